@@ -1,0 +1,21 @@
+"""Gradient accumulation for TensorFlow: K micro-batches make the step that the full batch would have made."""
+from accum._tf import HAS_KERAS_FACE
+
+__version__ = "0.1.0"
+__all__ = ["__version__"]
+
+if HAS_KERAS_FACE:
+    from accum._agc import adaptive_clip_grad, compute_norm, unitwise_norm
+    from accum._callbacks import AccumulationScheduler, FlushCallback
+    from accum._model import GradientAccumulateModel
+    from accum._optimizer import GradientAccumulateOptimizer
+
+    __all__ += [
+        "AccumulationScheduler",
+        "FlushCallback",
+        "GradientAccumulateModel",
+        "GradientAccumulateOptimizer",
+        "adaptive_clip_grad",
+        "compute_norm",
+        "unitwise_norm",
+    ]

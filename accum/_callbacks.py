@@ -1,0 +1,69 @@
+"""Callbacks: what happens to an unfinished cycle at the end of an epoch, and cycles whose length depends on it."""
+from accum import _check, _tf
+from accum._optimizer import GradientAccumulateOptimizer
+from accum._tf import tf
+
+LAST_CYCLE = ("flush", "carry", "drop")
+
+
+def accumulating_optimizer(optimizer):
+    """The `GradientAccumulateOptimizer` that a model was compiled with, also inside a `LossScaleOptimizer`."""
+    inner = _tf.without_loss_scale(optimizer)
+    if not isinstance(inner, GradientAccumulateOptimizer):
+        raise ValueError(
+            "The model must be compiled with a `GradientAccumulateOptimizer`. Received: optimizer={!r}.".format(inner)
+        )
+    return inner
+
+
+class FlushCallback(tf.keras.callbacks.Callback):
+    """End the last cycle of each epoch of `fit`, before the epoch's validation.
+
+    Args:
+      last_cycle: "flush" makes the step with what is there, divided by what is there; "drop" discards it; "carry"
+        leaves it for the next epoch to go on with.
+
+    Raises:
+      ValueError: any other `last_cycle`.
+    """
+
+    def __init__(self, last_cycle="flush"):
+        super().__init__()
+        self.last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
+
+    def on_test_begin(self, logs=None):
+        # Of the callbacks of `fit`, only the validation inside `fit` calls this: Keras validates before `on_epoch_end`.
+        self._end_cycle()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._end_cycle()
+
+    def _end_cycle(self):
+        optimizer = accumulating_optimizer(self.model.optimizer)
+        if self.last_cycle == "flush":
+            optimizer.flush()
+        elif self.last_cycle == "drop":
+            optimizer.reset()
+
+
+class AccumulationScheduler(tf.keras.callbacks.Callback):
+    """Set `accum_steps` by epoch.
+
+    Args:
+      schedule: dict `{first epoch: accum_steps}` that holds epoch 0, such as `{0: 8, 4: 2}`.
+
+    Raises:
+      ValueError: a schedule without epoch 0 or with other than ints >= 1.
+    """
+
+    def __init__(self, schedule):
+        super().__init__()
+        if not isinstance(schedule, dict):
+            raise TypeError("`schedule` must be a dict. Received: schedule={!r}.".format(schedule))
+        self.schedule = dict(_check.schedule(schedule, "schedule"))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        first = max(known for known in self.schedule if known <= epoch)
+        optimizer = accumulating_optimizer(self.model.optimizer)
+        if optimizer.accum_steps != self.schedule[first]:
+            optimizer.accum_steps = self.schedule[first]

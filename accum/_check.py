@@ -1,0 +1,95 @@
+"""Every error that an argument can cause, raised before anything is built (law L17)."""
+import numbers
+
+import numpy as np
+
+
+def accum_steps(value, name="accum_steps"):
+    """`value` as an int >= 1."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError("`{}` must be an int >= 1. Received: {}={!r}.".format(name, name, value))
+    if value < 1:
+        raise ValueError("`{}` must be an int >= 1. Received: {}={!r}.".format(name, name, value))
+    return int(value)
+
+
+def schedule(value, name="accum_steps"):
+    """`{first: accum_steps}` as a tuple of pairs by ascending `first`."""
+    for first in value:
+        if isinstance(first, bool) or not isinstance(first, numbers.Integral) or first < 0:
+            raise ValueError("The keys of `{}` must be ints >= 0. Received: {}={!r}.".format(name, name, value))
+    if 0 not in value:
+        raise ValueError(
+            "The schedule `{}` must say what holds from the start: add the key 0. Received: {}={!r}.".format(
+                name, name, value
+            )
+        )
+    return tuple((int(first), accum_steps(value[first], "{}[{}]".format(name, first))) for first in sorted(value))
+
+
+def one_of(name, value, choices):
+    """`value` in lower case, which must be one of `choices`."""
+    known = value.lower() if isinstance(value, str) else value
+    if known not in choices:
+        raise ValueError("`{}` must be one of {}. Received: {}={!r}.".format(name, list(choices), name, value))
+    return known
+
+
+def callable_or_none(name, value):
+    if value is not None and not callable(value):
+        raise TypeError("`{}` must be a function or None. Received: {}={!r}.".format(name, name, value))
+    return value
+
+
+def not_negative(name, value):
+    """`value`, a number whose sign is known, or a tensor whose value may not be."""
+    if isinstance(value, (bool, str)) or (value is not None and not hasattr(value, "dtype") and not _is_number(value)):
+        raise TypeError("`{}` must be a scalar >= 0. Received: {}={!r}.".format(name, name, value))
+    if getattr(value, "shape", ()) not in ((), None) and tuple(value.shape) != ():
+        raise ValueError("`{}` must be a scalar. Received: shape {}.".format(name, tuple(value.shape)))
+    if _is_number(value) and not value >= 0:
+        raise ValueError("`{}` must be a scalar >= 0. Received: {}={!r}.".format(name, name, value))
+    return value
+
+
+def _is_number(value):
+    return isinstance(value, numbers.Real)
+
+
+def gradient(grad, var):
+    """A gradient must have the shape of its variable, as far as both are known."""
+    if grad is None:
+        return
+    if hasattr(grad, "indices"):
+        shape = var.shape[:1].concatenate(grad.values.shape[1:])
+    elif hasattr(grad, "shape") and hasattr(grad, "dtype"):
+        shape = grad.shape
+    else:
+        raise TypeError("A gradient must be a tensor, `tf.IndexedSlices` or None. Received: {!r}.".format(grad))
+    if not var.shape.is_compatible_with(shape):
+        raise ValueError(
+            "A gradient must have its variable's shape. Received: shape {} for {} of shape {}.".format(
+                shape, var.name, var.shape
+            )
+        )
+
+
+def pairs(grads_and_vars):
+    """`grads_and_vars` as a list of (gradient, variable), at least one of them with a gradient."""
+    listed = list(grads_and_vars)
+    for pair in listed:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError("`grads_and_vars` must hold (gradient, variable) pairs. Received: {!r}.".format(pair))
+    if not listed or all(grad is None for grad, _ in listed):
+        raise ValueError(
+            "No gradient for any variable of {}: is the loss computed from them?".format([v.name for _, v in listed])
+        )
+    for grad, var in listed:
+        gradient(grad, var)
+    return listed
+
+
+def positive(name, value):
+    if isinstance(value, bool) or not _is_number(value) or not value > 0:
+        raise ValueError("`{}` must be a number > 0. Received: {}={!r}.".format(name, name, value))
+    return value

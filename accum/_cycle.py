@@ -1,0 +1,247 @@
+"""The engine of both faces: accumulate -> is the cycle full? -> reduce -> mean -> transform -> apply.
+
+A cycle is the `accum_steps` micro steps that make one step. On each, one question is asked across all replicas: is
+this the cycle's last micro step? If not, every replica keeps its gradient to itself. If it is, sums and weights are
+reduced over the replicas (the cycle's one communication), the mean is taken, transforms run once on the whole
+gradient, and the inner optimizer's own `apply_gradients` makes the step.
+
+Every order is fixed by control dependencies, so the same code runs eagerly, in a `tf.function` and in a static graph,
+and no counter moves before the gradients that it counts exist.
+"""
+from accum import _check, _tf
+from accum._flow import Call
+from accum._slots import Accumulator
+from accum._tf import tf
+
+
+class Host:
+    """What a face lends to the engine. The engine creates, applies and clocks through it alone."""
+
+    def scalar(self, name, initial_value, per_replica=False):
+        """A new variable of shape []."""
+        raise NotImplementedError
+
+    def buffer(self, var, name, shape, dtype):
+        """A new per-replica variable of zeros that belongs to `var`, beside it on its device."""
+        raise NotImplementedError
+
+    def prepare(self, variables):
+        """Create what the inner optimizer needs to update `variables`, outside any trace."""
+
+    def apply(self, grads_and_vars, replicas):
+        """Make one step of the inner optimizer on whole gradients. Returns an op or None."""
+        raise NotImplementedError
+
+    def count_micro_step(self, is_taken):
+        """Count a micro step for whom it may concern; `is_taken` is True or a bool tensor. Returns an op or None."""
+
+    def steps(self):
+        """The number of steps made, a scalar int tensor, for schedules."""
+        raise NotImplementedError
+
+
+class State(tf.Module):
+    """What a checkpoint keeps of an unfinished cycle.
+
+    Attributes:
+      micro_step: int64 [], micro steps in the current cycle.
+      length: int64 [], micro steps that the current cycle takes; None where the graph fixes it.
+      weight_sum: float32 [] per replica, the sum of the micro-batches' weights.
+      accumulators: one `Accumulator` a variable, in the order in which the variables were met.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.micro_step = None
+        self.length = None
+        self.weight_sum = None
+        self.accumulators = []
+
+
+class Cycle:
+    """Accumulates gradients for one inner optimizer.
+
+    Args:
+      plan: a `Plan`.
+      host: a `Host`.
+      transform: function of a list of (gradient, variable) to such a list, or None.
+      accumulator_dtype: dtype of the accumulators; None: the variable's, but float32 for 16-bit ones.
+      is_settable: whether `accum_steps` of a plan that is no schedule may be set later on.
+    """
+
+    def __init__(self, plan, host, transform=None, accumulator_dtype=None, is_settable=False):
+        self.plan = plan
+        self.state = State()
+        self.host = host
+        self.transform = transform
+        self.strategy = None
+        self.dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
+        self._is_settable = is_settable and not plan.is_schedule
+        self._requested = None  # the accum_steps of the next cycle: a variable that no checkpoint holds
+        self._variables = ()  # the last call's, in order
+        self._slots = {}  # variable key -> Accumulator
+        self._traced_without = {}  # variable key -> name, of those without a gradient in some trace
+        self._mutex = None
+
+    @property
+    def is_built(self):
+        return self.state.micro_step is not None
+
+    @property
+    def has_single(self):
+        """Whether a cycle may be one micro step long."""
+        return self._is_settable or self.plan.has_single
+
+    def length(self, place):
+        """The micro steps of the cycle that has made `place` of them, an int64 scalar. Fixed when it begins."""
+        if self._is_settable:
+            return tf.where(tf.equal(place, 0), self._requested.read_value(), self.state.length.read_value())
+        if not self.plan.is_schedule:
+            return tf.constant(self.plan.accum_steps, tf.int64)
+        step = tf.cast(self.host.steps(), tf.int64)
+        terms = [tf.where(step >= first, tf.constant(change, tf.int64), 0) for first, change in self.plan.increments]
+        return tf.add_n(terms)
+
+    def make_step(self, grads_and_vars, replicas):
+        """Transform whole gradients and let the inner optimizer make its step, on one replica. Returns an op."""
+        if self.transform is not None:
+            grads_and_vars = _check.pairs(self.transform(list(grads_and_vars)))
+        return self.host.apply(grads_and_vars, replicas)
+
+    def planned_anew(self, plan):
+        """A cycle that differs in its plan only, before anything is built."""
+        return Cycle(plan, self.host, self.transform, self.dtype, is_settable=not plan.is_bare)
+
+    def set_accum_steps(self, plan):
+        """Make `plan` hold from the next cycle on."""
+        self.plan = plan
+        if self.is_built:
+            _tf.set_variable(self._requested, plan.accum_steps)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What a face calls, on each replica
+
+    def micro_step(self, grads_and_vars, weight=None, is_reduced=False):
+        """Take in one micro-batch's gradients and, when the cycle is full, make the step. Returns an op.
+
+        Args:
+          grads_and_vars: list of (gradient, variable); a gradient may be `tf.IndexedSlices` or None.
+          weight: scalar >= 0 of any dtype, the micro-batch's weight on this replica; None: 1.
+          is_reduced: whether the gradients are already the same on every replica.
+        """
+        grads, weight, entries = self._enter(grads_and_vars, weight)
+        call = Call(self, entries, weight is not None, is_reduced)
+        return self._across(call.micro_step, grads, weight)
+
+    def accumulate(self, grads_and_vars, weight=None):
+        """Take in one micro-batch's gradients; never makes the step. Returns an op."""
+        grads, weight, entries = self._enter(grads_and_vars, weight)
+        return self._across(Call(self, entries, weight is not None).accumulate, grads, weight)
+
+    def apply(self):
+        """Make the step with what has been accumulated, if anything has been, and clear it. Returns an op."""
+        return self._across(Call(self, self._entries(self._variables), is_weighted=True).apply)
+
+    def zero(self):
+        """Discard what has been accumulated. Returns an op."""
+        return self._across(Call(self, self._entries(self._variables)).zero)
+
+    def accumulated(self):
+        """The sums accumulated so far, one dense tensor a variable, zeros between cycles."""
+        is_first = tf.equal(self.state.micro_step, 0)
+        totals = [accumulator.total for _, accumulator in self._entries(self._variables)]
+        return [tf.where(is_first, tf.zeros_like(total), total) for total in totals]
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Variables
+
+    def build(self, variables, grads=None):
+        """Create the state for `variables`, outside any trace.
+
+        Args:
+          variables: list of trainable variables.
+          grads: their gradients, which tell sparse variables and those that have none; None: all are dense.
+        """
+        grads = [0.0] * len(variables) if grads is None else grads
+        with tf.init_scope():
+            if not self.is_built:
+                self._build_scalars()
+            for var, grad in zip(variables, grads):
+                if grad is not None and self.slot(var) is None:
+                    self._add_slot(var, isinstance(grad, tf.IndexedSlices) and self.plan.sparse == "rows")
+            self.host.prepare([var for var in variables if self.slot(var) is not None])
+        self._variables = tuple(variables)
+
+    def slot(self, var):
+        """The `Accumulator` of `var`, or None where it has none."""
+        return self._slots.get(_tf.variable_key(var))
+
+    def _build_scalars(self):
+        self.strategy = tf.distribute.get_strategy()
+        self.state.weight_sum = self.host.scalar("weight_sum", tf.constant(0.0), per_replica=True)
+        if self._is_settable:
+            accum_steps = tf.constant(self.plan.accum_steps, tf.int64)
+            self._requested = self.host.scalar("accum_steps", accum_steps)
+            self.state.length = self.host.scalar("length", accum_steps)
+        self.state.micro_step = self.host.scalar("micro_step", tf.constant(0, tf.int64))
+        if _tf.in_static_graph() and not tf.distribute.has_strategy():
+            self._mutex = tf.CriticalSection(name="accum_cycle")  # nothing else orders two train ops of one graph
+
+    def _add_slot(self, var, is_sparse):
+        dtype = self.dtype or (tf.float32 if var.dtype.base_dtype.size < 4 else var.dtype.base_dtype)
+        total = self.host.buffer(var, "accum", var.shape, dtype)
+        rows = self.host.buffer(var, "accum_rows", var.shape[:1], tf.bool) if is_sparse else None
+        accumulator = Accumulator(total, rows)
+        self.state.accumulators.append(accumulator)
+        self._slots[_tf.variable_key(var)] = accumulator
+
+    def _entries(self, variables):
+        return [(var, self.slot(var)) for var in variables if self.slot(var) is not None]
+
+    def _enter(self, grads_and_vars, weight):
+        """Check a call and create what it needs. Returns gradients and weight as tensors, and what they belong to."""
+        listed = _check.pairs(grads_and_vars)
+        weight = _check.not_negative("weight", weight)
+        grads, variables = [grad for grad, _ in listed], [var for _, var in listed]
+        self._check_same(variables)
+        self._check_met(listed)
+        self.build(variables, grads)
+        if _tf.is_tracing():
+            self._traced_without.update((_tf.variable_key(v), v.name) for v in variables if self.slot(v) is None)
+        grads = [grad for grad, var in listed if self.slot(var) is not None]
+        weight = None if weight is None else tf.cast(weight, tf.float32)
+        return grads, weight, self._entries(variables)
+
+    def _check_same(self, variables):
+        """A cycle adds up the gradients of one list of variables."""
+        old, new = ([_tf.variable_key(var) for var in listed] for listed in (self._variables, variables))
+        if old and set(old) != set(new) and self._may_be_in_cycle():
+            raise ValueError(
+                "The list of variables must not change within a cycle: call `flush()` or `reset()` first. "
+                "Received: {}, after {}.".format([v.name for v in variables], [v.name for v in self._variables])
+            )
+
+    def _check_met(self, listed):
+        keys = [_tf.variable_key(var) for grad, var in listed if grad is not None]
+        late = [self._traced_without[key] for key in keys if key in self._traced_without]
+        if late:
+            raise ValueError(
+                "A function was traced in which {} had no gradient, and would lose the one that they get now. "
+                "Trace the function that gives them one first, or use an optimizer for each.".format(late)
+            )
+
+    def _may_be_in_cycle(self):
+        if _tf.in_static_graph():
+            return True
+        with tf.init_scope():
+            return int(self.state.micro_step.numpy()) > 0
+
+    def _across(self, function, *args):
+        if self._mutex is None:
+            return _tf.across_replicas(function, args)
+        strategy = tf.distribute.get_strategy()
+        waits = tf.control_dependencies(_tf.local_tensors(strategy, args))
+        with waits, _tf.control_flow_for(self._variables):
+            return self._mutex.execute(lambda: _tf.true_after(function(strategy, *args)), False).op
+
+

@@ -1,0 +1,236 @@
+"""The ops of one call of the engine: keep a micro-batch, make the step of a full cycle, clear, move the clock.
+
+Methods called `_on_*` run on each replica and never communicate; all others run once, across replicas. A `tf.cond`
+around anything that communicates has to stand across replicas: inside a replica TensorFlow refuses it (keras#20582).
+"""
+from accum import _tf
+from accum._tf import tf, true_after
+
+
+class Call:
+    """The ops of one call of a face, built in cross-replica context. Per-replica functions are called `_on_*`."""
+
+    def __init__(self, cycle, entries, is_weighted=False, is_reduced=False):
+        self._cycle = cycle
+        self._plan = cycle.plan
+        self._state = cycle.state
+        self._variables = [var for var, _ in entries]
+        self._slots = [slot for _, slot in entries]
+        self._is_weighted = is_weighted  # whether the weights may sum to zero
+        self._is_reduced = is_reduced
+        self._is_running = self._plan.reduction == "running_mean"
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Across replicas
+
+    def micro_step(self, strategy, grads, weight):
+        with tf.control_dependencies(_tf.local_tensors(strategy, [grads, weight])):
+            place, length = self._read_clock()
+            is_taken = self._is_taken(strategy, grads)
+            is_last = tf.greater_equal(place + 1, length)
+
+            def finish():
+                return self._finish(strategy, grads, weight, place)
+
+            def store():
+                return self._store(strategy, grads, weight, place)
+
+            done = self._if_taken(is_taken, lambda: tf.cond(is_last, finish, store))
+        following = tf.where(is_last, tf.zeros_like(place), place + 1)
+        return self._advance_clock(strategy, done, _where_taken(is_taken, following, place), length, is_taken)
+
+    def accumulate(self, strategy, grads, weight):
+        with tf.control_dependencies(_tf.local_tensors(strategy, [grads, weight])):
+            place, length = self._read_clock()
+            is_taken = self._is_taken(strategy, grads)
+            done = self._if_taken(is_taken, lambda: self._store(strategy, grads, weight, place))
+        return self._advance_clock(strategy, done, _where_taken(is_taken, place + 1, place), length, is_taken)
+
+    def apply(self, strategy):
+        place, length = self._read_clock()
+        done = tf.cond(tf.greater(place, 0), lambda: self._finish(strategy, None, None, place), _true)
+        with tf.control_dependencies([done]):
+            cleared = _tf.each_replica(strategy, self._on_clear)
+        return self._advance_clock(strategy, _tf.local_tensors(strategy, cleared), tf.zeros_like(place), length)
+
+    def zero(self, strategy):
+        place, length = self._read_clock()
+        cleared = _tf.each_replica(strategy, self._on_clear)
+        return self._advance_clock(strategy, _tf.local_tensors(strategy, cleared), tf.zeros_like(place), length)
+
+    def _read_clock(self):
+        """The micro steps made in this cycle before this one, and the cycle's length: two int64 scalars."""
+        place = self._state.micro_step.read_value()
+        return place, self._cycle.length(place)
+
+    def _advance_clock(self, strategy, done, place, length, is_taken=False):
+        """One op that waits for `done`, moves the clock to `place`, and keeps the length of the cycle begun."""
+        with tf.control_dependencies(tf.nest.flatten(done)):
+            ops = [_assign(strategy, self._state.micro_step, place)]
+            if self._state.length is not None:
+                ops.append(_assign(strategy, self._state.length, length))
+            if is_taken is not False:
+                ops.append(self._cycle.host.count_micro_step(is_taken))
+            return tf.group(*[op for op in ops if op is not None])
+
+    def _is_taken(self, strategy, grads):
+        """Whether the micro-batch counts: with `nonfinite="skip_micro"`, one verdict for all replicas."""
+        if self._plan.nonfinite != "skip_micro":
+            return True
+        bad = _tf.each_replica(strategy, self._on_count_nonfinite, [grads])
+        return tf.equal(strategy.reduce(_tf.SUM, bad, axis=None), 0)
+
+    @staticmethod
+    def _if_taken(is_taken, function):
+        return function() if is_taken is True else tf.cond(is_taken, function, _true)
+
+    def _store(self, strategy, grads, weight, place):
+        """Keep a micro-batch that ends no cycle. Returns a tensor to wait for."""
+        is_first = tf.equal(place, 0)
+        if self._is_running:
+            return self._each(strategy, lambda g, w: self._on_blend(g, w, is_first), grads, weight)
+        return tf.cond(
+            is_first,
+            lambda: self._each(strategy, lambda g, w: self._on_keep("start", g, w), grads, weight),
+            lambda: self._each(strategy, lambda g, w: self._on_keep("add", g, w), grads, weight),
+        )
+
+    def _finish(self, strategy, grads, weight, place):
+        """Make the step of a full cycle, or with `grads` None of what is stored. Returns a tensor to wait for."""
+        is_first = tf.equal(place, 0) if grads is not None and self._cycle.has_single else False
+        totals, weight = _tf.each_replica(strategy, lambda g, w: self._on_sum(g, w, place, is_first), [grads, weight])
+        if self._reduces(strategy):
+            totals, weight = self._reduce(strategy, totals, weight)
+        waits = _tf.local_tensors(strategy, [totals, weight])
+        done = self._step(strategy, totals, weight)
+        if all(slot.rows is None for slot in self._slots):
+            return done
+        with tf.control_dependencies([done] + waits):
+            return self._each(strategy, self._on_clear_rows)
+
+    def _reduces(self, strategy):
+        return strategy.num_replicas_in_sync > 1 and not self._is_reduced
+
+    def _reduce(self, strategy, totals, weight):
+        """Sum over replicas, everything in one call: the cycle's one communication."""
+        if self._is_running:  # a running mean has no sum; in float32 it cannot overflow
+            totals = _tf.each_replica(strategy, self._on_weigh, [totals, weight])
+        pairs = list(zip(totals, self._variables)) + [(weight, self._state.micro_step)]
+        reduced = strategy.extended.batch_reduce_to(_tf.SUM, pairs)
+        return reduced[:-1], reduced[-1]
+
+    def _step(self, strategy, totals, weight):
+        """The inner optimizer's step, unless the weights sum to zero or the plan forbids what came out."""
+
+        def step():
+            return self._each(strategy, lambda t, w: self._on_step(t, w, strategy), totals, weight)
+
+        verdicts = []
+        if self._is_weighted:
+            verdicts.append(tf.greater(strategy.experimental_local_results(weight)[0], 0.0))
+        if self._plan.nonfinite == "skip_cycle":
+            bad = self._on_count_nonfinite([strategy.experimental_local_results(total)[0] for total in totals])
+            verdicts.append(tf.equal(bad, 0))
+        return tf.cond(tf.reduce_all(verdicts), step, _true) if verdicts else step()
+
+    @staticmethod
+    def _each(strategy, function, *args):
+        """Call `function` on every replica. Returns one tensor that waits for all of them."""
+        return true_after(_tf.local_tensors(strategy, _tf.each_replica(strategy, function, args)))
+
+    # ------------------------------------------------------------------------------------------------------------
+    # On each replica
+
+    def _on_keep(self, how, grads, weight):
+        """Start or continue the sums by one micro-batch."""
+        kept = [getattr(slot, how)(grad, weight) for slot, grad in zip(self._slots, grads)]
+        total = _tf.local_variable(self._state.weight_sum)
+        assign = total.assign if how == "start" else total.assign_add
+        kept.append(assign(1.0 if weight is None else weight, read_value=False))
+        return true_after(kept)
+
+    def _on_blend(self, grads, weight, is_first):
+        """m += (w / W) (g - m), W the weights so far with w."""
+        so_far = self._weight_so_far(weight, is_first)
+        share = tf.math.divide_no_nan(1.0 if weight is None else weight, so_far)
+        moved = [slot.blend(grad, share, is_first) for slot, grad in zip(self._slots, grads)]
+        with tf.control_dependencies([share]):
+            moved.append(_tf.local_variable(self._state.weight_sum).assign(so_far, read_value=False))
+        return true_after(moved)
+
+    def _weight_so_far(self, weight, is_first):
+        stored = _tf.local_variable(self._state.weight_sum).read_value()
+        if is_first is not False:
+            stored = tf.where(is_first, 0.0, stored)
+        return stored + (1.0 if weight is None else weight)
+
+    def _on_sum(self, grads, weight, place, is_first):
+        """This replica's sums over the cycle and its sum of weights, the last micro-batch included."""
+        if grads is None:
+            sums = [slot.stored() for slot in self._slots]
+            weight = _tf.local_variable(self._state.weight_sum).read_value()
+        elif self._is_running:
+            kept = self._on_blend(grads, weight, tf.equal(place, 0))
+            with tf.control_dependencies([kept]):
+                sums = [slot.stored() for slot in self._slots]
+                weight = _tf.local_variable(self._state.weight_sum).read_value()
+        else:
+            sums = [slot.peek(grad, weight, is_first) for slot, grad in zip(self._slots, grads)]
+            weight = self._weight_so_far(weight, is_first)
+        return sums, weight
+
+    def _on_step(self, totals, weight, strategy):
+        """Reduce by the plan, transform, and let the inner optimizer make its step."""
+        replicas = strategy.num_replicas_in_sync
+        if self._reduces(strategy) and self._plan.reduction != "sum":
+            # Keras scales each replica's loss by 1 / replicas for a sum over replicas; a mean has to take that back.
+            totals = [_divide(total, weight / replicas) for total in totals]
+        elif self._plan.reduction == "mean":
+            totals = [_divide(total, weight) for total in totals]
+        grads_and_vars = [(_cast(total, var.dtype.base_dtype), var) for total, var in zip(totals, self._variables)]
+        return true_after(self._cycle.make_step(grads_and_vars, replicas))
+
+    def _on_clear(self):
+        cleared = [slot.clear() for slot in self._slots]
+        weight = _tf.local_variable(self._state.weight_sum)
+        return true_after(cleared + [weight.assign(0.0, read_value=False)])
+
+    def _on_clear_rows(self):
+        return true_after([slot.clear_rows() for slot in self._slots if slot.rows is not None])
+
+    @staticmethod
+    def _on_weigh(means, weight):
+        return [_tf.scale_gradient(_cast(mean, tf.float32), weight) for mean in means]
+
+    @staticmethod
+    def _on_count_nonfinite(grads):
+        """How many of `grads` hold a NaN or an infinity, a float32 scalar."""
+        flat = [tensor for tensor in tf.nest.flatten(grads, expand_composites=True) if tensor is not None]
+        bad = [tf.reduce_any(~tf.math.is_finite(tensor)) for tensor in flat if tensor.dtype.is_floating]
+        return tf.add_n([tf.cast(any_bad, tf.float32) for any_bad in bad])
+
+
+def _where_taken(is_taken, following, place):
+    return following if is_taken is True else tf.where(is_taken, following, place)
+
+
+def _true():
+    return tf.constant(True)
+
+
+def _assign(strategy, var, value):
+    return strategy.extended.update(var, lambda v, new: v.assign(new, read_value=False), args=(value,))
+
+
+def _divide(total, weight):
+    if isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(_divide(total.values, weight), total.indices, total.dense_shape)
+    return total / tf.cast(weight, total.dtype)
+
+
+def _cast(grad, dtype):
+    if grad.dtype == dtype:
+        return grad
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.cast(grad.values, dtype), grad.indices, grad.dense_shape)
+    return tf.cast(grad, dtype)

@@ -1,0 +1,369 @@
+"""The Keras face: an optimizer around another one, for `compile`, custom loops and `strategy.run`."""
+import contextlib
+
+from accum import _check, _tf
+from accum._cycle import Cycle, Host
+from accum._plan import make_plan
+from accum._tf import tf
+
+
+class GradientAccumulateOptimizer:
+    """Make one step of `optimizer` for the gradients of every `accum_steps` micro-batches.
+
+    Its step is the one that the full batch would have made:
+
+        mean:  optimizer.apply(sum_i(w_i g_i) / sum_i(w_i)),   i = 1 … accum_steps
+
+    Until the last micro step nothing of the inner optimizer runs: weights, slots, `iterations`, schedules and weight
+    decay rest. The object is an optimizer of the family that the inner one is of (`tf.keras.optimizers.Optimizer`, or
+    `tf.keras.optimizers.legacy.Optimizer` from TF 2.11 on), so `compile` and `LossScaleOptimizer` take it.
+
+    Args:
+      optimizer: a Keras optimizer, its name or its config.
+      accum_steps: micro steps per step, an int >= 1; or a schedule `{first step: accum_steps}` that holds step 0, such
+        as `{0: 8, 1000: 2}`. With the plain int 1 this is the bare optimizer.
+      reduction: "mean", "sum" or "running_mean" (which never holds a sum, for low precision), in any case.
+      name: name of the optimizer and of its variables.
+      transform: function `grads_and_vars -> grads_and_vars`, run once a cycle on the accumulated gradient.
+      nonfinite: what a NaN or Inf in a gradient does: "propagate" as in a full batch; "skip_micro" leaves the
+        micro-batch out and takes one more; "skip_cycle" makes no step at the end of its cycle.
+      accumulator_dtype: dtype of the accumulators. None: that of the variable, float32 for a 16-bit one.
+      sparse: "rows" hands `tf.IndexedSlices` on as the union of the cycle's rows; "dense" hands on a dense gradient.
+
+    Raises:
+      TypeError, ValueError: for any argument that is none of these.
+
+    Example:
+      >>> optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(1e-3), accum_steps=4)
+      >>> model.compile(optimizer, loss="mse")
+      >>> model.fit(x, y, batch_size=8)  # steps as with batch_size=32
+    """
+
+    def __new__(cls, optimizer="SGD", *args, **kwargs):
+        """Make an instance that is also a Keras optimizer of the family of `optimizer`."""
+        inner = _resolve(optimizer)
+        base = _tf.NewOptimizer if _tf.is_new_optimizer(inner) else _tf.LegacyOptimizer
+        made = object.__new__(_concrete_class(cls, base))
+        made.__dict__["_resolved"] = inner
+        return made
+
+    def __init__(
+        self,
+        optimizer="SGD",
+        accum_steps=1,
+        reduction="mean",
+        name="GradientAccumulateOptimizer",
+        *,
+        transform=None,
+        nonfinite="propagate",
+        accumulator_dtype=None,
+        sparse="rows"
+    ):
+        plan = make_plan(accum_steps, reduction, nonfinite, sparse)
+        inner = self.__dict__.pop("_resolved")
+        super().__init__(name=name)
+        self.__dict__["_inner"] = inner
+        host = _KerasHost(self, name)
+        transform = _check.callable_or_none("transform", transform)
+        self.__dict__["_cycle"] = Cycle(plan, host, transform, accumulator_dtype, is_settable=not plan.is_bare)
+        self.__dict__["_weights_now"] = {}  # replica -> weight of the micro-batch that is being taken in
+        self.__dict__["_has_run_bare"] = False
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Micro steps
+
+    @_tf.untouched_by_autograph
+    def apply_gradients(
+        self,
+        grads_and_vars,
+        name=None,
+        skip_gradients_aggregation=False,
+        *,
+        weight=None,
+        experimental_aggregate_gradients=True
+    ):
+        """Take in the gradients of one micro-batch; on the last one of a cycle, make the step.
+
+        Args:
+          grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape, `tf.IndexedSlices`
+            or None. Under a strategy: the gradients of this replica's loss, scaled by 1 / replicas as Keras does.
+          name: accepted for Keras' sake.
+          skip_gradients_aggregation: whether the gradients are already summed over replicas (Keras >= 2.11).
+          weight: scalar >= 0, this micro-batch's weight in the mean, such as its number of examples; None: 1.
+          experimental_aggregate_gradients: False says the same as `skip_gradients_aggregation=True`.
+
+        Returns:
+          An op, or None when run eagerly.
+
+        Raises:
+          ValueError: no gradient at all, a gradient of another shape, a negative weight, or other variables than
+            before within a cycle.
+        """
+        del name
+        weight = self._weights_now.get(_tf.replica_number()) if weight is None else weight
+        is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        if self._is_bare(weight):
+            self.__dict__["_has_run_bare"] = True
+            return self._apply_bare(_check.pairs(grads_and_vars), is_reduced)
+        return self._cycle.micro_step(grads_and_vars, weight, is_reduced)
+
+    def minimize(self, loss, var_list, *args, weight=None, **kwargs):
+        """Compute the gradients of `loss` and take them in, as `apply_gradients` does.
+
+        Args:
+          loss: a function without arguments, or a tensor with `tape=`.
+          var_list: list of variables, or a function that gives one.
+          *args: as the inner optimizer's `minimize` takes them.
+          weight: as for `apply_gradients`.
+          **kwargs: as `args`.
+        """
+        with self.weighing(weight):
+            return super().minimize(loss, var_list, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def weighing(self, weight):
+        """Give the calls of `apply_gradients` within, on this replica, `weight` as default; None changes nothing."""
+        replica = _tf.replica_number()
+        before = self._weights_now.get(replica)
+        self._weights_now[replica] = before if weight is None else weight
+        try:
+            yield
+        finally:
+            self._weights_now[replica] = before
+
+    def flush(self):
+        """Make the step of an unfinished cycle from the micro-batches that are there. Returns an op, or None."""
+        return self._between_replicas(self._cycle.apply)
+
+    def reset(self):
+        """Discard an unfinished cycle. Returns an op, or None."""
+        return self._between_replicas(self._cycle.zero)
+
+    def build(self, var_list):
+        """Create the inner optimizer's variables for `var_list`, a list of trainable variables."""
+        with tf.init_scope():
+            _tf.build_inner(self._inner, list(var_list))
+
+    def _between_replicas(self, function):
+        if not self._cycle.is_built:
+            return None
+        if tf.distribute.has_strategy() or not self._cycle.strategy:
+            return function()
+        with self._cycle.strategy.scope():
+            return function()
+
+    def _is_bare(self, weight):
+        plan = self._cycle.plan
+        is_plain = self._cycle.transform is None and plan.nonfinite == "propagate"
+        return plan.is_bare and is_plain and weight is None and not self._cycle.is_built
+
+    def _apply_bare(self, grads_and_vars, is_reduced):
+        listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
+        clipped = _tf.clip_as_fit_would(self._inner, [grad for grad, _ in listed])
+        return _tf.apply_inner(self._inner, list(zip(clipped, [var for _, var in listed])), replicas)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What can be seen
+
+    @property
+    def optimizer(self):
+        """The inner optimizer."""
+        return self._inner
+
+    @property
+    def accum_steps(self):
+        """Micro steps per step, or the schedule of it. An int can be set; it holds from the next cycle on."""
+        return self._cycle.plan.accum_steps
+
+    @accum_steps.setter
+    def accum_steps(self, value):
+        old = self._cycle.plan
+        new = make_plan(value, old.reduction, old.nonfinite, old.sparse)
+        if old.is_schedule or new.is_schedule:
+            raise ValueError("A schedule of `accum_steps` can't be set or replaced: give it to a new optimizer.")
+        if self._has_run_bare and not new.is_bare:
+            raise ValueError(
+                "`accum_steps` was 1 from the start, so there are no accumulators. "
+                "To reach {} later, construct with accum_steps={{0: 1, first_step: {}}}.".format(value, value)
+            )
+        if not self._cycle.is_built:
+            self.__dict__["_cycle"] = self._cycle.planned_anew(new)
+        else:
+            self._cycle.set_accum_steps(new)
+
+    @property
+    def micro_step(self):
+        """Micro steps made in the current cycle, an int64 scalar."""
+        if not self._cycle.is_built:
+            return tf.constant(0, tf.int64)
+        return self._cycle.state.micro_step.read_value()
+
+    @property
+    def gradients(self):
+        """What the current cycle has accumulated: a list of tensors, one a variable, summed over replicas."""
+        return self._cycle.accumulated()
+
+    # What Keras reads and sets on an optimizer is the inner optimizer's.
+
+    @property
+    def iterations(self):
+        """The number of steps made, an int64 variable: the inner optimizer's."""
+        return self._inner.iterations
+
+    @iterations.setter
+    def iterations(self, variable):
+        self._inner.iterations = variable
+
+    @property
+    def learning_rate(self):
+        return self._inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        self._inner.learning_rate = value
+
+    lr = learning_rate
+
+    @property
+    def weights(self):
+        return self._inner.weights
+
+    def get_weights(self):
+        return self._inner.get_weights()
+
+    def set_weights(self, weights):
+        self._inner.set_weights(weights)
+
+    def get_config(self):
+        """The config, from which `from_config` makes the same optimizer without custom objects."""
+        plan = self._cycle.plan
+        accum_steps = plan.accum_steps
+        if plan.is_schedule:
+            accum_steps = {str(first): length for first, length in plan.schedule}  # JSON has no int keys
+        config = {
+            "optimizer": _tf.serialize_keras_optimizer(self._inner),
+            "accum_steps": accum_steps,
+            "reduction": plan.reduction,
+            "name": self._cycle.host.name,
+            "nonfinite": plan.nonfinite,
+            "sparse": plan.sparse,
+        }
+        if self._cycle.dtype is not None:
+            config["accumulator_dtype"] = self._cycle.dtype.name
+        if self._cycle.transform is not None:
+            config["transform"] = self._cycle.transform
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Make an optimizer from what `get_config` gave."""
+        config = dict(config)
+        config.pop("is_legacy_optimizer", None)
+        config["optimizer"] = _tf.deserialize_keras_optimizer(config["optimizer"], custom_objects)
+        if isinstance(config["accum_steps"], dict):
+            config["accum_steps"] = {int(first): length for first, length in config["accum_steps"].items()}
+        return GradientAccumulateOptimizer(**config)
+
+
+class _KerasHost(Host):
+    """Lends a Keras optimizer to the engine."""
+
+    def __init__(self, wrapper, name):
+        self.name = name
+        self._wrapper = wrapper
+
+    def scalar(self, name, initial_value, per_replica=False):
+        return _tf.new_keras_variable(self._wrapper, "{}/{}".format(self.name, name), initial_value, per_replica)
+
+    def buffer(self, var, name, shape, dtype):
+        name = "{}/{}/{}".format(var.name.split(":")[0], self.name, name)
+        with tf.distribute.get_strategy().extended.colocate_vars_with(var):
+            return _tf.new_keras_variable(self._wrapper, name, tf.zeros(shape, dtype), per_replica=True)
+
+    def prepare(self, variables):
+        _tf.build_inner(self._wrapper.optimizer, variables)
+
+    def apply(self, grads_and_vars, replicas):
+        inner = self._wrapper.optimizer
+        clipped = _tf.clip_as_fit_would(inner, [grad for grad, _ in grads_and_vars])
+        return _tf.apply_inner(inner, list(zip(clipped, [var for _, var in grads_and_vars])), replicas)
+
+    def steps(self):
+        return self._wrapper.iterations
+
+
+class _LegacyFace:
+    """What Keras reads on an optimizer that keeps slots."""
+
+    _HAS_AGGREGATE_GRAD = False  # at True, TF 2.2 reduces every micro-batch in `fit`; dies with 2.2
+
+    def _aggregate_gradients(self, grads_and_vars):
+        return [grad for grad, _ in grads_and_vars]
+
+    def _create_all_weights(self, var_list):
+        _tf.build_inner(self._inner, var_list)
+
+    def variables(self):
+        return self._inner.variables()
+
+    def get_slot_names(self):
+        return self._inner.get_slot_names()
+
+    def get_slot(self, var, slot_name):
+        return self._inner.get_slot(var, slot_name)
+
+
+class _NewFace:
+    """What Keras reads on an optimizer that is built from a list of variables."""
+
+    def aggregate_gradients(self, grads_and_vars):
+        return list(grads_and_vars)
+
+    @property
+    def variables(self):
+        return self._inner.variables
+
+    def finalize_variable_values(self, var_list):
+        self._inner.finalize_variable_values(var_list)
+
+    def save_own_variables(self, store):
+        self._inner.save_own_variables(store)
+
+    def load_own_variables(self, store):
+        self._inner.load_own_variables(store)
+
+
+_CONCRETE = {}
+
+
+def _concrete_class(cls, base):
+    """`cls` as a subclass of the Keras optimizer `base` too, one class for each pair."""
+    if issubclass(cls, base):
+        return cls
+    if (cls, base) not in _CONCRETE:
+        face = _LegacyFace if base is _tf.LegacyOptimizer else _NewFace
+        namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": cls.__qualname__}
+        _CONCRETE[cls, base] = type(cls.__name__, (cls, face, base), namespace)
+    return _CONCRETE[cls, base]
+
+
+def _resolve(optimizer):
+    """The inner optimizer that the user named."""
+    if isinstance(optimizer, GradientAccumulateOptimizer):
+        raise ValueError("`optimizer` accumulates already: set its `accum_steps`. Received: {!r}.".format(optimizer))
+    if not _tf.is_keras_optimizer(optimizer) and not isinstance(optimizer, (str, dict)):
+        hint = " Use `accum.compat.v1.AccumOptimizer` for it." if _tf.is_graph_optimizer(optimizer) else ""
+        raise TypeError(
+            "`optimizer` must be a Keras optimizer, its name or its config. Received: {!r}.{}".format(optimizer, hint)
+        )
+    inner = _tf.get_keras_optimizer(optimizer)
+    if _tf.is_loss_scale_optimizer(inner):
+        raise ValueError(
+            "A LossScaleOptimizer has to be outermost, where it scales the loss: "
+            "LossScaleOptimizer(GradientAccumulateOptimizer(optimizer, accum_steps))."
+        )
+    return inner
+
+
+_tf.register_keras_class(GradientAccumulateOptimizer, "GradientAccumulateOptimizer")

@@ -1,0 +1,355 @@
+"""Every difference between TensorFlow and Keras lines, under the name of what it means.
+
+Nothing else in the package looks at a version or probes TensorFlow. A new TensorFlow line is an edit of this file;
+each branch says with which line it dies.
+"""
+import contextlib
+import re
+
+SUPPORTED = "TensorFlow 1.15 or 2.2 to 2.15"
+
+try:
+    import tensorflow as tf
+except ModuleNotFoundError as error:
+    if error.name != "tensorflow":
+        raise
+    raise ImportError(
+        "accum runs on {}, which is yours to choose and was not found: "
+        "install it with `pip install tf-accum[tf]`, or pin the line you need.".format(SUPPORTED)
+    ) from None
+
+VERSION = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:3])
+
+if not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 15)):
+    raise ImportError(
+        "accum runs on {} and found TensorFlow {}: "
+        "install a supported line, such as `pip install 'tensorflow==2.15.*'`.".format(SUPPORTED, tf.__version__)
+    )
+
+HAS_KERAS_FACE = VERSION >= (2, 2)
+"""TF 1.15 never calls an overridden `train_step`, so it has the static-graph face only. Dies with 1.15."""
+
+SUM = tf.distribute.ReduceOp.SUM
+
+# ----------------------------------------------------------------------------------------------------------------
+# Optimizer families
+
+
+def _legacy_base():
+    if (2, 11) <= VERSION:  # 2.11 made the new optimizers the default; dies with 2.15
+        return tf.keras.optimizers.legacy.Optimizer
+    return tf.keras.optimizers.Optimizer
+
+
+def _new_base():
+    if (2, 11) <= VERSION:
+        return tf.keras.optimizers.Optimizer
+    if (2, 9) <= VERSION:  # a preview of the 2.11 optimizers; dies with 2.10
+        return tf.keras.optimizers.experimental.Optimizer
+    return None
+
+
+LegacyOptimizer = _legacy_base()
+"""Base of the Keras optimizers that keep slots and hyperparameters (all of them up to 2.10)."""
+
+NewOptimizer = _new_base()
+"""Base of the Keras optimizers that are built from a variable list (the default from 2.11 on), or None."""
+
+GraphOptimizer = tf.compat.v1.train.Optimizer
+
+
+def is_legacy_optimizer(optimizer):
+    return isinstance(optimizer, LegacyOptimizer)
+
+
+def is_new_optimizer(optimizer):
+    return NewOptimizer is not None and isinstance(optimizer, NewOptimizer)
+
+
+def is_keras_optimizer(optimizer):
+    return is_legacy_optimizer(optimizer) or is_new_optimizer(optimizer)
+
+
+def is_graph_optimizer(optimizer):
+    return isinstance(optimizer, GraphOptimizer)
+
+
+def _loss_scale_classes():
+    classes = []
+    if HAS_KERAS_FACE:
+        if VERSION >= (2, 4):
+            classes.append(tf.keras.mixed_precision.LossScaleOptimizer)
+        if VERSION < (2, 11):  # dies with 2.10
+            experimental = getattr(tf.keras.mixed_precision, "experimental", None)
+            if experimental is not None:
+                classes.append(experimental.LossScaleOptimizer)
+    return tuple(classes)
+
+
+_LOSS_SCALE_CLASSES = _loss_scale_classes()
+
+
+def is_loss_scale_optimizer(optimizer):
+    if _LOSS_SCALE_CLASSES and isinstance(optimizer, _LOSS_SCALE_CLASSES):
+        return True
+    # The 2.11+ class around a new optimizer is no subclass of the public name's concrete class. Dies with 2.15.
+    return type(optimizer).__name__.startswith("LossScaleOptimizer")
+
+
+def without_loss_scale(optimizer):
+    """The optimizer inside a `LossScaleOptimizer`; any other optimizer itself."""
+    if not is_loss_scale_optimizer(optimizer):
+        return optimizer
+    if hasattr(optimizer, "inner_optimizer"):
+        return optimizer.inner_optimizer
+    return optimizer._optimizer  # 2.2 and 2.3 have no public name for it; dies with 2.3
+
+
+def get_keras_optimizer(identifier):
+    """A Keras optimizer from an instance, a name or a config; raises what Keras raises."""
+    return tf.keras.optimizers.get(identifier)
+
+
+def serialize_keras_optimizer(optimizer):
+    return tf.keras.optimizers.serialize(optimizer)
+
+
+def deserialize_keras_optimizer(config, custom_objects=None):
+    if is_legacy_config(config):
+        return tf.keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
+    return tf.keras.optimizers.deserialize(config, custom_objects=custom_objects)
+
+
+def is_legacy_config(config):
+    """Whether a config names a legacy optimizer, on a line where that is not the only kind."""
+    if VERSION < (2, 11) or not isinstance(config, dict):
+        return False
+    return bool(config.get("config", {}).get("is_legacy_optimizer", False))
+
+
+def register_keras_class(cls, name):
+    """Make Keras find `cls` under its bare name when it loads a file, without custom objects."""
+    tf.keras.utils.get_custom_objects()[name] = cls
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The inner optimizer, called as a black box
+
+
+def build_inner(optimizer, variables):
+    """Create the inner optimizer's variables now, so that no trace of a branch has to."""
+    if is_new_optimizer(optimizer):
+        optimizer.build(variables)
+    elif is_legacy_optimizer(optimizer):
+        if VERSION >= (2, 2):
+            optimizer._create_all_weights(variables)
+        else:  # dies with 1.15
+            assert optimizer.iterations is not None
+            optimizer._create_hypers()
+            optimizer._create_slots(variables)
+    # v1 optimizers lift their slots out of the branch by themselves.
+
+
+def clip_as_fit_would(optimizer, grads):
+    """Clip by the inner optimizer's `clipnorm` / `clipvalue` where its own `apply_gradients` does not.
+
+    TF 2.2 and 2.3 clip in `minimize` and in `fit`; from 2.4 on `apply_gradients` does. Dies with 2.3.
+    """
+    if is_legacy_optimizer(optimizer) and VERSION < (2, 4):
+        clipnorm, clipvalue = getattr(optimizer, "clipnorm", None), getattr(optimizer, "clipvalue", None)
+        if clipnorm is not None:
+            grads = [tf.clip_by_norm(grad, clipnorm) for grad in grads]
+        if clipvalue is not None:
+            grads = [tf.clip_by_value(grad, -clipvalue, clipvalue) for grad in grads]
+    return grads
+
+
+def apply_inner(optimizer, grads_and_vars, replicas, global_step=None, name=None):
+    """One step of the inner optimizer on whole gradients, which it must not reduce over replicas again."""
+    if is_graph_optimizer(optimizer):
+        # v1 always reduces: each replica hands in its share of the whole. Dies with the v1 optimizers.
+        if replicas > 1:
+            grads_and_vars = [(scale_gradient(grad, 1.0 / replicas), var) for grad, var in grads_and_vars]
+        return optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+    if replicas == 1:
+        done = optimizer.apply_gradients(grads_and_vars)
+    elif is_new_optimizer(optimizer):
+        done = optimizer.apply_gradients(grads_and_vars, skip_gradients_aggregation=True)
+    else:
+        done = optimizer.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False)
+    if global_step is not None:
+        with tf.control_dependencies([done]):
+            done = global_step.assign_add(tf.ones([], global_step.dtype.base_dtype))
+    return done
+
+
+def slot_names(optimizer):
+    """Names of an optimizer's slots; one that is built from a list of variables has none."""
+    return [] if is_new_optimizer(optimizer) else sorted(optimizer.get_slot_names())
+
+
+def as_operation(value):
+    """What `session.run` runs for its effect: an operation, from a tensor, a variable or an operation."""
+    return value if isinstance(value, tf.Operation) else tf.group(value)
+
+
+def scale_gradient(grad, factor):
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(grad.values * tf.cast(factor, grad.dtype), grad.indices, grad.dense_shape)
+    return grad * tf.cast(factor, grad.dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Models
+
+
+def set_untracked(model, name, value):
+    """Set a Python attribute of a Keras model that no checkpoint and no layer list shall see."""
+    model.__dict__[name] = value
+
+
+def unpack_data(data):
+    """(x, y, sample_weight) of what a `train_step` is given."""
+    if VERSION >= (2, 3):
+        return tf.keras.utils.unpack_x_y_sample_weight(data)
+    data = data if isinstance(data, tuple) else (data,)  # dies with 2.2
+    return data + (None,) * (3 - len(data))
+
+
+def count_examples(data):
+    """The number of examples in what a `train_step` is given, a float32 scalar."""
+    first = tf.nest.flatten(unpack_data(data)[0])[0]
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.float32)
+    shape = first.dense_shape if isinstance(first, tf.SparseTensor) else tf.shape(first)
+    return tf.cast(shape[0], tf.float32)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Variables
+
+
+def variable_key(var):
+    """What identifies a variable for as long as it lives, also one copy of a mirrored one."""
+    if hasattr(var, "_distributed_container"):  # a replica's own copy; the container has no public name
+        var = var._distributed_container() or var
+    return id(var)
+
+
+def is_variable(value):
+    return isinstance(value, tf.Variable) or hasattr(value, "_distributed_container")
+
+
+def new_keras_variable(optimizer, name, initial_value, per_replica):
+    """A variable that belongs to a Keras optimizer and is no weight of it.
+
+    Keras in graph mode initialises only what was made through it, and only legacy optimizers work there; so those
+    make it through `add_weight`. A per-replica variable is summed where it is read.
+    """
+    initial_value = tf.convert_to_tensor(initial_value)
+    kind = tf.VariableSynchronization, tf.VariableAggregation
+    synchronization = kind[0].ON_READ if per_replica else kind[0].AUTO
+    aggregation = kind[1].SUM if per_replica else kind[1].ONLY_FIRST_REPLICA
+    if is_legacy_optimizer(optimizer) and in_static_graph():
+        return optimizer.add_weight(
+            name,
+            shape=initial_value.shape,
+            dtype=initial_value.dtype,
+            initializer=tf.compat.v1.constant_initializer(tf.get_static_value(initial_value)),
+            trainable=False,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+    return tf.Variable(
+        initial_value, trainable=False, name=name, synchronization=synchronization, aggregation=aggregation
+    )
+
+
+def set_variable(var, value):
+    """Assign to a scalar variable from Python, also in a static graph that Keras holds the session of."""
+    if in_static_graph():
+        tf.compat.v1.keras.backend.set_value(var, value)
+    else:
+        var.assign(tf.cast(value, var.dtype))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Replicas
+
+
+def across_replicas(function, args=()):
+    """Call `function(strategy, *args)` once for all replicas; from a replica, the arguments arrive per replica."""
+    if tf.distribute.in_cross_replica_context():
+        return function(tf.distribute.get_strategy(), *args)
+    return tf.distribute.get_replica_context().merge_call(function, args=tuple(args))
+
+
+def each_replica(strategy, function, args=()):
+    """Call `function(*args)` on every replica, each with its own part of `args`."""
+    return strategy.extended.call_for_each_replica(function, args=tuple(args))
+
+
+def local_tensors(strategy, values):
+    """All tensors and operations inside `values`, of every replica, in one flat list."""
+    flat = []
+    for value in tf.nest.flatten(values):
+        for local in strategy.experimental_local_results(value):
+            flat.extend(tf.nest.flatten(local, expand_composites=True))
+    return [tensor for tensor in flat if tensor is not None]
+
+
+def replica_number():
+    """The number of the replica that is being traced, 0 where there is only one."""
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        return 0
+    number = tf.distribute.get_replica_context().replica_id_in_sync_group
+    static = number if isinstance(number, int) else tf.get_static_value(number)
+    return 0 if static is None else int(static)
+
+
+def local_variable(var):
+    """This replica's own part of a per-replica variable; any other variable itself."""
+    parts = tf.distribute.get_strategy().experimental_local_results(var)
+    return parts[0] if len(parts) == 1 else parts[replica_number() % len(parts)]
+
+
+def in_static_graph():
+    """Whether ops are being added to a `tf.compat.v1` graph rather than run, or traced for a `tf.function`."""
+    with tf.init_scope():
+        return not tf.executing_eagerly()
+
+
+def is_tracing():
+    """Whether a `tf.function` is being traced or a static graph built."""
+    return not tf.executing_eagerly()
+
+
+def is_ref_variable(var):
+    """Whether a variable is one of TF 1's, whose value is a mutable tensor of the graph. Dies with `tf.compat.v1`."""
+    return isinstance(var, tf.Variable) and not hasattr(var, "handle")
+
+
+@contextlib.contextmanager
+def control_flow_for(variables):
+    """Build conditionals that can hold `variables`: those of TF 2 are functions, which no ref variable can enter.
+
+    There is no switch but the process-wide one; it is set back at once. Dies with `tf.compat.v1`.
+    """
+    must_switch = any(map(is_ref_variable, variables)) and tf.compat.v1.control_flow_v2_enabled()
+    if must_switch:
+        tf.compat.v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if must_switch:
+            tf.compat.v1.enable_control_flow_v2()
+
+
+def true_after(waits):
+    """A tensor that exists only after `waits`: what the branches of a `tf.cond` return, which must be alike."""
+    waits = [wait for wait in tf.nest.flatten(waits) if wait is not None]
+    with tf.control_dependencies(waits):
+        return tf.identity(tf.constant(True))
+
+
+untouched_by_autograph = tf.autograph.experimental.do_not_convert

@@ -1,0 +1,274 @@
+"""`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or all three in one conditional op."""
+from typing import NamedTuple
+
+from accum import _check, _tf
+from accum._cycle import Cycle, Host
+from accum._plan import make_plan
+from accum._tf import tf
+
+AccumOps = NamedTuple(
+    "AccumOps", [("accumulate", tf.Operation), ("apply", tf.Operation), ("zero", tf.Operation), ("micro_step", tf.Tensor)]
+)
+AccumOps.__doc__ = """The ops of a cycle, for users who drive it themselves.
+
+Attributes:
+  accumulate: op, takes in the gradients of one micro-batch; makes no step.
+  apply: op, makes the step with what has been accumulated, in whatever number, and clears it; without anything
+    accumulated it changes nothing.
+  zero: op, discards what has been accumulated.
+  micro_step: int64 tensor [], micro steps made in the current cycle.
+"""
+
+
+class AccumOptimizer(tf.compat.v1.train.Optimizer):
+    """Make one step of `optimizer` for the gradients of every `accum_steps` micro-batches, in a static graph.
+
+    Its step is the one that the full batch would have made:
+
+        mean:  optimizer.apply(sum_i(w_i g_i) / sum_i(w_i)),   i = 1 … accum_steps
+
+    `minimize` and `apply_gradients` return one op, to be run once a micro-batch; `accumulation_ops` returns the ops for
+    those who drive the cycle. `global_step` counts steps. Accumulators are global variables `<var>/<name>/accum`,
+    colocated with their variable and saved by any `Saver`.
+
+    Args:
+      optimizer: a `tf.compat.v1.train.Optimizer` or a Keras optimizer.
+      accum_steps: micro steps per step, an int >= 1; or a schedule `{first step: accum_steps}` that holds step 0.
+        With the plain int 1 this is the bare optimizer.
+      reduction: "mean", "sum" or "running_mean" (which never holds a sum, for low precision), in any case.
+      name: name of the ops and of the accumulators.
+      use_locking: accepted as every `tf.compat.v1.train.Optimizer` does; two train ops of one graph never race.
+      transform: function `grads_and_vars -> grads_and_vars`, run once a cycle on the accumulated gradient.
+      nonfinite: what a NaN or Inf in a gradient does: "propagate" as in a full batch; "skip_micro" leaves the
+        micro-batch out and takes one more; "skip_cycle" makes no step at the end of its cycle.
+      accumulator_dtype: dtype of the accumulators. None: that of the variable, float32 for a 16-bit one.
+      sparse: "rows" hands `tf.IndexedSlices` on as the union of the cycle's rows; "dense" hands on a dense gradient.
+      count_micro_steps: let `global_step` count micro steps, for hooks that insist on seeing it move.
+
+    Raises:
+      TypeError, ValueError: for any argument that is none of these.
+
+    Example:
+      >>> optimizer = AccumOptimizer(tf.compat.v1.train.AdamOptimizer(1e-3), accum_steps=4)
+      >>> train_op = optimizer.minimize(loss, global_step)
+      >>> for batch in batches:  # a step with every fourth
+      ...     session.run(train_op, {x: batch})
+    """
+
+    def __init__(
+        self,
+        optimizer,
+        accum_steps=1,
+        reduction="mean",
+        name="AccumOptimizer",
+        *,
+        use_locking=False,
+        transform=None,
+        nonfinite="propagate",
+        accumulator_dtype=None,
+        sparse="rows",
+        count_micro_steps=False
+    ):
+        plan = make_plan(accum_steps, reduction, nonfinite, sparse)
+        super().__init__(use_locking, name)
+        self._inner = _inner_optimizer(optimizer)
+        self._count_micro_steps = bool(count_micro_steps)
+        self._host = _GraphHost(self, name, self._count_micro_steps)
+        transform = _check.callable_or_none("transform", transform)
+        self._cycle = Cycle(plan, self._host, transform, accumulator_dtype)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Ops
+
+    def compute_gradients(self, loss, *args, **kwargs):
+        """As the inner optimizer's `compute_gradients`, to which every argument goes."""
+        _require_graph()
+        if _tf.is_graph_optimizer(self._inner):
+            return self._inner.compute_gradients(loss, *args, **kwargs)
+        return super().compute_gradients(loss, *args, **kwargs)
+
+    def minimize(self, loss, global_step=None, *args, weight=None, **kwargs):
+        """Compute the gradients of `loss` and take them in, as `apply_gradients` does.
+
+        Args:
+          loss: scalar tensor.
+          global_step: variable that counts steps, or None.
+          *args: as `tf.compat.v1.train.Optimizer.minimize` takes them.
+          weight: as for `apply_gradients`.
+          **kwargs: as `args`.
+        """
+        self._host.weight = weight
+        try:
+            return super().minimize(loss, global_step, *args, **kwargs)
+        finally:
+            self._host.weight = None
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None, *, weight=None):
+        """The conditional train op: takes in one micro-batch, and on the last one of a cycle makes the step.
+
+        Args:
+          grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape,
+            `tf.IndexedSlices` or None.
+          global_step: variable that counts steps (micro steps with `count_micro_steps`), or None.
+          name: name of the op.
+          weight: scalar >= 0, this micro-batch's weight in the mean, such as its number of examples; None: 1.
+
+        Returns:
+          An op, to be run once a micro-batch.
+
+        Raises:
+          RuntimeError: when executing eagerly.
+          ValueError: no gradient at all, a gradient of another shape, a negative weight, or other variables or another
+            `global_step` than in an earlier call.
+        """
+        _require_graph()
+        weight = self._host.weight if weight is None else weight
+        listed = _check.pairs(grads_and_vars)
+        if self._is_bare(weight):
+            return _tf.as_operation(_tf.apply_inner(self._inner, listed, 1, global_step, name))
+        self._enter(listed, global_step)
+        with tf.name_scope(name or self._name):
+            return self._cycle.micro_step(listed, weight)
+
+    def accumulation_ops(self, loss=None, grads_and_vars=None, var_list=None, global_step=None, weight=None):
+        """The ops of a cycle, for those who drive it: `AccumOps(accumulate, apply, zero, micro_step)`.
+
+        Args:
+          loss: scalar tensor; or None, with `grads_and_vars`.
+          grads_and_vars: list of (gradient, variable); or None, with `loss`.
+          var_list: variables to differentiate `loss` by; None: the trainable ones.
+          global_step: variable that counts steps (micro steps with `count_micro_steps`), or None.
+          weight: scalar >= 0, this micro-batch's weight in the mean; None: 1.
+
+        Raises:
+          RuntimeError: when executing eagerly.
+          ValueError: both or neither of `loss` and `grads_and_vars`, or as `apply_gradients`.
+        """
+        _require_graph()
+        if (loss is None) == (grads_and_vars is None):
+            raise ValueError("Give either `loss` or `grads_and_vars`. Received: {!r}, {!r}.".format(loss, grads_and_vars))
+        if loss is not None:
+            grads_and_vars = self.compute_gradients(loss, var_list=var_list)
+        listed = _check.pairs(grads_and_vars)
+        self._enter(listed, global_step)
+        with tf.name_scope(self._name):
+            with tf.name_scope("accumulate"):
+                accumulate = self._cycle.accumulate(listed, weight)
+            with tf.name_scope("apply"):
+                apply = self._cycle.apply()
+            with tf.name_scope("zero"):
+                zero = self._cycle.zero()
+            return AccumOps(accumulate, apply, zero, self._cycle.state.micro_step.read_value())
+
+    def _is_bare(self, weight):
+        plan = self._cycle.plan
+        return plan.is_bare and self._cycle.transform is None and plan.nonfinite == "propagate" and weight is None
+
+    def _enter(self, listed, global_step):
+        if self._cycle.plan.is_schedule and (global_step is None or self._count_micro_steps):
+            raise ValueError(
+                "A schedule of `accum_steps` counts steps: pass a `global_step` that does, without `count_micro_steps`."
+            )
+        if self._cycle.is_built and self._host.global_step is not global_step:
+            raise ValueError(
+                "`global_step` must be the one given before. Received: {!r}, after {!r}.".format(
+                    global_step, self._host.global_step
+                )
+            )
+        self._host.global_step = global_step
+        self._host.variables = [var for _, var in listed]
+        if _tf.is_keras_optimizer(self._inner) and any(map(_tf.is_ref_variable, self._host.variables)):
+            raise ValueError(
+                "A Keras optimizer updates resource variables only: create them with `use_resource=True`, or give "
+                "`AccumOptimizer` a `tf.compat.v1.train.Optimizer`."
+            )
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What can be seen
+
+    @property
+    def optimizer(self):
+        """The inner optimizer."""
+        return self._inner
+
+    @property
+    def accum_steps(self):
+        """Micro steps per step, or the schedule of it."""
+        return self._cycle.plan.accum_steps
+
+    @property
+    def micro_step(self):
+        """Micro steps made in the current cycle, an int64 tensor []; None before the first op is made."""
+        return self._cycle.state.micro_step.read_value() if self._cycle.is_built else None
+
+    def get_slot(self, var, name):
+        """The accumulator of `var` for the name "accum", any other slot from the inner optimizer."""
+        if name in super().get_slot_names():
+            return super().get_slot(var, name)
+        return self._inner.get_slot(var, name)
+
+    def get_slot_names(self):
+        """Names of this optimizer's slots and of the inner one's."""
+        return sorted(super().get_slot_names()) + _tf.slot_names(self._inner)
+
+    def variables(self):
+        """All variables of this optimizer and of the inner one."""
+        inner = self._inner.variables
+        return super().variables() + list(inner() if callable(inner) else inner)
+
+
+class _GraphHost(Host):
+    """Lends the optimizer of a static graph to the engine."""
+
+    def __init__(self, wrapper, name, counts_micro_steps):
+        self.global_step = None
+        self.weight = None  # of the `minimize` call under way
+        self.variables = ()  # of the call under way: the scalars stand beside the first
+        self._wrapper = wrapper
+        self._name = name
+        self._counts_micro_steps = counts_micro_steps
+
+    def scalar(self, name, initial_value, per_replica=False):
+        beside = min(self.variables, key=lambda var: var.name)
+        name = "{}/{}".format(self._name, name)
+        with tf.compat.v1.name_scope(None):  # one name wherever `minimize` is called: checkpoints go by it
+            return self._wrapper._create_non_slot_variable(initial_value, name, beside)
+
+    def buffer(self, var, name, shape, dtype):
+        # The optimizers' own helper: colocated, with the slice information of a partitioned variable, saved.
+        zeros = tf.compat.v1.zeros_initializer(dtype=dtype)
+        scope = "{}/{}".format(self._name, name)
+        return self._wrapper._get_or_make_slot_with_initializer(var, zeros, shape, dtype, name, scope)
+
+    def prepare(self, variables):
+        _tf.build_inner(self._wrapper.optimizer, variables)
+
+    def apply(self, grads_and_vars, replicas):
+        global_step = None if self._counts_micro_steps else self.global_step
+        return _tf.apply_inner(self._wrapper.optimizer, grads_and_vars, replicas, global_step)
+
+    def count_micro_step(self, is_taken):
+        if not self._counts_micro_steps or self.global_step is None:
+            return None
+        return self.global_step.assign_add(tf.cast(is_taken, self.global_step.dtype.base_dtype))
+
+    def steps(self):
+        return tf.identity(self.global_step)
+
+
+def _require_graph():
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "`AccumOptimizer` builds ops of a static graph and was called eagerly: enter a `tf.Graph`, or use "
+            "`accum.GradientAccumulateOptimizer`."
+        )
+
+
+def _inner_optimizer(optimizer):
+    if isinstance(optimizer, AccumOptimizer):
+        raise ValueError("`optimizer` accumulates already: set its `accum_steps`. Received: {!r}.".format(optimizer))
+    if not _tf.is_graph_optimizer(optimizer) and not _tf.is_keras_optimizer(optimizer):
+        raise TypeError(
+            "`optimizer` must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer. Received: {!r}.".format(optimizer)
+        )
+    return optimizer
