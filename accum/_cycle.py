@@ -148,6 +148,8 @@ class Cycle:
 
     def accumulated(self):
         """The sums accumulated so far, one dense tensor a variable, zeros between cycles."""
+        if not self.is_built:
+            return []
         is_first = tf.equal(self.state.micro_step, 0)
         totals = [accumulator.total for _, accumulator in self._entries(self._variables)]
         return [tf.where(is_first, tf.zeros_like(total), total) for total in totals]
@@ -163,13 +165,15 @@ class Cycle:
           grads: their gradients, which tell sparse variables and those that have none; None: all are dense.
         """
         grads = [0.0] * len(variables) if grads is None else grads
+        is_tracing = _tf.is_tracing()
         with tf.init_scope():
             if not self.is_built:
                 self._build_scalars()
             for var, grad in zip(variables, grads):
                 if grad is not None and self.slot(var) is None:
                     self._add_slot(var, isinstance(grad, tf.IndexedSlices) and self.plan.sparse == "rows")
-            self.host.prepare([var for var in variables if self.slot(var) is not None])
+            if is_tracing:  # run eagerly, the inner optimizer sees for itself which variables get a gradient
+                self.host.prepare([var for var in variables if self.slot(var) is not None])
         self._variables = tuple(variables)
 
     def slot(self, var):

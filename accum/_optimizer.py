@@ -93,7 +93,8 @@ class GradientAccumulateOptimizer:
           experimental_aggregate_gradients: False says the same as `skip_gradients_aggregation=True`.
 
         Returns:
-          An op, or None when run eagerly.
+          What the inner optimizer's family returns: the number of steps, an int64 scalar, from TF 2.11 on; for a legacy
+          optimizer an op, or None when run eagerly.
 
         Raises:
           ValueError: no gradient at all, a gradient of another shape, a negative weight, or other variables than
@@ -105,7 +106,7 @@ class GradientAccumulateOptimizer:
         if self._is_bare(weight):
             self.__dict__["_has_run_bare"] = True
             return self._apply_bare(_check.pairs(grads_and_vars), is_reduced)
-        return self._cycle.micro_step(grads_and_vars, weight, is_reduced)
+        return self._returned(self._cycle.micro_step(grads_and_vars, weight, is_reduced))
 
     def minimize(self, loss, var_list, *args, weight=None, **kwargs):
         """Compute the gradients of `loss` and take them in, as `apply_gradients` does.
@@ -296,6 +297,10 @@ class _KerasHost(Host):
 class _LegacyFace:
     """What Keras reads on an optimizer that keeps slots."""
 
+    @staticmethod
+    def _returned(op):
+        return op
+
     _HAS_AGGREGATE_GRAD = False  # at True, TF 2.2 reduces every micro-batch in `fit`; dies with 2.2
 
     def _aggregate_gradients(self, grads_and_vars):
@@ -316,6 +321,10 @@ class _LegacyFace:
 
 class _NewFace:
     """What Keras reads on an optimizer that is built from a list of variables."""
+
+    def _returned(self, op):
+        with tf.control_dependencies([] if op is None else [op]):
+            return tf.identity(self._inner.iterations)
 
     def aggregate_gradients(self, grads_and_vars):
         return list(grads_and_vars)

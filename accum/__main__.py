@@ -1,0 +1,32 @@
+"""The command line: `python -m accum`."""
+import argparse
+import sys
+
+import accum
+from accum._demo import command as demo
+
+
+def main(argv=None):
+    """Run the command that `argv` names; None: the process's own arguments.
+
+    Returns:
+      The exit status: 0, or 1 if the command failed.
+
+    Raises:
+      SystemExit: with status 2 and a usage line for wrong arguments, 0 for `--help` and `--version`.
+    """
+    arguments = _parser().parse_args(argv)
+    return arguments.perform(arguments)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m accum", description=accum.__doc__)
+    parser.add_argument("--version", action="version", version="accum " + accum.__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.required = True  # an argument of `add_subparsers` from Python 3.7 on
+    demo.add_parser(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The arguments of the demo, checked before anything is trained."""
+import argparse
+import os
+import sys
+
+from accum import _tf
+from accum._demo import plot, report, runs
+from accum._demo.settings import FACES, Settings
+
+DEFAULT_PLOT = "accum-demo.png"
+
+
+def add_parser(commands):
+    """Add `demo` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "demo",
+        help="train on handwritten digits with and without accumulation, and compare",
+        description="Train one network on handwritten digits three times from the same weights: with full batches, "
+        "with the same batches accumulated from micro-batches, and with the micro-batches alone.",
+    )
+    face = "model" if _tf.HAS_KERAS_FACE else "v1"
+    add = parser.add_argument
+    add("--face", choices=FACES, default=face, help="what accumulates (default: %(default)s)")
+    add("--accum-steps", type=_positive, default=8, metavar="K", help="micro-batches per update (default: %(default)s)")
+    add("--batch-size", type=_positive, default=256, metavar="N", help="examples per update (default: %(default)s)")
+    add("--epochs", type=_positive, default=20, metavar="E", help="passes over the images (default: %(default)s)")
+    add("--seed", type=_seed, default=0, metavar="S", help="seed of weights and data (default: %(default)s)")
+    add("--plot", metavar="FILE.png", help="file of the loss curves, by matplotlib (default: {})".format(DEFAULT_PLOT))
+    parser.set_defaults(perform=lambda arguments: _perform(parser, arguments))
+
+
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be an int >= 1. Received: {}".format(text))
+    return value
+
+
+def _seed(text):
+    value = int(text)
+    if not 0 <= value < 2**32:  # what NumPy takes
+        raise argparse.ArgumentTypeError("must be an int from 0 to 2**32 - 1. Received: {}".format(text))
+    return value
+
+
+_positive.__name__ = _seed.__name__ = "int"  # argparse says "invalid int value" by it
+
+
+def _perform(parser, arguments):
+    if arguments.batch_size % arguments.accum_steps:
+        numbers = "{} and {}".format(arguments.batch_size, arguments.accum_steps)
+        parser.error("--batch-size must be divisible by --accum-steps. Received: {}.".format(numbers))
+    if arguments.face != "v1" and not _tf.HAS_KERAS_FACE:
+        parser.error("--face {} needs TensorFlow 2.2 or later; on this one there is v1.".format(arguments.face))
+    path = _plot_path(parser, arguments.plot)
+    settings = Settings(*(getattr(arguments, field) for field in Settings._fields))
+    try:
+        outcomes = runs.run_all(settings)
+        print(report.summary(outcomes))
+        print(_draw(settings, outcomes, path))
+    except (runs.RunFailed, OSError) as error:
+        print("python -m accum demo: {}".format(error), file=sys.stderr)
+        return 1
+    return 0
+
+
+def _plot_path(parser, given):
+    """Where the curves go, or None; what can't be had is refused before anything is trained."""
+    if given is None:
+        return DEFAULT_PLOT if plot.is_possible() else None
+    if not given.lower().endswith(".png"):
+        parser.error("--plot must name a .png file. Received: {}".format(given))
+    if not os.path.isdir(os.path.dirname(given) or "."):
+        parser.error("--plot must name a file in an existing folder. Received: {}".format(given))
+    if not plot.is_possible():
+        parser.error("--plot needs matplotlib. " + plot.REMEDY)
+    return given
+
+
+def _draw(settings, outcomes, path):
+    if path is None:
+        return "No loss curves: matplotlib is not installed. " + plot.REMEDY
+    plot.draw(settings, outcomes, path)
+    return "Loss curves: {}".format(path)

@@ -1,0 +1,113 @@
+"""One process a run, so that its peak memory is its own, and what is measured there."""
+import multiprocessing
+import os
+import sys
+import time
+from typing import List, NamedTuple, Optional
+
+import numpy as np
+
+from accum._demo import data, faces, memory, network
+from accum._demo.settings import Run, three_runs
+from accum._tf import tf
+
+Outcome = NamedTuple(
+    "Outcome",
+    [
+        ("run", Run),
+        ("losses", List[float]),
+        ("accuracy", float),
+        ("weights", List[np.ndarray]),
+        ("updates", int),
+        ("seconds", float),
+        ("peak_mib", Optional[float]),
+        ("idle_mib", Optional[float]),
+    ],
+)
+Outcome.__doc__ = """What a run came to.
+
+Attributes:
+  run: the run.
+  losses: mean training loss of each epoch, in nats per example.
+  accuracy: share of the test examples that are recognised, 0 to 1.
+  weights: the trained weights.
+  updates: number of steps made.
+  seconds: duration of the training, graphs included.
+  peak_mib: peak memory of its process up to the end of the training, in MiB, or None.
+  idle_mib: the same before the training.
+"""
+
+
+class RunFailed(Exception):
+    """A run's process ended without an outcome."""
+
+
+def run_all(settings):
+    """Run the three, one after the other. Returns their outcomes.
+
+    Raises:
+      RunFailed: if one of the processes ended without an outcome.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for the processes to be started; this one has TensorFlow
+    context = _process_context()
+    return [_in_own_process(context, settings, run) for run in three_runs(settings)]
+
+
+def _process_context():
+    """How processes start: never as a copy of this one, whose TensorFlow may already be at work.
+
+    On Linux they are copies of a fresh one that has only imported TensorFlow, which takes seconds.
+    """
+    if not sys.platform.startswith("linux"):
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _in_own_process(context, settings, run):
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_execute, args=(sender, settings, run), daemon=True)
+    process.start()
+    sender.close()  # the child has its own: if that one dies, `recv` sees the end
+    try:
+        return receiver.recv()
+    except EOFError:
+        process.join()
+        message = "the run {!r} ended with exit code {}.".format(run.label, process.exitcode)
+        raise RunFailed(message) from None
+    finally:
+        process.join()
+
+
+def _execute(sender, settings, run):
+    """Train and measure; send the outcome."""
+    tf.get_logger().setLevel("ERROR")  # TensorFlow's own deprecations would tear the progress bar
+    train, test = data.load(settings.seed)
+    face = faces.BY_NAME[settings.face](run, network.initial_weights(settings.seed))
+    progress = _Progress(run.label, settings.epochs * -(-len(train.labels) // run.batch_size))
+    idle_mib, start = memory.peak_mib(), time.perf_counter()
+    losses = face.train(train, settings.epochs, progress)
+    seconds, peak_mib = time.perf_counter() - start, memory.peak_mib()
+    accuracy = np.mean(np.argmax(face.logits(test.images), axis=-1) == test.labels)
+    numbers = float(accuracy), face.weights(), int(face.updates()), seconds, peak_mib, idle_mib
+    sender.send(Outcome(run, losses, *numbers))
+
+
+class _Progress:
+    """A progress bar that counts backward passes; where nobody watches it move, one line at the end."""
+
+    def __init__(self, label, passes):
+        self._is_watched = sys.stdout.isatty()
+        verbose = 1 if self._is_watched else 0
+        self._bar = tf.keras.utils.Progbar(passes, verbose=verbose, stateful_metrics=["loss"])
+        self._label = label
+        self._done = 0
+        if self._is_watched:
+            print(label, flush=True)
+
+    def __call__(self, loss):
+        self._done += 1
+        self._bar.update(self._done, [("loss", float(loss))])
+        if self._done == self._bar.target and not self._is_watched:
+            print("{}: {} backward passes, loss {:.4f}".format(self._label, self._done, loss), flush=True)

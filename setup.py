@@ -1,0 +1,63 @@
+"""Packaging of tf-accum. TensorFlow is the user's own, pinned as they need it: it is an extra, not a requirement."""
+import os
+import re
+
+from setuptools import setup
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def read(*parts):
+    with open(os.path.join(HERE, *parts), encoding="utf-8") as file:
+        return file.read()
+
+
+ARM_MAC = "sys_platform == 'darwin' and platform_machine == 'arm64'"
+NO_ARM_MAC = "(sys_platform != 'darwin' or platform_machine != 'arm64')"
+TENSORFLOW = [
+    # On Windows and Apple silicon, what TF 2.13.1 is made of has no wheel for Python 3.8.
+    "tensorflow==2.13.0; {} and python_version == '3.8'".format(ARM_MAC),
+    "tensorflow==2.13.0; sys_platform == 'win32' and python_version == '3.8'",
+    "tensorflow>=2.13,<2.16; {} and python_version >= '3.9'".format(ARM_MAC),
+    "tensorflow>=2.2,<2.16; {} and (sys_platform != 'win32' or python_version != '3.8')".format(NO_ARM_MAC),
+    # The newest TensorFlow of Python 3.6 and 3.7 was built before protobuf 4.
+    "protobuf<3.21; python_version < '3.8'",
+]
+
+setup(
+    name="tf-accum",
+    version=re.search(r'__version__ = "(.+?)"', read("accum", "__init__.py")).group(1),
+    description="Gradient accumulation for TensorFlow that means exactly the same thing everywhere",
+    long_description=read("README.md"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    license_files=["LICENSE"],
+    keywords="tensorflow keras gradient accumulation micro-batch large batch static graph tf1 tf2",
+    packages=["accum", "accum._demo", "accum.compat", "accum.compat.v1"],
+    # `accum/compat` in the checkout is a link for editors; the wheel is built from this mapping, link or no link.
+    package_dir={"accum.compat": "compat"},
+    package_data={"accum._demo": ["digits.npz", "*.txt"]},
+    python_requires=">=3.6",
+    install_requires=["numpy"],
+    extras_require={
+        "tf": TENSORFLOW,
+        "plot": ["matplotlib"],
+        "test": ["pytest", "tf-slim"],
+    },
+    zip_safe=False,
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: MIT License",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.6",
+        "Programming Language :: Python :: 3.7",
+        "Programming Language :: Python :: 3.8",
+        "Programming Language :: Python :: 3.9",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

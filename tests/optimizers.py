@@ -1,0 +1,81 @@
+"""Every optimizer class that the cell's TensorFlow ships, found and not listed, with the variants worth a case."""
+import numpy as np
+import pytest
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+KERAS_VARIANTS = {
+    "SGD": [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}],
+    "RMSprop": [{"centered": True, "momentum": 0.5}],
+    "Adam": [{"amsgrad": True}],
+}
+GRAPH_ARGUMENTS = {
+    "MomentumOptimizer": [{"momentum": 0.9}, {"momentum": 0.9, "use_nesterov": True}],
+    "RMSPropOptimizer": [{}, {"centered": True, "momentum": 0.5}],
+}
+NOT_ALONE = ("SyncReplicasOptimizer", "Optimizer", "LossScaleOptimizer")
+
+
+def _keras_modules():
+    modules = {"keras": tf.keras.optimizers}
+    for name in ("legacy", "experimental"):
+        module = getattr(tf.keras.optimizers, name, None)
+        if module is not None:
+            modules[name] = module
+    return modules
+
+
+def _classes(module):
+    for name in sorted(dir(module)):
+        value = getattr(module, name)
+        if isinstance(value, type) and name not in NOT_ALONE:
+            yield name, value
+
+
+def _label(*parts):
+    return "-".join(str(part) for part in parts)
+
+
+def keras_optimizers():
+    """pytest parameters: functions that make an optimizer, each class once however many names it has."""
+    seen, found = set(), []
+    for family, module in _keras_modules().items():
+        for name, cls in _classes(module):
+            if cls in seen:
+                continue
+            seen.add(cls)
+            for arguments in [{}] + KERAS_VARIANTS.get(name, []):
+                make = lambda cls=cls, arguments=arguments: cls(learning_rate=0.05, **arguments)
+                found.append(pytest.param(make, id=_label(family, name, *sorted(arguments))))
+    return found
+
+
+def graph_optimizers():
+    """pytest parameters: functions of a global step that make a `tf.compat.v1.train` optimizer."""
+    found = []
+    for name, cls in _classes(tf1.train):
+        if not name.endswith("Optimizer") or name in NOT_ALONE:
+            continue
+        for arguments in GRAPH_ARGUMENTS.get(name, [{}]):
+
+            def make(step, cls=cls, arguments=arguments):
+                given = dict(arguments, global_step=step) if "AdagradDA" in cls.__name__ else arguments
+                return cls(0.05, **given)
+
+            found.append(pytest.param(make, id=_label(name, *sorted(arguments))))
+    return found
+
+
+def random_gradients(count, shapes, seed=0):
+    """`count` lists of float32 gradients of the given shapes."""
+    random = np.random.RandomState(seed)
+    return [[random.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(count)]
+
+
+def float32_mean(grads):
+    """The mean in float32, added in order: what both sides of a bit-equal comparison are fed."""
+    total = grads[0]
+    for grad in grads[1:]:
+        total = total + grad
+    return total / np.float32(len(grads))

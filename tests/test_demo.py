@@ -1,0 +1,160 @@
+"""`python -m accum demo`: real data, three runs, a table and the loss curves."""
+import contextlib
+import importlib.util
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+
+import accum
+from accum.__main__ import main
+
+KERAS_FACES = ["optimizer", "model"] if hasattr(accum, "GradientAccumulateModel") else []
+FACES = ["v1"] + KERAS_FACES
+HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+# 1437 training images are 5 batches and a rest of 157: an unfinished cycle of 64 + 64 + 29 in each epoch.
+ARGUMENTS = ["demo", "--batch-size", "256", "--accum-steps", "4", "--epochs", "2", "--seed", "3"]
+
+
+def _as_command(arguments, folder):
+    command = [sys.executable, "-m", "accum"] + arguments
+    done = subprocess.run(command, cwd=str(folder), stdout=subprocess.PIPE, universal_newlines=True, timeout=120)
+    assert done.returncode == 0
+    return done.stdout
+
+
+def _in_process(arguments, folder):
+    if HAS_MATPLOTLIB:
+        arguments = arguments + ["--plot", str(folder / "curves.png")]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert main(arguments) == 0
+    return output.getvalue()
+
+
+def _table(output):
+    """The rows of the table, each a dict by the header."""
+    lines = [re.split(r"\s{2,}", line.strip()) for line in output.splitlines()]
+    start = next(i for i, cells in enumerate(lines) if cells[0] == "run")
+    return [dict(zip(lines[start], cells)) for cells in lines[start + 1 : start + 4]]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo by a face, run once: (output, folder). One face as a command; another TensorFlow takes 5 s to start."""
+    done = {}
+
+    def run(face):
+        if face not in done:
+            folder = tmp_path_factory.mktemp(face)
+            perform = _as_command if face == "v1" else _in_process
+            done[face] = perform(ARGUMENTS + ["--face", face], folder), folder
+        return done[face]
+
+    return run
+
+
+@pytest.fixture
+def rows(demo, face):
+    """Full batch, accumulated, micro-batch."""
+    return _table(demo(face)[0])
+
+
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("face", FACES)
+def test_the_accumulated_run_ends_at_the_weights_of_the_full_batch(rows):
+    assert float(rows[1]["weight deviation"]) < 1e-5
+    assert float(rows[1]["final loss"]) == pytest.approx(float(rows[0]["final loss"]), abs=1e-5)
+    assert rows[1]["test accuracy"] == rows[0]["test accuracy"]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_the_micro_batches_alone_end_elsewhere(rows):
+    assert float(rows[2]["weight deviation"]) > 1e-2
+
+
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("face", FACES)
+def test_the_updates_are_those_of_the_full_batch(rows):
+    assert [int(row["updates"]) for row in rows] == [2 * 6, 2 * 6, 2 * 23]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_the_table_names_each_run_and_what_it_cost(rows):
+    assert [row["run"] for row in rows] == ["full batch 256", "accumulated 4 x 64", "micro-batch 64"]
+    for row in rows:
+        assert 0 < float(row["test accuracy"].rstrip("%")) <= 100
+        assert float(row["seconds"]) >= 0
+        assert row["peak memory (MiB)"] == "n/a" or float(row["peak memory (MiB)"]) > 50
+
+
+@pytest.mark.parametrize("face", KERAS_FACES)
+def test_every_face_trains_alike(demo, rows):
+    for ours, graph in zip(rows, _table(demo("v1")[0])):
+        assert float(ours["final loss"]) == pytest.approx(float(graph["final loss"]), abs=1e-5)
+
+
+def test_the_curves_are_drawn_where_matplotlib_is_installed(demo):
+    output, folder = demo("v1")
+    path = folder / "accum-demo.png"
+    assert path.exists() == HAS_MATPLOTLIB
+    assert ("Loss curves: accum-demo.png" if HAS_MATPLOTLIB else "pip install tf-accum[plot]") in output
+
+
+@pytest.mark.parametrize("face", KERAS_FACES)
+def test_the_curves_are_drawn_in_the_file_asked_for(demo, face):
+    pytest.importorskip("matplotlib", reason="the curves need the `plot` extra")
+    output, folder = demo(face)
+    assert (folder / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert str(folder / "curves.png") in output
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["walk"],
+        ["--walk"],
+        ["demo", "--face", "tf1"],
+        ["demo", "--accum-steps", "0"],
+        ["demo", "--accum-steps", "two"],
+        ["demo", "--batch-size", "-8"],
+        ["demo", "--batch-size", "100", "--accum-steps", "8"],
+        ["demo", "--epochs", "0"],
+        ["demo", "--seed", "-1"],
+        ["demo", "--plot", "curves.pdf"],
+        ["demo", "--plot", "no-such-folder/curves.png"],
+        ["demo", "spare"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_get_the_usage_and_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: python -m accum")
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_training(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", "--plot", "curves.png"])
+    assert stopped.value.code == 2
+    assert "pip install tf-accum[plot]" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(bool(KERAS_FACES), reason="this TensorFlow has every face")
+def test_a_face_that_this_tensorflow_lacks_is_refused(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", "--face", "model"])
+    assert stopped.value.code == 2
+    assert "v1" in capsys.readouterr().err
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == "accum {}\n".format(accum.__version__)

@@ -1,0 +1,124 @@
+"""C cycles of K micro steps equal C steps of the bare optimizer on the same float32 means (law L1)."""
+import numpy as np
+import pytest
+import tensorflow as tf
+from optimizers import float32_mean, graph_optimizers, keras_optimizers, random_gradients
+
+import accum
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+K, CYCLES = 3, 4
+SHAPES = [(4, 3), (3,)]
+
+
+def cycles_of(gradients):
+    return [gradients[start : start + K] for start in range(0, len(gradients), K)]
+
+
+def means_of(gradients):
+    return [[float32_mean(parts) for parts in zip(*cycle)] for cycle in cycles_of(gradients)]
+
+
+def run_keras(optimizer, gradients, first, is_traced):
+    """Weights after `optimizer` has been given each list of gradients."""
+    variables = [tf.Variable(value) for value in first]
+
+    def step(*grads):
+        optimizer.apply_gradients(zip(grads, variables))
+
+    step = tf.function(step) if is_traced else step
+    for grads in gradients:
+        step(*map(tf.constant, grads))
+    return [v.numpy() for v in variables]
+
+
+@pytest.mark.law("L1")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("make", keras_optimizers())
+def test_keras_optimizers_make_the_bare_step(make, is_traced):
+    first = random_gradients(1, SHAPES, seed=1)[0]
+    gradients = random_gradients(K * CYCLES, SHAPES)
+    expected = run_keras(make(), means_of(gradients), first, is_traced)
+    wrapped = accum.GradientAccumulateOptimizer(make(), accum_steps=K)
+    for ours, theirs in zip(run_keras(wrapped, gradients, first, is_traced), expected):
+        # Bit-equal but for what the compiler fuses otherwise inside the branch.
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=0)
+
+
+def run_graph(make, gradients, first, use_resource, how):
+    """Weights and the global step after the optimizer has been given each list of gradients in a Session."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        with tf1.variable_scope("net", use_resource=use_resource):
+            variables = [tf1.get_variable("w%d" % i, initializer=value) for i, value in enumerate(first)]
+        fed = [tf1.placeholder(tf.float32, value.shape) for value in first]
+        step = tf1.train.get_or_create_global_step()
+        optimizer = make(step)
+        pairs = list(zip(fed, variables))
+        if how == "bare":
+            micro_step, apply = optimizer.apply_gradients(pairs, step), None
+        elif how == "conditional":
+            wrapped = accum.compat.v1.AccumOptimizer(optimizer, accum_steps=K)
+            micro_step, apply = wrapped.apply_gradients(pairs, step), None
+        else:
+            wrapped = accum.compat.v1.AccumOptimizer(optimizer, accum_steps=K)
+            micro_step, apply, _, _ = wrapped.accumulation_ops(grads_and_vars=pairs, global_step=step)
+        session.run(tf1.global_variables_initializer())
+        for count, grads in enumerate(gradients, start=1):
+            session.run(micro_step, dict(zip(fed, grads)))
+            if apply is not None and count % K == 0:
+                session.run(apply)
+        return session.run(variables), session.run(step)
+
+
+@pytest.mark.law("L1")
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("how", ["conditional", "explicit"])
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+@pytest.mark.parametrize("make", graph_optimizers())
+def test_graph_optimizers_make_the_bare_step(make, use_resource, how):
+    first = random_gradients(1, SHAPES, seed=1)[0]
+    gradients = random_gradients(K * CYCLES, SHAPES)
+    expected, _ = run_graph(make, means_of(gradients), first, use_resource, "bare")
+    weights, steps = run_graph(make, gradients, first, use_resource, how)
+    assert steps == CYCLES
+    for ours, theirs in zip(weights, expected):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def mlp():
+    inputs = tf.keras.Input((6,))
+    hidden = tf.keras.layers.Dense(8, activation="tanh", kernel_initializer=tf.keras.initializers.GlorotUniform(1))(inputs)
+    outputs = tf.keras.layers.Dense(2, kernel_initializer=tf.keras.initializers.GlorotUniform(2))(hidden)
+    return tf.keras.Model(inputs, outputs)
+
+
+def through_fit(optimizer, batch_size, accum_steps=None):
+    """Weights after two epochs over 44 examples, which neither batch size divides."""
+    random = np.random.RandomState(0)
+    x, y = random.normal(size=(44, 6)).astype("float32"), random.normal(size=(44, 2)).astype("float32")
+    model = mlp()
+    if accum_steps is not None:
+        model = accum.GradientAccumulateModel(accum_steps, inputs=model.inputs, outputs=model.outputs)
+    model.compile(optimizer, "mse")
+    model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+FIT = [
+    pytest.param(lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9), id="momentum"),
+    pytest.param(lambda: tf.keras.optimizers.Adam(0.01), id="adam"),
+    pytest.param(lambda: tf.keras.optimizers.SGD(0.1, clipnorm=0.05), id="clipnorm"),
+]
+
+
+@pytest.mark.law("L1")
+@pytest.mark.law("L5")
+@pytest.mark.law("L6")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("make", FIT)
+def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
+    for ours, theirs in zip(through_fit(make(), 5, accum_steps=4), through_fit(make(), 20)):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)

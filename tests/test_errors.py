@@ -1,0 +1,212 @@
+"""Every bad argument raises at once, in words that say what it must be and what it was (law L17)."""
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+OPTIONS = [
+    ({"accum_steps": 0}, ValueError, "`accum_steps` must be an int >= 1. Received: accum_steps=0."),
+    ({"accum_steps": -3}, ValueError, "Received: accum_steps=-3."),
+    ({"accum_steps": 2.0}, TypeError, "Received: accum_steps=2.0."),
+    ({"accum_steps": True}, TypeError, "Received: accum_steps=True."),
+    ({"accum_steps": None}, TypeError, "Received: accum_steps=None."),
+    ({"accum_steps": "4"}, TypeError, "Received: accum_steps='4'."),
+    ({"accum_steps": {}}, ValueError, "add the key 0"),
+    ({"accum_steps": {1: 4}}, ValueError, "add the key 0"),
+    ({"accum_steps": {0: 4, -1: 2}}, ValueError, "must be ints >= 0"),
+    ({"accum_steps": {0: 0}}, ValueError, "must be an int >= 1"),
+    ({"reduction": "median"}, ValueError, "`reduction` must be one of"),
+    ({"reduction": None}, ValueError, "`reduction` must be one of"),
+    ({"nonfinite": "ignore"}, ValueError, "`nonfinite` must be one of"),
+    ({"sparse": True}, ValueError, "`sparse` must be one of"),
+    ({"transform": 3}, TypeError, "`transform` must be a function or None"),
+    ({"accumulator_dtype": "float31"}, TypeError, "float31"),
+]
+IDS = [repr(options) for options, _, _ in OPTIONS]
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("options,error,words", OPTIONS, ids=IDS)
+def test_keras_face_refuses(options, error, words):
+    with pytest.raises(error) as caught:
+        accum.GradientAccumulateOptimizer("SGD", **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("options,error,words", OPTIONS, ids=IDS)
+def test_graph_face_refuses(options, error, words):
+    with tf.Graph().as_default(), pytest.raises(error) as caught:
+        accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+@pytest.mark.parametrize(
+    "options,error,words",
+    OPTIONS
+    + [
+        ({"last_cycle": "keep"}, ValueError, "`last_cycle` must be one of"),
+        ({"micro_batch_weight": "tokens"}, ValueError, "`micro_batch_weight` must be one of"),
+        ({"use_agc": True, "clip_factor": 0}, ValueError, "`clip_factor` must be a number > 0"),
+        ({"use_agc": True, "eps": -1}, ValueError, "`eps` must be a number > 0"),
+    ],
+)
+def test_model_face_refuses_before_anything_is_built(options, error, words):
+    inputs = tf.keras.Input((3,))
+    with pytest.raises(error) as caught:
+        accum.GradientAccumulateModel(inputs=inputs, outputs=tf.keras.layers.Dense(2)(inputs), **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("optimizer", [None, 3, tf.Variable, object()], ids=["None", "int", "class", "object"])
+def test_keras_face_refuses_what_is_no_optimizer(optimizer):
+    with pytest.raises(TypeError, match="must be a Keras optimizer, its name or its config"):
+        accum.GradientAccumulateOptimizer(optimizer, 2)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_keras_face_points_a_graph_optimizer_to_its_face():
+    with pytest.raises(TypeError, match="accum.compat.v1.AccumOptimizer"):
+        accum.GradientAccumulateOptimizer(tf1.train.AdamOptimizer(), 2)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_accumulating_twice_is_refused():
+    once = accum.GradientAccumulateOptimizer("SGD", 2)
+    with pytest.raises(ValueError, match="accumulates already"):
+        accum.GradientAccumulateOptimizer(once, 2)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("optimizer", [None, "adam", object()], ids=["None", "str", "object"])
+def test_graph_face_refuses_what_is_no_optimizer(optimizer):
+    with pytest.raises(TypeError, match="must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer"):
+        accum.compat.v1.AccumOptimizer(optimizer, 2)
+
+
+def micro_step(grads_and_vars, accum_steps=2, **given):
+    accum.GradientAccumulateOptimizer("SGD", accum_steps).apply_gradients(grads_and_vars, **given)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("accum_steps", [1, 2])
+def test_bad_gradients_are_refused(accum_steps):
+    variable = tf.Variable(tf.zeros([3]), name="w")
+    with pytest.raises(ValueError, match="No gradient for any variable of .*w"):
+        micro_step([(None, variable)], accum_steps)
+    with pytest.raises(ValueError, match="No gradient for any variable"):
+        micro_step([], accum_steps)
+    with pytest.raises(ValueError, match=r"must have its variable's shape. Received: shape \(4,\) for w"):
+        micro_step([(tf.zeros([4]), variable)], accum_steps)
+    with pytest.raises(TypeError, match="pairs"):
+        micro_step([tf.zeros([3])], accum_steps)
+    with pytest.raises(TypeError, match="A gradient must be a tensor"):
+        micro_step([("g", variable)], accum_steps)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+@pytest.mark.parametrize(
+    "weight,error", [(-1, ValueError), (-0.5, ValueError), ("3", TypeError), (True, TypeError), ([1.0, 2.0], TypeError)]
+)
+def test_bad_weights_are_refused(weight, error):
+    variable = tf.Variable(tf.zeros([3]))
+    with pytest.raises(error, match="`weight` must be a scalar >= 0"):
+        micro_step([(tf.zeros([3]), variable)], weight=weight)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+def test_other_variables_within_a_cycle_are_refused_and_nothing_is_lost(is_traced):
+    one, other = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+
+    def take(*variables):
+        optimizer.apply_gradients([(tf.constant([1.0]), var) for var in variables])
+
+    first = tf.function(lambda: take(one)) if is_traced else lambda: take(one)
+    second = tf.function(lambda: take(one, other)) if is_traced else lambda: take(one, other)
+    first()
+    with pytest.raises(ValueError, match="must not change within a cycle"):
+        second()
+    first()
+    np.testing.assert_array_equal(one.numpy(), [-1.0])
+
+
+@pytest.mark.law("L17")
+def test_other_variables_in_a_second_minimize_are_refused():
+    with tf.Graph().as_default():
+        one, other = (tf1.get_variable(name, initializer=[0.0]) for name in "ab")
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
+        optimizer.minimize(tf.reduce_sum(one**2), var_list=[one])
+        with pytest.raises(ValueError, match="must not change within a cycle"):
+            optimizer.minimize(tf.reduce_sum(other**2), var_list=[other])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_graph_face_refuses_eager_execution():
+    variable = tf.Variable([0.0])
+    optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
+    with pytest.raises(RuntimeError, match="accum.GradientAccumulateOptimizer"):
+        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+
+
+@pytest.mark.law("L17")
+def test_graph_face_refuses_a_loss_without_trainable_variables():
+    with tf.Graph().as_default():
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
+        with pytest.raises(ValueError):
+            optimizer.minimize(tf.constant(1.0))
+        with pytest.raises(ValueError, match="either `loss` or `grads_and_vars`"):
+            optimizer.accumulation_ops()
+
+
+@pytest.mark.law("L17")
+def test_graph_face_refuses_a_schedule_without_a_clock():
+    with tf.Graph().as_default():
+        variable = tf1.get_variable("w", initializer=[0.0])
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), {0: 1, 5: 2})
+        with pytest.raises(ValueError, match="pass a `global_step`"):
+            optimizer.minimize(tf.reduce_sum(variable**2))
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_accum_steps_cannot_leave_one_or_a_schedule():
+    variable = tf.Variable([0.0])
+    single = accum.GradientAccumulateOptimizer("SGD", 1)
+    single.apply_gradients([(tf.constant([1.0]), variable)])
+    with pytest.raises(ValueError, match="accum_steps={0: 1, first_step: 4}"):
+        single.accum_steps = 4
+    scheduled = accum.GradientAccumulateOptimizer("SGD", {0: 2, 9: 4})
+    with pytest.raises(ValueError, match="give it to a new optimizer"):
+        scheduled.accum_steps = 3
+    fresh = accum.GradientAccumulateOptimizer("SGD", 1)
+    fresh.accum_steps = 2
+    assert fresh.accum_steps == 2
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_scheduler_refuses_a_model_that_does_not_accumulate():
+    inputs = tf.keras.Input((1,))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="must be compiled with a `GradientAccumulateOptimizer`"):
+        model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[accum.AccumulationScheduler({0: 2})])
+    with pytest.raises(ValueError, match="add the key 0"):
+        accum.AccumulationScheduler({1: 2})

@@ -1,0 +1,68 @@
+"""In a static graph, control dependencies fix the order: accumulate, read, apply, zero (law L15)."""
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+SHAPE = (64, 32)
+
+
+def build(use_resource, train_ops=1, accum_steps=3):
+    step = tf1.train.get_or_create_global_step()
+    variable = tf1.get_variable("w", initializer=np.ones(SHAPE, np.float32), use_resource=use_resource)
+    fed = [tf1.placeholder(tf.float32, SHAPE) for _ in range(train_ops)]
+    optimizer = accum.compat.v1.AccumOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), accum_steps)
+    return variable, step, fed, [optimizer.apply_gradients([(grad, variable)], step) for grad in fed]
+
+
+@pytest.mark.law("L15")
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+def test_fifty_sessions_over_the_same_data_end_bit_identical(use_resource):
+    gradients = np.random.RandomState(0).normal(size=(6,) + SHAPE).astype("float32")
+    ends = set()
+    with tf.Graph().as_default():
+        variable, _, (fed,), (train_op,) = build(use_resource)
+        initialize = tf1.global_variables_initializer()
+        for _ in range(50):
+            with tf1.Session() as session:
+                session.run(initialize)
+                for grad in gradients:
+                    session.run(train_op, {fed: grad})
+                ends.add(session.run(variable).tobytes())
+    assert len(ends) == 1
+
+
+@pytest.mark.law("L15")
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+def test_two_train_ops_in_one_run_do_not_race(use_resource):
+    random = np.random.RandomState(0)
+    pairs = random.normal(size=(40, 2) + SHAPE).astype("float32")
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable, step, fed, train_ops = build(use_resource, train_ops=2, accum_steps=2)
+        session.run(tf1.global_variables_initializer())
+        for pair in pairs:
+            session.run(train_ops, dict(zip(fed, pair)))
+        ours = session.run(variable)
+        assert session.run(step) == len(pairs)
+    weights, velocity = np.ones(SHAPE, "float32"), np.zeros(SHAPE, "float32")
+    for one, other in pairs:  # whichever came first, the sum of two is the same to the bit
+        velocity = np.float32(0.9) * velocity + (one + other) / np.float32(2.0)
+        weights = weights - np.float32(0.1) * velocity
+    np.testing.assert_allclose(ours, weights, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L15")
+def test_two_optimizers_in_one_graph_keep_to_themselves():
+    with tf.Graph().as_default(), tf1.Session() as session:
+        ours = []
+        for name, accum_steps in (("generator", 2), ("discriminator", 3)):
+            variable = tf1.get_variable(name, initializer=[0.0])
+            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps)
+            ours.append((variable, optimizer.apply_gradients([(tf.ones([1]), variable)])))
+        session.run(tf1.global_variables_initializer())
+        for _ in range(6):
+            session.run([train_op for _, train_op in ours])
+        assert session.run([variable for variable, _ in ours]) == [[-3.0], [-2.0]]

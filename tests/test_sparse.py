@@ -1,0 +1,178 @@
+"""Missing gradients and sparse ones (law L8)."""
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+ROWS, WIDTH, K = 6, 2, 2
+INDICES = {
+    "disjoint": [[0, 2], [3, 5], [1, 2], [4, 0]],
+    "overlapping": [[0, 2], [2, 3], [5, 4], [4, 5]],
+    "duplicate": [[1, 1], [1, 3], [0, 0], [2, 2]],
+}
+
+
+def slices(indices, seed):
+    values = np.random.RandomState(seed).normal(size=(len(indices), WIDTH)).astype("float32")
+    return values, np.array(indices)
+
+
+def union(cycle):
+    """The mean of a cycle's slices as the union of their rows, ascending, each once."""
+    total, touched = np.zeros((ROWS, WIDTH), "float32"), set()
+    for values, indices in cycle:
+        for value, row in zip(values, indices):
+            total[row] += value
+            touched.add(int(row))
+    rows = sorted(touched)
+    return total[rows] / np.float32(len(cycle)), np.array(rows)
+
+
+def run(optimizer, given, is_traced):
+    table = tf.Variable(np.ones((ROWS, WIDTH), "float32"))
+
+    def step(values, indices):
+        shape = tf.constant([ROWS, WIDTH], tf.int64)
+        optimizer.apply_gradients([(tf.IndexedSlices(values, indices, shape), table)])
+
+    if is_traced:
+        step = tf.function(step, input_signature=[tf.TensorSpec([None, WIDTH]), tf.TensorSpec([None], tf.int64)])
+    for values, indices in given:
+        step(tf.constant(values), tf.constant(indices, tf.int64))
+    return table.numpy()
+
+
+def legacy():
+    return getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+
+
+OPTIMIZERS = [
+    pytest.param(lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9), id="momentum"),
+    pytest.param(lambda: tf.keras.optimizers.Adam(0.1), id="adam"),
+    pytest.param(lambda: legacy().SGD(0.1, momentum=0.9), id="legacy-momentum"),
+    pytest.param(lambda: legacy().Adam(0.1), id="legacy-adam"),
+    pytest.param(lambda: legacy().Ftrl(0.1), id="legacy-ftrl"),
+]
+
+
+@pytest.mark.law("L8")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("pattern", sorted(INDICES))
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_sparse_rows_reach_the_inner_optimizer_as_their_union(make, pattern, is_traced):
+    given = [slices(indices, seed) for seed, indices in enumerate(INDICES[pattern])]
+    expected = run(make(), [union(given[:2]), union(given[2:])], is_traced)
+    ours = run(accum.GradientAccumulateOptimizer(make(), accum_steps=K), given, is_traced)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-7)
+
+
+@pytest.mark.law("L8")
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+@pytest.mark.parametrize("pattern", sorted(INDICES))
+def test_sparse_rows_in_a_session(pattern, use_resource):
+    given = [slices(indices, seed) for seed, indices in enumerate(INDICES[pattern])]
+
+    def trained(wraps, fed_slices):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            table = tf1.get_variable("t", initializer=np.ones((ROWS, WIDTH), "float32"), use_resource=use_resource)
+            values, indices = tf1.placeholder(tf.float32, [None, WIDTH]), tf1.placeholder(tf.int64, [None])
+            optimizer = tf1.train.MomentumOptimizer(0.1, 0.9)
+            if wraps:
+                optimizer = accum.compat.v1.AccumOptimizer(optimizer, accum_steps=K)
+            grad = tf.IndexedSlices(values, indices, tf.constant([ROWS, WIDTH], tf.int64))
+            train_op = optimizer.apply_gradients([(grad, table)])
+            session.run(tf1.global_variables_initializer())
+            for one in fed_slices:
+                session.run(train_op, dict(zip([values, indices], one)))
+            return session.run(table)
+
+    expected = trained(False, [union(given[:2]), union(given[2:])])
+    np.testing.assert_allclose(trained(True, given), expected, rtol=0, atol=2e-7)
+
+
+@pytest.mark.law("L8")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("sparse,expected", [("rows", tf.IndexedSlices), ("dense", tf.Tensor)])
+def test_sparse_argument_says_what_the_inner_optimizer_receives(sparse, expected):
+    seen = []
+
+    def record(grads_and_vars):
+        seen.extend(grad for grad, _ in grads_and_vars)
+        return grads_and_vars
+
+    optimizer = accum.GradientAccumulateOptimizer("SGD", accum_steps=K, sparse=sparse, transform=record)
+    run(optimizer, [slices(indices, 0) for indices in INDICES["disjoint"][:2]], is_traced=False)
+    assert len(seen) == 1
+    assert isinstance(seen[0], expected)
+    if sparse == "rows":
+        np.testing.assert_array_equal(seen[0].indices.numpy(), [0, 2, 3, 5])
+
+
+@pytest.mark.law("L8")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_missing_gradient_counts_as_zero_in_its_cycle(place):
+    one, other = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=3)
+    for cycle in range(2):  # the second meets what the first left in the buffers
+        for micro_step in range(3):
+            grad = None if micro_step == place else tf.constant([3.0])
+            optimizer.apply_gradients([(tf.constant([1.0]), one), (grad, other)])
+    np.testing.assert_allclose([one.numpy(), other.numpy()], [[-2.0], [-4.0]])
+
+
+@pytest.mark.law("L8")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+def test_a_variable_without_any_gradient_is_not_handed_on(is_traced):
+    handed = []
+
+    def record(grads_and_vars):
+        handed.append([var.name for _, var in grads_and_vars])
+        return grads_and_vars
+
+    used, unused = tf.Variable([0.0], name="used"), tf.Variable([5.0], name="unused")
+    optimizer = accum.GradientAccumulateOptimizer("Adam", accum_steps=2, transform=record)
+
+    def step():
+        optimizer.apply_gradients([(tf.constant([1.0]), used), (None, unused)])
+
+    step = tf.function(step) if is_traced else step
+    for _ in range(2):
+        step()
+    assert handed and all(names == ["used:0"] for names in handed)
+    np.testing.assert_array_equal(unused.numpy(), [5.0])
+
+
+@pytest.mark.law("L8")
+@pytest.mark.keras_face
+def test_a_gradient_that_an_older_trace_would_lose_is_refused():
+    first, second = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = accum.GradientAccumulateOptimizer("SGD", accum_steps=2)
+
+    @tf.function
+    def micro_step(has_second):
+        grad = tf.constant([1.0])
+        optimizer.apply_gradients([(grad, first), (grad if has_second else None, second)])
+
+    micro_step(False)
+    with pytest.raises(ValueError, match="had no gradient"):
+        micro_step(True)
+
+
+@pytest.mark.law("L8")
+def test_a_missing_gradient_in_a_session_is_put_back_by_position():
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variables = [tf1.get_variable(name, initializer=[0.0]) for name in ("a", "b", "c")]
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
+        grads = [tf.constant([1.0]), None, tf.constant([3.0])]
+        train_op = optimizer.apply_gradients(list(zip(grads, variables)))
+        session.run(tf1.global_variables_initializer())
+        for _ in range(2):
+            session.run(train_op)
+        assert session.run(variables) == [[-1.0], [0.0], [-3.0]]
