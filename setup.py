@@ -1,4 +1,5 @@
 """Packaging of tf-accum. TensorFlow is the user's own, pinned as they need it: it is an extra, not a requirement."""
+
 import os
 import re
 

@@ -1,4 +1,5 @@
 """Gradient accumulation for TensorFlow: K micro-batches make the step that the full batch would have made."""
+
 from accum._tf import HAS_KERAS_FACE
 
 __version__ = "0.1.0"

@@ -1,4 +1,5 @@
 """The command line: `python -m accum`."""
+
 import argparse
 import sys
 

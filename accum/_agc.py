@@ -3,6 +3,7 @@
 Source: Brock, De, Smith, Simonyan, "High-Performance Large-Scale Image Recognition Without Normalization", 2021,
 arXiv:2102.06171, equation 3. The way into Keras code was shown by Sayak Paul.
 """
+
 from accum import _check
 from accum._tf import tf
 

@@ -1,4 +1,5 @@
 """Callbacks: what happens to an unfinished cycle at the end of an epoch, and cycles whose length depends on it."""
+
 from accum import _check, _tf
 from accum._optimizer import GradientAccumulateOptimizer
 from accum._tf import tf

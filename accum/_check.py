@@ -1,4 +1,5 @@
 """Every error that an argument can cause, raised before anything is built (law L17)."""
+
 import numbers
 
 import numpy as np

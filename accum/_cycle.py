@@ -8,6 +8,7 @@ gradient, and the inner optimizer's own `apply_gradients` makes the step.
 Every order is fixed by control dependencies, so the same code runs eagerly, in a `tf.function` and in a static graph,
 and no counter moves before the gradients that it counts exist.
 """
+
 from accum import _check, _tf
 from accum._flow import Call
 from accum._slots import Accumulator
@@ -247,5 +248,3 @@ class Cycle:
         waits = tf.control_dependencies(_tf.local_tensors(strategy, args))
         with waits, _tf.control_flow_for(self._variables):
             return self._mutex.execute(lambda: _tf.true_after(function(strategy, *args)), False).op
-
-

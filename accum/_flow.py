@@ -3,6 +3,7 @@
 Methods called `_on_*` run on each replica and never communicate; all others run once, across replicas. A `tf.cond`
 around anything that communicates has to stand across replicas: inside a replica TensorFlow refuses it (keras#20582).
 """
+
 from accum import _tf
 from accum._tf import tf, true_after
 

@@ -3,6 +3,7 @@
 It is the optimizer wrapper plus what only a model knows: how much a micro-batch weighs and where an epoch ends. A
 `train_step` of the user's own stays in force under it.
 """
+
 import inspect
 
 from accum import _agc, _check, _tf
@@ -61,7 +62,7 @@ class GradientAccumulateModel(tf.keras.Model):
         nonfinite="propagate",
         accumulator_dtype=None,
         sparse="rows",
-        **kwargs
+        **kwargs,
     ):
         del mixed_precision, experimental_distributed_support
         if use_agc or agc:

@@ -1,4 +1,5 @@
 """The Keras face: an optimizer around another one, for `compile`, custom loops and `strategy.run`."""
+
 import contextlib
 
 from accum import _check, _tf
@@ -57,17 +58,21 @@ class GradientAccumulateOptimizer:
         transform=None,
         nonfinite="propagate",
         accumulator_dtype=None,
-        sparse="rows"
+        sparse="rows",
     ):
         plan = make_plan(accum_steps, reduction, nonfinite, sparse)
-        inner = self.__dict__.pop("_resolved")
+        self.__dict__["_inner"] = self.__dict__.pop("_resolved")
+        _tf.stop_automatic_tracking(self)
         super().__init__(name=name)
-        self.__dict__["_inner"] = inner
-        host = _KerasHost(self, name)
         transform = _check.callable_or_none("transform", transform)
-        self.__dict__["_cycle"] = Cycle(plan, host, transform, accumulator_dtype, is_settable=not plan.is_bare)
+        self._use_cycle(Cycle(plan, _KerasHost(self, name), transform, accumulator_dtype, not plan.is_bare))
         self.__dict__["_weights_now"] = {}  # replica -> weight of the micro-batch that is being taken in
         self.__dict__["_has_run_bare"] = False
+
+    def _use_cycle(self, cycle):
+        self.__dict__["_cycle"] = cycle
+        if not cycle.plan.is_bare:
+            _tf.track(self, cycle.state, "accumulation")
 
     # ------------------------------------------------------------------------------------------------------------
     # Micro steps
@@ -80,7 +85,7 @@ class GradientAccumulateOptimizer:
         skip_gradients_aggregation=False,
         *,
         weight=None,
-        experimental_aggregate_gradients=True
+        experimental_aggregate_gradients=True,
     ):
         """Take in the gradients of one micro-batch; on the last one of a cycle, make the step.
 
@@ -189,7 +194,7 @@ class GradientAccumulateOptimizer:
                 "To reach {} later, construct with accum_steps={{0: 1, first_step: {}}}.".format(value, value)
             )
         if not self._cycle.is_built:
-            self.__dict__["_cycle"] = self._cycle.planned_anew(new)
+            self._use_cycle(self._cycle.planned_anew(new))
         else:
             self._cycle.set_accum_steps(new)
 
@@ -294,7 +299,7 @@ class _KerasHost(Host):
         return self._wrapper.iterations
 
 
-class _LegacyFace:
+class _LegacyFace(_tf.TrackedAsInner):
     """What Keras reads on an optimizer that keeps slots."""
 
     @staticmethod
@@ -318,8 +323,11 @@ class _LegacyFace:
     def get_slot(self, var, slot_name):
         return self._inner.get_slot(var, slot_name)
 
+    def _create_or_restore_slot_variable(self, *args, **kwargs):
+        return self._inner._create_or_restore_slot_variable(*args, **kwargs)
 
-class _NewFace:
+
+class _NewFace(_tf.TrackedAsInner):
     """What Keras reads on an optimizer that is built from a list of variables."""
 
     def _returned(self, op):

@@ -1,4 +1,5 @@
 """The arithmetic of a cycle: how long it is, how it is weighed, how it is reduced. Knows nothing of TensorFlow."""
+
 from typing import Dict, NamedTuple, Tuple, Union
 
 from accum import _check

@@ -5,6 +5,7 @@ is added to what is read without being stored. Whatever stood there, a NaN inclu
 A variable whose gradients are `tf.IndexedSlices` has a row mask beside its buffer: only touched rows are read, handed
 on and cleared, so that an embedding never costs a pass over its whole table.
 """
+
 from accum._tf import local_variable, tf, true_after
 
 

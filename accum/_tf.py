@@ -3,6 +3,7 @@
 Nothing else in the package looks at a version or probes TensorFlow. A new TensorFlow line is an edit of this file;
 each branch says with which line it dies.
 """
+
 import contextlib
 import re
 
@@ -130,6 +131,42 @@ def is_legacy_config(config):
 def register_keras_class(cls, name):
     """Make Keras find `cls` under its bare name when it loads a file, without custom objects."""
     tf.keras.utils.get_custom_objects()[name] = cls
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Checkpoints
+
+
+def _forwarded(name, attribute):
+    """An attribute that is the one of `self._inner`."""
+    if isinstance(attribute, property):
+        return property(lambda self: getattr(self._inner, name), lambda self, value: setattr(self._inner, name, value))
+    return lambda self, *args, **kwargs: getattr(self._inner, name)(*args, **kwargs)
+
+
+def _tracking_attributes():
+    """Everything by which TensorFlow tracks an object for checkpoints: the names differ from line to line."""
+    trackable = [base for base in tf.Module.__mro__ if base.__name__ == "Trackable"][0]
+    # From 2.9 on, a class that defines the last two is taken for one that holds tensors itself.
+    kept = "__", "_tf_api", "_serialize_to_tensors", "_restore_from_tensors"
+    names = [name for name in vars(trackable) if name.startswith("_") and not name.startswith(kept)]
+    return {name: _forwarded(name, vars(trackable)[name]) for name in names}
+
+
+TrackedAsInner = type("TrackedAsInner", (), _tracking_attributes())
+"""To a checkpoint, such an optimizer is the one that it wraps, so that either's checkpoint restores into the other.
+
+`LossScaleOptimizer` does the same from 2.4 on, with a class that has no public name.
+"""
+
+
+def stop_automatic_tracking(optimizer):
+    """Keep a new-style optimizer from tracking its own attributes, which would be those of its inner one."""
+    optimizer.__dict__["_self_setattr_tracking"] = False
+
+
+def track(owner, value, name):
+    owner._track_trackable(value, name, overwrite=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------

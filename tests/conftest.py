@@ -1,4 +1,5 @@
 """What every test file shares: two logical CPUs, no drawing, and the table of what a cell cannot do."""
+
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

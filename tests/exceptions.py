@@ -1,4 +1,5 @@
 """The one table of what TensorFlow itself makes impossible on a line. Each row is a strict xfail with its reason."""
+
 import re
 
 import tensorflow as tf

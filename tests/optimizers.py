@@ -1,4 +1,5 @@
 """Every optimizer class that the cell's TensorFlow ships, found and not listed, with the variants worth a case."""
+
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,4 +1,5 @@
 """The golden problem and small models, built alike through every face."""
+
 import json
 import os
 

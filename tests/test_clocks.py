@@ -1,4 +1,5 @@
 """Steps are counted by `iterations` and `global_step`, micro steps by a counter of their own (law L3)."""
+
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,4 +1,5 @@
 """What accumulating may cost: one accumulator a variable, and no work of the inner optimizer between steps (L16)."""
+
 from collections import Counter
 
 import numpy as np

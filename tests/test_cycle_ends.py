@@ -1,4 +1,5 @@
 """Partial cycles: flush, carry and drop, by the wrapper and by the model (law L6)."""
+
 import numpy as np
 import pytest
 import tensorflow as tf

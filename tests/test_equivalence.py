@@ -1,4 +1,5 @@
 """C cycles of K micro steps equal C steps of the bare optimizer on the same float32 means (law L1)."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -90,7 +91,9 @@ def test_graph_optimizers_make_the_bare_step(make, use_resource, how):
 
 def mlp():
     inputs = tf.keras.Input((6,))
-    hidden = tf.keras.layers.Dense(8, activation="tanh", kernel_initializer=tf.keras.initializers.GlorotUniform(1))(inputs)
+    hidden = tf.keras.layers.Dense(8, activation="tanh", kernel_initializer=tf.keras.initializers.GlorotUniform(1))(
+        inputs
+    )
     outputs = tf.keras.layers.Dense(2, kernel_initializer=tf.keras.initializers.GlorotUniform(2))(hidden)
     return tf.keras.Model(inputs, outputs)
 

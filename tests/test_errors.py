@@ -1,4 +1,5 @@
 """Every bad argument raises at once, in words that say what it must be and what it was (law L17)."""
+
 import numpy as np
 import pytest
 import tensorflow as tf

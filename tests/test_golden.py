@@ -1,4 +1,5 @@
 """All faces, on every TensorFlow, follow the trajectories that NumPy wrote (law L1)."""
+
 import subprocess
 import sys
 

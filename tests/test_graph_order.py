@@ -1,4 +1,5 @@
 """In a static graph, control dependencies fix the order: accumulate, read, apply, zero (law L15)."""
+
 import numpy as np
 import pytest
 import tensorflow as tf

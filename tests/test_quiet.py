@@ -1,4 +1,5 @@
 """Until the last micro step of a cycle nothing that a reader of the model can see changes (law L2)."""
+
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,4 +1,5 @@
 """What a cycle's gradients are reduced to: reduction, weights, transforms, not-a-number (laws L4, L5, L7, L9, L10)."""
+
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,4 +1,5 @@
 """K = 1 as a plain int is the bare optimizer (law L14)."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,7 +28,9 @@ def test_keras_single_micro_step_is_the_bare_optimizer_to_the_bit(make):
 
         for grads in gradients:
             step(*map(tf.constant, grads))
-        ops = sorted(op.type for op in step.get_concrete_function(*map(tf.constant, gradients[0])).graph.get_operations())
+        ops = sorted(
+            op.type for op in step.get_concrete_function(*map(tf.constant, gradients[0])).graph.get_operations()
+        )
         return [v.numpy() for v in variables], ops
 
     wrapped = accum.GradientAccumulateOptimizer(make(), accum_steps=1)

@@ -1,4 +1,5 @@
 """Missing gradients and sparse ones (law L8)."""
+
 import numpy as np
 import pytest
 import tensorflow as tf

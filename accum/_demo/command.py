@@ -1,4 +1,5 @@
 """The arguments of the demo, checked before anything is trained."""
+
 import argparse
 import os
 import sys

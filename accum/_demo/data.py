@@ -1,4 +1,5 @@
 """The digits, as a seed splits and orders them."""
+
 import os
 from typing import NamedTuple
 

@@ -2,7 +2,6 @@
 
 The faces have the same methods, so that nobody need know which one is at work.
 """
-import numpy as np
 
 import accum
 from accum._demo import network
@@ -43,7 +42,7 @@ class GraphFace:
         return train_op, ops.apply
 
     def train(self, examples, epochs, progress):
-        """Train, telling `progress` the epoch's mean loss so far after each micro-batch. Returns the mean loss of each epoch."""
+        """Train, telling `progress` the epoch's loss so far after each micro-batch. Returns each epoch's mean loss."""
         return _train_by_loop(self, examples, epochs, progress)
 
     def micro_step(self, batch):
@@ -107,7 +106,7 @@ class OptimizerFace(_KerasFace):
         return loss
 
     def train(self, examples, epochs, progress):
-        """Train, telling `progress` the epoch's mean loss so far after each micro-batch. Returns the mean loss of each epoch."""
+        """Train, telling `progress` the epoch's loss so far after each micro-batch. Returns each epoch's mean loss."""
         return _train_by_loop(self, examples, epochs, progress)
 
     def micro_step(self, batch):
@@ -134,7 +133,7 @@ class ModelFace(_KerasFace):
         self._model.compile(self._optimizer, loss=self._loss)
 
     def train(self, examples, epochs, progress):
-        """Train, telling `progress` the epoch's mean loss so far after each micro-batch. Returns the mean loss of each epoch."""
+        """Train, telling `progress` the epoch's loss so far after each micro-batch. Returns each epoch's mean loss."""
         tell = tf.keras.callbacks.LambdaCallback(on_batch_end=lambda _, logs: progress(logs["loss"]))
         history = self._model.fit(
             examples.images,

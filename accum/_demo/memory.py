@@ -1,4 +1,5 @@
 """The peak memory of this process, as its operating system counts it."""
+
 import sys
 
 MIB = 2**20

@@ -3,6 +3,7 @@
 It is smooth (tanh, mean pooling): where a kink is, a rounding error can tip a gradient, and two runs that are equal
 in exact arithmetic part.
 """
+
 import numpy as np
 
 from accum._tf import tf

@@ -1,4 +1,5 @@
 """The loss curves."""
+
 import importlib.util
 
 from accum._demo.report import deviation
@@ -22,7 +23,7 @@ def draw(settings, outcomes, path):
     axes = figure.add_subplot(1, 1, 1)
     full, accumulated, micro = outcomes
     # The first two coincide: one thick and pale, the other thin and dashed on it.
-    _curve(axes, full, color="#9ecae1", linewidth=8, marker="o", markersize=8)
+    _curve(axes, full, color="#9ecae1", linewidth=8, solid_capstyle="round", marker="o", markersize=8)
     _curve(axes, accumulated, color="#08306b", linewidth=1.6, linestyle="--", marker="o", markersize=3.5)
     _curve(axes, micro, color="#d95f02", linewidth=1.6, marker="o", markersize=3.5)
     _label(axes, settings, deviation(accumulated, full))

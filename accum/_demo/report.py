@@ -1,4 +1,5 @@
 """The table that the demo ends with."""
+
 import numpy as np
 
 HEADER = (

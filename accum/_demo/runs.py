@@ -1,4 +1,5 @@
 """One process a run, so that its peak memory is its own, and what is measured there."""
+
 import multiprocessing
 import os
 import sys

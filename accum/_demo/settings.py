@@ -1,4 +1,5 @@
 """What the user asked for, and the three runs that follow from it."""
+
 from typing import NamedTuple, Optional
 
 FACES = ("v1", "optimizer", "model")

@@ -1,4 +1,5 @@
 """The static-graph face: an optimizer for `tf.compat.v1` graphs, Sessions and the loops around them."""
+
 from accum.compat.v1._optimizer import AccumOps, AccumOptimizer
 
 __all__ = ["AccumOps", "AccumOptimizer"]

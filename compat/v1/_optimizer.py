@@ -1,4 +1,5 @@
 """`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or all three in one conditional op."""
+
 from typing import NamedTuple
 
 from accum import _check, _tf
@@ -7,7 +8,8 @@ from accum._plan import make_plan
 from accum._tf import tf
 
 AccumOps = NamedTuple(
-    "AccumOps", [("accumulate", tf.Operation), ("apply", tf.Operation), ("zero", tf.Operation), ("micro_step", tf.Tensor)]
+    "AccumOps",
+    [("accumulate", tf.Operation), ("apply", tf.Operation), ("zero", tf.Operation), ("micro_step", tf.Tensor)],
 )
 AccumOps.__doc__ = """The ops of a cycle, for users who drive it themselves.
 
@@ -67,7 +69,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         nonfinite="propagate",
         accumulator_dtype=None,
         sparse="rows",
-        count_micro_steps=False
+        count_micro_steps=False,
     ):
         plan = make_plan(accum_steps, reduction, nonfinite, sparse)
         super().__init__(use_locking, name)
@@ -146,7 +148,9 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         """
         _require_graph()
         if (loss is None) == (grads_and_vars is None):
-            raise ValueError("Give either `loss` or `grads_and_vars`. Received: {!r}, {!r}.".format(loss, grads_and_vars))
+            raise ValueError(
+                "Give either `loss` or `grads_and_vars`. Received: {!r}, {!r}.".format(loss, grads_and_vars)
+            )
         if loss is not None:
             grads_and_vars = self.compute_gradients(loss, var_list=var_list)
         listed = _check.pairs(grads_and_vars)
@@ -269,6 +273,8 @@ def _inner_optimizer(optimizer):
         raise ValueError("`optimizer` accumulates already: set its `accum_steps`. Received: {!r}.".format(optimizer))
     if not _tf.is_graph_optimizer(optimizer) and not _tf.is_keras_optimizer(optimizer):
         raise TypeError(
-            "`optimizer` must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer. Received: {!r}.".format(optimizer)
+            "`optimizer` must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer. Received: {!r}.".format(
+                optimizer
+            )
         )
     return optimizer

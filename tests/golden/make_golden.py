@@ -7,6 +7,7 @@ A small network (5 inputs, 4 tanh units, 3 classes, softmax cross-entropy) takes
 a whole batch of 12 examples. Every face, on every TensorFlow, has to arrive at the same weights from micro-batches.
 Epsilon is 1e-16 throughout, so that no convention about its place shows.
 """
+
 import json
 import os
 import sys

@@ -1,0 +1,124 @@
+"""Checkpoints in mid-cycle, and from plain to wrapped and back (law L12)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from optimizers import random_gradients
+
+import accum
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+SHAPES, K = [(3, 2), (2,)], 3
+
+LEGACY = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+FAMILIES = [pytest.param(tf.keras.optimizers.Adam, id="keras")]
+if LEGACY is not tf.keras.optimizers:
+    FAMILIES.append(pytest.param(LEGACY.Adam, id="legacy"))
+
+
+class Run:
+    """Two variables, an optimizer, and the checkpoint of both."""
+
+    def __init__(self, optimizer, is_traced):
+        self.variables = [tf.Variable(value) for value in random_gradients(1, SHAPES, seed=1)[0]]
+        self.optimizer = optimizer
+        self.checkpoint = tf.train.Checkpoint(variables=self.variables, optimizer=optimizer)
+        self.take = tf.function(self._take) if is_traced else self._take
+
+    def _take(self, *grads):
+        self.optimizer.apply_gradients(zip(grads, self.variables))
+
+    def feed(self, gradients):
+        for grads in gradients:
+            self.take(*map(tf.constant, grads))
+        return self
+
+    def values(self):
+        return [v.numpy() for v in self.variables]
+
+
+def wrapped(make, accum_steps=K):
+    return accum.GradientAccumulateOptimizer(make(0.1), accum_steps)
+
+
+def assert_same(ours, theirs):
+    for one, other in zip(ours, theirs):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.law("L12")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("make", FAMILIES)
+def test_a_run_restored_after_any_micro_step_ends_as_the_uninterrupted_one(tmp_path, make, stop, is_traced):
+    gradients = random_gradients(9, SHAPES)
+    expected = Run(wrapped(make), is_traced).feed(gradients).values()
+    path = Run(wrapped(make), is_traced).feed(gradients[:stop]).checkpoint.save(str(tmp_path / "at"))
+    resumed = Run(wrapped(make), is_traced)
+    resumed.checkpoint.restore(path)
+    assert_same(resumed.feed(gradients[stop:]).values(), expected)
+    assert int(resumed.optimizer.iterations.numpy()) == 3
+
+
+@pytest.mark.law("L12")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("make", FAMILIES)
+def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
+    gradients = random_gradients(2, SHAPES)
+    expected = Run(make(0.1), True).feed(gradients).values()
+    plain = Run(make(0.1), True).feed(gradients[:1]).checkpoint.save(str(tmp_path / "plain"))
+    ours = Run(wrapped(make, accum_steps=2), True)
+    ours.checkpoint.restore(plain)
+    ours.feed([gradients[1], gradients[1]])  # the mean of a gradient and itself
+    assert_same(ours.values(), expected)
+
+    again = Run(make(0.1), True)
+    again.checkpoint.restore(ours.checkpoint.save(str(tmp_path / "ours"))).expect_partial()
+    expected = Run(make(0.1), True).feed(gradients + gradients[:1]).values()
+    assert_same(again.feed(gradients[:1]).values(), expected)
+
+
+@pytest.mark.law("L12")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("make", FAMILIES)
+def test_other_accum_steps_on_resume_keep_iterations_and_finish_the_cycle_begun(tmp_path, make):
+    path = Run(wrapped(make, 4), True).feed(random_gradients(5, SHAPES)).checkpoint.save(str(tmp_path / "at"))
+    resumed = Run(wrapped(make, 2), True)
+    resumed.checkpoint.restore(path)
+    steps = []
+    for grads in random_gradients(7, SHAPES):
+        resumed.feed([grads])
+        steps.append(int(resumed.optimizer.iterations.numpy()))
+    assert steps == [1, 1, 2, 2, 3, 3, 4]
+
+
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_saver_in_mid_cycle(tmp_path, stop, use_resource):
+    gradients = random_gradients(6, SHAPES)
+
+    def run(given, restore=None, save=None):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            with tf1.variable_scope("net", use_resource=use_resource):
+                first = random_gradients(1, SHAPES, seed=1)[0]
+                variables = [tf1.get_variable("w%d" % i, initializer=value) for i, value in enumerate(first)]
+            fed = [tf1.placeholder(tf.float32, shape) for shape in SHAPES]
+            step = tf1.train.get_or_create_global_step()
+            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.AdamOptimizer(0.1), accum_steps=K)
+            train_op, saver = optimizer.apply_gradients(list(zip(fed, variables)), step), tf1.train.Saver()
+            session.run(tf1.global_variables_initializer())
+            if restore:
+                saver.restore(session, restore)
+            for grads in given:
+                session.run(train_op, dict(zip(fed, grads)))
+            if save:
+                saver.save(session, save)
+            return session.run(variables + [step])
+
+    expected = run(gradients)
+    run(gradients[:stop], save=str(tmp_path / "at"))
+    assert_same(run(gradients[stop:], restore=str(tmp_path / "at")), expected)

@@ -1,0 +1,103 @@
+"""R replicas x K micro steps equal one device on the whole batch (law L11)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+
+R, K, CYCLES, N = 2, 3, 3, 4  # N examples a replica and micro step
+
+pytestmark = pytest.mark.keras_face
+
+
+def data():
+    random = np.random.RandomState(0)
+    x = random.normal(size=(CYCLES * K * R * N, 5)).astype("float32")
+    return x, random.normal(size=(len(x), 1)).astype("float32"), random.normal(size=(5, 1)).astype("float32")
+
+
+def mirrored():
+    ops = tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=ops)
+
+
+def on_one_device(optimizer):
+    x, y, first = data()
+    weights = tf.Variable(first)
+    for start in range(0, len(x), K * R * N):
+        part = slice(start, start + K * R * N)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x[part] @ weights - y[part]) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+    return weights.numpy()
+
+
+def on_two_replicas(make, **options):
+    """A custom loop in which each replica gives its own gradient, scaled as Keras does."""
+    x, y, first = data()
+    strategy = mirrored()
+    with strategy.scope():
+        weights = tf.Variable(first)
+        optimizer = accum.GradientAccumulateOptimizer(make(), accum_steps=K, **options)
+
+    def micro_step(x_now, y_now):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x_now @ weights - y_now) ** 2) / R
+        optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+
+    run = tf.function(lambda x_now, y_now: getattr(strategy, RUN)(micro_step, args=(x_now, y_now)))
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(R * N)
+    for x_now, y_now in strategy.experimental_distribute_dataset(batches):
+        run(x_now, y_now)
+    assert int(optimizer.iterations.numpy()) == CYCLES
+    return weights.numpy()
+
+
+RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
+
+
+@pytest.mark.law("L11")
+@pytest.mark.parametrize(
+    "make,reduction",
+    [
+        pytest.param(lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9), "mean", id="momentum-mean"),
+        pytest.param(lambda: tf.keras.optimizers.Adam(0.1), "running_mean", id="adam-running_mean"),
+    ],
+)
+def test_two_replicas_equal_one_device(make, reduction):
+    np.testing.assert_allclose(on_two_replicas(make, reduction=reduction), on_one_device(make()), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L11")
+@pytest.mark.law("L7")
+def test_transform_acts_once_on_the_reduced_gradient():
+    clip = lambda grads_and_vars: [(tf.clip_by_norm(grad, 0.5), var) for grad, var in grads_and_vars]
+
+    class Clipped(tf.keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, *args, **kwargs):
+            return super().apply_gradients(clip(list(grads_and_vars)), *args, **kwargs)
+
+    ours = on_two_replicas(lambda: tf.keras.optimizers.SGD(0.1), transform=clip)
+    np.testing.assert_allclose(ours, on_one_device(Clipped(0.1)), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L11")
+@pytest.mark.law("L5")
+def test_fit_on_two_replicas_equals_fit_on_one_device():
+    x, y, first = data()
+    x, y = x[:50], y[:50]  # 50 examples in batches of 8: the last is ragged, and so is the last cycle
+
+    def trained(scope, batch_size, accum_steps):
+        with scope:
+            inputs = tf.keras.Input((5,))
+            outputs = tf.keras.layers.Dense(1, use_bias=False)(inputs)
+            model = accum.GradientAccumulateModel(accum_steps, inputs=inputs, outputs=outputs)
+            model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        model.set_weights([first])
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+        model.fit(batches, epochs=2, verbose=0)
+        return model.get_weights()[0]
+
+    ours = trained(mirrored().scope(), 8, accum_steps=3)
+    np.testing.assert_allclose(ours, trained(tf.name_scope("one"), 24, accum_steps=1), rtol=0, atol=2e-6)
