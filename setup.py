@@ -42,7 +42,7 @@ setup(
     install_requires=["numpy"],
     extras_require={
         "tf": TENSORFLOW,
-        "plot": ["matplotlib"],
+        "plot": ["matplotlib>=3.3"],
         "test": ["pytest", "tf-slim"],
     },
     zip_safe=False,

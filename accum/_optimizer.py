@@ -1,6 +1,7 @@
 """The Keras face: an optimizer around another one, for `compile`, custom loops and `strategy.run`."""
 
 import contextlib
+from typing import Dict, Tuple
 
 from accum import _check, _tf
 from accum._cycle import Cycle, Host
@@ -90,8 +91,9 @@ class GradientAccumulateOptimizer:
         """Take in the gradients of one micro-batch; on the last one of a cycle, make the step.
 
         Args:
-          grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape, `tf.IndexedSlices`
-            or None. Under a strategy: the gradients of this replica's loss, scaled by 1 / replicas as Keras does.
+          grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape,
+            `tf.IndexedSlices` or None. Under a strategy: those of this replica's loss, scaled by 1 / replicas as Keras
+            does.
           name: accepted for Keras' sake.
           skip_gradients_aggregation: whether the gradients are already summed over replicas (Keras >= 2.11).
           weight: scalar >= 0, this micro-batch's weight in the mean, such as its number of examples; None: 1.
@@ -351,7 +353,7 @@ class _NewFace(_tf.TrackedAsInner):
         self._inner.load_own_variables(store)
 
 
-_CONCRETE = {}
+_CONCRETE: Dict[Tuple[type, type], type] = {}
 
 
 def _concrete_class(cls, base):

@@ -37,15 +37,15 @@ SUM = tf.distribute.ReduceOp.SUM
 
 
 def _legacy_base():
-    if (2, 11) <= VERSION:  # 2.11 made the new optimizers the default; dies with 2.15
+    if VERSION >= (2, 11):  # 2.11 made the new optimizers the default; dies with 2.15
         return tf.keras.optimizers.legacy.Optimizer
     return tf.keras.optimizers.Optimizer
 
 
 def _new_base():
-    if (2, 11) <= VERSION:
+    if VERSION >= (2, 11):
         return tf.keras.optimizers.Optimizer
-    if (2, 9) <= VERSION:  # a preview of the 2.11 optimizers; dies with 2.10
+    if VERSION >= (2, 9):  # a preview of the 2.11 optimizers; dies with 2.10
         return tf.keras.optimizers.experimental.Optimizer
     return None
 

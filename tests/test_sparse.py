@@ -120,7 +120,7 @@ def test_sparse_argument_says_what_the_inner_optimizer_receives(sparse, expected
 def test_a_missing_gradient_counts_as_zero_in_its_cycle(place):
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=3)
-    for cycle in range(2):  # the second meets what the first left in the buffers
+    for _ in range(2):  # the second meets what the first left in the buffers
         for micro_step in range(3):
             grad = None if micro_step == place else tf.constant([3.0])
             optimizer.apply_gradients([(tf.constant([1.0]), one), (grad, other)])

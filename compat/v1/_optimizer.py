@@ -240,7 +240,7 @@ class _GraphHost(Host):
 
     def buffer(self, var, name, shape, dtype):
         # The optimizers' own helper: colocated, with the slice information of a partitioned variable, saved.
-        zeros = tf.compat.v1.zeros_initializer(dtype=dtype)
+        zeros = tf.compat.v1.zeros_initializer()
         scope = "{}/{}".format(self._name, name)
         return self._wrapper._get_or_make_slot_with_initializer(var, zeros, shape, dtype, name, scope)
 
