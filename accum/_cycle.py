@@ -9,8 +9,9 @@ Every order is fixed by control dependencies, so the same code runs eagerly, in 
 and no counter moves before the gradients that it counts exist.
 """
 
-from accum import _check, _tf
+from accum import _check, _replicas, _tf
 from accum._flow import Call
+from accum._plan import make_plan
 from accum._slots import Accumulator
 from accum._tf import tf
 
@@ -243,8 +244,16 @@ class Cycle:
 
     def _across(self, function, *args):
         if self._mutex is None:
-            return _tf.across_replicas(function, args)
+            return _replicas.across_replicas(function, args)
         strategy = tf.distribute.get_strategy()
-        waits = tf.control_dependencies(_tf.local_tensors(strategy, args))
+        waits = tf.control_dependencies(_replicas.local_tensors(strategy, args))
         with waits, _tf.control_flow_for(self._variables):
-            return self._mutex.execute(lambda: _tf.true_after(function(strategy, *args)), False).op
+            return self._mutex.execute(lambda: _replicas.true_after(function(strategy, *args)), False).op
+
+
+def check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse):
+    """Check the options of an accumulating optimizer, whatever makes it. Returns the `Plan`."""
+    _check.callable_or_none("transform", transform)
+    if accumulator_dtype is not None:
+        tf.as_dtype(accumulator_dtype)
+    return make_plan(accum_steps, reduction, nonfinite, sparse)

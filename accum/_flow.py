@@ -4,8 +4,9 @@ Methods called `_on_*` run on each replica and never communicate; all others run
 around anything that communicates has to stand across replicas: inside a replica TensorFlow refuses it (keras#20582).
 """
 
-from accum import _tf
-from accum._tf import tf, true_after
+from accum import _replicas, _tf
+from accum._replicas import true_after
+from accum._tf import tf
 
 
 class Call:
@@ -25,7 +26,7 @@ class Call:
     # Across replicas
 
     def micro_step(self, strategy, grads, weight):
-        with tf.control_dependencies(_tf.local_tensors(strategy, [grads, weight])):
+        with tf.control_dependencies(_replicas.local_tensors(strategy, [grads, weight])):
             place, length = self._read_clock()
             is_taken = self._is_taken(strategy, grads)
             is_last = tf.greater_equal(place + 1, length)
@@ -41,7 +42,7 @@ class Call:
         return self._advance_clock(strategy, done, _where_taken(is_taken, following, place), length, is_taken)
 
     def accumulate(self, strategy, grads, weight):
-        with tf.control_dependencies(_tf.local_tensors(strategy, [grads, weight])):
+        with tf.control_dependencies(_replicas.local_tensors(strategy, [grads, weight])):
             place, length = self._read_clock()
             is_taken = self._is_taken(strategy, grads)
             done = self._if_taken(is_taken, lambda: self._store(strategy, grads, weight, place))
@@ -51,13 +52,13 @@ class Call:
         place, length = self._read_clock()
         done = tf.cond(tf.greater(place, 0), lambda: self._finish(strategy, None, None, place), _true)
         with tf.control_dependencies([done]):
-            cleared = _tf.each_replica(strategy, self._on_clear)
-        return self._advance_clock(strategy, _tf.local_tensors(strategy, cleared), tf.zeros_like(place), length)
+            cleared = _replicas.each_replica(strategy, self._on_clear)
+        return self._advance_clock(strategy, _replicas.local_tensors(strategy, cleared), tf.zeros_like(place), length)
 
     def zero(self, strategy):
         place, length = self._read_clock()
-        cleared = _tf.each_replica(strategy, self._on_clear)
-        return self._advance_clock(strategy, _tf.local_tensors(strategy, cleared), tf.zeros_like(place), length)
+        cleared = _replicas.each_replica(strategy, self._on_clear)
+        return self._advance_clock(strategy, _replicas.local_tensors(strategy, cleared), tf.zeros_like(place), length)
 
     def _read_clock(self):
         """The micro steps made in this cycle before this one, and the cycle's length: two int64 scalars."""
@@ -78,8 +79,8 @@ class Call:
         """Whether the micro-batch counts: with `nonfinite="skip_micro"`, one verdict for all replicas."""
         if self._plan.nonfinite != "skip_micro":
             return True
-        bad = _tf.each_replica(strategy, self._on_count_nonfinite, [grads])
-        return tf.equal(strategy.reduce(_tf.SUM, bad, axis=None), 0)
+        bad = _replicas.each_replica(strategy, self._on_count_nonfinite, [grads])
+        return tf.equal(strategy.reduce(_replicas.SUM, bad, axis=None), 0)
 
     @staticmethod
     def _if_taken(is_taken, function):
@@ -99,10 +100,12 @@ class Call:
     def _finish(self, strategy, grads, weight, place):
         """Make the step of a full cycle, or with `grads` None of what is stored. Returns a tensor to wait for."""
         is_first = tf.equal(place, 0) if grads is not None and self._cycle.has_single else False
-        totals, weight = _tf.each_replica(strategy, lambda g, w: self._on_sum(g, w, place, is_first), [grads, weight])
+        totals, weight = _replicas.each_replica(
+            strategy, lambda g, w: self._on_sum(g, w, place, is_first), [grads, weight]
+        )
         if self._reduces(strategy):
             totals, weight = self._reduce(strategy, totals, weight)
-        waits = _tf.local_tensors(strategy, [totals, weight])
+        waits = _replicas.local_tensors(strategy, [totals, weight])
         done = self._step(strategy, totals, weight)
         if all(slot.rows is None for slot in self._slots):
             return done
@@ -115,9 +118,9 @@ class Call:
     def _reduce(self, strategy, totals, weight):
         """Sum over replicas, everything in one call: the cycle's one communication."""
         if self._is_running:  # a running mean has no sum; in float32 it cannot overflow
-            totals = _tf.each_replica(strategy, self._on_weigh, [totals, weight])
+            totals = _replicas.each_replica(strategy, self._on_weigh, [totals, weight])
         pairs = list(zip(totals, self._variables)) + [(weight, self._state.micro_step)]
-        reduced = strategy.extended.batch_reduce_to(_tf.SUM, pairs)
+        reduced = strategy.extended.batch_reduce_to(_replicas.SUM, pairs)
         return reduced[:-1], reduced[-1]
 
     def _step(self, strategy, totals, weight):
@@ -137,7 +140,7 @@ class Call:
     @staticmethod
     def _each(strategy, function, *args):
         """Call `function` on every replica. Returns one tensor that waits for all of them."""
-        return true_after(_tf.local_tensors(strategy, _tf.each_replica(strategy, function, args)))
+        return true_after(_replicas.local_tensors(strategy, _replicas.each_replica(strategy, function, args)))
 
     # ------------------------------------------------------------------------------------------------------------
     # On each replica
@@ -145,7 +148,7 @@ class Call:
     def _on_keep(self, how, grads, weight):
         """Start or continue the sums by one micro-batch."""
         kept = [getattr(slot, how)(grad, weight) for slot, grad in zip(self._slots, grads)]
-        total = _tf.local_variable(self._state.weight_sum)
+        total = _replicas.local_variable(self._state.weight_sum)
         assign = total.assign if how == "start" else total.assign_add
         kept.append(assign(1.0 if weight is None else weight, read_value=False))
         return true_after(kept)
@@ -156,11 +159,11 @@ class Call:
         share = tf.math.divide_no_nan(1.0 if weight is None else weight, so_far)
         moved = [slot.blend(grad, share, is_first) for slot, grad in zip(self._slots, grads)]
         with tf.control_dependencies([share]):
-            moved.append(_tf.local_variable(self._state.weight_sum).assign(so_far, read_value=False))
+            moved.append(_replicas.local_variable(self._state.weight_sum).assign(so_far, read_value=False))
         return true_after(moved)
 
     def _weight_so_far(self, weight, is_first):
-        stored = _tf.local_variable(self._state.weight_sum).read_value()
+        stored = _replicas.local_variable(self._state.weight_sum).read_value()
         if is_first is not False:
             stored = tf.where(is_first, 0.0, stored)
         return stored + (1.0 if weight is None else weight)
@@ -169,12 +172,12 @@ class Call:
         """This replica's sums over the cycle and its sum of weights, the last micro-batch included."""
         if grads is None:
             sums = [slot.stored() for slot in self._slots]
-            weight = _tf.local_variable(self._state.weight_sum).read_value()
+            weight = _replicas.local_variable(self._state.weight_sum).read_value()
         elif self._is_running:
             kept = self._on_blend(grads, weight, tf.equal(place, 0))
             with tf.control_dependencies([kept]):
                 sums = [slot.stored() for slot in self._slots]
-                weight = _tf.local_variable(self._state.weight_sum).read_value()
+                weight = _replicas.local_variable(self._state.weight_sum).read_value()
         else:
             sums = [slot.peek(grad, weight, is_first) for slot, grad in zip(self._slots, grads)]
             weight = self._weight_so_far(weight, is_first)
@@ -193,7 +196,7 @@ class Call:
 
     def _on_clear(self):
         cleared = [slot.clear() for slot in self._slots]
-        weight = _tf.local_variable(self._state.weight_sum)
+        weight = _replicas.local_variable(self._state.weight_sum)
         return true_after(cleared + [weight.assign(0.0, read_value=False)])
 
     def _on_clear_rows(self):

@@ -8,6 +8,7 @@ import inspect
 
 from accum import _agc, _check, _tf
 from accum._callbacks import LAST_CYCLE, FlushCallback, accumulating_optimizer
+from accum._cycle import check_options
 from accum._optimizer import GradientAccumulateOptimizer
 from accum._tf import tf
 
@@ -75,7 +76,7 @@ class GradientAccumulateModel(tf.keras.Model):
             "accumulator_dtype": accumulator_dtype,
             "sparse": sparse,
         }
-        GradientAccumulateOptimizer("SGD", **options)  # says now what is wrong with them
+        check_options(**options)
         last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
         if not callable(micro_batch_weight):
             micro_batch_weight = _check.one_of("micro_batch_weight", micro_batch_weight, WEIGHTS)

@@ -1,10 +1,10 @@
 """The Keras face: an optimizer around another one, for `compile`, custom loops and `strategy.run`."""
 
 import contextlib
-from typing import Dict, Tuple
 
-from accum import _check, _tf
-from accum._cycle import Cycle, Host
+from accum import _check, _replicas, _tf
+from accum._cycle import Cycle, check_options
+from accum._families import KerasHost, concrete_class
 from accum._plan import make_plan
 from accum._tf import tf
 
@@ -45,7 +45,7 @@ class GradientAccumulateOptimizer:
         """Make an instance that is also a Keras optimizer of the family of `optimizer`."""
         inner = _resolve(optimizer)
         base = _tf.NewOptimizer if _tf.is_new_optimizer(inner) else _tf.LegacyOptimizer
-        made = object.__new__(_concrete_class(cls, base))
+        made = object.__new__(concrete_class(cls, base))
         made.__dict__["_resolved"] = inner
         return made
 
@@ -61,12 +61,11 @@ class GradientAccumulateOptimizer:
         accumulator_dtype=None,
         sparse="rows",
     ):
-        plan = make_plan(accum_steps, reduction, nonfinite, sparse)
+        plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
         self.__dict__["_inner"] = self.__dict__.pop("_resolved")
         _tf.stop_automatic_tracking(self)
         super().__init__(name=name)
-        transform = _check.callable_or_none("transform", transform)
-        self._use_cycle(Cycle(plan, _KerasHost(self, name), transform, accumulator_dtype, not plan.is_bare))
+        self._use_cycle(Cycle(plan, KerasHost(self, name), transform, accumulator_dtype, not plan.is_bare))
         self.__dict__["_weights_now"] = {}  # replica -> weight of the micro-batch that is being taken in
         self.__dict__["_has_run_bare"] = False
 
@@ -108,7 +107,7 @@ class GradientAccumulateOptimizer:
             before within a cycle.
         """
         del name
-        weight = self._weights_now.get(_tf.replica_number()) if weight is None else weight
+        weight = self._weights_now.get(_replicas.replica_number()) if weight is None else weight
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if self._is_bare(weight):
             self.__dict__["_has_run_bare"] = True
@@ -131,7 +130,7 @@ class GradientAccumulateOptimizer:
     @contextlib.contextmanager
     def weighing(self, weight):
         """Give the calls of `apply_gradients` within, on this replica, `weight` as default; None changes nothing."""
-        replica = _tf.replica_number()
+        replica = _replicas.replica_number()
         before = self._weights_now.get(replica)
         self._weights_now[replica] = before if weight is None else weight
         try:
@@ -272,99 +271,6 @@ class GradientAccumulateOptimizer:
         if isinstance(config["accum_steps"], dict):
             config["accum_steps"] = {int(first): length for first, length in config["accum_steps"].items()}
         return GradientAccumulateOptimizer(**config)
-
-
-class _KerasHost(Host):
-    """Lends a Keras optimizer to the engine."""
-
-    def __init__(self, wrapper, name):
-        self.name = name
-        self._wrapper = wrapper
-
-    def scalar(self, name, initial_value, per_replica=False):
-        return _tf.new_keras_variable(self._wrapper, "{}/{}".format(self.name, name), initial_value, per_replica)
-
-    def buffer(self, var, name, shape, dtype):
-        name = "{}/{}/{}".format(var.name.split(":")[0], self.name, name)
-        with tf.distribute.get_strategy().extended.colocate_vars_with(var):
-            return _tf.new_keras_variable(self._wrapper, name, tf.zeros(shape, dtype), per_replica=True)
-
-    def prepare(self, variables):
-        _tf.build_inner(self._wrapper.optimizer, variables)
-
-    def apply(self, grads_and_vars, replicas):
-        inner = self._wrapper.optimizer
-        clipped = _tf.clip_as_fit_would(inner, [grad for grad, _ in grads_and_vars])
-        return _tf.apply_inner(inner, list(zip(clipped, [var for _, var in grads_and_vars])), replicas)
-
-    def steps(self):
-        return self._wrapper.iterations
-
-
-class _LegacyFace(_tf.TrackedAsInner):
-    """What Keras reads on an optimizer that keeps slots."""
-
-    @staticmethod
-    def _returned(op):
-        return op
-
-    _HAS_AGGREGATE_GRAD = False  # at True, TF 2.2 reduces every micro-batch in `fit`; dies with 2.2
-
-    def _aggregate_gradients(self, grads_and_vars):
-        return [grad for grad, _ in grads_and_vars]
-
-    def _create_all_weights(self, var_list):
-        _tf.build_inner(self._inner, var_list)
-
-    def variables(self):
-        return self._inner.variables()
-
-    def get_slot_names(self):
-        return self._inner.get_slot_names()
-
-    def get_slot(self, var, slot_name):
-        return self._inner.get_slot(var, slot_name)
-
-    def _create_or_restore_slot_variable(self, *args, **kwargs):
-        return self._inner._create_or_restore_slot_variable(*args, **kwargs)
-
-
-class _NewFace(_tf.TrackedAsInner):
-    """What Keras reads on an optimizer that is built from a list of variables."""
-
-    def _returned(self, op):
-        with tf.control_dependencies([] if op is None else [op]):
-            return tf.identity(self._inner.iterations)
-
-    def aggregate_gradients(self, grads_and_vars):
-        return list(grads_and_vars)
-
-    @property
-    def variables(self):
-        return self._inner.variables
-
-    def finalize_variable_values(self, var_list):
-        self._inner.finalize_variable_values(var_list)
-
-    def save_own_variables(self, store):
-        self._inner.save_own_variables(store)
-
-    def load_own_variables(self, store):
-        self._inner.load_own_variables(store)
-
-
-_CONCRETE: Dict[Tuple[type, type], type] = {}
-
-
-def _concrete_class(cls, base):
-    """`cls` as a subclass of the Keras optimizer `base` too, one class for each pair."""
-    if issubclass(cls, base):
-        return cls
-    if (cls, base) not in _CONCRETE:
-        face = _LegacyFace if base is _tf.LegacyOptimizer else _NewFace
-        namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": cls.__qualname__}
-        _CONCRETE[cls, base] = type(cls.__name__, (cls, face, base), namespace)
-    return _CONCRETE[cls, base]
 
 
 def _resolve(optimizer):

@@ -6,7 +6,8 @@ A variable whose gradients are `tf.IndexedSlices` has a row mask beside its buff
 on and cleared, so that an embedding never costs a pass over its whole table.
 """
 
-from accum._tf import local_variable, tf, true_after
+from accum._replicas import local_variable, true_after
+from accum._tf import tf
 
 
 def weighed(value, weight):

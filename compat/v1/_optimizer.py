@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 from accum import _check, _tf
-from accum._cycle import Cycle, Host
-from accum._plan import make_plan
+from accum._cycle import Cycle, Host, check_options
 from accum._tf import tf
 
 AccumOps = NamedTuple(
@@ -71,12 +70,11 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         sparse="rows",
         count_micro_steps=False,
     ):
-        plan = make_plan(accum_steps, reduction, nonfinite, sparse)
+        plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
         super().__init__(use_locking, name)
         self._inner = _inner_optimizer(optimizer)
         self._count_micro_steps = bool(count_micro_steps)
         self._host = _GraphHost(self, name, self._count_micro_steps)
-        transform = _check.callable_or_none("transform", transform)
         self._cycle = Cycle(plan, self._host, transform, accumulator_dtype)
 
     # ------------------------------------------------------------------------------------------------------------

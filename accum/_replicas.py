@@ -1,0 +1,48 @@
+"""Replicas: what runs once for all of them, what runs on each, and what belongs to one."""
+
+from accum._tf import tf
+
+SUM = tf.distribute.ReduceOp.SUM
+
+
+def across_replicas(function, args=()):
+    """Call `function(strategy, *args)` once for all replicas; from a replica, the arguments arrive per replica."""
+    if tf.distribute.in_cross_replica_context():
+        return function(tf.distribute.get_strategy(), *args)
+    return tf.distribute.get_replica_context().merge_call(function, args=tuple(args))
+
+
+def each_replica(strategy, function, args=()):
+    """Call `function(*args)` on every replica, each with its own part of `args`."""
+    return strategy.extended.call_for_each_replica(function, args=tuple(args))
+
+
+def local_tensors(strategy, values):
+    """All tensors and operations inside `values`, of every replica, in one flat list."""
+    flat = []
+    for value in tf.nest.flatten(values):
+        for local in strategy.experimental_local_results(value):
+            flat.extend(tf.nest.flatten(local, expand_composites=True))
+    return [tensor for tensor in flat if tensor is not None]
+
+
+def replica_number():
+    """The number of the replica that is being traced, 0 where there is only one."""
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        return 0
+    number = tf.distribute.get_replica_context().replica_id_in_sync_group
+    static = number if isinstance(number, int) else tf.get_static_value(number)
+    return 0 if static is None else int(static)
+
+
+def local_variable(var):
+    """This replica's own part of a per-replica variable; any other variable itself."""
+    parts = tf.distribute.get_strategy().experimental_local_results(var)
+    return parts[0] if len(parts) == 1 else parts[replica_number() % len(parts)]
+
+
+def true_after(waits):
+    """A tensor that exists only after `waits`: what the branches of a `tf.cond` return, which must be alike."""
+    waits = [wait for wait in tf.nest.flatten(waits) if wait is not None]
+    with tf.control_dependencies(waits):
+        return tf.identity(tf.constant(True))
