@@ -26,26 +26,24 @@ class Call:
     # Across replicas
 
     def micro_step(self, strategy, grads, weight):
-        with tf.control_dependencies(_replicas.local_tensors(strategy, [grads, weight])):
-            place, length = self._read_clock()
-            is_taken = self._is_taken(strategy, grads)
-            is_last = tf.greater_equal(place + 1, length)
+        place, length = self._read_clock()
+        is_taken = self._is_taken(strategy, grads)
+        is_last = tf.greater_equal(place + 1, length)
 
-            def finish():
-                return self._finish(strategy, grads, weight, place)
+        def finish():
+            return self._finish(strategy, grads, weight, place)
 
-            def store():
-                return self._store(strategy, grads, weight, place)
+        def store():
+            return self._store(strategy, grads, weight, place)
 
-            done = self._if_taken(is_taken, lambda: tf.cond(is_last, finish, store))
+        done = self._if_taken(is_taken, lambda: tf.cond(is_last, finish, store))
         following = tf.where(is_last, tf.zeros_like(place), place + 1)
         return self._advance_clock(strategy, done, _where_taken(is_taken, following, place), length, is_taken)
 
     def accumulate(self, strategy, grads, weight):
-        with tf.control_dependencies(_replicas.local_tensors(strategy, [grads, weight])):
-            place, length = self._read_clock()
-            is_taken = self._is_taken(strategy, grads)
-            done = self._if_taken(is_taken, lambda: self._store(strategy, grads, weight, place))
+        place, length = self._read_clock()
+        is_taken = self._is_taken(strategy, grads)
+        done = self._if_taken(is_taken, lambda: self._store(strategy, grads, weight, place))
         return self._advance_clock(strategy, done, _where_taken(is_taken, place + 1, place), length, is_taken)
 
     def apply(self, strategy):
@@ -66,7 +64,10 @@ class Call:
         return place, self._cycle.length(place)
 
     def _advance_clock(self, strategy, done, place, length, is_taken=False):
-        """One op that waits for `done`, moves the clock to `place`, and keeps the length of the cycle begun."""
+        """One op that moves the clock to `place` and keeps the length of the cycle begun, after `done` only.
+
+        `done` waits for the gradients: where a dataset turns out to have ended, the clock stands still.
+        """
         with tf.control_dependencies(tf.nest.flatten(done)):
             ops = [_assign(strategy, self._state.micro_step, place)]
             if self._state.length is not None:

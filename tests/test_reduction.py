@@ -137,11 +137,11 @@ def test_skip_micro_takes_one_more(move, bad, place):
 
 @pytest.mark.law("L9")
 @pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_skip_cycle_makes_no_step_and_the_next_is_clean(move, bad, place):
+@pytest.mark.parametrize("place,reduction", [(0, "mean"), (1, "mean"), (2, "mean"), (1, "running_mean")])
+def test_skip_cycle_makes_no_step_and_the_next_is_clean(move, bad, place, reduction):
     gradients = [list(g) for g in G]
     gradients[place] = [1.0, bad]
-    moved = move(gradients + G, accum_steps=3, nonfinite="skip_cycle")
+    moved = move(gradients + G, accum_steps=3, nonfinite="skip_cycle", reduction=reduction)
     np.testing.assert_allclose(moved, -np.mean(G, axis=0), rtol=1e-6)
 
 
