@@ -63,6 +63,10 @@ class AccumulationScheduler(tf.keras.callbacks.Callback):
             raise TypeError("`schedule` must be a dict. Received: schedule={!r}.".format(schedule))
         self.schedule = dict(_check.schedule(schedule, "schedule"))
 
+    def on_train_begin(self, logs=None):
+        # Says now, rather than in a later epoch, if there can be no accumulators.
+        accumulating_optimizer(self.model.optimizer).accum_steps = max(self.schedule.values())
+
     def on_epoch_begin(self, epoch, logs=None):
         first = max(known for known in self.schedule if known <= epoch)
         optimizer = accumulating_optimizer(self.model.optimizer)

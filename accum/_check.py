@@ -42,19 +42,41 @@ def callable_or_none(name, value):
     return value
 
 
-def not_negative(name, value):
-    """`value`, a number whose sign is known, or a tensor whose value may not be."""
-    if isinstance(value, (bool, str)) or (value is not None and not hasattr(value, "dtype") and not _is_number(value)):
+def not_negative(name, value, known=None):
+    """`value`, a scalar >= 0.
+
+    Args:
+      name: the argument's name.
+      value: a number or a scalar tensor.
+      known: the tensor's value where it is known already, or None.
+    """
+    dtype = str(getattr(value, "dtype", ""))
+    if "bool" in dtype or not (dtype or _is_number(value)):
         raise TypeError("`{}` must be a scalar >= 0. Received: {}={!r}.".format(name, name, value))
-    if getattr(value, "shape", ()) not in ((), None) and tuple(value.shape) != ():
-        raise ValueError("`{}` must be a scalar. Received: shape {}.".format(name, tuple(value.shape)))
-    if _is_number(value) and not value >= 0:
+    if dtype and value.shape.__len__() and tuple(value.shape):
+        raise ValueError("`{}` must be a scalar >= 0. Received: shape {}.".format(name, tuple(value.shape)))
+    known = value if known is None and _is_number(value) else known
+    if known is not None and not known >= 0:  # a NaN is refused too
         raise ValueError("`{}` must be a scalar >= 0. Received: {}={!r}.".format(name, name, value))
     return value
 
 
 def _is_number(value):
-    return isinstance(value, numbers.Real)
+    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+
+
+def floating_dtype(name, dtype):
+    """`dtype`, a `tf.DType`, which must hold fractions."""
+    if not (dtype.is_floating or dtype.is_complex):
+        raise ValueError("`{}` must be a floating dtype. Received: {}={}.".format(name, name, dtype.name))
+    return dtype
+
+
+def once_each(names, keys):
+    """Every variable of a call stands in it once."""
+    twice = sorted({name for name, key in zip(names, keys) if keys.count(key) > 1})
+    if twice:
+        raise ValueError("Each variable must stand once in `grads_and_vars`: add up the gradients of {}.".format(twice))
 
 
 def gradient(grad, var):
@@ -91,6 +113,6 @@ def pairs(grads_and_vars):
 
 
 def positive(name, value):
-    if isinstance(value, bool) or not _is_number(value) or not value > 0:
+    if not _is_number(value) or not value > 0:
         raise ValueError("`{}` must be a number > 0. Received: {}={!r}.".format(name, name, value))
     return value

@@ -78,10 +78,10 @@ class Cycle:
         self.transform = transform
         self.strategy = None
         self.dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
-        self._is_settable = is_settable and not plan.is_schedule
+        self.is_settable = is_settable and not plan.is_schedule
         self._requested = None  # the accum_steps of the next cycle: a variable that no checkpoint holds
         self._variables = ()  # the last call's, in order
-        self._slots = {}  # variable key -> Accumulator
+        self._slots = {}  # variable key -> (variable, Accumulator): an id is one only while the variable lives
         self._traced_without = {}  # variable key -> name, of those without a gradient in some trace
         self._mutex = None
 
@@ -90,13 +90,20 @@ class Cycle:
         return self.state.micro_step is not None
 
     @property
+    def is_bare(self):
+        """Whether every cycle is one micro step for ever, and nothing happens to its gradients (law L14)."""
+        return (
+            self.plan.is_bare and not self.is_settable and self.transform is None and self.plan.nonfinite == "propagate"
+        )
+
+    @property
     def has_single(self):
         """Whether a cycle may be one micro step long."""
-        return self._is_settable or self.plan.has_single
+        return self.is_settable or self.plan.has_single
 
     def length(self, place):
         """The micro steps of the cycle that has made `place` of them, an int64 scalar. Fixed when it begins."""
-        if self._is_settable:
+        if self.is_settable:
             return tf.where(tf.equal(place, 0), self._requested.read_value(), self.state.length.read_value())
         if not self.plan.is_schedule:
             return tf.constant(self.plan.accum_steps, tf.int64)
@@ -111,8 +118,8 @@ class Cycle:
         return self.host.apply(grads_and_vars, replicas)
 
     def planned_anew(self, plan):
-        """A cycle that differs in its plan only, before anything is built."""
-        return Cycle(plan, self.host, self.transform, self.dtype, is_settable=not plan.is_bare)
+        """A cycle that differs in its plan and can be set, before anything is built."""
+        return Cycle(plan, self.host, self.transform, self.dtype, is_settable=True)
 
     def set_accum_steps(self, plan):
         """Make `plan` hold from the next cycle on."""
@@ -180,12 +187,12 @@ class Cycle:
 
     def slot(self, var):
         """The `Accumulator` of `var`, or None where it has none."""
-        return self._slots.get(_tf.variable_key(var))
+        return self._slots.get(_tf.variable_key(var), (None, None))[1]
 
     def _build_scalars(self):
         self.strategy = tf.distribute.get_strategy()
         self.state.weight_sum = self.host.scalar("weight_sum", tf.constant(0.0), per_replica=True)
-        if self._is_settable:
+        if self.is_settable:
             accum_steps = tf.constant(self.plan.accum_steps, tf.int64)
             self._requested = self.host.scalar("accum_steps", accum_steps)
             self.state.length = self.host.scalar("length", accum_steps)
@@ -194,12 +201,16 @@ class Cycle:
             self._mutex = tf.CriticalSection(name="accum_cycle")  # nothing else orders two train ops of one graph
 
     def _add_slot(self, var, is_sparse):
+        if not var.shape.is_fully_defined():
+            raise ValueError(
+                "An accumulator needs a variable of known shape. Received: {} of shape {}.".format(var.name, var.shape)
+            )
         dtype = self.dtype or (tf.float32 if var.dtype.base_dtype.size < 4 else var.dtype.base_dtype)
         total = self.host.buffer(var, "accum", var.shape, dtype)
         rows = self.host.buffer(var, "accum_rows", var.shape[:1], tf.bool) if is_sparse else None
         accumulator = Accumulator(total, rows)
         self.state.accumulators.append(accumulator)
-        self._slots[_tf.variable_key(var)] = accumulator
+        self._slots[_tf.variable_key(var)] = var, accumulator
 
     def _entries(self, variables):
         return [(var, self.slot(var)) for var in variables if self.slot(var) is not None]
@@ -207,8 +218,9 @@ class Cycle:
     def _enter(self, grads_and_vars, weight):
         """Check a call and create what it needs. Returns gradients and weight as tensors, and what they belong to."""
         listed = _check.pairs(grads_and_vars)
-        weight = _check.not_negative("weight", weight)
+        weight = None if weight is None else _check.not_negative("weight", weight, _tf.known_value(weight))
         grads, variables = [grad for grad, _ in listed], [var for _, var in listed]
+        _check.once_each([var.name for var in variables], [_tf.variable_key(var) for var in variables])
         self._check_same(variables)
         self._check_met(listed)
         self.build(variables, grads)
@@ -219,13 +231,27 @@ class Cycle:
         return grads, weight, self._entries(variables)
 
     def _check_same(self, variables):
-        """A cycle adds up the gradients of one list of variables."""
+        """A cycle adds up the gradients of one list of variables; a trace may be run at any time within a cycle."""
         old, new = ([_tf.variable_key(var) for var in listed] for listed in (self._variables, variables))
-        if old and set(old) != set(new) and self._may_be_in_cycle():
+        if not old or set(old) == set(new):
+            return
+        names = [var.name for var in variables], [var.name for var in self._variables]
+        if _tf.is_tracing():
+            raise ValueError(
+                "One optimizer accumulates for one list of variables: use an optimizer for each list, or call "
+                "`build(var_list)` when it changes. Received: {}, after {}.".format(*names)
+            )
+        if self.is_in_cycle():
             raise ValueError(
                 "The list of variables must not change within a cycle: call `flush()` or `reset()` first. "
-                "Received: {}, after {}.".format([v.name for v in variables], [v.name for v in self._variables])
+                "Received: {}, after {}.".format(*names)
             )
+
+    def accept_variables(self, variables):
+        """Let `variables` be the list from the next cycle on."""
+        if self.is_built and not _tf.in_static_graph() and self.is_in_cycle():
+            self._check_same(variables)
+        self._variables = tuple(variables)
 
     def _check_met(self, listed):
         keys = [_tf.variable_key(var) for grad, var in listed if grad is not None]
@@ -236,9 +262,8 @@ class Cycle:
                 "Trace the function that gives them one first, or use an optimizer for each.".format(late)
             )
 
-    def _may_be_in_cycle(self):
-        if _tf.in_static_graph():
-            return True
+    def is_in_cycle(self):
+        """Whether a cycle has begun, outside static graphs."""
         with tf.init_scope():
             return int(self.state.micro_step.numpy()) > 0
 
@@ -255,5 +280,5 @@ def check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtyp
     """Check the options of an accumulating optimizer, whatever makes it. Returns the `Plan`."""
     _check.callable_or_none("transform", transform)
     if accumulator_dtype is not None:
-        tf.as_dtype(accumulator_dtype)
+        _check.floating_dtype("accumulator_dtype", tf.as_dtype(accumulator_dtype))
     return make_plan(accum_steps, reduction, nonfinite, sparse)

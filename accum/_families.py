@@ -34,7 +34,42 @@ class KerasHost(Host):
         return self._wrapper.iterations
 
 
-class _LegacyFace(_tf.TrackedAsInner):
+def _of_inner(name):
+    """An attribute that every Keras optimizer has, and that an accumulating one has from its inner optimizer."""
+
+    def set_it(self, value):
+        if self.__dict__.get("_is_ready"):  # the base class sets its defaults before
+            setattr(self._inner, name, value)
+
+    return property(lambda self: getattr(self._inner, name, None), set_it)
+
+
+class _Face(_tf.TrackedAsInner):
+    """What Keras and its users read and set on any optimizer."""
+
+    clipnorm = _of_inner("clipnorm")
+    clipvalue = _of_inner("clipvalue")
+    global_clipnorm = _of_inner("global_clipnorm")
+    weight_decay = _of_inner("weight_decay")
+    use_ema = _of_inner("use_ema")
+    ema_momentum = _of_inner("ema_momentum")
+    ema_overwrite_frequency = _of_inner("ema_overwrite_frequency")
+
+    def __getattr__(self, name):
+        """Hyperparameters such as `momentum`: the inner optimizer's."""
+        if name.startswith("_") or "_inner" not in self.__dict__:
+            raise AttributeError("{!r} has no attribute {!r}".format(type(self).__name__, name))
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name, value):
+        is_public = self.__dict__.get("_is_ready") and not name.startswith("_") and not hasattr(type(self), name)
+        if is_public and name not in self.__dict__ and hasattr(self._inner, name):
+            setattr(self._inner, name, value)
+        else:
+            super().__setattr__(name, value)
+
+
+class _LegacyFace(_Face):
     """What Keras reads on an optimizer that keeps slots."""
 
     @staticmethod
@@ -44,7 +79,10 @@ class _LegacyFace(_tf.TrackedAsInner):
     _HAS_AGGREGATE_GRAD = False  # at True, TF 2.2 reduces every micro-batch in `fit`; dies with 2.2
 
     def _aggregate_gradients(self, grads_and_vars):
-        return [grad for grad, _ in grads_and_vars]
+        return _tf.aggregated(grads_and_vars)
+
+    def _clip_gradients(self, grads):
+        return grads  # TF 2.2 and 2.3 would clip each micro-batch in `fit`; dies with 2.3
 
     def _create_all_weights(self, var_list):
         _tf.build_inner(self._inner, var_list)
@@ -62,7 +100,7 @@ class _LegacyFace(_tf.TrackedAsInner):
         return self._inner._create_or_restore_slot_variable(*args, **kwargs)
 
 
-class _NewFace(_tf.TrackedAsInner):
+class _NewFace(_Face):
     """What Keras reads on an optimizer that is built from a list of variables."""
 
     def _returned(self, op):
@@ -75,6 +113,9 @@ class _NewFace(_tf.TrackedAsInner):
     @property
     def variables(self):
         return self._inner.variables
+
+    def exclude_from_weight_decay(self, *args, **kwargs):
+        self._inner.exclude_from_weight_decay(*args, **kwargs)
 
     def finalize_variable_values(self, var_list):
         self._inner.finalize_variable_values(var_list)
@@ -95,6 +136,11 @@ def concrete_class(cls, base):
         return cls
     if (cls, base) not in _CONCRETE:
         face = _LegacyFace if base is _tf.LegacyOptimizer else _NewFace
-        namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": cls.__qualname__}
+        namespace = {
+            "_root": cls,
+            "__module__": cls.__module__,
+            "__doc__": cls.__doc__,
+            "__qualname__": cls.__qualname__,
+        }
         _CONCRETE[cls, base] = type(cls.__name__, (cls, face, base), namespace)
     return _CONCRETE[cls, base]

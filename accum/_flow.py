@@ -211,8 +211,8 @@ class Call:
     def _on_count_nonfinite(grads):
         """How many of `grads` hold a NaN or an infinity, a float32 scalar."""
         flat = [tensor for tensor in tf.nest.flatten(grads, expand_composites=True) if tensor is not None]
-        bad = [tf.reduce_any(~tf.math.is_finite(tensor)) for tensor in flat if tensor.dtype.is_floating]
-        return tf.add_n([tf.cast(any_bad, tf.float32) for any_bad in bad])
+        sizes = [tf.abs(tensor) for tensor in flat if tensor.dtype.is_floating or tensor.dtype.is_complex]
+        return tf.add_n([tf.cast(tf.reduce_any(~tf.math.is_finite(size)), tf.float32) for size in sizes])
 
 
 def _where_taken(is_taken, following, place):

@@ -80,6 +80,13 @@ class GradientAccumulateModel(tf.keras.Model):
         last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
         if not callable(micro_batch_weight):
             micro_batch_weight = _check.one_of("micro_batch_weight", micro_batch_weight, WEIGHTS)
+        if not args and not ("inputs" in kwargs and "outputs" in kwargs):
+            raise ValueError("`GradientAccumulateModel` takes the `inputs` and `outputs` of a functional model.")
+        if micro_batch_weight != "equal" and _tf.in_static_graph():
+            raise ValueError(
+                "Keras in graph mode never calls `train_step`, by which micro-batches are weighed: compile a plain "
+                "model with `GradientAccumulateOptimizer`, or give micro_batch_weight='equal'."
+            )
         super().__init__(*args, **kwargs)
         _tf.set_untracked(self, "_accum_options", options)
         _tf.set_untracked(self, "_accum_last_cycle", last_cycle)
@@ -88,15 +95,31 @@ class GradientAccumulateModel(tf.keras.Model):
     def compile(self, optimizer="rmsprop", *args, **kwargs):
         """As `tf.keras.Model.compile`, around `optimizer`: an instance, a name or a config.
 
-        Raises:
-          ValueError: the optimizer accumulates already.
-        """
-        super().compile(GradientAccumulateOptimizer(optimizer, **self._accum_options), *args, **kwargs)
+        For a `LossScaleOptimizer` a new one is put around the accumulating optimizer, where it scales the loss; inside
+        is a copy of its own inner one, which a second loss scale could not be put around.
 
-    def train_step(self, data):
-        """The class's own train step; its `apply_gradients` takes the gradients in with the micro-batch's weight."""
+        Raises:
+          ValueError: the optimizer accumulates already, or stands in a `LossScaleOptimizer` and has made steps.
+        """
+        super().compile(self._accumulating(optimizer), *args, **kwargs)
+        # On the instance, so that a subclass's own `train_step` is weighed too, whether it calls this class's or not.
+        _tf.set_untracked(self, "train_step", self._weighed_train_step)
+
+    def _accumulating(self, optimizer):
+        if not _tf.is_loss_scale_optimizer(optimizer):
+            return GradientAccumulateOptimizer(optimizer, **self._accum_options)
+        if int(optimizer.iterations.numpy()) > 0:
+            raise ValueError(
+                "This LossScaleOptimizer has made steps, and has to be made anew to accumulate within: compile with a "
+                "new optimizer, or restore a checkpoint after `compile`."
+            )
+        inner = _tf.copy_of(_tf.without_loss_scale(optimizer))
+        return _tf.loss_scale_around(GradientAccumulateOptimizer(inner, **self._accum_options), like=optimizer)
+
+    def _weighed_train_step(self, data):
+        """The class's train step; its `apply_gradients` takes the gradients in with the micro-batch's weight."""
         with accumulating_optimizer(self.optimizer).weighing(self._weight_of(data)):
-            return super().train_step(data)
+            return type(self).train_step(self, data)
 
     def fit(self, *args, **kwargs):
         """As `tf.keras.Model.fit`; the last cycle of an epoch ends by `last_cycle`."""
@@ -107,7 +130,7 @@ class GradientAccumulateModel(tf.keras.Model):
         return super().fit(*given.args, **given.kwargs)
 
     def _weight_of(self, data):
-        if self._accum_weight == "equal" or accumulating_optimizer(self.optimizer).accum_steps == 1:
+        if self._accum_weight == "equal" or accumulating_optimizer(self.optimizer).is_bare:
             return None
         if callable(self._accum_weight):
             return self._accum_weight(*_tf.unpack_data(data))

@@ -67,11 +67,12 @@ class GradientAccumulateOptimizer:
         super().__init__(name=name)
         self._use_cycle(Cycle(plan, KerasHost(self, name), transform, accumulator_dtype, not plan.is_bare))
         self.__dict__["_weights_now"] = {}  # replica -> weight of the micro-batch that is being taken in
-        self.__dict__["_has_run_bare"] = False
+        self.__dict__["_has_run"] = False
+        self.__dict__["_is_ready"] = True
 
     def _use_cycle(self, cycle):
         self.__dict__["_cycle"] = cycle
-        if not cycle.plan.is_bare:
+        if not cycle.is_bare:
             _tf.track(self, cycle.state, "accumulation")
 
     # ------------------------------------------------------------------------------------------------------------
@@ -109,8 +110,8 @@ class GradientAccumulateOptimizer:
         del name
         weight = self._weights_now.get(_replicas.replica_number()) if weight is None else weight
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
-        if self._is_bare(weight):
-            self.__dict__["_has_run_bare"] = True
+        self.__dict__["_has_run"] = True
+        if self._cycle.is_bare and weight is None and not self._cycle.is_built:
             return self._apply_bare(_check.pairs(grads_and_vars), is_reduced)
         return self._returned(self._cycle.micro_step(grads_and_vars, weight, is_reduced))
 
@@ -147,22 +148,27 @@ class GradientAccumulateOptimizer:
         return self._between_replicas(self._cycle.zero)
 
     def build(self, var_list):
-        """Create the inner optimizer's variables for `var_list`, a list of trainable variables."""
+        """Create the inner optimizer's variables for `var_list`, and let it be what is accumulated from now on.
+
+        Args:
+          var_list: list of trainable variables.
+
+        Raises:
+          ValueError: a cycle of other variables has begun.
+        """
+        self._cycle.accept_variables(list(var_list))
         with tf.init_scope():
             _tf.build_inner(self._inner, list(var_list))
 
     def _between_replicas(self, function):
         if not self._cycle.is_built:
+            if _tf.is_tracing() and not self._cycle.is_bare:
+                raise ValueError("`flush` and `reset` can't be traced before the first micro step has been.")
             return None
         if tf.distribute.has_strategy() or not self._cycle.strategy:
             return function()
         with self._cycle.strategy.scope():
             return function()
-
-    def _is_bare(self, weight):
-        plan = self._cycle.plan
-        is_plain = self._cycle.transform is None and plan.nonfinite == "propagate"
-        return plan.is_bare and is_plain and weight is None and not self._cycle.is_built
 
     def _apply_bare(self, grads_and_vars, is_reduced):
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
@@ -189,15 +195,20 @@ class GradientAccumulateOptimizer:
         new = make_plan(value, old.reduction, old.nonfinite, old.sparse)
         if old.is_schedule or new.is_schedule:
             raise ValueError("A schedule of `accum_steps` can't be set or replaced: give it to a new optimizer.")
-        if self._has_run_bare and not new.is_bare:
+        if self._cycle.is_settable:
+            self._cycle.set_accum_steps(new)
+        elif not new.is_bare and not self._has_run:
+            self._use_cycle(self._cycle.planned_anew(new))
+        elif not new.is_bare:
             raise ValueError(
                 "`accum_steps` was 1 from the start, so there are no accumulators. "
                 "To reach {} later, construct with accum_steps={{0: 1, first_step: {}}}.".format(value, value)
             )
-        if not self._cycle.is_built:
-            self._use_cycle(self._cycle.planned_anew(new))
-        else:
-            self._cycle.set_accum_steps(new)
+
+    @property
+    def is_bare(self):
+        """Whether `accum_steps` is 1 for ever, so that the inner optimizer works alone."""
+        return self._cycle.is_bare
 
     @property
     def micro_step(self):
@@ -270,7 +281,7 @@ class GradientAccumulateOptimizer:
         config["optimizer"] = _tf.deserialize_keras_optimizer(config["optimizer"], custom_objects)
         if isinstance(config["accum_steps"], dict):
             config["accum_steps"] = {int(first): length for first, length in config["accum_steps"].items()}
-        return GradientAccumulateOptimizer(**config)
+        return getattr(cls, "_root", cls)(**config)
 
 
 def _resolve(optimizer):

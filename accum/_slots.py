@@ -60,7 +60,9 @@ class Accumulator(tf.Module):
             grad = tf.zeros_like(total)
         elif isinstance(grad, tf.IndexedSlices):
             grad = tf.convert_to_tensor(grad)
-        moved = total.assign(before + weighed(tf.cast(grad, before.dtype) - before, share), read_value=False)
+        # The difference of the two might be no number of a 16-bit dtype; this sum is one.
+        kept = before * tf.cast(1.0 - share, before.dtype)
+        moved = total.assign(kept + weighed(tf.cast(grad, before.dtype), share), read_value=False)
         return moved if self.rows is None else tf.group(moved, self._touch_all())
 
     def peek(self, grad, weight, is_first):

@@ -7,6 +7,8 @@ each branch says with which line it dies.
 import contextlib
 import re
 
+import numpy as np
+
 SUPPORTED = "TensorFlow 1.15 or 2.2 to 2.15"
 
 try:
@@ -116,19 +118,40 @@ def serialize_keras_optimizer(optimizer):
 def deserialize_keras_optimizer(config, custom_objects=None):
     if is_keras_optimizer(config):
         return config  # Keras 2.13 and later may have been there first
-    if "module" in config and VERSION >= (2, 12):
-        # `optimizers.deserialize` gives the string "AdamW" for an AdamW, on 2.15 too; dies with 2.15
-        return tf.keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
-    if is_legacy_config(config):
-        return tf.keras.optimizers.deserialize(config, custom_objects=custom_objects, use_legacy_optimizer=True)
+    if VERSION >= (2, 11):
+        # `optimizers.deserialize` gives the string "AdamW" for an AdamW, on 2.15 too, and the general one knows no SGD
+        # while it reads H5: look among Keras' own here. Dies with 2.15.
+        inside = config.get("config", {})
+        is_legacy = inside.get("is_legacy_optimizer", "decay" in inside)  # legacy optimizers do not always say
+        family = tf.keras.optimizers.legacy if is_legacy else tf.keras.optimizers
+        cls = getattr(family, config["class_name"], None)
+        if cls is not None and config["class_name"] not in (custom_objects or {}):
+            return cls.from_config(dict(config["config"]))
     return tf.keras.optimizers.deserialize(config, custom_objects=custom_objects)
 
 
-def is_legacy_config(config):
-    """Whether a config names a legacy optimizer, on a line where that is not the only kind."""
-    if VERSION < (2, 11) or not isinstance(config, dict):
-        return False
-    return bool(config.get("config", {}).get("is_legacy_optimizer", False))
+def aggregated(grads_and_vars):
+    """What `_aggregate_gradients` of a legacy optimizer returns when there is nothing to aggregate."""
+    if VERSION < (2, 4):  # gradients only; dies with 2.3
+        return [grad for grad, _ in grads_and_vars]
+    return list(grads_and_vars)
+
+
+def copy_of(optimizer):
+    """An optimizer of the same class and hyperparameters, which has made no step."""
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+def loss_scale_around(optimizer, like):
+    """A `LossScaleOptimizer` around `optimizer` with the settings of `like`, another one."""
+    if VERSION < (2, 4):  # dies with 2.3
+        return type(like)(optimizer, like.loss_scale)
+    return tf.keras.mixed_precision.LossScaleOptimizer(
+        optimizer,
+        dynamic=like.dynamic,
+        initial_scale=like.initial_scale,
+        dynamic_growth_steps=like.dynamic_growth_steps,
+    )
 
 
 def register_keras_class(cls, name):
@@ -276,8 +299,10 @@ def variable_key(var):
     return id(var)
 
 
-def is_variable(value):
-    return isinstance(value, tf.Variable) or hasattr(value, "_distributed_container")
+def known_value(value):
+    """The value of a scalar that is known now, as a float; None for a tensor that is computed later."""
+    known = tf.get_static_value(value) if isinstance(value, tf.Tensor) else value
+    return float(known) if isinstance(known, (int, float, np.number, np.ndarray)) and np.ndim(known) == 0 else None
 
 
 def new_keras_variable(optimizer, name, initial_value, per_replica):

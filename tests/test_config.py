@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers import keras_optimizers
@@ -41,3 +42,36 @@ def test_learning_rate_is_the_inner_one_and_can_be_set():
     assert float(tf.keras.backend.get_value(optimizer.optimizer.learning_rate)) == 0.25
     optimizer.lr = 0.125
     assert float(tf.keras.backend.get_value(optimizer.learning_rate)) == 0.125
+
+
+def test_hyperparameters_are_the_inner_ones():
+    inner = tf.keras.optimizers.SGD(0.5, momentum=0.25, clipnorm=2.0)
+    optimizer = accum.GradientAccumulateOptimizer(inner, 2)
+    assert (float(tf.keras.backend.get_value(optimizer.momentum)), optimizer.clipnorm) == (0.25, 2.0)
+    optimizer.momentum = 0.75
+    assert float(tf.keras.backend.get_value(inner.momentum)) == 0.75
+    with pytest.raises(AttributeError):
+        optimizer.no_such_hyperparameter  # noqa: B018
+
+
+def test_from_config_keeps_a_subclass():
+    class Mine(accum.GradientAccumulateOptimizer):
+        pass
+
+    optimizer = Mine("SGD", 3)
+    assert isinstance(type(optimizer).from_config(optimizer.get_config()), Mine)
+
+
+@pytest.mark.parametrize("family", ["keras", "legacy"])
+def test_a_plain_model_with_the_wrapper_loads_from_h5(family, tmp_path):
+    module = tf.keras.optimizers if family == "keras" else getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+    inputs = tf.keras.Input((2,))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(inputs))
+    model.compile(accum.GradientAccumulateOptimizer(module.Adam(0.5), accum_steps=2), "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=1, verbose=0)
+    model.save(str(tmp_path / "model.h5"))
+    again = tf.keras.models.load_model(str(tmp_path / "model.h5"))
+    assert again.optimizer.accum_steps == 2
+    assert int(again.optimizer.iterations.numpy()) == 2
+    for one, other in zip(again.get_weights(), model.get_weights()):
+        np.testing.assert_array_equal(one, other)

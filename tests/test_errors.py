@@ -26,6 +26,7 @@ OPTIONS = [
     ({"sparse": True}, ValueError, "`sparse` must be one of"),
     ({"transform": 3}, TypeError, "`transform` must be a function or None"),
     ({"accumulator_dtype": "float31"}, TypeError, "float31"),
+    ({"accumulator_dtype": "int32"}, ValueError, "`accumulator_dtype` must be a floating dtype"),
 ]
 IDS = [repr(options) for options, _, _ in OPTIONS]
 
@@ -120,12 +121,107 @@ def test_bad_gradients_are_refused(accum_steps):
 @pytest.mark.law("L17")
 @pytest.mark.keras_face
 @pytest.mark.parametrize(
-    "weight,error", [(-1, ValueError), (-0.5, ValueError), ("3", TypeError), (True, TypeError), ([1.0, 2.0], TypeError)]
+    "weight,error",
+    [
+        (-1, ValueError),
+        (-0.5, ValueError),
+        (float("nan"), ValueError),
+        (np.array(-1.0), ValueError),
+        (tf.constant(-1.0), ValueError),
+        (tf.constant(np.nan), ValueError),
+        (tf.constant([1.0, 2.0]), ValueError),
+        ("3", TypeError),
+        (True, TypeError),
+        (tf.constant(True), TypeError),
+        ([1.0, 2.0], TypeError),
+    ],
+    ids=str,
 )
 def test_bad_weights_are_refused(weight, error):
     variable = tf.Variable(tf.zeros([3]))
     with pytest.raises(error, match="`weight` must be a scalar >= 0"):
         micro_step([(tf.zeros([3]), variable)], weight=weight)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_a_variable_given_twice_is_refused():
+    variable = tf.Variable(tf.zeros([3]), name="w")
+    with pytest.raises(ValueError, match="must stand once .* the gradients of .*w"):
+        micro_step([(tf.zeros([3]), variable), (tf.ones([3]), variable)])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_a_variable_of_unknown_shape_is_refused():
+    variable = tf.Variable(tf.zeros([3]), shape=tf.TensorShape([None]))
+    with pytest.raises(ValueError, match="needs a variable of known shape"):
+        micro_step([(tf.zeros([3]), variable)])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_two_lists_in_one_traced_step_are_refused():
+    one, other = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = accum.GradientAccumulateOptimizer("SGD", 2)
+
+    @tf.function
+    def step():
+        optimizer.apply_gradients([(tf.constant([1.0]), one)])
+        optimizer.apply_gradients([(tf.constant([1.0]), other)])
+
+    with pytest.raises(ValueError, match="use an optimizer for each list"):
+        step()
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_build_lets_the_list_change_between_cycles_only():
+    one, other = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+    optimizer.build([one, other])
+
+    @tf.function
+    def micro_step(has_other):
+        variables = [one, other] if has_other else [one]
+        optimizer.apply_gradients([(tf.constant([1.0]), var) for var in variables])
+
+    micro_step(True)
+    with pytest.raises(ValueError, match="must not change within a cycle"):
+        optimizer.build([one])
+    micro_step(True)
+    optimizer.build([one])  # the other was frozen
+    micro_step(False)
+    micro_step(False)
+    np.testing.assert_array_equal([one.numpy(), other.numpy()], [[-2.0], [-1.0]])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_flush_traced_before_the_first_micro_step_is_refused():
+    optimizer = accum.GradientAccumulateOptimizer("SGD", 2)
+    with pytest.raises(ValueError, match="can't be traced before the first micro step"):
+        tf.function(optimizer.flush)()
+
+
+@pytest.mark.law("L17")
+def test_one_graph_optimizer_in_two_graphs_is_refused():
+    optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
+    for graph in (tf.Graph(), tf.Graph()):
+        with graph.as_default():
+            loss = tf.reduce_sum(tf1.get_variable("w", initializer=[0.0]) ** 2)
+            if graph is not None and optimizer.micro_step is None:
+                optimizer.minimize(loss)
+                continue
+            with pytest.raises(ValueError, match="make one for each graph"):
+                optimizer.minimize(loss)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_model_without_inputs_and_outputs_is_refused():
+    with pytest.raises(ValueError, match="takes the `inputs` and `outputs` of a functional model"):
+        accum.GradientAccumulateModel(2)
 
 
 @pytest.mark.law("L17")
@@ -141,7 +237,8 @@ def test_other_variables_within_a_cycle_are_refused_and_nothing_is_lost(is_trace
     first = tf.function(lambda: take(one)) if is_traced else lambda: take(one)
     second = tf.function(lambda: take(one, other)) if is_traced else lambda: take(one, other)
     first()
-    with pytest.raises(ValueError, match="must not change within a cycle"):
+    words = "one list of variables" if is_traced else "must not change within a cycle"
+    with pytest.raises(ValueError, match=words):
         second()
     first()
     np.testing.assert_array_equal(one.numpy(), [-1.0])
@@ -153,7 +250,7 @@ def test_other_variables_in_a_second_minimize_are_refused():
         one, other = (tf1.get_variable(name, initializer=[0.0]) for name in "ab")
         optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
         optimizer.minimize(tf.reduce_sum(one**2), var_list=[one])
-        with pytest.raises(ValueError, match="must not change within a cycle"):
+        with pytest.raises(ValueError, match="one list of variables"):
             optimizer.minimize(tf.reduce_sum(other**2), var_list=[other])
 
 

@@ -63,6 +63,13 @@ def test_running_mean_never_holds_a_sum():
     np.testing.assert_allclose(moved, [-4e4, -4e4], rtol=1e-3)
 
 
+@pytest.mark.law("L4")
+@pytest.mark.keras_face
+def test_running_mean_of_opposite_signs_never_overflows():
+    moved = keras_move([[6e4, 0.0], [-6e4, 0.0]], reduction="running_mean", accumulator_dtype="float16")
+    np.testing.assert_allclose(moved, [0.0, 0.0], atol=1.0)
+
+
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("reduction", ["mean", "running_mean"])
 def test_weights_weigh_the_mean(move, reduction):

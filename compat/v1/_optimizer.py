@@ -124,7 +124,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _require_graph()
         weight = self._host.weight if weight is None else weight
         listed = _check.pairs(grads_and_vars)
-        if self._is_bare(weight):
+        if self._cycle.is_bare and weight is None:
             return _tf.as_operation(_tf.apply_inner(self._inner, listed, 1, global_step, name))
         self._enter(listed, global_step)
         with tf.name_scope(name or self._name):
@@ -162,15 +162,13 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
                 zero = self._cycle.zero()
             return AccumOps(accumulate, apply, zero, self._cycle.state.micro_step.read_value())
 
-    def _is_bare(self, weight):
-        plan = self._cycle.plan
-        return plan.is_bare and self._cycle.transform is None and plan.nonfinite == "propagate" and weight is None
-
     def _enter(self, listed, global_step):
         if self._cycle.plan.is_schedule and (global_step is None or self._count_micro_steps):
             raise ValueError(
                 "A schedule of `accum_steps` counts steps: pass a `global_step` that does, without `count_micro_steps`."
             )
+        if self._cycle.is_built and self._cycle.state.micro_step.graph is not tf.compat.v1.get_default_graph():
+            raise ValueError("An `AccumOptimizer` belongs to the graph of its first call: make one for each graph.")
         if self._cycle.is_built and self._host.global_step is not global_step:
             raise ValueError(
                 "`global_step` must be the one given before. Received: {!r}, after {!r}.".format(

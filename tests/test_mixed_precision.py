@@ -1,0 +1,91 @@
+"""A `LossScaleOptimizer` stands around the accumulating optimizer (law L10)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+
+pytestmark = pytest.mark.keras_face
+
+LEGACY = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+FAMILIES = [pytest.param(tf.keras.optimizers, id="keras")]
+if LEGACY is not tf.keras.optimizers:
+    FAMILIES.append(pytest.param(LEGACY, id="legacy"))
+HAS_PUBLIC_CLASS = hasattr(tf.keras.mixed_precision, "LossScaleOptimizer")
+
+
+def loss_scale_optimizer(optimizer, scale):
+    """One that starts from `scale` and halves it at an overflow."""
+    if HAS_PUBLIC_CLASS:
+        return tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=scale)
+    dynamic = tf.mixed_precision.experimental.DynamicLossScale(initial_loss_scale=scale)
+    return tf.keras.mixed_precision.experimental.LossScaleOptimizer(optimizer, dynamic)
+
+
+@pytest.mark.law("L10")
+@pytest.mark.parametrize("place", [None, 0, 1, 2])
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_traced, place):
+    variable = tf.Variable([0.0])
+    optimizer = loss_scale_optimizer(accum.GradientAccumulateOptimizer(family.SGD(1.0), accum_steps=3), 1024.0)
+
+    def micro_step(factor):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(tf.reduce_sum(variable * factor))
+        grads = optimizer.get_unscaled_gradients(tape.gradient(loss, [variable]))
+        optimizer.apply_gradients(zip(grads, [variable]))
+
+    micro_step = tf.function(micro_step) if is_traced else micro_step
+    factors = [1.0, 2.0, 6.0]
+    if place is not None:
+        factors.insert(place, np.inf)
+    for factor in factors:
+        micro_step(tf.constant(factor))
+    np.testing.assert_array_equal(variable.numpy(), [-3.0])
+
+
+@pytest.fixture
+def mixed_float16():
+    if HAS_PUBLIC_CLASS:
+        setter = tf.keras.mixed_precision.set_global_policy
+    else:
+        setter = tf.keras.mixed_precision.experimental.set_policy
+    setter("mixed_float16")
+    yield
+    setter("float32")
+
+
+def trained(batch_size, accum_steps, optimizer):
+    random = np.random.RandomState(0)
+    x, y = 0.1 * random.normal(size=(40, 4)).astype("float32"), 0.1 * random.normal(size=(40, 1)).astype("float32")
+    inputs = tf.keras.Input((4,))
+    outputs = tf.keras.layers.Dense(1, dtype="float32")(tf.keras.layers.Dense(6, activation="tanh")(inputs))
+    model = tf.keras.Model(inputs, outputs)
+    if accum_steps:
+        model = accum.GradientAccumulateModel(accum_steps, inputs=model.inputs, outputs=model.outputs)
+    model.compile(optimizer, "mse")
+    model.set_weights([0.1 * random.normal(size=weight.shape) for weight in model.get_weights()])
+    model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 4  # so none overflowed
+    return model.get_weights()
+
+
+@pytest.mark.law("L10")
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("is_explicit", [False, True], ids=["by compile", "by the user"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, family, is_explicit):
+    def optimizer():
+        inner = family.SGD(0.05, momentum=0.9)
+        return loss_scale_optimizer(inner, 256.0) if is_explicit else inner
+
+    for ours, theirs in zip(trained(5, 4, optimizer()), trained(20, None, optimizer())):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-4)
+
+
+@pytest.mark.law("L10")
+def test_a_loss_scale_inside_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match="has to be outermost"):
+        accum.GradientAccumulateOptimizer(loss_scale_optimizer(tf.keras.optimizers.SGD(1.0), 2.0), accum_steps=2)

@@ -1,0 +1,123 @@
+"""The model face: what it weighs, whatever `train_step` runs, and how its cycle's length may change (laws L5, L14)."""
+
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+
+pytestmark = pytest.mark.keras_face
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 1)).astype("float32")
+FIRST = RANDOM.normal(size=(3, 1)).astype("float32")
+
+
+def parts():
+    inputs = tf.keras.Input((3,))
+    return {"inputs": inputs, "outputs": tf.keras.layers.Dense(1, use_bias=False)(inputs)}
+
+
+def expected_step(rate=0.1):
+    return FIRST - rate * 2.0 * X.T @ (X @ FIRST - Y) / len(X)
+
+
+def batches(*ends):
+    def generate():
+        for start, end in zip((0,) + ends, ends):
+            yield X[start:end], Y[start:end]
+
+    shapes = tf.TensorShape([None, 3]), tf.TensorShape([None, 1])
+    return tf.data.Dataset.from_generator(generate, (tf.float32, tf.float32), shapes)
+
+
+class OwnTrainStep(accum.GradientAccumulateModel if hasattr(accum, "GradientAccumulateModel") else object):
+    """A subclass that does all of a train step by itself."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.law("L5")
+def test_a_train_step_of_the_user_is_weighed_too():
+    model = OwnTrainStep(3, **parts())
+    model.compile(tf.keras.optimizers.SGD(0.1))
+    model.set_weights([FIRST])
+    model.fit(batches(8, 16, 20), verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0], expected_step(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L5")
+def test_weights_stay_in_force_when_the_cycle_was_one_for_a_while():
+    model = accum.GradientAccumulateModel(2, **parts())
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    model.optimizer.accum_steps = 1
+    model.train_on_batch(X[:4], Y[:4])
+    model.optimizer.accum_steps = 2
+    model.set_weights([FIRST])
+    for part in (slice(0, 12), slice(12, 20)):
+        model.train_on_batch(X[part], Y[part])
+    np.testing.assert_allclose(model.get_weights()[0], expected_step(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L5")
+def test_a_function_can_weigh():
+    model = accum.GradientAccumulateModel(
+        2, micro_batch_weight=lambda x, y, sample_weight: tf.shape(x)[0] * 3, **parts()
+    )
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    model.set_weights([FIRST])
+    model.fit(batches(13, 20), verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0], expected_step(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L14")
+@pytest.mark.parametrize("options", [{}, {"use_agc": True}, {"nonfinite": "skip_micro"}])
+def test_a_scheduler_can_start_from_one(options):
+    model = accum.GradientAccumulateModel(1, **dict(parts(), **options))
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=5, epochs=3, verbose=0, callbacks=[accum.AccumulationScheduler({0: 1, 2: 4})])
+    assert int(model.optimizer.iterations.numpy()) == 4 + 4 + 1
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("options", [{}, {"use_agc": True}])
+def test_a_scheduler_says_at_once_that_there_can_be_no_accumulators(options):
+    model = accum.GradientAccumulateModel(1, **dict(parts(), **options))
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=5, verbose=0)
+    with pytest.raises(ValueError, match="there are no accumulators"):
+        model.fit(X, Y, verbose=0, callbacks=[accum.AccumulationScheduler({0: 1, 9: 4})])
+
+
+@pytest.mark.law("L1")
+def test_variables_that_are_gone_leave_nothing_to_those_that_follow():
+    optimizer = accum.GradientAccumulateOptimizer("SGD", accum_steps=2)
+    for size in range(1, 30):
+        variable = tf.Variable(tf.zeros([size]))
+        fresh = accum.GradientAccumulateOptimizer("SGD", accum_steps=2) if size % 2 else optimizer
+        for _ in range(2):
+            if fresh is not optimizer or hasattr(optimizer.optimizer, "_create_all_weights"):
+                fresh.apply_gradients([(tf.ones([size]), variable)])
+        del variable
+        gc.collect()
+
+
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
+def test_dictionaries_in_and_one_batch_at_a_time(run_eagerly):
+    inputs = {name: tf.keras.Input((3,), name=name) for name in ("left", "right")}
+    outputs = tf.keras.layers.Dense(1, use_bias=False)(tf.keras.layers.Add()(list(inputs.values())))
+    model = accum.GradientAccumulateModel(2, inputs=inputs, outputs=outputs)
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=run_eagerly)
+    model.set_weights([FIRST])
+    for part in (slice(0, 13), slice(13, 20)):
+        model.train_on_batch({"left": 0.25 * X[part], "right": 0.75 * X[part]}, Y[part])
+    np.testing.assert_allclose(model.get_weights()[0], expected_step(), rtol=0, atol=2e-6)
