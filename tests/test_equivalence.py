@@ -98,15 +98,15 @@ def mlp(random):
     return model
 
 
-def through_fit(optimizer, batch_size, accum_steps=None):
-    """Weights after two epochs over 44 examples, which neither batch size divides."""
+def through_fit(optimizer, batch_size, accum_steps=None, epochs=2):
+    """Weights after epochs over 44 examples, which neither batch size divides."""
     random = np.random.RandomState(0)
     x, y = random.normal(size=(44, 6)).astype("float32"), random.normal(size=(44, 2)).astype("float32")
     model = mlp(random)
     if accum_steps is not None:
         model = accum.GradientAccumulateModel(accum_steps, inputs=model.inputs, outputs=model.outputs)
     model.compile(optimizer, "mse")
-    model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+    model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
     return model.get_weights()
 
 
@@ -125,3 +125,12 @@ FIT = [
 def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
     for ours, theirs in zip(through_fit(make(), 5, accum_steps=4), through_fit(make(), 20)):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L1")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("make", keras_optimizers(but=("SGD", "Adam", "RMSprop", "Adagrad")))  # goldens hold these
+def test_fit_with_every_other_optimizer_equals_fit_on_the_full_batch(make):
+    ours, theirs = through_fit(make(), 5, accum_steps=4, epochs=1), through_fit(make(), 20, epochs=1)
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
