@@ -1,0 +1,137 @@
+"""The static-graph face on the variables and loops that TF 1 pipelines have (laws L1, L8, L16)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_slim as slim
+
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.normal(size=(12, 6)).astype("float32"), RANDOM.normal(size=(12, 1)).astype("float32")
+FIRST = RANDOM.normal(size=(6, 1)).astype("float32")
+
+
+def momentum():
+    return tf1.train.MomentumOptimizer(0.05, 0.9)
+
+
+def wrapped(accum_steps, **options):
+    return accum.compat.v1.AccumOptimizer(momentum(), accum_steps, **options)
+
+
+def trained(build, size, steps):
+    """Run the train op that `build(x, y)` gives, over `steps` full batches in parts of `size`; returns the weights."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x, y = tf1.placeholder(tf.float32, [None, 6]), tf1.placeholder(tf.float32, [None, 1])
+        train_op, weights = build(x, y)
+        session.run(tf1.global_variables_initializer())
+        for _ in range(steps):
+            for start in range(0, len(X), size):
+                session.run(train_op, {x: X[start : start + size], y: Y[start : start + size]})
+        return session.run(weights)
+
+
+def mean_squares(x, y, weights):
+    return tf.reduce_mean((tf.matmul(x, weights) - y) ** 2)
+
+
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+def test_partitioned_variables_have_accumulators_with_their_slices(use_resource):
+    def build(optimizer):
+        def make(x, y):
+            partitioner = tf1.fixed_size_partitioner(3)
+            with tf1.variable_scope("net", partitioner=partitioner, use_resource=use_resource):
+                weights = tf1.get_variable("w", initializer=tf.constant(FIRST))
+            train_op = optimizer.minimize(mean_squares(x, y, tf.convert_to_tensor(weights)))
+            if optimizer.get_slot_names() and "accum" in optimizer.get_slot_names():
+                for part in weights:
+                    info = optimizer.get_slot(part, "accum")._save_slice_info
+                    assert info.full_name == "net/w/AccumOptimizer/accum"
+            return train_op, tf.convert_to_tensor(weights)
+
+        return make
+
+    ours, theirs = trained(build(wrapped(3)), 4, 3), trained(build(momentum()), 12, 3)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L16")
+def test_accumulators_stand_beside_their_variables():
+    with tf.Graph().as_default():
+        with tf1.device("/device:CPU:1"):
+            variable = tf1.get_variable("w", initializer=tf.constant(FIRST))
+        optimizer = wrapped(3)
+        optimizer.apply_gradients([(tf.ones_like(variable), variable)])
+        accumulator = optimizer.get_slot(variable, "accum")
+        assert tf1.DeviceSpec.from_string(accumulator.device).device_index in (1, None)
+        assert accumulator.device == variable.device or b"loc:@w" in accumulator.op.colocation_groups()
+
+
+@pytest.mark.law("L1")
+def test_reused_scopes():
+    def build(optimizer):
+        def make(x, y):
+            with tf1.variable_scope("net"):
+                weights = tf1.get_variable("w", initializer=tf.constant(FIRST))
+            with tf1.variable_scope("net", reuse=True):
+                loss = mean_squares(x, y, tf1.get_variable("w"))
+            return optimizer.minimize(loss), weights  # within a reused scope no TF 1 optimizer can make its slots
+
+        return make
+
+    ours, theirs = trained(build(wrapped(3)), 4, 3), trained(build(momentum()), 12, 3)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L1")
+def test_gradients_of_unknown_static_shape():
+    def build(optimizer):
+        def make(x, y):
+            weights = tf1.get_variable("w", initializer=tf.constant(FIRST))
+            ((grad, var),) = optimizer.compute_gradients(mean_squares(x, y, weights))
+            return optimizer.apply_gradients([(tf1.placeholder_with_default(grad, None), var)]), weights
+
+        return make
+
+    ours, theirs = trained(build(wrapped(3)), 4, 3), trained(build(momentum()), 12, 3)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L1")
+@pytest.mark.law("L3")
+def test_slim_train_op_takes_it_as_any_optimizer():
+    def build(optimizer):
+        def make(x, y):
+            with tf1.variable_scope("net"):
+                weights = slim.model_variable("w", initializer=tf.constant(FIRST), shape=None)
+            step = tf1.train.get_or_create_global_step()
+            train_op = slim.learning.create_train_op(mean_squares(x, y, weights), optimizer)
+            return train_op, [weights, step]
+
+        return make
+
+    (ours, our_steps), (theirs, their_steps) = trained(build(wrapped(3)), 4, 3), trained(build(momentum()), 12, 3)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert our_steps == their_steps == 3
+
+
+@pytest.mark.law("L3")
+def test_a_monitored_session_stops_at_steps(tmp_path):
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        weights = tf1.get_variable("w", initializer=tf.constant(FIRST))
+        train_op = wrapped(3).minimize(mean_squares(tf.constant(X), tf.constant(Y), weights), step)
+        runs = 0
+        hooks = [tf1.train.StopAtStepHook(last_step=4)]
+        with tf1.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), hooks=hooks) as session:
+            while not session.should_stop():
+                session.run(train_op)
+                runs += 1
+        assert runs == 12
+    names = [name for name, _ in tf1.train.list_variables(str(tmp_path))]
+    assert "w/AccumOptimizer/accum" in names
+    assert "AccumOptimizer/micro_step" in names
