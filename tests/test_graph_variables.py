@@ -135,3 +135,30 @@ def test_a_monitored_session_stops_at_steps(tmp_path):
     names = [name for name, _ in tf1.train.list_variables(str(tmp_path))]
     assert "w/AccumOptimizer/accum" in names
     assert "AccumOptimizer/micro_step" in names
+
+
+@pytest.mark.law("L6")
+@pytest.mark.parametrize("flushes", [False, True], ids=["left", "flushed"])
+def test_flush_hook_applies_the_last_cycle_before_the_last_checkpoint(tmp_path, flushes):
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        weights = tf1.get_variable("w", initializer=[0.0])
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=3)
+        fed = tf1.placeholder(tf.float32, [1])
+        train_op = optimizer.apply_gradients([(fed, weights)], step)
+        hooks = [accum.compat.v1.FlushHook(optimizer)] if flushes else []
+        with tf1.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), chief_only_hooks=hooks) as session:
+            for grad in (1.0, 2.0, 3.0, 10.0, 20.0):
+                session.run(train_op, {fed: [grad]})
+    reader = tf1.train.load_checkpoint(str(tmp_path))
+    read = [reader.get_tensor(name) for name in ("w", "global_step", "AccumOptimizer/micro_step")]
+    assert read == ([[-17.0], 2, 0] if flushes else [[-2.0], 1, 2])
+
+
+@pytest.mark.law("L17")
+def test_flush_needs_a_train_op_and_the_hook_an_optimizer():
+    with tf.Graph().as_default():
+        with pytest.raises(ValueError, match="needs the train op to be made first"):
+            wrapped(3).flush()
+        with pytest.raises(TypeError, match="must be an `AccumOptimizer`"):
+            accum.compat.v1.FlushHook(momentum())

@@ -1,5 +1,6 @@
 """The static-graph face: an optimizer for `tf.compat.v1` graphs, Sessions and the loops around them."""
 
+from accum.compat.v1._hooks import FlushHook
 from accum.compat.v1._optimizer import AccumOps, AccumOptimizer
 
-__all__ = ["AccumOps", "AccumOptimizer"]
+__all__ = ["AccumOps", "AccumOptimizer", "FlushHook"]

@@ -162,6 +162,32 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
                 zero = self._cycle.zero()
             return AccumOps(accumulate, apply, zero, self._cycle.state.micro_step.read_value())
 
+    def flush(self):
+        """An op that makes the step of an unfinished cycle from the micro-batches that are there.
+
+        It is the `apply` of `accumulation_ops`, for those who train by the conditional op.
+
+        Raises:
+          ValueError: before the first train op has been made.
+        """
+        return self._between_steps(self._cycle.apply, "flush")
+
+    def reset(self):
+        """An op that discards an unfinished cycle: the `zero` of `accumulation_ops`.
+
+        Raises:
+          ValueError: before the first train op has been made.
+        """
+        return self._between_steps(self._cycle.zero, "reset")
+
+    def _between_steps(self, function, name):
+        if self._cycle.is_bare:
+            return tf.no_op()
+        if not self._cycle.is_built:
+            raise ValueError("`{}` needs the train op to be made first, by `minimize` or otherwise.".format(name))
+        with tf.name_scope(self._name), tf.name_scope(name):
+            return function()
+
     def _enter(self, listed, global_step):
         if self._cycle.plan.is_schedule and (global_step is None or self._count_micro_steps):
             raise ValueError(
