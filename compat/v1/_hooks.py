@@ -7,8 +7,8 @@ from accum.compat.v1._optimizer import AccumOptimizer
 class FlushHook(tf.compat.v1.train.SessionRunHook):
     """Make the step of an unfinished cycle when a hooked session ends without an error.
 
-    Hooks end in their order, and one of them writes the last checkpoint: give this one to
-    `MonitoredTrainingSession` as one of the `chief_only_hooks`, which come first, so that the checkpoint holds its step.
+    Hooks end in their order, and one of them writes the last checkpoint: give this one to `MonitoredTrainingSession` as
+    one of the `chief_only_hooks`, which come first, so that the checkpoint holds its step.
 
     Args:
       optimizer: the `AccumOptimizer` of the session's graph, whose train op exists when the session is made.
