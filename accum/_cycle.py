@@ -81,6 +81,8 @@ class Cycle:
         self.is_settable = is_settable and not plan.is_schedule
         self._requested = None  # the accum_steps of the next cycle: a variable that no checkpoint holds
         self._variables = ()  # the last call's, in order
+        self._announced = None  # keys of the list that `build` was given last
+        self._takes_other = False  # whether the next call may bring another list, because `build` announced one
         self._slots = {}  # variable key -> (variable, Accumulator): an id is one only while the variable lives
         self._traced_without = {}  # variable key -> name, of those without a gradient in some trace
         self._mutex = None
@@ -221,7 +223,7 @@ class Cycle:
         weight = None if weight is None else _check.not_negative("weight", weight, _tf.known_value(weight))
         grads, variables = [grad for grad, _ in listed], [var for _, var in listed]
         _check.once_each([var.name for var in variables], [_tf.variable_key(var) for var in variables])
-        self._check_same(variables)
+        self._check_same(listed)
         self._check_met(listed)
         self.build(variables, grads)
         if _tf.is_tracing():
@@ -230,28 +232,46 @@ class Cycle:
         weight = None if weight is None else tf.cast(weight, tf.float32)
         return grads, weight, self._entries(variables)
 
-    def _check_same(self, variables):
-        """A cycle adds up the gradients of one list of variables; a trace may be run at any time within a cycle."""
-        old, new = ([_tf.variable_key(var) for var in listed] for listed in (self._variables, variables))
-        if not old or set(old) == set(new):
+    def _check_same(self, listed):
+        """A cycle adds up the gradients of one list of variables; a trace may be run at any time within a cycle.
+
+        Variables that never had a gradient may come and go.
+        """
+        old, new = self._variables, [var for _, var in listed]
+        old_keys, new_keys = ({_tf.variable_key(var) for var in variables} for variables in (old, new))
+        gone = [var for var, _ in self._entries(old) if _tf.variable_key(var) not in new_keys]
+        come = [var for grad, var in listed if grad is not None and _tf.variable_key(var) not in old_keys]
+        if not old or not (gone or come):
             return
-        names = [var.name for var in variables], [var.name for var in self._variables]
-        if _tf.is_tracing():
+        names = [var.name for var in new], [var.name for var in old]
+        if self._takes_other:
+            self._takes_other = False
+        elif _tf.is_tracing():
             raise ValueError(
                 "One optimizer accumulates for one list of variables: use an optimizer for each list, or call "
                 "`build(var_list)` when it changes. Received: {}, after {}.".format(*names)
             )
-        if self.is_in_cycle():
+        elif self.is_in_cycle():
             raise ValueError(
                 "The list of variables must not change within a cycle: call `flush()` or `reset()` first. "
                 "Received: {}, after {}.".format(*names)
             )
 
-    def accept_variables(self, variables):
-        """Let `variables` be the list from the next cycle on."""
+    def announce(self, variables):
+        """Let the next call bring another list of variables than the last, if this is the first to hear of it.
+
+        `LossScaleOptimizer` announces all variables before each call, and leaves out those without a gradient there.
+        """
+        keys = {_tf.variable_key(var) for var in variables}
+        current = {_tf.variable_key(var) for var in self._variables}
+        if keys in (self._announced, current):
+            return
         if self.is_built and not _tf.in_static_graph() and self.is_in_cycle():
-            self._check_same(variables)
-        self._variables = tuple(variables)
+            raise ValueError(
+                "The list of variables must not change within a cycle: call `flush()` or `reset()` first. "
+                "Received: {}.".format([var.name for var in variables])
+            )
+        self._announced, self._takes_other = keys, True
 
     def _check_met(self, listed):
         keys = [_tf.variable_key(var) for grad, var in listed if grad is not None]

@@ -156,7 +156,7 @@ class GradientAccumulateOptimizer:
         Raises:
           ValueError: a cycle of other variables has begun.
         """
-        self._cycle.accept_variables(list(var_list))
+        self._cycle.announce(list(var_list))
         with tf.init_scope():
             _tf.build_inner(self._inner, list(var_list))
 

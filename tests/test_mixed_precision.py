@@ -46,6 +46,24 @@ def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_
     np.testing.assert_array_equal(variable.numpy(), [-3.0])
 
 
+@pytest.mark.law("L10")
+@pytest.mark.law("L8")
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_variable_without_a_gradient_inside_a_loss_scale(family, is_traced):
+    used, unused = tf.Variable([0.0]), tf.Variable([5.0])
+    optimizer = loss_scale_optimizer(accum.GradientAccumulateOptimizer(family.SGD(1.0), accum_steps=2), 4.0)
+
+    def micro_step():
+        (grad,) = optimizer.get_unscaled_gradients([tf.constant([4.0])])
+        optimizer.apply_gradients([(grad, used), (None, unused)])
+
+    micro_step = tf.function(micro_step) if is_traced else micro_step
+    for _ in range(4):
+        micro_step()
+    np.testing.assert_array_equal([used.numpy(), unused.numpy()], [[-2.0], [5.0]])
+
+
 @pytest.fixture
 def mixed_float16():
     if HAS_PUBLIC_CLASS:

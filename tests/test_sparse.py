@@ -152,6 +152,23 @@ def test_a_variable_without_any_gradient_is_not_handed_on(is_traced):
 
 @pytest.mark.law("L8")
 @pytest.mark.keras_face
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+def test_variables_without_a_gradient_may_come_and_go(is_traced):
+    used, unused = tf.Variable([0.0]), tf.Variable([5.0])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+
+    def step(has_unused):
+        pairs = [(tf.constant([1.0]), used)] + ([(None, unused)] if has_unused else [])
+        optimizer.apply_gradients(pairs)
+
+    step = tf.function(step) if is_traced else step
+    for has_unused in (False, True, True, False):
+        step(has_unused)
+    np.testing.assert_array_equal(used.numpy(), [-2.0])
+
+
+@pytest.mark.law("L8")
+@pytest.mark.keras_face
 def test_a_gradient_that_an_older_trace_would_lose_is_refused():
     first, second = tf.Variable([0.0]), tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer("SGD", accum_steps=2)
