@@ -140,6 +140,10 @@ class Cycle:
           weight: scalar >= 0 of any dtype, the micro-batch's weight on this replica; None: 1.
           is_reduced: whether the gradients are already the same on every replica.
         """
+        if is_reduced and weight is not None and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            raise ValueError(
+                "Gradients that are reduced over replicas already can't be weighed: give each replica's own."
+            )
         grads, weight, entries = self._enter(grads_and_vars, weight)
         call = Call(self, entries, weight is not None, is_reduced)
         return self._across(call.micro_step, grads, weight)

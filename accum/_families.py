@@ -2,8 +2,9 @@
 
 from typing import Dict, Tuple
 
-from accum import _tf
+from accum import _replicas, _tf
 from accum._cycle import Host
+from accum._flow import count_nonfinite
 from accum._tf import tf
 
 
@@ -55,6 +56,24 @@ class _Face(_tf.TrackedAsInner):
     ema_momentum = _of_inner("ema_momentum")
     ema_overwrite_frequency = _of_inner("ema_overwrite_frequency")
 
+    def _hand_back(self, grads_and_vars):
+        """Leave the gradients on their replica, for the cycle to reduce; share only whether any is not finite.
+
+        `LossScaleOptimizer` asks for whole gradients on every micro step, takes one replica's verdict for all, and then
+        calls `apply_gradients` as if they were reduced.
+        """
+        listed = list(grads_and_vars)
+        self._handed_back.add(_replicas.replica_number())
+        grads = [grad for grad, _ in listed]
+        return list(zip(_replicas.spoil_together(grads, count_nonfinite(grads)), [var for _, var in listed]))
+
+    def _takes_back(self):
+        """Whether this replica's gradients were handed back since the last call."""
+        replica = _replicas.replica_number()
+        is_handed_back = replica in self._handed_back
+        self._handed_back.discard(replica)
+        return is_handed_back
+
     def __getattr__(self, name):
         """Hyperparameters such as `momentum`: the inner optimizer's."""
         if name.startswith("_") or "_inner" not in self.__dict__:
@@ -79,7 +98,7 @@ class _LegacyFace(_Face):
     _HAS_AGGREGATE_GRAD = False  # at True, TF 2.2 reduces every micro-batch in `fit`; dies with 2.2
 
     def _aggregate_gradients(self, grads_and_vars):
-        return _tf.aggregated(grads_and_vars)
+        return _tf.aggregated(self._hand_back(grads_and_vars))
 
     def _clip_gradients(self, grads):
         return grads  # TF 2.2 and 2.3 would clip each micro-batch in `fit`; dies with 2.3
@@ -108,7 +127,7 @@ class _NewFace(_Face):
             return tf.identity(self._inner.iterations)
 
     def aggregate_gradients(self, grads_and_vars):
-        return list(grads_and_vars)
+        return self._hand_back(grads_and_vars)
 
     @property
     def variables(self):

@@ -80,7 +80,7 @@ class Call:
         """Whether the micro-batch counts: with `nonfinite="skip_micro"`, one verdict for all replicas."""
         if self._plan.nonfinite != "skip_micro":
             return True
-        bad = _replicas.each_replica(strategy, self._on_count_nonfinite, [grads])
+        bad = _replicas.each_replica(strategy, count_nonfinite, [grads])
         return tf.equal(strategy.reduce(_replicas.SUM, bad, axis=None), 0)
 
     @staticmethod
@@ -134,7 +134,7 @@ class Call:
         if self._is_weighted:
             verdicts.append(tf.greater(strategy.experimental_local_results(weight)[0], 0.0))
         if self._plan.nonfinite == "skip_cycle":
-            bad = self._on_count_nonfinite([strategy.experimental_local_results(total)[0] for total in totals])
+            bad = count_nonfinite([strategy.experimental_local_results(total)[0] for total in totals])
             verdicts.append(tf.equal(bad, 0))
         return tf.cond(tf.reduce_all(verdicts), step, _true) if verdicts else step()
 
@@ -207,12 +207,12 @@ class Call:
     def _on_weigh(means, weight):
         return [_tf.scale_gradient(_cast(mean, tf.float32), weight) for mean in means]
 
-    @staticmethod
-    def _on_count_nonfinite(grads):
-        """How many of `grads` hold a NaN or an infinity, a float32 scalar."""
-        flat = [tensor for tensor in tf.nest.flatten(grads, expand_composites=True) if tensor is not None]
-        sizes = [tf.abs(tensor) for tensor in flat if tensor.dtype.is_floating or tensor.dtype.is_complex]
-        return tf.add_n([tf.cast(tf.reduce_any(~tf.math.is_finite(size)), tf.float32) for size in sizes])
+
+def count_nonfinite(grads):
+    """How many of `grads` hold a NaN or an infinity, a float32 scalar."""
+    flat = [tensor for tensor in tf.nest.flatten(grads, expand_composites=True) if tensor is not None]
+    sizes = [tf.abs(tensor) for tensor in flat if tensor.dtype.is_floating or tensor.dtype.is_complex]
+    return tf.add_n([tf.cast(tf.reduce_any(~tf.math.is_finite(size)), tf.float32) for size in sizes])
 
 
 def _where_taken(is_taken, following, place):

@@ -67,6 +67,7 @@ class GradientAccumulateOptimizer:
         super().__init__(name=name)
         self._use_cycle(Cycle(plan, KerasHost(self, name), transform, accumulator_dtype, not plan.is_bare))
         self.__dict__["_weights_now"] = {}  # replica -> weight of the micro-batch that is being taken in
+        self.__dict__["_handed_back"] = set()  # replicas whose gradients a LossScaleOptimizer takes for reduced
         self.__dict__["_has_run"] = False
         self.__dict__["_is_ready"] = True
 
@@ -110,6 +111,7 @@ class GradientAccumulateOptimizer:
         del name
         weight = self._weights_now.get(_replicas.replica_number()) if weight is None else weight
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        is_reduced = is_reduced and not self._takes_back()
         self.__dict__["_has_run"] = True
         if self._cycle.is_bare and weight is None and not self._cycle.is_built:
             return self._apply_bare(_check.pairs(grads_and_vars), is_reduced)

@@ -46,3 +46,27 @@ def true_after(waits):
     waits = [wait for wait in tf.nest.flatten(waits) if wait is not None]
     with tf.control_dependencies(waits):
         return tf.identity(tf.constant(True))
+
+
+def spoil_together(grads, bad):
+    """Make this replica's gradients hold a NaN where any replica's do, by one scalar that all of them share.
+
+    Args:
+      grads: list of gradients of this replica; a gradient may be `tf.IndexedSlices` or None.
+      bad: float32 scalar, > 0 where `grads` hold a NaN or an infinity.
+
+    Returns:
+      `grads`, the first of which is spoilt if that of any replica is.
+    """
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return grads
+    total = tf.distribute.get_replica_context().all_reduce(SUM, bad)
+    spoil = tf.where(total > 0.0, float("nan"), 0.0)
+    first = next(place for place, grad in enumerate(grads) if grad is not None)
+    return grads[:first] + [_plus(grads[first], spoil)] + grads[first + 1 :]
+
+
+def _plus(grad, scalar):
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(_plus(grad.values, scalar), grad.indices, grad.dense_shape)
+    return grad + tf.cast(scalar, grad.dtype)

@@ -207,7 +207,7 @@ def build_inner(optimizer, variables):
         if VERSION >= (2, 2):
             optimizer._create_all_weights(variables)
         else:  # dies with 1.15
-            assert optimizer.iterations is not None
+            _ = optimizer.iterations  # made where it is first read
             optimizer._create_hypers()
             optimizer._create_slots(variables)
     # v1 optimizers lift their slots out of the branch by themselves.

@@ -101,3 +101,35 @@ def test_fit_on_two_replicas_equals_fit_on_one_device():
 
     ours = trained(mirrored().scope(), 8, accum_steps=3)
     np.testing.assert_allclose(ours, trained(tf.name_scope("one"), 24, accum_steps=1), rtol=0, atol=2e-6)
+
+
+HAS_LOSS_SCALE = hasattr(tf.keras.mixed_precision, "LossScaleOptimizer")
+LEGACY = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+FAMILIES = [pytest.param(tf.keras.optimizers, id="keras")]
+if not issubclass(tf.keras.optimizers.SGD, LEGACY.Optimizer) and not issubclass(LEGACY.SGD, tf.keras.optimizers.SGD):
+    FAMILIES.append(pytest.param(LEGACY, id="legacy"))
+
+
+@pytest.mark.law("L11")
+@pytest.mark.law("L10")
+@pytest.mark.skipif(not HAS_LOSS_SCALE, reason="TF 2.2 and 2.3 have an experimental class of another interface")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_overflow_on_one_replica_only_is_everyones(family):
+    strategy = mirrored()
+    with strategy.scope():
+        weights = tf.Variable([0.0])
+        inner = accum.GradientAccumulateOptimizer(family.SGD(1.0), accum_steps=2)
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=1024.0)
+
+    def micro_step(factor):
+        scaled = optimizer.get_scaled_loss(factor) / R  # the gradient of factor * weights / R
+        grads = optimizer.get_unscaled_gradients([tf.reshape(scaled, [1])])
+        optimizer.apply_gradients(zip(grads, [weights]))
+
+    run = tf.function(lambda factors: strategy.run(micro_step, args=(factors,)))
+    # Of each micro step, a factor for each replica; the verdict is taken on the first.
+    batches = [[1.0, 3.0], [2.0, np.inf], [5.0, 7.0]]
+    data = tf.data.Dataset.from_tensor_slices(np.ravel(batches).astype("float32")).batch(R)
+    for factors in strategy.experimental_distribute_dataset(data):
+        run(factors)
+    np.testing.assert_array_equal([part.numpy() for part in strategy.experimental_local_results(weights)], [[-4.0]] * R)
