@@ -17,7 +17,17 @@ from accum._tf import tf
 
 
 class Host:
-    """What a face lends to the engine. The engine creates, applies and clocks through it alone."""
+    """What a face lends to the engine. The engine creates, applies and clocks through it alone.
+
+    Attributes:
+      statistics: what else is gathered over a cycle, on its clock, on one replica: objects with `keep(is_first)`, which
+        takes in what belongs to this micro-batch, `finish(is_first)`, which does that and makes the cycle's result of
+        it (with None: of what is kept alone), and `clear()`. Each returns an op.
+      waits_for_others: whether `apply` waits for other processes, and so can stand in no conditional and hold no lock.
+    """
+
+    statistics = ()
+    waits_for_others = False
 
     def scalar(self, name, initial_value, per_replica=False):
         """A new variable of shape []."""
@@ -33,6 +43,10 @@ class Host:
     def apply(self, grads_and_vars, replicas):
         """Make one step of the inner optimizer on whole gradients. Returns an op or None."""
         raise NotImplementedError
+
+    def when(self, condition, function):
+        """`function()` where `condition` holds, a tensor to wait for in either case."""
+        return tf.cond(condition, function, lambda: tf.constant(True))
 
     def count_micro_step(self, is_taken):
         """Count a micro step for whom it may concern; `is_taken` is True or a bool tensor. Returns an op or None."""
@@ -155,7 +169,10 @@ class Cycle:
 
     def apply(self):
         """Make the step with what has been accumulated, if anything has been, and clear it. Returns an op."""
-        return self._across(Call(self, self._entries(self._variables), is_weighted=True).apply)
+        call = Call(self, self._entries(self._variables), is_weighted=True)
+        if self.host.waits_for_others:
+            return _replicas.across_replicas(call.apply)
+        return self._across(call.apply)
 
     def zero(self):
         """Discard what has been accumulated. Returns an op."""

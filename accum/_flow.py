@@ -16,6 +16,7 @@ class Call:
         self._cycle = cycle
         self._plan = cycle.plan
         self._state = cycle.state
+        self._host = cycle.host
         self._variables = [var for var, _ in entries]
         self._slots = [slot for _, slot in entries]
         self._is_weighted = is_weighted  # whether the weights may sum to zero
@@ -48,15 +49,17 @@ class Call:
 
     def apply(self, strategy):
         place, length = self._read_clock()
-        done = tf.cond(tf.greater(place, 0), lambda: self._finish(strategy, None, None, place), _true)
+        done = self._host.when(tf.greater(place, 0), lambda: self._finish(strategy, None, None, place))
         with tf.control_dependencies([done]):
-            cleared = _replicas.each_replica(strategy, self._on_clear)
-        return self._advance_clock(strategy, _replicas.local_tensors(strategy, cleared), tf.zeros_like(place), length)
+            cleared = self._clear(strategy)
+        return self._advance_clock(strategy, cleared, tf.zeros_like(place), length)
 
     def zero(self, strategy):
         place, length = self._read_clock()
-        cleared = _replicas.each_replica(strategy, self._on_clear)
-        return self._advance_clock(strategy, _replicas.local_tensors(strategy, cleared), tf.zeros_like(place), length)
+        return self._advance_clock(strategy, self._clear(strategy), tf.zeros_like(place), length)
+
+    def _clear(self, strategy):
+        return [self._each(strategy, self._on_clear)] + [statistic.clear() for statistic in self._host.statistics]
 
     def _read_clock(self):
         """The micro steps made in this cycle before this one, and the cycle's length: two int64 scalars."""
@@ -73,7 +76,7 @@ class Call:
             if self._state.length is not None:
                 ops.append(_assign(strategy, self._state.length, length))
             if is_taken is not False:
-                ops.append(self._cycle.host.count_micro_step(is_taken))
+                ops.append(self._host.count_micro_step(is_taken))
             return tf.group(*[op for op in ops if op is not None])
 
     def _is_taken(self, strategy, grads):
@@ -91,12 +94,16 @@ class Call:
         """Keep a micro-batch that ends no cycle. Returns a tensor to wait for."""
         is_first = tf.equal(place, 0)
         if self._is_running:
-            return self._each(strategy, lambda g, w: self._on_blend(g, w, is_first), grads, weight)
-        return tf.cond(
-            is_first,
-            lambda: self._each(strategy, lambda g, w: self._on_keep("start", g, w), grads, weight),
-            lambda: self._each(strategy, lambda g, w: self._on_keep("add", g, w), grads, weight),
-        )
+            kept = self._each(strategy, lambda g, w: self._on_blend(g, w, is_first), grads, weight)
+        else:
+            kept = tf.cond(
+                is_first,
+                lambda: self._each(strategy, lambda g, w: self._on_keep("start", g, w), grads, weight),
+                lambda: self._each(strategy, lambda g, w: self._on_keep("add", g, w), grads, weight),
+            )
+        if not self._host.statistics:
+            return kept
+        return true_after([kept] + [statistic.keep(is_first) for statistic in self._host.statistics])
 
     def _finish(self, strategy, grads, weight, place):
         """Make the step of a full cycle, or with `grads` None of what is stored. Returns a tensor to wait for."""
@@ -107,7 +114,7 @@ class Call:
         if self._reduces(strategy):
             totals, weight = self._reduce(strategy, totals, weight)
         waits = _replicas.local_tensors(strategy, [totals, weight])
-        done = self._step(strategy, totals, weight)
+        done = self._step(strategy, totals, weight, None if grads is None else tf.equal(place, 0))
         if all(slot.rows is None for slot in self._slots):
             return done
         with tf.control_dependencies([done] + waits):
@@ -124,11 +131,14 @@ class Call:
         reduced = strategy.extended.batch_reduce_to(_replicas.SUM, pairs)
         return reduced[:-1], reduced[-1]
 
-    def _step(self, strategy, totals, weight):
+    def _step(self, strategy, totals, weight, is_first):
         """The inner optimizer's step, unless the weights sum to zero or the plan forbids what came out."""
 
         def step():
-            return self._each(strategy, lambda t, w: self._on_step(t, w, strategy), totals, weight)
+            done = self._each(strategy, lambda t, w: self._on_step(t, w, strategy), totals, weight)
+            if not self._host.statistics:
+                return done
+            return true_after([done] + [statistic.finish(is_first) for statistic in self._host.statistics])
 
         verdicts = []
         if self._is_weighted:
@@ -136,7 +146,7 @@ class Call:
         if self._plan.nonfinite == "skip_cycle":
             bad = count_nonfinite([strategy.experimental_local_results(total)[0] for total in totals])
             verdicts.append(tf.equal(bad, 0))
-        return tf.cond(tf.reduce_all(verdicts), step, _true) if verdicts else step()
+        return self._host.when(tf.reduce_all(verdicts), step) if verdicts else step()
 
     @staticmethod
     def _each(strategy, function, *args):

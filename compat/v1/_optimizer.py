@@ -3,8 +3,10 @@
 from typing import NamedTuple
 
 from accum import _check, _tf
-from accum._cycle import Cycle, Host, check_options
+from accum._cycle import Cycle, check_options
 from accum._tf import tf
+from accum.compat.v1._host import GraphHost
+from accum.compat.v1._update_ops import Moments, read_averages
 
 AccumOps = NamedTuple(
     "AccumOps",
@@ -69,12 +71,13 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         accumulator_dtype=None,
         sparse="rows",
         count_micro_steps=False,
+        local_accumulators=False,
     ):
         plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
         super().__init__(use_locking, name)
         self._inner = _inner_optimizer(optimizer)
         self._count_micro_steps = bool(count_micro_steps)
-        self._host = _GraphHost(self, name, self._count_micro_steps)
+        self._host = GraphHost(self, name, self._count_micro_steps, bool(local_accumulators))
         self._cycle = Cycle(plan, self._host, transform, accumulator_dtype)
 
     # ------------------------------------------------------------------------------------------------------------
@@ -162,6 +165,43 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
                 zero = self._cycle.zero()
             return AccumOps(accumulate, apply, zero, self._cycle.state.micro_step.read_value())
 
+    def accumulate_update_ops(self, update_ops=None):
+        """Take over the averages that batch normalisation moves: once a cycle, to the full batch's statistics.
+
+        Call it when the model is there and before the train op is made: the ops taken leave the graph's UPDATE_OPS, so
+        that `slim.learning.create_train_op` and `tf.control_dependencies` find those that are left only.
+
+        What can be taken over are the updates that `slim.batch_norm` and `tf.compat.v1.layers.batch_normalization` put
+        into UPDATE_OPS. What can't: updates made in place (`updates_collections=None`), `renorm`,
+        `zero_debias_moving_mean`, virtual batches, a tensor for `training` under TF 2's control flow, and anything that
+        is no batch normalisation. Training still normalises by the micro-batch's own statistics.
+
+        Args:
+          update_ops: list of update ops; None: all of the graph's.
+
+        Returns:
+          List of the ops taken over: nothing has to run them any more.
+
+        Raises:
+          RuntimeError: when executing eagerly.
+          ValueError: an op can't be taken over (then none is), a train op exists already, or several replicas.
+        """
+        _require_graph()
+        collection = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.UPDATE_OPS)
+        taken = list(collection) if update_ops is None else list(update_ops)
+        if self._cycle.is_bare:
+            return []
+        if self._cycle.is_built:
+            raise ValueError("`accumulate_update_ops` has to come before the first train op, which moves the averages.")
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            raise ValueError(
+                "`accumulate_update_ops` takes nothing over from several replicas: leave UPDATE_OPS to them."
+            )
+        averages = read_averages(taken)
+        self._host.statistics += tuple(Moments(mean, variance, self._host) for mean, variance in averages)
+        collection[:] = [left for left in collection if not any(left is update_op for update_op in taken)]
+        return taken
+
     def flush(self):
         """An op that makes the step of an unfinished cycle from the micro-batches that are there.
 
@@ -241,45 +281,6 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         """All variables of this optimizer and of the inner one."""
         inner = self._inner.variables
         return super().variables() + list(inner() if callable(inner) else inner)
-
-
-class _GraphHost(Host):
-    """Lends the optimizer of a static graph to the engine."""
-
-    def __init__(self, wrapper, name, counts_micro_steps):
-        self.global_step = None
-        self.weight = None  # of the `minimize` call under way
-        self.variables = ()  # of the call under way: the scalars stand beside the first
-        self._wrapper = wrapper
-        self._name = name
-        self._counts_micro_steps = counts_micro_steps
-
-    def scalar(self, name, initial_value, per_replica=False):
-        beside = min(self.variables, key=lambda var: var.name)
-        name = "{}/{}".format(self._name, name)
-        with tf.compat.v1.name_scope(None):  # one name wherever `minimize` is called: checkpoints go by it
-            return self._wrapper._create_non_slot_variable(initial_value, name, beside)
-
-    def buffer(self, var, name, shape, dtype):
-        # The optimizers' own helper: colocated, with the slice information of a partitioned variable, saved.
-        zeros = tf.compat.v1.zeros_initializer()
-        scope = "{}/{}".format(self._name, name)
-        return self._wrapper._get_or_make_slot_with_initializer(var, zeros, shape, dtype, name, scope)
-
-    def prepare(self, variables):
-        _tf.build_inner(self._wrapper.optimizer, variables)
-
-    def apply(self, grads_and_vars, replicas):
-        global_step = None if self._counts_micro_steps else self.global_step
-        return _tf.apply_inner(self._wrapper.optimizer, grads_and_vars, replicas, global_step)
-
-    def count_micro_step(self, is_taken):
-        if not self._counts_micro_steps or self.global_step is None:
-            return None
-        return self.global_step.assign_add(tf.cast(is_taken, self.global_step.dtype.base_dtype))
-
-    def steps(self):
-        return tf.identity(self.global_step)
 
 
 def _require_graph():
