@@ -208,6 +208,19 @@ class Cycle:
                 self.host.prepare([var for var in variables if self.slot(var) is not None])
         self._variables = tuple(variables)
 
+    def _build_here(self, variables, grads):
+        """`build`; in a static graph once for all replicas, each of which may have a face of its own there."""
+        if not (_tf.in_static_graph() and tf.distribute.has_strategy()):
+            self.build(variables, grads)
+            return
+        first = _replicas.across_replicas(lambda strategy: self._built(variables, grads))
+        self.state, self.strategy = first.state, first.strategy
+        self._slots, self._variables, self._requested = first._slots, first._variables, first._requested
+
+    def _built(self, variables, grads):
+        self.build(variables, grads)
+        return self
+
     def slot(self, var):
         """The `Accumulator` of `var`, or None where it has none."""
         return self._slots.get(_tf.variable_key(var), (None, None))[1]
@@ -246,7 +259,7 @@ class Cycle:
         _check.once_each([var.name for var in variables], [_tf.variable_key(var) for var in variables])
         self._check_same(listed)
         self._check_met(listed)
-        self.build(variables, grads)
+        self._build_here(variables, grads)
         if _tf.is_tracing():
             self._traced_without.update((_tf.variable_key(v), v.name) for v in variables if self.slot(v) is None)
         grads = [grad for grad, var in listed if self.slot(var) is not None]
@@ -313,7 +326,7 @@ class Cycle:
             return _replicas.across_replicas(function, args)
         strategy = tf.distribute.get_strategy()
         waits = tf.control_dependencies(_replicas.local_tensors(strategy, args))
-        with waits, _tf.control_flow_for(self._variables):
+        with waits, _tf.control_flow_for(self._variables), _tf.no_record_of_locks():
             return self._mutex.execute(lambda: _replicas.true_after(function(strategy, *args)), False).op
 
 

@@ -27,9 +27,7 @@ class KerasHost(Host):
         _tf.build_inner(self._wrapper.optimizer, variables)
 
     def apply(self, grads_and_vars, replicas):
-        inner = self._wrapper.optimizer
-        clipped = _tf.clip_as_fit_would(inner, [grad for grad, _ in grads_and_vars])
-        return _tf.apply_inner(inner, list(zip(clipped, [var for _, var in grads_and_vars])), replicas)
+        return _tf.apply_inner(self._wrapper.optimizer, grads_and_vars, replicas)
 
     def steps(self):
         return self._wrapper.iterations

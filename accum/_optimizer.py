@@ -175,8 +175,7 @@ class GradientAccumulateOptimizer:
     def _apply_bare(self, grads_and_vars, is_reduced):
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
-        clipped = _tf.clip_as_fit_would(self._inner, [grad for grad, _ in listed])
-        return _tf.apply_inner(self._inner, list(zip(clipped, [var for _, var in listed])), replicas)
+        return _tf.apply_inner(self._inner, listed, replicas)
 
     # ------------------------------------------------------------------------------------------------------------
     # What can be seen

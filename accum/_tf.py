@@ -75,6 +75,10 @@ def is_graph_optimizer(optimizer):
     return isinstance(optimizer, GraphOptimizer)
 
 
+def is_sync_replicas_optimizer(optimizer):
+    return isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer)
+
+
 def _loss_scale_classes():
     classes = []
     if HAS_KERAS_FACE:
@@ -93,8 +97,9 @@ _LOSS_SCALE_CLASSES = _loss_scale_classes()
 def is_loss_scale_optimizer(optimizer):
     if _LOSS_SCALE_CLASSES and isinstance(optimizer, _LOSS_SCALE_CLASSES):
         return True
-    # The 2.11+ class around a new optimizer is no subclass of the public name's concrete class. Dies with 2.15.
-    return type(optimizer).__name__.startswith("LossScaleOptimizer")
+    # The 2.11+ class around a new optimizer is no subclass of the public name's concrete class. Dies with 2.15. The one
+    # of `tf.compat.v1` moved from namespace to namespace.
+    return type(optimizer).__name__.startswith(("LossScaleOptimizer", "MixedPrecisionLossScaleOptimizer"))
 
 
 def without_loss_scale(optimizer):
@@ -135,6 +140,12 @@ def aggregated(grads_and_vars):
     if VERSION < (2, 4):  # gradients only; dies with 2.3
         return [grad for grad, _ in grads_and_vars]
     return list(grads_and_vars)
+
+
+def legacy_adam(*args, **kwargs):
+    """Keras' Adam of the family that also works in a static graph."""
+    family = tf.keras.optimizers.legacy if VERSION >= (2, 11) else tf.keras.optimizers
+    return family.Adam(*args, **kwargs)
 
 
 def copy_of(optimizer):
@@ -213,18 +224,20 @@ def build_inner(optimizer, variables):
     # v1 optimizers lift their slots out of the branch by themselves.
 
 
-def clip_as_fit_would(optimizer, grads):
+def _clipped_as_in_fit(optimizer, grads_and_vars):
     """Clip by the inner optimizer's `clipnorm` / `clipvalue` where its own `apply_gradients` does not.
 
     TF 2.2 and 2.3 clip in `minimize` and in `fit`; from 2.4 on `apply_gradients` does. Dies with 2.3.
     """
-    if is_legacy_optimizer(optimizer) and VERSION < (2, 4):
-        clipnorm, clipvalue = getattr(optimizer, "clipnorm", None), getattr(optimizer, "clipvalue", None)
-        if clipnorm is not None:
-            grads = [tf.clip_by_norm(grad, clipnorm) for grad in grads]
-        if clipvalue is not None:
-            grads = [tf.clip_by_value(grad, -clipvalue, clipvalue) for grad in grads]
-    return grads
+    if not is_legacy_optimizer(optimizer) or VERSION >= (2, 4):
+        return grads_and_vars
+    clipnorm, clipvalue = getattr(optimizer, "clipnorm", None), getattr(optimizer, "clipvalue", None)
+
+    def clip(grad):
+        grad = grad if clipnorm is None else tf.clip_by_norm(grad, clipnorm)
+        return grad if clipvalue is None else tf.clip_by_value(grad, -clipvalue, clipvalue)
+
+    return [(grad if grad is None else clip(grad), var) for grad, var in grads_and_vars]
 
 
 def apply_inner(optimizer, grads_and_vars, replicas, global_step=None, name=None):
@@ -234,6 +247,7 @@ def apply_inner(optimizer, grads_and_vars, replicas, global_step=None, name=None
         if replicas > 1:
             grads_and_vars = [(scale_gradient(grad, 1.0 / replicas), var) for grad, var in grads_and_vars]
         return optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+    grads_and_vars = _clipped_as_in_fit(optimizer, grads_and_vars)
     if replicas == 1:
         done = optimizer.apply_gradients(grads_and_vars)
     elif is_new_optimizer(optimizer):
@@ -372,6 +386,17 @@ def control_flow_for(variables):
     finally:
         if must_switch:
             tf.compat.v1.enable_control_flow_v2()
+
+
+@contextlib.contextmanager
+def no_record_of_locks():
+    """Drop what a `tf.CriticalSection` notes in its graph: no MetaGraph can hold it, and each `Saver` would warn so."""
+    records = tf.compat.v1.get_collection_ref("critical_section_executions")
+    before = list(records)
+    try:
+        yield
+    finally:
+        records[:] = before
 
 
 untouched_by_autograph = tf.autograph.experimental.do_not_convert

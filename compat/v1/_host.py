@@ -21,7 +21,8 @@ class GraphHost(Host):
         self.global_step = None
         self.weight = None  # of the `minimize` call under way
         self.variables = ()  # of the call under way: the scalars stand beside the first
-        self.state = []  # every variable that has been made here
+        self.state = []  # what has been made here and not gathered: the cycle's own variables
+        self.gathered = []  # the variables of `statistics`
         self._wrapper = wrapper
         self._name = name
         self._counts_micro_steps = counts_micro_steps
@@ -44,6 +45,11 @@ class GraphHost(Host):
             made = self._wrapper._get_or_make_slot_with_initializer(var, zeros, shape, dtype, name, scope)
         self.state.append(made)
         return made
+
+    def gather(self, statistics):
+        """Let `statistics`, whose variables have just been made here, follow the cycle."""
+        self.statistics += tuple(statistics)
+        self.gathered, self.state = self.gathered + self.state, []
 
     @contextlib.contextmanager
     def _making(self, var, per_replica):
@@ -70,12 +76,28 @@ class GraphHost(Host):
         with tf.variable_creator_scope(creator):
             yield
 
+    @property
+    def waits_for_others(self):
+        return _tf.is_sync_replicas_optimizer(self._wrapper.optimizer)
+
+    def when(self, condition, function):
+        if not self.waits_for_others:
+            return super().when(condition, function)
+        message = "Nothing has been accumulated here, and the other workers wait for a gradient from this one."
+        with tf.control_dependencies([tf.compat.v1.Assert(condition, [message])]):
+            return function()
+
     def prepare(self, variables):
         _tf.build_inner(self._wrapper.optimizer, variables)
 
     def apply(self, grads_and_vars, replicas):
         global_step = None if self._counts_micro_steps else self.global_step
-        return _tf.apply_inner(self._wrapper.optimizer, grads_and_vars, replicas, global_step)
+        inner = self._wrapper.optimizer
+        if not self.waits_for_others:
+            return _tf.apply_inner(inner, grads_and_vars, replicas, global_step)
+        # The chief's queue runner runs some of these ops by themselves: they must not wait for this worker's cycle.
+        with tf.control_dependencies(None):
+            return _tf.apply_inner(inner, grads_and_vars, replicas, global_step)
 
     def count_micro_step(self, is_taken):
         if not self._counts_micro_steps or self.global_step is None:

@@ -1,5 +1,6 @@
 """`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or all three in one conditional op."""
 
+import warnings
 from typing import NamedTuple
 
 from accum import _check, _tf
@@ -40,6 +41,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         With the plain int 1 this is the bare optimizer.
       reduction: "mean", "sum" or "running_mean" (which never holds a sum, for low precision), in any case.
       name: name of the ops and of the accumulators.
+      steps_per_update: what H2G-Net calls `accum_steps`.
       use_locking: accepted as every `tf.compat.v1.train.Optimizer` does; two train ops of one graph never race.
       transform: function `grads_and_vars -> grads_and_vars`, run once a cycle on the accumulated gradient.
       nonfinite: what a NaN or Inf in a gradient does: "propagate" as in a full batch; "skip_micro" leaves the
@@ -47,6 +49,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
       accumulator_dtype: dtype of the accumulators. None: that of the variable, float32 for a 16-bit one.
       sparse: "rows" hands `tf.IndexedSlices` on as the union of the cycle's rows; "dense" hands on a dense gradient.
       count_micro_steps: let `global_step` count micro steps, for hooks that insist on seeing it move.
+      local_accumulators: make the accumulators local variables of this worker, which no default `Saver` saves. Needed
+        where workers share variables on a parameter server: accumulators that they would share are refused.
 
     Raises:
       TypeError, ValueError: for any argument that is none of these.
@@ -65,6 +69,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         reduction="mean",
         name="AccumOptimizer",
         *,
+        steps_per_update=None,
         use_locking=False,
         transform=None,
         nonfinite="propagate",
@@ -73,6 +78,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         count_micro_steps=False,
         local_accumulators=False,
     ):
+        accum_steps = _either(accum_steps, steps_per_update)
         plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
         super().__init__(use_locking, name)
         self._inner = _inner_optimizer(optimizer)
@@ -127,6 +133,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _require_graph()
         weight = self._host.weight if weight is None else weight
         listed = _check.pairs(grads_and_vars)
+        self._require_no_waiting(listed)
         if self._cycle.is_bare and weight is None:
             return _tf.as_operation(_tf.apply_inner(self._inner, listed, 1, global_step, name))
         self._enter(listed, global_step)
@@ -198,7 +205,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
                 "`accumulate_update_ops` takes nothing over from several replicas: leave UPDATE_OPS to them."
             )
         averages = read_averages(taken)
-        self._host.statistics += tuple(Moments(mean, variance, self._host) for mean, variance in averages)
+        moments = [Moments(mean, variance, self._host) for mean, variance in averages]
+        self._host.gather(moments)
         collection[:] = [left for left in collection if not any(left is update_op for update_op in taken)]
         return taken
 
@@ -223,10 +231,21 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     def _between_steps(self, function, name):
         if self._cycle.is_bare:
             return tf.no_op()
+        if self._host.waits_for_others:
+            raise ValueError("With `SyncReplicasOptimizer`, `{}` is the op of `accumulation_ops`.".format(name))
         if not self._cycle.is_built:
             raise ValueError("`{}` needs the train op to be made first, by `minimize` or otherwise.".format(name))
         with tf.name_scope(self._name), tf.name_scope(name):
             return function()
+
+    def _require_no_waiting(self, listed):
+        """Workers that wait for each other do so on every run, which a train op that is conditional would not take."""
+        is_around = any("AccumulatorTakeGradient" in grad.op.type for grad, _ in listed if isinstance(grad, tf.Tensor))
+        if is_around or (self._host.waits_for_others and not self._cycle.is_bare):
+            raise ValueError(
+                "`SyncReplicasOptimizer` can stand in no conditional, and makes steps only: make it the inner "
+                "optimizer, and drive the cycle by `accumulation_ops`, whose `apply` every worker runs once a step."
+            )
 
     def _enter(self, listed, global_step):
         if self._cycle.plan.is_schedule and (global_step is None or self._count_micro_steps):
@@ -263,6 +282,11 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         return self._cycle.plan.accum_steps
 
     @property
+    def has_train_op(self):
+        """Whether an op has been made that accumulates, or that never will because `accum_steps` is 1."""
+        return self._cycle.is_built or self._cycle.is_bare
+
+    @property
     def micro_step(self):
         """Micro steps made in the current cycle, an int64 tensor []; None before the first op is made."""
         return self._cycle.state.micro_step.read_value() if self._cycle.is_built else None
@@ -277,10 +301,23 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         """Names of this optimizer's slots and of the inner one's."""
         return sorted(super().get_slot_names()) + _tf.slot_names(self._inner)
 
+    def saved_groups(self):
+        """The variables that accumulation adds to a checkpoint, in lists of those that came together."""
+        return [group for group in (self._host.gathered, self._host.state) if group]
+
     def variables(self):
         """All variables of this optimizer and of the inner one."""
         inner = self._inner.variables
         return super().variables() + list(inner() if callable(inner) else inner)
+
+
+def _either(accum_steps, steps_per_update):
+    if steps_per_update is None:
+        return accum_steps
+    if accum_steps != 1:
+        raise ValueError("Give `accum_steps` only: `steps_per_update` is another name of it.")
+    warnings.warn("`steps_per_update` is now called `accum_steps`.", DeprecationWarning, stacklevel=3)
+    return _check.accum_steps(steps_per_update, "steps_per_update")
 
 
 def _require_graph():
@@ -294,6 +331,11 @@ def _require_graph():
 def _inner_optimizer(optimizer):
     if isinstance(optimizer, AccumOptimizer):
         raise ValueError("`optimizer` accumulates already: set its `accum_steps`. Received: {!r}.".format(optimizer))
+    if _tf.is_loss_scale_optimizer(optimizer):
+        raise ValueError(
+            "A loss scale optimizer has to be outermost, where it judges each micro-batch: put {} around the "
+            "`AccumOptimizer`.".format(type(optimizer).__name__)
+        )
     if not _tf.is_graph_optimizer(optimizer) and not _tf.is_keras_optimizer(optimizer):
         raise TypeError(
             "`optimizer` must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer. Received: {!r}.".format(

@@ -1,0 +1,130 @@
+"""Parameter servers as TF 1 ran them: one, and two workers that share its variables (laws L1, L11)."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+import tensorflow as tf
+
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cluster.py")
+TASKS = [("ps", 0), ("worker", 0), ("worker", 1)]
+PATIENCE = 240
+
+
+def free_addresses(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("localhost", 0))
+    addresses = ["localhost:{}".format(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return addresses
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What the chief of the cluster came to."""
+    logs = tmp_path_factory.mktemp("cluster")
+    server, chief, other = free_addresses(3)
+    cluster = json.dumps({"ps": [server], "worker": [chief, other]})
+    environment = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "http_proxy")}
+    environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    processes = []
+    for job, task in TASKS:
+        with open(str(logs / "{}{}".format(job, task)), "w") as log:
+            command = [sys.executable, SCRIPT, cluster, job, str(task)]
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment))
+    clock = threading.Timer(PATIENCE, lambda: [process.kill() for process in processes])
+    clock.start()
+    try:
+        lines = [processes[1].stdout.readline() for _ in range(2)]
+    finally:
+        clock.cancel()
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert lines[1], (logs / "worker0").read_text()[-3000:]
+    return dict(json.loads(line.decode()) for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.law("L1")
+def test_workers_that_apply_as_they_come_lose_no_gradient(results):
+    weights, steps, device = results["asynchronous"]
+    assert (weights, steps) == (-200.0, 400)  # 2 workers x 400 micro-batches, the mean of a cycle 0.5
+    assert device.startswith("/job:worker/task:0")
+
+
+@pytest.mark.slow
+@pytest.mark.law("L1")
+def test_workers_that_wait_for_each_other_make_the_steps_of_the_whole_batch(results):
+    weights, steps = results["synchronous"]
+    expected = velocity = 0.0
+    for _ in range(steps):
+        velocity = 0.9 * velocity + 2.0
+        expected -= 0.1 * velocity
+    assert steps >= 20
+    assert weights == pytest.approx(expected, rel=2e-6)
+
+
+def on_a_parameter_server(build):
+    """Call `build(variable, global_step)` where variables stand on a parameter server."""
+    cluster = tf1.train.ClusterSpec({"ps": ["localhost:1"], "worker": ["localhost:2", "localhost:3"]})
+    setter = tf1.train.replica_device_setter(cluster=cluster, worker_device="/job:worker/task:1")
+    with tf.Graph().as_default(), tf1.device(setter):
+        return build(tf1.get_variable("w", initializer=[0.0]), tf1.train.get_or_create_global_step())
+
+
+def gradient_descent():
+    return tf1.train.GradientDescentOptimizer(1.0)
+
+
+def sync(optimizer):
+    return tf1.train.SyncReplicasOptimizer(optimizer, 2, total_num_replicas=2)
+
+
+@pytest.mark.law("L17")
+def test_accumulators_that_workers_would_share_are_refused():
+    def build(variable, step):
+        accum.compat.v1.AccumOptimizer(gradient_descent(), 2).apply_gradients([(tf.ones([1]), variable)], step)
+
+    with pytest.raises(ValueError, match="pass `local_accumulators=True`"):
+        on_a_parameter_server(build)
+
+
+@pytest.mark.law("L11")
+def test_local_accumulators_stand_on_the_worker_and_no_saver_saves_them():
+    def build(variable, step):
+        optimizer = accum.compat.v1.AccumOptimizer(gradient_descent(), 2, local_accumulators=True)
+        optimizer.apply_gradients([(tf.ones([1]), variable)], step)
+        assert {v.op.name for v in tf1.global_variables()} == {"w", "global_step"}
+        state = tf1.local_variables()
+        assert len(state) == 3
+        assert {v.device for v in state} == {"/job:worker/task:1"}
+
+    on_a_parameter_server(build)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("is_around", [False, True], ids=["inside", "around"])
+def test_a_conditional_op_that_waits_for_other_workers_is_refused(is_around):
+    def build(variable, step):
+        grads_and_vars = [(tf.ones([1]), variable)]
+        options = {"accum_steps": 2, "local_accumulators": True}
+        if is_around:
+            optimizer = sync(accum.compat.v1.AccumOptimizer(gradient_descent(), **options))
+        else:
+            optimizer = accum.compat.v1.AccumOptimizer(sync(gradient_descent()), **options)
+        optimizer.apply_gradients(grads_and_vars, step)
+
+    with pytest.raises(ValueError, match="drive the cycle by `accumulation_ops`"):
+        on_a_parameter_server(build)
