@@ -8,9 +8,9 @@ class FlushHook(tf.compat.v1.train.SessionRunHook):
     """Make the step of an unfinished cycle when a hooked session ends without an error.
 
     Hooks end in their order, and one of them writes the last checkpoint: give this one to `MonitoredTrainingSession` as
-    one of the `chief_only_hooks`, which come first, so that the checkpoint holds its step. An `Estimator` puts a saver of
-    its own before all others: there, give `EstimatorSpec` both, as `training_chief_hooks=[FlushHook(optimizer),
-    CheckpointSaverHook(model_dir, save_steps=…)]`.
+    one of the `chief_only_hooks`, which come first, so that the checkpoint holds its step. An `Estimator` puts a saver
+    of its own before all others: give it both, as `EstimatorSpec(training_chief_hooks=[FlushHook(optimizer),
+    CheckpointSaverHook(model_dir, save_steps=…)])`.
 
     Args:
       optimizer: the `AccumOptimizer` of the session's graph, whose train op exists when the session is made.

@@ -1,0 +1,155 @@
+"""Checkpoints of static graphs: killed runs, and checkpoints from before accumulation (law L12)."""
+
+import os
+import subprocess
+import sys
+
+import killed
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "killed.py")
+GRADIENTS = np.random.RandomState(0).normal(size=(6, 4)).astype("float32")
+
+
+@pytest.mark.slow
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("counting", [False, True], ids=["saved with steps", "saved in mid-cycle"])
+def test_a_process_killed_in_mid_cycle_resumes_and_ends_on_the_same_bits(tmp_path, counting):
+    folder, place = str(tmp_path / "killed"), 2 * killed.K + 2  # in the third cycle, two micro-batches are taken in
+    command = [sys.executable, SCRIPT, folder, "counting" if counting else "plain", str(place)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert int(process.stdout.readline()) == place
+    process.kill()
+    process.communicate()
+    begun = []
+    resumed = killed.train(folder, counting, begun.append)
+    assert begun[0] == (place if counting else 2 * killed.K)
+    for one, other in zip(resumed, killed.train(str(tmp_path / "whole"), counting)):
+        np.testing.assert_array_equal(one, other)
+
+
+class Run:
+    """Two variables, one of them in parts, an optimizer and a train op."""
+
+    def __init__(self, optimizer, update_ops=False):
+        self.optimizer = optimizer
+        self.step = tf1.train.get_or_create_global_step()
+        self.fed = tf1.placeholder(tf.float32, [4])
+        with tf1.variable_scope("net", partitioner=tf1.fixed_size_partitioner(2)):
+            self.weights = tf.convert_to_tensor(tf1.get_variable("w", [4], initializer=tf1.ones_initializer()))
+        if update_ops:
+            tf1.layers.batch_normalization(self.weights[:, None] * 1.0, training=True)
+            optimizer.accumulate_update_ops()
+        self.train_op = optimizer.minimize(tf.reduce_sum(self.weights * self.fed), self.step)
+
+    def feed(self, session, gradients):
+        for grad in gradients:
+            session.run(self.train_op, {self.fed: grad})
+
+
+def momentum():
+    return tf1.train.MomentumOptimizer(0.1, 0.9)
+
+
+def wrapped():
+    return accum.compat.v1.AccumOptimizer(momentum(), 2)
+
+
+@pytest.fixture
+def plain_checkpoint(tmp_path):
+    """A checkpoint of two plain steps, and the weights after the step that would have followed."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        run = Run(momentum())
+        session.run(tf1.global_variables_initializer())
+        run.feed(session, GRADIENTS[:2])
+        path = tf1.train.Saver().save(session, str(tmp_path / "plain"))
+        run.feed(session, [(GRADIENTS[2] + GRADIENTS[3]) / np.float32(2.0)])
+        return path, session.run(run.weights)
+
+
+@pytest.mark.law("L12")
+def test_a_checkpoint_from_before_accumulation_restores_with_zeroed_accumulators(plain_checkpoint):
+    path, expected = plain_checkpoint
+    with tf.Graph().as_default(), tf1.Session() as session:
+        run = Run(wrapped())
+        saver = accum.compat.v1.Saver(run.optimizer)
+        session.run(tf1.global_variables_initializer())
+        run.feed(session, GRADIENTS[5:])  # what is there is forgotten
+        saver.restore(session, path)
+        assert session.run([run.optimizer.micro_step, run.step]) == [0, 2]
+        run.feed(session, GRADIENTS[2:4])
+        np.testing.assert_array_equal(session.run(run.weights), expected)
+        assert session.run(run.step) == 3
+
+
+@pytest.mark.law("L12")
+def test_the_same_saver_restores_its_own_checkpoints_in_mid_cycle(tmp_path):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        run = Run(wrapped())
+        saver = accum.compat.v1.Saver(run.optimizer)
+        session.run(tf1.global_variables_initializer())
+        run.feed(session, GRADIENTS[:3])
+        path = saver.save(session, str(tmp_path / "ours"))
+        run.feed(session, GRADIENTS[3:4])
+        expected = session.run(run.weights)
+        run.feed(session, GRADIENTS[4:5])
+        saver.restore(session, path)
+        assert session.run(run.optimizer.micro_step) == 1
+        run.feed(session, GRADIENTS[3:4])
+        np.testing.assert_array_equal(session.run(run.weights), expected)
+
+
+@pytest.mark.law("L12")
+def test_a_scaffold_takes_it(plain_checkpoint):
+    path, expected = plain_checkpoint
+    with tf.Graph().as_default():
+        run = Run(wrapped())
+        scaffold = tf1.train.Scaffold(saver=accum.compat.v1.Saver(run.optimizer))
+        with tf1.train.MonitoredTrainingSession(checkpoint_dir=os.path.dirname(path), scaffold=scaffold) as session:
+            run.feed(session, GRADIENTS[2:4])
+            np.testing.assert_array_equal(session.run(run.weights), expected)
+
+
+@pytest.mark.law("L12")
+def test_averages_taken_over_later_begin_at_zero(tmp_path):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        run = Run(wrapped())
+        tf1.layers.batch_normalization(run.weights[:, None] * 1.0, training=True)
+        session.run(tf1.global_variables_initializer())
+        run.feed(session, GRADIENTS[:1])
+        path = tf1.train.Saver().save(session, str(tmp_path / "before"))
+    with tf.Graph().as_default(), tf1.Session() as session:
+        run = Run(wrapped(), update_ops=True)
+        saver = accum.compat.v1.Saver([run.optimizer])
+        saver.restore(session, path)
+        assert session.run(run.optimizer.micro_step) == 1
+        run.feed(session, GRADIENTS[1:2])
+        assert session.run(run.step) == 1
+
+
+@pytest.mark.law("L17")
+def test_what_is_missing_for_another_reason_is_still_missed(plain_checkpoint):
+    path, _ = plain_checkpoint
+    with tf.Graph().as_default(), tf1.Session() as session:
+        run = Run(wrapped())
+        tf1.get_variable("new", [1])
+        with pytest.raises(tf.errors.NotFoundError):
+            accum.compat.v1.Saver(run.optimizer).restore(session, path)
+
+
+@pytest.mark.law("L17")
+def test_a_saver_needs_optimizers_with_a_train_op():
+    with tf.Graph().as_default():
+        with pytest.raises(ValueError, match="needs the train op to be made first"):
+            accum.compat.v1.Saver(wrapped())
+        with pytest.raises(TypeError, match="must be `AccumOptimizer`s"):
+            accum.compat.v1.Saver(momentum())
+        run = Run(wrapped())
+        with pytest.raises(TypeError, match="`var_list` must be a list"):
+            accum.compat.v1.Saver(run.optimizer, {"step": run.step})
