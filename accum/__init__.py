@@ -1,12 +1,12 @@
 """Gradient accumulation for TensorFlow: K micro-batches make the step that the full batch would have made."""
 
+from accum._agc import adaptive_clip_grad, compute_norm, unitwise_norm
 from accum._tf import HAS_KERAS_FACE
 
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = ["__version__", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
 
 if HAS_KERAS_FACE:
-    from accum._agc import adaptive_clip_grad, compute_norm, unitwise_norm
     from accum._callbacks import AccumulationScheduler, FlushCallback
     from accum._model import GradientAccumulateModel
     from accum._optimizer import GradientAccumulateOptimizer
@@ -16,7 +16,4 @@ if HAS_KERAS_FACE:
         "FlushCallback",
         "GradientAccumulateModel",
         "GradientAccumulateOptimizer",
-        "adaptive_clip_grad",
-        "compute_norm",
-        "unitwise_norm",
     ]

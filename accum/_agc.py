@@ -73,8 +73,8 @@ def _clip(param, grad, clip_factor, eps):
     grad = tf.convert_to_tensor(grad)
     limit = tf.maximum(unitwise_norm(tf.convert_to_tensor(param)), eps) * clip_factor
     norm = unitwise_norm(grad)
-    scaled = grad * (limit / tf.maximum(norm, 1e-6))
-    return tf.where(norm <= limit, grad, scaled)
+    share = tf.where(norm <= limit, tf.ones_like(norm), limit / tf.maximum(norm, 1e-6))  # TF 1's does not broadcast
+    return grad * share
 
 
 def clip_transform(clip_factor, eps):

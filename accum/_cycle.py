@@ -46,7 +46,7 @@ class Host:
 
     def when(self, condition, function):
         """`function()` where `condition` holds, a tensor to wait for in either case."""
-        return tf.cond(condition, function, lambda: tf.constant(True))
+        return tf.cond(condition, function, lambda: tf.constant(True), name="if_any")
 
     def count_micro_step(self, is_taken):
         """Count a micro step for whom it may concern; `is_taken` is True or a bool tensor. Returns an op or None."""
@@ -322,12 +322,17 @@ class Cycle:
             return int(self.state.micro_step.numpy()) > 0
 
     def _across(self, function, *args):
-        if self._mutex is None:
-            return _replicas.across_replicas(function, args)
-        strategy = tf.distribute.get_strategy()
-        waits = tf.control_dependencies(_replicas.local_tensors(strategy, args))
-        with waits, _tf.control_flow_for(self._variables), _tf.no_record_of_locks():
-            return self._mutex.execute(lambda: _replicas.true_after(function(strategy, *args)), False).op
+        return _replicas.across_replicas(function if self._mutex is None else self._locked(function), args)
+
+    def _locked(self, function):
+        """`function`, holding the lock of this graph's train ops. Its arguments are computed before it is taken."""
+
+        def locked(strategy, *args):
+            waits = tf.control_dependencies(_replicas.local_tensors(strategy, args))
+            with waits, _tf.control_flow_for(self._variables), _tf.no_record_of_locks():
+                return self._mutex.execute(lambda: _replicas.true_after(function(strategy, *args)), False, "cycle").op
+
+        return locked
 
 
 def check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse):

@@ -37,7 +37,7 @@ class Call:
         def store():
             return self._store(strategy, grads, weight, place)
 
-        done = self._if_taken(is_taken, lambda: tf.cond(is_last, finish, store))
+        done = self._if_taken(is_taken, lambda: tf.cond(is_last, finish, store, name="if_full"))
         following = tf.where(is_last, tf.zeros_like(place), place + 1)
         return self._advance_clock(strategy, done, _where_taken(is_taken, following, place), length, is_taken)
 
@@ -59,19 +59,21 @@ class Call:
         return self._advance_clock(strategy, self._clear(strategy), tf.zeros_like(place), length)
 
     def _clear(self, strategy):
-        return [self._each(strategy, self._on_clear)] + [statistic.clear() for statistic in self._host.statistics]
+        with tf.name_scope("clear"):
+            return [self._each(strategy, self._on_clear)] + [statistic.clear() for statistic in self._host.statistics]
 
     def _read_clock(self):
         """The micro steps made in this cycle before this one, and the cycle's length: two int64 scalars."""
-        place = self._state.micro_step.read_value()
-        return place, self._cycle.length(place)
+        with tf.name_scope("clock"):
+            place = self._state.micro_step.read_value()
+            return place, self._cycle.length(place)
 
     def _advance_clock(self, strategy, done, place, length, is_taken=False):
         """One op that moves the clock to `place` and keeps the length of the cycle begun, after `done` only.
 
         `done` waits for the gradients: where a dataset turns out to have ended, the clock stands still.
         """
-        with tf.control_dependencies(tf.nest.flatten(done)):
+        with tf.control_dependencies(tf.nest.flatten(done)), tf.name_scope("clock"):
             ops = [_assign(strategy, self._state.micro_step, place)]
             if self._state.length is not None:
                 ops.append(_assign(strategy, self._state.length, length))
@@ -83,12 +85,13 @@ class Call:
         """Whether the micro-batch counts: with `nonfinite="skip_micro"`, one verdict for all replicas."""
         if self._plan.nonfinite != "skip_micro":
             return True
-        bad = _replicas.each_replica(strategy, count_nonfinite, [grads])
+        with tf.name_scope("is_finite"):
+            bad = _replicas.each_replica(strategy, count_nonfinite, [grads])
         return tf.equal(strategy.reduce(_replicas.SUM, bad, axis=None), 0)
 
     @staticmethod
     def _if_taken(is_taken, function):
-        return function() if is_taken is True else tf.cond(is_taken, function, _true)
+        return function() if is_taken is True else tf.cond(is_taken, function, _true, name="if_taken")
 
     def _store(self, strategy, grads, weight, place):
         """Keep a micro-batch that ends no cycle. Returns a tensor to wait for."""
@@ -100,17 +103,20 @@ class Call:
                 is_first,
                 lambda: self._each(strategy, lambda g, w: self._on_keep("start", g, w), grads, weight),
                 lambda: self._each(strategy, lambda g, w: self._on_keep("add", g, w), grads, weight),
+                name="if_first",
             )
         if not self._host.statistics:
             return kept
-        return true_after([kept] + [statistic.keep(is_first) for statistic in self._host.statistics])
+        with tf.name_scope("statistics"):
+            return true_after([kept] + [statistic.keep(is_first) for statistic in self._host.statistics])
 
     def _finish(self, strategy, grads, weight, place):
         """Make the step of a full cycle, or with `grads` None of what is stored. Returns a tensor to wait for."""
         is_first = tf.equal(place, 0) if grads is not None and self._cycle.has_single else False
-        totals, weight = _replicas.each_replica(
-            strategy, lambda g, w: self._on_sum(g, w, place, is_first), [grads, weight]
-        )
+        with tf.name_scope("sum"):
+            totals, weight = _replicas.each_replica(
+                strategy, lambda g, w: self._on_sum(g, w, place, is_first), [grads, weight]
+            )
         if self._reduces(strategy):
             totals, weight = self._reduce(strategy, totals, weight)
         waits = _replicas.local_tensors(strategy, [totals, weight])
@@ -138,7 +144,8 @@ class Call:
             done = self._each(strategy, lambda t, w: self._on_step(t, w, strategy), totals, weight)
             if not self._host.statistics:
                 return done
-            return true_after([done] + [statistic.finish(is_first) for statistic in self._host.statistics])
+            with tf.name_scope("statistics"):
+                return true_after([done] + [statistic.finish(is_first) for statistic in self._host.statistics])
 
         verdicts = []
         if self._is_weighted:
@@ -158,11 +165,12 @@ class Call:
 
     def _on_keep(self, how, grads, weight):
         """Start or continue the sums by one micro-batch."""
-        kept = [getattr(slot, how)(grad, weight) for slot, grad in zip(self._slots, grads)]
-        total = _replicas.local_variable(self._state.weight_sum)
-        assign = total.assign if how == "start" else total.assign_add
-        kept.append(assign(1.0 if weight is None else weight, read_value=False))
-        return true_after(kept)
+        with tf.name_scope(how):
+            kept = [getattr(slot, how)(grad, weight) for slot, grad in zip(self._slots, grads)]
+            total = _replicas.local_variable(self._state.weight_sum)
+            assign = total.assign if how == "start" else total.assign_add
+            kept.append(assign(1.0 if weight is None else weight, read_value=False))
+            return true_after(kept)
 
     def _on_blend(self, grads, weight, is_first):
         """m += (w / W) (g - m), W the weights so far with w."""
@@ -197,12 +205,13 @@ class Call:
     def _on_step(self, totals, weight, strategy):
         """Reduce by the plan, transform, and let the inner optimizer make its step."""
         replicas = strategy.num_replicas_in_sync
-        if self._reduces(strategy) and self._plan.reduction != "sum":
-            # Keras scales each replica's loss by 1 / replicas for a sum over replicas; a mean has to take that back.
-            totals = [_divide(total, weight / replicas) for total in totals]
-        elif self._plan.reduction == "mean":
-            totals = [_divide(total, weight) for total in totals]
-        grads_and_vars = [(_cast(total, var.dtype.base_dtype), var) for total, var in zip(totals, self._variables)]
+        with tf.name_scope(self._plan.reduction):
+            if self._reduces(strategy) and self._plan.reduction != "sum":
+                # Keras scales each replica's loss by 1 / replicas, for a sum over replicas; a mean takes that back.
+                totals = [_divide(total, weight / replicas) for total in totals]
+            elif self._plan.reduction == "mean":
+                totals = [_divide(total, weight) for total in totals]
+            grads_and_vars = [(_cast(total, var.dtype.base_dtype), var) for total, var in zip(totals, self._variables)]
         return true_after(self._cycle.make_step(grads_and_vars, replicas))
 
     def _on_clear(self):

@@ -162,3 +162,16 @@ def test_flush_needs_a_train_op_and_the_hook_an_optimizer():
             wrapped(3).flush()
         with pytest.raises(TypeError, match="must be an `AccumOptimizer`"):
             accum.compat.v1.FlushHook(momentum())
+
+
+@pytest.mark.law("L17")
+def test_the_graph_reads_in_scopes():
+    with tf.Graph().as_default() as graph:
+        weights = tf1.get_variable("w", initializer=tf.constant(FIRST))
+        loss = mean_squares(tf.constant(X), tf.constant(Y), weights)
+        optimizer = wrapped(3)
+        optimizer.minimize(loss)
+        optimizer.accumulation_ops(loss)
+        scopes = {"/".join(op.name.split("/")[:2]) for op in graph.get_operations() if op.name.startswith("Accum")}
+    assert scopes >= {"AccumOptimizer/" + name for name in ("cycle", "micro_step", "weight_sum")}
+    assert scopes >= {"AccumOptimizer_1/" + name for name in ("accumulate", "apply", "zero")}
