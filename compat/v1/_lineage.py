@@ -11,8 +11,8 @@ OF_KERAS = ("lr", "decay", "clipnorm", "clipvalue", "global_clipnorm")
 class AdamAccumulated(AccumOptimizer):
     """Keras' Adam, accumulating: the call that users of H2G-Net type.
 
-    The same as `AccumOptimizer(Adam(...), accumulation_steps)`. What differs from H2G-Net's: `iterations` counts steps,
-    and learning rate decay follows it; nothing of Adam runs between steps; an unfinished cycle can be flushed.
+    The same as `AccumOptimizer(Adam(...), accumulation_steps)`. What differs from H2G-Net's: the gradient is that of
+    the full batch, not its K-th part; `iterations` counts steps, and `decay` follows it.
 
     Args:
       accumulation_steps: micro steps per step, as `accum_steps` of `AccumOptimizer`.
