@@ -7,16 +7,20 @@ __all__ = ["__version__"]
 
 if HAS_KERAS_FACE:
     from accum._agc import adaptive_clip_grad, compute_norm, unitwise_norm
+    from accum._batch_norm import AccumBatchNormalization
     from accum._callbacks import AccumulationScheduler, FlushCallback
     from accum._model import GradientAccumulateModel
     from accum._optimizer import GradientAccumulateOptimizer
+    from accum._swap import replace_batchnorm_layers
 
     __all__ += [
+        "AccumBatchNormalization",
         "AccumulationScheduler",
         "FlushCallback",
         "GradientAccumulateModel",
         "GradientAccumulateOptimizer",
         "adaptive_clip_grad",
         "compute_norm",
+        "replace_batchnorm_layers",
         "unitwise_norm",
     ]

@@ -1,6 +1,7 @@
 """Callbacks: what happens to an unfinished cycle at the end of an epoch, and cycles whose length depends on it."""
 
 from accum import _check, _tf
+from accum._batch_norm import batch_norms_of
 from accum._optimizer import GradientAccumulateOptimizer
 from accum._tf import tf
 
@@ -40,11 +41,13 @@ class FlushCallback(tf.keras.callbacks.Callback):
         self._end_cycle()
 
     def _end_cycle(self):
-        optimizer = accumulating_optimizer(self.model.optimizer)
-        if self.last_cycle == "flush":
-            optimizer.flush()
-        elif self.last_cycle == "drop":
-            optimizer.reset()
+        if self.last_cycle == "carry":
+            return
+        for ending in [accumulating_optimizer(self.model.optimizer)] + batch_norms_of(self.model):
+            if self.last_cycle == "flush":
+                ending.flush()
+            else:
+                ending.reset()
 
 
 class AccumulationScheduler(tf.keras.callbacks.Callback):

@@ -42,7 +42,19 @@ class Host:
         raise NotImplementedError
 
 
-class State(tf.Module):
+class Companion:
+    """What lives by the cycle beside the gradients. Every method runs on one replica and returns what to wait for."""
+
+    def keep(self, is_first):
+        """Take in what the micro-batch has brought; it is the cycle's first if `is_first`, a bool or bool tensor."""
+        raise NotImplementedError
+
+    def settle(self, is_first, has_latest):
+        """Do what a step does, with what the last micro-batch has brought if `has_latest`, a bool."""
+        raise NotImplementedError
+
+
+class State(_tf.CheckpointOnly):
     """What a checkpoint keeps of an unfinished cycle.
 
     Attributes:
@@ -79,6 +91,7 @@ class Cycle:
         self.strategy = None
         self.dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
         self.is_settable = is_settable and not plan.is_schedule
+        self.companions = []  # what lives by the cycle beside the gradients, in the order in which it was met
         self._requested = None  # the accum_steps of the next cycle: a variable that no checkpoint holds
         self._variables = ()  # the last call's, in order
         self._announced = None  # keys of the list that `build` was given last

@@ -18,6 +18,7 @@ class Call:
         self._state = cycle.state
         self._variables = [var for var, _ in entries]
         self._slots = [slot for _, slot in entries]
+        self._companions = tuple(cycle.companions)
         self._is_weighted = is_weighted  # whether the weights may sum to zero
         self._is_reduced = is_reduced
         self._is_running = self._plan.reduction == "running_mean"
@@ -91,7 +92,7 @@ class Call:
         """Keep a micro-batch that ends no cycle. Returns a tensor to wait for."""
         is_first = tf.equal(place, 0)
         if self._is_running:
-            return self._each(strategy, lambda g, w: self._on_blend(g, w, is_first), grads, weight)
+            return self._each(strategy, lambda g, w: self._on_keep_running(g, w, is_first), grads, weight)
         return tf.cond(
             is_first,
             lambda: self._each(strategy, lambda g, w: self._on_keep("start", g, w), grads, weight),
@@ -107,7 +108,7 @@ class Call:
         if self._reduces(strategy):
             totals, weight = self._reduce(strategy, totals, weight)
         waits = _replicas.local_tensors(strategy, [totals, weight])
-        done = self._step(strategy, totals, weight)
+        done = self._step(strategy, totals, weight, lambda: self._on_settle(is_first, grads is not None))
         if all(slot.rows is None for slot in self._slots):
             return done
         with tf.control_dependencies([done] + waits):
@@ -124,11 +125,11 @@ class Call:
         reduced = strategy.extended.batch_reduce_to(_replicas.SUM, pairs)
         return reduced[:-1], reduced[-1]
 
-    def _step(self, strategy, totals, weight):
+    def _step(self, strategy, totals, weight, settle):
         """The inner optimizer's step, unless the weights sum to zero or the plan forbids what came out."""
 
         def step():
-            return self._each(strategy, lambda t, w: self._on_step(t, w, strategy), totals, weight)
+            return self._each(strategy, lambda t, w: [self._on_step(t, w, strategy), settle()], totals, weight)
 
         verdicts = []
         if self._is_weighted:
@@ -152,7 +153,15 @@ class Call:
         total = _replicas.local_variable(self._state.weight_sum)
         assign = total.assign if how == "start" else total.assign_add
         kept.append(assign(1.0 if weight is None else weight, read_value=False))
-        return true_after(kept)
+        return true_after(kept + [companion.keep(how == "start") for companion in self._companions])
+
+    def _on_keep_running(self, grads, weight, is_first):
+        """Move the running means by one micro-batch that ends no cycle."""
+        blended = self._on_blend(grads, weight, is_first)
+        return true_after([blended] + [companion.keep(is_first) for companion in self._companions])
+
+    def _on_settle(self, is_first, has_latest):
+        return true_after([companion.settle(is_first, has_latest) for companion in self._companions])
 
     def _on_blend(self, grads, weight, is_first):
         """m += (w / W) (g - m), W the weights so far with w."""

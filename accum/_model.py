@@ -7,6 +7,7 @@ It is the optimizer wrapper plus what only a model knows: how much a micro-batch
 import inspect
 
 from accum import _agc, _check, _tf
+from accum._batch_norm import on_the_clock_of
 from accum._callbacks import LAST_CYCLE, FlushCallback, accumulating_optimizer
 from accum._cycle import check_options
 from accum._optimizer import GradientAccumulateOptimizer
@@ -118,7 +119,8 @@ class GradientAccumulateModel(tf.keras.Model):
 
     def _weighed_train_step(self, data):
         """The class's train step; its `apply_gradients` takes the gradients in with the micro-batch's weight."""
-        with accumulating_optimizer(self.optimizer).weighing(self._weight_of(data)):
+        optimizer = accumulating_optimizer(self.optimizer)
+        with optimizer.weighing(self._weight_of(data)), on_the_clock_of(optimizer, self):
             return type(self).train_step(self, data)
 
     def fit(self, *args, **kwargs):

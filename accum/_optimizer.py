@@ -141,6 +141,11 @@ class GradientAccumulateOptimizer:
         finally:
             self._weights_now[replica] = before
 
+    def accompany(self, companion):
+        """Let `companion`, a `Companion`, live by this optimizer's cycle from now on."""
+        if not any(known is companion for known in self._cycle.companions):
+            self._cycle.companions.append(companion)
+
     def flush(self):
         """Make the step of an unfinished cycle from the micro-batches that are there. Returns an op, or None."""
         return self._between_replicas(self._cycle.apply)

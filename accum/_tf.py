@@ -5,7 +5,9 @@ each branch says with which line it dies.
 """
 
 import contextlib
+import inspect
 import re
+import sys
 
 import numpy as np
 
@@ -186,6 +188,35 @@ TrackedAsInner = type("TrackedAsInner", (), _tracking_attributes())
 """
 
 
+def _hidden_from_exports():
+    """The overrides by which a module has its children in checkpoints and none in a SavedModel."""
+    if hasattr(tf.Module, "_trackable_children"):
+
+        def children(self, save_type="checkpoint", **kwargs):
+            is_export = save_type == "savedmodel"
+            return {} if is_export else super(CheckpointOnly, self)._trackable_children(save_type, **kwargs)
+
+        return {"_trackable_children": children}
+
+    # An export asks for extra dependencies right before the dependencies; a checkpoint does not. Dies with 2.8.
+    def announce_export(self, serialization_cache):
+        self.__dict__["_is_exporting"] = True
+        return {}
+
+    def dependencies(self):
+        is_export = self.__dict__.pop("_is_exporting", False)
+        return [] if is_export else super(CheckpointOnly, self)._checkpoint_dependencies
+
+    return {
+        "_list_extra_dependencies_for_serialization": announce_export,
+        "_checkpoint_dependencies": property(dependencies),
+    }
+
+
+CheckpointOnly = type("CheckpointOnly", (tf.Module,), _hidden_from_exports())
+"""A `tf.Module` whose content a checkpoint keeps and a SavedModel leaves out (law L12)."""
+
+
 def stop_automatic_tracking(optimizer):
     """Keep a new-style optimizer from tracking its own attributes, which would be those of its inner one."""
     optimizer.__dict__["_self_setattr_tracking"] = False
@@ -289,6 +320,60 @@ def count_examples(data):
 
 
 # ----------------------------------------------------------------------------------------------------------------
+# Batch normalisation
+
+
+def is_layered_model(model):
+    """Whether `model` is a functional or Sequential model, made of layers that Keras can copy."""
+    return isinstance(model, tf.keras.Sequential) or bool(getattr(model, "_is_graph_network", False))
+
+
+def shape_built_for(model):
+    """The shape of input for which a Sequential model was built that had none at first."""
+    if VERSION < (2, 3):  # dies with 2.2, where it does not become a functional one
+        return model._build_input_shape
+    return model.input_shape
+
+
+def call_batch_norm(call, inputs, training, mask):
+    """Call Keras' own batch normalisation; only from 2.12 on does it have a use for a mask."""
+    if "mask" in inspect.signature(call).parameters:
+        return call(inputs, training=training, mask=mask)
+    return call(inputs, training=training)  # dies with 2.11
+
+
+def uses_mask(batch_norm):
+    """Whether a built layer leaves masked values out of its statistics."""
+    takes_mask = "mask" in inspect.signature(tf.keras.layers.BatchNormalization.call).parameters
+    return takes_mask and not batch_norm.fused
+
+
+def records_unbiased_variance(batch_norm):
+    """Whether a built layer records its batches' variance with Bessel's correction.
+
+    The fused kernel does, which Keras takes for rank 4, and later for rank 5 too; its own computation does not.
+    """
+    return bool(batch_norm.fused)
+
+
+def is_no_real_call():
+    """Whether Keras calls its layers to lay out a functional model or to export one, rather than to compute.
+
+    No public name says so. The module in which `Layer` stands knows, but for exports of some lines (2.9, 2.10), whose
+    traces have names of their own.
+    """
+    context = sys.modules[tf.keras.layers.Layer.__module__].base_layer_utils.call_context()
+    if getattr(context, "saving", False) or getattr(context, "in_keras_graph", False):
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if "_layer_call_" in getattr(graph, "name", ""):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+# ----------------------------------------------------------------------------------------------------------------
 # Variables
 
 
@@ -327,6 +412,17 @@ def new_keras_variable(optimizer, name, initial_value, per_replica):
         )
     return tf.Variable(
         initial_value, trainable=False, name=name, synchronization=synchronization, aggregation=aggregation
+    )
+
+
+def new_statistic(name, shape, dtype):
+    """A variable of zeros that belongs to one replica, and is read and saved as the mean over them, as Keras' own."""
+    return tf.Variable(
+        tf.zeros(shape, dtype),
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.MEAN,
     )
 
 
