@@ -156,7 +156,7 @@ def on_the_clock_of(optimizer, model):
 
 def batch_norms_of(model):
     """Every `AccumBatchNormalization` in a model, however deep, once each."""
-    return [layer for layer in model.submodules if isinstance(layer, AccumBatchNormalization)]
+    return [layer for layer in _tf.layers_of(model) if isinstance(layer, AccumBatchNormalization)]
 
 
 def _check_supported(synchronized, options):

@@ -18,6 +18,12 @@ def accumulating_optimizer(optimizer):
     return inner
 
 
+def accumulating_optimizers(model):
+    """All of them: a model with a `compile` of its own may have several."""
+    several = model.__dict__.get("_accum_optimizers") or [model.optimizer]
+    return [accumulating_optimizer(optimizer) for optimizer in several]
+
+
 class FlushCallback(tf.keras.callbacks.Callback):
     """End the last cycle of each epoch of `fit`, before the epoch's validation.
 
@@ -41,9 +47,13 @@ class FlushCallback(tf.keras.callbacks.Callback):
         self._end_cycle()
 
     def _end_cycle(self):
+        self.end_cycle_of(self.model)
+
+    def end_cycle_of(self, model):
+        """End the cycle that a model is in, by `last_cycle`."""
         if self.last_cycle == "carry":
             return
-        for ending in [accumulating_optimizer(self.model.optimizer)] + batch_norms_of(self.model):
+        for ending in accumulating_optimizers(model) + batch_norms_of(model):
             if self.last_cycle == "flush":
                 ending.flush()
             else:
@@ -68,10 +78,11 @@ class AccumulationScheduler(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         # Says now, rather than in a later epoch, if there can be no accumulators.
-        accumulating_optimizer(self.model.optimizer).accum_steps = max(self.schedule.values())
+        for optimizer in accumulating_optimizers(self.model):
+            optimizer.accum_steps = max(self.schedule.values())
 
     def on_epoch_begin(self, epoch, logs=None):
         first = max(known for known in self.schedule if known <= epoch)
-        optimizer = accumulating_optimizer(self.model.optimizer)
-        if optimizer.accum_steps != self.schedule[first]:
-            optimizer.accum_steps = self.schedule[first]
+        for optimizer in accumulating_optimizers(self.model):
+            if optimizer.accum_steps != self.schedule[first]:
+                optimizer.accum_steps = self.schedule[first]

@@ -297,6 +297,73 @@ def scale_gradient(grad, factor):
 # Models
 
 
+Functional = tf.keras.Sequential.__bases__[0] if HAS_KERAS_FACE else None
+"""The class of functional models: one of its own from 2.3 on, which has no public name. Dies with none."""
+
+_OF_ONE_MODEL = {
+    "_checkpoint",
+    "_metrics_lock",
+    "_thread_local",
+    "_trackable_saver",
+    "predict_function",
+    "test_function",
+    "train_function",
+    "train_tf_function",
+}
+"""What a Keras model makes for itself, and what was traced for it: a model made of another one needs its own."""
+
+
+def model_like(model, cls):
+    """An instance of `cls`, a subclass of the class of `model`, that shares its layers and variables."""
+    made = tf.keras.Model.__new__(cls)
+    tf.keras.Model.__init__(made, name=model.name)
+    for name, value in vars(model).items():
+        if name not in _OF_ONE_MODEL:
+            made.__dict__[name] = value.copy() if type(value) in (list, dict, set) else value
+    return made
+
+
+def plain_config(model, base):
+    """(class name, config) of what `model` would be as an instance of `base`, one of its bases."""
+    if base is not Functional and not (VERSION < (2, 3) and is_layered_model(model) and model._is_graph_network):
+        return registered_name(base) or base.__name__, base.get_config(model)
+    # TF 2.2 makes a functional model of whatever stands in a SavedModel under an unknown name, a Sequential one too.
+    # From 2.12 on a class with arguments of its own is taken for one that is made from them alone.
+    twin = tf.keras.Model(model._nested_inputs, model._nested_outputs, name=model.name)
+    return "Functional", twin.get_config()
+
+
+def model_from_plain_config(class_name, config, custom_objects=None):
+    """The model that `plain_config` described; one of the user's own classes has to be registered with Keras."""
+    own = {"Functional": tf.keras.Model, "Sequential": tf.keras.Sequential}
+    cls = own.get(class_name) or registered_object(class_name, custom_objects)
+    if cls is None:
+        raise ValueError(
+            "The class of the model must be registered with Keras, or given in `custom_objects`. "
+            "Received: {!r}.".format(class_name)
+        )
+    takes_objects = "custom_objects" in inspect.signature(cls.from_config).parameters
+    return cls.from_config(config, **({"custom_objects": custom_objects} if takes_objects else {}))
+
+
+def deserialize_compile_config(config):
+    """The arguments of `compile` from a file in the `.keras` format, which 2.12 brought."""
+    if VERSION < (2, 13):  # no public name for it; dies with 2.12
+        return sys.modules[tf.keras.Model.__module__].saving_lib.deserialize_keras_object(config)
+    return tf.keras.saving.deserialize_keras_object(config)
+
+
+def registered_name(value):
+    """The name under which a function or class is registered with Keras, or None."""
+    names = [name for name, known in tf.keras.utils.get_custom_objects().items() if known is value]
+    return names[0] if names else None
+
+
+def registered_object(name, custom_objects=None):
+    """What is registered with Keras under `name`, or None."""
+    return (custom_objects or {}).get(name, tf.keras.utils.get_custom_objects().get(name))
+
+
 def set_untracked(model, name, value):
     """Set a Python attribute of a Keras model that no checkpoint and no layer list shall see."""
     model.__dict__[name] = value
@@ -326,6 +393,14 @@ def count_examples(data):
 def is_layered_model(model):
     """Whether `model` is a functional or Sequential model, made of layers that Keras can copy."""
     return isinstance(model, tf.keras.Sequential) or bool(getattr(model, "_is_graph_network", False))
+
+
+def layers_of(model):
+    """Every layer in a model, however deep, once each."""
+    if not hasattr(model, "_flatten_layers"):
+        return [module for module in model.submodules if isinstance(module, tf.keras.layers.Layer)]  # dies with 2.2
+    # `submodules` fails for a subclassed model that is compiled (2.10 and before).
+    return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
 def shape_built_for(model):
