@@ -100,7 +100,8 @@ def test_a_scheduler_says_at_once_that_there_can_be_no_accumulators(options):
 @pytest.mark.law("L1")
 def test_variables_that_are_gone_leave_nothing_to_those_that_follow():
     """An id belongs to a variable only while it lives: the next may get it, and another shape."""
-    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+    legacy = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)  # the others have one list of variables
+    optimizer = accum.GradientAccumulateOptimizer(legacy.SGD(1.0), accum_steps=2)
     for size in range(1, 9):
         variable = tf.Variable(tf.zeros([size]))
         optimizer.build([variable])
