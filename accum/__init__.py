@@ -7,13 +7,17 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
 
 if HAS_KERAS_FACE:
+    from accum._batch_norm import AccumBatchNormalization
     from accum._callbacks import AccumulationScheduler, FlushCallback
     from accum._model import GradientAccumulateModel
     from accum._optimizer import GradientAccumulateOptimizer
+    from accum._swap import replace_batchnorm_layers
 
     __all__ += [
+        "AccumBatchNormalization",
         "AccumulationScheduler",
         "FlushCallback",
         "GradientAccumulateModel",
         "GradientAccumulateOptimizer",
+        "replace_batchnorm_layers",
     ]

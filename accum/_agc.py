@@ -4,7 +4,7 @@ Source: Brock, De, Smith, Simonyan, "High-Performance Large-Scale Image Recognit
 arXiv:2102.06171, equation 3. The way into Keras code was shown by Sayak Paul.
 """
 
-from accum import _check
+from accum import _check, _config, _tf
 from accum._tf import tf
 
 
@@ -77,11 +77,28 @@ def _clip(param, grad, clip_factor, eps):
     return grad * share
 
 
-def clip_transform(clip_factor, eps):
-    """`adaptive_clip_grad` as the `transform` of an accumulating optimizer."""
+class ClipTransform:
+    """`adaptive_clip_grad` as the `transform` of an accumulating optimizer.
 
-    def transform(grads_and_vars):
+    Args:
+      clip_factor, eps: as for `adaptive_clip_grad`.
+      before: another transform, which acts before, or None.
+    """
+
+    def __init__(self, clip_factor=0.01, eps=1e-3, before=None):
+        self._clip_factor = _check.positive("clip_factor", clip_factor)
+        self._eps = _check.positive("eps", eps)
+        self._before = _check.callable_or_none("transform", _config.from_config("transform", before))
+
+    def __call__(self, grads_and_vars):
+        if self._before is not None:
+            grads_and_vars = self._before(grads_and_vars)
         grads, variables = zip(*grads_and_vars)
-        return list(zip(adaptive_clip_grad(variables, grads, clip_factor, eps), variables))
+        return list(zip(adaptive_clip_grad(variables, grads, self._clip_factor, self._eps), variables))
 
-    return transform
+    def get_config(self):
+        before = _config.to_config("transform", self._before)
+        return {"clip_factor": self._clip_factor, "eps": self._eps, "before": before}
+
+
+_tf.register_keras_class(ClipTransform, "accum>ClipTransform")

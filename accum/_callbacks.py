@@ -1,6 +1,7 @@
 """Callbacks: what happens to an unfinished cycle at the end of an epoch, and cycles whose length depends on it."""
 
 from accum import _check, _tf
+from accum._batch_norm import batch_norms_of
 from accum._optimizer import GradientAccumulateOptimizer
 from accum._tf import tf
 
@@ -15,6 +16,12 @@ def accumulating_optimizer(optimizer):
             "The model must be compiled with a `GradientAccumulateOptimizer`. Received: optimizer={!r}.".format(inner)
         )
     return inner
+
+
+def accumulating_optimizers(model):
+    """All of them: a model with a `compile` of its own may have several."""
+    several = model.__dict__.get("_accum_optimizers") or [model.optimizer]
+    return [accumulating_optimizer(optimizer) for optimizer in several]
 
 
 class FlushCallback(tf.keras.callbacks.Callback):
@@ -40,11 +47,17 @@ class FlushCallback(tf.keras.callbacks.Callback):
         self._end_cycle()
 
     def _end_cycle(self):
-        optimizer = accumulating_optimizer(self.model.optimizer)
-        if self.last_cycle == "flush":
-            optimizer.flush()
-        elif self.last_cycle == "drop":
-            optimizer.reset()
+        self.end_cycle_of(self.model)
+
+    def end_cycle_of(self, model):
+        """End the cycle that a model is in, by `last_cycle`."""
+        if self.last_cycle == "carry":
+            return
+        for ending in accumulating_optimizers(model) + batch_norms_of(model):
+            if self.last_cycle == "flush":
+                ending.flush()
+            else:
+                ending.reset()
 
 
 class AccumulationScheduler(tf.keras.callbacks.Callback):
@@ -65,10 +78,11 @@ class AccumulationScheduler(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         # Says now, rather than in a later epoch, if there can be no accumulators.
-        accumulating_optimizer(self.model.optimizer).accum_steps = max(self.schedule.values())
+        for optimizer in accumulating_optimizers(self.model):
+            optimizer.accum_steps = max(self.schedule.values())
 
     def on_epoch_begin(self, epoch, logs=None):
         first = max(known for known in self.schedule if known <= epoch)
-        optimizer = accumulating_optimizer(self.model.optimizer)
-        if optimizer.accum_steps != self.schedule[first]:
-            optimizer.accum_steps = self.schedule[first]
+        for optimizer in accumulating_optimizers(self.model):
+            if optimizer.accum_steps != self.schedule[first]:
+                optimizer.accum_steps = self.schedule[first]

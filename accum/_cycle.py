@@ -20,13 +20,9 @@ class Host:
     """What a face lends to the engine. The engine creates, applies and clocks through it alone.
 
     Attributes:
-      statistics: what else is gathered over a cycle, on its clock, on one replica: objects with `keep(is_first)`, which
-        takes in what belongs to this micro-batch, `finish(is_first)`, which does that and makes the cycle's result of
-        it (with None: of what is kept alone), and `clear()`. Each returns an op.
       waits_for_others: whether `apply` waits for other processes, and so can stand in no conditional and hold no lock.
     """
 
-    statistics = ()
     waits_for_others = False
 
     def scalar(self, name, initial_value, per_replica=False):
@@ -56,7 +52,19 @@ class Host:
         raise NotImplementedError
 
 
-class State(tf.Module):
+class Companion:
+    """What lives by the cycle beside the gradients. Every method runs on one replica and returns what to wait for."""
+
+    def keep(self, is_first):
+        """Take in what the micro-batch has brought; it is the cycle's first if `is_first`, a bool or bool tensor."""
+        raise NotImplementedError
+
+    def settle(self, is_first, has_latest):
+        """Do what a step does, with what the last micro-batch has brought if `has_latest`, a bool."""
+        raise NotImplementedError
+
+
+class State(_tf.CheckpointOnly):
     """What a checkpoint keeps of an unfinished cycle.
 
     Attributes:
@@ -93,6 +101,7 @@ class Cycle:
         self.strategy = None
         self.dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
         self.is_settable = is_settable and not plan.is_schedule
+        self.companions = []  # what lives by the cycle beside the gradients, in the order in which it was met
         self._requested = None  # the accum_steps of the next cycle: a variable that no checkpoint holds
         self._variables = ()  # the last call's, in order
         self._announced = None  # keys of the list that `build` was given last

@@ -19,6 +19,7 @@ class Call:
         self._host = cycle.host
         self._variables = [var for var, _ in entries]
         self._slots = [slot for _, slot in entries]
+        self._companions = tuple(cycle.companions)
         self._is_weighted = is_weighted  # whether the weights may sum to zero
         self._is_reduced = is_reduced
         self._is_running = self._plan.reduction == "running_mean"
@@ -60,7 +61,7 @@ class Call:
 
     def _clear(self, strategy):
         with tf.name_scope("clear"):
-            return [self._each(strategy, self._on_clear)] + [statistic.clear() for statistic in self._host.statistics]
+            return self._each(strategy, self._on_clear)
 
     def _read_clock(self):
         """The micro steps made in this cycle before this one, and the cycle's length: two int64 scalars."""
@@ -97,18 +98,13 @@ class Call:
         """Keep a micro-batch that ends no cycle. Returns a tensor to wait for."""
         is_first = tf.equal(place, 0)
         if self._is_running:
-            kept = self._each(strategy, lambda g, w: self._on_blend(g, w, is_first), grads, weight)
-        else:
-            kept = tf.cond(
-                is_first,
-                lambda: self._each(strategy, lambda g, w: self._on_keep("start", g, w), grads, weight),
-                lambda: self._each(strategy, lambda g, w: self._on_keep("add", g, w), grads, weight),
-                name="if_first",
-            )
-        if not self._host.statistics:
-            return kept
-        with tf.name_scope("statistics"):
-            return true_after([kept] + [statistic.keep(is_first) for statistic in self._host.statistics])
+            return self._each(strategy, lambda g, w: self._on_keep_running(g, w, is_first), grads, weight)
+        return tf.cond(
+            is_first,
+            lambda: self._each(strategy, lambda g, w: self._on_keep("start", g, w), grads, weight),
+            lambda: self._each(strategy, lambda g, w: self._on_keep("add", g, w), grads, weight),
+            name="if_first",
+        )
 
     def _finish(self, strategy, grads, weight, place):
         """Make the step of a full cycle, or with `grads` None of what is stored. Returns a tensor to wait for."""
@@ -120,7 +116,7 @@ class Call:
         if self._reduces(strategy):
             totals, weight = self._reduce(strategy, totals, weight)
         waits = _replicas.local_tensors(strategy, [totals, weight])
-        done = self._step(strategy, totals, weight, None if grads is None else tf.equal(place, 0))
+        done = self._step(strategy, totals, weight, lambda: self._on_settle(is_first, grads is not None))
         if all(slot.rows is None for slot in self._slots):
             return done
         with tf.control_dependencies([done] + waits):
@@ -137,15 +133,11 @@ class Call:
         reduced = strategy.extended.batch_reduce_to(_replicas.SUM, pairs)
         return reduced[:-1], reduced[-1]
 
-    def _step(self, strategy, totals, weight, is_first):
+    def _step(self, strategy, totals, weight, settle):
         """The inner optimizer's step, unless the weights sum to zero or the plan forbids what came out."""
 
         def step():
-            done = self._each(strategy, lambda t, w: self._on_step(t, w, strategy), totals, weight)
-            if not self._host.statistics:
-                return done
-            with tf.name_scope("statistics"):
-                return true_after([done] + [statistic.finish(is_first) for statistic in self._host.statistics])
+            return self._each(strategy, lambda t, w: [self._on_step(t, w, strategy), settle()], totals, weight)
 
         verdicts = []
         if self._is_weighted:
@@ -170,7 +162,15 @@ class Call:
             total = _replicas.local_variable(self._state.weight_sum)
             assign = total.assign if how == "start" else total.assign_add
             kept.append(assign(1.0 if weight is None else weight, read_value=False))
-            return true_after(kept)
+            return true_after(kept + [companion.keep(how == "start") for companion in self._companions])
+
+    def _on_keep_running(self, grads, weight, is_first):
+        """Move the running means by one micro-batch that ends no cycle."""
+        blended = self._on_blend(grads, weight, is_first)
+        return true_after([blended] + [companion.keep(is_first) for companion in self._companions])
+
+    def _on_settle(self, is_first, has_latest):
+        return true_after([companion.settle(is_first, has_latest) for companion in self._companions])
 
     def _on_blend(self, grads, weight, is_first):
         """m += (w / W) (g - m), W the weights so far with w."""

@@ -4,15 +4,18 @@ It is the optimizer wrapper plus what only a model knows: how much a micro-batch
 `train_step` of the user's own stays in force under it.
 """
 
+import contextlib
 import inspect
+import os
+import warnings
+from typing import Dict, Tuple
 
-from accum import _agc, _check, _tf
-from accum._callbacks import LAST_CYCLE, FlushCallback, accumulating_optimizer
-from accum._cycle import check_options
+from accum import _tf
+from accum._batch_norm import on_the_clock_of
+from accum._callbacks import FlushCallback, accumulating_optimizers
 from accum._optimizer import GradientAccumulateOptimizer
+from accum._settings import Settings
 from accum._tf import tf
-
-WEIGHTS = ("examples", "equal")
 
 
 class GradientAccumulateModel(tf.keras.Model):
@@ -46,6 +49,11 @@ class GradientAccumulateModel(tf.keras.Model):
       >>> model.fit(x, y, batch_size=8)  # steps as with batch_size=32
     """
 
+    def __new__(cls, *args, **kwargs):
+        """Make an instance that is also a functional model, by a class that no model of another kind shares."""
+        base = _tf.Functional if is_functional(args, kwargs) else tf.keras.Model
+        return super().__new__(concrete_class(cls, base), *args, **kwargs)
+
     def __init__(
         self,
         accum_steps=1,
@@ -66,84 +74,200 @@ class GradientAccumulateModel(tf.keras.Model):
         **kwargs,
     ):
         del mixed_precision, experimental_distributed_support
-        if use_agc or agc:
-            transform = _with_clipping(transform, clip_factor, eps)
-        options = {
-            "accum_steps": accum_steps,
-            "reduction": reduction,
-            "transform": transform,
-            "nonfinite": nonfinite,
-            "accumulator_dtype": accumulator_dtype,
-            "sparse": sparse,
-        }
-        check_options(**options)
-        last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
-        if not callable(micro_batch_weight):
-            micro_batch_weight = _check.one_of("micro_batch_weight", micro_batch_weight, WEIGHTS)
+        settings = Settings.of(
+            accum_steps=accum_steps,
+            use_agc=bool(use_agc or agc),
+            clip_factor=clip_factor,
+            eps=eps,
+            reduction=reduction,
+            last_cycle=last_cycle,
+            micro_batch_weight=micro_batch_weight,
+            transform=transform,
+            nonfinite=nonfinite,
+            accumulator_dtype=accumulator_dtype,
+            sparse=sparse,
+        )
         if not args and not ("inputs" in kwargs and "outputs" in kwargs):
-            raise ValueError("`GradientAccumulateModel` takes the `inputs` and `outputs` of a functional model.")
-        if micro_batch_weight != "equal" and _tf.in_static_graph():
             raise ValueError(
-                "Keras in graph mode never calls `train_step`, by which micro-batches are weighed: compile a plain "
-                "model with `GradientAccumulateOptimizer`, or give micro_batch_weight='equal'."
+                "`GradientAccumulateModel` takes the `inputs` and `outputs` of a functional model; "
+                "`GradientAccumulateModel.from_model` takes any model."
             )
         super().__init__(*args, **kwargs)
-        _tf.set_untracked(self, "_accum_options", options)
-        _tf.set_untracked(self, "_accum_last_cycle", last_cycle)
-        _tf.set_untracked(self, "_accum_weight", micro_batch_weight)
+        _tf.set_untracked(self, "_accum", settings)
 
-    def compile(self, optimizer="rmsprop", *args, **kwargs):
-        """As `tf.keras.Model.compile`, around `optimizer`: an instance, a name or a config.
+    @classmethod
+    def from_model(
+        cls,
+        model,
+        accum_steps=1,
+        mixed_precision=False,
+        use_agc=False,
+        clip_factor=0.01,
+        eps=1e-3,
+        experimental_distributed_support=False,
+        *,
+        agc=False,
+        **options,
+    ):
+        """Make a model that accumulates from any other: functional, Sequential or subclassed.
 
-        For a `LossScaleOptimizer` a new one is put around the accumulating optimizer, where it scales the loss; inside
-        is a copy of its own inner one, which a second loss scale could not be put around.
+        It shares the layers and variables of `model`, its compiled state with them, and has the methods of its class: a
+        `train_step`, `call` or `compile` of the user's own stays in force. `model` itself is left as it is.
+
+        Args:
+          model: a `tf.keras.Model`.
+          accum_steps, use_agc, clip_factor, eps, agc, **options: as for the class.
+
+        Returns:
+          A `GradientAccumulateModel` that is an instance of the class of `model` too. Where `model` is compiled, so is
+          it: around the same optimizer, which goes on with its state, and with the same loss and metrics.
 
         Raises:
-          ValueError: the optimizer accumulates already, or stands in a `LossScaleOptimizer` and has made steps.
+          TypeError: `model` is no `tf.keras.Model`; an option is unknown.
+          ValueError: `model` accumulates already, or has made steps with a `LossScaleOptimizer`.
         """
-        super().compile(self._accumulating(optimizer), *args, **kwargs)
+        del mixed_precision, experimental_distributed_support
+        if not isinstance(model, tf.keras.Model):
+            raise TypeError("`model` must be a `tf.keras.Model`. Received: model={!r}.".format(model))
+        if isinstance(model, GradientAccumulateModel):
+            raise ValueError(
+                "`model` accumulates already: set its optimizer's `accum_steps`. Received: {!r}.".format(model)
+            )
+        options.update(accum_steps=accum_steps, use_agc=bool(use_agc or agc), clip_factor=clip_factor, eps=eps)
+        settings = Settings.of(**options)
+        made = _tf.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
+        _tf.set_untracked(made, "_accum", settings)
+        if getattr(model, "optimizer", None) is not None:
+            made.optimizer = made._accumulating(model.optimizer)
+            made._weigh_train_steps([made.optimizer])
+        return made
+
+    def compile(self, *args, **kwargs):
+        """As the class of the model compiles, `tf.keras.Model.compile` or one of its own, around each optimizer.
+
+        An optimizer is an instance, a name or a config. For a `LossScaleOptimizer` a new one is put around the
+        accumulating optimizer, where it scales the loss; inside is a copy of its own inner one, which a second loss
+        scale could not be put around. A `GradientAccumulateOptimizer` is taken as it is if it does what the model does.
+
+        Raises:
+          ValueError: an optimizer accumulates otherwise, or stands in a `LossScaleOptimizer` and has made steps.
+        """
+        given = inspect.signature(super().compile).bind_partial(*args, **kwargs)
+        if "optimizer" in inspect.signature(super().compile).parameters:
+            given.arguments["optimizer"] = self._accumulating(given.arguments.get("optimizer", "rmsprop"))
+        for arguments in (given.arguments, given.kwargs):
+            for name, value in arguments.items():
+                if _tf.is_keras_optimizer(value):
+                    arguments[name] = self._accumulating(value)
+        super().compile(*given.args, **given.kwargs)
+        optimizers = [
+            value for value in list(given.args) + list(given.kwargs.values()) if _tf.is_keras_optimizer(value)
+        ]
+        if not optimizers:  # the class's own `compile` chooses
+            self.optimizer = self._accumulating(self.optimizer)
+        self._weigh_train_steps(optimizers or [self.optimizer])
+
+    def _weigh_train_steps(self, optimizers):
+        _tf.set_untracked(self, "_accum_optimizers", optimizers)
         # On the instance, so that a subclass's own `train_step` is weighed too, whether it calls this class's or not.
         _tf.set_untracked(self, "train_step", self._weighed_train_step)
 
     def _accumulating(self, optimizer):
+        options = self._accum.options
+        inner = _tf.without_loss_scale(optimizer)
+        if isinstance(inner, GradientAccumulateOptimizer) and inner.accumulates_as(options):
+            return optimizer
         if not _tf.is_loss_scale_optimizer(optimizer):
-            return GradientAccumulateOptimizer(optimizer, **self._accum_options)
+            return GradientAccumulateOptimizer(optimizer, **options)
         if int(optimizer.iterations.numpy()) > 0:
             raise ValueError(
                 "This LossScaleOptimizer has made steps, and has to be made anew to accumulate within: compile with a "
                 "new optimizer, or restore a checkpoint after `compile`."
             )
-        inner = _tf.copy_of(_tf.without_loss_scale(optimizer))
-        return _tf.loss_scale_around(GradientAccumulateOptimizer(inner, **self._accum_options), like=optimizer)
+        inner = _tf.copy_of(inner)
+        return _tf.loss_scale_around(GradientAccumulateOptimizer(inner, **options), like=optimizer)
 
     def _weighed_train_step(self, data):
         """The class's train step; its `apply_gradients` takes the gradients in with the micro-batch's weight."""
-        with accumulating_optimizer(self.optimizer).weighing(self._weight_of(data)):
+        optimizers = accumulating_optimizers(self)
+        weight = None if all(optimizer.is_bare for optimizer in optimizers) else self._accum.weight_of(data)
+        with contextlib.ExitStack() as stack:
+            for optimizer in optimizers:
+                stack.enter_context(optimizer.weighing(weight))
+            stack.enter_context(on_the_clock_of(optimizers[0], self))
             return type(self).train_step(self, data)
 
     def fit(self, *args, **kwargs):
-        """As `tf.keras.Model.fit`; the last cycle of an epoch ends by `last_cycle`."""
+        """As `tf.keras.Model.fit`; the last cycle of an epoch ends by `last_cycle`, and so does one cut short."""
         given = inspect.signature(super().fit).bind_partial(*args, **kwargs)
-        given.arguments["callbacks"] = _with_callback(
-            given.arguments.get("callbacks"), FlushCallback(self._accum_last_cycle)
-        )
-        return super().fit(*given.args, **given.kwargs)
+        ending = FlushCallback(self._accum.last_cycle)
+        given.arguments["callbacks"] = _with_callback(given.arguments.get("callbacks"), ending)
+        try:
+            return super().fit(*given.args, **given.kwargs)
+        except BaseException:
+            ending.end_cycle_of(self)
+            raise
 
-    def _weight_of(self, data):
-        if self._accum_weight == "equal" or accumulating_optimizer(self.optimizer).is_bare:
-            return None
-        if callable(self._accum_weight):
-            return self._accum_weight(*_tf.unpack_data(data))
-        return _tf.count_examples(data)
+    def save(self, filepath, *args, **kwargs):
+        """As `tf.keras.Model.save`. H5 and `.keras` files keep steps: unfinished cycles are left out, and warned of."""
+        kind = kwargs.get("save_format") or os.path.splitext(str(filepath))[1]
+        if str(kind).lstrip(".") in ("h5", "hdf5", "keras") and self._is_in_cycle():
+            warnings.warn(
+                "An unfinished cycle is left out of {}: call `model.optimizer.flush()` before, or keep it in a "
+                "`tf.train.Checkpoint`.".format(filepath),
+                stacklevel=2,
+            )
+        return super().save(filepath, *args, **kwargs)
+
+    def _is_in_cycle(self):
+        optimizers = accumulating_optimizers(self) if "_accum_optimizers" in self.__dict__ else []
+        return any(int(optimizer.micro_step) > 0 for optimizer in optimizers)
+
+    def get_config(self):
+        """The config that the model would have without accumulating, and under "accumulation" what this class adds.
+
+        Raises:
+          NotImplementedError: the model is subclassed and has no config.
+        """
+        class_name, config = _tf.plain_config(self, getattr(type(self), "_base", _tf.Functional))
+        return dict(config, accumulation=dict(self._accum.get_config(), model=class_name))
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Make a model from what `get_config` gave, which has to be compiled."""
+        config = dict(config)
+        accumulation = config.pop("accumulation")
+        model = _tf.model_from_plain_config(accumulation["model"], config, custom_objects)
+        return cls.from_model(model, **Settings.arguments_from(accumulation, custom_objects))
+
+    def compile_from_config(self, config):
+        """Compile from what a `.keras` file holds, from TF 2.13 on, if the class has no `compile` of its own."""
+        if getattr(type(self), "_base", tf.keras.Model).compile is not tf.keras.Model.compile:
+            super().compile_from_config(config)
+            return
+        self.compile(**_tf.deserialize_compile_config(config))
+        if _tf.is_new_optimizer(self.optimizer) and self.built:
+            self.optimizer.build(self.trainable_variables)
 
 
-def _with_clipping(transform, clip_factor, eps):
-    _check.positive("clip_factor", clip_factor)
-    _check.positive("eps", eps)
-    clip = _agc.clip_transform(clip_factor, eps)
-    if _check.callable_or_none("transform", transform) is None:
-        return clip
-    return lambda grads_and_vars: clip(transform(grads_and_vars))
+_CONCRETE: Dict[Tuple[type, type], type] = {}
+
+
+def concrete_class(cls, base):
+    """`cls` as a subclass of the model class `base` too, one class for each pair.
+
+    Keras makes a class functional when its first functional model is made, for all models of it.
+    """
+    if issubclass(cls, base):
+        return cls
+    if (cls, base) not in _CONCRETE:
+        namespace = {"_root": cls, "_base": base, "__module__": cls.__module__, "__doc__": cls.__doc__}
+        _CONCRETE[cls, base] = type(cls.__name__, (cls, base), dict(namespace, __qualname__=cls.__qualname__))
+    return _CONCRETE[cls, base]
+
+
+def is_functional(args, kwargs):
+    return "inputs" in kwargs or len(args) > 6
 
 
 def _with_callback(callbacks, callback):

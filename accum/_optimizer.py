@@ -2,7 +2,7 @@
 
 import contextlib
 
-from accum import _check, _replicas, _tf
+from accum import _check, _config, _replicas, _tf
 from accum._cycle import Cycle, check_options
 from accum._families import KerasHost, concrete_class
 from accum._plan import make_plan
@@ -141,6 +141,11 @@ class GradientAccumulateOptimizer:
         finally:
             self._weights_now[replica] = before
 
+    def accompany(self, companion):
+        """Let `companion`, a `Companion`, live by this optimizer's cycle from now on."""
+        if not any(known is companion for known in self._cycle.companions):
+            self._cycle.companions.append(companion)
+
     def flush(self):
         """Make the step of an unfinished cycle from the micro-batches that are there. Returns an op, or None."""
         return self._between_replicas(self._cycle.apply)
@@ -206,6 +211,12 @@ class GradientAccumulateOptimizer:
                 "To reach {} later, construct with accum_steps={{0: 1, first_step: {}}}.".format(value, value)
             )
 
+    def accumulates_as(self, options):
+        """Whether `options`, arguments of this class, would make an optimizer that accumulates as this one does now."""
+        plan = check_options(**options)
+        dtype = options["accumulator_dtype"]
+        return plan == self._cycle.plan and (None if dtype is None else tf.as_dtype(dtype)) == self._cycle.dtype
+
     @property
     def is_bare(self):
         """Whether `accum_steps` is 1 for ever, so that the inner optimizer works alone."""
@@ -255,14 +266,15 @@ class GradientAccumulateOptimizer:
         self._inner.set_weights(weights)
 
     def get_config(self):
-        """The config, from which `from_config` makes the same optimizer without custom objects."""
+        """The config, from which `from_config` makes the same optimizer without custom objects.
+
+        A `transform` is named in it if it is registered (`tf.keras.utils.register_keras_serializable`), and left out
+        with a warning if it is not.
+        """
         plan = self._cycle.plan
-        accum_steps = plan.accum_steps
-        if plan.is_schedule:
-            accum_steps = {str(first): length for first, length in plan.schedule}  # JSON has no int keys
         config = {
             "optimizer": _tf.serialize_keras_optimizer(self._inner),
-            "accum_steps": accum_steps,
+            "accum_steps": _config.int_keys_to_config(plan.accum_steps),
             "reduction": plan.reduction,
             "name": self._cycle.host.name,
             "nonfinite": plan.nonfinite,
@@ -271,7 +283,7 @@ class GradientAccumulateOptimizer:
         if self._cycle.dtype is not None:
             config["accumulator_dtype"] = self._cycle.dtype.name
         if self._cycle.transform is not None:
-            config["transform"] = self._cycle.transform
+            config["transform"] = _config.to_config("transform", self._cycle.transform)
         return config
 
     @classmethod
@@ -279,9 +291,9 @@ class GradientAccumulateOptimizer:
         """Make an optimizer from what `get_config` gave."""
         config = dict(config)
         config.pop("is_legacy_optimizer", None)
+        config["transform"] = _config.from_config("transform", config.get("transform"), custom_objects)
         config["optimizer"] = _tf.deserialize_keras_optimizer(config["optimizer"], custom_objects)
-        if isinstance(config["accum_steps"], dict):
-            config["accum_steps"] = {int(first): length for first, length in config["accum_steps"].items()}
+        config["accum_steps"] = _config.int_keys_from_config(config["accum_steps"])
         return getattr(cls, "_root", cls)(**config)
 
 

@@ -7,7 +7,7 @@ on and cleared, so that an embedding never costs a pass over its whole table.
 """
 
 from accum._replicas import local_variable, true_after
-from accum._tf import tf
+from accum._tf import CheckpointOnly, tf
 
 
 def weighed(value, weight):
@@ -17,7 +17,7 @@ def weighed(value, weight):
     return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
 
 
-class Accumulator(tf.Module):
+class Accumulator(CheckpointOnly):
     """The sum of one variable's gradients over the micro steps of a cycle.
 
     Attributes:

@@ -5,7 +5,9 @@ each branch says with which line it dies.
 """
 
 import contextlib
+import inspect
 import re
+import sys
 
 import numpy as np
 
@@ -197,6 +199,35 @@ TrackedAsInner = type("TrackedAsInner", (), _tracking_attributes())
 """
 
 
+def _hidden_from_exports():
+    """The overrides by which a module has its children in checkpoints and none in a SavedModel."""
+    if hasattr(tf.Module, "_trackable_children"):
+
+        def children(self, save_type="checkpoint", **kwargs):
+            is_export = save_type == "savedmodel"
+            return {} if is_export else super(CheckpointOnly, self)._trackable_children(save_type, **kwargs)
+
+        return {"_trackable_children": children}
+
+    # An export asks for extra dependencies right before the dependencies; a checkpoint does not. Dies with 2.8.
+    def announce_export(self, serialization_cache):
+        self.__dict__["_is_exporting"] = True
+        return {}
+
+    def dependencies(self):
+        is_export = self.__dict__.pop("_is_exporting", False)
+        return [] if is_export else super(CheckpointOnly, self)._checkpoint_dependencies
+
+    return {
+        "_list_extra_dependencies_for_serialization": announce_export,
+        "_checkpoint_dependencies": property(dependencies),
+    }
+
+
+CheckpointOnly = type("CheckpointOnly", (tf.Module,), _hidden_from_exports())
+"""A `tf.Module` whose content a checkpoint keeps and a SavedModel leaves out (law L12)."""
+
+
 def stop_automatic_tracking(optimizer):
     """Keep a new-style optimizer from tracking its own attributes, which would be those of its inner one."""
     optimizer.__dict__["_self_setattr_tracking"] = False
@@ -280,6 +311,73 @@ def scale_gradient(grad, factor):
 # Models
 
 
+Functional = tf.keras.Sequential.__bases__[0] if HAS_KERAS_FACE else None
+"""The class of functional models: one of its own from 2.3 on, which has no public name. Dies with none."""
+
+_OF_ONE_MODEL = {
+    "_checkpoint",
+    "_metrics_lock",
+    "_thread_local",
+    "_trackable_saver",
+    "predict_function",
+    "test_function",
+    "train_function",
+    "train_tf_function",
+}
+"""What a Keras model makes for itself, and what was traced for it: a model made of another one needs its own."""
+
+
+def model_like(model, cls):
+    """An instance of `cls`, a subclass of the class of `model`, that shares its layers and variables."""
+    made = tf.keras.Model.__new__(cls)
+    tf.keras.Model.__init__(made, name=model.name)
+    for name, value in vars(model).items():
+        if name not in _OF_ONE_MODEL:
+            made.__dict__[name] = value.copy() if type(value) in (list, dict, set) else value
+    return made
+
+
+def plain_config(model, base):
+    """(class name, config) of what `model` would be as an instance of `base`, one of its bases."""
+    if base is not Functional and not (VERSION < (2, 3) and is_layered_model(model) and model._is_graph_network):
+        return registered_name(base) or base.__name__, base.get_config(model)
+    # TF 2.2 makes a functional model of whatever stands in a SavedModel under an unknown name, a Sequential one too.
+    # From 2.12 on a class with arguments of its own is taken for one that is made from them alone.
+    twin = tf.keras.Model(model._nested_inputs, model._nested_outputs, name=model.name)
+    return "Functional", twin.get_config()
+
+
+def model_from_plain_config(class_name, config, custom_objects=None):
+    """The model that `plain_config` described; one of the user's own classes has to be registered with Keras."""
+    own = {"Functional": tf.keras.Model, "Sequential": tf.keras.Sequential}
+    cls = own.get(class_name) or registered_object(class_name, custom_objects)
+    if cls is None:
+        raise ValueError(
+            "The class of the model must be registered with Keras, or given in `custom_objects`. "
+            "Received: {!r}.".format(class_name)
+        )
+    takes_objects = "custom_objects" in inspect.signature(cls.from_config).parameters
+    return cls.from_config(config, **({"custom_objects": custom_objects} if takes_objects else {}))
+
+
+def deserialize_compile_config(config):
+    """The arguments of `compile` from a file in the `.keras` format, which 2.12 brought."""
+    if VERSION < (2, 13):  # no public name for it; dies with 2.12
+        return sys.modules[tf.keras.Model.__module__].saving_lib.deserialize_keras_object(config)
+    return tf.keras.saving.deserialize_keras_object(config)
+
+
+def registered_name(value):
+    """The name under which a function or class is registered with Keras, or None."""
+    names = [name for name, known in tf.keras.utils.get_custom_objects().items() if known is value]
+    return names[0] if names else None
+
+
+def registered_object(name, custom_objects=None):
+    """What is registered with Keras under `name`, or None."""
+    return (custom_objects or {}).get(name, tf.keras.utils.get_custom_objects().get(name))
+
+
 def set_untracked(model, name, value):
     """Set a Python attribute of a Keras model that no checkpoint and no layer list shall see."""
     model.__dict__[name] = value
@@ -300,6 +398,68 @@ def count_examples(data):
         return tf.cast(first.nrows(), tf.float32)
     shape = first.dense_shape if isinstance(first, tf.SparseTensor) else tf.shape(first)
     return tf.cast(shape[0], tf.float32)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Batch normalisation
+
+
+def is_layered_model(model):
+    """Whether `model` is a functional or Sequential model, made of layers that Keras can copy."""
+    return isinstance(model, tf.keras.Sequential) or bool(getattr(model, "_is_graph_network", False))
+
+
+def layers_of(model):
+    """Every layer in a model, however deep, once each."""
+    if not hasattr(model, "_flatten_layers"):
+        return [module for module in model.submodules if isinstance(module, tf.keras.layers.Layer)]  # dies with 2.2
+    # `submodules` fails for a subclassed model that is compiled (2.10 and before).
+    return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
+
+
+def shape_built_for(model):
+    """The shape of input for which a Sequential model was built that had none at first."""
+    if VERSION < (2, 3):  # dies with 2.2, where it does not become a functional one
+        return model._build_input_shape
+    return model.input_shape
+
+
+def call_batch_norm(call, inputs, training, mask):
+    """Call Keras' own batch normalisation; only from 2.12 on does it have a use for a mask."""
+    if "mask" in inspect.signature(call).parameters:
+        return call(inputs, training=training, mask=mask)
+    return call(inputs, training=training)  # dies with 2.11
+
+
+def uses_mask(batch_norm):
+    """Whether a built layer leaves masked values out of its statistics."""
+    takes_mask = "mask" in inspect.signature(tf.keras.layers.BatchNormalization.call).parameters
+    return takes_mask and not batch_norm.fused
+
+
+def records_unbiased_variance(batch_norm):
+    """Whether a built layer records its batches' variance with Bessel's correction.
+
+    The fused kernel does, which Keras takes for rank 4, and later for rank 5 too; its own computation does not.
+    """
+    return bool(batch_norm.fused)
+
+
+def is_no_real_call():
+    """Whether Keras calls its layers to lay out a functional model or to export one, rather than to compute.
+
+    No public name says so. The module in which `Layer` stands knows, but for exports of some lines (2.9, 2.10), whose
+    traces have names of their own.
+    """
+    context = sys.modules[tf.keras.layers.Layer.__module__].base_layer_utils.call_context()
+    if getattr(context, "saving", False) or getattr(context, "in_keras_graph", False):
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if "_layer_call_" in getattr(graph, "name", ""):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -341,6 +501,17 @@ def new_keras_variable(optimizer, name, initial_value, per_replica):
         )
     return tf.Variable(
         initial_value, trainable=False, name=name, synchronization=synchronization, aggregation=aggregation
+    )
+
+
+def new_statistic(name, shape, dtype):
+    """A variable of zeros that belongs to one replica, and is read and saved as the mean over them, as Keras' own."""
+    return tf.Variable(
+        tf.zeros(shape, dtype),
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.MEAN,
     )
 
 

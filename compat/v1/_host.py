@@ -21,8 +21,8 @@ class GraphHost(Host):
         self.global_step = None
         self.weight = None  # of the `minimize` call under way
         self.variables = ()  # of the call under way: the scalars stand beside the first
-        self.state = []  # what has been made here and not gathered: the cycle's own variables
-        self.gathered = []  # the variables of `statistics`
+        self.state = []  # what has been made here for the cycle itself
+        self.gathered = []  # what has been made here for its companions
         self._wrapper = wrapper
         self._name = name
         self._counts_micro_steps = counts_micro_steps
@@ -45,11 +45,6 @@ class GraphHost(Host):
             made = self._wrapper._get_or_make_slot_with_initializer(var, zeros, shape, dtype, name, scope)
         self.state.append(made)
         return made
-
-    def gather(self, statistics):
-        """Let `statistics`, whose variables have just been made here, follow the cycle."""
-        self.statistics += tuple(statistics)
-        self.gathered, self.state = self.gathered + self.state, []
 
     @contextlib.contextmanager
     def _making(self, var, per_replica):

@@ -7,7 +7,7 @@ from accum import _check, _tf
 from accum._cycle import Cycle, check_options
 from accum._tf import tf
 from accum.compat.v1._host import GraphHost
-from accum.compat.v1._update_ops import Moments, read_averages
+from accum.compat.v1._update_ops import CycleMoments, read_averages
 
 AccumOps = NamedTuple(
     "AccumOps",
@@ -205,8 +205,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
                 "`accumulate_update_ops` takes nothing over from several replicas: leave UPDATE_OPS to them."
             )
         averages = read_averages(taken)
-        moments = [Moments(mean, variance, self._host) for mean, variance in averages]
-        self._host.gather(moments)
+        self._cycle.companions += [CycleMoments(mean, variance, self._host) for mean, variance in averages]
+        self._host.gathered, self._host.state = self._host.gathered + self._host.state, []
         collection[:] = [left for left in collection if not any(left is update_op for update_op in taken)]
         return taken
 

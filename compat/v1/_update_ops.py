@@ -8,6 +8,8 @@ averages by the same formula with the step.
 
 from typing import NamedTuple
 
+from accum._cycle import Companion
+from accum._moments import Moments, pooled, with_bessel, without_bessel
 from accum._tf import tf
 
 ASSIGN_SUBS = ("AssignSub", "AssignSubVariableOp")
@@ -29,66 +31,49 @@ Average = NamedTuple(
 Average.__doc__ = "One moving average, as its update op tells it."
 
 
-class Moments:
-    """The moments of one batch normalisation over the micro-batches of a cycle, by the law of total variance.
+class CycleMoments(Companion):
+    """The moments of one batch normalisation over the micro-batches of a cycle, and the averages that follow them.
 
-    With n elements a channel in the micro-batch, of mean m and variance v, and N, M, V those of the cycle so far:
-
-        f = n / (N + n),   V <- (1 - f) V + f v + f (1 - f) (m - M)^2,   M <- M + f (m - M),   N <- N + n
-
-    Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-    variances", 1979.
+    Args:
+      mean, variance: the `Average`s of one layer.
+      host: a `Host`, which makes the variables, beside the averages.
     """
 
     def __init__(self, mean, variance, host):
         self._mean = mean
         self._variance = variance
-        self._kept = (
-            host.buffer(mean.var, "accum", mean.var.shape, mean.var.dtype.base_dtype),
-            host.buffer(variance.var, "accum", variance.var.shape, variance.var.dtype.base_dtype),
-            host.buffer(mean.var, "accum_count", tf.TensorShape([]), tf.int64),
+        self._kept = Moments(
+            count=host.buffer(mean.var, "accum_count", tf.TensorShape([]), mean.var.dtype.base_dtype),
+            mean=host.buffer(mean.var, "accum", mean.var.shape, mean.var.dtype.base_dtype),
+            variance=host.buffer(variance.var, "accum", variance.var.shape, variance.var.dtype.base_dtype),
         )
 
     def keep(self, is_first):
-        """Take in this micro-batch. Returns an op."""
-        merged = self._merged(is_first)
-        with tf.control_dependencies(merged):
-            return tf.group(*[var.assign(value, read_value=False) for var, value in zip(self._kept, merged)])
+        whole = pooled(self._so_far(is_first), self._here())
+        with tf.control_dependencies(list(whole)):
+            return tf.group(*[var.assign(value, read_value=False) for var, value in zip(self._kept, whole)])
 
-    def finish(self, is_first):
-        """Move the averages to the cycle's moments, with this micro-batch's unless `is_first` is None."""
-        mean, variance, count = self._stored() if is_first is None else self._merged(is_first)
-        if self._variance.is_corrected:
-            number = tf.cast(count, variance.dtype)
-            variance = variance * tf.math.divide_no_nan(number, number - 1.0)
-        return tf.group(_move(self._mean, mean), _move(self._variance, variance))
+    def settle(self, is_first, has_latest):
+        whole = self._so_far(is_first)
+        if has_latest:
+            whole = pooled(whole, self._here())
+        variance = with_bessel(whole.variance, whole.count) if self._variance.is_corrected else whole.variance
+        return tf.group(_move(self._mean, whole.mean), _move(self._variance, variance))
 
-    def clear(self):
-        """Forget the cycle. Returns an op."""
-        return tf.group(*[var.assign(tf.zeros_like(var), read_value=False) for var in self._kept])
-
-    def _stored(self):
-        return [var.read_value() for var in self._kept]
-
-    def _merged(self, is_first):
-        """Mean, variance and count of the cycle with this micro-batch, the variance without Bessel's factor."""
-        old_mean, old_variance, before = self._stored()
-        before = tf.where(is_first, tf.zeros_like(before), before)
+    def _here(self):
+        """The moments of this micro-batch."""
         mean, variance = self._mean.value, self._variance.value
-        here = tf.size(self._mean.inputs, out_type=tf.int64) // tf.size(mean, out_type=tf.int64)
+        size = tf.size(self._mean.inputs, out_type=tf.int64) // tf.size(mean, out_type=tf.int64)
+        count = tf.cast(size, mean.dtype)
         if self._variance.is_corrected:
-            number = tf.cast(here, variance.dtype)
-            variance = variance * tf.math.divide_no_nan(number - 1.0, number)
-        count = before + here
-        share = tf.math.divide_no_nan(tf.cast(here, mean.dtype), tf.cast(count, mean.dtype))
-        apart = mean - old_mean
-        is_alone = tf.equal(before, 0)  # by choice, not by a share of 1: what is stored then may be no number
-        merged = (1.0 - share) * old_variance + share * variance + share * (1.0 - share) * tf.square(apart)
-        return [
-            tf.cond(is_alone, lambda: tf.identity(mean), lambda: old_mean + share * apart),
-            tf.cond(is_alone, lambda: tf.identity(variance), lambda: merged),
-            count,
-        ]
+            variance = without_bessel(variance, count)
+        return Moments(count, mean, variance)
+
+    def _so_far(self, is_first):
+        kept = Moments(*[var.read_value() for var in self._kept])
+        if is_first is False:
+            return kept
+        return kept._replace(count=tf.where(is_first, tf.zeros_like(kept.count), kept.count))
 
 
 def _move(average, value):

@@ -1,0 +1,176 @@
+"""Batch normalisation whose moving statistics move once a cycle, to what the full batch would have recorded (L13)."""
+
+import contextlib
+
+from accum import _check, _tf
+from accum._moments import Moments, without_bessel
+from accum._moving import MovingStatistics
+from accum._tf import tf
+
+
+class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
+    """Batch normalisation whose moving mean and variance move once a cycle, as those of the full batch.
+
+        count    = sum_i(n_i)
+        mean     = sum_i(n_i mean_i) / count
+        variance = sum_i(n_i variance_i) / count + sum_i(n_i (mean_i - mean)^2) / count
+
+    over the cycle's micro-batches, n_i the number of values of micro-batch i; the variance then gets Bessel's factor
+    count / (count - 1) exactly where Keras' own layer of this TensorFlow has it (rank 4; rank 5 on newer lines). What
+    follows is Keras' own: moving = momentum * moving + (1 - momentum) * new. Inference is Keras' own code.
+
+    Inside a `GradientAccumulateModel` the layer follows the model's clock, whatever its own `accum_steps`: it moves
+    when the model makes a step, a flushed one included, and forgets what the model drops or skips. Anywhere else it
+    counts its own calls in training, and moves on every `accum_steps`-th; `flush` and `reset` end such a cycle, and
+    `FlushCallback` calls them in `fit`.
+
+    What people ask:
+      *Does training see the full batch?* No. A forward pass normalises by its own micro-batch's statistics, as it must:
+      the other micro-batches are not there yet. So a network with batch normalisation trains as one with batches of
+      the micro-batch's size do ("ghost" batch normalisation), while what it infers with is that of the full batch. Of
+      which batch statistics to take, and when they mislead: Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021,
+      arXiv:2110.12484.
+      *Would a lower momentum do?* Almost, for the mean: momentum^(1/K) forgets as fast over K micro-batches. The
+      variance misses the variance between the micro-batches, a ragged micro-batch weighs as much as any other, and
+      the average is taken over activations of a network that a cycle has not moved, in unequal parts.
+      *A layer shared by several inputs?* In a `GradientAccumulateModel`, each call within the train step has statistics
+      of its own, and the layer moves once for each in their order, as Keras' layer would. Alone, every call counts as
+      a micro-batch: give it `accum_steps` times the number of calls, and it moves once for all of them.
+
+    Args:
+      accum_steps: int >= 1, the calls a cycle, where no model's clock is followed. 1 is Keras' layer.
+      *args: as `tf.keras.layers.BatchNormalization` takes them: `axis`, `momentum`, `epsilon`, …
+      synchronized: must be False: statistics are those of each replica, as Keras' own are.
+      **kwargs: as `args`.
+
+    Call arguments:
+      inputs: float tensor of any rank, 16-bit ones included: statistics are float32.
+      training: bool; None: what Keras says.
+      mask: bool tensor, used where Keras' own layer uses it.
+
+    Raises:
+      TypeError, ValueError: `accum_steps` is no int >= 1; `renorm`, `virtual_batch_size` or `synchronized` is asked
+        for, none of which has statistics of the full batch to be equal to.
+
+    Example:
+      >>> layer = accum.AccumBatchNormalization(accum_steps=4, momentum=0.9)
+    """
+
+    def __init__(self, accum_steps=1, *args, synchronized=False, **kwargs):
+        accum_steps = _check.accum_steps(accum_steps)
+        _check_supported(synchronized, kwargs)
+        super().__init__(*args, **kwargs)
+        self.__dict__["accum_statistics"] = MovingStatistics(self, accum_steps)
+        self.__dict__["_accum_captured"] = None
+        _tf.track(self, self.accum_statistics, "accumulation")
+
+    @property
+    def accum_steps(self):
+        """The calls a cycle, where no model's clock is followed."""
+        return self.accum_statistics.accum_steps
+
+    def get_config(self):
+        """The config, from which `from_config` makes the same layer without custom objects."""
+        return dict(super().get_config(), accum_steps=self.accum_steps)
+
+    def flush(self):
+        """Move the moving statistics by the unfinished cycle of calls that the layer counted by itself, if any."""
+        return self.accum_statistics.flush()
+
+    def reset(self):
+        """Discard the unfinished cycle of calls that the layer counted by itself."""
+        return self.accum_statistics.reset()
+
+    def call(self, inputs, training=None, mask=None):
+        return self._accum_call(inputs, training, mask)
+
+    @_tf.untouched_by_autograph
+    def _accum_call(self, inputs, training, mask):
+        if not self.trainable or self.accum_statistics.is_bare or _tf.is_no_real_call():
+            return _tf.call_batch_norm(super().call, inputs, training, mask)
+        if _tf.in_static_graph():
+            raise ValueError(
+                "In a static graph no cycle can order the updates that Keras collects: `AccumBatchNormalization` takes "
+                "accum_steps=1 there. Received: accum_steps={!r}.".format(self.accum_steps)
+            )
+        if isinstance(training, tf.Tensor):
+            return tf.cond(
+                tf.cast(training, tf.bool),
+                lambda: self._accum_call(inputs, True, mask),
+                lambda: self._accum_call(inputs, False, mask),
+            )
+        with self._accum_capturing() as captured:
+            outputs = _tf.call_batch_norm(super().call, inputs, training, mask)
+        if captured:  # Keras' layer has computed statistics, so this was a call in training
+            self.accum_statistics.receive(self._accum_moments(inputs, mask, captured["mean"], captured["variance"]))
+        return outputs
+
+    @contextlib.contextmanager
+    def _accum_capturing(self):
+        """Have Keras' layer hand over the batch's own statistics, as it does on the way to moving by all of the way."""
+        momentum, captured = self.momentum, {}
+        self.__dict__.update(momentum=0.0, _accum_captured=captured)
+        try:
+            yield captured
+        finally:
+            self.__dict__.update(momentum=momentum, _accum_captured=None)
+
+    def _assign_new_value(self, variable, value):
+        if self._accum_captured is None:
+            return super()._assign_new_value(variable, value)
+        return self._accum_capture(variable, value)
+
+    def _assign_moving_average(self, variable, value, momentum, inputs_size):
+        if self._accum_captured is None:
+            return super()._assign_moving_average(variable, value, momentum, inputs_size)
+        return self._accum_capture(variable, value)
+
+    def _accum_capture(self, variable, value):
+        self._accum_captured["mean" if variable is self.moving_mean else "variance"] = tf.stop_gradient(value)
+        return value
+
+    def _accum_moments(self, inputs, mask, mean, variance):
+        dtype = self.moving_mean.dtype.base_dtype
+        features = max(self.moving_mean.shape.num_elements(), 1)
+        count = tf.cast(tf.size(inputs, out_type=tf.int64), dtype) / features
+        if mask is not None and _tf.uses_mask(self):
+            count *= tf.reduce_mean(tf.cast(mask, dtype))
+        mean, variance = tf.cast(mean, dtype), tf.cast(variance, dtype)
+        if _tf.records_unbiased_variance(self):
+            variance = without_bessel(variance, count)
+        return Moments(count, mean, variance)
+
+
+@contextlib.contextmanager
+def on_the_clock_of(optimizer, model):
+    """Let the batch normalisation in `model` follow `optimizer` in the train step within."""
+    layers = batch_norms_of(model)
+    for layer in layers:
+        layer.accum_statistics.follow(optimizer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.accum_statistics.follow(None)
+
+
+def batch_norms_of(model):
+    """Every `AccumBatchNormalization` in a model, however deep, once each."""
+    return [layer for layer in _tf.layers_of(model) if isinstance(layer, AccumBatchNormalization)]
+
+
+def _check_supported(synchronized, options):
+    reasons = {
+        "synchronized": "its statistics are those of each replica, as those of Keras' own layer are by default",
+        "renorm": "it normalises by moving statistics that move within a cycle, so no full batch is equal to it",
+        "virtual_batch_size": "which examples share a virtual batch would depend on how the batch was split",
+    }
+    for name, reason in reasons.items():
+        value = synchronized if name == "synchronized" else options.get(name)
+        if value:
+            raise ValueError(
+                "`AccumBatchNormalization` takes no `{}`: {}. Received: {}={!r}.".format(name, reason, name, value)
+            )
+
+
+_tf.register_keras_class(AccumBatchNormalization, "AccumBatchNormalization")

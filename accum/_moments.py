@@ -1,0 +1,99 @@
+"""The mean and variance of a batch from those of its parts (law L13), and where they are kept until they are whole.
+
+The law of total variance: the variance of the whole is the mean of the parts' variances plus the variance of their
+means, each part weighed by its number of values. Nothing but operators and `tf.where`, so it serves every face.
+"""
+
+from collections import namedtuple
+
+from accum._replicas import local_variable, true_after
+from accum._tf import CheckpointOnly, new_statistic, tf
+
+Moments = namedtuple("Moments", ["count", "mean", "variance"])
+Moments.__doc__ = """`count` values a feature (scalar), their mean and their variance (divided by `count`)."""
+
+
+def pooled(one, other):
+    """The `Moments` of two parts together. A part of no values counts for nothing, whatever its mean holds."""
+    share = tf.math.divide_no_nan(other.count, one.count + other.count)
+    apart = other.mean - one.mean
+    mean = one.mean + share * apart
+    variance = one.variance + share * (other.variance - one.variance) + share * (1.0 - share) * apart * apart
+    is_first, is_empty = tf.equal(one.count, 0.0), tf.equal(other.count, 0.0)
+    return Moments(
+        one.count + other.count,
+        tf.where(is_empty, one.mean, tf.where(is_first, other.mean, mean)),
+        tf.where(is_empty, one.variance, tf.where(is_first, other.variance, variance)),
+    )
+
+
+def with_bessel(variance, count):
+    """The unbiased estimate from a variance that was divided by `count`; of one value, itself."""
+    return variance * (count / tf.maximum(count - 1.0, 1.0))
+
+
+def without_bessel(variance, count):
+    """The variance divided by `count` from the unbiased estimate."""
+    return variance * tf.math.divide_no_nan(tf.maximum(count - 1.0, 1.0), count)
+
+
+class KeptMoments(CheckpointOnly):
+    """The moments of an unfinished cycle, and beside them those of a micro-batch that is not yet known to count.
+
+    Every method runs on one replica and returns an op or tensor to wait for. A micro-batch that is skipped, or whose
+    gradients overflow, is overwritten by the next: so nothing has to be undone.
+
+    Attributes:
+      latest: `Moments` of variables, the micro-batch's.
+      total: `Moments` of variables, the cycle's.
+    """
+
+    def __init__(self, name, shape, dtype):
+        super().__init__()
+        shapes = Moments([], shape, shape)
+        self.latest, self.total = (
+            Moments(
+                *[
+                    new_statistic("{}/{}_{}".format(name, kind, part), getattr(shapes, part), dtype)
+                    for part in shapes._fields
+                ]
+            )
+            for kind in ("latest", "total")
+        )
+
+    def receive(self, moments):
+        """Hold the micro-batch's moments until `keep` or `whole` takes them in."""
+        return _assign(self.latest, moments)
+
+    def keep(self, is_first):
+        """Pool the micro-batch with those before, of which there are none if `is_first`."""
+        kept = _assign(self.total, pooled(self._so_far(is_first), _read(self.latest)))
+        return self._forget_latest(kept)
+
+    def whole(self, is_first, has_latest):
+        """The `Moments` of the cycle, with the micro-batch that was received if `has_latest`."""
+        so_far = self._so_far(is_first)
+        return pooled(so_far, _read(self.latest)) if has_latest else so_far
+
+    def clear(self):
+        """Forget everything."""
+        zero = [local_variable(part.count).assign(0.0, read_value=False) for part in (self.latest, self.total)]
+        return true_after(zero)
+
+    def _so_far(self, is_first):
+        total = _read(self.total)
+        if is_first is False:
+            return total
+        return total._replace(count=tf.where(is_first, tf.zeros_like(total.count), total.count))
+
+    def _forget_latest(self, wait):
+        with tf.control_dependencies([wait]):
+            return true_after(local_variable(self.latest.count).assign(0.0, read_value=False))
+
+
+def _read(variables):
+    return Moments(*[local_variable(variable).read_value() for variable in variables])
+
+
+def _assign(variables, moments):
+    return true_after([local_variable(v).assign(value, read_value=False) for v, value in zip(variables, moments)])

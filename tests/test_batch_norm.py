@@ -1,0 +1,320 @@
+"""Moving statistics move once a cycle, to what the line's own layer would have recorded for the whole batch (L13)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L13")]
+
+RANDOM = np.random.RandomState(0)
+PARTS = (slice(0, 5), slice(5, 9), slice(9, 12))  # a ragged cycle of 12 examples
+KERAS = tf.keras.layers.BatchNormalization
+
+# (what, shape of an example, arguments)
+LAYERS = [
+    ("rank 2", (3,), {}),
+    ("rank 3", (4, 3), {}),
+    ("rank 3 first axis", (4, 3), {"axis": 1}),
+    ("rank 4", (2, 3, 3), {}),
+    ("rank 4 unfused", (2, 3, 3), {"fused": False}),
+    ("rank 4 two axes", (2, 3, 2), {"axis": [1, 3]}),
+    ("rank 5", (2, 3, 1, 2), {}),
+    ("rank 5 first axis, no scale", (2, 3, 1, 2), {"axis": 1, "scale": False, "center": False, "fused": False}),
+    ("float64", (3,), {"dtype": "float64"}),
+]
+
+
+def examples(shape, count=12):
+    """Values whose mean differs from part to part, so that the variance between them matters."""
+    drift = np.arange(count, dtype=np.float32).reshape((-1,) + (1,) * len(shape))
+    return (drift + RANDOM.normal(size=(count,) + shape)).astype(np.float32)
+
+
+def statistics(layer):
+    return [layer.moving_mean.numpy(), layer.moving_variance.numpy()]
+
+
+def assert_close(ours, theirs, rtol=2e-6):
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=2e-6)
+
+
+@pytest.mark.parametrize("what,shape,options", LAYERS, ids=[what for what, _, _ in LAYERS])
+def test_a_cycle_of_calls_records_what_keras_records_for_the_full_batch(what, shape, options):
+    keras, ours = KERAS(momentum=0.5, **options), accum.AccumBatchNormalization(3, momentum=0.5, **options)
+    for _ in range(2):
+        x = examples(shape)
+        keras(x, training=True)
+        for part in PARTS[:-1]:
+            before = statistics(ours) if ours.built else None
+            ours(x[part], training=True)
+            assert before is None or np.array_equal(before, statistics(ours))
+        ours(x[PARTS[-1]], training=True)
+    assert_close(statistics(ours), statistics(keras))
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_the_law_of_total_variance_in_float64(rank):
+    x = examples((3,) if rank == 2 else (2, 2, 3))
+    layer = accum.AccumBatchNormalization(3, momentum=0.0)
+    for part in PARTS:
+        layer(x[part], training=True)
+    values = x.reshape(-1, 3).astype(np.float64)
+    assert_close(statistics(layer), [values.mean(axis=0), values.var(axis=0, ddof=0 if rank == 2 else 1)])
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
+def test_sixteen_bit_inputs_have_float32_statistics(policy):
+    x = examples((3,))
+    module = tf.keras.mixed_precision
+    policy = (module if hasattr(module, "Policy") else module.experimental).Policy(policy)
+    layer, keras = accum.AccumBatchNormalization(3, dtype=policy, momentum=0.5), KERAS(dtype=policy, momentum=0.5)
+    dtype = layer(x[:1]).dtype
+    x = tf.cast(x, dtype)
+    for part in PARTS:
+        assert layer(x[part], training=True).dtype == dtype
+    keras(x, training=True)
+    assert layer.moving_mean.dtype == tf.float32
+    assert_close(statistics(layer), statistics(keras))
+
+
+def test_training_normalises_by_the_micro_batch_and_inference_by_the_moving_statistics():
+    x = examples((2, 2, 3))
+    layer, keras = accum.AccumBatchNormalization(3), KERAS()
+    for one in (layer, keras):
+        one.build((None, 2, 2, 3))
+    np.testing.assert_array_equal(layer(x[:5], training=True), keras(x[:5], training=True))
+    layer.set_weights(keras.get_weights())
+    for call in (lambda one: one(x), lambda one: one(x, training=False), tf.function(lambda one: one(x))):
+        np.testing.assert_array_equal(call(layer), call(keras))
+
+
+@pytest.mark.law("L14")
+def test_one_micro_step_a_cycle_is_keras_layer_to_the_bit(tmp_path):
+    layer, keras = accum.AccumBatchNormalization(), KERAS()
+    for _ in range(2):
+        x = examples((2, 2, 3))
+        np.testing.assert_array_equal(layer(x, training=True), keras(x, training=True))
+    np.testing.assert_array_equal(statistics(layer), statistics(keras))
+    saved = tf.train.list_variables(tf.train.Checkpoint(layer=layer).save(str(tmp_path / "at")))
+    assert not [name for name, _ in saved if "accumulation" in name]
+
+
+def test_a_frozen_layer_moves_nothing_and_normalises_by_what_it_has():
+    layer = accum.AccumBatchNormalization(2, trainable=False)
+    x = examples((3,))
+    for _ in range(2):
+        np.testing.assert_array_equal(layer(x, training=True), layer(x, training=False))
+    np.testing.assert_array_equal(statistics(layer), [np.zeros(3), np.ones(3)])
+
+
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+def test_flush_moves_by_what_is_there_and_reset_forgets_it(is_traced):
+    layer, keras, x = accum.AccumBatchNormalization(3), KERAS(), examples((3,))
+    call = lambda x: layer(x, training=True)
+    call = tf.function(call, input_signature=[tf.TensorSpec([None, 3])]) if is_traced else call
+    call(x[:5])
+    layer.reset()
+    layer.flush()  # with nothing there it changes nothing
+    call(x[5:9])
+    call(x[9:12])
+    layer.flush()
+    keras(x[5:12], training=True)
+    assert_close(statistics(layer), statistics(keras))
+
+
+def test_training_may_be_a_tensor():
+    layer, keras, x = accum.AccumBatchNormalization(2), KERAS(), examples((3,))
+    call = tf.function(lambda x, training: layer(x, training=training))
+    for part, training in ((PARTS[0], True), (PARTS[1], False), (PARTS[2], True)):
+        call(tf.constant(x[part]), tf.constant(training))
+    keras(np.concatenate([x[PARTS[0]], x[PARTS[2]]]), training=True)
+    assert_close(statistics(layer), statistics(keras))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# By a model's clock
+
+
+def model_of(layers, **options):
+    inputs = tf.keras.Input((3,))
+    outputs = inputs
+    for layer in layers:
+        outputs = layer(outputs)
+    outputs = tf.keras.layers.Dense(1, kernel_initializer="ones")(outputs)
+    model = accum.GradientAccumulateModel(inputs=inputs, outputs=outputs, **options)
+    model.compile(tf.keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+def recorded(batches):
+    """What Keras' layer records for these batches."""
+    keras = KERAS()
+    for batch in batches:
+        keras(batch, training=True)
+    return statistics(keras)
+
+
+FIRST, SECOND = list(range(12)), list(range(12, 18))  # 18 examples in micro-batches of 4 and 2: two cycles of 3 and 2
+
+
+@pytest.mark.law("L6")
+@pytest.mark.parametrize(
+    "last_cycle,cycles,reduction",
+    [
+        ("flush", [FIRST, SECOND, FIRST, SECOND], "mean"),
+        ("flush", [FIRST, SECOND, FIRST, SECOND], "running_mean"),
+        ("drop", [FIRST, FIRST], "mean"),
+        ("carry", [FIRST, SECOND + list(range(4)), list(range(4, 16))], "mean"),
+    ],
+)
+def test_the_layer_follows_the_models_clock(last_cycle, cycles, reduction):
+    x, layer = examples((3,), 18), accum.AccumBatchNormalization()
+    model = model_of([layer], accum_steps=3, last_cycle=last_cycle, reduction=reduction)
+    model.fit(x, np.zeros((18, 1)), batch_size=4, epochs=2, shuffle=False, verbose=0)
+    assert_close(statistics(layer), recorded([x[cycle] for cycle in cycles]))
+
+
+@pytest.mark.law("L9")
+def test_a_skipped_micro_batch_leaves_no_trace():
+    x, layer = examples((3,)), accum.AccumBatchNormalization()
+    model = model_of([layer], accum_steps=3, nonfinite="skip_micro")
+    bad = np.full((4, 3), np.inf, np.float32)
+    for batch in (x[PARTS[0]], bad, x[PARTS[1]], x[PARTS[2]]):
+        model.train_on_batch(batch, np.zeros((len(batch), 1)))
+    assert_close(statistics(layer), recorded([x]))
+    assert int(model.optimizer.iterations.numpy()) == 1
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
+def test_a_shared_layer_moves_once_for_each_of_its_inputs(run_eagerly):
+    inputs = [tf.keras.Input((3,)), tf.keras.Input((3,))]
+    layer, keras = accum.AccumBatchNormalization(), KERAS()
+    outputs = tf.keras.layers.Dense(1)(tf.keras.layers.Add()([layer(one) for one in inputs]))
+    model = accum.GradientAccumulateModel(3, inputs=inputs, outputs=outputs)
+    model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    for _ in range(2):
+        one, other = examples((3,)), 3.0 + 2.0 * examples((3,))
+        for part in PARTS:
+            model.train_on_batch([one[part], other[part]], np.zeros((len(one[part]), 1)))
+        keras(one, training=True)
+        keras(other, training=True)
+    assert_close(statistics(layer), statistics(keras))
+
+
+@pytest.mark.law("L14")
+def test_a_model_of_single_micro_steps_has_keras_layer():
+    x, y, layer = examples((3,)), np.zeros((12, 1)), accum.AccumBatchNormalization(4)
+    model_of([layer], accum_steps=1).fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    assert_close(statistics(layer), recorded([x[:4], x[4:8], x[8:]]))
+
+
+def test_a_call_outside_of_the_train_step_is_the_layers_own():
+    x, layer = examples((3,)), accum.AccumBatchNormalization()
+    model = model_of([layer], accum_steps=2)
+    model.train_on_batch(x[:5], np.zeros((5, 1)))
+    model(x, training=True)  # as Keras' layer, which `accum_steps=1` is
+    assert_close(statistics(layer), recorded([x]))
+    model.train_on_batch(x[5:9], np.zeros((4, 1)))
+    assert_close(statistics(layer), recorded([x, x[:9]]))
+
+
+def test_flush_callback_ends_the_cycle_in_a_plain_model():
+    x, layer = examples((3,), 18), accum.AccumBatchNormalization(3)
+    inputs = tf.keras.Input((3,))
+    plain = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(layer(inputs)))
+    plain.compile(accum.GradientAccumulateOptimizer("sgd", 3), "mse")
+    flush = accum.FlushCallback("flush")
+    plain.fit(x, np.zeros((18, 1)), batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[flush])
+    assert_close(statistics(layer), recorded([x[FIRST], x[SECOND]] * 2))
+
+
+@pytest.mark.law("L12")
+def test_a_checkpoint_in_mid_cycle_keeps_the_statistics(tmp_path):
+    x, y = examples((3,)), np.zeros((12, 1))
+
+    def model():
+        layer = accum.AccumBatchNormalization()
+        return layer, model_of([layer], accum_steps=3)
+
+    layer, before = model()
+    for part in PARTS[:2]:
+        before.train_on_batch(x[part], y[part])
+    path = tf.train.Checkpoint(model=before).save(str(tmp_path / "at"))
+    layer, after = model()
+    tf.train.Checkpoint(model=after).restore(path)
+    after.train_on_batch(x[PARTS[2]], y[PARTS[2]])
+    assert_close(statistics(layer), recorded([x]))
+
+
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("format", ["tf", "h5"])
+def test_a_saved_model_infers_alike_and_holds_no_accumulator(format, tmp_path):
+    x, y, layer = examples((3,)), np.zeros((12, 1)), accum.AccumBatchNormalization(2, momentum=0.5, name="norm")
+    inputs = tf.keras.Input((3,))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(layer(inputs)))
+    model.compile(accum.GradientAccumulateOptimizer("sgd", 2), "mse")
+    model.fit(x, y, batch_size=4, verbose=0)
+    path = str(tmp_path / ("model.h5" if format == "h5" else "model"))
+    model.save(path, save_format=format)
+    again = tf.keras.models.load_model(path)
+    assert isinstance(again.get_layer("norm"), accum.AccumBatchNormalization)
+    assert again.get_layer("norm").accum_steps == 2
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    if format == "tf":
+        names = [name for name, _ in tf.train.list_variables(path + "/variables/variables")]
+        assert not [name for name in names if "accumulation" in name]
+
+
+@pytest.mark.law("L16")
+def test_no_accumulator_is_a_weight_of_the_layer():
+    layer = accum.AccumBatchNormalization(2)
+    layer(examples((3,)), training=True)
+    assert [len(layer.weights), len(layer.trainable_weights), layer.count_params()] == [4, 2, 12]
+
+
+def test_config_round_trip_by_keras():
+    layer = accum.AccumBatchNormalization(4, axis=1, momentum=0.5, center=False, name="norm")
+    again = tf.keras.layers.deserialize(tf.keras.layers.serialize(layer))
+    assert isinstance(again, accum.AccumBatchNormalization)
+    assert again.get_config() == layer.get_config()
+    assert (again.accum_steps, again.axis, again.momentum, again.center) == (4, 1, 0.5, False)
+
+
+TAKES_MASK = tf.keras.layers.Layer in KERAS.__mro__ and "mask" in KERAS.call.__code__.co_varnames
+
+
+@pytest.mark.skipif(not TAKES_MASK, reason="before TF 2.12 Keras' batch normalisation has no use for a mask")
+def test_masked_values_count_for_nothing():
+    x, mask = examples((4, 3)), RANDOM.uniform(size=(12, 4)) < 0.7
+    layer, keras = accum.AccumBatchNormalization(3), KERAS()
+    for part in PARTS:
+        layer(x[part], training=True, mask=mask[part])
+    keras(x, training=True, mask=mask)
+    assert_close(statistics(layer), statistics(keras))
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "options,error,words",
+    [
+        ({"accum_steps": 0}, ValueError, "`accum_steps` must be an int >= 1. Received: accum_steps=0."),
+        ({"accum_steps": {0: 2}}, TypeError, "`accum_steps` must be an int >= 1"),
+        ({"renorm": True}, ValueError, "takes no `renorm`: it normalises by moving statistics"),
+        ({"virtual_batch_size": 2}, ValueError, "takes no `virtual_batch_size`: which examples share"),
+        ({"synchronized": True}, ValueError, "takes no `synchronized`: its statistics are those of each replica"),
+    ],
+)
+def test_the_layer_refuses(options, error, words):
+    with pytest.raises(error) as caught:
+        accum.AccumBatchNormalization(**options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.law("L17")
+def test_the_layer_refuses_a_static_graph():
+    layer = accum.AccumBatchNormalization(2)
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="accum_steps=1 there. Received: accum_steps=2"):
+        layer(tf.ones([2, 3]), training=True)

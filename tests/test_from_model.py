@@ -1,0 +1,191 @@
+"""Any Keras model accumulates: it keeps its class's methods, its variables and what it was compiled with."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+
+pytestmark = pytest.mark.keras_face
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.normal(size=(22, 3)).astype("float32"), RANDOM.normal(size=(22, 2)).astype("float32")
+WEIGHTS = [0.5 * RANDOM.normal(size=shape) for shape in ((3, 4), (4,), (4, 2), (2,))]
+layers = tf.keras.layers
+
+
+def functional():
+    inputs = tf.keras.Input((3,))
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.Dense(4, activation="tanh")(inputs)))
+
+
+def sequential():
+    return tf.keras.Sequential([layers.Dense(4, activation="tanh", input_shape=(3,)), layers.Dense(2)])
+
+
+def deferred():
+    model = tf.keras.Sequential([layers.Dense(4, activation="tanh"), layers.Dense(2)])
+    model.build((None, 3))
+    return model
+
+
+class Subclassed(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.parts = [layers.Dense(4, activation="tanh"), layers.Dense(2)]
+
+    def call(self, inputs, training=None):
+        return self.parts[1](self.parts[0](inputs))
+
+    def greet(self):
+        return "hello"
+
+
+class OwnTrainStep(Subclassed):
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        return {"loss": loss, "mine": loss * 2.0}
+
+
+def built(make):
+    model = make()
+    model(X[:1])
+    model.set_weights(WEIGHTS)
+    return model
+
+
+MODELS = [functional, sequential, deferred, Subclassed, OwnTrainStep]
+
+
+@pytest.mark.law("L1")
+@pytest.mark.law("L5")
+@pytest.mark.parametrize("make", MODELS)
+def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
+    full, model = built(make), accum.GradientAccumulateModel.from_model(built(make), 4)
+    assert isinstance(model, type(full)) and isinstance(model, accum.GradientAccumulateModel)
+    for one, size in ((full, 20), (model, 5)):
+        one.compile(tf.keras.optimizers.Adam(0.01), "mse")
+        history = one.fit(X, Y, batch_size=size, epochs=2, shuffle=False, verbose=0).history
+        assert ("mine" in history) == (make is OwnTrainStep)
+    assert int(model.optimizer.iterations.numpy()) == int(full.optimizer.iterations.numpy()) == 4
+    for ours, theirs in zip(model.get_weights(), full.get_weights()):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_it_shares_variables_and_goes_on_with_what_the_model_was_compiled_with(make):
+    plain = built(make)
+    plain.compile(tf.keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    plain.fit(X[:20], Y[:20], batch_size=5, verbose=0)
+    model = accum.GradientAccumulateModel.from_model(plain, accum_steps=2)
+    assert [id(v) for v in model.weights] == [id(v) for v in plain.weights]
+    history = model.fit(X[:20], Y[:20], batch_size=5, verbose=0).history
+    assert ("mae" in history) == (make is not OwnTrainStep)
+    assert int(model.optimizer.iterations.numpy()) == 4 + 2
+    assert model.evaluate(X, Y, verbose=0) == plain.evaluate(X, Y, verbose=0)
+
+
+def test_the_model_itself_is_left_as_it_is():
+    plain = built(Subclassed)
+    plain.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    model = accum.GradientAccumulateModel.from_model(plain, 2)
+    model.fit(X[:20], Y[:20], batch_size=5, verbose=0)
+    assert type(plain) is Subclassed
+    plain.fit(X[:20], Y[:20], batch_size=5, verbose=0)
+    assert int(plain.optimizer.iterations.numpy()) == 2 + 4
+    assert model.greet() == "hello"
+
+
+def test_a_functional_model_makes_no_other_functional():
+    plain = functional()
+    accum.GradientAccumulateModel(2, inputs=plain.inputs, outputs=plain.outputs)
+    model = accum.GradientAccumulateModel.from_model(Subclassed(), 2)  # not built yet
+    model.compile("sgd", "mse")
+    model.fit(X[:20], Y[:20], batch_size=5, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 2
+    assert "Functional" not in [base.__name__ for base in type(model).__mro__]
+
+
+def test_a_checkpoint_of_the_plain_model_restores_into_it_and_back(tmp_path):
+    plain = built(Subclassed)
+    plain.compile(tf.keras.optimizers.Adam(0.01), "mse")
+    plain.fit(X[:20], Y[:20], batch_size=5, verbose=0)
+    model = accum.GradientAccumulateModel.from_model(built(Subclassed), 2)
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse")
+    plain.save_weights(str(tmp_path / "plain"))
+    model.load_weights(str(tmp_path / "plain"))
+    np.testing.assert_array_equal(model.predict(X), plain.predict(X))
+    model.fit(X[:20], Y[:20], batch_size=5, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 4 + 2
+    model.save_weights(str(tmp_path / "ours"))
+    plain.load_weights(str(tmp_path / "ours"))
+    np.testing.assert_array_equal(model.predict(X), plain.predict(X))
+
+
+class TwoOptimizers(tf.keras.Model):
+    """As a GAN is written: its own `compile` and two optimizers, each for variables of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = tf.Variable([0.0]), tf.Variable([0.0])
+
+    def compile(self, one_optimizer, other_optimizer):
+        super().compile()
+        self.one_optimizer, self.other_optimizer = one_optimizer, other_optimizer
+
+    def call(self, inputs):
+        return inputs * self.one * self.other
+
+    def train_step(self, data):
+        mean = tf.reduce_mean(data)
+        self.one_optimizer.apply_gradients([(tf.reshape(mean, [1]), self.one)])
+        self.other_optimizer.apply_gradients([(tf.reshape(10.0 * mean, [1]), self.other)])
+        return {"loss": mean}
+
+
+@pytest.mark.law("L5")
+@pytest.mark.law("L6")
+def test_several_optimizers_accumulate_each_for_itself():
+    model = accum.GradientAccumulateModel.from_model(TwoOptimizers(), 3)
+    sgd = tf.keras.optimizers.SGD
+    model.compile(sgd(1.0), other_optimizer=sgd(1.0))
+    data = np.arange(10, dtype="float32")
+    model.fit(data, batch_size=2, shuffle=False, verbose=0)  # cycles of 3 and 2 micro-batches
+    moved = data[:6].mean() + data[6:].mean()
+    np.testing.assert_allclose([model.one.numpy()[0], model.other.numpy()[0]], [-moved, -10.0 * moved], rtol=1e-6)
+
+
+@pytest.mark.law("L6")
+@pytest.mark.parametrize("last_cycle,steps,left", [("flush", 1, 0), ("drop", 0, 0), ("carry", 0, 2)])
+def test_a_fit_cut_short_leaves_no_cycle_to_the_next(last_cycle, steps, left):
+    model = accum.GradientAccumulateModel.from_model(built(functional), 4, last_cycle=last_cycle)
+    model.compile("sgd", "mse")
+
+    class Stop(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X[:20], Y[:20], batch_size=5, verbose=0, callbacks=[Stop()])
+    assert (int(model.optimizer.iterations.numpy()), int(model.optimizer.micro_step)) == (steps, left)
+
+
+@pytest.mark.law("L17")
+def test_from_model_refuses():
+    for model in (None, layers.Dense(2), functional):
+        with pytest.raises(TypeError, match="`model` must be a `tf.keras.Model`. Received"):
+            accum.GradientAccumulateModel.from_model(model, 2)
+    once = accum.GradientAccumulateModel.from_model(functional(), 2)
+    with pytest.raises(ValueError, match="`model` accumulates already"):
+        accum.GradientAccumulateModel.from_model(once, 2)
+    with pytest.raises(ValueError, match="`accum_steps` must be an int >= 1. Received: accum_steps=0."):
+        accum.GradientAccumulateModel.from_model(functional(), 0)
+    with pytest.raises(TypeError, match="last_cycles"):
+        accum.GradientAccumulateModel.from_model(functional(), 2, last_cycles="flush")
+    with pytest.raises(ValueError, match="accumulates already"):
+        once.compile(accum.GradientAccumulateOptimizer("sgd", 3), "mse")
