@@ -222,6 +222,22 @@ def test_slim_s_own_functions_serve_as_transform():
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
 
+@pytest.mark.law("L5")
+def test_train_ops_that_slim_makes_can_be_weighed():
+    with tf.Graph().as_default(), tf1.Session() as session:
+        step = tf1.train.get_or_create_global_step()
+        x, y = tf1.placeholder(tf.float32, [None, 6]), tf1.placeholder(tf.float32, [None, 1])
+        weights, loss = squares(x, y)
+        optimizer = wrapped()
+        with optimizer.weighing(tf.shape(x)[0]):
+            train_op = slim.learning.create_train_op(loss, optimizer)
+        session.run(tf1.global_variables_initializer())
+        for features, labels in zip(np.split(X, (5, 9)), np.split(Y, (5, 9))):
+            session.run(train_op, {x: features, y: labels})
+        np.testing.assert_allclose(session.run(weights), full_batch(1), rtol=0, atol=2e-6)
+        assert session.run(step) == 1
+
+
 @pytest.mark.law("L13")
 def test_slim_runs_the_update_ops_that_are_left():
     with tf.Graph().as_default(), tf1.Session() as session:

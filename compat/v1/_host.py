@@ -19,7 +19,7 @@ class GraphHost(Host):
 
     def __init__(self, wrapper, name, counts_micro_steps, is_local):
         self.global_step = None
-        self.weight = None  # of the `minimize` call under way
+        self.weight = None  # of the train ops that are being made, if they say none
         self.variables = ()  # of the call under way: the scalars stand beside the first
         self.state = []  # what has been made here for the cycle itself
         self.gathered = []  # what has been made here for its companions

@@ -1,5 +1,6 @@
 """`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or all three in one conditional op."""
 
+import contextlib
 import warnings
 from typing import NamedTuple
 
@@ -106,11 +107,23 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
           weight: as for `apply_gradients`.
           **kwargs: as `args`.
         """
-        self._host.weight = weight
-        try:
+        with self.weighing(weight):
             return super().minimize(loss, global_step, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def weighing(self, weight):
+        """Give the train ops made within `weight` as default, where another's code makes them; None changes nothing.
+
+        Example:
+          >>> with optimizer.weighing(tf.shape(images)[0]):
+          ...     train_op = slim.learning.create_train_op(loss, optimizer)
+        """
+        before = self._host.weight
+        self._host.weight = before if weight is None else weight
+        try:
+            yield
         finally:
-            self._host.weight = None
+            self._host.weight = before
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None, *, weight=None):
         """The conditional train op: takes in one micro-batch, and on the last one of a cycle makes the step.
@@ -162,6 +175,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         if loss is not None:
             grads_and_vars = self.compute_gradients(loss, var_list=var_list)
         listed = _check.pairs(grads_and_vars)
+        weight = self._host.weight if weight is None else weight
         self._enter(listed, global_step)
         with tf.name_scope(self._name):
             with tf.name_scope("accumulate"):
@@ -184,7 +198,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         is no batch normalisation. Training still normalises by the micro-batch's own statistics.
 
         Args:
-          update_ops: list of update ops; None: all of the graph's.
+          update_ops: list of update ops; None: all of the graph's. Of several optimizers in one graph, such as those of
+            a GAN, each is given the ops of its own network.
 
         Returns:
           List of the ops taken over: nothing has to run them any more.
