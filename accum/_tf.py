@@ -203,13 +203,14 @@ def _hidden_from_exports():
     """The overrides by which a module has its children in checkpoints and none in a SavedModel."""
     if hasattr(tf.Module, "_trackable_children"):
 
-        def children(self, save_type="checkpoint", **kwargs):
-            is_export = save_type == "savedmodel"
-            return {} if is_export else super(CheckpointOnly, self)._trackable_children(save_type, **kwargs)
+        def children(self, *args, **kwargs):
+            save_type = args[0] if args else kwargs.get("save_type")
+            is_export = getattr(save_type, "value", save_type) == "savedmodel"  # an enum; dies with 2.8
+            return {} if is_export else super(CheckpointOnly, self)._trackable_children(*args, **kwargs)
 
         return {"_trackable_children": children}
 
-    # An export asks for extra dependencies right before the dependencies; a checkpoint does not. Dies with 2.8.
+    # An export asks for extra dependencies right before the dependencies; a checkpoint does not. Dies with 2.7.
     def announce_export(self, serialization_cache):
         self.__dict__["_is_exporting"] = True
         return {}
@@ -543,13 +544,20 @@ def is_ref_variable(var):
     return isinstance(var, tf.Variable) and not hasattr(var, "handle")
 
 
+def is_of_a_cluster(var):
+    """Whether a variable's device names a job, such as that of a parameter server. Dies with `tf.compat.v1`."""
+    return tf.compat.v1.DeviceSpec.from_string(var.device or "").job not in (None, "localhost")
+
+
 @contextlib.contextmanager
 def control_flow_for(variables):
     """Build conditionals that can hold `variables`: those of TF 2 are functions, which no ref variable can enter.
 
-    There is no switch but the process-wide one; it is set back at once. Dies with `tf.compat.v1`.
+    On some lines (2.10) neither can one of a parameter server, beside the ops of a worker. There is no switch but the
+    process-wide one; it is set back at once. Dies with `tf.compat.v1`.
     """
-    must_switch = any(map(is_ref_variable, variables)) and tf.compat.v1.control_flow_v2_enabled()
+    needs_old = any(is_ref_variable(var) or is_of_a_cluster(var) for var in variables)
+    must_switch = needs_old and tf.compat.v1.control_flow_v2_enabled()
     if must_switch:
         tf.compat.v1.disable_control_flow_v2()
     try:
