@@ -41,12 +41,9 @@ class FlushCallback(tf.keras.callbacks.Callback):
 
     def on_test_begin(self, logs=None):
         # Of the callbacks of `fit`, only the validation inside `fit` calls this: Keras validates before `on_epoch_end`.
-        self._end_cycle()
+        self.end_cycle_of(self.model)
 
     def on_epoch_end(self, epoch, logs=None):
-        self._end_cycle()
-
-    def _end_cycle(self):
         self.end_cycle_of(self.model)
 
     def end_cycle_of(self, model):

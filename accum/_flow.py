@@ -137,7 +137,7 @@ class Call:
         """The inner optimizer's step, unless the weights sum to zero or the plan forbids what came out."""
 
         def step():
-            return self._each(strategy, lambda t, w: [self._on_step(t, w, strategy), settle()], totals, weight)
+            return self._each(strategy, lambda t, w: [self._on_step(t, w, strategy)] + settle(), totals, weight)
 
         verdicts = []
         if self._is_weighted:
@@ -170,7 +170,7 @@ class Call:
         return true_after([blended] + [companion.keep(is_first) for companion in self._companions])
 
     def _on_settle(self, is_first, has_latest):
-        return true_after([companion.settle(is_first, has_latest) for companion in self._companions])
+        return [companion.settle(is_first, has_latest) for companion in self._companions]
 
     def _on_blend(self, grads, weight, is_first):
         """m += (w / W) (g - m), W the weights so far with w."""

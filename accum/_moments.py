@@ -27,6 +27,13 @@ def pooled(one, other):
     )
 
 
+def so_far(total, is_first):
+    """The `Moments` of the micro-batches before, of which there are none if `is_first`, a bool or bool tensor."""
+    if is_first is False:
+        return total
+    return total._replace(count=tf.where(is_first, tf.zeros_like(total.count), total.count))
+
+
 def with_bessel(variance, count):
     """The unbiased estimate from a variance that was divided by `count`; of one value, itself."""
     return variance * (count / tf.maximum(count - 1.0, 1.0))
@@ -67,24 +74,18 @@ class KeptMoments(CheckpointOnly):
 
     def keep(self, is_first):
         """Pool the micro-batch with those before, of which there are none if `is_first`."""
-        kept = _assign(self.total, pooled(self._so_far(is_first), _read(self.latest)))
+        kept = _assign(self.total, pooled(so_far(_read(self.total), is_first), _read(self.latest)))
         return self._forget_latest(kept)
 
     def whole(self, is_first, has_latest):
         """The `Moments` of the cycle, with the micro-batch that was received if `has_latest`."""
-        so_far = self._so_far(is_first)
-        return pooled(so_far, _read(self.latest)) if has_latest else so_far
+        before = so_far(_read(self.total), is_first)
+        return pooled(before, _read(self.latest)) if has_latest else before
 
     def clear(self):
         """Forget everything."""
         zero = [local_variable(part.count).assign(0.0, read_value=False) for part in (self.latest, self.total)]
         return true_after(zero)
-
-    def _so_far(self, is_first):
-        total = _read(self.total)
-        if is_first is False:
-            return total
-        return total._replace(count=tf.where(is_first, tf.zeros_like(total.count), total.count))
 
     def _forget_latest(self, wait):
         with tf.control_dependencies([wait]):

@@ -3,6 +3,7 @@
 from accum import _agc, _check, _config, _tf
 from accum._callbacks import LAST_CYCLE
 from accum._cycle import check_options
+from accum._tf import tf
 
 WEIGHTS = ("examples", "equal")
 FUNCTIONS = ("transform", "micro_batch_weight")
@@ -68,7 +69,7 @@ class Settings:
         """The arguments as JSON; a function that is not registered is left out, with a warning."""
         config = dict(self.arguments, accum_steps=_config.int_keys_to_config(self.arguments["accum_steps"]))
         if config["accumulator_dtype"] is not None:
-            config["accumulator_dtype"] = _tf.tf.as_dtype(config["accumulator_dtype"]).name
+            config["accumulator_dtype"] = tf.as_dtype(config["accumulator_dtype"]).name
         for name in FUNCTIONS:
             config[name] = _config.to_config(name, config[name])
         if config["micro_batch_weight"] is None:

@@ -425,17 +425,19 @@ def shape_built_for(model):
     return model.input_shape
 
 
+_BATCH_NORM_TAKES_MASK = "mask" in inspect.signature(tf.keras.layers.BatchNormalization.call).parameters
+
+
 def call_batch_norm(call, inputs, training, mask):
     """Call Keras' own batch normalisation; only from 2.12 on does it have a use for a mask."""
-    if "mask" in inspect.signature(call).parameters:
+    if _BATCH_NORM_TAKES_MASK:
         return call(inputs, training=training, mask=mask)
     return call(inputs, training=training)  # dies with 2.11
 
 
 def uses_mask(batch_norm):
     """Whether a built layer leaves masked values out of its statistics."""
-    takes_mask = "mask" in inspect.signature(tf.keras.layers.BatchNormalization.call).parameters
-    return takes_mask and not batch_norm.fused
+    return _BATCH_NORM_TAKES_MASK and not batch_norm.fused
 
 
 def records_unbiased_variance(batch_norm):

@@ -175,3 +175,18 @@ def test_the_graph_reads_in_scopes():
         scopes = {"/".join(op.name.split("/")[:2]) for op in graph.get_operations() if op.name.startswith("Accum")}
     assert scopes >= {"AccumOptimizer/" + name for name in ("cycle", "micro_step", "weight_sum")}
     assert scopes >= {"AccumOptimizer_1/" + name for name in ("accumulate", "apply", "zero")}
+
+
+@pytest.mark.law("L8")
+def test_a_missing_gradient_counts_as_zero_and_a_variable_without_any_rests():
+    with tf.Graph().as_default(), tf1.Session() as session:
+        first, second, unused = [tf1.get_variable(name, initializer=[1.0]) for name in ("first", "second", "unused")]
+        fed = tf1.placeholder(tf.float32, [1])
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), 2)
+        both = optimizer.apply_gradients([(fed, first), (fed, second), (None, unused)])
+        one = optimizer.apply_gradients([(fed, first), (None, second), (None, unused)])
+        assert [v.op.name for v in tf1.global_variables() if "unused" in v.op.name] == ["unused"]
+        session.run(tf1.global_variables_initializer())
+        session.run(both, {fed: [2.0]})
+        session.run(one, {fed: [4.0]})
+        assert session.run([first, second, unused]) == [[-2.0], [0.0], [1.0]]

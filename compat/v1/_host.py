@@ -87,12 +87,9 @@ class GraphHost(Host):
 
     def apply(self, grads_and_vars, replicas):
         global_step = None if self._counts_micro_steps else self.global_step
-        inner = self._wrapper.optimizer
-        if not self.waits_for_others:
-            return _tf.apply_inner(inner, grads_and_vars, replicas, global_step)
-        # The chief's queue runner runs some of these ops by themselves: they must not wait for this worker's cycle.
-        with tf.control_dependencies(None):
-            return _tf.apply_inner(inner, grads_and_vars, replicas, global_step)
+        # Where workers wait, the chief's queue runner runs some of these ops by themselves: no cycle must hold them up.
+        with tf.control_dependencies(None if self.waits_for_others else []):
+            return _tf.apply_inner(self._wrapper.optimizer, grads_and_vars, replicas, global_step)
 
     def count_micro_step(self, is_taken):
         if not self._counts_micro_steps or self.global_step is None:
@@ -105,9 +102,8 @@ class GraphHost(Host):
 
 def _worker_that_shares(var):
     """The device of ops made here, where `var` stands in another process than they do; None where it does not."""
-    spec = tf.compat.v1.DeviceSpec.from_string(var.device or "")
-    if spec.job in (None, "localhost"):
+    if not _tf.is_of_a_cluster(var):
         return None
     worker = tf.no_op(name="worker").device  # whatever device function is in force has its say
-    here = tf.compat.v1.DeviceSpec.from_string(worker)
-    return None if (here.job, here.task) == (spec.job, spec.task) else worker
+    here, there = (tf.compat.v1.DeviceSpec.from_string(device) for device in (worker, var.device))
+    return None if (here.job, here.task) == (there.job, there.task) else worker

@@ -9,7 +9,7 @@ averages by the same formula with the step.
 from typing import NamedTuple
 
 from accum._cycle import Companion
-from accum._moments import Moments, pooled, with_bessel, without_bessel
+from accum._moments import Moments, pooled, so_far, with_bessel, without_bessel
 from accum._tf import tf
 
 ASSIGN_SUBS = ("AssignSub", "AssignSubVariableOp")
@@ -49,12 +49,12 @@ class CycleMoments(Companion):
         )
 
     def keep(self, is_first):
-        whole = pooled(self._so_far(is_first), self._here())
+        whole = pooled(so_far(self._stored(), is_first), self._here())
         with tf.control_dependencies(list(whole)):
             return tf.group(*[var.assign(value, read_value=False) for var, value in zip(self._kept, whole)])
 
     def settle(self, is_first, has_latest):
-        whole = self._so_far(is_first)
+        whole = so_far(self._stored(), is_first)
         if has_latest:
             whole = pooled(whole, self._here())
         variance = with_bessel(whole.variance, whole.count) if self._variance.is_corrected else whole.variance
@@ -69,11 +69,8 @@ class CycleMoments(Companion):
             variance = without_bessel(variance, count)
         return Moments(count, mean, variance)
 
-    def _so_far(self, is_first):
-        kept = Moments(*[var.read_value() for var in self._kept])
-        if is_first is False:
-            return kept
-        return kept._replace(count=tf.where(is_first, tf.zeros_like(kept.count), kept.count))
+    def _stored(self):
+        return Moments(*[var.read_value() for var in self._kept])
 
 
 def _move(average, value):
