@@ -2,8 +2,8 @@
 
 import contextlib
 
-from accum import _check, _tf
-from accum._moments import Moments, without_bessel
+from accum import _check, _replicas, _tf
+from accum._moments import Moments, over_replicas, without_bessel
 from accum._moving import MovingStatistics
 from accum._tf import tf
 
@@ -40,7 +40,10 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
     Args:
       accum_steps: int >= 1, the calls a cycle, where no model's clock is followed. 1 is Keras' layer.
       *args: as `tf.keras.layers.BatchNormalization` takes them: `axis`, `momentum`, `epsilon`, …
-      synchronized: must be False: statistics are those of each replica, as Keras' own are.
+      synchronized: whether statistics are those of all replicas together, in training and in the moving averages, as
+        those of Keras' `SyncBatchNormalization` are: replicas x micro-batches then equal one device that sees each
+        micro-batch whole. It costs two small reductions over the replicas a call, forwards and backwards. False:
+        each replica has its own, and the moving averages are read as their mean, as those of Keras' layer are.
       **kwargs: as `args`.
 
     Call arguments:
@@ -49,8 +52,8 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
       mask: bool tensor, used where Keras' own layer uses it.
 
     Raises:
-      TypeError, ValueError: `accum_steps` is no int >= 1; `renorm`, `virtual_batch_size` or `synchronized` is asked
-        for, none of which has statistics of the full batch to be equal to.
+      TypeError, ValueError: `accum_steps` is no int >= 1; `renorm` or `virtual_batch_size` is asked for, which have no
+        statistics of the full batch to be equal to; `fused=True` with `synchronized`, which no fused kernel can be.
 
     Example:
       >>> layer = accum.AccumBatchNormalization(accum_steps=4, momentum=0.9)
@@ -58,10 +61,11 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
 
     def __init__(self, accum_steps=1, *args, synchronized=False, **kwargs):
         accum_steps = _check.accum_steps(accum_steps)
-        _check_supported(synchronized, kwargs)
-        super().__init__(*args, **kwargs)
+        _check_supported(kwargs)
+        super().__init__(*args, **(_unfused(kwargs) if synchronized else kwargs))
+        self.__dict__["_accum_synchronized"] = bool(synchronized)
         self.__dict__["accum_statistics"] = MovingStatistics(self, accum_steps)
-        self.__dict__["_accum_captured"] = None
+        self.__dict__["_accum_captured"] = {}  # replica -> the statistics of its call in training
         _tf.track(self, self.accum_statistics, "accumulation")
 
     @property
@@ -71,7 +75,7 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
 
     def get_config(self):
         """The config, from which `from_config` makes the same layer without custom objects."""
-        return dict(super().get_config(), accum_steps=self.accum_steps)
+        return dict(super().get_config(), accum_steps=self.accum_steps, synchronized=self._accum_synchronized)
 
     def flush(self):
         """Move the moving statistics by the unfinished cycle of calls that the layer counted by itself, if any."""
@@ -102,43 +106,73 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
         with self._accum_capturing() as captured:
             outputs = _tf.call_batch_norm(super().call, inputs, training, mask)
         if captured:  # Keras' layer has computed statistics, so this was a call in training
-            self.accum_statistics.receive(self._accum_moments(inputs, mask, captured["mean"], captured["variance"]))
+            self.accum_statistics.receive(self._accum_moments(inputs, mask, captured))
         return outputs
 
     @contextlib.contextmanager
     def _accum_capturing(self):
-        """Have Keras' layer hand over the batch's own statistics, as it does on the way to moving by all of the way."""
-        momentum, captured = self.momentum, {}
-        self.__dict__.update(momentum=0.0, _accum_captured=captured)
+        """Have Keras' layer hand over this replica's statistics of the batch, in the place of moving by them.
+
+        The fused kernel moves by itself; where it is told to move all of the way, Keras hands over what it computed.
+        """
+        momentum, replica = self.momentum, _replicas.replica_number()
+        captured = self._accum_captured[replica] = {}
+        self.__dict__["momentum"] = 0.0 if self.fused else momentum
         try:
             yield captured
         finally:
-            self.__dict__.update(momentum=momentum, _accum_captured=None)
+            self.__dict__["momentum"] = momentum
+            del self._accum_captured[replica]
 
     def _assign_new_value(self, variable, value):
-        if self._accum_captured is None:
-            return super()._assign_new_value(variable, value)
-        return self._accum_capture(variable, value)
+        if self._accum_capture(variable, value):
+            return value
+        return super()._assign_new_value(variable, value)
 
     def _assign_moving_average(self, variable, value, momentum, inputs_size):
-        if self._accum_captured is None:
-            return super()._assign_moving_average(variable, value, momentum, inputs_size)
-        return self._accum_capture(variable, value)
+        if self._accum_capture(variable, value):
+            return value
+        return super()._assign_moving_average(variable, value, momentum, inputs_size)
+
+    def _calculate_mean_and_var(self, inputs, reduction_axes, keep_dims, **kwargs):
+        """Keras' own computation, then taken together with those of the other replicas where that is asked for."""
+        calculate = super()._calculate_mean_and_var
+        if not (self._accum_synchronized and _replicas.is_one_of_several()):
+            return calculate(inputs, reduction_axes, keep_dims, **kwargs)
+        dtype = self.moving_mean.dtype.base_dtype
+        mean, variance = calculate(tf.cast(inputs, dtype), reduction_axes, keep_dims, **kwargs)
+        count = self._accum_count(inputs, kwargs.get("mask"))
+        whole = over_replicas(Moments(count, mean, variance), self.accum_statistics.weight_now)
+        self._accum_captured.get(_replicas.replica_number(), {}).update(
+            {name: tf.stop_gradient(value) for name, value in whole._asdict().items()}
+        )
+        return tf.cast(whole.mean, inputs.dtype), tf.cast(whole.variance, inputs.dtype)
 
     def _accum_capture(self, variable, value):
-        self._accum_captured["mean" if variable is self.moving_mean else "variance"] = tf.stop_gradient(value)
-        return value
+        captured = self._accum_captured.get(_replicas.replica_number())
+        if captured is None:
+            return False
+        # Of an empty batch Keras makes zeros, also where other replicas have given some examples.
+        captured.setdefault("mean" if variable is self.moving_mean else "variance", tf.stop_gradient(value))
+        return True
 
-    def _accum_moments(self, inputs, mask, mean, variance):
+    def _accum_moments(self, inputs, mask, captured):
+        dtype = self.moving_mean.dtype.base_dtype
+        count = captured["count"] if "count" in captured else self._accum_count(inputs, mask)
+        shape = self.moving_mean.shape
+        mean, variance = (tf.reshape(tf.cast(captured[name], dtype), shape) for name in ("mean", "variance"))
+        if _tf.records_unbiased_variance(self):
+            variance = without_bessel(variance, count)
+        return Moments(count, mean, variance)
+
+    def _accum_count(self, inputs, mask):
+        """The number of values a feature, a scalar."""
         dtype = self.moving_mean.dtype.base_dtype
         features = max(self.moving_mean.shape.num_elements(), 1)
         count = tf.cast(tf.size(inputs, out_type=tf.int64), dtype) / features
         if mask is not None and _tf.uses_mask(self):
             count *= tf.reduce_mean(tf.cast(mask, dtype))
-        mean, variance = tf.cast(mean, dtype), tf.cast(variance, dtype)
-        if _tf.records_unbiased_variance(self):
-            variance = without_bessel(variance, count)
-        return Moments(count, mean, variance)
+        return count
 
 
 @contextlib.contextmanager
@@ -159,17 +193,23 @@ def batch_norms_of(model):
     return [layer for layer in _tf.layers_of(model) if isinstance(layer, AccumBatchNormalization)]
 
 
-def _check_supported(synchronized, options):
+def _unfused(options):
+    if options.get("fused"):
+        raise ValueError("No fused kernel can be `synchronized`: leave `fused` out. Received: fused=True.")
+    return dict(options, fused=False)
+
+
+def _check_supported(options):
     reasons = {
-        "synchronized": "its statistics are those of each replica, as those of Keras' own layer are by default",
         "renorm": "it normalises by moving statistics that move within a cycle, so no full batch is equal to it",
         "virtual_batch_size": "which examples share a virtual batch would depend on how the batch was split",
     }
     for name, reason in reasons.items():
-        value = synchronized if name == "synchronized" else options.get(name)
-        if value:
+        if options.get(name):
             raise ValueError(
-                "`AccumBatchNormalization` takes no `{}`: {}. Received: {}={!r}.".format(name, reason, name, value)
+                "`AccumBatchNormalization` takes no `{}`: {}. Received: {}={!r}.".format(
+                    name, reason, name, options[name]
+                )
             )
 
 

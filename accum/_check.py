@@ -112,6 +112,21 @@ def pairs(grads_and_vars):
     return listed
 
 
+def strategy(chosen, is_central_storage, is_parameter_server):
+    """A strategy must give each replica accumulators of its own."""
+    if is_parameter_server:
+        raise ValueError(
+            "Under a ParameterServerStrategy workers run by themselves and would mix their micro-batches in one cycle. "
+            "Use a MultiWorkerMirroredStrategy, or in a static graph, without a strategy, "
+            "`accum.compat.v1.AccumOptimizer(local_accumulators=True)`. Received: {!r}.".format(chosen)
+        )
+    if is_central_storage and chosen.num_replicas_in_sync > 1:
+        raise ValueError(
+            "Under a CentralStorageStrategy replicas share every variable, so that each would accumulate the gradients "
+            "of all. Use a MirroredStrategy. Received: {!r}.".format(chosen)
+        )
+
+
 def positive(name, value):
     if not _is_number(value) or not value > 0:
         raise ValueError("`{}` must be a number > 0. Received: {}={!r}.".format(name, name, value))

@@ -109,6 +109,7 @@ class Cycle:
         self._slots = {}  # variable key -> (variable, Accumulator): an id is one only while the variable lives
         self._traced_without = {}  # variable key -> name, of those without a gradient in some trace
         self._mutex = None
+        self._check_strategy()
 
     @property
     def is_built(self):
@@ -234,7 +235,13 @@ class Cycle:
         """The `Accumulator` of `var`, or None where it has none."""
         return self._slots.get(_tf.variable_key(var), (None, None))[1]
 
+    def _check_strategy(self):
+        strategy = tf.distribute.get_strategy()
+        if not self.is_bare:
+            _check.strategy(strategy, _tf.is_central_storage(strategy), _tf.is_parameter_server(strategy))
+
     def _build_scalars(self):
+        self._check_strategy()
         self.strategy = tf.distribute.get_strategy()
         self.state.weight_sum = self.host.scalar("weight_sum", tf.constant(0.0), per_replica=True)
         if self.is_settable:

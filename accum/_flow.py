@@ -1,7 +1,8 @@
 """The ops of one call of the engine: keep a micro-batch, make the step of a full cycle, clear, move the clock.
 
-Methods called `_on_*` run on each replica and never communicate; all others run once, across replicas. A `tf.cond`
-around anything that communicates has to stand across replicas: inside a replica TensorFlow refuses it (keras#20582).
+Methods called `_on_*` are called for each replica, and but for the step itself never communicate; all others run once,
+across replicas. A `tf.cond` around anything that communicates has to stand across replicas: inside a replica TensorFlow
+refuses it (keras#20582).
 """
 
 from accum import _replicas, _tf
@@ -87,7 +88,7 @@ class Call:
         if self._plan.nonfinite != "skip_micro":
             return True
         with tf.name_scope("is_finite"):
-            bad = _replicas.each_replica(strategy, count_nonfinite, [grads])
+            bad = _replicas.per_replica(strategy, _replicas.on_each(strategy, count_nonfinite, [grads]))
         return tf.equal(strategy.reduce(_replicas.SUM, bad, axis=None), 0)
 
     @staticmethod
@@ -109,13 +110,13 @@ class Call:
     def _finish(self, strategy, grads, weight, place):
         """Make the step of a full cycle, or with `grads` None of what is stored. Returns a tensor to wait for."""
         is_first = tf.equal(place, 0) if grads is not None and self._cycle.has_single else False
+        how = place, is_first, self._reduces(strategy)
         with tf.name_scope("sum"):
-            totals, weight = _replicas.each_replica(
-                strategy, lambda g, w: self._on_sum(g, w, place, is_first), [grads, weight]
-            )
+            sums = _replicas.on_each(strategy, lambda g, w: self._on_sum(g, w, *how), [grads, weight])
+        waits = _replicas.local_tensors(strategy, sums)
+        totals, weight = _replicas.per_replica(strategy, sums)
         if self._reduces(strategy):
             totals, weight = self._reduce(strategy, totals, weight)
-        waits = _replicas.local_tensors(strategy, [totals, weight])
         done = self._step(strategy, totals, weight, lambda: self._on_settle(is_first, grads is not None))
         if all(slot.rows is None for slot in self._slots):
             return done
@@ -127,8 +128,6 @@ class Call:
 
     def _reduce(self, strategy, totals, weight):
         """Sum over replicas, everything in one call: the cycle's one communication."""
-        if self._is_running:  # a running mean has no sum; in float32 it cannot overflow
-            totals = _replicas.each_replica(strategy, self._on_weigh, [totals, weight])
         pairs = list(zip(totals, self._variables)) + [(weight, self._state.micro_step)]
         reduced = strategy.extended.batch_reduce_to(_replicas.SUM, pairs)
         return reduced[:-1], reduced[-1]
@@ -137,7 +136,8 @@ class Call:
         """The inner optimizer's step, unless the weights sum to zero or the plan forbids what came out."""
 
         def step():
-            return self._each(strategy, lambda t, w: [self._on_step(t, w, strategy)] + settle(), totals, weight)
+            stepped = _replicas.each_replica(strategy, lambda t, w: self._on_step(t, w, strategy), [totals, weight])
+            return true_after(_replicas.local_tensors(strategy, [stepped, self._each(strategy, settle)]))
 
         verdicts = []
         if self._is_weighted:
@@ -149,8 +149,8 @@ class Call:
 
     @staticmethod
     def _each(strategy, function, *args):
-        """Call `function` on every replica. Returns one tensor that waits for all of them."""
-        return true_after(_replicas.local_tensors(strategy, _replicas.each_replica(strategy, function, args)))
+        """Call `function` for every replica. Returns one tensor that waits for all of them."""
+        return true_after(_replicas.local_tensors(strategy, _replicas.on_each(strategy, function, args)))
 
     # ------------------------------------------------------------------------------------------------------------
     # On each replica
@@ -187,20 +187,21 @@ class Call:
             stored = tf.where(is_first, 0.0, stored)
         return stored + (1.0 if weight is None else weight)
 
-    def _on_sum(self, grads, weight, place, is_first):
-        """This replica's sums over the cycle and its sum of weights, the last micro-batch included."""
-        if grads is None:
+    def _on_sum(self, grads, weight, place, is_first, is_for_all):
+        """This replica's sums over the cycle and its sum of weights, the last micro-batch included.
+
+        A running mean becomes the sum for which it stands if it `is_for_all`, to be added to those of other replicas.
+        """
+        if grads is not None and not self._is_running:
+            sums = [slot.peek(grad, weight, is_first) for slot, grad in zip(self._slots, grads)]
+            return sums, self._weight_so_far(weight, is_first)
+        kept = [] if grads is None else [self._on_blend(grads, weight, tf.equal(place, 0))]
+        with tf.control_dependencies(kept):
             sums = [slot.stored() for slot in self._slots]
             weight = _replicas.local_variable(self._state.weight_sum).read_value()
-        elif self._is_running:
-            kept = self._on_blend(grads, weight, tf.equal(place, 0))
-            with tf.control_dependencies([kept]):
-                sums = [slot.stored() for slot in self._slots]
-                weight = _replicas.local_variable(self._state.weight_sum).read_value()
-        else:
-            sums = [slot.peek(grad, weight, is_first) for slot, grad in zip(self._slots, grads)]
-            weight = self._weight_so_far(weight, is_first)
-        return sums, weight
+            if is_for_all and self._is_running:  # in float32 the sum cannot overflow
+                sums = [_tf.scale_gradient(_cast(mean, tf.float32), weight) for mean in sums]
+            return sums, weight
 
     def _on_step(self, totals, weight, strategy):
         """Reduce by the plan, transform, and let the inner optimizer make its step."""
@@ -221,10 +222,6 @@ class Call:
 
     def _on_clear_rows(self):
         return true_after([slot.clear_rows() for slot in self._slots if slot.rows is not None])
-
-    @staticmethod
-    def _on_weigh(means, weight):
-        return [_tf.scale_gradient(_cast(mean, tf.float32), weight) for mean in means]
 
 
 def count_nonfinite(grads):

@@ -6,7 +6,7 @@ means, each part weighed by its number of values. Nothing but operators and `tf.
 
 from collections import namedtuple
 
-from accum._replicas import local_variable, true_after
+from accum._replicas import SUM, local_variable, true_after
 from accum._tf import CheckpointOnly, new_statistic, tf
 
 Moments = namedtuple("Moments", ["count", "mean", "variance"])
@@ -25,6 +25,46 @@ def pooled(one, other):
         tf.where(is_empty, one.mean, tf.where(is_first, other.mean, mean)),
         tf.where(is_empty, one.variance, tf.where(is_first, other.variance, variance)),
     )
+
+
+def over_replicas(moments, weight=None):
+    """The `Moments` of all replicas' parts together, the same on each. Called on each; gradients flow through it.
+
+    The variance is taken around the whole mean, which costs a second reduction: E[x^2] - E[x]^2, for which one would do,
+    has no digits left where the mean is large.
+
+    Args:
+      moments: `Moments` of this replica's part, which may hold no value.
+      weight: scalar >= 0, by which this replica's gradients will be multiplied later; None: 1. What its loss says of
+        another replica's values is multiplied by it here, for there it meets that replica's weight.
+    """
+    count, mean, variance = moments
+    mean = tf.where(count > 0.0, mean, tf.zeros_like(mean))  # that of a replica without an example is none
+    variance = tf.where(count > 0.0, variance, tf.zeros_like(variance))
+    whole_count, total = _sum_over_replicas([count, count * mean], weight)
+    whole_mean = tf.math.divide_no_nan(total, whole_count)
+    apart = mean - whole_mean
+    (spread,) = _sum_over_replicas([count * (variance + apart * apart)], weight)
+    return Moments(whole_count, whole_mean, tf.math.divide_no_nan(spread, whole_count))
+
+
+def _sum_over_replicas(values, weight):
+    all_reduce = tf.distribute.get_replica_context().all_reduce
+    if weight is None:
+        return all_reduce(SUM, values)
+    weight = tf.cast(weight, values[0].dtype)
+    sums = all_reduce(SUM, [_scaled_backwards(value, tf.math.divide_no_nan(1.0, weight)) for value in values])
+    return [_scaled_backwards(value, weight) for value in sums]
+
+
+def _scaled_backwards(tensor, factor):
+    """`tensor`, whose gradient is multiplied by `factor`."""
+
+    @tf.custom_gradient
+    def scaled(value):
+        return tf.identity(value), lambda grad: grad * factor
+
+    return scaled(tensor)
 
 
 def so_far(total, is_first):

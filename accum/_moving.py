@@ -36,6 +36,12 @@ class MovingStatistics(_tf.CheckpointOnly, Companion):
         clock, _ = self._clock()
         return self.accum_steps == 1 if clock is None else clock.is_bare
 
+    @property
+    def weight_now(self):
+        """The weight of the micro-batch that is being taken in on this replica, or None for 1."""
+        clock, _ = self._clock()
+        return None if clock is None else clock.weight_now
+
     def follow(self, clock):
         """Follow an accumulating optimizer from this replica's next call on; None: count calls again."""
         self._clocks[_replicas.replica_number()] = clock, 0
@@ -101,7 +107,7 @@ class MovingStatistics(_tf.CheckpointOnly, Companion):
     def _end_cycle(self, function):
         if self.calls is None:
             return None
-        return _replicas.across_replicas(lambda strategy: _replicas.each_replica(strategy, self._on_end, [function]))
+        return _replicas.across_replicas(lambda strategy: _replicas.on_each(strategy, self._on_end, [function]))
 
     def _on_end(self, function):
         calls = local_variable(self.calls)

@@ -109,7 +109,7 @@ class GradientAccumulateOptimizer:
             before within a cycle.
         """
         del name
-        weight = self._weights_now.get(_replicas.replica_number()) if weight is None else weight
+        weight = self.weight_now if weight is None else weight
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         is_reduced = is_reduced and not self._takes_back()
         self.__dict__["_has_run"] = True
@@ -133,13 +133,17 @@ class GradientAccumulateOptimizer:
     @contextlib.contextmanager
     def weighing(self, weight):
         """Give the calls of `apply_gradients` within, on this replica, `weight` as default; None changes nothing."""
-        replica = _replicas.replica_number()
-        before = self._weights_now.get(replica)
+        replica, before = _replicas.replica_number(), self.weight_now
         self._weights_now[replica] = before if weight is None else weight
         try:
             yield
         finally:
             self._weights_now[replica] = before
+
+    @property
+    def weight_now(self):
+        """The weight that `weighing` gives this replica's micro-batch, or None."""
+        return self._weights_now.get(_replicas.replica_number())
 
     def accompany(self, companion):
         """Let `companion`, a `Companion`, live by this optimizer's cycle from now on."""

@@ -1,5 +1,9 @@
 """Replicas: what runs once for all of them, what runs on each, and what belongs to one."""
 
+import contextlib
+import threading
+
+from accum import _tf
 from accum._tf import tf
 
 SUM = tf.distribute.ReduceOp.SUM
@@ -13,8 +17,57 @@ def across_replicas(function, args=()):
 
 
 def each_replica(strategy, function, args=()):
-    """Call `function(*args)` on every replica, each with its own part of `args`."""
+    """Call `function(*args)` on every replica, each with its own part of `args`; it may communicate.
+
+    TensorFlow runs each in a thread and looks once a second whether all have ended, while it traces. `on_each` does not.
+    """
     return strategy.extended.call_for_each_replica(function, args=tuple(args))
+
+
+def on_each(strategy, function, args=()):
+    """Call `function(*args)` for every replica of this process, each with its own part of `args`.
+
+    The functions see no replica context, so they can't communicate; `replica_number` and `local_variable` know the replica.
+
+    Returns:
+      List of what they returned, by replica.
+    """
+    if not tf.distribute.has_strategy():
+        return [function(*args)]
+    results = []
+    for number, device in enumerate(strategy.extended.worker_devices):
+        parts = [_part_of(strategy, value, number) for value in args]
+        with tf.device(device), _being(number):
+            results.append(function(*parts))
+    return results
+
+
+def per_replica(strategy, results):
+    """One value a replica out of the list of structures that `on_each` returned."""
+    if len(results) == 1:
+        return results[0]
+    make = _tf.per_replica_class(strategy)
+    return tf.nest.map_structure(lambda *parts: make(parts), *results)
+
+
+def _part_of(strategy, value, number):
+    def part(leaf):
+        parts = strategy.experimental_local_results(leaf)
+        return parts[number] if len(parts) > 1 else parts[0]
+
+    return tf.nest.map_structure(part, value)
+
+
+_now = threading.local()
+
+
+@contextlib.contextmanager
+def _being(number):
+    before, _now.number = getattr(_now, "number", None), number
+    try:
+        yield
+    finally:
+        _now.number = before
 
 
 def local_tensors(strategy, values):
@@ -27,12 +80,19 @@ def local_tensors(strategy, values):
 
 
 def replica_number():
-    """The number of the replica that is being traced, 0 where there is only one."""
+    """The number of the replica that is being traced among those of this process, 0 where there is only one."""
+    if getattr(_now, "number", None) is not None:
+        return _now.number
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return 0
     number = tf.distribute.get_replica_context().replica_id_in_sync_group
     static = number if isinstance(number, int) else tf.get_static_value(number)
-    return 0 if static is None else int(static)
+    return 0 if static is None else int(static) % len(tf.distribute.get_strategy().extended.worker_devices)
+
+
+def is_one_of_several():
+    """Whether the code that is being run or traced is that of one replica among others."""
+    return tf.distribute.get_strategy().num_replicas_in_sync > 1 and not tf.distribute.in_cross_replica_context()
 
 
 def local_variable(var):

@@ -75,8 +75,9 @@ class _Swap:
     def _copied(self, layer):
         if _tf.is_layered_model(layer):
             return self.copy_model(layer)
-        if type(layer) is tf.keras.layers.BatchNormalization or isinstance(layer, AccumBatchNormalization):
-            return AccumBatchNormalization(**dict(layer.get_config(), accum_steps=self._accum_steps))
+        if type(layer) in _tf.BATCH_NORMS or isinstance(layer, AccumBatchNormalization):
+            config = dict(layer.get_config(), accum_steps=self._accum_steps)
+            return AccumBatchNormalization(**dict(config, synchronized=_tf.is_synchronized(layer)))
         if hasattr(layer, "moving_variance"):
             words = "{} is a {}, which has moving statistics and code of its own: it stays as it is."
             warnings.warn(words.format(layer.name, type(layer).__name__), stacklevel=2)

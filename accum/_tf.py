@@ -5,6 +5,7 @@ each branch says with which line it dies.
 """
 
 import contextlib
+import functools
 import inspect
 import re
 import sys
@@ -425,6 +426,23 @@ def shape_built_for(model):
     return model.input_shape
 
 
+def _batch_norms():
+    classes = [tf.keras.layers.BatchNormalization]
+    if HAS_KERAS_FACE and VERSION < (2, 16):  # an argument of the other from 2.12 on, and still there; dies with 2.15
+        classes.append(tf.keras.layers.experimental.SyncBatchNormalization)
+    return tuple(classes)
+
+
+BATCH_NORMS = _batch_norms()
+"""Keras' own classes of batch normalisation."""
+
+
+def is_synchronized(batch_norm):
+    """Whether a layer's statistics are those of all replicas together."""
+    own = batch_norm.get_config().get("synchronized")
+    return type(batch_norm) in BATCH_NORMS[1:] if own is None else bool(own)
+
+
 _BATCH_NORM_TAKES_MASK = "mask" in inspect.signature(tf.keras.layers.BatchNormalization.call).parameters
 
 
@@ -466,6 +484,29 @@ def is_no_real_call():
 
 
 # ----------------------------------------------------------------------------------------------------------------
+# Strategies
+
+
+def _strategy_classes(name):
+    """Every class that goes by `name`: of TF 1 and TF 2, before and after it left `experimental`."""
+    spaces = [tf.distribute, tf.compat.v1.distribute]
+    spaces += [space.experimental for space in spaces if hasattr(space, "experimental")]
+    return tuple({getattr(space, name) for space in spaces if hasattr(space, name)})
+
+
+_CENTRAL_STORAGE = _strategy_classes("CentralStorageStrategy")
+_PARAMETER_SERVER = _strategy_classes("ParameterServerStrategy")
+
+
+def is_central_storage(strategy):
+    return isinstance(strategy, _CENTRAL_STORAGE)
+
+
+def is_parameter_server(strategy):
+    return isinstance(strategy, _PARAMETER_SERVER)
+
+
+# ----------------------------------------------------------------------------------------------------------------
 # Variables
 
 
@@ -480,6 +521,13 @@ def known_value(value):
     """The value of a scalar that is known now, as a float; None for a tensor that is computed later."""
     known = tf.get_static_value(value) if isinstance(value, tf.Tensor) else value
     return float(known) if isinstance(known, (int, float, np.number, np.ndarray)) and np.ndim(known) == 0 else None
+
+
+@functools.lru_cache(maxsize=None)
+def per_replica_class(strategy):
+    """The class of values that differ from replica to replica, which has no public name."""
+    with tf.Graph().as_default():
+        return type(strategy.extended.call_for_each_replica(lambda: tf.zeros([])))
 
 
 def new_keras_variable(optimizer, name, initial_value, per_replica):

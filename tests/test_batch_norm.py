@@ -304,7 +304,7 @@ def test_masked_values_count_for_nothing():
         ({"accum_steps": {0: 2}}, TypeError, "`accum_steps` must be an int >= 1"),
         ({"renorm": True}, ValueError, "takes no `renorm`: it normalises by moving statistics"),
         ({"virtual_batch_size": 2}, ValueError, "takes no `virtual_batch_size`: which examples share"),
-        ({"synchronized": True}, ValueError, "takes no `synchronized`: its statistics are those of each replica"),
+        ({"synchronized": True, "fused": True}, ValueError, "No fused kernel can be `synchronized`"),
     ],
 )
 def test_the_layer_refuses(options, error, words):

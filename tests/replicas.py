@@ -1,0 +1,40 @@
+"""Two replicas on the logical CPUs of a process, and what counts their communication."""
+
+import tensorflow as tf
+
+R = 2
+RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
+
+
+def mirrored(cross_device_ops=None):
+    """A strategy of two replicas."""
+    ops = cross_device_ops or tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=ops)
+
+
+class CountingOps(tf.distribute.ReductionToOneDevice):
+    """Counts the tensors and bytes of each reduction when it is executed, which no trace can tell.
+
+    Attributes:
+      executed: list of (number of values reduced in one go, their bytes a replica).
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.executed = []
+
+    def _counted(self, per_replica_values):
+        locals_ = [value.values[0] if hasattr(value, "values") else value for value in per_replica_values]
+        sizes = [tf.size(value) * value.dtype.size for value in locals_]
+        tf.py_function(self._count, [len(sizes), tf.add_n(sizes)], [])
+
+    def _count(self, values, size):
+        self.executed.append((int(values), int(size)))
+
+    def reduce_implementation(self, reduce_op, per_replica_value, *args, **kwargs):
+        self._counted([per_replica_value])
+        return super().reduce_implementation(reduce_op, per_replica_value, *args, **kwargs)
+
+    def batch_reduce_implementation(self, reduce_op, value_destination_pairs, *args, **kwargs):
+        self._counted([value for value, _ in value_destination_pairs])
+        return super().batch_reduce_implementation(reduce_op, value_destination_pairs, *args, **kwargs)

@@ -1,0 +1,80 @@
+"""Batch normalisation over replicas: its own on each, or that of all of them together (laws L11, L13)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from replicas import mirrored
+
+import accum
+
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L11"), pytest.mark.law("L13")]
+
+layers = tf.keras.layers
+RANDOM = np.random.RandomState(0)
+X = (RANDOM.normal(size=(23, 3)) + 0.1 * np.arange(23)[:, None]).astype("float32")
+Y = RANDOM.normal(size=(23, 1)).astype("float32")
+WEIGHTS = [0.3 * RANDOM.normal(size=shape) for shape in ((3, 4), (4,), (4, 1), (1,))]
+
+
+def trained(scope, batch_size, accum_steps, **options):
+    with scope:
+        inputs = tf.keras.Input((3,))
+        norm = accum.AccumBatchNormalization(momentum=0.5, **options)
+        hidden = layers.Activation("tanh")(norm(layers.Dense(4, name="first")(inputs)))
+        model = accum.GradientAccumulateModel(accum_steps, inputs=inputs, outputs=layers.Dense(1, name="last")(hidden))
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    model.get_layer("first").set_weights(WEIGHTS[:2])
+    model.get_layer("last").set_weights(WEIGHTS[2:])
+    model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size), epochs=2, verbose=0)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize(
+    "batch_size,accum_steps",
+    [
+        pytest.param(6, 2, id="equal shares"),  # but for the last micro-batch
+        pytest.param(11, 2, id="one replica without examples"),  # 6 + 5, 6 + 5, 1 + 0
+    ],
+)
+def test_synchronized_replicas_equal_one_device(batch_size, accum_steps):
+    ours = trained(mirrored().scope(), batch_size, accum_steps, synchronized=True)
+    for one, other in zip(ours, trained(tf.name_scope("one"), batch_size, accum_steps)):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+def test_without_it_each_replica_has_its_own_and_the_mean_of_them_is_read():
+    strategy = mirrored()
+    with strategy.scope():
+        layer = accum.AccumBatchNormalization(2, momentum=0.0)
+        layer.build((None, 3))
+    x = X[:20]
+    parts = tf.data.Dataset.from_tensor_slices(x).batch(10)
+    run = tf.function(lambda part: strategy.run(lambda now: layer(now, training=True), args=(part,)))
+    for part in strategy.experimental_distribute_dataset(parts):
+        run(part)
+    halves = [np.concatenate([x[0:5], x[10:15]]), np.concatenate([x[5:10], x[15:20]])]
+    np.testing.assert_allclose(layer.moving_mean.numpy(), np.mean([h.mean(0) for h in halves], axis=0), atol=2e-6)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), np.mean([h.var(0) for h in halves], axis=0), atol=2e-6)
+
+
+def test_on_one_device_it_is_the_unfused_layer():
+    x = X[:20].reshape(10, 2, 1, 3)
+    ours = accum.AccumBatchNormalization(synchronized=True)
+    keras = layers.BatchNormalization(fused=False)
+    np.testing.assert_array_equal(ours(x, training=True), keras(x, training=True))
+    np.testing.assert_array_equal(ours.moving_variance.numpy(), keras.moving_variance.numpy())
+    again = tf.keras.layers.deserialize(tf.keras.layers.serialize(ours))
+    assert again.get_config() == ours.get_config() and again.get_config()["synchronized"]
+
+
+def test_the_swap_keeps_what_was_synchronized():
+    old = getattr(layers.experimental, "SyncBatchNormalization")
+    found = [(old(), True), (layers.BatchNormalization(), False)]
+    if "synchronized" in layers.BatchNormalization().get_config() or "synchronized" in old().get_config():
+        found.append((layers.BatchNormalization(synchronized=True), True))
+    model = tf.keras.Sequential([layers.Dense(3, input_shape=(3,))] + [layer for layer, _ in found])
+    swapped = accum.replace_batchnorm_layers(model, 2)
+    for layer, (_, expected) in zip(swapped.layers[1:], found):
+        assert isinstance(layer, accum.AccumBatchNormalization)
+        assert layer.get_config()["synchronized"] is expected
+    np.testing.assert_array_equal(swapped.predict(X), model.predict(X))
