@@ -30,8 +30,8 @@ def pooled(one, other):
 def over_replicas(moments, weight=None):
     """The `Moments` of all replicas' parts together, the same on each. Called on each; gradients flow through it.
 
-    The variance is taken around the whole mean, which costs a second reduction: E[x^2] - E[x]^2, for which one would do,
-    has no digits left where the mean is large.
+    The variance is taken around the whole mean, which costs a second reduction: E[x^2] - E[x]^2, for which one would
+    do, has no digits left where the mean is large.
 
     Args:
       moments: `Moments` of this replica's part, which may hold no value.

@@ -19,7 +19,7 @@ def across_replicas(function, args=()):
 def each_replica(strategy, function, args=()):
     """Call `function(*args)` on every replica, each with its own part of `args`; it may communicate.
 
-    TensorFlow runs each in a thread and looks once a second whether all have ended, while it traces. `on_each` does not.
+    TensorFlow runs each in a thread, and looks only once a second whether all have ended. `on_each` has no threads.
     """
     return strategy.extended.call_for_each_replica(function, args=tuple(args))
 
@@ -27,7 +27,8 @@ def each_replica(strategy, function, args=()):
 def on_each(strategy, function, args=()):
     """Call `function(*args)` for every replica of this process, each with its own part of `args`.
 
-    The functions see no replica context, so they can't communicate; `replica_number` and `local_variable` know the replica.
+    The functions see no replica context, so they can't communicate; but `replica_number` and `local_variable` know which
+    replica it is.
 
     Returns:
       List of what they returned, by replica.

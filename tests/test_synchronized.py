@@ -68,7 +68,7 @@ def test_on_one_device_it_is_the_unfused_layer():
 
 
 def test_the_swap_keeps_what_was_synchronized():
-    old = getattr(layers.experimental, "SyncBatchNormalization")
+    old = layers.experimental.SyncBatchNormalization
     found = [(old(), True), (layers.BatchNormalization(), False)]
     if "synchronized" in layers.BatchNormalization().get_config() or "synchronized" in old().get_config():
         found.append((layers.BatchNormalization(synchronized=True), True))
