@@ -158,7 +158,8 @@ class Call:
     def _on_keep(self, how, grads, weight):
         """Start or continue the sums by one micro-batch."""
         with tf.name_scope(how):
-            kept = [getattr(slot, how)(grad, weight) for slot, grad in zip(self._slots, grads)]
+            factor = self._factor(weight)
+            kept = [getattr(slot, how)(grad, factor) for slot, grad in zip(self._slots, grads)]
             total = _replicas.local_variable(self._state.weight_sum)
             assign = total.assign if how == "start" else total.assign_add
             kept.append(assign(1.0 if weight is None else weight, read_value=False))
@@ -193,7 +194,8 @@ class Call:
         A running mean becomes the sum for which it stands if it `is_for_all`, to be added to those of other replicas.
         """
         if grads is not None and not self._is_running:
-            sums = [slot.peek(grad, weight, is_first) for slot, grad in zip(self._slots, grads)]
+            factor = self._factor(weight)
+            sums = [slot.peek(grad, factor, is_first) for slot, grad in zip(self._slots, grads)]
             return sums, self._weight_so_far(weight, is_first)
         kept = [] if grads is None else [self._on_blend(grads, weight, tf.equal(place, 0))]
         with tf.control_dependencies(kept):
@@ -207,13 +209,29 @@ class Call:
         """Reduce by the plan, transform, and let the inner optimizer make its step."""
         replicas = strategy.num_replicas_in_sync
         with tf.name_scope(self._plan.reduction):
-            if self._reduces(strategy) and self._plan.reduction != "sum":
-                # Keras scales each replica's loss by 1 / replicas, for a sum over replicas; a mean takes that back.
-                totals = [_divide(total, weight / replicas) for total in totals]
-            elif self._plan.reduction == "mean":
-                totals = [_divide(total, weight) for total in totals]
+            divisor = self._divisor(weight, replicas if self._reduces(strategy) else 1)
+            totals = totals if divisor is None else [_divide(total, divisor) for total in totals]
             grads_and_vars = [(_cast(total, var.dtype.base_dtype), var) for total, var in zip(totals, self._variables)]
         return true_after(self._cycle.make_step(grads_and_vars, replicas))
+
+    def _factor(self, weight):
+        """What multiplies a gradient on its way into the sum, or None for 1.
+
+        Keras scales each replica's loss by 1 / replicas, for a sum over replicas. Taken back here, the sum that a
+        checkpoint holds means the same for any number of replicas.
+        """
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if self._is_reduced or replicas == 1:
+            return weight
+        return float(replicas) * (1.0 if weight is None else weight)
+
+    def _divisor(self, weight, replicas):
+        """What divides a whole sum, or None for 1."""
+        if self._is_running:  # its share of the mean is still scaled by 1 / replicas; on one there is no sum
+            return weight / replicas if replicas > 1 else None
+        if self._plan.reduction == "mean":
+            return weight
+        return float(replicas) if replicas > 1 else None
 
     def _on_clear(self):
         cleared = [slot.clear() for slot in self._slots]

@@ -27,8 +27,7 @@ def each_replica(strategy, function, args=()):
 def on_each(strategy, function, args=()):
     """Call `function(*args)` for every replica of this process, each with its own part of `args`.
 
-    The functions see no replica context, so they can't communicate; but `replica_number` and `local_variable` know which
-    replica it is.
+    They see no replica context, so they can't communicate; but `replica_number` and `local_variable` know the replica.
 
     Returns:
       List of what they returned, by replica.

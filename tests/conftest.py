@@ -15,6 +15,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "keras_face: needs Keras' `train_step`, which TF 1.15 never calls")
     config.addinivalue_line("markers", "slow: starts processes or exports models; runs on a subset of the cells")
     _make_two_cpus()
+    _look_often_for_the_end_of_replicas()
 
 
 def _make_two_cpus():
@@ -22,6 +23,13 @@ def _make_two_cpus():
     cpu = tf.config.experimental.list_physical_devices("CPU")[0]
     devices = [tf.config.experimental.VirtualDeviceConfiguration()] * 2
     tf.config.experimental.set_virtual_device_configuration(cpu, devices)
+
+
+def _look_often_for_the_end_of_replicas():
+    """TensorFlow joins the threads in which it traces replicas, and looks once a second whether they have ended."""
+    coordinator = tf.compat.v1.train.Coordinator
+    wait = coordinator.wait_for_stop
+    coordinator.wait_for_stop = lambda self, timeout=None: wait(self, timeout and min(timeout, 0.01))
 
 
 def pytest_collection_modifyitems(items):

@@ -1,5 +1,7 @@
 """Two replicas on the logical CPUs of a process, and what counts their communication."""
 
+import contextlib
+
 import tensorflow as tf
 
 R = 2
@@ -22,8 +24,21 @@ class CountingOps(tf.distribute.ReductionToOneDevice):
     def __init__(self):
         super().__init__()
         self.executed = []
+        self._is_counted = False  # a reduction of several values is made of others
 
-    def _counted(self, per_replica_values):
+    @contextlib.contextmanager
+    def _counting(self, per_replica_values):
+        if self._is_counted:
+            yield
+            return
+        self._is_counted = True
+        try:
+            self._add_count(per_replica_values)
+            yield
+        finally:
+            self._is_counted = False
+
+    def _add_count(self, per_replica_values):
         locals_ = [value.values[0] if hasattr(value, "values") else value for value in per_replica_values]
         sizes = [tf.size(value) * value.dtype.size for value in locals_]
         tf.py_function(self._count, [len(sizes), tf.add_n(sizes)], [])
@@ -31,10 +46,14 @@ class CountingOps(tf.distribute.ReductionToOneDevice):
     def _count(self, values, size):
         self.executed.append((int(values), int(size)))
 
+    def of_gradients(self):
+        """Those that are no scalar: Keras reduces metrics, and a loss scale shares its verdict."""
+        return [(values, size) for values, size in self.executed if size > 4]
+
     def reduce_implementation(self, reduce_op, per_replica_value, *args, **kwargs):
-        self._counted([per_replica_value])
-        return super().reduce_implementation(reduce_op, per_replica_value, *args, **kwargs)
+        with self._counting([per_replica_value]):
+            return super().reduce_implementation(reduce_op, per_replica_value, *args, **kwargs)
 
     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, *args, **kwargs):
-        self._counted([value for value, _ in value_destination_pairs])
-        return super().batch_reduce_implementation(reduce_op, value_destination_pairs, *args, **kwargs)
+        with self._counting([value for value, _ in value_destination_pairs]):
+            return super().batch_reduce_implementation(reduce_op, value_destination_pairs, *args, **kwargs)

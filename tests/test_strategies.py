@@ -1,0 +1,217 @@
+"""Replicas through `fit` and through loops: what is communicated, what counts, which strategies serve (law L11)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from replicas import RUN, CountingOps, R, mirrored
+
+import accum
+
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L11")]
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(37, 5)).astype("float32")
+Y = RANDOM.normal(size=(37, 1)).astype("float32")
+FIRST = RANDOM.normal(size=(5, 1)).astype("float32")
+LEGACY = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+
+
+def through_fit(scope, batch_size, accum_steps, face="model", rate=0.1, count=37, **compiling):
+    """The weights and the optimizer after two epochs; in a plain model the cycle goes over their end."""
+    with scope:
+        inputs = tf.keras.Input((5,))
+        outputs = tf.keras.layers.Dense(1, use_bias=False)(inputs)
+        optimizer = tf.keras.optimizers.SGD(rate, momentum=0.9)
+        if face == "model":
+            model = accum.GradientAccumulateModel(accum_steps, inputs=inputs, outputs=outputs)
+        else:
+            model = tf.keras.Model(inputs, outputs)
+            optimizer = accum.GradientAccumulateOptimizer(optimizer, accum_steps)
+        model.compile(optimizer, "mse", **compiling)
+    model.set_weights([FIRST])
+    model.fit(tf.data.Dataset.from_tensor_slices((X[:count], Y[:count])).batch(batch_size), epochs=2, verbose=0)
+    return model.get_weights()[0], model.optimizer
+
+
+def assert_equal(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L5")
+def test_fit_talks_once_a_step_and_weighs_unequal_replicas(steps_per_execution):
+    # 37 examples in micro-batches of 9: replicas of 5 and 4, and at the end of 1 and 0.
+    ops = CountingOps()
+    weights, optimizer = through_fit(mirrored(ops).scope(), 9, 3, **steps_per_execution)
+    assert_equal(weights, through_fit(tf.name_scope("one"), 27, 1)[0])
+    assert int(optimizer.iterations.numpy()) == 4
+    gradient_and_weight = (2, FIRST.nbytes + 4)
+    assert ops.of_gradients() == [gradient_and_weight] * 4
+
+
+@pytest.fixture(params=[{}, {"steps_per_execution": 2}], ids=["one by one", "several in one execution"])
+def steps_per_execution(request):
+    if request.param and not hasattr(tf.keras.mixed_precision, "LossScaleOptimizer"):
+        pytest.skip("`steps_per_execution` came with TF 2.4")
+    return request.param
+
+
+def test_the_optimizer_wrapper_in_fit():
+    ours = through_fit(mirrored().scope(), 6, 3, face="optimizer", count=36)[0]
+    assert_equal(ours, through_fit(tf.name_scope("one"), 18, 1, count=36)[0])
+
+
+def test_one_device_strategy():
+    strategy = tf.distribute.OneDeviceStrategy("CPU:1")
+    assert_equal(through_fit(strategy.scope(), 9, 3)[0], through_fit(tf.name_scope("one"), 27, 1)[0])
+
+
+def on_each_replica(strategy, function, micro_steps):
+    """Run `function` in a `tf.function` for each of `micro_steps`, on replica r with `micro_steps[i][r]`."""
+    values = np.asarray(micro_steps, "float32")
+    data = tf.data.Dataset.from_tensor_slices(values.ravel()).batch(values.shape[1])
+    run = tf.function(lambda now: getattr(strategy, RUN)(function, args=(now,)))
+    for now in strategy.experimental_distribute_dataset(data):
+        run(now)
+
+
+def move_by(strategy, optimizer, micro_steps, **kwargs):
+    """How far the weight of each replica moved under gradients given as `[[of replica 0, of replica 1], …]`."""
+    with strategy.scope():
+        weight = tf.Variable([0.0])
+
+    def micro_step(grad):
+        optimizer.apply_gradients([(tf.reshape(grad, [1]), weight)], **kwargs)
+
+    on_each_replica(strategy, micro_step, micro_steps)
+    return [float(part.numpy()[0]) for part in strategy.experimental_local_results(weight)]
+
+
+FAMILIES = [pytest.param(LEGACY, "experimental_aggregate_gradients", False, id="legacy")]
+if LEGACY is not tf.keras.optimizers:
+    FAMILIES.append(pytest.param(tf.keras.optimizers, "skip_gradients_aggregation", True, id="keras"))
+
+
+@pytest.mark.parametrize("family,argument,value", FAMILIES)
+def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argument, value):
+    ops = CountingOps()
+    strategy = mirrored(ops)
+    with strategy.scope():
+        optimizer = accum.GradientAccumulateOptimizer(family.SGD(1.0), accum_steps=2)
+    assert move_by(strategy, optimizer, [[2.0, 2.0], [4.0, 4.0]], **{argument: value}) == [-3.0] * R
+    assert ops.executed == []
+
+
+@pytest.mark.law("L7")
+@pytest.mark.skipif(
+    not hasattr(tf.keras.mixed_precision, "LossScaleOptimizer"), reason="TF 2.2 and 2.3 clip under no strategy"
+)
+@pytest.mark.parametrize("family", [LEGACY] + ([] if LEGACY is tf.keras.optimizers else [tf.keras.optimizers]))
+def test_the_inner_optimizer_clips_the_reduced_mean(family):
+    strategy = mirrored()
+    with strategy.scope():
+        optimizer = accum.GradientAccumulateOptimizer(family.SGD(1.0, clipnorm=1.0), accum_steps=2)
+    # Two cycles; clipped one by one, the second's would move by nothing.
+    assert move_by(strategy, optimizer, [[10.0, 0.0], [0.0, 0.0], [10.0, -9.5], [0.0, 0.0]]) == [-1.25] * R
+
+
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("replicas", [(2, 1), (1, 2), (2, 2)], ids=lambda replicas: "{} to {}".format(*replicas))
+def test_a_cycle_goes_on_with_another_number_of_replicas(tmp_path, replicas):
+    """Micro-batches whose gradients are 1, 3, 5 and 7 on average, however they are spread."""
+
+    def run(count, micro_steps, restore=None):
+        strategy = mirrored() if count == 2 else tf.distribute.OneDeviceStrategy("CPU:0")
+        with strategy.scope():
+            weight = tf.Variable([0.0])
+            optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.1), accum_steps=4)
+            checkpoint = tf.train.Checkpoint(weight=weight, optimizer=optimizer)
+            if restore:
+                checkpoint.restore(restore)
+
+        def micro_step(grad):
+            optimizer.apply_gradients([(tf.reshape(grad, [1]), weight)], weight=2.0 / count)
+
+        # On two replicas as Keras scales them: each the gradient of half its loss.
+        spread = [[mean] if count == 1 else [(mean - 0.5) / 2, (mean + 0.5) / 2] for mean in micro_steps]
+        on_each_replica(strategy, micro_step, spread)
+        return weight.numpy(), checkpoint
+
+    expected, _ = run(1, [1.0, 3.0, 5.0, 7.0] * 2)
+    before, after = replicas
+    _, checkpoint = run(before, [1.0, 3.0, 5.0, 7.0, 1.0])
+    weight, _ = run(after, [3.0, 5.0, 7.0], checkpoint.save(str(tmp_path / "at")))
+    assert_equal(weight, expected)
+
+
+@pytest.mark.law("L1")
+def test_a_model_split_over_two_devices_accumulates_where_its_weights_stand():
+    layers = []
+
+    def forward(inputs):
+        for device, layer in zip(("CPU:0", "CPU:1"), layers):
+            with tf.device(device):
+                inputs = layer(inputs)
+        return inputs
+
+    for device, units in (("CPU:0", 3), ("CPU:1", 1)):
+        with tf.device(device):
+            layers.append(tf.keras.layers.Dense(units, kernel_initializer="ones"))
+            layers[-1].build((None, 5 if units == 3 else 3))
+    variables = [variable for layer in layers for variable in layer.trainable_variables]
+    made = []
+
+    def record(next_creator, **kwargs):
+        made.append(next_creator(**kwargs))
+        return made[-1]
+
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), accum_steps=2)
+
+    @tf.function
+    def micro_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((forward(x) - y) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+    with tf.variable_creator_scope(record):
+        micro_step(X[:10], Y[:10])
+    placed = {tuple(var.shape.as_list()): var.device[-5:] for var in made if var.shape.rank}
+    assert placed[5, 3] == placed[3,] == "CPU:0"
+    assert placed[3, 1] == placed[1,] == "CPU:1"
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((forward(X[:20]) - Y[:20]) ** 2)
+    expected = [var - 0.1 * grad for var, grad in zip(variables, tape.gradient(loss, variables))]
+    micro_step(X[10:20], Y[10:20])
+    for ours, theirs in zip(variables, expected):
+        assert_equal(ours.numpy(), theirs.numpy())
+
+
+@pytest.mark.law("L17")
+def test_replicas_that_share_their_variables_are_refused():
+    make = tf.distribute.experimental.CentralStorageStrategy
+    strategy = make(compute_devices=["CPU:0", "CPU:1"], parameter_device="CPU:0")
+    with strategy.scope(), pytest.raises(ValueError, match="CentralStorageStrategy replicas share every variable"):
+        accum.GradientAccumulateOptimizer("sgd", accum_steps=2)
+    optimizer = accum.GradientAccumulateOptimizer("sgd", accum_steps=2)
+    with pytest.raises(ValueError, match="CentralStorageStrategy replicas share every variable"):
+        move_by(strategy, optimizer, [[1.0, 1.0]])
+
+
+@pytest.mark.law("L10")
+@pytest.mark.skipif(
+    not hasattr(tf.keras.mixed_precision, "LossScaleOptimizer"), reason="TF 2.2 and 2.3 have an experimental class"
+)
+def test_a_loss_scale_shares_one_scalar_a_micro_step_and_gradients_once_a_step():
+    ops = CountingOps()
+    strategy = mirrored(ops)
+    with strategy.scope():
+        weights = tf.Variable(FIRST)
+        inner = accum.GradientAccumulateOptimizer(LEGACY.SGD(1.0), accum_steps=3)
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=1.0)
+
+    def micro_step(factor):
+        grads = optimizer.get_unscaled_gradients([tf.fill([5, 1], tf.reshape(factor, []))])
+        optimizer.apply_gradients(zip(grads, [weights]))
+
+    on_each_replica(strategy, micro_step, [[1.0, 1.0]] * 6)
+    assert ops.of_gradients() == [(2, FIRST.nbytes + 4)] * 2
+    assert len(ops.executed) <= 2 + 6
