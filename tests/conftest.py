@@ -13,7 +13,10 @@ import tensorflow as tf
 def pytest_configure(config):
     config.addinivalue_line("markers", "law(name): the law of the semantics that the test holds")
     config.addinivalue_line("markers", "keras_face: needs Keras' `train_step`, which TF 1.15 never calls")
-    config.addinivalue_line("markers", "slow: starts processes or exports models; runs on a subset of the cells")
+    config.addinivalue_line(
+        "markers",
+        "slow: starts processes, exports models, or differs little between lines; runs on a subset of the cells",
+    )
     _make_two_cpus()
     _look_often_for_the_end_of_replicas()
 

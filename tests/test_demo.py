@@ -74,6 +74,7 @@ def rows(demo, face):
 
 
 @pytest.mark.law("L1")
+@pytest.mark.slow
 @pytest.mark.parametrize("face", FACES)
 def test_the_accumulated_run_ends_at_the_weights_of_the_full_batch(rows):
     assert float(rows[1]["weight deviation"]) < 1e-5
@@ -81,17 +82,20 @@ def test_the_accumulated_run_ends_at_the_weights_of_the_full_batch(rows):
     assert rows[1]["test accuracy"] == rows[0]["test accuracy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("face", FACES)
 def test_the_micro_batches_alone_end_elsewhere(rows):
     assert float(rows[2]["weight deviation"]) > 1e-2
 
 
 @pytest.mark.law("L3")
+@pytest.mark.slow
 @pytest.mark.parametrize("face", FACES)
 def test_the_updates_are_those_of_the_full_batch(rows):
     assert [int(row["updates"]) for row in rows] == [2 * 6, 2 * 6, 2 * 23]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("face", FACES)
 def test_the_table_names_each_run_and_what_it_cost(rows):
     assert [row["run"] for row in rows] == ["full batch 256", "accumulated 4 x 64", "micro-batch 64"]
@@ -101,18 +105,21 @@ def test_the_table_names_each_run_and_what_it_cost(rows):
         assert row["peak memory (MiB)"] == "n/a" or float(row["peak memory (MiB)"]) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("face", FACES)
 def test_every_face_trains_alike(demo, rows):
     for ours, graph in zip(rows, _table(demo("v1")[0])):
         assert float(ours["final loss"]) == pytest.approx(float(graph["final loss"]), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_curves_are_drawn_where_matplotlib_is_installed(demo):
     output, folder = demo("v1")
     assert (folder / "accum-demo.png").exists() == HAS_MATPLOTLIB
     assert ("Loss curves: accum-demo.png" if HAS_MATPLOTLIB else "pip install tf-accum[plot]") in output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_MATPLOTLIB, reason="the curves need the `plot` extra")
 @pytest.mark.skipif(not KERAS_FACES, reason="this TensorFlow has no Keras face")
 def test_the_curves_are_drawn_in_the_file_asked_for(demo):

@@ -76,8 +76,15 @@ def run_graph(make, gradients, first, use_resource, how):
 
 @pytest.mark.law("L1")
 @pytest.mark.law("L3")
-@pytest.mark.parametrize("how", ["conditional", "explicit"])
-@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+@pytest.mark.parametrize(
+    "use_resource,how",
+    [
+        pytest.param(False, "conditional", id="ref-conditional"),
+        pytest.param(True, "conditional", id="resource-conditional"),
+        pytest.param(True, "explicit", id="resource-explicit"),
+        pytest.param(False, "explicit", id="ref-explicit", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("make", graph_optimizers())
 def test_graph_optimizers_make_the_bare_step(make, use_resource, how):
     first = random_gradients(1, SHAPES, seed=1)[0]
@@ -127,6 +134,7 @@ def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("make", keras_optimizers(but=("SGD", "Adam", "RMSprop", "Adagrad")))  # goldens hold these

@@ -58,7 +58,8 @@ def built(make):
     return model
 
 
-MODELS = [functional, sequential, deferred, Subclassed, OwnTrainStep]
+SLOW = [pytest.param(make, marks=pytest.mark.slow) for make in (sequential, deferred)]
+MODELS = [functional, Subclassed, OwnTrainStep] + SLOW
 
 
 @pytest.mark.law("L1")

@@ -50,7 +50,9 @@ def test_keras_weights_slots_and_clocks_rest_between_steps(make):
 
 @pytest.mark.law("L2")
 @pytest.mark.law("L3")
-@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+@pytest.mark.parametrize(
+    "use_resource", [pytest.param(False, id="ref", marks=pytest.mark.slow), pytest.param(True, id="resource")]
+)
 @pytest.mark.parametrize("make", graph_optimizers())
 def test_graph_weights_slots_and_clocks_rest_between_steps(make, use_resource):
     with tf.Graph().as_default(), tf1.Session() as session:

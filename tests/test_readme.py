@@ -19,6 +19,7 @@ def blocks(page):
 ALL = [pytest.param(page, block, id=page + "-" + str(i)) for page in PAGES for i, block in enumerate(blocks(page))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page,block", ALL)
 def test_block_runs(page, block):
     if "accum.compat.v1" not in block and not exceptions.HAS_KERAS_FACE:
