@@ -550,9 +550,33 @@ def new_keras_variable(optimizer, name, initial_value, per_replica):
             synchronization=synchronization,
             aggregation=aggregation,
         )
-    return tf.Variable(
+    made = tf.Variable(
         initial_value, trainable=False, name=name, synchronization=synchronization, aggregation=aggregation
     )
+    if per_replica and VERSION < (2, 4):
+        _restore_over_all_workers(made)
+    return made
+
+
+def _restore_over_all_workers(var):
+    """Split a restored sum over the replicas of all workers: TF 2.2 and 2.3 see those of one. Dies with 2.3."""
+    strategy = tf.distribute.get_strategy()
+    if not tf.distribute.has_strategy() or len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync:
+        return
+    share = len(strategy.extended.worker_devices) / strategy.num_replicas_in_sync
+    gather = var._gather_saveables_for_checkpoint
+
+    def shared(factory, **kwargs):
+        saveable = factory(**kwargs)
+        restore = saveable.restore
+        saveable.restore = lambda restored_tensors, restored_shapes: restore(
+            [tensor * share for tensor in restored_tensors], restored_shapes
+        )
+        return saveable
+
+    var._gather_saveables_for_checkpoint = lambda: {
+        name: functools.partial(shared, factory) for name, factory in gather().items()
+    }
 
 
 def new_statistic(name, shape, dtype):

@@ -1,0 +1,90 @@
+"""Workers in processes of their own, some of which are killed: the steps are those of one device (laws L11, L12)."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_cluster import free_addresses
+
+pytestmark = [pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11")]
+
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
+PATIENCE = 120
+HAS_BACKUP = hasattr(tf.keras.callbacks, "BackupAndRestore") or hasattr(tf.keras.callbacks, "experimental")
+
+
+def job(folder, what, workers, **of_the_last):
+    """Run a job to its end, or to the death of one worker. Returns what the first one printed, and who died."""
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
+    environment.pop("TF_CONFIG", None)
+    addresses = free_addresses(workers)
+    processes = []
+    for index in range(workers):
+        task = {"what": what, "folder": str(folder), "addresses": addresses, "index": index}
+        task.update(of_the_last if index == workers - 1 else {})
+        with open(str(folder / "log-{}".format(index)), "w") as log:
+            command = [sys.executable, "-W", "ignore", SCRIPT, json.dumps(task)]
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment))
+    end = time.time() + PATIENCE
+    try:
+        while time.time() < end and any(process.poll() is None for process in processes):
+            if any(process.poll() not in (None, 0) for process in processes):
+                break  # the others may wait for it for ever: whoever runs the job ends them too
+            time.sleep(0.05)
+        codes = [process.poll() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+        outputs = [process.communicate()[0].decode() for process in processes]
+    if of_the_last:
+        assert codes[-1] == -9, (folder / "log-{}".format(workers - 1)).read_text()[-3000:]
+        return None
+    assert codes == [0] * workers, "\n".join((folder / "log-{}".format(i)).read_text()[-2000:] for i in range(workers))
+    return json.loads(outputs[0].splitlines()[-1])
+
+
+def full_batches(cycles):
+    """Weights after one plain Adam step for each of `cycles`, slices of the data."""
+    random = np.random.RandomState(0)
+    x = random.normal(size=(72, 5)).astype("float32")
+    y, first = random.normal(size=(72, 1)).astype("float32"), random.normal(size=(5, 1)).astype("float32")
+    weights, optimizer = tf.Variable(first), tf.keras.optimizers.Adam(0.1)
+    for rows in cycles:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x[rows] @ weights - y[rows]) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+    return weights.numpy().ravel()
+
+
+LOOP = [slice(0, 36), slice(36, 72)]
+FIT = [list(range(18)), list(range(18, 24)) + list(range(12)), list(range(12, 24)) + list(range(6))]
+FIT.append(list(range(6, 24)))  # 12 micro-batches of 6 over 24 examples, three times
+
+
+def assert_steps(result, cycles):
+    weights, steps = result
+    assert steps == len(cycles)
+    np.testing.assert_allclose(weights, full_batches(cycles), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L5")
+def test_workers_with_unequal_shares_equal_one_device(tmp_path):
+    assert_steps(job(tmp_path, "loop", 4), LOOP)  # one of them has no example
+
+
+@pytest.mark.law("L12")
+def test_a_job_whose_worker_was_killed_in_mid_cycle_goes_on_from_a_checkpoint(tmp_path):
+    job(tmp_path, "loop", 2, dies_at=5)  # the last checkpoint is of 4 micro steps, one into the second cycle
+    assert_steps(job(tmp_path, "loop", 2), LOOP)
+
+
+@pytest.mark.law("L12")
+@pytest.mark.skipif(not HAS_BACKUP, reason="`BackupAndRestore` came with TF 2.3")
+def test_fit_goes_on_from_a_backup_in_mid_cycle(tmp_path):
+    job(tmp_path, "fit", 2, dies_at=6)
+    assert_steps(job(tmp_path, "fit", 2), FIT)
