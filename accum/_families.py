@@ -124,6 +124,10 @@ class _NewFace(_Face):
         with tf.control_dependencies([] if op is None else [op]):
             return tf.identity(self._inner.iterations)
 
+    @property
+    def _learning_rate(self):
+        return self._inner._learning_rate  # the schedule itself, which `TensorBoard` reads
+
     def aggregate_gradients(self, grads_and_vars):
         return self._hand_back(grads_and_vars)
 

@@ -13,6 +13,7 @@ from typing import Dict, Tuple
 from accum import _tf
 from accum._batch_norm import on_the_clock_of
 from accum._callbacks import FlushCallback, accumulating_optimizers
+from accum._loss import ToldLoss
 from accum._optimizer import GradientAccumulateOptimizer
 from accum._settings import Settings
 from accum._tf import tf
@@ -36,7 +37,9 @@ class GradientAccumulateModel(tf.keras.Model):
       last_cycle: what becomes of an unfinished cycle at the end of an epoch, before its validation: "flush", "carry" or
         "drop", as for `FlushCallback`.
       micro_batch_weight: "examples", "equal", or a function `(x, y, sample_weight) -> scalar`, such as one that counts
-        the tokens that are no padding.
+        the tokens that are no padding. "examples" is what Keras' losses divide by: the unmasked elements in the place of
+        examples, where this line's losses divide a masked output's by them (from TF 2.11 on; from 2.10 on under an
+        `ignore_class`) and every output has a mask.
       transform, nonfinite, accumulator_dtype, sparse: as for `GradientAccumulateOptimizer`.
       **kwargs: as `tf.keras.Model` takes them: `inputs` and `outputs`, `name`.
 
@@ -171,6 +174,12 @@ class GradientAccumulateModel(tf.keras.Model):
         _tf.set_untracked(self, "_accum_optimizers", optimizers)
         # On the instance, so that a subclass's own `train_step` is weighed too, whether it calls this class's or not.
         _tf.set_untracked(self, "train_step", self._weighed_train_step)
+        if self._accum.weighs_as_keras and getattr(self, "compiled_loss", None) is not None:
+            _tf.set_untracked(self, "compiled_loss", ToldLoss(self.compiled_loss, self._weigh_anew))
+
+    def _weigh_anew(self, weight):
+        for optimizer in accumulating_optimizers(self):
+            optimizer.weigh_anew(weight)
 
     def _accumulating(self, optimizer):
         options = self._accum.options
@@ -205,8 +214,19 @@ class GradientAccumulateModel(tf.keras.Model):
         try:
             return super().fit(*given.args, **given.kwargs)
         except BaseException:
-            ending.end_cycle_of(self)
+            self._end_interrupted(ending)
             raise
+
+    def _end_interrupted(self, ending):
+        """End the cycle that an exception cut short; should that fail too, the exception is still what is raised."""
+        try:
+            ending.end_cycle_of(self)
+        except Exception as error:
+            warnings.warn(
+                "The cycle that was cut short could not be ended: call `reset()` of the optimizer, or go on with the "
+                "cycle. Received: {!r}.".format(error),
+                stacklevel=3,
+            )
 
     def save(self, filepath, *args, **kwargs):
         """As `tf.keras.Model.save`. H5 and `.keras` files keep steps: unfinished cycles are left out, and warned of."""

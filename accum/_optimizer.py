@@ -145,6 +145,12 @@ class GradientAccumulateOptimizer:
         """The weight that `weighing` gives this replica's micro-batch, or None."""
         return self._weights_now.get(_replicas.replica_number())
 
+    def weigh_anew(self, weight):
+        """Replace the default that `weighing` gives on this replica, if it gives one."""
+        replica = _replicas.replica_number()
+        if self._weights_now.get(replica) is not None:
+            self._weights_now[replica] = weight
+
     def accompany(self, companion):
         """Let `companion`, a `Companion`, live by this optimizer's cycle from now on."""
         if not any(known is companion for known in self._cycle.companions):

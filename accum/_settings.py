@@ -57,6 +57,11 @@ class Settings:
             )
         return cls(arguments, options, last_cycle, micro_batch_weight)
 
+    @property
+    def weighs_as_keras(self):
+        """Whether micro-batches weigh what Keras' losses divide by: elsewhere than under a mask, their examples."""
+        return not callable(self._weight) and self._weight == "examples"
+
     def weight_of(self, data):
         """The weight of what a `train_step` is given, a scalar tensor, or None for 1."""
         if self._weight == "equal":

@@ -402,6 +402,39 @@ def count_examples(data):
     return tf.cast(shape[0], tf.float32)
 
 
+def loss_denominator(container, y_true, y_pred):
+    """What the losses of a model divided by, a float32 scalar, or None where that was the number of examples.
+
+    From 2.11 on, a built-in reduction divides the loss of a masked output by the number of its unmasked elements, and
+    from 2.10 on one with an `ignore_class` by the number of the others. Of several outputs that differ in it, no one
+    number is right: None if any has no mask, and otherwise the sum over the outputs, right where their masks are one.
+    """
+    if VERSION < (2, 10):  # dies with 2.9
+        return None
+    places = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
+    counts = [
+        _unmasked_elements(loss, target, output)
+        for loss, target, output in zip(container._losses, *places)
+        if loss is not None and target is not None
+    ]
+    return tf.add_n(counts) if counts and not any(count is None for count in counts) else None
+
+
+def _unmasked_elements(loss, target, output):
+    """How many elements a loss was divided by, if a mask tells it: a float32 scalar or None."""
+    if loss.reduction not in (tf.keras.losses.Reduction.AUTO, tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE):
+        return None
+    mask = getattr(output, "_keras_mask", None) if VERSION >= (2, 11) else None  # has no public name; dies with 2.10
+    mask = None if mask is None else tf.cast(mask, tf.float32)
+    is_sparse = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
+    ignored = loss.get_config().get("ignore_class") if is_sparse else None
+    if ignored is not None:
+        taken = tf.cast(tf.not_equal(target, tf.cast(ignored, target.dtype)), tf.float32)
+        taken = tf.reshape(taken, tf.shape(output)[:-1])
+        mask = taken if mask is None else mask * taken
+    return None if mask is None else tf.reduce_sum(mask)
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Batch normalisation
 
