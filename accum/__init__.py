@@ -9,6 +9,7 @@ __all__ = ["__version__", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
 if HAS_KERAS_FACE:
     from accum._batch_norm import AccumBatchNormalization
     from accum._callbacks import AccumulationScheduler, FlushCallback
+    from accum._lineage import GAModelWrapper, GAOptimizerWrapper
     from accum._model import GradientAccumulateModel
     from accum._optimizer import GradientAccumulateOptimizer
     from accum._swap import replace_batchnorm_layers
@@ -17,6 +18,8 @@ if HAS_KERAS_FACE:
         "AccumBatchNormalization",
         "AccumulationScheduler",
         "FlushCallback",
+        "GAModelWrapper",
+        "GAOptimizerWrapper",
         "GradientAccumulateModel",
         "GradientAccumulateOptimizer",
         "replace_batchnorm_layers",

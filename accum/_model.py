@@ -169,6 +169,8 @@ class GradientAccumulateModel(tf.keras.Model):
         if not optimizers:  # the class's own `compile` chooses
             self.optimizer = self._accumulating(self.optimizer)
         self._weigh_train_steps(optimizers or [self.optimizer])
+        if len(optimizers) == 1:  # the same optimizer again, it may be, after layers were frozen or thawed
+            accumulating_optimizers(self)[0].expect(self)
 
     def _weigh_train_steps(self, optimizers):
         _tf.set_untracked(self, "_accum_optimizers", optimizers)

@@ -177,6 +177,11 @@ class GradientAccumulateOptimizer:
         with tf.init_scope():
             _tf.build_inner(self._inner, list(var_list))
 
+    def expect(self, model):
+        """Let the next micro step bring another list of variables than the last: those that `model` trains now."""
+        if self._cycle.is_built:
+            self._cycle.announce(model.trainable_variables)
+
     def _between_replicas(self, function):
         if not self._cycle.is_built:
             if _tf.is_tracing() and not self._cycle.is_bare:
