@@ -64,15 +64,25 @@ def test_a_variable_without_a_gradient_inside_a_loss_scale(family, is_traced):
     np.testing.assert_array_equal([used.numpy(), unused.numpy()], [[-2.0], [5.0]])
 
 
+def set_policy(name):
+    if HAS_PUBLIC_CLASS:
+        tf.keras.mixed_precision.set_global_policy(name)
+    else:
+        tf.keras.mixed_precision.experimental.set_policy(name)
+
+
 @pytest.fixture
 def mixed_float16():
-    if HAS_PUBLIC_CLASS:
-        setter = tf.keras.mixed_precision.set_global_policy
-    else:
-        setter = tf.keras.mixed_precision.experimental.set_policy
-    setter("mixed_float16")
+    set_policy("mixed_float16")
     yield
-    setter("float32")
+    set_policy("float32")
+
+
+@pytest.fixture
+def mixed_bfloat16():
+    set_policy("mixed_bfloat16")
+    yield
+    set_policy("float32")
 
 
 def trained(batch_size, accum_steps, optimizer):
@@ -101,6 +111,56 @@ def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, famil
 
     for ours, theirs in zip(trained(5, 4, optimizer()), trained(20, None, optimizer())):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-4)
+
+
+@pytest.mark.law("L10")
+@pytest.mark.law("L1")
+def test_fit_under_the_bfloat16_policy_equals_the_full_batch(mixed_bfloat16):
+    """Nothing scales the loss there. bfloat16 rounds each micro-batch's gradients, by up to 2^-9 of them."""
+    for ours, theirs in zip(trained(5, 4, "sgd"), trained(20, None, "sgd")):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-4)
+
+
+X = np.random.RandomState(0).normal(size=(20, 3)).astype("float32")
+Y = np.random.RandomState(1).normal(size=(20, 1)).astype("float32")
+GOOD = [slice(start, start + 4) for start in range(0, 20, 4)]
+
+
+def beside(batch_norm):
+    """A model that learns beside a batch normalisation of its inputs."""
+    inputs = tf.keras.Input((3,))
+    outputs = [tf.keras.layers.Dense(1, dtype="float32")(inputs), batch_norm(inputs)]
+    model = tf.keras.Model(inputs, outputs)
+    random = np.random.RandomState(2)
+    model.set_weights([random.normal(size=weight.shape) for weight in model.get_weights()[:-1]] + [np.ones(3)])
+    return model
+
+
+def examples(parts):
+    """Micro-batches one by one; None stands for one whose loss overflows, with inputs that would be noticed."""
+    for part in parts:
+        x, y = (X[:4] + 100.0, Y[:4] + np.inf) if part is None else (X[part], Y[part])
+        yield x, (y, x)
+
+
+@pytest.mark.law("L10")
+@pytest.mark.law("L13")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_overflow_at_any_place_of_a_cycle_leaves_no_trace_in_fit(mixed_float16, family):
+    """Neither in the weights nor in batch normalisation; and the last cycle, which it leaves unfinished, is flushed."""
+    ours = accum.GradientAccumulateOptimizer(family.SGD(0.05, momentum=0.9), accum_steps=2)
+    model = accum.GradientAccumulateModel.from_model(beside(accum.AccumBatchNormalization(momentum=0.5)), 2)
+    model.compile(loss_scale_optimizer(ours, 256.0), ["mse", None])
+    parts = [None] + GOOD[:2] + [GOOD[2], None, GOOD[3]] + [GOOD[4], None]
+    types, shapes = (tf.float32, (tf.float32, tf.float32)), ([4, 3], ([4, 1], [4, 3]))
+    model.fit(tf.data.Dataset.from_generator(lambda: examples(parts), types, shapes), verbose=0)
+    assert all(total.dtype == tf.float32 for total in ours.gradients)
+    full = beside(tf.keras.layers.BatchNormalization(momentum=0.5))
+    full.compile(loss_scale_optimizer(family.SGD(0.05, momentum=0.9), 256.0), ["mse", None], run_eagerly=True)
+    for rows in (slice(0, 8), slice(8, 16), slice(16, 20)):
+        full.train_on_batch(X[rows], [Y[rows], X[rows]])
+    for one, other in zip(model.get_weights(), full.get_weights()):
+        np.testing.assert_allclose(one, other, rtol=0, atol=3e-4)
 
 
 @pytest.mark.law("L10")
