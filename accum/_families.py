@@ -95,6 +95,22 @@ class _LegacyFace(_Face):
 
     _HAS_AGGREGATE_GRAD = False  # at True, TF 2.2 reduces every micro-batch in `fit`; dies with 2.2
 
+    # A `LossScaleOptimizer` hands on what stands in here: without, it has no learning rate for callbacks on TF 2.4.
+
+    @property
+    def _hyper(self):
+        return self.__dict__["_inner"]._hyper if "_inner" in self.__dict__ else {}  # none yet while it is copied
+
+    @_hyper.setter
+    def _hyper(self, value):
+        """Keep the inner optimizer's, whatever the base class begins with."""
+
+    def _get_hyper(self, *args, **kwargs):
+        return self._inner._get_hyper(*args, **kwargs)
+
+    def _set_hyper(self, *args, **kwargs):
+        self._inner._set_hyper(*args, **kwargs)
+
     def _aggregate_gradients(self, grads_and_vars):
         return _tf.aggregated(self._hand_back(grads_and_vars))
 
