@@ -1,5 +1,7 @@
 """Callbacks: what happens to an unfinished cycle at the end of an epoch, and cycles whose length depends on it."""
 
+import warnings
+
 from accum import _check, _tf
 from accum._batch_norm import batch_norms_of
 from accum._optimizer import GradientAccumulateOptimizer
@@ -55,6 +57,17 @@ class FlushCallback(tf.keras.callbacks.Callback):
                 ending.flush()
             else:
                 ending.reset()
+
+    def end_interrupted_cycle_of(self, model):
+        """End the cycle that an exception cut short; should that fail too, the exception is still what the user sees."""
+        try:
+            self.end_cycle_of(model)
+        except Exception as error:
+            warnings.warn(
+                "The cycle that was cut short could not be ended: call `reset()` of the optimizer, or go on with the "
+                "cycle. Received: {!r}.".format(error),
+                stacklevel=3,
+            )
 
 
 class AccumulationScheduler(tf.keras.callbacks.Callback):

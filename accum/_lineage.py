@@ -47,8 +47,8 @@ class GAOptimizerWrapper(GradientAccumulateOptimizer):
         **kwargs,
     ):
         _warn(
-            "`GAOptimizerWrapper` is now called `GradientAccumulateOptimizer`, whose `reduction` is 'mean' where none is "
-            "given; that of `GAOptimizerWrapper` is 'sum'."
+            "`GAOptimizerWrapper` is now called `GradientAccumulateOptimizer`, whose `reduction` is 'mean' by default; "
+            "that of `GAOptimizerWrapper` is 'sum'."
         )
         super().__init__(optimizer, _accum_steps(accum_steps, n_gradients, 4), reduction, name, **kwargs)
 

@@ -37,9 +37,9 @@ class GradientAccumulateModel(tf.keras.Model):
       last_cycle: what becomes of an unfinished cycle at the end of an epoch, before its validation: "flush", "carry" or
         "drop", as for `FlushCallback`.
       micro_batch_weight: "examples", "equal", or a function `(x, y, sample_weight) -> scalar`, such as one that counts
-        the tokens that are no padding. "examples" is what Keras' losses divide by: the unmasked elements in the place of
-        examples, where this line's losses divide a masked output's by them (from TF 2.11 on; from 2.10 on under an
-        `ignore_class`) and every output has a mask.
+        the tokens that are no padding. "examples" is what Keras' losses divide by: unmasked elements in the place of
+        examples, where this line's losses divide by them (those of masked outputs from TF 2.11 on, those with an
+        `ignore_class` from 2.10 on) and all outputs are such.
       transform, nonfinite, accumulator_dtype, sparse: as for `GradientAccumulateOptimizer`.
       **kwargs: as `tf.keras.Model` takes them: `inputs` and `outputs`, `name`.
 
@@ -216,19 +216,8 @@ class GradientAccumulateModel(tf.keras.Model):
         try:
             return super().fit(*given.args, **given.kwargs)
         except BaseException:
-            self._end_interrupted(ending)
+            ending.end_interrupted_cycle_of(self)
             raise
-
-    def _end_interrupted(self, ending):
-        """End the cycle that an exception cut short; should that fail too, the exception is still what is raised."""
-        try:
-            ending.end_cycle_of(self)
-        except Exception as error:
-            warnings.warn(
-                "The cycle that was cut short could not be ended: call `reset()` of the optimizer, or go on with the "
-                "cycle. Received: {!r}.".format(error),
-                stacklevel=3,
-            )
 
     def save(self, filepath, *args, **kwargs):
         """As `tf.keras.Model.save`. H5 and `.keras` files keep steps: unfinished cycles are left out, and warned of."""
