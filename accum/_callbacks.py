@@ -59,7 +59,7 @@ class FlushCallback(tf.keras.callbacks.Callback):
                 ending.reset()
 
     def end_interrupted_cycle_of(self, model):
-        """End the cycle that an exception cut short; should that fail too, the exception is still what the user sees."""
+        """End the cycle that an exception cut short; should that fail too, it is still what the user sees."""
         try:
             self.end_cycle_of(model)
         except Exception as error:
