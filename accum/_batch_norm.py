@@ -142,7 +142,7 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
         dtype = self.moving_mean.dtype.base_dtype
         mean, variance = calculate(tf.cast(inputs, dtype), reduction_axes, keep_dims, **kwargs)
         count = self._accum_count(inputs, kwargs.get("mask"))
-        whole = over_replicas(Moments(count, mean, variance), self.accum_statistics.weight_now)
+        whole = over_replicas(Moments(count, mean, variance), self.accum_statistics.weight_of())
         self._accum_captured.get(_replicas.replica_number(), {}).update(
             {name: tf.stop_gradient(value) for name, value in whole._asdict().items()}
         )

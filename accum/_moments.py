@@ -35,8 +35,9 @@ def over_replicas(moments, weight=None):
 
     Args:
       moments: `Moments` of this replica's part, which may hold no value.
-      weight: scalar >= 0, by which this replica's gradients will be multiplied later; None: 1. What its loss says of
-        another replica's values is multiplied by it here, for there it meets that replica's weight.
+      weight: function that gives the scalar >= 0 by which this replica's gradients will be multiplied later, asked when
+        they are computed; None: 1. What its loss says of another replica's values is multiplied by it here, for there
+        it meets that replica's weight.
     """
     count, mean, variance = moments
     mean = tf.where(count > 0.0, mean, tf.zeros_like(mean))  # that of a replica without an example is none
@@ -52,19 +53,20 @@ def _sum_over_replicas(values, weight):
     all_reduce = tf.distribute.get_replica_context().all_reduce
     if weight is None:
         return all_reduce(SUM, values)
-    weight = tf.cast(weight, values[0].dtype)
-    sums = all_reduce(SUM, [_scaled_backwards(value, tf.math.divide_no_nan(1.0, weight)) for value in values])
-    return [_scaled_backwards(value, weight) for value in sums]
+
+    def divided(grad):
+        return tf.math.divide_no_nan(grad, tf.cast(weight(), grad.dtype))
+
+    def multiplied(grad):
+        return grad * tf.cast(weight(), grad.dtype)
+
+    sums = all_reduce(SUM, [_with_gradient(value, divided) for value in values])
+    return [_with_gradient(value, multiplied) for value in sums]
 
 
-def _scaled_backwards(tensor, factor):
-    """`tensor`, whose gradient is multiplied by `factor`."""
-
-    @tf.custom_gradient
-    def scaled(value):
-        return tf.identity(value), lambda grad: grad * factor
-
-    return scaled(tensor)
+def _with_gradient(tensor, change):
+    """`tensor`, whose gradient goes through the function `change`."""
+    return tf.custom_gradient(lambda value: (tf.identity(value), change))(tensor)
 
 
 def so_far(total, is_first):

@@ -36,11 +36,10 @@ class MovingStatistics(_tf.CheckpointOnly, Companion):
         clock, _ = self._clock()
         return self.accum_steps == 1 if clock is None else clock.is_bare
 
-    @property
-    def weight_now(self):
-        """The weight of the micro-batch that is being taken in on this replica, or None for 1."""
+    def weight_of(self):
+        """A function that gives the weight of the micro-batch that this replica is taking in; None: all are 1."""
         clock, _ = self._clock()
-        return None if clock is None else clock.weight_now
+        return None if clock is None or clock.weight_now is None else lambda: clock.weight_now
 
     def follow(self, clock):
         """Follow an accumulating optimizer from this replica's next call on; None: count calls again."""
