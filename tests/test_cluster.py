@@ -2,13 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 
 import pytest
 import tensorflow as tf
+from addresses import free_addresses
 
 import accum.compat.v1
 
@@ -17,16 +17,6 @@ tf1 = tf.compat.v1
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cluster.py")
 TASKS = [("ps", 0), ("worker", 0), ("worker", 1)]
 PATIENCE = 240
-
-
-def free_addresses(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    addresses = ["localhost:{}".format(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,12 @@
 """Replicas through `fit` and through loops: what is communicated, what counts, which strategies serve (law L11)."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from addresses import free_addresses
 from replicas import RUN, CountingOps, R, mirrored
 
 import accum
@@ -194,6 +198,34 @@ def test_replicas_that_share_their_variables_are_refused():
     optimizer = accum.GradientAccumulateOptimizer("sgd", accum_steps=2)
     with pytest.raises(ValueError, match="CentralStorageStrategy replicas share every variable"):
         move_by(strategy, optimizer, [[1.0, 1.0]])
+
+
+PARAMETER_SERVER = """
+import sys
+import tensorflow as tf
+import accum
+
+cluster = tf.train.ClusterSpec({"worker": [sys.argv[1]], "ps": [sys.argv[2]]})
+servers = [tf.distribute.Server(cluster, job_name=job, protocol="grpc") for job in ("worker", "ps")]
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
+is_of_tf2 = hasattr(tf.distribute.experimental, "coordinator")  # that of 2.2 and 2.3 makes a cluster of its own
+strategy = tf.distribute.experimental.ParameterServerStrategy(*[resolver] * is_of_tf2)
+with strategy.scope():
+    accum.GradientAccumulateOptimizer("sgd", accum_steps=1)
+    try:
+        accum.GradientAccumulateOptimizer("sgd", accum_steps=2)
+    except ValueError as error:
+        print(error, flush=True)
+"""
+
+
+@pytest.mark.slow  # a process of its own: it connects to a cluster for good
+@pytest.mark.law("L17")
+def test_workers_that_run_by_themselves_are_refused():
+    command = [sys.executable, "-c", PARAMETER_SERVER] + free_addresses(2)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+    assert b"workers run by themselves and would mix" in done.stdout, done.stderr[-2000:]
+    assert b"local_accumulators=True" in done.stdout
 
 
 @pytest.mark.law("L10")

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_cluster import free_addresses
+from addresses import free_addresses
 
 pytestmark = [pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11")]
 
