@@ -8,7 +8,7 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-PAGES = ["README.md", "docs/static-graph.md"]
+PAGES = ["README.md", "docs/static-graph.md", "docs/distribution.md"]
 
 
 def blocks(page):

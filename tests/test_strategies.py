@@ -207,9 +207,10 @@ import accum
 
 cluster = tf.train.ClusterSpec({"worker": [sys.argv[1]], "ps": [sys.argv[2]]})
 servers = [tf.distribute.Server(cluster, job_name=job, protocol="grpc") for job in ("worker", "ps")]
-resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
-is_of_tf2 = hasattr(tf.distribute.experimental, "coordinator")  # that of 2.2 and 2.3 makes a cluster of its own
-strategy = tf.distribute.experimental.ParameterServerStrategy(*[resolver] * is_of_tf2)
+is_of_tf2 = hasattr(tf.distribute.experimental, "coordinator")  # that of 2.2 and 2.3 is a worker itself
+itself = {} if is_of_tf2 else {"task_type": "worker", "task_id": 0}
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc", **itself)
+strategy = tf.distribute.experimental.ParameterServerStrategy(resolver)
 with strategy.scope():
     accum.GradientAccumulateOptimizer("sgd", accum_steps=1)
     try:
