@@ -1,10 +1,11 @@
 """Gradient accumulation for TensorFlow: K micro-batches make the step that the full batch would have made."""
 
 from accum._agc import adaptive_clip_grad, compute_norm, unitwise_norm
+from accum._clipping import AdaptiveClipping
 from accum._tf import HAS_KERAS_FACE
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
+__all__ = ["AdaptiveClipping", "__version__", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
 
 if HAS_KERAS_FACE:
     from accum._batch_norm import AccumBatchNormalization

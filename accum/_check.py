@@ -127,6 +127,37 @@ def strategy(chosen, is_central_storage, is_parameter_server):
         )
 
 
+def axes(name, value, rank=None):
+    """`value`, ints that number axes, each once; with `rank` as ints >= 0, which must be axes of such a tensor."""
+    is_listed = isinstance(value, (tuple, list))
+    if not is_listed or any(isinstance(axis, bool) or not isinstance(axis, numbers.Integral) for axis in value):
+        raise TypeError("`{}` must be a tuple of ints. Received: {}={!r}.".format(name, name, value))
+    if rank is None:
+        return tuple(int(axis) for axis in value)
+    if any(not -rank <= axis < rank for axis in value):
+        raise ValueError("`{}` must be axes of a tensor of rank {}. Received: {!r}.".format(name, rank, value))
+    return tuple(int(axis) % rank for axis in value)
+
+
+def axes_by_name(name, value):
+    """`{name: axes}`."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise TypeError("`{}` must be a dict of names to axes. Received: {}={!r}.".format(name, name, value))
+    return {key: axes("{}[{!r}]".format(name, key), value[key]) for key in value}
+
+
+def names_or_function(name, value):
+    """A tuple of names, or a function; None says no names."""
+    value = () if value is None else value
+    if callable(value):
+        return value
+    if not isinstance(value, (tuple, list, set)) or not all(isinstance(item, str) for item in value):
+        raise TypeError(
+            "`{}` must be a list of names, or a function of a variable. Received: {}={!r}.".format(name, name, value)
+        )
+    return tuple(sorted(value) if isinstance(value, set) else value)
+
+
 def positive(name, value):
     if not _is_number(value) or not value > 0:
         raise ValueError("`{}` must be a number > 0. Received: {}={!r}.".format(name, name, value))

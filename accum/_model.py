@@ -31,6 +31,8 @@ class GradientAccumulateModel(tf.keras.Model):
       use_agc: whether to clip the accumulated gradient adaptively (`adaptive_clip_grad`). `agc` says the same.
       clip_factor: float > 0, as for `adaptive_clip_grad`.
       eps: float > 0, as for `adaptive_clip_grad`.
+      agc_exclude: what is not clipped, as `exclude` of `AdaptiveClipping`: a list of names, such as "bias" or that of
+        the last layer, or a function `variable -> bool`.
       experimental_distributed_support: accepted; strategies are detected.
       *args: as `tf.keras.Model` takes them.
       reduction: "mean", "sum" or "running_mean".
@@ -67,6 +69,7 @@ class GradientAccumulateModel(tf.keras.Model):
         experimental_distributed_support=False,
         *args,
         agc=False,
+        agc_exclude=(),
         reduction="mean",
         last_cycle="flush",
         micro_batch_weight="examples",
@@ -82,6 +85,7 @@ class GradientAccumulateModel(tf.keras.Model):
             use_agc=bool(use_agc or agc),
             clip_factor=clip_factor,
             eps=eps,
+            agc_exclude=agc_exclude,
             reduction=reduction,
             last_cycle=last_cycle,
             micro_batch_weight=micro_batch_weight,
@@ -174,6 +178,8 @@ class GradientAccumulateModel(tf.keras.Model):
 
     def _weigh_train_steps(self, optimizers):
         _tf.set_untracked(self, "_accum_optimizers", optimizers)
+        for optimizer in accumulating_optimizers(self):
+            optimizer.show(self)
         # On the instance, so that a subclass's own `train_step` is weighed too, whether it calls this class's or not.
         _tf.set_untracked(self, "train_step", self._weighed_train_step)
         if self._accum.weighs_as_keras and getattr(self, "compiled_loss", None) is not None:

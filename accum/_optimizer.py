@@ -156,6 +156,11 @@ class GradientAccumulateOptimizer:
         if not any(known is companion for known in self._cycle.companions):
             self._cycle.companions.append(companion)
 
+    def show(self, model):
+        """Let the `transform` know the layers of `model`, if it watches any."""
+        if hasattr(self._cycle.transform, "watch"):
+            self._cycle.transform.watch(model)
+
     def flush(self):
         """Make the step of an unfinished cycle from the micro-batches that are there. Returns an op, or None."""
         return self._between_replicas(self._cycle.apply)

@@ -1,12 +1,13 @@
 """What a `GradientAccumulateModel` was asked to do: checked at once, written into its config, read from it."""
 
-from accum import _agc, _check, _config, _tf
+from accum import _check, _config, _tf
 from accum._callbacks import LAST_CYCLE
+from accum._clipping import AdaptiveClipping
 from accum._cycle import check_options
 from accum._tf import tf
 
 WEIGHTS = ("examples", "equal")
-FUNCTIONS = ("transform", "micro_batch_weight")
+FUNCTIONS = ("transform", "micro_batch_weight", "agc_exclude")
 
 
 class Settings:
@@ -32,6 +33,7 @@ class Settings:
         use_agc=False,
         clip_factor=0.01,
         eps=1e-3,
+        agc_exclude=(),
         reduction="mean",
         last_cycle="flush",
         micro_batch_weight="examples",
@@ -41,9 +43,10 @@ class Settings:
         sparse="rows",
     ):
         """Check the arguments, in the words of law L17."""
+        agc_exclude = _check.names_or_function("agc_exclude", agc_exclude)
         arguments = {name: value for name, value in locals().items() if name != "cls"}
         if use_agc:
-            transform = _agc.ClipTransform(clip_factor, eps, before=transform)
+            transform = AdaptiveClipping(clip_factor, eps, exclude=agc_exclude, before=transform)
         options = {name: arguments[name] for name in ("accum_steps", "reduction", "nonfinite", "sparse")}
         options.update(transform=transform, accumulator_dtype=accumulator_dtype)
         check_options(**options)

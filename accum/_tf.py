@@ -380,6 +380,20 @@ def registered_object(name, custom_objects=None):
     return (custom_objects or {}).get(name, tf.keras.utils.get_custom_objects().get(name))
 
 
+def _keras_layers(*names):
+    """Those of Keras' layers that this line has, the experimental ones included."""
+    homes = tf.keras.layers, getattr(tf.keras.layers, "experimental", None)
+    found = [getattr(home, name, None) for home in homes for name in names]
+    return tuple(layer for layer in found if layer is not None)
+
+
+TRANSPOSED_CONVOLUTIONS = _keras_layers("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
+"""Layers whose kernels are [..., out, in]. The first is there from 2.3 on."""
+
+EINSUM_LAYERS = _keras_layers("EinsumDense")
+"""Layers whose `equation` says what their kernel's axes are; experimental in 2.3, and there from 2.4 on."""
+
+
 def set_untracked(model, name, value):
     """Set a Python attribute of a Keras model that no checkpoint and no layer list shall see."""
     model.__dict__[name] = value
