@@ -20,7 +20,7 @@ class AdaptiveClipping:
         linear layer.
       unit_axes: dict `{name: axes}`, as for `unitwise_norm`, for variables of which neither the rank nor `model` says
         which axes number the units.
-      model: a Keras model (or layer with layers in it), which tells the layout of depthwise and transposed kernels, of
+      model: a Keras model or layer, which tells the layout of depthwise and transposed kernels, of
         embeddings and of `EinsumDense`. A `GradientAccumulateModel` makes itself known.
       before: another transform, which acts before, or None.
 
@@ -112,7 +112,7 @@ class Known:
         self.by_layer = {}
         self.unit_axes = {}
         self.unit_axes_by_name = {}
-        for layer in [layer for model in models for layer in _tf.layers_of(model) if layer.built]:
+        for layer in [layer for model in models for layer in [model] + _tf.layers_of(model) if layer.built]:
             for var in layer.weights:
                 self.by_layer.setdefault(_tf.variable_key(var), []).append(_name_in(layer, var))
             for var, axes in unit_axes_in(layer):

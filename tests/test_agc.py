@@ -234,6 +234,25 @@ def test_an_optimizer_in_a_loop_clips_as_the_model_does_also_from_its_config():
         assert_near(model.get_weights(), full_batch_step(lambda i: i == 9))
 
 
+def einsum_dense():
+    home = layers if hasattr(layers, "EinsumDense") else getattr(layers, "experimental", None)
+    return getattr(home, "EinsumDense", None)
+
+
+@pytest.mark.law("L7")
+@pytest.mark.keras_face
+@pytest.mark.skipif(einsum_dense() is None, reason="EinsumDense came with TF 2.3")
+def test_the_equation_of_a_layer_says_its_units_and_another_transform_acts_before():
+    layer = einsum_dense()("abc,cde->abde", output_shape=(None, 2, 3))
+    layer.build((1, 5, 4))
+    first, grad = drawn((4, 2, 3)), drawn((4, 2, 3), 0.06, seed=1)
+    layer.set_weights([first])
+    doubled = lambda pairs: [(2.0 * grad, var) for grad, var in pairs]
+    clipping = accum.AdaptiveClipping(0.1, model=layer, before=doubled)
+    ((ours, _),) = clipping([(tf.constant(grad), layer.trainable_variables[0])])
+    np.testing.assert_allclose(ours.numpy(), clip("heads", first, 2.0 * grad), rtol=1e-5)
+
+
 @pytest.mark.law("L7")
 @pytest.mark.keras_face
 def test_a_function_can_leave_out():
