@@ -33,8 +33,11 @@ class Host:
         """A new per-replica variable of zeros that belongs to `var`, beside it on its device."""
         raise NotImplementedError
 
-    def prepare(self, variables):
-        """Create what the inner optimizer needs to update `variables`, outside any trace."""
+    def check(self, variables):
+        """Raise if the inner optimizer can't update `variables`."""
+
+    def prepare(self, variables, used=()):
+        """Create what the inner optimizer needs for `variables`, outside any trace; a trace updates `used` of them."""
 
     def apply(self, grads_and_vars, replicas):
         """Make one step of the inner optimizer on whole gradients. Returns an op or None."""
@@ -214,8 +217,9 @@ class Cycle:
             for var, grad in zip(variables, grads):
                 if grad is not None and self.slot(var) is None:
                     self._add_slot(var, isinstance(grad, tf.IndexedSlices) and self.plan.sparse == "rows")
-            if is_tracing:  # run eagerly, the inner optimizer sees for itself which variables get a gradient
-                self.host.prepare([var for var in variables if self.slot(var) is not None])
+            used = [var for var in variables if self.slot(var) is not None]
+            # Run eagerly, the inner optimizer sees for itself which variables get a gradient.
+            self.host.prepare(variables, used if is_tracing else ())
         self._variables = tuple(variables)
 
     def _build_here(self, variables, grads):
@@ -275,6 +279,7 @@ class Cycle:
         _check.once_each([var.name for var in variables], [_tf.variable_key(var) for var in variables])
         self._check_same(listed)
         self._check_met(listed)
+        self.host.check([var for grad, var in listed if grad is not None])
         self._build_here(variables, grads)
         if _tf.is_tracing():
             self._traced_without.update((_tf.variable_key(v), v.name) for v in variables if self.slot(v) is None)

@@ -23,8 +23,18 @@ class KerasHost(Host):
         with tf.distribute.get_strategy().extended.colocate_vars_with(var):
             return _tf.new_keras_variable(self._wrapper, name, tf.zeros(shape, dtype), per_replica=True)
 
-    def prepare(self, variables):
-        _tf.build_inner(self._wrapper.optimizer, variables)
+    def check(self, variables):
+        refused = _tf.refused_by_inner(self._wrapper.optimizer, variables)
+        if refused:
+            raise ValueError(
+                "The inner optimizer was built for other variables, and one of its family takes no more: call "
+                "`build` with all of them first, or make a new optimizer. Received: {}.".format(
+                    [var.name for var in refused]
+                )
+            )
+
+    def prepare(self, variables, used=()):
+        _tf.prepare_inner(self._wrapper.optimizer, variables, used)
 
     def apply(self, grads_and_vars, replicas):
         return _tf.apply_inner(self._wrapper.optimizer, grads_and_vars, replicas)

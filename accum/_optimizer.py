@@ -176,8 +176,10 @@ class GradientAccumulateOptimizer:
           var_list: list of trainable variables.
 
         Raises:
-          ValueError: a cycle of other variables has begun.
+          ValueError: a cycle of other variables has begun; the inner optimizer is of Keras 2.11 or later and was built
+            without some of them.
         """
+        self._cycle.host.check(list(var_list))
         self._cycle.announce(list(var_list))
         with tf.init_scope():
             _tf.build_inner(self._inner, list(var_list))
@@ -198,6 +200,8 @@ class GradientAccumulateOptimizer:
             return function()
 
     def _apply_bare(self, grads_and_vars, is_reduced):
+        with tf.init_scope():
+            self._cycle.host.prepare([var for _, var in grads_and_vars])
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         return _tf.apply_inner(self._inner, listed, replicas)

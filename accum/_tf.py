@@ -257,6 +257,26 @@ def build_inner(optimizer, variables):
     # v1 optimizers lift their slots out of the branch by themselves.
 
 
+def prepare_inner(optimizer, variables, used):
+    """Create the inner optimizer's variables where it needs them now.
+
+    A new one is built once, as Keras does: for the whole list, also for what has no gradient yet. A legacy one gets
+    what it needs for `used`, those of `variables` that a trace updates.
+    """
+    if is_new_optimizer(optimizer):
+        optimizer.build(variables)
+    elif used:
+        build_inner(optimizer, used)
+
+
+def refused_by_inner(optimizer, variables):
+    """Those of `variables` that the inner optimizer can't update: a new one is built once, for one list."""
+    index = getattr(optimizer, "_index_dict", None) if is_new_optimizer(optimizer) else None
+    if index is None or not getattr(optimizer, "_built", False):
+        return []
+    return [var for var in variables if optimizer._var_key(var) not in index]
+
+
 def _clipped_as_in_fit(optimizer, grads_and_vars):
     """Clip by the inner optimizer's `clipnorm` / `clipvalue` where its own `apply_gradients` does not.
 

@@ -82,8 +82,8 @@ class GraphHost(Host):
         with tf.control_dependencies([tf.compat.v1.Assert(condition, [message])]):
             return function()
 
-    def prepare(self, variables):
-        _tf.build_inner(self._wrapper.optimizer, variables)
+    def prepare(self, variables, used=()):
+        _tf.prepare_inner(self._wrapper.optimizer, variables, used)
 
     def apply(self, grads_and_vars, replicas):
         global_step = None if self._counts_micro_steps else self.global_step

@@ -1,0 +1,298 @@
+"""The optimizer in loops of the user's own: several in one program, lists of variables that change, look-ups."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+
+pytestmark = pytest.mark.keras_face
+
+RANDOM = np.random.RandomState(0)
+NOISE, REAL = RANDOM.normal(size=(24, 2)).astype("float32"), RANDOM.normal(size=(24, 3)).astype("float32")
+FIRST = [0.5 * RANDOM.normal(size=shape).astype("float32") for shape in ((2, 3), (3,), (3, 1), (1,))]
+layers = tf.keras.layers
+legacy = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+
+
+def dense(units, inputs, weights, **given):
+    layer = layers.Dense(units, **given)
+    layer.build((None, inputs))
+    layer.set_weights(weights)
+    return layer
+
+
+def near(ours, theirs):
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Several optimizers
+
+
+class Gan:
+    """A generator and a discriminator, each with an optimizer; one step moves both."""
+
+    def __init__(self, wrap=lambda optimizer: optimizer, is_traced=True):
+        self.generator = dense(3, 2, FIRST[:2], activation="tanh")
+        self.discriminator = dense(1, 3, FIRST[2:])
+        self.optimizers = [wrap(tf.keras.optimizers.Adam(0.05)), wrap(tf.keras.optimizers.SGD(0.1, momentum=0.9))]
+        self.step = tf.function(self._step) if is_traced else self._step
+
+    def _step(self, noise, real, weights):
+        players, others = [self.generator, self.discriminator], tf.nn.sigmoid_cross_entropy_with_logits
+        with tf.GradientTape(persistent=True) as tape:
+            fake, true = self.discriminator(self.generator(noise)), self.discriminator(real)
+            fools = tf.reduce_mean(others(labels=tf.ones_like(fake), logits=fake))
+            tells = tf.reduce_mean(others(labels=tf.zeros_like(fake), logits=fake))
+            tells += tf.reduce_mean(others(labels=tf.ones_like(true), logits=true))
+        for optimizer, player, loss in zip(self.optimizers, players, (fools, tells)):
+            grads = tape.gradient(loss, player.trainable_variables)
+            optimizer.apply_gradients(zip(grads, player.trainable_variables), **weights)
+
+    def weights(self):
+        return self.generator.get_weights() + self.discriminator.get_weights()
+
+
+@pytest.mark.law("L1")
+@pytest.mark.law("L5")
+@pytest.mark.law("L6")
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+def test_two_optimizers_in_one_loop_equal_the_full_batch(is_traced):
+    full = Gan()
+    ours = Gan(lambda optimizer: accum.GradientAccumulateOptimizer(optimizer, accum_steps=3), is_traced)
+    for start, end in ((0, 10), (10, 20), (20, 24)):
+        full.step(NOISE[start:end], REAL[start:end], {})
+    for start, end in ((0, 4), (4, 8), (8, 10), (10, 14), (14, 18), (18, 20), (20, 22), (22, 24)):
+        part = slice(start, end)
+        ours.step(NOISE[part], REAL[part], {"weight": float(end - start)})
+    for optimizer in ours.optimizers:
+        optimizer.flush()
+        assert int(optimizer.iterations.numpy()) == 3
+    near(ours.weights(), full.weights())
+
+
+@pytest.mark.law("L3")
+def test_each_of_several_has_a_cycle_of_its_own():
+    one, other = tf.Variable([0.0]), tf.Variable([0.0])
+    often = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+    seldom = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=3, reduction="sum")
+
+    @tf.function
+    def micro_step(grad):
+        often.apply_gradients([(grad, one)])
+        seldom.apply_gradients([(grad, other)])
+
+    for value in range(1, 7):
+        micro_step(tf.constant([float(value)]))
+    seldom.reset()
+    np.testing.assert_array_equal([one.numpy(), other.numpy()], [[-1.5 - 3.5 - 5.5], [-21.0]])
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The same in `fit` and in loops, with cycles whose length changes
+
+X, Y = RANDOM.normal(size=(24, 3)).astype("float32"), RANDOM.normal(size=(24, 1)).astype("float32")
+STEPS = [slice(0, 6), slice(6, 12), slice(12, 24)]  # in micro-batches of 3: cycles of 2, 2 and 4
+SCHEDULE = {0: 2, 2: 4}
+
+
+def regression(optimizer):
+    inputs = tf.keras.Input((3,))
+    model = tf.keras.Model(inputs, layers.Dense(1)(inputs))
+    model.set_weights(FIRST[2:])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def loop(model, size):
+    @tf.function
+    def micro_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        grads = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(grads, model.trainable_variables))
+
+    for start in range(0, len(X), size):
+        micro_step(X[start : start + size], Y[start : start + size])
+
+
+def momentum():
+    return tf.keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+@pytest.fixture(scope="module")
+def full_batches():
+    model = regression(momentum())
+    for part in STEPS:
+        model.train_on_batch(X[part], Y[part])
+    return model.get_weights()
+
+
+@pytest.mark.law("L1")
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("how", ["fit", "loop"])
+def test_a_schedule_of_cycles_equals_batches_of_these_sizes(how, full_batches):
+    model = regression(accum.GradientAccumulateOptimizer(momentum(), accum_steps=SCHEDULE))
+    if how == "fit":
+        model.fit(X, Y, batch_size=3, shuffle=False, verbose=0)
+    else:
+        loop(model, 3)
+    assert (int(model.optimizer.iterations.numpy()), int(model.optimizer.micro_step)) == (3, 0)
+    near(model.get_weights(), full_batches)
+
+
+@pytest.mark.law("L1")
+@pytest.mark.law("L6")
+def test_a_scheduler_by_epoch_serves_a_plain_model():
+    model = regression(accum.GradientAccumulateOptimizer(momentum(), accum_steps=8))
+    callbacks = [accum.AccumulationScheduler({0: 2, 1: 5}), accum.FlushCallback()]
+    model.fit(X, Y, batch_size=3, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+    full = regression(momentum())
+    for start, end in ((0, 6), (6, 12), (12, 18), (18, 24), (0, 15), (15, 24)):
+        full.train_on_batch(X[start:end], Y[start:end])
+    assert int(model.optimizer.iterations.numpy()) == 6
+    near(model.get_weights(), full.get_weights())
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Frozen and added variables, missing gradients
+
+
+def take(optimizer, variables, grads, is_traced):
+    def micro_step():
+        pairs = [(None if grad is None else tf.constant([grad]), var) for grad, var in zip(grads, variables)]
+        optimizer.apply_gradients(pairs)
+
+    (tf.function(micro_step) if is_traced else micro_step)()
+
+
+@pytest.mark.law("L8")
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_gradient_may_be_missing_at_any_place_of_the_list(place, is_traced):
+    variables = [tf.Variable([0.0]) for _ in range(3)]
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=3)
+    grads = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
+    for micro_step, row in enumerate(grads):
+        given = [None if (micro_step, i) in ((1, place), (2, (place + 1) % 3)) else g for i, g in enumerate(row)]
+        take(optimizer, variables, given, is_traced)
+    grads[1, place] = grads[2, (place + 1) % 3] = 0.0
+    np.testing.assert_allclose([v.numpy()[0] for v in variables], -grads.mean(axis=0), rtol=1e-6)
+
+
+@pytest.mark.law("L1")
+def test_a_frozen_layer_stays_and_the_rest_equals_the_full_batch():
+    def trained(optimizer, size):
+        inputs = tf.keras.Input((3,))
+        frozen = layers.Dense(2, activation="tanh", trainable=False)
+        model = tf.keras.Model(inputs, layers.Dense(1)(frozen(inputs)))
+        model.set_weights([FIRST[0].T, np.zeros(2), FIRST[0][:, :1], np.zeros(1)])
+        model.compile(optimizer)
+        loop(model, size)
+        return model.get_weights()
+
+    adam = tf.keras.optimizers.Adam
+    ours, full = trained(accum.GradientAccumulateOptimizer(adam(0.05), 4), 3), trained(adam(0.05), 12)
+    np.testing.assert_array_equal(ours[0], FIRST[0].T)
+    near(ours, full)
+
+
+@pytest.mark.law("L8")
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+def test_a_variable_added_between_cycles_is_accumulated_from_then_on(is_traced):
+    one, other = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = accum.GradientAccumulateOptimizer(legacy.SGD(1.0, momentum=0.5), accum_steps=2)
+    optimizer.build([one])
+    for _ in range(2):
+        take(optimizer, [one], [1.0], is_traced)
+    optimizer.build([one, other])
+    for grads in ([3.0, 4.0], [5.0, 8.0]):
+        take(optimizer, [one, other], grads, is_traced)
+    np.testing.assert_allclose([one.numpy()[0], other.numpy()[0]], [-1.0 - 4.5, -6.0])
+
+
+@pytest.mark.law("L8")
+@pytest.mark.parametrize("accum_steps", [1, 2])
+def test_a_variable_may_get_its_first_gradient_late(accum_steps):
+    used, late = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps)
+    for grads in [[1.0, None]] * accum_steps + [[1.0, 2.0]] * accum_steps:
+        take(optimizer, [used, late], grads, is_traced=False)
+    np.testing.assert_array_equal([used.numpy(), late.numpy()], [[-2.0], [-2.0]])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("is_announced", [False, True], ids=["unannounced", "built"])
+@pytest.mark.skipif(legacy is tf.keras.optimizers, reason="optimizers before TF 2.11 take every variable")
+def test_a_variable_that_the_inner_optimizer_cannot_take_is_refused_at_once(is_announced, is_traced):
+    one, other = tf.Variable([0.0], name="one"), tf.Variable([0.0], name="other")
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+    optimizer.build([one])
+    for _ in range(2):
+        take(optimizer, [one], [1.0], is_traced)
+    with pytest.raises(ValueError, match="other"):
+        if is_announced:
+            optimizer.build([one, other])
+        else:
+            take(optimizer, [one, other], [1.0, 1.0], is_traced)
+    for _ in range(2):
+        take(optimizer, [one], [1.0], is_traced)
+    np.testing.assert_array_equal(one.numpy(), [-2.0])
+
+
+@pytest.mark.law("L17")
+def test_an_optimizer_in_use_for_another_list_is_refused_in_words():
+    first, second = dense(3, 2, FIRST[:2]), dense(1, 3, FIRST[2:])
+    optimizer = accum.GradientAccumulateOptimizer(legacy.SGD(1.0), accum_steps=2)
+    take_in = lambda layer: optimizer.apply_gradients([(tf.ones_like(v), v) for v in layer.trainable_variables])
+    take_in(first)
+    for is_traced in (False, True):
+        with pytest.raises(ValueError, match="within a cycle|an optimizer for each list"):
+            (tf.function(lambda: take_in(second)) if is_traced else lambda: take_in(second))()
+    take_in(first)
+    near(first.get_weights(), [weight - 1.0 for weight in FIRST[:2]])
+    near(second.get_weights(), FIRST[2:])
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Look-ups
+
+WORDS, TEXTS = 8, np.array(
+    [[1, 1], [2, 3], [1, 4], [2, 2], [5, 1], [6, 2], [5, 5], [3, 6], [1, 2], [2, 7], [3, 4], [5, 6]]
+)
+LABELS = RANDOM.normal(size=(12, 1)).astype("float32")
+TABLE = [RANDOM.normal(size=(WORDS, 2)).astype("float32"), RANDOM.normal(size=(2, 1)).astype("float32")]
+
+
+def look_up(optimizer, size, texts):
+    inputs = tf.keras.Input((2,), dtype="int32")
+    pooled = layers.GlobalAveragePooling1D()(layers.Embedding(WORDS, 2)(inputs))
+    model = tf.keras.Model(inputs, layers.Dense(1, use_bias=False)(pooled))
+    model.set_weights(TABLE)
+    model.compile(optimizer, "mse")
+    model.fit(texts, LABELS, batch_size=size, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+LAZY = [
+    pytest.param(lambda: legacy.SGD(0.2, momentum=0.9), id="legacy-momentum"),  # untouched rows keep their momentum
+    pytest.param(lambda: tf.keras.optimizers.Adam(0.05), id="adam"),
+]
+
+
+@pytest.mark.law("L8")
+@pytest.mark.parametrize("make", LAZY)
+def test_an_embedding_in_fit_equals_the_full_batch(make):
+    ours = look_up(accum.GradientAccumulateOptimizer(make(), accum_steps=2), 2, TEXTS)
+    near(ours, look_up(make(), 4, TEXTS))
+
+
+@pytest.mark.law("L8")
+def test_an_embedding_of_which_every_row_is_touched_may_be_dense():
+    texts = np.arange(24).reshape(12, 2) % WORDS  # every four texts hold all words
+    make = LAZY[0].values[0]
+    ours = look_up(accum.GradientAccumulateOptimizer(make(), accum_steps=2, sparse="dense"), 2, texts)
+    near(ours, look_up(make(), 4, texts))
