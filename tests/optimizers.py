@@ -34,6 +34,19 @@ def _classes(module):
             yield name, value
 
 
+def legacy_family():
+    """The module of the optimizers that keep slots."""
+    return getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+
+
+def new_family():
+    """The module of the optimizers that are built from a list of variables, or None before TF 2.9."""
+    if legacy_family().SGD is not tf.keras.optimizers.SGD:
+        return tf.keras.optimizers
+    preview = getattr(tf.keras.optimizers, "experimental", None)
+    return preview if hasattr(preview, "SGD") else None
+
+
 def _label(*parts):
     return "-".join(str(part) for part in parts)
 
