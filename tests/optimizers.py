@@ -41,10 +41,10 @@ def legacy_family():
 
 def new_family():
     """The module of the optimizers that are built from a list of variables, or None before TF 2.9."""
-    if legacy_family().SGD is not tf.keras.optimizers.SGD:
-        return tf.keras.optimizers
-    preview = getattr(tf.keras.optimizers, "experimental", None)
-    return preview if hasattr(preview, "SGD") else None
+    for module in (tf.keras.optimizers, getattr(tf.keras.optimizers, "experimental", None)):
+        if hasattr(getattr(module, "SGD", None), "update_step"):
+            return module
+    return None
 
 
 def _label(*parts):

@@ -17,6 +17,7 @@ MEANS = [[float32_mean(parts) for parts in zip(*GRADIENTS[i : i + K])] for i in 
 FAMILIES = [pytest.param(legacy_family(), id="legacy")]
 if new_family() is not None:
     FAMILIES.append(pytest.param(new_family(), id="new"))
+Base = getattr(new_family(), "Optimizer", None)
 schedules = tf.keras.optimizers.schedules
 
 
@@ -111,7 +112,7 @@ def fitted(optimizer, size, data=24):
         model = accum.GradientAccumulateModel.from_model(model, accum_steps=8 // size)
     model.compile(optimizer, "mse")
     model.fit(x, y, batch_size=size, shuffle=False, verbose=0)
-    return model.get_weights()
+    return [v.numpy() for v in model.trainable_variables]  # TF 2.9 counts an optimizer's `iterations` as a weight
 
 
 @needs_new
@@ -154,6 +155,7 @@ def test_decoupled_weight_decay_is_taken_once_a_step(make):
 
 
 @pytest.mark.law("L2")
+@pytest.mark.skipif(not hasattr(Base, "exclude_from_weight_decay"), reason="no line before TF 2.10 can exclude")
 @pytest.mark.parametrize("make", decays()[:1])
 def test_what_is_excluded_from_weight_decay_does_not_decay(make):
     def excluding(wrap=lambda optimizer: optimizer):
