@@ -218,6 +218,31 @@ def test_a_model_knows_its_layers_and_leaves_out_what_is_named(sparse):
 
 
 @pytest.mark.law("L7")
+@pytest.mark.law("L11")
+@pytest.mark.keras_face
+def test_two_replicas_know_their_layers_too():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    kernel, grads = drawn((2, 2, 3, 2)), [drawn((2, 2, 3, 2), seed=seed) for seed in (1, 2)]
+    with strategy.scope():
+        layer = layers.Conv2DTranspose(3, 2, name="up")
+        layer.build((None, 2, 2, 2))
+        layer.set_weights([kernel, np.zeros(3)])
+        clipping = accum.AdaptiveClipping(0.1, exclude=["up/bias"], model=layer)
+        optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2, transform=clipping)
+
+    def micro_step(grad):
+        half = [0.5 * grad, tf.ones([3]) / 2.0]  # as Keras scales the loss of each of two replicas
+        optimizer.apply_gradients(zip(half, layer.trainable_variables))
+
+    across = tf.function(lambda grad: strategy.run(micro_step, args=(grad,)))
+    for grad in grads:
+        across(tf.constant(grad))
+    moved = clip("transposed", kernel, np.mean(grads, axis=0))
+    np.testing.assert_allclose(layer.get_weights()[0], kernel - moved, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(layer.get_weights()[1], [-1.0] * 3, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L7")
 @pytest.mark.keras_face
 def test_an_optimizer_in_a_loop_clips_as_the_model_does_also_from_its_config():
     tf.keras.backend.clear_session()  # a config knows variables by name, which TF 2.2 numbers within a session
