@@ -21,9 +21,11 @@ class Host:
 
     Attributes:
       waits_for_others: whether `apply` waits for other processes, and so can stand in no conditional and hold no lock.
+      reduces: whether `apply` sums over replicas, and can't be told not to.
     """
 
     waits_for_others = False
+    reduces = False
 
     def scalar(self, name, initial_value, per_replica=False):
         """A new variable of shape []."""
@@ -40,7 +42,7 @@ class Host:
         """Create what the inner optimizer needs for `variables`, outside any trace; a trace updates `used` of them."""
 
     def apply(self, grads_and_vars, replicas):
-        """Make one step of the inner optimizer on whole gradients. Returns an op or None."""
+        """Make one step of the inner optimizer on whole gradients, the same on `replicas`. Returns an op or None."""
         raise NotImplementedError
 
     def when(self, condition, function):

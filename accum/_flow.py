@@ -128,9 +128,15 @@ class Call:
 
     def _reduce(self, strategy, totals, weight):
         """Sum over replicas, everything in one call: the cycle's one communication."""
-        pairs = list(zip(totals, self._variables)) + [(weight, self._state.micro_step)]
-        reduced = strategy.extended.batch_reduce_to(_replicas.SUM, pairs)
-        return reduced[:-1], reduced[-1]
+        pairs = [] if self._leaves_sums else list(zip(totals, self._variables))
+        reduced = strategy.extended.batch_reduce_to(_replicas.SUM, pairs + [(weight, self._state.micro_step)])
+        return totals if self._leaves_sums else reduced[:-1], reduced[-1]
+
+    @property
+    def _leaves_sums(self):
+        """Whether the inner optimizer sums over replicas, and nothing before it has to see the whole gradient."""
+        needs_whole = self._cycle.transform is not None or self._plan.nonfinite == "skip_cycle"
+        return self._host.reduces and not needs_whole
 
     def _step(self, strategy, totals, weight, settle):
         """The inner optimizer's step, unless the weights sum to zero or the plan forbids what came out."""
@@ -212,7 +218,8 @@ class Call:
             divisor = self._divisor(weight, replicas if self._reduces(strategy) else 1)
             totals = totals if divisor is None else [_divide(total, divisor) for total in totals]
             grads_and_vars = [(_cast(total, var.dtype.base_dtype), var) for total, var in zip(totals, self._variables)]
-        return true_after(self._cycle.make_step(grads_and_vars, replicas))
+        is_share = self._leaves_sums and self._reduces(strategy)
+        return true_after(self._cycle.make_step(grads_and_vars, 1 if is_share else replicas))
 
     def _factor(self, weight):
         """What multiplies a gradient on its way into the sum, or None for 1.

@@ -26,6 +26,9 @@ class CountingOps(tf.distribute.ReductionToOneDevice):
         self.executed = []
         self._is_counted = False  # a reduction of several values is made of others
 
+    def __deepcopy__(self, memo):
+        return self  # an Estimator copies its strategy
+
     @contextlib.contextmanager
     def _counting(self, per_replica_values):
         if self._is_counted:
@@ -33,15 +36,16 @@ class CountingOps(tf.distribute.ReductionToOneDevice):
             return
         self._is_counted = True
         try:
-            self._add_count(per_replica_values)
-            yield
+            with tf.control_dependencies([op for op in [self._add_count(per_replica_values)] if op is not None]):
+                yield
         finally:
             self._is_counted = False
 
     def _add_count(self, per_replica_values):
         locals_ = [value.values[0] if hasattr(value, "values") else value for value in per_replica_values]
         sizes = [tf.size(value) * value.dtype.size for value in locals_]
-        tf.py_function(self._count, [len(sizes), tf.add_n(sizes)], [])
+        done = tf.py_function(self._count, [len(sizes), tf.add_n(sizes)], [])
+        return done if isinstance(done, tf.Operation) else None
 
     def _count(self, values, size):
         self.executed.append((int(values), int(size)))

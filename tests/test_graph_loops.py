@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_slim as slim
+from replicas import CountingOps, mirrored
 
 import accum.compat.v1
 
@@ -150,7 +151,8 @@ def test_flush_hook_ends_the_last_cycle_of_an_estimator(tmp_path):
 
 @pytest.mark.law("L11")
 def test_estimator_under_a_mirrored_strategy(tmp_path):
-    made = estimator(tmp_path, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+    ops = CountingOps()
+    made = estimator(tmp_path, mirrored(ops))
     # A dataset's batch goes to one replica: of the six micro-batches of a step, three to each.
     made.train(lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(len(X) // (2 * K)).repeat(), max_steps=4)
     np.testing.assert_allclose(made.get_variable_value("w"), full_batch(4), rtol=0, atol=2e-6)
@@ -160,6 +162,8 @@ def test_estimator_under_a_mirrored_strategy(tmp_path):
         "AccumOptimizer/micro_step",
         "AccumOptimizer/weight_sum",
     }
+    # Once a step, by the inner optimizer; and once for each of two checkpoints, which hold the sum.
+    assert [size for _, size in ops.of_gradients()] == [4 * 6] * (4 + 2)
 
 
 @pytest.mark.law("L12")

@@ -75,6 +75,10 @@ class GraphHost(Host):
     def waits_for_others(self):
         return _tf.is_sync_replicas_optimizer(self._wrapper.optimizer)
 
+    @property
+    def reduces(self):
+        return _tf.is_graph_optimizer(self._wrapper.optimizer)
+
     def when(self, condition, function):
         if not self.waits_for_others:
             return super().when(condition, function)
