@@ -39,5 +39,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for reason, runs in exceptions.reasons(item):
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True, run=runs))
+        for reason in exceptions.lacks(item):
+            item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("keras_face") and not exceptions.HAS_KERAS_FACE:
             item.add_marker(pytest.mark.skip(reason="TF 1.15 never calls an overridden `train_step`: no Keras face"))

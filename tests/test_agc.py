@@ -266,7 +266,6 @@ def einsum_dense():
 
 @pytest.mark.law("L7")
 @pytest.mark.keras_face
-@pytest.mark.skipif(einsum_dense() is None, reason="EinsumDense came with TF 2.3")
 def test_the_equation_of_a_layer_says_its_units_and_another_transform_acts_before():
     layer = einsum_dense()("abc,cde->abde", output_shape=(None, 2, 3))
     layer.build((1, 5, 4))

@@ -283,10 +283,6 @@ def test_config_round_trip_by_keras():
     assert (again.accum_steps, again.axis, again.momentum, again.center) == (4, 1, 0.5, False)
 
 
-TAKES_MASK = tf.keras.layers.Layer in KERAS.__mro__ and "mask" in KERAS.call.__code__.co_varnames
-
-
-@pytest.mark.skipif(not TAKES_MASK, reason="before TF 2.12 Keras' batch normalisation has no use for a mask")
 def test_masked_values_count_for_nothing():
     x, mask = examples((4, 3)), RANDOM.uniform(size=(12, 4)) < 0.7
     layer, keras = accum.AccumBatchNormalization(3), KERAS()

@@ -159,7 +159,6 @@ class Interrupt(tf.keras.callbacks.Callback):
 
 
 @pytest.mark.law("L12")
-@pytest.mark.skipif(BackupAndRestore is None, reason="TF 2.3 brought `BackupAndRestore`")
 def test_backup_and_restore_goes_on_with_the_cycle_that_the_epoch_left(tmp_path):
     def fit(*more):
         model = accumulating_model(3, last_cycle="carry")

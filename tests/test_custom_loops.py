@@ -226,7 +226,6 @@ def test_a_variable_may_get_its_first_gradient_late(accum_steps):
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("is_announced", [False, True], ids=["unannounced", "built"])
-@pytest.mark.skipif(new_family() is None, reason="optimizers before TF 2.9 take every variable")
 def test_a_variable_that_the_inner_optimizer_cannot_take_is_refused_at_once(is_announced, is_traced):
     one, other = tf.Variable([0.0], name="one"), tf.Variable([0.0], name="other")
     optimizer = accum.GradientAccumulateOptimizer(new_family().SGD(1.0), accum_steps=2)

@@ -85,11 +85,9 @@ def finalize(optimizer, variables):
     optimizer.finalize_variable_values(variables)
 
 
-needs_new = pytest.mark.skipif(new_family() is None, reason="these arguments came with the optimizers of TF 2.9")
 SLOW = {"use_ema": True, "ema_momentum": 0.9}
 
 
-@needs_new
 @pytest.mark.law("L2")
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("frequency", [None, 3])
@@ -112,14 +110,12 @@ def fitted(optimizer, size, data=20):
     return [v.numpy() for v in model.trainable_variables]  # TF 2.9 counts an optimizer's `iterations` as a weight
 
 
-@needs_new
 @pytest.mark.law("L6")
 def test_the_end_of_fit_puts_the_averages_in_place_after_the_last_cycle():
     for ours, full in zip(fitted(new_family().SGD(0.2, **SLOW), 2), fitted(new_family().SGD(0.2, **SLOW), 8)):
         np.testing.assert_allclose(ours, full, rtol=0, atol=2e-6)
 
 
-@needs_new
 @pytest.mark.law("L2")
 @pytest.mark.law("L8")
 def test_averages_end_well_where_a_variable_never_had_a_gradient():
@@ -149,7 +145,6 @@ def test_decoupled_weight_decay_is_taken_once_a_step(make):
 
 
 @pytest.mark.law("L2")
-@pytest.mark.skipif(not hasattr(AdamW, "exclude_from_weight_decay"), reason="Keras excludes from TF 2.10 on")
 @pytest.mark.parametrize("make", decays()[:1])
 def test_what_is_excluded_from_weight_decay_does_not_decay(make):
     def excluding(wrap=lambda optimizer: optimizer):

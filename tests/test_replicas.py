@@ -103,7 +103,6 @@ def test_fit_on_two_replicas_equals_fit_on_one_device():
     np.testing.assert_allclose(ours, trained(tf.name_scope("one"), 24, accum_steps=1), rtol=0, atol=2e-6)
 
 
-HAS_LOSS_SCALE = hasattr(tf.keras.mixed_precision, "LossScaleOptimizer")
 LEGACY = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
 FAMILIES = [pytest.param(tf.keras.optimizers, id="keras")]
 if not issubclass(tf.keras.optimizers.SGD, LEGACY.Optimizer) and not issubclass(LEGACY.SGD, tf.keras.optimizers.SGD):
@@ -112,7 +111,6 @@ if not issubclass(tf.keras.optimizers.SGD, LEGACY.Optimizer) and not issubclass(
 
 @pytest.mark.law("L11")
 @pytest.mark.law("L10")
-@pytest.mark.skipif(not HAS_LOSS_SCALE, reason="TF 2.2 and 2.3 have an experimental class of another interface")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_overflow_on_one_replica_only_is_everyones(family):
     strategy = mirrored()

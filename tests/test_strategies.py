@@ -54,8 +54,6 @@ def test_fit_talks_once_a_step_and_weighs_unequal_replicas(steps_per_execution):
 
 @pytest.fixture(params=[{}, {"steps_per_execution": 2}], ids=["one by one", "several in one execution"])
 def steps_per_execution(request):
-    if request.param and not hasattr(tf.keras.mixed_precision, "LossScaleOptimizer"):
-        pytest.skip("`steps_per_execution` came with TF 2.4")
     return request.param
 
 
@@ -106,9 +104,6 @@ def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argum
 
 
 @pytest.mark.law("L7")
-@pytest.mark.skipif(
-    not hasattr(tf.keras.mixed_precision, "LossScaleOptimizer"), reason="TF 2.2 and 2.3 clip under no strategy"
-)
 @pytest.mark.parametrize("family", [LEGACY] + ([] if LEGACY is tf.keras.optimizers else [tf.keras.optimizers]))
 def test_the_inner_optimizer_clips_the_reduced_mean(family):
     strategy = mirrored()
@@ -119,7 +114,7 @@ def test_the_inner_optimizer_clips_the_reduced_mean(family):
 
 
 @pytest.mark.law("L12")
-@pytest.mark.parametrize("replicas", [(2, 1), (1, 2), (2, 2)], ids=lambda replicas: "{} to {}".format(*replicas))
+@pytest.mark.parametrize("replicas", [(2, 1), (1, 2)], ids=lambda replicas: "{} to {}".format(*replicas))
 def test_a_cycle_goes_on_with_another_number_of_replicas(tmp_path, replicas):
     """Micro-batches whose gradients are 1, 3, 5 and 7 on average, however they are spread."""
 
@@ -140,11 +135,13 @@ def test_a_cycle_goes_on_with_another_number_of_replicas(tmp_path, replicas):
         on_each_replica(strategy, micro_step, spread)
         return weight.numpy(), checkpoint
 
-    expected, _ = run(1, [1.0, 3.0, 5.0, 7.0] * 2)
     before, after = replicas
     _, checkpoint = run(before, [1.0, 3.0, 5.0, 7.0, 1.0])
     weight, _ = run(after, [3.0, 5.0, 7.0], checkpoint.save(str(tmp_path / "at")))
-    assert_equal(weight, expected)
+    expected, plain = tf.Variable([0.0]), tf.keras.optimizers.Adam(0.1)
+    for _ in range(2):
+        plain.apply_gradients([(tf.constant([4.0]), expected)])
+    assert_equal(weight, expected.numpy())
 
 
 @pytest.mark.law("L1")
@@ -230,9 +227,6 @@ def test_workers_that_run_by_themselves_are_refused():
 
 
 @pytest.mark.law("L10")
-@pytest.mark.skipif(
-    not hasattr(tf.keras.mixed_precision, "LossScaleOptimizer"), reason="TF 2.2 and 2.3 have an experimental class"
-)
 def test_a_loss_scale_shares_one_scalar_a_micro_step_and_gradients_once_a_step():
     ops = CountingOps()
     strategy = mirrored(ops)

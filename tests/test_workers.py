@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11")]
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 PATIENCE = 120
-HAS_BACKUP = hasattr(tf.keras.callbacks, "BackupAndRestore") or hasattr(tf.keras.callbacks, "experimental")
 
 
 def job(folder, what, workers, **of_the_last):
@@ -84,7 +83,6 @@ def test_a_job_whose_worker_was_killed_in_mid_cycle_goes_on_from_a_checkpoint(tm
 
 
 @pytest.mark.law("L12")
-@pytest.mark.skipif(not HAS_BACKUP, reason="`BackupAndRestore` came with TF 2.3")
 def test_fit_goes_on_from_a_backup_in_mid_cycle(tmp_path):
     job(tmp_path, "fit", 2, dies_at=6)
     assert_steps(job(tmp_path, "fit", 2), FIT)
