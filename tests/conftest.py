@@ -8,6 +8,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import exceptions
 import pytest
 import tensorflow as tf
+from replicas import make_two_cpus
 
 
 def pytest_configure(config):
@@ -17,15 +18,8 @@ def pytest_configure(config):
         "markers",
         "slow: starts processes, exports models, or differs little between lines; runs on a subset of the cells",
     )
-    _make_two_cpus()
+    make_two_cpus()
     _look_often_for_the_end_of_replicas()
-
-
-def _make_two_cpus():
-    """Two logical CPUs, so that a MirroredStrategy has two replicas; one device stays the default for all else."""
-    cpu = tf.config.experimental.list_physical_devices("CPU")[0]
-    devices = [tf.config.experimental.VirtualDeviceConfiguration()] * 2
-    tf.config.experimental.set_virtual_device_configuration(cpu, devices)
 
 
 def _look_often_for_the_end_of_replicas():

@@ -8,6 +8,13 @@ R = 2
 RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
 
 
+def make_two_cpus():
+    """Two logical CPUs, so that a MirroredStrategy has two replicas; one device stays the default for all else."""
+    cpu = tf.config.experimental.list_physical_devices("CPU")[0]
+    devices = [tf.config.experimental.VirtualDeviceConfiguration()] * 2
+    tf.config.experimental.set_virtual_device_configuration(cpu, devices)
+
+
 def mirrored(cross_device_ops=None):
     """A strategy of two replicas."""
     ops = cross_device_ops or tf.distribute.ReductionToOneDevice()

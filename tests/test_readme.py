@@ -2,11 +2,14 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import exceptions
 import pytest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
 
 PAGES = ["README.md", "docs/static-graph.md", "docs/distribution.md"]
 
@@ -24,7 +27,17 @@ ALL = [pytest.param(page, block, id=page + "-" + str(i)) for page in PAGES for i
 def test_block_runs(page, block):
     if "accum.compat.v1" not in block and not exceptions.HAS_KERAS_FACE:
         pytest.skip("TF 1.15 has no Keras face")
-    exec(compile(block, page, "exec"), {})
+    if "MirroredStrategy()" in block:
+        _run_on_two_replicas(block)
+    else:
+        exec(compile(block, page, "exec"), {})
+
+
+def _run_on_two_replicas(block):
+    """In a process of its own: several strategies in one mix up their collective operations, those of plain TF too."""
+    code = "from replicas import make_two_cpus\nmake_two_cpus()\n" + block
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=HERE, stderr=subprocess.PIPE, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
 
 
 def test_readme_has_a_block_for_each_face():
