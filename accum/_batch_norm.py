@@ -42,8 +42,9 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
       *args: as `tf.keras.layers.BatchNormalization` takes them: `axis`, `momentum`, `epsilon`, …
       synchronized: whether statistics are those of all replicas together, in training and in the moving averages, as
         those of Keras' `SyncBatchNormalization` are: replicas x micro-batches then equal one device that sees each
-        micro-batch whole. It costs two small reductions over the replicas a call, forwards and backwards. False:
-        each replica has its own, and the moving averages are read as their mean, as those of Keras' layer are.
+        micro-batch whole, where replicas are equal, and in a `GradientAccumulateModel` where they are not. It costs two
+        small reductions over the replicas a call, forwards and backwards. False: each replica has its own, and the
+        moving averages are read as their mean, as those of Keras' layer are.
       **kwargs: as `args`.
 
     Call arguments:
@@ -171,7 +172,8 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
         features = max(self.moving_mean.shape.num_elements(), 1)
         count = tf.cast(tf.size(inputs, out_type=tf.int64), dtype) / features
         if mask is not None and _tf.uses_mask(self):
-            count *= tf.reduce_mean(tf.cast(mask, dtype))
+            unmasked = tf.reduce_sum(tf.cast(mask, dtype))
+            count *= tf.math.divide_no_nan(unmasked, tf.cast(tf.size(mask), dtype))  # of no example there is no mean
         return count
 
 

@@ -168,7 +168,7 @@ class Call:
             kept = [getattr(slot, how)(grad, factor) for slot, grad in zip(self._slots, grads)]
             total = _replicas.local_variable(self._state.weight_sum)
             assign = total.assign if how == "start" else total.assign_add
-            kept.append(assign(1.0 if weight is None else weight, read_value=False))
+            kept.append(assign(self._weight_of(weight), read_value=False))
             return true_after(kept + [companion.keep(how == "start") for companion in self._companions])
 
     def _on_keep_running(self, grads, weight, is_first):
@@ -182,7 +182,9 @@ class Call:
     def _on_blend(self, grads, weight, is_first):
         """m += (w / W) (g - m), W the weights so far with w."""
         so_far = self._weight_so_far(weight, is_first)
-        share = tf.math.divide_no_nan(1.0 if weight is None else weight, so_far)
+        share = tf.math.divide_no_nan(self._weight_of(weight), so_far)
+        if self._is_reduced and _replicas.count() > 1:
+            grads = [grad if grad is None else _tf.scale_gradient(grad, self._factor(None)) for grad in grads]
         moved = [slot.blend(grad, share, is_first) for slot, grad in zip(self._slots, grads)]
         with tf.control_dependencies([share]):
             moved.append(_replicas.local_variable(self._state.weight_sum).assign(so_far, read_value=False))
@@ -192,7 +194,7 @@ class Call:
         stored = _replicas.local_variable(self._state.weight_sum).read_value()
         if is_first is not False:
             stored = tf.where(is_first, 0.0, stored)
-        return stored + (1.0 if weight is None else weight)
+        return stored + self._weight_of(weight)
 
     def _on_sum(self, grads, weight, place, is_first, is_for_all):
         """This replica's sums over the cycle and its sum of weights, the last micro-batch included.
@@ -215,30 +217,39 @@ class Call:
         """Reduce by the plan, transform, and let the inner optimizer make its step."""
         replicas = strategy.num_replicas_in_sync
         with tf.name_scope(self._plan.reduction):
-            divisor = self._divisor(weight, replicas if self._reduces(strategy) else 1)
+            divisor = self._divisor(weight)
             totals = totals if divisor is None else [_divide(total, divisor) for total in totals]
             grads_and_vars = [(_cast(total, var.dtype.base_dtype), var) for total, var in zip(totals, self._variables)]
         is_share = self._leaves_sums and self._reduces(strategy)
         return true_after(self._cycle.make_step(grads_and_vars, 1 if is_share else replicas))
 
+    # What the replicas hold means the same for any number of them: their sums add up to `w_i` times the micro-batch's
+    # whole gradient, their weights to `w_i`, which is 1 if none was given. A gradient comes scaled by 1 / replicas, as
+    # Keras scales each replica's loss; one that is reduced already comes whole to each.
+
     def _factor(self, weight):
-        """What multiplies a gradient on its way into the sum, or None for 1.
-
-        Keras scales each replica's loss by 1 / replicas, for a sum over replicas. Taken back here, the sum that a
-        checkpoint holds means the same for any number of replicas.
-        """
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if self._is_reduced or replicas == 1:
+        """What multiplies a gradient on its way into the sum, or None for 1."""
+        replicas = _replicas.count()
+        if replicas == 1:
             return weight
-        return float(replicas) * (1.0 if weight is None else weight)
+        if self._is_reduced:
+            return 1.0 / replicas
+        return None if weight is None else float(replicas) * weight
 
-    def _divisor(self, weight, replicas):
-        """What divides a whole sum, or None for 1."""
-        if self._is_running:  # its share of the mean is still scaled by 1 / replicas; on one there is no sum
-            return weight / replicas if replicas > 1 else None
+    def _weight_of(self, weight):
+        """What is added to this replica's sum of weights."""
+        return 1.0 / _replicas.count() if weight is None else weight
+
+    def _divisor(self, weight):
+        """What divides a replica's total to the gradient of the step, or None for 1."""
+        replicas = _replicas.count()
         if self._plan.reduction == "mean":
             return weight
-        return float(replicas) if replicas > 1 else None
+        if replicas == 1:
+            return None
+        if self._is_reduced:  # nothing is added up: each replica has its share, and makes it whole by itself
+            return 1.0 / replicas
+        return weight / replicas if self._is_running else None
 
     def _on_clear(self):
         cleared = [slot.clear() for slot in self._slots]

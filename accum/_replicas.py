@@ -46,7 +46,7 @@ def per_replica(strategy, results):
     """One value a replica out of the list of structures that `on_each` returned."""
     if len(results) == 1:
         return results[0]
-    make = _tf.per_replica_class(strategy)
+    make = _tf.per_replica_maker(strategy)
     return tf.nest.map_structure(lambda *parts: make(parts), *results)
 
 
@@ -90,9 +90,14 @@ def replica_number():
     return 0 if static is None else int(static) % len(tf.distribute.get_strategy().extended.worker_devices)
 
 
+def count():
+    """The number of replicas, of all workers."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
 def is_one_of_several():
     """Whether the code that is being run or traced is that of one replica among others."""
-    return tf.distribute.get_strategy().num_replicas_in_sync > 1 and not tf.distribute.in_cross_replica_context()
+    return count() > 1 and not tf.distribute.in_cross_replica_context()
 
 
 def local_variable(var):

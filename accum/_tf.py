@@ -590,11 +590,14 @@ def known_value(value):
     return float(known) if isinstance(known, (int, float, np.number, np.ndarray)) and np.ndim(known) == 0 else None
 
 
-@functools.lru_cache(maxsize=None)
-def per_replica_class(strategy):
-    """The class of values that differ from replica to replica, which has no public name."""
+@functools.lru_cache(maxsize=1)
+def per_replica_maker(strategy):
+    """A function that makes one value of a tuple of those of the replicas; its class has no public name."""
     with tf.Graph().as_default():
-        return type(strategy.extended.call_for_each_replica(lambda: tf.zeros([])))
+        one = strategy.extended.call_for_each_replica(lambda: tf.zeros([]))
+    if hasattr(one, "device_map"):  # dies with 1.15
+        return functools.partial(type(one), one.device_map)
+    return type(one)
 
 
 def new_keras_variable(optimizer, name, initial_value, per_replica):

@@ -126,11 +126,11 @@ def measured(workers, cycles):
         task = {"addresses": addresses, "index": index, "cycles": cycles, "pause": 0.5}
         command = [sys.executable, "-W", "ignore", os.path.abspath(__file__), "--worker", json.dumps(task)]
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment))
-    outputs = [process.communicate() for process in processes]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
+    outputs = [process.communicate()[0].decode() for process in processes]
     if any(process.returncode for process in processes):
-        sys.exit("\n".join(errors.decode()[-2000:] for _, errors in outputs))
-    return json.loads(outputs[0][0].decode().splitlines()[-1])
+        sys.exit("a worker failed")
+    return json.loads(outputs[0].splitlines()[-1])
 
 
 def report(workers, result):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import RUN, mirrored
 
 import accum.compat.v1
 
@@ -67,3 +68,23 @@ def test_two_optimizers_in_one_graph_keep_to_themselves():
         for _ in range(6):
             session.run([train_op for _, train_op in ours])
         assert session.run([variable for variable, _ in ours]) == [[-3.0], [-2.0]]
+
+
+@pytest.mark.law("L11")
+@pytest.mark.parametrize("options", [{}, {"nonfinite": "skip_micro"}, {"nonfinite": "skip_cycle"}], ids=str)
+@pytest.mark.parametrize("reduction,moved", [("mean", -4.0), ("sum", -8.0), ("running_mean", -4.0)])
+def test_two_replicas_in_a_session(options, reduction, moved):
+    with tf.Graph().as_default():
+        strategy = mirrored()
+        with strategy.scope():
+            variable = tf1.get_variable("w", initializer=[0.0], use_resource=True)
+            inner = tf1.train.GradientDescentOptimizer(1.0)
+            optimizer = accum.compat.v1.AccumOptimizer(inner, 2, reduction, **options)
+        done = getattr(strategy, RUN)(lambda: optimizer.apply_gradients([(tf.constant([1.0]), variable)]))
+        train_op = tf.group(*strategy.experimental_local_results(done))
+        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 2})) as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(4):  # each replica's share of the gradient is 1, the whole 2
+                session.run(train_op)
+            values = session.run(strategy.experimental_local_results(variable))
+    np.testing.assert_array_equal(values, [[moved]] * 2)

@@ -103,6 +103,25 @@ def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argum
     assert ops.executed == []
 
 
+@pytest.mark.law("L6")
+@pytest.mark.parametrize("reduction,expected", [("mean", -4.0), ("sum", -8.0), ("running_mean", -4.0)])
+@pytest.mark.parametrize("family,argument,value", FAMILIES)
+def test_a_flush_of_reduced_gradients_takes_them_once(family, argument, value, reduction, expected):
+    strategy = mirrored()
+    with strategy.scope():
+        optimizer = accum.GradientAccumulateOptimizer(family.SGD(1.0), accum_steps=3, reduction=reduction)
+        variable = tf.Variable([0.0])
+
+    def micro_step(grad):
+        optimizer.apply_gradients([(tf.reshape(grad, [1]), variable)], **{argument: value})
+
+    on_each_replica(strategy, micro_step, [[3.0, 3.0], [5.0, 5.0]])
+    optimizer.flush()
+    assert variable.numpy() == [expected]
+    on_each_replica(strategy, micro_step, [[4.0, 4.0]] * 3)
+    assert variable.numpy() == [expected - (12.0 if reduction == "sum" else 4.0)]
+
+
 @pytest.mark.law("L7")
 @pytest.mark.parametrize("family", [LEGACY] + ([] if LEGACY is tf.keras.optimizers else [tf.keras.optimizers]))
 def test_the_inner_optimizer_clips_the_reduced_mean(family):
@@ -114,34 +133,43 @@ def test_the_inner_optimizer_clips_the_reduced_mean(family):
 
 
 @pytest.mark.law("L12")
-@pytest.mark.parametrize("replicas", [(2, 1), (1, 2)], ids=lambda replicas: "{} to {}".format(*replicas))
-def test_a_cycle_goes_on_with_another_number_of_replicas(tmp_path, replicas):
+@pytest.mark.law("L4")
+@pytest.mark.parametrize(
+    "before,after,reduction,weight",
+    [
+        (2, 1, "mean", 2.0),
+        (1, 2, "mean", None),
+        (2, 1, "sum", None),
+        (1, 2, "sum", 2.0),
+        (2, 1, "running_mean", None),
+    ],
+)
+def test_a_cycle_goes_on_with_another_number_of_replicas(tmp_path, before, after, reduction, weight):
     """Micro-batches whose gradients are 1, 3, 5 and 7 on average, however they are spread."""
 
-    def run(count, micro_steps, restore=None):
-        strategy = mirrored() if count == 2 else tf.distribute.OneDeviceStrategy("CPU:0")
+    def run(replicas, micro_steps, restore=None):
+        strategy = mirrored() if replicas == 2 else tf.distribute.OneDeviceStrategy("CPU:0")
         with strategy.scope():
-            weight = tf.Variable([0.0])
-            optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.1), accum_steps=4)
-            checkpoint = tf.train.Checkpoint(weight=weight, optimizer=optimizer)
+            variable = tf.Variable([0.0])
+            inner = tf.keras.optimizers.SGD(1.0)
+            optimizer = accum.GradientAccumulateOptimizer(inner, accum_steps=4, reduction=reduction)
+            checkpoint = tf.train.Checkpoint(variable=variable, optimizer=optimizer)
             if restore:
                 checkpoint.restore(restore)
 
         def micro_step(grad):
-            optimizer.apply_gradients([(tf.reshape(grad, [1]), weight)], weight=2.0 / count)
+            own = None if weight is None else weight / replicas
+            optimizer.apply_gradients([(tf.reshape(grad, [1]), variable)], weight=own)
 
         # On two replicas as Keras scales them: each the gradient of half its loss.
-        spread = [[mean] if count == 1 else [(mean - 0.5) / 2, (mean + 0.5) / 2] for mean in micro_steps]
+        spread = [[mean] if replicas == 1 else [(mean - 0.5) / 2, (mean + 0.5) / 2] for mean in micro_steps]
         on_each_replica(strategy, micro_step, spread)
-        return weight.numpy(), checkpoint
+        return variable.numpy(), checkpoint
 
-    before, after = replicas
     _, checkpoint = run(before, [1.0, 3.0, 5.0, 7.0, 1.0])
-    weight, _ = run(after, [3.0, 5.0, 7.0], checkpoint.save(str(tmp_path / "at")))
-    expected, plain = tf.Variable([0.0]), tf.keras.optimizers.Adam(0.1)
-    for _ in range(2):
-        plain.apply_gradients([(tf.constant([4.0]), expected)])
-    assert_equal(weight, expected.numpy())
+    moved, _ = run(after, [3.0, 5.0, 7.0], checkpoint.save(str(tmp_path / "at")))
+    step = 4.0 if reduction != "sum" else 16.0 * (weight or 1.0)
+    np.testing.assert_allclose(moved, [-2.0 * step], rtol=1e-6)
 
 
 @pytest.mark.law("L1")

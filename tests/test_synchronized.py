@@ -42,6 +42,20 @@ def test_synchronized_replicas_equal_one_device(batch_size, accum_steps):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+def test_masked_values_and_a_replica_without_examples():
+    x, mask = X[:9].reshape(3, 3, 3), np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
+    strategy = mirrored()
+    with strategy.scope():
+        layer = accum.AccumBatchNormalization(2, momentum=0.0, synchronized=True)
+        layer.build((None, 3, 3))
+    parts = tf.data.Dataset.from_tensor_slices((x, mask)).batch(2)  # 1 + 1 and 1 + 0
+    run = tf.function(lambda part, its: strategy.run(lambda a, b: layer(a, training=True, mask=b), args=(part, its)))
+    for part, its in strategy.experimental_distribute_dataset(parts):
+        run(part, its)
+    np.testing.assert_allclose(layer.moving_mean.numpy(), x[mask].mean(0), atol=2e-6)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), x[mask].var(0), atol=2e-6)
+
+
 def test_without_it_each_replica_has_its_own_and_the_mean_of_them_is_read():
     strategy = mirrored()
     with strategy.scope():
