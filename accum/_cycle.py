@@ -166,7 +166,7 @@ class Cycle:
 
         Args:
           grads_and_vars: list of (gradient, variable); a gradient may be `tf.IndexedSlices` or None.
-          weight: scalar >= 0 of any dtype, the micro-batch's weight on this replica; None: 1.
+          weight: scalar >= 0 of any dtype, the micro-batch's weight on this replica; None: 1 on all together.
           is_reduced: whether the gradients are already the same on every replica.
         """
         if is_reduced and weight is not None and tf.distribute.get_strategy().num_replicas_in_sync > 1:

@@ -97,7 +97,8 @@ class GradientAccumulateOptimizer:
             does.
           name: accepted for Keras' sake.
           skip_gradients_aggregation: whether the gradients are already summed over replicas (Keras >= 2.11).
-          weight: scalar >= 0, this micro-batch's weight in the mean, such as its number of examples; None: 1.
+          weight: scalar >= 0, this micro-batch's weight in the mean, such as its number of examples; under a strategy
+            that of this replica's part. None: 1, for all replicas together.
           experimental_aggregate_gradients: False says the same as `skip_gradients_aggregation=True`.
 
         Returns:
