@@ -58,8 +58,8 @@ class CountingOps(tf.distribute.ReductionToOneDevice):
         self.executed.append((int(values), int(size)))
 
     def of_gradients(self):
-        """Those that are no scalar: Keras reduces metrics, and a loss scale shares its verdict."""
-        return [(values, size) for values, size in self.executed if size > 4]
+        """Those that are no scalar, as metrics, the end of the data and the verdict of a loss scale are."""
+        return [(values, size) for values, size in self.executed if size > 8]
 
     def reduce_implementation(self, reduce_op, per_replica_value, *args, **kwargs):
         with self._counting([per_replica_value]):
