@@ -14,7 +14,7 @@ from addresses import free_addresses
 pytestmark = [pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11")]
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
-PATIENCE = 120
+PATIENCE = 300
 
 
 def job(folder, what, workers, **of_the_last):
