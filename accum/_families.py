@@ -3,8 +3,8 @@
 from typing import Dict, Tuple
 
 from accum import _replicas, _tf
-from accum._cycle import Host
 from accum._flow import count_nonfinite
+from accum._host import Host
 from accum._tf import tf
 
 

@@ -183,8 +183,9 @@ class Call:
         """m += (w / W) (g - m), W the weights so far with w."""
         so_far = self._weight_so_far(weight, is_first)
         share = tf.math.divide_no_nan(self._weight_of(weight), so_far)
-        if self._is_reduced and _replicas.count() > 1:
-            grads = [grad if grad is None else _tf.scale_gradient(grad, self._factor(None)) for grad in grads]
+        factor = self._factor(None)  # the weight is in the share
+        if factor is not None:
+            grads = [grad if grad is None else _tf.scale_gradient(grad, factor) for grad in grads]
         moved = [slot.blend(grad, share, is_first) for slot, grad in zip(self._slots, grads)]
         with tf.control_dependencies([share]):
             moved.append(_replicas.local_variable(self._state.weight_sum).assign(so_far, read_value=False))

@@ -1,7 +1,7 @@
 """The cycle of one layer's moving statistics: a model's optimizer keeps the clock, or the layer's own calls do."""
 
 from accum import _replicas, _tf
-from accum._cycle import Companion
+from accum._host import Companion
 from accum._moments import KeptMoments, with_bessel
 from accum._replicas import local_variable, true_after
 from accum._tf import tf

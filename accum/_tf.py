@@ -493,15 +493,8 @@ def shape_built_for(model):
     return model.input_shape
 
 
-def _batch_norms():
-    classes = [tf.keras.layers.BatchNormalization]
-    if HAS_KERAS_FACE and VERSION < (2, 16):  # an argument of the other from 2.12 on, and still there; dies with 2.15
-        classes.append(tf.keras.layers.experimental.SyncBatchNormalization)
-    return tuple(classes)
-
-
-BATCH_NORMS = _batch_norms()
-"""Keras' own classes of batch normalisation."""
+BATCH_NORMS = _keras_layers("BatchNormalization", "SyncBatchNormalization")
+"""Keras' own classes of batch normalisation; the second is an argument of the first from 2.12 on."""
 
 
 def is_synchronized(batch_norm):

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import sys
@@ -50,8 +49,6 @@ def contender(strategy, name):
         shapes = list(zip(SIZES[:-1], SIZES[1:]))
         weights = [tf.Variable((random.normal(size=shape) / shape[0] ** 0.5).astype("float32")) for shape in shapes]
         optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.01), K)
-    new_style = hasattr(tf.keras.optimizers, "legacy")
-    reduced = {"skip_gradients_aggregation": True} if new_style else {"experimental_aggregate_gradients": False}
 
     def micro_step(x, y):
         with tf.GradientTape() as tape:
@@ -62,7 +59,7 @@ def contender(strategy, name):
         grads = tape.gradient(loss, weights)
         if name == "every micro step":
             grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)
-            optimizer.apply_gradients(zip(grads, weights), **reduced)
+            optimizer.apply_gradients(zip(grads, weights), experimental_aggregate_gradients=False)
         else:
             optimizer.apply_gradients(zip(grads, weights))
 
@@ -110,17 +107,10 @@ def worker(task):
 # The command
 
 
-def free_addresses(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    addresses = ["localhost:{}".format(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
-
-
 def measured(workers, cycles):
+    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests"))
+    from addresses import free_addresses
+
     addresses, processes = free_addresses(workers), []
     for index in range(workers):
         task = {"addresses": addresses, "index": index, "cycles": cycles, "pause": 0.5}

@@ -50,6 +50,7 @@ CAME_LATER = [
     ("test_averages_of_the_weights", (2, 9), NEW_FAMILY),
     ("test_averages_end_well", (2, 9), NEW_FAMILY),
     ("test_the_end_of_fit_puts_the_averages_in_place", (2, 9), NEW_FAMILY),
+    ("test_decoupled_weight_decay", (2, 9), NEW_FAMILY),
     ("test_what_is_excluded_from_weight_decay", (2, 10), "Keras excludes from weight decay from TF 2.10 on"),
     ("test_masked_values_", (2, 12), "Keras' batch normalisation had no use for a mask before"),
 ]

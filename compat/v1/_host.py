@@ -3,7 +3,7 @@
 import contextlib
 
 from accum import _tf
-from accum._cycle import Host
+from accum._host import Host
 from accum._tf import tf
 
 

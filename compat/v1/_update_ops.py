@@ -8,7 +8,7 @@ averages by the same formula with the step.
 
 from typing import NamedTuple
 
-from accum._cycle import Companion
+from accum._host import Companion
 from accum._moments import Moments, pooled, so_far, with_bessel, without_bessel
 from accum._tf import tf
 
