@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers import float32_mean, graph_optimizers, keras_optimizers, random_gradients
+from optimizers import built, float32_mean, graph_optimizers, keras_optimizers, keras_weights, random_gradients
 
 import accum
 import accum.compat.v1
@@ -24,7 +24,8 @@ def means_of(gradients):
 
 def run_keras(optimizer, gradients, first, is_traced):
     """Weights after `optimizer` has been given each list of gradients."""
-    variables = [tf.Variable(value) for value in first]
+    variables = keras_weights(first)
+    built(optimizer, variables)
 
     def step(*grads):
         optimizer.apply_gradients(zip(grads, variables))

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizers import families
 from problems import (
     HERE,
     RAGGED,
@@ -40,9 +41,6 @@ GRAPH = {
     "rmsprop": lambda: tf1.train.RMSPropOptimizer(0.01, decay=0.9, epsilon=EPSILON),
     "adagrad": lambda: tf1.train.AdagradOptimizer(0.1, initial_accumulator_value=0.1),
 }
-FAMILIES = {"keras": tf.keras.optimizers}
-if hasattr(tf.keras.optimizers, "legacy"):
-    FAMILIES["legacy"] = tf.keras.optimizers.legacy
 
 
 @pytest.fixture(params=sorted(KERAS))
@@ -50,9 +48,9 @@ def rule(request):
     return request.param
 
 
-@pytest.fixture(params=sorted(FAMILIES))
+@pytest.fixture(params=families())
 def family(request):
-    return FAMILIES[request.param]
+    return request.param
 
 
 def test_golden_files_are_what_numpy_writes():
