@@ -65,7 +65,7 @@ class GradientAccumulateOptimizer:
         self.__dict__["_inner"] = inner = self.__dict__.pop("_resolved")
         if transform is not None and getattr(inner, "loss_scale_factor", None) is not None:
             raise ValueError(
-                "With `loss_scale_factor` the inner optimizer alone sees gradients unscaled, and a `transform` would not: "
+                "With `loss_scale_factor` the inner optimizer alone sees gradients unscaled; a `transform` does not: "
                 "use a LossScaleOptimizer around this one. Received: loss_scale_factor={!r}.".format(
                     inner.loss_scale_factor
                 )

@@ -140,8 +140,8 @@ def deserialize_keras_optimizer(config, custom_objects=None):
     if is_keras_optimizer(config):
         return config  # Keras 2.13 and later may have been there first
     if VERSION >= (2, 11):
-        # `optimizers.deserialize` gives the string "AdamW" for an AdamW up to 2.15, "Lamb" for a Lamb in Keras 3, and the
-        # general one knows no SGD while it reads H5: look among Keras' own here.
+        # `optimizers.deserialize` gives the string "AdamW" for an AdamW up to 2.15, "Lamb" for a Lamb in Keras 3, and
+        # the general one knows no SGD while it reads H5: look among Keras' own here.
         inside = config.get("config", {})
         # Legacy optimizers do not always say that they are.
         is_legacy = not IS_KERAS_3 and inside.get("is_legacy_optimizer", "decay" in inside)

@@ -19,6 +19,10 @@ GRAPH_ARGUMENTS = {
 NOT_ALONE = ("SyncReplicasOptimizer", "Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
 
 
+EAGER_AND_TRACED = [pytest.param(False, id="eager", marks=pytest.mark.line), pytest.param(True, id="function")]
+"""pytest parameters: whether a micro step is a `tf.function`."""
+
+
 def _keras_modules():
     modules = {"keras": tf.keras.optimizers}
     for name in () if IS_KERAS_3 else ("legacy", "experimental"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers import families, random_gradients
+from optimizers import EAGER_AND_TRACED, families, random_gradients
 
 import accum
 import accum.compat.v1
@@ -47,7 +47,7 @@ def assert_same(ours, theirs):
 
 @pytest.mark.law("L12")
 @pytest.mark.keras_face
-@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 @pytest.mark.parametrize("stop", [2, 3, 5] + [pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4)])
 @pytest.mark.parametrize("make", ADAMS)
 def test_a_run_restored_after_any_micro_step_ends_as_the_uninterrupted_one(tmp_path, make, stop, is_traced):
@@ -94,7 +94,7 @@ def test_other_accum_steps_on_resume_keep_iterations_and_finish_the_cycle_begun(
 
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
-@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+@pytest.mark.parametrize("stop", [3] + [pytest.param(stop, marks=pytest.mark.line) for stop in (1, 2, 4)])
 def test_a_saver_in_mid_cycle(tmp_path, stop, use_resource):
     gradients = random_gradients(6, SHAPES)
 

@@ -10,6 +10,7 @@ from replicas import mirrored
 import accum
 
 pytestmark = [
+    pytest.mark.line,
     pytest.mark.keras_face,
     pytest.mark.skipif(not IS_KERAS_3, reason="`tf.keras` is Keras 2 here"),
 ]
@@ -43,7 +44,7 @@ def test_a_second_accumulation_inside_is_refused():
 @pytest.mark.law("L17")
 def test_a_transform_that_would_see_a_scaled_gradient_is_refused():
     inner = tf.keras.optimizers.SGD(0.1, loss_scale_factor=8.0)
-    with pytest.raises(ValueError, match="sees gradients unscaled"):
+    with pytest.raises(ValueError, match="does not: use a LossScale"):
         accum.GradientAccumulateOptimizer(inner, accum_steps=2, transform=lambda pairs: pairs)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loss_scales import apply_scaled, scaled_loss
-from optimizers import families
+from optimizers import EAGER_AND_TRACED, families
 
 import accum
 
@@ -23,7 +23,7 @@ def loss_scale_optimizer(optimizer, scale):
 
 @pytest.mark.law("L10")
 @pytest.mark.parametrize("place", [None, 0, 1, 2])
-@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 @pytest.mark.parametrize("family", families())
 def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_traced, place):
     variable = tf.Variable([0.0])
@@ -45,7 +45,7 @@ def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_
 
 @pytest.mark.law("L10")
 @pytest.mark.law("L8")
-@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 @pytest.mark.parametrize("family", families())
 def test_a_variable_without_a_gradient_inside_a_loss_scale(family, is_traced):
     used, unused = tf.Variable([0.0]), tf.Variable([5.0])
@@ -100,6 +100,7 @@ def trained(batch_size, accum_steps, optimizer):
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("is_explicit", [False, True], ids=["by compile", "by the user"])
 @pytest.mark.parametrize("family", families())
+@pytest.mark.line
 def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, family, is_explicit):
     def optimizer():
         inner = family.SGD(0.05, momentum=0.9)
@@ -111,6 +112,7 @@ def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, famil
 
 @pytest.mark.law("L10")
 @pytest.mark.law("L1")
+@pytest.mark.line
 def test_fit_under_the_bfloat16_policy_equals_the_full_batch(mixed_bfloat16):
     """Nothing scales the loss there. bfloat16 rounds each micro-batch's gradients, by up to 2^-9 of them."""
     for ours, theirs in zip(trained(5, 4, "sgd"), trained(20, None, "sgd")):
@@ -142,6 +144,7 @@ def examples(parts):
 @pytest.mark.law("L10")
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("family", families())
+@pytest.mark.line
 def test_an_overflow_at_any_place_of_a_cycle_leaves_no_trace_in_fit(mixed_float16, family):
     """Neither in the weights nor in batch normalisation; and the last cycle, which it leaves unfinished, is flushed."""
     ours = accum.GradientAccumulateOptimizer(family.SGD(0.05, momentum=0.9), accum_steps=2)

@@ -8,6 +8,8 @@ from optimizers import graph_optimizers, keras_optimizers, keras_weights, random
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.line
+
 tf1 = tf.compat.v1
 
 K = 4

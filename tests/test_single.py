@@ -8,6 +8,8 @@ from optimizers import built, graph_optimizers, keras_optimizers, keras_weights,
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.line
+
 tf1 = tf.compat.v1
 
 SHAPES = [(3, 2), (2,)]

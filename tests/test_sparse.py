@@ -11,6 +11,8 @@ from optimizers import families
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.line
+
 tf1 = tf.compat.v1
 
 ROWS, WIDTH, K = 6, 2, 2

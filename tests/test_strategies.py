@@ -14,7 +14,7 @@ from replicas import RUN, CountingOps, R, mirrored
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L11")]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L11")]
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(37, 5)).astype("float32")
