@@ -36,7 +36,7 @@ if not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 21)):
 HAS_KERAS_FACE = VERSION >= (2, 2)
 """TF 1.15 never calls an overridden `train_step`, so it has the static-graph face only. Dies with 1.15."""
 
-IS_KERAS_3 = VERSION >= (2, 16) and tf.keras.__version__.startswith("3")
+IS_KERAS_3 = VERSION >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
 """Whether `tf.keras` is Keras 3: from 2.16 on it is, unless TF_USE_LEGACY_KERAS makes it `tf-keras`, Keras 2."""
 
 if IS_KERAS_3 and tf.keras.backend.backend() != "tensorflow":
