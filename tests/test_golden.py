@@ -1,5 +1,6 @@
 """All faces, on every TensorFlow, follow the trajectories that NumPy wrote (law L1)."""
 
+import json
 import subprocess
 import sys
 
@@ -53,6 +54,19 @@ def family(request):
     return request.param
 
 
+@pytest.fixture
+def follows(rule, record_property):
+    """A function that a trajectory must pass; how far off it is, and where it ends, stands in the cell's report."""
+
+    def follows(trajectory):
+        golden = golden_trajectory(rule)
+        record_property("golden", json.dumps({"off": float(np.abs(np.array(trajectory) - golden).max())}))
+        record_property("weights", json.dumps([float(weight) for weight in trajectory[-1]]))
+        assert_follows(trajectory, golden)
+
+    return follows
+
+
 def test_golden_files_are_what_numpy_writes():
     subprocess.run([sys.executable, HERE + "/make_golden.py", "--check"], check=True)
 
@@ -83,7 +97,7 @@ def test_golden_gradients_agree_with_finite_differences():
 @pytest.mark.law("L5")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
-def test_optimizer_face_follows_the_golden_trajectory(rule, family, is_traced):
+def test_optimizer_face_follows_the_golden_trajectory(rule, family, is_traced, follows):
     variables = [tf.Variable(w) for w in golden_problem()[2]]
     optimizer = accum.GradientAccumulateOptimizer(KERAS[rule](family), accum_steps=len(RAGGED))
 
@@ -101,13 +115,13 @@ def test_optimizer_face_follows_the_golden_trajectory(rule, family, is_traced):
         micro_step(tf.constant(x), tf.constant(y, tf.int32))
         if count % len(RAGGED) == 0:
             trajectory.append(flat([v.numpy() for v in variables]))
-    assert_follows(trajectory, golden_trajectory(rule))
+    follows(trajectory)
 
 
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.keras_face
-def test_model_face_follows_the_golden_trajectory_through_fit(rule, family):
+def test_model_face_follows_the_golden_trajectory_through_fit(rule, family, follows):
     plain = golden_model()
     model = accum.GradientAccumulateModel(len(RAGGED), inputs=plain.inputs, outputs=plain.outputs)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -122,7 +136,7 @@ def test_model_face_follows_the_golden_trajectory_through_fit(rule, family):
     signature = (tf.float32, tf.int32), (tf.TensorShape([None, 5]), tf.TensorShape([None]))
     data = tf.data.Dataset.from_generator(golden_micro_batches, *signature)
     model.fit(data, epochs=1, callbacks=[Record()], verbose=0)
-    assert_follows(trajectory, golden_trajectory(rule))
+    follows(trajectory)
 
 
 @pytest.mark.law("L1")
@@ -131,7 +145,7 @@ def test_model_face_follows_the_golden_trajectory_through_fit(rule, family):
     "is_resource", [pytest.param(False, id="ref", marks=pytest.mark.line), pytest.param(True, id="resource")]
 )
 @pytest.mark.parametrize("is_driven", [False, True], ids=["conditional", "explicit"])
-def test_graph_face_follows_the_golden_trajectory_in_a_session(rule, is_resource, is_driven):
+def test_graph_face_follows_the_golden_trajectory_in_a_session(rule, is_resource, is_driven, follows):
     with tf.Graph().as_default(), tf1.Session() as session:
         x, y = tf1.placeholder(tf.float32, [None, 5]), tf1.placeholder(tf.int32, [None])
         first = golden_problem()[2]
@@ -154,4 +168,4 @@ def test_graph_face_follows_the_golden_trajectory_in_a_session(rule, is_resource
                 if is_driven:
                     session.run(ops.apply)
                 trajectory.append(flat(session.run(variables)))
-        assert_follows(trajectory, golden_trajectory(rule))
+        follows(trajectory)

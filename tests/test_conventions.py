@@ -1,0 +1,79 @@
+"""What TensorFlow's own optimizers are by default on a line: written into the cell's report, for people who migrate."""
+
+import inspect
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from optimizers import legacy_family
+
+tf1 = tf.compat.v1
+KERAS = ("SGD", "Adam", "RMSprop", "Adagrad")
+GRAPH = ("MomentumOptimizer", "AdamOptimizer", "RMSPropOptimizer", "AdagradOptimizer")
+TOLD = ("learning_rate", "momentum", "rho", "decay", "beta_1", "beta_2", "epsilon", "initial_accumulator_value")
+
+
+def told(config):
+    numbers = {name: value for name, value in config.items() if name in TOLD and isinstance(value, (float, np.floating))}
+    return {name: float("{:.6g}".format(value)) for name, value in numbers.items()}
+
+
+@pytest.mark.keras_face
+def test_defaults_of_keras_optimizers(record_property):
+    found = {name: told(getattr(tf.keras.optimizers, name)().get_config()) for name in KERAS}
+    record_property("keras defaults", json.dumps(found, sort_keys=True))
+    if legacy_family() not in (None, tf.keras.optimizers):
+        found = {name: told(getattr(legacy_family(), name)().get_config()) for name in KERAS}
+        record_property("keras legacy defaults", json.dumps(found, sort_keys=True))
+    assert found["Adagrad"]["initial_accumulator_value"] == 0.1 and found["Adam"]["epsilon"] == 1e-7
+
+
+def test_defaults_of_graph_optimizers(record_property):
+    found = {}
+    for name in GRAPH:
+        parameters = inspect.signature(getattr(tf1.train, name).__init__).parameters.values()
+        found[name] = told({parameter.name: parameter.default for parameter in parameters})
+    record_property("graph defaults", json.dumps(found, sort_keys=True))
+    assert found["AdamOptimizer"]["epsilon"] == 1e-8 and found["RMSPropOptimizer"]["epsilon"] == 1e-10
+
+
+@pytest.mark.keras_face
+@pytest.mark.parametrize("family", ["keras", "legacy"])
+def test_first_steps_where_conventions_differ(family, record_property):
+    """The first step of a single weight 1 with gradient 0.5, from which epsilon's place and first slots can be read."""
+    module = tf.keras.optimizers if family == "keras" else legacy_family()
+    if module is None or (family == "legacy" and module is tf.keras.optimizers):
+        pytest.skip("this line has one family of Keras optimizers")
+    makes = {
+        "Adam": lambda: module.Adam(0.5, epsilon=1.0),
+        "RMSprop": lambda: module.RMSprop(0.5, epsilon=1.0),
+        "RMSprop, momentum": lambda: module.RMSprop(0.5, epsilon=1.0, momentum=0.5),
+        "Adagrad": lambda: module.Adagrad(0.5, epsilon=1.0),
+    }
+    steps = {}
+    for name, make in makes.items():
+        weight = tf.Variable([1.0])
+        make().apply_gradients([(tf.constant([0.5]), weight)])
+        steps[name] = round(1.0 - float(weight.numpy()[0]), 6)
+    record_property("{} first steps".format(family), json.dumps(steps, sort_keys=True))
+    assert all(0.0 < step < 1.0 for step in steps.values())
+
+
+def test_first_steps_of_graph_optimizers(record_property):
+    makes = {
+        "Adam": lambda: tf1.train.AdamOptimizer(0.5, epsilon=1.0),
+        "RMSprop": lambda: tf1.train.RMSPropOptimizer(0.5, epsilon=1.0),
+        "RMSprop, momentum": lambda: tf1.train.RMSPropOptimizer(0.5, epsilon=1.0, momentum=0.5),
+        "Adagrad": lambda: tf1.train.AdagradOptimizer(0.5),
+    }
+    steps = {}
+    for name, make in makes.items():
+        with tf.Graph().as_default(), tf1.Session() as session:
+            weight = tf1.get_variable("weight", initializer=[1.0])
+            train_op = make().apply_gradients([(tf.constant([0.5]), weight)])
+            session.run(tf1.global_variables_initializer())
+            session.run(train_op)
+            steps[name] = round(1.0 - float(session.run(weight)[0]), 6)
+    record_property("graph first steps", json.dumps(steps, sort_keys=True))
+    assert all(0.0 < step < 1.0 for step in steps.values())
