@@ -91,6 +91,8 @@ def logged(folder):
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])
 @pytest.mark.parametrize("family", families())
 def test_tensorboard_logs_what_it_logs_of_the_full_batch(family, is_scaled, tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard comes with TensorFlow up to 2.20")
+
     def optimizer():
         inner = family.SGD(tf.keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5))
         return loss_scale_optimizer(inner, 4.0) if is_scaled else inner

@@ -15,7 +15,8 @@ TOLD = ("learning_rate", "momentum", "rho", "decay", "beta_1", "beta_2", "epsilo
 
 
 def told(config):
-    numbers = {name: value for name, value in config.items() if name in TOLD and isinstance(value, (float, np.floating))}
+    told = {name: value for name, value in config.items() if name in TOLD}
+    numbers = {name: value for name, value in told.items() if isinstance(value, (float, np.floating))}
     return {name: float("{:.6g}".format(value)) for name, value in numbers.items()}
 
 
