@@ -30,7 +30,7 @@ class GAOptimizerWrapper(GradientAccumulateOptimizer):
     Args:
       optimizer: as for `GradientAccumulateOptimizer`.
       accum_steps: as there, and 4 if it is left out.
-      reduction: as there, and "sum" if it is left out.
+      reduction: as there: "mean" if it is left out, as in the code of GradientAccumulator 0.3 (whose docstring says "SUM").
       name: as there.
       n_gradients: another name of `accum_steps`.
       **kwargs: as for `GradientAccumulateOptimizer`.
@@ -40,15 +40,15 @@ class GAOptimizerWrapper(GradientAccumulateOptimizer):
         self,
         optimizer="SGD",
         accum_steps=None,
-        reduction="sum",
+        reduction="mean",
         name="GAOptimizerWrapper",
         *,
         n_gradients=None,
         **kwargs,
     ):
         _warn(
-            "`GAOptimizerWrapper` is now called `GradientAccumulateOptimizer`, whose `reduction` is 'mean' by default; "
-            "that of `GAOptimizerWrapper` is 'sum'."
+            "`GAOptimizerWrapper` is now called `GradientAccumulateOptimizer`, whose `accum_steps` is 1 by default; "
+            "that of `GAOptimizerWrapper` is 4."
         )
         super().__init__(optimizer, _accum_steps(accum_steps, n_gradients, 4), reduction, name, **kwargs)
 
