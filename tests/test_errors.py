@@ -264,6 +264,19 @@ def test_graph_face_refuses_eager_execution():
 
 
 @pytest.mark.law("L17")
+@pytest.mark.keras_face
+def test_graph_face_refuses_a_traced_function_such_as_the_train_step_of_fit():
+    optimizer, variable = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2), tf.Variable([1.0])
+
+    @tf.function
+    def step():
+        optimizer.apply_gradients([(tf.ones([1]), variable)])
+
+    with pytest.raises(RuntimeError, match="accum.GradientAccumulateOptimizer"):
+        step()
+
+
+@pytest.mark.law("L17")
 def test_graph_face_refuses_a_loss_without_trainable_variables():
     with tf.Graph().as_default():
         optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)

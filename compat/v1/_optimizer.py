@@ -336,7 +336,7 @@ def _either(accum_steps, steps_per_update):
 
 
 def _require_graph():
-    if tf.executing_eagerly():
+    if not _tf.in_static_graph():  # in a `tf.function` neither, such as the train step of Keras' `fit`
         raise RuntimeError(
             "`AccumOptimizer` builds ops of a static graph and was called eagerly: enter a `tf.Graph`, or use "
             "`accum.GradientAccumulateOptimizer`."
