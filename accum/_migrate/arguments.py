@@ -1,0 +1,114 @@
+"""The arguments of a call: read by name, edited with the white space around them kept."""
+
+import libcst as cst
+
+NO_SPACE = cst.AssignEqual(whitespace_before=cst.SimpleWhitespace(""), whitespace_after=cst.SimpleWhitespace(""))
+
+
+class NotUnderstood(Exception):
+    """What can't be rewritten without a change in the numbers, or can't be told; the text says why."""
+
+
+class Arguments:
+    """The arguments of one call of a function whose parameters are known.
+
+    Args:
+      call: a `libcst.Call`.
+      parameters: names of the function's positional parameters, in order.
+
+    Raises:
+      NotUnderstood: the call unpacks `*` or `**`, or has more positional arguments than there are parameters.
+    """
+
+    def __init__(self, call, parameters):
+        if any(arg.star for arg in call.args):
+            raise NotUnderstood("what `*` and `**` unpack into the call can't be told")
+        positional = [arg for arg in call.args if arg.keyword is None]
+        if len(positional) > len(parameters):
+            raise NotUnderstood("it takes {} positional arguments at most".format(len(parameters)))
+        self._call = call
+        self._args = list(call.args)
+        self._names = [arg.keyword.value if arg.keyword else parameters[i] for i, arg in enumerate(call.args)]
+
+    @property
+    def names(self):
+        """Names of the arguments that are given, in order."""
+        return list(self._names)
+
+    def value(self, name):
+        """The expression that is given for `name`, or None."""
+        return self._args[self._names.index(name)].value if name in self._names else None
+
+    def code(self, name):
+        """The source text of `value(name)`."""
+        return cst.Module([]).code_for_node(self.value(name))
+
+    def rename(self, old, new):
+        """Call an argument by another name, if it is given; a positional one stays positional."""
+        if old in self._names:
+            index = self._names.index(old)
+            self._names[index] = new
+            if self._args[index].keyword:
+                self._args[index] = self._args[index].with_changes(keyword=cst.Name(new))
+        return self
+
+    def spell_out(self):
+        """Give all positional arguments by keyword."""
+        for index, arg in enumerate(self._args):
+            if arg.keyword is None:
+                self._args[index] = arg.with_changes(keyword=cst.Name(self._names[index]), equal=NO_SPACE)
+        return self
+
+    def set(self, name, code):
+        """Give `name` the value that is written `code`: in its place if it is given, else as the last argument."""
+        value = cst.parse_expression(code)
+        if name in self._names:
+            index = self._names.index(name)
+            self._args[index] = self._args[index].with_changes(value=value)
+        else:
+            self._names.append(name)
+            self._append(cst.Arg(value, cst.Name(name), equal=NO_SPACE))
+        return self
+
+    def drop(self, name):
+        """Leave an argument out, if it is given. What follows must not be positional."""
+        if name in self._names:
+            index = self._names.index(name)
+            del self._names[index]
+            gone = self._args.pop(index)
+            if self._args and index == len(self._args):
+                self._args[-1] = _ended_as(self._args[-1], gone)
+        return self
+
+    def call(self, function):
+        """The call of `function`, a dotted name, with these arguments."""
+        changes = {"func": cst.parse_expression(function), "args": self._args}
+        if not self._args:
+            changes["whitespace_before_args"] = cst.SimpleWhitespace("")
+        return self._call.with_changes(**changes)
+
+    def _append(self, arg):
+        """Add an argument on a line of its own if the others are on lines of their own, with a comma if they have one."""
+        if self._args:
+            last = self._args[-1]
+            arg = _ended_as(arg, last)
+            empty = cst.SimpleWhitespace("")
+            self._args[-1] = last.with_changes(comma=self._separator(), whitespace_after_arg=empty)
+        self._args.append(arg)
+
+    def _separator(self):
+        if len(self._args) > 1:
+            return self._args[0].comma
+        before = self._call.whitespace_before_args
+        is_multi_line = isinstance(before, cst.ParenthesizedWhitespace)
+        return cst.Comma(whitespace_after=before if is_multi_line else cst.SimpleWhitespace(" "))
+
+
+def _ended_as(arg, last):
+    return arg.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
+
+
+def wrapped(call, function, arguments):
+    """`function(call, arguments)`, where `arguments` is source text: `accum_steps=4`."""
+    outer = cst.parse_expression("{}(_, {})".format(function, arguments))
+    return outer.with_changes(args=[outer.args[0].with_changes(value=call)] + list(outer.args[1:]))

@@ -1,0 +1,142 @@
+"""One file rewritten: what to change is found out first, and then changed in one pass."""
+
+from typing import List, NamedTuple, Tuple
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper
+
+from accum._migrate.arguments import NotUnderstood
+from accum._migrate.imports import Imports
+from accum._migrate.rules import gradient_accumulator, h2g_net, horovod, keras3, runai, tensorpack
+from accum._migrate.surroundings import Surroundings
+from accum._migrate.uses import Uses, module_of
+
+SOURCES = (gradient_accumulator, h2g_net, runai, tensorpack, keras3, horovod)
+WORDS = tuple(word for source in SOURCES for word in source.WORDS)
+"""A file without any of them has nothing to be rewritten."""
+
+BY_ARGUMENT = (keras3.optimizer, horovod.distributed_optimizer)
+"""Rules for names that are everyone's: only an argument in the call of one makes it accumulate."""
+
+Remark = Tuple[int, str]
+Outcome = NamedTuple("Outcome", [("code", str), ("notes", List[Remark]), ("left", List[Remark])])
+Outcome.__doc__ = """What became of a file.
+
+Attributes:
+  code: its new text, equal to the old one if there is nothing to change.
+  notes: what comes out different, as (line, text).
+  left: what was not understood, as (line, text); it is untouched.
+"""
+
+
+def rewrite(code):
+    """The `Outcome` for the text of a file.
+
+    Raises:
+      SyntaxError: the text is not Python 3, or not one that this LibCST knows.
+    """
+    wrapper = MetadataWrapper(_parsed(code))
+    uses = Uses(wrapper)
+    changes, notes, left = _plan(uses, Surroundings(uses, code))
+    left += _from_stars(wrapper.module, uses)
+    if changes:
+        code = wrapper.module.visit(_Rewriter(changes, Imports(uses, changes))).code
+    return Outcome(code, sorted(notes), sorted(left))
+
+
+def _parsed(code):
+    try:
+        module = cst.parse_module(code)
+    except cst.ParserSyntaxError as error:
+        raise SyntaxError("line {}: {}".format(error.raw_line, error.message)) from None
+    if module.code != code:
+        raise SyntaxError("LibCST does not read it as it is")
+    return module
+
+
+def _find_rule(name):
+    found = [rule for rule in (source.rule(name) for source in SOURCES) if rule]
+    return found[0] if found else None
+
+
+def _plan(uses, surroundings):
+    """What to do with each use: ({use: change}, notes, left)."""
+    changes, notes, left = {}, {}, []
+    for use in uses.find(_find_rule):
+        try:
+            change = _change(use, surroundings)
+        except NotUnderstood as error:
+            left.append((use.line, "`{}`: {}".format(cst.Module([]).code_for_node(use.node), error)))
+            continue
+        if change:
+            changes[use] = change
+            notes.setdefault(change.note, use.line)
+    return changes, [(line, note) for note, line in notes.items() if note], left
+
+
+def _change(use, surroundings):
+    """The `Change` for a use, or None if it is none of ours.
+
+    Raises:
+      NotUnderstood: it is, but can't be rewritten.
+    """
+    rules = {_find_rule(name) for name in use.names}
+    known = [rule for rule in rules if rule]
+    if use.call is None and all(rule in BY_ARGUMENT for rule in known):
+        return None
+    if use.call is None:
+        raise NotUnderstood("it is not called here, and what becomes of it can't be told")
+    change = known[0](use.call, surroundings)
+    if change is None:
+        return None
+    if len(rules) > 1:
+        raise NotUnderstood("the name is bound to something else in this file too")
+    _require_room(use, surroundings)
+    return change
+
+
+def _require_room(use, surroundings):
+    if surroundings.is_taken("accum", "accum"):
+        raise NotUnderstood("`accum` is a name of your own in this file: give that another one")
+    lines = [surroundings.uses.parent(statement) for statement in use.imported_by]
+    if not all(isinstance(line, cst.SimpleStatementLine) for line in lines):
+        raise NotUnderstood("its import shares a line with what the import depends on")
+
+
+def _from_stars(module, uses):
+    """What star imports may have brought: it can't be told, so it is left."""
+    found = _StarImports()
+    module.visit(found)
+    known = [(stars, source) for stars in found.modules for source in SOURCES if source.is_module(stars)]
+    left = []
+    for node in uses.unbound() if known else []:
+        last = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", None)
+        for stars, source in known:
+            if last in source.NAMES:
+                left.append((uses.line(node), "`{}`: may come from `from {} import *`: import it by name".format(last, stars)))
+                break
+    return left
+
+
+class _StarImports(cst.CSTVisitor):
+    def __init__(self):
+        super().__init__()
+        self.modules = []
+
+    def visit_ImportFrom(self, node):
+        if isinstance(node.names, cst.ImportStar):
+            self.modules.append(module_of(node))
+
+
+class _Rewriter(cst.CSTTransformer):
+    def __init__(self, changes, imports):
+        super().__init__()
+        self._edits = {use.call: change.edit for use, change in changes.items()}
+        self._imports = imports
+
+    def leave_Call(self, original_node, updated_node):
+        edit = self._edits.get(original_node)
+        return edit(updated_node) if edit else updated_node
+
+    def leave_SimpleStatementLine(self, original_node, updated_node):
+        return self._imports.rewrite(original_node, updated_node)

@@ -1,0 +1,126 @@
+"""GradientAccumulator 0.3 to 0.5 (PyPI: gradient-accumulator)."""
+
+from accum._migrate.arguments import Arguments, NotUnderstood
+from accum._migrate.rules import Change
+
+WORDS = ("gradient_accumulator",)
+PACKAGE = "gradient_accumulator"
+
+MODEL = ("accum_steps", "mixed_precision", "use_agc", "clip_factor", "eps")
+OPTIMIZER = ("optimizer", "accum_steps", "reduction", "name")
+LAYER = ("accum_steps", "momentum", "epsilon", "trainable")
+OF_MODEL = "GradientAccumulator goes on with an unfinished cycle in the next epoch, and counts every micro-batch alike"
+NOTE_MODEL = (
+    OF_MODEL
+    + ": `last_cycle` and `micro_batch_weight` say so. Without the two, ragged batches and the end of an epoch are exact"
+)
+NOTE_OPTIMIZER = (
+    "the inner optimizer now runs once a cycle and counts steps. In 0.3 and 0.4 it counted micro-batches, in 0.5 it also "
+    "ran on zeros between steps; momentum, Adam, schedules and the inner optimizer's clipping come out different"
+)
+NOTE_LAYER = (
+    "the moving variance is now that of the full batch (0.5 left out the variance between micro-batches); 0.4 had "
+    "`momentum=0.9` by default, which has to be written now"
+)
+
+
+def model(call, surroundings):
+    """`GradientAccumulateModel` and `GAModelWrapper`."""
+    _old_names(Arguments(call, MODEL))
+
+    def edit(call):
+        arguments = Arguments(call, MODEL)
+        for old, new in RENAMED:
+            arguments.rename(old, new)
+        arguments.set("last_cycle", '"carry"').set("micro_batch_weight", '"equal"')
+        return arguments.call("accum.GradientAccumulateModel")
+
+    return Change(edit, ("import accum",), NOTE_MODEL)
+
+
+RENAMED = [("n_gradients", "accum_steps"), ("use_acg", "use_agc")]
+
+
+def _old_names(arguments):
+    for name in ("use_agc", "use_acg"):
+        if arguments.value(name) is not None and arguments.code(name) != "False":
+            raise NotUnderstood(
+                "adaptive clipping acts on each micro-batch there and on the accumulated gradient here: use_agc=True of "
+                "`accum.GradientAccumulateModel` is another clipping"
+            )
+    if "accum_steps" in arguments.names and "n_gradients" in arguments.names:
+        raise NotUnderstood("`n_gradients` and `accum_steps` are two names of one argument")
+
+
+def optimizer(call, surroundings):
+    """`GradientAccumulateOptimizer`, whose default of `accum_steps` and whose "SUM" differ between versions."""
+    arguments = Arguments(call, OPTIMIZER)
+    _only(arguments, OPTIMIZER)
+    if "accum_steps" not in arguments.names:
+        raise NotUnderstood("`accum_steps` was 4 by default in 0.3.1 and 1 later: write the number that you mean")
+    if "reduction" in arguments.names and arguments.code("reduction").strip("\"'") != "MEAN":
+        raise NotUnderstood(
+            'up to 0.4 any `reduction` but "MEAN" is a sum, and 0.5 takes the mean whatever is given: write which you had, '
+            'as `accum.GradientAccumulateOptimizer(…, reduction="sum")` or "mean"'
+        )
+    return Change(_edit_optimizer, ("import accum",), NOTE_OPTIMIZER)
+
+
+def wrapper(call, surroundings):
+    """`GAOptimizerWrapper` of 0.3.0: 4 micro-batches and the mean by default."""
+    arguments = Arguments(call, OPTIMIZER)
+    _only(arguments, OPTIMIZER + ("n_gradients",))
+    given = arguments.code("reduction") if "reduction" in arguments.names else '"MEAN"'
+    if given.strip("\"'") not in ("MEAN", "SUM"):
+        raise NotUnderstood('any `reduction` but "MEAN" is a sum there: `{}` can\'t be told'.format(given))
+    return Change(_edit_optimizer, ("import accum",), NOTE_OPTIMIZER)
+
+
+def _edit_optimizer(call):
+    arguments = Arguments(call, OPTIMIZER).rename("n_gradients", "accum_steps")
+    if "accum_steps" not in arguments.names:
+        arguments.set("accum_steps", "4")
+    return arguments.call("accum.GradientAccumulateOptimizer")
+
+
+def _only(arguments, names):
+    for name in arguments.names:
+        if name not in names:
+            raise NotUnderstood("`{}` acts on each micro-batch there: give it to the inner optimizer".format(name))
+
+
+def layer(call, surroundings):
+    """`AccumBatchNormalization`, whose positional arguments have another order than those of Keras' layer."""
+    if "accum_steps" not in Arguments(call, LAYER).names:
+        raise NotUnderstood("in 0.3, `AccumBatchNormalization` knows nothing of `accum_steps`: write the number you mean")
+    edit = lambda call: Arguments(call, LAYER).spell_out().call("accum.AccumBatchNormalization")
+    return Change(edit, ("import accum",), NOTE_LAYER)
+
+
+def same(name):
+    """A rule for a function that has its name and its arguments here too."""
+    edit = lambda call: call.with_changes(func=Arguments(call, ("",) * 9).call("accum." + name).func)
+    return lambda call, surroundings: Change(edit, ("import accum",))
+
+
+RULES = {
+    "GradientAccumulateModel": model,
+    "GAModelWrapper": model,
+    "GradientAccumulateOptimizer": optimizer,
+    "GAOptimizerWrapper": wrapper,
+    "AccumBatchNormalization": layer,
+}
+RULES.update((name, same(name)) for name in ("replace_batchnorm_layers", "adaptive_clip_grad", "unitwise_norm"))
+RULES["compute_norm"] = same("compute_norm")
+NAMES = tuple(RULES)
+
+
+def rule(name):
+    """The rule for a full name, or None."""
+    parts = name.split(".")
+    return RULES.get(parts[-1]) if parts[0] == PACKAGE and len(parts) > 1 else None
+
+
+def is_module(name):
+    """Whether names of this library come from the module, for star imports."""
+    return name.split(".")[0] == PACKAGE

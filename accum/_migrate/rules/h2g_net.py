@@ -1,0 +1,90 @@
+"""H2G-Net's `accum_optimizers.py`, which people copy into their own projects."""
+
+import libcst as cst
+
+from accum._migrate.arguments import Arguments, NotUnderstood, wrapped
+from accum._migrate.rules import Change
+
+WORDS = ("accum_optimizers",)
+MODULE = "accum_optimizers"
+
+ACCUM = ("optimizer", "steps_per_update")
+ADAM = ("accumulation_steps", "learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad", "name")
+NOTE_ACCUM = (
+    "the step now comes with the last micro-batch of a cycle, and the optimizer rests in between. H2G-Net's fires on the "
+    "first one, and lets momentum and moments drift"
+)
+NOTE_ADAM = (
+    "`iterations`, and a schedule as `learning_rate`, now count steps, not micro-batches. `epsilon` is multiplied because "
+    "H2G-Net divides gradients by the number of micro-batches twice"
+)
+
+
+def accum_optimizer(call, surroundings):
+    """`AccumOptimizer(optimizer, steps_per_update)`: made for graphs, so the static-graph face takes its place."""
+    for name in Arguments(call, ACCUM).names:
+        if name not in ACCUM:
+            raise NotUnderstood("`{}` is not the inner optimizer's there: give it to that".format(name))
+
+    def edit(call):
+        arguments = Arguments(call, ACCUM).rename("steps_per_update", "accum_steps")
+        return arguments.call("accum.compat.v1.AccumOptimizer")
+
+    return Change(edit, ("import accum.compat.v1",), NOTE_ACCUM)
+
+
+def adam_accumulated(call, surroundings):
+    """`AdamAccumulated(accumulation_steps, …)`: the static-graph face where eager execution is off, else Keras'."""
+    arguments = Arguments(call, ADAM)
+    for name in arguments.names:
+        if name not in ADAM + ("lr",):
+            raise NotUnderstood("`{}` acts on each micro-batch there, and on steps here".format(name))
+    if "accumulation_steps" not in arguments.names or not is_simple(arguments.value("accumulation_steps")):
+        raise NotUnderstood("`accumulation_steps` is not a plain number or name, by which to multiply `epsilon`")
+    if surroundings.is_graph_mode:
+        edit = lambda call: _scaled(Arguments(call, ADAM)).call("accum.compat.v1.AdamAccumulated")
+        return Change(edit, ("import accum.compat.v1",), NOTE_ADAM)
+    return _by_keras(surroundings)
+
+
+def _by_keras(surroundings):
+    tensorflow, needed = surroundings.tensorflow()
+
+    def edit(call):
+        steps = Arguments(call, ADAM).code("accumulation_steps")
+        arguments = _scaled(Arguments(call, ADAM)).spell_out().drop("accumulation_steps").rename("lr", "learning_rate")
+        inner = arguments.call(tensorflow + ".keras.optimizers.Adam")
+        return wrapped(inner, "accum.GradientAccumulateOptimizer", "accum_steps=" + steps)
+
+    return Change(edit, ("import accum",) + ((needed,) if needed else ()), NOTE_ADAM)
+
+
+def _scaled(arguments):
+    """With gradients K times larger, an `epsilon` that is K times larger makes the same updates."""
+    steps = arguments.code("accumulation_steps")
+    epsilon = arguments.code("epsilon") if "epsilon" in arguments.names else "1e-7"
+    if "epsilon" in arguments.names and not is_simple(arguments.value("epsilon")):
+        epsilon = "({})".format(epsilon)
+    return arguments.set("epsilon", "{} * {}".format(steps, epsilon))
+
+
+def is_simple(node):
+    """Whether an expression can stand in a product as it is, and be evaluated twice."""
+    while isinstance(node, cst.Attribute):
+        node = node.value
+    return isinstance(node, (cst.Name, cst.Integer, cst.Float))
+
+
+RULES = {"AccumOptimizer": accum_optimizer, "AdamAccumulated": adam_accumulated}
+NAMES = tuple(RULES)
+
+
+def rule(name):
+    """The rule for a full name, or None."""
+    parts = name.split(".")
+    return RULES.get(parts[-1]) if len(parts) > 1 and parts[-2] == MODULE else None
+
+
+def is_module(name):
+    """Whether names of this library come from the module, for star imports."""
+    return name.split(".")[-1] == MODULE

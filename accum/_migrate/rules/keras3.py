@@ -1,0 +1,66 @@
+"""Keras 3's own `gradient_accumulation_steps`, an argument of each of its optimizers."""
+
+import libcst as cst
+
+from accum._migrate.arguments import Arguments, NotUnderstood, wrapped
+from accum._migrate.rules import Change
+
+ARGUMENT = "gradient_accumulation_steps"
+WORDS = (ARGUMENT,)
+NAMES = ()
+MODULES = ("keras.optimizers", "tensorflow.keras.optimizers")
+# More than one positional argument is never read: the learning rate comes first in all of them.
+PARAMETERS = ("learning_rate",) + ("",) * 9
+SEEN_EACH_TIME = ("use_ema", "loss_scale_factor")
+
+
+def optimizer(call, surroundings):
+    """A Keras optimizer, maybe with `gradient_accumulation_steps`; without, it is none of ours and None is returned."""
+    if not any(arg.keyword and arg.keyword.value == ARGUMENT for arg in call.args):
+        return None
+    arguments = Arguments(call, PARAMETERS)
+    if arguments.code(ARGUMENT) == "None":
+        return None
+    if surroundings.other_backend:
+        raise NotUnderstood("accum runs on TensorFlow, and this file names another backend of Keras")
+    for name in SEEN_EACH_TIME:
+        if arguments.value(name) is not None and arguments.code(name) not in ("False", "None"):
+            raise NotUnderstood("`{}` acts on each micro-batch in Keras 3, and on steps here".format(name))
+    _require_constant_rate(arguments.value("learning_rate"), surroundings)
+
+    def edit(call):
+        steps = Arguments(call, PARAMETERS).code(ARGUMENT)
+        inner = Arguments(call, PARAMETERS).drop(ARGUMENT)
+        inner = inner.call(cst.Module([]).code_for_node(call.func))
+        return wrapped(inner, "accum.GradientAccumulateOptimizer", "accum_steps=" + steps)
+
+    return Change(edit, ("import accum",), keeps_name=True)
+
+
+def _require_constant_rate(node, surroundings):
+    node = surroundings.constant(node) if node is not None else None
+    if node is not None and not _is_number(node):
+        raise NotUnderstood(
+            "a schedule counts micro-batches in Keras 3 and steps here: if the learning rate is one, divide its lengths by "
+            "`{}`; if it is a number, wrap the optimizer by hand".format(ARGUMENT)
+        )
+
+
+def _is_number(node):
+    if isinstance(node, cst.BinaryOperation):
+        return _is_number(node.left) and _is_number(node.right)
+    if isinstance(node, cst.UnaryOperation):
+        return _is_number(node.expression)
+    return isinstance(node, (cst.Integer, cst.Float))
+
+
+def rule(name):
+    """The rule for a full name, or None."""
+    module, _, last = name.rpartition(".")
+    is_class = last[:1].isupper() and last not in ("LossScaleOptimizer", "MultiOptimizer", "Optimizer")
+    return optimizer if module in MODULES and is_class else None
+
+
+def is_module(name):
+    """Star imports do not matter: it is the argument that accumulates, not the name."""
+    return False

@@ -1,0 +1,75 @@
+"""Run:AI's `runai.ga`, up to 0.4.1."""
+
+from accum._migrate.arguments import Arguments, NotUnderstood, wrapped
+from accum._migrate.rules import Change
+
+WORDS = ("runai",)
+MODULE = "runai.ga.keras.optimizers"
+
+# The others have other defaults or other rules in tf.keras than in the Keras 2 that Run:AI builds them from.
+SAME_IN_TF_KERAS = ("SGD", "RMSprop", "Adam")
+OTHERS = ("Adagrad", "Adadelta", "Adamax", "Nadam")
+ON_EACH = ("clipnorm", "clipvalue")
+NOTE = "the inner optimizer's clipping now acts once, on the accumulated gradient; Run:AI's acts on each micro-batch"
+
+
+def wrap(call, surroundings):
+    """`Optimizer(optimizer, steps)`."""
+    arguments = Arguments(call, ("optimizer", "steps"))
+    if sorted(arguments.names) != ["optimizer", "steps"]:
+        raise NotUnderstood("it takes an optimizer and `steps`")
+
+    def edit(call):
+        arguments = Arguments(call, ("optimizer", "steps")).rename("steps", "accum_steps")
+        return arguments.call("accum.GradientAccumulateOptimizer")
+
+    return Change(edit, ("import accum",), NOTE)
+
+
+def made(name):
+    """A rule for one of the optimizers that Run:AI wraps itself: `Adam(steps, …)`."""
+
+    def rule(call, surroundings):
+        arguments = Arguments(call, ("steps",))
+        for argument in arguments.names:
+            if argument in ON_EACH:
+                raise NotUnderstood("`{}` clips each micro-batch there, and the step's gradient here".format(argument))
+        if "steps" not in arguments.names:
+            raise NotUnderstood("it takes `steps`")
+        if "decay" in arguments.names:
+            raise NotUnderstood("newer optimizers know no `decay`: use a schedule, which counts steps here as it did there")
+        tensorflow, needed = surroundings.tensorflow()
+
+        def edit(call):
+            steps = Arguments(call, ("steps",)).code("steps")
+            arguments = Arguments(call, ("steps",)).drop("steps").rename("lr", "learning_rate")
+            inner = arguments.call("{}.keras.optimizers.{}".format(tensorflow, name))
+            return wrapped(inner, "accum.GradientAccumulateOptimizer", "accum_steps=" + steps)
+
+        return Change(edit, ("import accum",) + ((needed,) if needed else ()))
+
+    return rule
+
+
+def other(call, surroundings):
+    """What would not be the same optimizer in tf.keras."""
+    raise NotUnderstood(
+        "tf.keras' has other defaults than the one of Keras 2 that Run:AI wraps: write it with all its arguments"
+    )
+
+
+RULES = {"Optimizer": wrap}
+RULES.update((name, made(name)) for name in SAME_IN_TF_KERAS)
+RULES.update((name, other) for name in OTHERS)
+NAMES = tuple(RULES)
+
+
+def rule(name):
+    """The rule for a full name, or None."""
+    module, _, last = name.rpartition(".")
+    return RULES.get(last) if module == MODULE else None
+
+
+def is_module(name):
+    """Whether names of this library come from the module, for star imports."""
+    return name == MODULE

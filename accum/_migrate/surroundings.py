@@ -1,0 +1,72 @@
+"""What a rule may ask about the file around a call."""
+
+import libcst as cst
+
+GRAPH_MODE = ("disable_eager_execution", "disable_v2_behavior")
+
+
+class Surroundings:
+    """The file around a call.
+
+    Args:
+      uses: the file's `Uses`.
+      code: its text.
+    """
+
+    def __init__(self, uses, code):
+        self.uses = uses
+        self._code = code
+
+    @property
+    def is_graph_mode(self):
+        """Whether the file switches eager execution off."""
+        return any(word in self._code for word in GRAPH_MODE)
+
+    @property
+    def other_backend(self):
+        """Whether the file asks Keras 3 for another backend than TensorFlow."""
+        return "KERAS_BACKEND" in self._code and ("jax" in self._code or "torch" in self._code)
+
+    def is_taken(self, name, by):
+        """Whether `name` is anything but the module `by`, anywhere in the file."""
+        return any(not _imports_module(each, name, by) for each in self.uses.assignments(name))
+
+    def tensorflow(self):
+        """What TensorFlow is called here, and the import that this takes, or None: ("tf", "import tensorflow as tf")."""
+        for assignment in self.uses.imports:
+            name = assignment.name.split(".")[0]
+            if self._is_at_top(assignment.node) and not self.is_taken(name, "tensorflow"):
+                return name, None
+        if not self.uses.assignments("tf"):
+            return "tf", "import tensorflow as tf"
+        return "tensorflow", "import tensorflow"
+
+    def constant(self, node):
+        """The expression that a name stands for, if it is bound once in the file, by `name = …`; else `node`."""
+        if isinstance(node, cst.Name):
+            assignments = self.uses.assignments(node.value)
+            targets = [self.uses.parent(each.node) for each in assignments if hasattr(each, "node")]
+            statements = [self.uses.parent(target) for target in targets if isinstance(target, cst.AssignTarget)]
+            if len(assignments) == len(statements) == 1:
+                return statements[0].value
+        return node
+
+    def _is_at_top(self, statement):
+        line = self.uses.parent(statement)
+        return isinstance(self.uses.parent(line), cst.Module)
+
+
+def _imports_module(assignment, name, module):
+    """Whether an assignment is `import module`, `import module.part` or `import module as name`."""
+    if not isinstance(getattr(assignment, "node", None), cst.Import):
+        return False
+    return any(_binds(alias, name) and _root(alias) == module for alias in assignment.node.names)
+
+
+def _binds(alias, name):
+    return name == (alias.evaluated_alias or alias.evaluated_name.split(".")[0])
+
+
+def _root(alias):
+    """The module that the name of `import a.b` or `import a.b as c` stands for: `a`, and `a.b`."""
+    return alias.evaluated_name if alias.evaluated_alias else alias.evaluated_name.split(".")[0]

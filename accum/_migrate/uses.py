@@ -1,0 +1,131 @@
+"""Where a file uses what it has imported, by its full name: aliases, scopes and shadows seen through."""
+
+from typing import FrozenSet, NamedTuple, Optional, Tuple
+
+import libcst as cst
+from libcst.metadata import ParentNodeProvider, PositionProvider, QualifiedNameSource, ScopeProvider
+
+IMPORTS = (cst.Import, cst.ImportFrom)
+
+Use = NamedTuple(
+    "Use",
+    [
+        ("names", FrozenSet[str]),
+        ("line", int),
+        ("node", cst.CSTNode),
+        ("call", Optional[cst.Call]),
+        ("imported_by", Tuple[cst.CSTNode, ...]),
+    ],
+)
+Use.__doc__ = """One place where an imported name is used.
+
+Attributes:
+  names: what it may stand for, in full: "runai.ga.keras.optimizers.Adam"; "" for what no import binds.
+  line: number of the line.
+  node: the name or dotted name as it stands there.
+  call: the call of it, or None if it is not called there.
+  imported_by: the import statements that bind it.
+"""
+
+
+class Uses:
+    """The imported names of a file.
+
+    Args:
+      wrapper: a `libcst.metadata.MetadataWrapper`.
+    """
+
+    def __init__(self, wrapper):
+        self._parents = wrapper.resolve(ParentNodeProvider)
+        self._positions = wrapper.resolve(PositionProvider)
+        self._scope_of = wrapper.resolve(ScopeProvider)
+        self.scopes = _in_order(self._scope_of.values())
+        self.imports = [each for scope in self.scopes for each in scope.assignments if is_import(each)]
+
+    def find(self, is_known):
+        """The `Use`s of names for which `is_known(full name)` is true, in the order of the file."""
+        found = {}
+        for assignment in self.imports:
+            for access in assignment.references:
+                use = self._use(access, is_known)
+                if use is not None:
+                    found[use.node] = use
+        return sorted(found.values(), key=lambda use: self._position(use.node))
+
+    def _use(self, access, is_known):
+        """The longest dotted name around an access that is known: `a` is, and `a.b` is, in `a.b.c`."""
+        node, known = access.node, None
+        while True:
+            names = _names(access.scope, node)
+            if any(is_known(name) for name in names):
+                known = (node, names)
+            parent = self._parents.get(node)
+            if not (isinstance(parent, cst.Attribute) and parent.value is node):
+                break
+            node = parent
+        if known is None:
+            return None
+        node, names = known
+        parent = self._parents.get(node)
+        call = parent if isinstance(parent, cst.Call) and parent.func is node else None
+        statements = tuple(each.node for each in access.referents if is_import(each))
+        return Use(frozenset(names), self.line(node), node, call, statements)
+
+    def unbound(self):
+        """The names and dotted names that nothing in the file binds: built in, or from a star import."""
+        for scope in self.scopes:
+            for access in scope.accesses:
+                node = access.node
+                while isinstance(self._parents.get(node), cst.Attribute) and self._parents[node].value is node:
+                    node = self._parents[node]
+                if not access.referents:
+                    yield node
+
+    def is_within(self, node, nodes):
+        """Whether a name is one of `nodes`, or the beginning of one: `a` of `a.b.c`."""
+        while node not in nodes and isinstance(self._parents.get(node), cst.Attribute):
+            node = self._parents[node]
+        return node in nodes
+
+    def full_names(self, node):
+        """The set of what an expression may stand for: "" for what no import binds."""
+        scope = self._scope_of.get(node)
+        return _names(scope, node) if scope is not None else {""}
+
+    def assignments(self, name):
+        """All that binds `name` anywhere in the file."""
+        return [each for scope in self.scopes for each in scope.assignments if each.name.split(".")[0] == name]
+
+    def parent(self, node):
+        """The node that holds `node`."""
+        return self._parents.get(node)
+
+    def line(self, node):
+        """Number of the line on which `node` starts."""
+        return self._position(node)[0]
+
+    def _position(self, node):
+        start = self._positions[node].start
+        return start.line, start.column
+
+
+def is_import(assignment):
+    """Whether a name is bound by an import statement."""
+    return isinstance(getattr(assignment, "node", None), IMPORTS)
+
+
+def module_of(statement):
+    """Full name of what a `from … import` imports from, with its dots if it is relative."""
+    name = statement.module and cst.helpers.get_full_name_for_node(statement.module)
+    return "." * len(statement.relative) + (name or "")
+
+
+def _in_order(scopes):
+    """Each scope once; by a dict, for the same order every time."""
+    return list({scope: None for scope in scopes if scope is not None})
+
+
+def _names(scope, node):
+    """Full names that a node may have; of one that is also bound by no import, an empty one beside it."""
+    found = scope.get_qualified_names_for(node)
+    return {each.name if each.source is QualifiedNameSource.IMPORT else "" for each in found}
