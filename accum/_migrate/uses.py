@@ -3,6 +3,7 @@
 from typing import FrozenSet, NamedTuple, Optional, Tuple
 
 import libcst as cst
+from libcst.helpers import get_full_name_for_node
 from libcst.metadata import ParentNodeProvider, PositionProvider, QualifiedNameSource, ScopeProvider
 
 IMPORTS = (cst.Import, cst.ImportFrom)
@@ -66,6 +67,7 @@ class Uses:
         if known is None:
             return None
         node, names = known
+        names = names | _names_anywhere(access, node)
         parent = self._parents.get(node)
         call = parent if isinstance(parent, cst.Call) and parent.func is node else None
         statements = tuple(each.node for each in access.referents if is_import(each))
@@ -116,7 +118,7 @@ def is_import(assignment):
 
 def module_of(statement):
     """Full name of what a `from … import` imports from, with its dots if it is relative."""
-    name = statement.module and cst.helpers.get_full_name_for_node(statement.module)
+    name = statement.module and get_full_name_for_node(statement.module)
     return "." * len(statement.relative) + (name or "")
 
 
@@ -127,5 +129,18 @@ def _in_order(scopes):
 
 def _names(scope, node):
     """Full names that a node may have; of one that is also bound by no import, an empty one beside it."""
-    found = scope.get_qualified_names_for(node)
+    return _full(scope.get_qualified_names_for(node))
+
+
+def _names_anywhere(access, node):
+    """As `_names`, also by what binds the name later: newer LibCST leaves that out, but a function may run later still."""
+    dotted, found = get_full_name_for_node(node), set()
+    for referent in access.referents if dotted else ():
+        same = [each for each in referent.scope.assignments if each.name == referent.name]
+        for assignment in same:
+            found |= _full(assignment.get_qualified_names_for(dotted))
+    return found
+
+
+def _full(found):
     return {each.name if each.source is QualifiedNameSource.IMPORT else "" for each in found}

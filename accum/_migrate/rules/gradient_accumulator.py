@@ -19,7 +19,7 @@ NOTE_OPTIMIZER = (
     "ran on zeros between steps; momentum, Adam, schedules and the inner optimizer's clipping come out different"
 )
 NOTE_LAYER = (
-    "the moving variance is now that of the full batch (0.5 left out the variance between micro-batches); 0.4 had "
+    "the moving variance is now that of the full batch (that of 0.5 lacks the variance between micro-batches); 0.4 had "
     "`momentum=0.9` by default, which has to be written now"
 )
 
