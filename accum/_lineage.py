@@ -30,7 +30,7 @@ class GAOptimizerWrapper(GradientAccumulateOptimizer):
     Args:
       optimizer: as for `GradientAccumulateOptimizer`.
       accum_steps: as there, and 4 if it is left out.
-      reduction: as there: "mean" if it is left out, as in the code of GradientAccumulator 0.3 (whose docstring says "SUM").
+      reduction: as there. GradientAccumulator's docstring says that "SUM" is its default; in its code it is "MEAN".
       name: as there.
       n_gradients: another name of `accum_steps`.
       **kwargs: as for `GradientAccumulateOptimizer`.

@@ -51,10 +51,13 @@ def test_what_is_not_understood_is_left_and_named(migrate, left):
 
 def test_one_use_is_rewritten_beside_another_that_is_left(migrate):
     start = "import gradient_accumulator as ga\n"
-    status, code, _ = migrate(start + 'a = ga.GradientAccumulateOptimizer("sgd", 4)\nb = ga.GradientAccumulateOptimizer("sgd")\n')
+    status, code, _ = migrate(
+        start + 'a = ga.GradientAccumulateOptimizer("sgd", 4)\nb = ga.GradientAccumulateOptimizer("sgd")\n'
+    )
     assert status == 1
     assert code == (
-        start + 'import accum\na = accum.GradientAccumulateOptimizer("sgd", 4)\nb = ga.GradientAccumulateOptimizer("sgd")\n'
+        start
+        + 'import accum\na = accum.GradientAccumulateOptimizer("sgd", 4)\nb = ga.GradientAccumulateOptimizer("sgd")\n'
     )
 
 

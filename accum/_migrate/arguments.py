@@ -88,7 +88,7 @@ class Arguments:
         return self._call.with_changes(**changes)
 
     def _append(self, arg):
-        """Add an argument on a line of its own if the others are on lines of their own, with a comma if they have one."""
+        """Add an argument: on a line of its own if the others are on such, with a comma if they end by one."""
         if self._args:
             last = self._args[-1]
             arg = _ended_as(arg, last)

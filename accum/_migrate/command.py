@@ -8,10 +8,10 @@ import sys
 from accum._migrate import files
 
 DESCRIPTION = (
-    "Rewrite code that accumulates gradients by another library (GradientAccumulator, H2G-Net, Run:AI, tensorpack, Keras "
-    "3's argument) for this one. Prints the changes as a unified diff, and writes them with --write only. What it can't "
-    "rewrite with the numbers kept is left as it is and named. Exit status: 0, all understood; 1, something is left to be "
-    "done by hand; 2, a file can't be read or a wrong argument: then nothing is written."
+    "Rewrite code that accumulates gradients by another library (GradientAccumulator, H2G-Net, Run:AI, tensorpack, "
+    "Keras 3's own argument) for this one. Prints the changes as a unified diff, and writes them with --write only. "
+    "What it can't rewrite with the numbers kept is left as it is and named. Exit status: 0, all understood; 1, "
+    "something is left to be done by hand; 2, a file can't be read or a wrong argument: then nothing is written."
 )
 NO_LIBCST = "it needs LibCST, which is not installed: python -m pip install 'tf-accum[migrate]'"
 

@@ -11,7 +11,9 @@ BOM = b"\xef\xbb\xbf"
 NOT_OURS = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
 
 Text = NamedTuple("Text", [("path", str), ("code", str), ("encoding", str), ("bom", bytes)])
-Text.__doc__ = """The text of a file, with what it takes to make the same bytes of it again: line ends are as they are."""
+Text.__doc__ = (
+    """The text of a file, with what it takes to make the same bytes of it again: line ends are as they are."""
+)
 
 
 class Unreadable(Exception):

@@ -113,7 +113,9 @@ def _from_stars(module, uses):
         last = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", None)
         for stars, source in known:
             if last in source.NAMES:
-                left.append((uses.line(node), "`{}`: may come from `from {} import *`: import it by name".format(last, stars)))
+                left.append(
+                    (uses.line(node), "`{}`: may come from `from {} import *`: import it by name".format(last, stars))
+                )
                 break
     return left
 

@@ -2,6 +2,8 @@
 
 import libcst as cst
 
+from accum._migrate.arguments import NotUnderstood
+
 GRAPH_MODE = ("disable_eager_execution", "disable_v2_behavior")
 
 
@@ -32,7 +34,7 @@ class Surroundings:
         return any(not _imports_module(each, name, by) for each in self.uses.assignments(name))
 
     def tensorflow(self):
-        """What TensorFlow is called here, and the import that this takes, or None: ("tf", "import tensorflow as tf")."""
+        """What TensorFlow is called here, and the import that this takes or None: ("tf", "import tensorflow as tf")."""
         for assignment in self.uses.imports:
             name = assignment.name.split(".")[0]
             if self._is_at_top(assignment.node) and not self.is_taken(name, "tensorflow"):
@@ -51,9 +53,26 @@ class Surroundings:
                 return statements[0].value
         return node
 
+    def require_constant_rate(self, node):
+        """Raise `NotUnderstood` unless a learning rate is left out or a number: a schedule would count something else."""
+        if node is not None and not is_number(self.constant(node)):
+            raise NotUnderstood(
+                "a schedule counts micro-batches there and steps here: if the learning rate is one, divide its lengths "
+                "by the number of micro-batches; if it is a number, rewrite the call by hand"
+            )
+
     def _is_at_top(self, statement):
         line = self.uses.parent(statement)
         return isinstance(self.uses.parent(line), cst.Module)
+
+
+def is_number(node):
+    """Whether an expression is made of literal numbers only."""
+    if isinstance(node, cst.BinaryOperation):
+        return is_number(node.left) and is_number(node.right)
+    if isinstance(node, cst.UnaryOperation):
+        return is_number(node.expression)
+    return isinstance(node, (cst.Integer, cst.Float))
 
 
 def _imports_module(assignment, name, module):

@@ -133,7 +133,7 @@ def _names(scope, node):
 
 
 def _names_anywhere(access, node):
-    """As `_names`, also by what binds the name later: newer LibCST leaves that out, but a function may run later still."""
+    """As `_names`, also by what binds the name later: newer LibCST leaves that out, but functions run later still."""
     dotted, found = get_full_name_for_node(node), set()
     for referent in access.referents if dotted else ():
         same = [each for each in referent.scope.assignments if each.name == referent.name]

@@ -1,7 +1,7 @@
 """What is known of other libraries, one file each: which names are theirs, and what to write in their place.
 
-A rule is a function `rule(call, surroundings) -> Change`. It raises `NotUnderstood` for what it can't translate with the
-numbers kept; then nothing about that call is changed.
+A rule is a function `rule(call, surroundings) -> Change`. It raises `NotUnderstood` for what it can't translate with
+the numbers kept; then nothing about that call is changed. It returns None for a call that does not accumulate.
 """
 
 from typing import Callable, NamedTuple, Optional, Tuple

@@ -9,14 +9,13 @@ PACKAGE = "gradient_accumulator"
 MODEL = ("accum_steps", "mixed_precision", "use_agc", "clip_factor", "eps")
 OPTIMIZER = ("optimizer", "accum_steps", "reduction", "name")
 LAYER = ("accum_steps", "momentum", "epsilon", "trainable")
-OF_MODEL = "GradientAccumulator goes on with an unfinished cycle in the next epoch, and counts every micro-batch alike"
 NOTE_MODEL = (
-    OF_MODEL
-    + ": `last_cycle` and `micro_batch_weight` say so. Without the two, ragged batches and the end of an epoch are exact"
+    "GradientAccumulator goes on with an unfinished cycle in the next epoch, and counts every micro-batch alike: "
+    "`last_cycle` and `micro_batch_weight` say so. Without the two, ragged batches and the end of an epoch are exact"
 )
 NOTE_OPTIMIZER = (
-    "the inner optimizer now runs once a cycle and counts steps. In 0.3 and 0.4 it counted micro-batches, in 0.5 it also "
-    "ran on zeros between steps; momentum, Adam, schedules and the inner optimizer's clipping come out different"
+    "the inner optimizer now runs once a cycle, clips and counts steps. In 0.3 and 0.4 it counted micro-batches, in 0.5 "
+    "it ran on zeros between steps, and it never clipped: momentum, Adam, schedules and clipping come out different"
 )
 NOTE_LAYER = (
     "the moving variance is now that of the full batch (that of 0.5 lacks the variance between micro-batches); 0.4 had "
@@ -45,8 +44,8 @@ def _old_names(arguments):
     for name in ("use_agc", "use_acg"):
         if arguments.value(name) is not None and arguments.code(name) != "False":
             raise NotUnderstood(
-                "adaptive clipping acts on each micro-batch there and on the accumulated gradient here: use_agc=True of "
-                "`accum.GradientAccumulateModel` is another clipping"
+                "adaptive clipping acts on each micro-batch there and on the accumulated gradient here: `use_agc=True` "
+                "of `accum.GradientAccumulateModel` is another clipping"
             )
     if "accum_steps" in arguments.names and "n_gradients" in arguments.names:
         raise NotUnderstood("`n_gradients` and `accum_steps` are two names of one argument")
@@ -60,8 +59,8 @@ def optimizer(call, surroundings):
         raise NotUnderstood("`accum_steps` was 4 by default in 0.3.1 and 1 later: write the number that you mean")
     if "reduction" in arguments.names and arguments.code("reduction").strip("\"'") != "MEAN":
         raise NotUnderstood(
-            'up to 0.4 any `reduction` but "MEAN" is a sum, and 0.5 takes the mean whatever is given: write which you had, '
-            'as `accum.GradientAccumulateOptimizer(…, reduction="sum")` or "mean"'
+            'up to 0.4 any `reduction` but "MEAN" is a sum, and 0.5 takes the mean whatever is given: write which you '
+            'had, as `accum.GradientAccumulateOptimizer(…, reduction="sum")` or "mean"'
         )
     return Change(_edit_optimizer, ("import accum",), NOTE_OPTIMIZER)
 
@@ -92,7 +91,9 @@ def _only(arguments, names):
 def layer(call, surroundings):
     """`AccumBatchNormalization`, whose positional arguments have another order than those of Keras' layer."""
     if "accum_steps" not in Arguments(call, LAYER).names:
-        raise NotUnderstood("in 0.3, `AccumBatchNormalization` knows nothing of `accum_steps`: write the number you mean")
+        raise NotUnderstood(
+            "in 0.3, `AccumBatchNormalization` knows nothing of `accum_steps`: write the number you mean"
+        )
     edit = lambda call: Arguments(call, LAYER).spell_out().call("accum.AccumBatchNormalization")
     return Change(edit, ("import accum",), NOTE_LAYER)
 

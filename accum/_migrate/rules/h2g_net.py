@@ -11,12 +11,12 @@ MODULE = "accum_optimizers"
 ACCUM = ("optimizer", "steps_per_update")
 ADAM = ("accumulation_steps", "learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad", "name")
 NOTE_ACCUM = (
-    "the step now comes with the last micro-batch of a cycle, and the optimizer rests in between. H2G-Net's fires on the "
-    "first one, and lets momentum and moments drift"
+    "the step now comes with the last micro-batch of a cycle, and the optimizer rests in between. H2G-Net's fires on "
+    "the first one, and lets momentum and moments drift"
 )
 NOTE_ADAM = (
-    "`iterations`, and a schedule as `learning_rate`, now count steps, not micro-batches. `epsilon` is multiplied because "
-    "H2G-Net divides gradients by the number of micro-batches twice"
+    "`iterations` now counts steps, not micro-batches. `epsilon` is multiplied because H2G-Net divides gradients by the "
+    "number of micro-batches twice"
 )
 
 
@@ -41,6 +41,8 @@ def adam_accumulated(call, surroundings):
             raise NotUnderstood("`{}` acts on each micro-batch there, and on steps here".format(name))
     if "accumulation_steps" not in arguments.names or not is_simple(arguments.value("accumulation_steps")):
         raise NotUnderstood("`accumulation_steps` is not a plain number or name, by which to multiply `epsilon`")
+    for name in ("learning_rate", "lr"):
+        surroundings.require_constant_rate(arguments.value(name))
     if surroundings.is_graph_mode:
         edit = lambda call: _scaled(Arguments(call, ADAM)).call("accum.compat.v1.AdamAccumulated")
         return Change(edit, ("import accum.compat.v1",), NOTE_ADAM)

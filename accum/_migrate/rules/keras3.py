@@ -26,7 +26,7 @@ def optimizer(call, surroundings):
     for name in SEEN_EACH_TIME:
         if arguments.value(name) is not None and arguments.code(name) not in ("False", "None"):
             raise NotUnderstood("`{}` acts on each micro-batch in Keras 3, and on steps here".format(name))
-    _require_constant_rate(arguments.value("learning_rate"), surroundings)
+    surroundings.require_constant_rate(arguments.value("learning_rate"))
 
     def edit(call):
         steps = Arguments(call, PARAMETERS).code(ARGUMENT)
@@ -35,23 +35,6 @@ def optimizer(call, surroundings):
         return wrapped(inner, "accum.GradientAccumulateOptimizer", "accum_steps=" + steps)
 
     return Change(edit, ("import accum",), keeps_name=True)
-
-
-def _require_constant_rate(node, surroundings):
-    node = surroundings.constant(node) if node is not None else None
-    if node is not None and not _is_number(node):
-        raise NotUnderstood(
-            "a schedule counts micro-batches in Keras 3 and steps here: if the learning rate is one, divide its lengths by "
-            "`{}`; if it is a number, wrap the optimizer by hand".format(ARGUMENT)
-        )
-
-
-def _is_number(node):
-    if isinstance(node, cst.BinaryOperation):
-        return _is_number(node.left) and _is_number(node.right)
-    if isinstance(node, cst.UnaryOperation):
-        return _is_number(node.expression)
-    return isinstance(node, (cst.Integer, cst.Float))
 
 
 def rule(name):

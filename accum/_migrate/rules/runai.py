@@ -37,7 +37,9 @@ def made(name):
         if "steps" not in arguments.names:
             raise NotUnderstood("it takes `steps`")
         if "decay" in arguments.names:
-            raise NotUnderstood("newer optimizers know no `decay`: use a schedule, which counts steps here as it did there")
+            raise NotUnderstood(
+                "newer optimizers know no `decay`: use a schedule, which counts steps here as it did there"
+            )
         tensorflow, needed = surroundings.tensorflow()
 
         def edit(call):
