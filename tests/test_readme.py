@@ -11,10 +11,11 @@ import pytest
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 
-PAGES = ["README.md", "docs/keras.md", "docs/distribution.md", "docs/static-graph.md"]
+PAGES = ["README.md", "docs/keras.md", "docs/distribution.md", "docs/static-graph.md", "docs/migrating.md"]
 
 
 def blocks(page):
+    """The code between ```python and ```; what is not to run, such as that of other libraries, stands after ```py."""
     with open(os.path.join(ROOT, *page.split("/")), encoding="utf-8") as file:
         return re.findall(r"```python\n(.*?)```", file.read(), re.DOTALL)
 

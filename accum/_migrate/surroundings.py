@@ -54,7 +54,7 @@ class Surroundings:
         return node
 
     def require_constant_rate(self, node):
-        """Raise `NotUnderstood` unless a learning rate is left out or a number: a schedule would count something else."""
+        """Raise `NotUnderstood` unless a learning rate is left out or a number: schedules count something else."""
         if node is not None and not is_number(self.constant(node)):
             raise NotUnderstood(
                 "a schedule counts micro-batches there and steps here: if the learning rate is one, divide its lengths "

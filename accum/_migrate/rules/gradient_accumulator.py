@@ -14,8 +14,8 @@ NOTE_MODEL = (
     "`last_cycle` and `micro_batch_weight` say so. Without the two, ragged batches and the end of an epoch are exact"
 )
 NOTE_OPTIMIZER = (
-    "the inner optimizer now runs once a cycle, clips and counts steps. In 0.3 and 0.4 it counted micro-batches, in 0.5 "
-    "it ran on zeros between steps, and it never clipped: momentum, Adam, schedules and clipping come out different"
+    "the inner optimizer now runs once a cycle, clips and counts steps. In 0.3 and 0.4 it counted micro-batches, in "
+    "0.5 it ran on zeros between steps, and it never clipped: momentum, Adam, schedules and clipping come out different"
 )
 NOTE_LAYER = (
     "the moving variance is now that of the full batch (that of 0.5 lacks the variance between micro-batches); 0.4 had "

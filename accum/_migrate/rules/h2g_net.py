@@ -15,8 +15,8 @@ NOTE_ACCUM = (
     "the first one, and lets momentum and moments drift"
 )
 NOTE_ADAM = (
-    "`iterations` now counts steps, not micro-batches. `epsilon` is multiplied because H2G-Net divides gradients by the "
-    "number of micro-batches twice"
+    "`iterations` now counts steps, not micro-batches. `epsilon` is multiplied because H2G-Net divides gradients by "
+    "the number of micro-batches twice"
 )
 
 
