@@ -8,6 +8,8 @@ from typing import Callable, NamedTuple, Optional, Tuple
 
 import libcst as cst
 
+from accum._migrate.arguments import NotUnderstood
+
 Change = NamedTuple(
     "Change",
     [
@@ -26,3 +28,8 @@ Attributes:
   note: what is different in the numbers from now on, because the other library's were not what it says they are.
   keeps_name: whether the new expression still uses the name that was called.
 """
+
+
+def unknown(call, surroundings):
+    """The rule for what a library has beside the names that are known of it."""
+    raise NotUnderstood("nothing is known of it here")

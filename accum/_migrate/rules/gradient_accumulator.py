@@ -1,7 +1,7 @@
 """GradientAccumulator 0.3 to 0.5 (PyPI: gradient-accumulator)."""
 
 from accum._migrate.arguments import Arguments, NotUnderstood
-from accum._migrate.rules import Change
+from accum._migrate.rules import Change, unknown
 
 WORDS = ("gradient_accumulator",)
 PACKAGE = "gradient_accumulator"
@@ -41,7 +41,7 @@ RENAMED = [("n_gradients", "accum_steps"), ("use_acg", "use_agc")]
 
 
 def _old_names(arguments):
-    for name in ("use_agc", "use_acg"):
+    for name in ("use_agc", "use_acg", "agc"):
         if arguments.value(name) is not None and arguments.code(name) != "False":
             raise NotUnderstood(
                 "adaptive clipping acts on each micro-batch there and on the accumulated gradient here: `use_agc=True` "
@@ -85,7 +85,7 @@ def _edit_optimizer(call):
 def _only(arguments, names):
     for name in arguments.names:
         if name not in names:
-            raise NotUnderstood("`{}` acts on each micro-batch there: give it to the inner optimizer".format(name))
+            raise NotUnderstood("`{}` is no argument here: give the inner optimizer what it knows".format(name))
 
 
 def layer(call, surroundings):
@@ -119,7 +119,7 @@ NAMES = tuple(RULES)
 def rule(name):
     """The rule for a full name, or None."""
     parts = name.split(".")
-    return RULES.get(parts[-1]) if parts[0] == PACKAGE and len(parts) > 1 else None
+    return RULES.get(parts[-1], unknown) if parts[0] == PACKAGE else None
 
 
 def is_module(name):

@@ -1,7 +1,7 @@
 """Run:AI's `runai.ga`, up to 0.4.1."""
 
 from accum._migrate.arguments import Arguments, NotUnderstood, wrapped
-from accum._migrate.rules import Change
+from accum._migrate.rules import Change, unknown
 
 WORDS = ("runai",)
 MODULE = "runai.ga.keras.optimizers"
@@ -69,7 +69,7 @@ NAMES = tuple(RULES)
 def rule(name):
     """The rule for a full name, or None."""
     module, _, last = name.rpartition(".")
-    return RULES.get(last) if module == MODULE else None
+    return RULES.get(last, unknown) if MODULE in (module, name) else None
 
 
 def is_module(name):
