@@ -112,6 +112,33 @@ PAIRS = [
         "  plain = lambda rate: (keras.optimizers.SGD(rate, gradient_accumulation_steps=None), keras.optimizers.Adam)",
     ),
     _pair(
+        "comments-and-no-last-comma",
+        "- from gradient_accumulator import GradientAccumulateModel",
+        "+ import accum",
+        "- model = GradientAccumulateModel(",
+        "+ model = accum.GradientAccumulateModel(",
+        "      accum_steps=2,  # two",
+        "      inputs=i,",
+        "-     outputs=o  # of the net",
+        "+     outputs=o,  # of the net",
+        '+     last_cycle="carry",',
+        '+     micro_batch_weight="equal"',
+        "  )",
+    ),
+    _pair(
+        "one-argument-a-line",
+        "- from gradient_accumulator.layers import AccumBatchNormalization",
+        "- from gradient_accumulator import GAOptimizerWrapper",
+        "+ import accum",
+        "- optimizer = GAOptimizerWrapper(",
+        "+ optimizer = accum.GradientAccumulateOptimizer(",
+        "      inner,  # the one of before",
+        "+     accum_steps=4,",
+        "  )",
+        "- x = AccumBatchNormalization( 2, name = 'x' ) (x)",
+        "+ x = accum.AccumBatchNormalization( accum_steps=2, name = 'x' ) (x)",
+    ),
+    _pair(
         "in-a-function",
         "  def make():",
         "-     from gradient_accumulator import GradientAccumulateOptimizer",
@@ -186,6 +213,7 @@ LEFT = [
         5,
         "else",
     ),
+    Left("f-string", GA + "x = f'{M(4, inputs=i, outputs=o)}'\n", 2, "it stands in an f-string"),
     Left("taken", GA + "O('sgd', 4)\ndef f(accum): pass\n", 2, "`accum` is a name of your own"),
     Left(
         "one-line",
@@ -209,6 +237,9 @@ LEFT = [
         "a schedule counts micro-batches",
     ),
     Left("bound-twice", KERAS + "r = 1\nr = s()\noptimizers.SGD(r, gradient_accumulation_steps=4)\n", 4, "a schedule"),
+    Left(
+        "comment", KERAS + "optimizers.SGD(\n    0.1,  # a\n    gradient_accumulation_steps=4)\n", 2, "a comment stands"
+    ),
     Left("ema", KERAS + "optimizers.SGD(gradient_accumulation_steps=4, use_ema=True)\n", 2, "`use_ema` acts on each"),
     Left(
         "jax",

@@ -1,6 +1,7 @@
 """The arguments of a call: read by name, edited with the white space around them kept."""
 
 import libcst as cst
+from libcst import matchers
 
 NO_SPACE = cst.AssignEqual(whitespace_before=cst.SimpleWhitespace(""), whitespace_after=cst.SimpleWhitespace(""))
 
@@ -70,6 +71,13 @@ class Arguments:
             self._append(cst.Arg(value, cst.Name(name), equal=NO_SPACE))
         return self
 
+    def require_no_comment(self, name):
+        """Raise `NotUnderstood` if a comment stands where `drop` would drop it too."""
+        if name in self._names:
+            index = self._names.index(name)
+            if any(matchers.findall(arg, matchers.Comment()) for arg in self._args[max(index - 1, 0) : index + 1]):
+                raise NotUnderstood("a comment stands beside `{}`, which goes elsewhere".format(name))
+
     def drop(self, name):
         """Leave an argument out, if it is given. What follows must not be positional."""
         if name in self._names:
@@ -77,7 +85,8 @@ class Arguments:
             del self._names[index]
             gone = self._args.pop(index)
             if self._args and index == len(self._args):
-                self._args[-1] = _ended_as(self._args[-1], gone)
+                last, space = self._args[-1], gone.whitespace_after_arg
+                self._args[-1] = last.with_changes(comma=gone.comma, whitespace_after_arg=space)
         return self
 
     def call(self, function):
@@ -91,21 +100,40 @@ class Arguments:
         """Add an argument: on a line of its own if the others are on such, with a comma if they end by one."""
         if self._args:
             last = self._args[-1]
-            arg = _ended_as(arg, last)
-            empty = cst.SimpleWhitespace("")
-            self._args[-1] = last.with_changes(comma=self._separator(), whitespace_after_arg=empty)
+            comma, space = last.comma, last.whitespace_after_arg
+            separator = self._separator(space if isinstance(comma, cst.MaybeSentinel) else comma.whitespace_after)
+            if _is_lines(separator):  # then a comment beside the last argument has gone into the separator
+                space = _without_comment(space)
+                comma = comma if isinstance(comma, cst.MaybeSentinel) else _bare(comma)
+            arg = arg.with_changes(comma=comma, whitespace_after_arg=space)
+            separator = cst.Comma(whitespace_after=separator)
+            self._args[-1] = last.with_changes(comma=separator, whitespace_after_arg=cst.SimpleWhitespace(""))
         self._args.append(arg)
 
-    def _separator(self):
-        if len(self._args) > 1:
-            return self._args[0].comma
-        before = self._call.whitespace_before_args
-        is_multi_line = isinstance(before, cst.ParenthesizedWhitespace)
-        return cst.Comma(whitespace_after=before if is_multi_line else cst.SimpleWhitespace(" "))
+    def _separator(self, end):
+        """The white space between the last argument, after which `end` stands now, and a new one."""
+        has_several = len(self._args) > 1
+        space = self._args[0].comma.whitespace_after if has_several else self._call.whitespace_before_args
+        if not _is_lines(space):
+            return cst.SimpleWhitespace(" ")
+        if _is_lines(end):
+            return space.with_changes(first_line=end.first_line, empty_lines=[])
+        return _without_comment(space)
 
 
-def _ended_as(arg, last):
-    return arg.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
+def _is_lines(space):
+    return isinstance(space, cst.ParenthesizedWhitespace)
+
+
+def _without_comment(space):
+    if not _is_lines(space):
+        return space
+    first_line = cst.TrailingWhitespace(newline=space.first_line.newline)
+    return space.with_changes(first_line=first_line, empty_lines=[])
+
+
+def _bare(comma):
+    return comma.with_changes(whitespace_after=_without_comment(comma.whitespace_after))
 
 
 def wrapped(call, function, arguments):

@@ -101,6 +101,8 @@ def _require_room(use, surroundings):
     lines = [surroundings.uses.parent(statement) for statement in use.imported_by]
     if not all(isinstance(line, cst.SimpleStatementLine) for line in lines):
         raise NotUnderstood("its import shares a line with what the import depends on")
+    if surroundings.uses.is_in_f_string(use.node):
+        raise NotUnderstood("it stands in an f-string, which may not hold the quotes that it takes")
 
 
 def _from_stars(module, uses):

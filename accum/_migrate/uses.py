@@ -98,6 +98,12 @@ class Uses:
         """All that binds `name` anywhere in the file."""
         return [each for scope in self.scopes for each in scope.assignments if each.name.split(".")[0] == name]
 
+    def is_in_f_string(self, node):
+        """Whether a node is part of a formatted string."""
+        while node is not None and not isinstance(node, cst.FormattedString):
+            node = self._parents.get(node)
+        return node is not None
+
     def parent(self, node):
         """The node that holds `node`."""
         return self._parents.get(node)

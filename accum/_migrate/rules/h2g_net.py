@@ -46,6 +46,7 @@ def adam_accumulated(call, surroundings):
     if surroundings.is_graph_mode:
         edit = lambda call: _scaled(Arguments(call, ADAM)).call("accum.compat.v1.AdamAccumulated")
         return Change(edit, ("import accum.compat.v1",), NOTE_ADAM)
+    arguments.require_no_comment("accumulation_steps")
     return _by_keras(surroundings)
 
 

@@ -26,6 +26,7 @@ def optimizer(call, surroundings):
     for name in SEEN_EACH_TIME:
         if arguments.value(name) is not None and arguments.code(name) not in ("False", "None"):
             raise NotUnderstood("`{}` acts on each micro-batch in Keras 3, and on steps here".format(name))
+    arguments.require_no_comment(ARGUMENT)
     surroundings.require_constant_rate(arguments.value("learning_rate"))
 
     def edit(call):

@@ -40,6 +40,7 @@ def made(name):
             raise NotUnderstood(
                 "newer optimizers know no `decay`: use a schedule, which counts steps here as it did there"
             )
+        arguments.require_no_comment("steps")
         tensorflow, needed = surroundings.tensorflow()
 
         def edit(call):
