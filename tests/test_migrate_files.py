@@ -1,11 +1,14 @@
 """`python -m accum migrate` and files: which it looks at, what it keeps of them, and when it writes nothing."""
 
+import ast
+import glob
 import importlib.util
 import os
 import stat
 
 import pytest
 
+import accum
 from accum.__main__ import main
 
 HAS_LIBCST = importlib.util.find_spec("libcst") is not None
@@ -13,6 +16,7 @@ needs_libcst = pytest.mark.skipif(not HAS_LIBCST, reason="`migrate` is an extra,
 
 BEFORE = b'from gradient_accumulator import GradientAccumulateOptimizer\nmake = GradientAccumulateOptimizer("sgd", 4)\n'
 AFTER = b'import accum\nmake = accum.GradientAccumulateOptimizer("sgd", 4)\n'
+FILES = sorted(glob.glob(os.path.join(os.path.dirname(accum.__file__), "_migrate", "**", "*.py"), recursive=True))
 PYTHON_2 = b'import gradient_accumulator\nprint "two"\n'
 
 
@@ -153,3 +157,21 @@ def test_no_path_at_all_is_a_wrong_argument(capsys):
     with pytest.raises(SystemExit) as caught:
         migrate()
     assert caught.value.code == 2
+
+
+def imported(path):
+    """Full names of the modules that a file imports, at its top or later."""
+    with open(path, encoding="utf-8") as file:
+        nodes = list(ast.walk(ast.parse(file.read())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return names + [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=[os.path.basename(path) for path in FILES])
+def test_nothing_of_it_imports_tensorflow(path):
+    """So that it runs where there is none: also by no other part of accum, all of which do."""
+    for name in imported(path):
+        assert name.split(".")[0] not in ("tensorflow", "keras", "numpy")
+        assert name.split(".")[0] != "accum" or name.startswith("accum._migrate")
+    if os.path.basename(path) in ("command.py", "files.py"):
+        assert not any(name.startswith("libcst") for name in imported(path))
