@@ -39,8 +39,7 @@ class Uses:
     def __init__(self, wrapper):
         self._parents = wrapper.resolve(ParentNodeProvider)
         self._positions = wrapper.resolve(PositionProvider)
-        self._scope_of = wrapper.resolve(ScopeProvider)
-        self.scopes = _in_order(self._scope_of.values())
+        self.scopes = _in_order(wrapper.resolve(ScopeProvider).values())
         self.imports = [each for scope in self.scopes for each in scope.assignments if is_import(each)]
 
     def find(self, is_known):
@@ -88,11 +87,6 @@ class Uses:
         while node not in nodes and isinstance(self._parents.get(node), cst.Attribute):
             node = self._parents[node]
         return node in nodes
-
-    def full_names(self, node):
-        """The set of what an expression may stand for: "" for what no import binds."""
-        scope = self._scope_of.get(node)
-        return _names(scope, node) if scope is not None else {""}
 
     def assignments(self, name):
         """All that binds `name` anywhere in the file."""

@@ -1,5 +1,7 @@
 """Run:AI's `runai.ga`, up to 0.4.1."""
 
+import functools
+
 from accum._migrate.arguments import Arguments, NotUnderstood, wrapped
 from accum._migrate.rules import Change, unknown
 
@@ -26,32 +28,30 @@ def wrap(call, surroundings):
     return Change(edit, ("import accum",), NOTE)
 
 
-def made(name):
-    """A rule for one of the optimizers that Run:AI wraps itself: `Adam(steps, …)`."""
+def made(name, call, surroundings):
+    """One of the optimizers that Run:AI wraps itself: `Adam(steps, …)`."""
+    arguments = Arguments(call, ("steps",))
+    _require_same_rule(arguments)
+    arguments.require_no_comment("steps")
+    tensorflow, needed = surroundings.tensorflow()
 
-    def rule(call, surroundings):
-        arguments = Arguments(call, ("steps",))
-        for argument in arguments.names:
-            if argument in ON_EACH:
-                raise NotUnderstood("`{}` clips each micro-batch there, and the step's gradient here".format(argument))
-        if "steps" not in arguments.names:
-            raise NotUnderstood("it takes `steps`")
-        if "decay" in arguments.names:
-            raise NotUnderstood(
-                "newer optimizers know no `decay`: use a schedule, which counts steps here as it did there"
-            )
-        arguments.require_no_comment("steps")
-        tensorflow, needed = surroundings.tensorflow()
+    def edit(call):
+        steps = Arguments(call, ("steps",)).code("steps")
+        arguments = Arguments(call, ("steps",)).drop("steps").rename("lr", "learning_rate")
+        inner = arguments.call("{}.keras.optimizers.{}".format(tensorflow, name))
+        return wrapped(inner, "accum.GradientAccumulateOptimizer", "accum_steps=" + steps)
 
-        def edit(call):
-            steps = Arguments(call, ("steps",)).code("steps")
-            arguments = Arguments(call, ("steps",)).drop("steps").rename("lr", "learning_rate")
-            inner = arguments.call("{}.keras.optimizers.{}".format(tensorflow, name))
-            return wrapped(inner, "accum.GradientAccumulateOptimizer", "accum_steps=" + steps)
+    return Change(edit, ("import accum",) + ((needed,) if needed else ()))
 
-        return Change(edit, ("import accum",) + ((needed,) if needed else ()))
 
-    return rule
+def _require_same_rule(arguments):
+    for name in arguments.names:
+        if name in ON_EACH:
+            raise NotUnderstood("`{}` clips each micro-batch there, and the step's gradient here".format(name))
+    if "steps" not in arguments.names:
+        raise NotUnderstood("it takes `steps`")
+    if "decay" in arguments.names:
+        raise NotUnderstood("newer optimizers know no `decay`: use a schedule, which counts steps here as it did there")
 
 
 def other(call, surroundings):
@@ -62,7 +62,7 @@ def other(call, surroundings):
 
 
 RULES = {"Optimizer": wrap}
-RULES.update((name, made(name)) for name in SAME_IN_TF_KERAS)
+RULES.update((name, functools.partial(made, name)) for name in SAME_IN_TF_KERAS)
 RULES.update((name, other) for name in OTHERS)
 NAMES = tuple(RULES)
 
