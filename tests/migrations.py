@@ -126,6 +126,16 @@ PAIRS = [
         "  )",
     ),
     _pair(
+        "white-space-that-libcst-loses",
+        "  try :",
+        "-     from gradient_accumulator import GradientAccumulateOptimizer as Mine",
+        "+     import accum",
+        "-     make = lambda  : Mine('sgd', 4)",
+        "+     make = lambda  : accum.GradientAccumulateOptimizer('sgd', 4)",
+        "  except (ValueError, TypeError) :",
+        "      pass",
+    ),
+    _pair(
         "one-argument-a-line",
         "- from gradient_accumulator.layers import AccumBatchNormalization",
         "- from gradient_accumulator import GAOptimizerWrapper",

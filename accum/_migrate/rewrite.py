@@ -1,5 +1,7 @@
 """One file rewritten: what to change is found out first, and then changed in one pass."""
 
+import difflib
+import io
 from typing import List, NamedTuple, Tuple
 
 import libcst as cst
@@ -40,7 +42,8 @@ def rewrite(code):
     changes, notes, left = _plan(uses, Surroundings(uses, code))
     left += _from_stars(wrapper.module, uses)
     if changes:
-        code = wrapper.module.visit(_Rewriter(changes, Imports(uses, changes))).code
+        rewritten = wrapper.module.visit(_Rewriter(changes, Imports(uses, changes)))
+        code = _spliced(code, wrapper.module.code, rewritten.code)
     return Outcome(code, sorted(notes), sorted(left))
 
 
@@ -49,9 +52,24 @@ def _parsed(code):
         module = cst.parse_module(code)
     except cst.ParserSyntaxError as error:
         raise SyntaxError("line {}: {}".format(error.raw_line, error.message)) from None
-    if module.code != code:
+    if len(_lines(module.code)) != len(_lines(code)):
         raise SyntaxError("LibCST does not read it as it is")
     return module
+
+
+def _spliced(code, read, rewritten):
+    """The lines that were rewritten, among those of the file: LibCST loses white space, as in `except (A, B) :`."""
+    if read == code:
+        return rewritten
+    lines, before, after = _lines(code), _lines(read), _lines(rewritten)
+    spliced = []
+    for kind, start, end, first, last in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        spliced += lines[start:end] if kind == "equal" else after[first:last]
+    return "".join(spliced)
+
+
+def _lines(code):
+    return io.StringIO(code, newline="\n").readlines()
 
 
 def _find_rule(name):
