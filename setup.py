@@ -19,8 +19,8 @@ TENSORFLOW = [
     # On Windows and Apple silicon, what TF 2.13.1 is made of has no wheel for Python 3.8.
     "tensorflow==2.13.0; {} and python_version == '3.8'".format(ARM_MAC),
     "tensorflow==2.13.0; sys_platform == 'win32' and python_version == '3.8'",
-    "tensorflow>=2.13,<2.16; {} and python_version >= '3.9'".format(ARM_MAC),
-    "tensorflow>=2.2,<2.16; {} and (sys_platform != 'win32' or python_version != '3.8')".format(NO_ARM_MAC),
+    "tensorflow>=2.13,<2.22; {} and python_version >= '3.9'".format(ARM_MAC),
+    "tensorflow>=2.2,<2.22; {} and (sys_platform != 'win32' or python_version != '3.8')".format(NO_ARM_MAC),
     # The newest TensorFlow of Python 3.6 and 3.7 was built before protobuf 4.
     "protobuf<3.21; python_version < '3.8'",
 ]
@@ -59,6 +59,8 @@ setup(
         "Programming Language :: Python :: 3.9",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )
