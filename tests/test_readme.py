@@ -11,7 +11,14 @@ import pytest
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 
-PAGES = ["README.md", "docs/keras.md", "docs/distribution.md", "docs/static-graph.md"]
+PAGES = [
+    "README.md",
+    "docs/keras.md",
+    "docs/distribution.md",
+    "docs/static-graph.md",
+    "docs/mixed-precision.md",
+    "docs/batch-normalisation.md",
+]
 
 
 def blocks(page):
