@@ -1,4 +1,4 @@
-"""The site: `tox run -e docs`. Guides are Markdown that reads well in the repository too; the API is the docstrings'."""
+"""The site, by `tox run -e docs`: guides in Markdown that reads well in the repository too, and the docstrings."""
 
 import inspect
 import os

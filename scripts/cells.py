@@ -100,9 +100,10 @@ def with_lists(text: str) -> str:
     """The text of the workflow with its lists of cells written anew."""
     for platform in PLATFORMS:
         pattern = r"(?s)(\n  {}:\n.*?\n        cell: )\[.*?\]".format(re.escape(platform))
-        text, count = re.subn(pattern, lambda match: match.group(1) + flow_list(platform), text, count=1)
-        if count != 1:
+        found = re.search(pattern, text)
+        if found is None:
             raise ValueError("the workflow has no job {} with a list of cells".format(platform))
+        text = text[: found.start()] + found.group(1) + flow_list(platform) + text[found.end() :]
     return text
 
 

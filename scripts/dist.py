@@ -1,7 +1,7 @@
 """Build what a release consists of, and check it as its users get it. Run by `tox run -e dist`.
 
-An sdist, and the wheel that is built from it, are checked by twine and check-wheel-contents. Then each is installed with
-a TensorFlow in an environment of its own, and used from outside the checkout.
+An sdist, and the wheel that is built from it, are checked by twine and check-wheel-contents. Then each is installed
+with a TensorFlow in an environment of its own, and used from outside the checkout.
 
     python scripts/dist.py FOLDER       the folder is made anew
 """

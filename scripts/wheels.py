@@ -1,4 +1,4 @@
-"""Ask the package index what each cell of the matrix would install on each platform. Reads metadata, downloads no wheel.
+"""Ask the package index what each cell of the matrix would install on each platform. It downloads no wheel.
 
 `uv pip compile` resolves the dependencies that tox.ini gives a cell as if it ran on that platform and Python, all that
 they need in turn included. What comes out, or that nothing does, is kept in docs/wheels.json with the day.
@@ -29,9 +29,29 @@ TAGS = {
     "metal": "aarch64-apple-darwin",
 }
 # What takes a compiler to build: of these a wheel has to be there. A few small ones come as sources only.
-WHEELS = """tensorflow tensorflow-cpu tensorflow-intel tensorflow-macos tensorflow-metal tensorflow-io-gcs-filesystem
-tensorflow-addons tensorboard numpy scipy h5py grpcio protobuf jax jaxlib ml-dtypes libclang matplotlib optree
-tokenizers safetensors""".split()
+WHEELS = [
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-intel",
+    "tensorflow-macos",
+    "tensorflow-metal",
+    "tensorflow-io-gcs-filesystem",
+    "tensorflow-addons",
+    "tensorboard",
+    "numpy",
+    "scipy",
+    "h5py",
+    "grpcio",
+    "protobuf",
+    "jax",
+    "jaxlib",
+    "ml-dtypes",
+    "libclang",
+    "matplotlib",
+    "optree",
+    "tokenizers",
+    "safetensors",
+]
 TOLD = re.compile(r"(tensorflow(-(cpu|intel|macos|metal))?|keras|tf-keras|numpy|protobuf)==")
 
 
