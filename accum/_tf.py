@@ -7,6 +7,7 @@ each branch says with which line it dies.
 import contextlib
 import functools
 import inspect
+import platform
 import re
 import sys
 
@@ -595,7 +596,7 @@ def per_replica_maker(strategy):
 
 def _has_metal():
     """Whether TensorFlow has one of Apple's GPUs: on macOS it knows no others."""
-    return sys.platform == "darwin" and bool(tf.config.experimental.list_physical_devices("GPU"))
+    return platform.system() == "Darwin" and bool(tf.config.experimental.list_physical_devices("GPU"))
 
 
 @contextlib.contextmanager

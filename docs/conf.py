@@ -30,6 +30,7 @@ myst_heading_anchors = 3
 default_role = "code"  # docstrings quote code with single backquotes, as Markdown does
 pygments_style = "friendly"
 
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
 autodoc_preserve_defaults = True
