@@ -202,7 +202,7 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
         """The number of values a feature, a scalar."""
         dtype = self._accum_dtype
         features = max(self._accum_moving_mean.shape.num_elements(), 1)
-        count = tf.cast(tf.size(inputs, out_type=tf.int64), dtype) / features
+        count = tf.reduce_prod(tf.cast(tf.shape(inputs), dtype)) / features  # a float has room for any
         if mask is not None and _tf.uses_mask(self):
             unmasked = tf.reduce_sum(tf.cast(mask, dtype))
             count *= tf.math.divide_no_nan(unmasked, tf.cast(tf.size(mask), dtype))  # of no example there is no mean

@@ -85,7 +85,7 @@ class Cycle:
             return tf.where(tf.equal(place, 0), self._requested.read_value(), self.state.length.read_value())
         if not self.plan.is_schedule:
             return tf.constant(self.plan.accum_steps, tf.int64)
-        step = tf.cast(self.host.steps(), tf.int64)
+        step = tf.cast(self.host.steps(), tf.int64)  # within the engine's `on_host`
         terms = [tf.where(step >= first, tf.constant(change, tf.int64), 0) for first, change in self.plan.increments]
         return tf.add_n(terms)
 

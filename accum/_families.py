@@ -1,5 +1,6 @@
 """The two families of Keras optimizers: what each reads on an optimizer, and what it lends to the engine."""
 
+import contextlib
 from typing import Dict, Tuple
 
 from accum import _replicas, _tf
@@ -17,7 +18,9 @@ class KerasHost(Host):
         self._given = {}  # variable key -> what Keras 3 puts around the variable
 
     def scalar(self, name, initial_value, per_replica=False):
-        return _tf.new_keras_variable(self._wrapper, "{}/{}".format(self.name, name), initial_value, per_replica)
+        name = "{}/{}".format(self.name, name)
+        with _tf.on_host() if initial_value.dtype == tf.int64 else contextlib.ExitStack():
+            return _tf.new_keras_variable(self._wrapper, name, initial_value, per_replica)
 
     def buffer(self, var, name, shape, dtype):
         name = "{}/{}/{}".format(var.name.split(":")[0], self.name, name)

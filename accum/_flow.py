@@ -31,7 +31,8 @@ class Call:
     def micro_step(self, strategy, grads, weight):
         place, length = self._read_clock()
         is_taken = self._is_taken(strategy, grads)
-        is_last = tf.greater_equal(place + 1, length)
+        with _tf.on_host():
+            is_last = tf.greater_equal(place + 1, length)
 
         def finish():
             return self._finish(strategy, grads, weight, place)
@@ -40,21 +41,26 @@ class Call:
             return self._store(strategy, grads, weight, place)
 
         done = self._if_taken(is_taken, lambda: tf.cond(is_last, finish, store, name="if_full"))
-        following = tf.where(is_last, tf.zeros_like(place), place + 1)
-        return self._advance_clock(strategy, done, _where_taken(is_taken, following, place), length, is_taken)
+        with _tf.on_host():
+            following = _where_taken(is_taken, tf.where(is_last, tf.zeros_like(place), place + 1), place)
+        return self._advance_clock(strategy, done, following, length, is_taken)
 
     def accumulate(self, strategy, grads, weight):
         place, length = self._read_clock()
         is_taken = self._is_taken(strategy, grads)
         done = self._if_taken(is_taken, lambda: self._store(strategy, grads, weight, place))
-        return self._advance_clock(strategy, done, _where_taken(is_taken, place + 1, place), length, is_taken)
+        with _tf.on_host():
+            following = _where_taken(is_taken, place + 1, place)
+        return self._advance_clock(strategy, done, following, length, is_taken)
 
     def apply(self, strategy):
         place, length = self._read_clock()
-        done = self._host.when(tf.greater(place, 0), lambda: self._finish(strategy, None, None, place))
+        with _tf.on_host():
+            is_any, following = tf.greater(place, 0), tf.zeros_like(place)
+        done = self._host.when(is_any, lambda: self._finish(strategy, None, None, place))
         with tf.control_dependencies([done]):
             cleared = self._clear(strategy)
-        return self._advance_clock(strategy, cleared, tf.zeros_like(place), length)
+        return self._advance_clock(strategy, cleared, following, length)
 
     def zero(self, strategy):
         place, length = self._read_clock()
@@ -66,7 +72,7 @@ class Call:
 
     def _read_clock(self):
         """The micro steps made in this cycle before this one, and the cycle's length: two int64 scalars."""
-        with tf.name_scope("clock"):
+        with tf.name_scope("clock"), _tf.on_host():
             place = self._state.micro_step.read_value()
             return place, self._cycle.length(place)
 
@@ -97,7 +103,7 @@ class Call:
 
     def _store(self, strategy, grads, weight, place):
         """Keep a micro-batch that ends no cycle. Returns a tensor to wait for."""
-        is_first = tf.equal(place, 0)
+        is_first = _is_first(place)
         if self._is_running:
             return self._each(strategy, lambda g, w: self._on_keep_running(g, w, is_first), grads, weight)
         return tf.cond(
@@ -109,7 +115,7 @@ class Call:
 
     def _finish(self, strategy, grads, weight, place):
         """Make the step of a full cycle, or with `grads` None of what is stored. Returns a tensor to wait for."""
-        is_first = tf.equal(place, 0) if grads is not None and self._cycle.has_single else False
+        is_first = _is_first(place) if grads is not None and self._cycle.has_single else False
         how = place, is_first, self._reduces(strategy)
         with tf.name_scope("sum"):
             sums = _replicas.on_each(strategy, lambda g, w: self._on_sum(g, w, *how), [grads, weight])
@@ -206,7 +212,7 @@ class Call:
             factor = self._factor(weight)
             sums = [slot.peek(grad, factor, is_first) for slot, grad in zip(self._slots, grads)]
             return sums, self._weight_so_far(weight, is_first)
-        kept = [] if grads is None else [self._on_blend(grads, weight, tf.equal(place, 0))]
+        kept = [] if grads is None else [self._on_blend(grads, weight, _is_first(place))]
         with tf.control_dependencies(kept):
             sums = [slot.stored() for slot in self._slots]
             weight = _replicas.local_variable(self._state.weight_sum).read_value()
@@ -268,6 +274,11 @@ def count_nonfinite(grads):
     return tf.add_n([tf.cast(tf.reduce_any(~tf.math.is_finite(size)), tf.float32) for size in sizes])
 
 
+def _is_first(place):
+    with _tf.on_host():
+        return tf.equal(place, 0)
+
+
 def _where_taken(is_taken, following, place):
     return following if is_taken is True else tf.where(is_taken, following, place)
 
@@ -277,7 +288,11 @@ def _true():
 
 
 def _assign(strategy, var, value):
-    return strategy.extended.update(var, lambda v, new: v.assign(new, read_value=False), args=(value,))
+    def assign(counter, new):
+        with _tf.on_host():
+            return counter.assign(new, read_value=False)
+
+    return strategy.extended.update(var, assign, args=(value,))
 
 
 def _divide(total, weight):

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import platform
 import re
 import sys
 
@@ -737,6 +738,25 @@ def per_replica_maker(strategy):
     if hasattr(one, "device_map"):  # dies with 1.15
         return functools.partial(type(one), one.device_map)
     return type(one)
+
+
+def _has_metal():
+    """Whether TensorFlow has one of Apple's GPUs: on macOS it knows no others."""
+    return platform.system() == "Darwin" and bool(tf.config.experimental.list_physical_devices("GPU"))
+
+
+@contextlib.contextmanager
+def on_host():
+    """Put the counters made within, and what is computed of them, on the host where the GPU lacks int64: Apple's.
+
+    Elsewhere they stand where TensorFlow puts them, as Keras' `iterations` does: XLA compiles no function for one
+    device that uses a variable of another. Strategies and static graphs place everything by themselves.
+    """
+    if not _has_metal() or tf.distribute.has_strategy() or in_static_graph():
+        yield
+        return
+    with tf.device("/device:CPU:0"):
+        yield
 
 
 def new_keras_variable(optimizer, name, initial_value, per_replica):

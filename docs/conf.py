@@ -1,0 +1,90 @@
+"""The site, by `tox run -e docs`: guides in Markdown that reads well in the repository too, and the docstrings."""
+
+import inspect
+import os
+import re
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+sys.path.insert(0, ROOT)
+
+import accum  # noqa: E402
+
+project = "accum"
+author = "The accum developers"
+copyright = "2026, " + author
+version = release = accum.__version__
+html_title = "accum " + release
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+html_theme = "furo"
+html_copy_source = False
+html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+highlight_language = "text"
+myst_heading_anchors = 3
+default_role = "code"  # docstrings quote code with single backquotes, as Markdown does
+pygments_style = "friendly"
+
+toc_object_entries_show_parents = "hide"
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False
+autodoc_preserve_defaults = True
+autodoc_typehints = "none"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_param = False
+nitpick_ignore_regex = [("py:class", r"tensorflow\..*")]  # has no inventory of its names
+napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]
+
+# Pages of the repository that are no guides. A link to any of them stays within the site.
+PAGES = {"index": "README.md", "benchmarks": "benchmarks/README.md"}
+SITE = {"docs/": "", "../benchmarks/README.md": "benchmarks.md", "benchmarks/README.md": "benchmarks.md"}
+
+
+def read_page(app, docname, content):
+    """Put the page of the repository where `{page}` stands, and let links find what the site has."""
+    if docname in PAGES:
+        with open(os.path.join(ROOT, *PAGES[docname].split("/")), encoding="utf-8") as file:
+            content[0] = content[0].replace("{page}", file.read())
+    for target, within in SITE.items():
+        content[0] = content[0].replace("](" + target, "](" + within)
+    content[0] = re.sub(r"\[([^]]*)\]\((?:accum|tests|constraints)/[^)]*\)", r"\1", content[0])
+
+
+def show_formulas(app, what, name, obj, options, lines):
+    """An indented block after a blank line is a formula or code; reStructuredText would take it for a quotation.
+
+    Nor does |w| refer to anything, and what a property's first line says before a colon is no type.
+    """
+    shown, before = [], ""
+    if what in ("property", "attribute") and lines:
+        lines[0] = lines[0].replace(": ", " – ")
+    for line in lines:
+        if not line.startswith("    "):
+            quoted = re.split("(`[^`]*`)", line)
+            line = "".join(part if part.startswith("`") else part.replace("|", r"\|") for part in quoted)
+        if line.startswith("    ") and shown and not shown[-1].strip() and before and not before.startswith(" "):
+            shown += ["::", ""]
+        shown.append(line)
+        before = line if line.strip() else before
+    lines[:] = shown
+
+
+def show_arguments(app, what, name, obj, options, signature, returns):
+    """Of a class with a `__new__` too, what its `__init__` takes."""
+    if what != "class" or "__init__" not in vars(obj):
+        return None
+    taken = inspect.signature(obj.__init__)
+    return str(taken.replace(parameters=list(taken.parameters.values())[1:])), returns
+
+
+def setup(app):
+    app.connect("source-read", read_page)
+    app.connect("autodoc-process-docstring", show_formulas, priority=400)
+    app.connect("autodoc-process-signature", show_arguments)

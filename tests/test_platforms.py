@@ -1,0 +1,106 @@
+"""The matrix on all platforms: the workflow, tox.ini and what the package index was asked say the same."""
+
+import importlib.util
+import json
+import os
+import re
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WORKFLOWS = os.path.join(ROOT, ".github", "workflows")
+pytestmark = pytest.mark.skipif(not os.path.isdir(WORKFLOWS), reason="a source distribution has no workflows")
+
+
+def load_cells():
+    spec = importlib.util.spec_from_file_location("cells", os.path.join(ROOT, "scripts", "cells.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CELLS = load_cells()
+PLATFORMS = sorted(CELLS.PLATFORMS)
+
+
+def read(*parts):
+    with open(os.path.join(ROOT, *parts), encoding="utf-8") as file:
+        return file.read()
+
+
+def job(platform):
+    """The text of a job of the workflow."""
+    return re.search(r"(?s)\n  {}:\n(.*?)(?=\n  [\w-]+:\n|$)".format(platform), read(CELLS.WORKFLOW)).group(1)
+
+
+def test_the_mission_is_what_tox_runs_by_default():
+    labels = CELLS.labels()
+    assert len(labels[""]) == 50
+    assert labels["mission"] == labels[""]
+    assert set(labels["ci"]) < set(labels["mission"])
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_workflow_has_one_job_for_each_cell_of_a_platform(platform):
+    listed = re.findall(r"py3[\w.-]+", re.search(r"(?s)        cell: \[(.*?)\]", job(platform)).group(1))
+    assert listed == CELLS.cells(platform)
+    assert len(set(listed)) == len(listed) <= 256  # what a matrix may hold
+
+
+# (platform, TensorFlow line, Pythons), as published
+EXIST = [
+    ("linux", (2, 2), [6, 7, 8]),
+    ("linux", (2, 11), [7, 8, 9, 10]),
+    ("linux", (2, 15), [9, 10, 11]),
+    ("linux", (2, 21), [10, 11, 12, 13]),
+    ("windows", (1, 15), [6, 7]),
+    ("windows", (2, 13), [8, 9, 10, 11]),
+    ("macos-intel", (2, 16), [9, 10, 11, 12]),
+    ("macos-intel", (2, 17), []),
+    ("macos-arm", (2, 4), []),
+    ("macos-arm", (2, 8), [8, 9]),
+    ("macos-arm", (2, 11), [8, 9, 10]),
+    ("macos-arm", (2, 13), [8, 9, 10, 11]),
+    ("metal", (2, 12), [8, 9, 10, 11]),
+    ("metal", (2, 18), [9, 10, 11]),
+    ("metal", (2, 19), []),
+]
+
+
+@pytest.mark.parametrize("platform,line,pythons", EXIST)
+def test_cells_that_exist(platform, line, pythons):
+    parts = [CELLS.parts(cell) for cell in CELLS.cells(platform)]
+    assert [python for tf, python, flavour in parts if tf == line and flavour != "keras2"] == pythons
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_package_index_has_wheels_for_the_cells_of_a_platform_and_no_others(platform):
+    record = json.loads(read("docs", "wheels.json"))["cells"][platform]
+    assert sorted(cell for cell, pins in record.items() if pins) == sorted(CELLS.cells(platform))
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_index_gives_each_cell_its_own_line(platform):
+    record = json.loads(read("docs", "wheels.json"))["cells"][platform]
+    for cell in CELLS.cells(platform):
+        major, minor = CELLS.parts(cell)[0]
+        versions = [
+            value for name, value in record[cell].items() if re.match(r"tensorflow(-cpu|-intel|-macos)?$", name)
+        ]
+        assert versions and all(value.startswith("{}.{}.".format(major, minor)) for value in versions), cell
+
+
+def test_each_line_has_known_good_pins_and_tox_uses_them():
+    tox = read("tox.ini")
+    for line in {CELLS.parts(cell)[0] for cell in CELLS.cells("linux")}:
+        name = "tf{}.{}".format(*line)
+        assert "tensorflow==" in read("constraints", name + ".txt")
+        assert "{0}: -c constraints/{0}.txt".format(name) in tox
+
+
+@pytest.mark.parametrize("name", sorted(os.listdir(WORKFLOWS)) if os.path.isdir(WORKFLOWS) else [])
+def test_workflows_install_nothing_but_by_tox(name):
+    runs = re.findall(r"(?m)^\s*(?:- )?run: (.*)$", read(".github", "workflows", name))
+    assert runs
+    for command in runs:
+        assert command.startswith(("uvx --python 3.11 --with tox-uv tox run -e", "brew ", "|")), command
