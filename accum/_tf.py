@@ -257,6 +257,16 @@ def build_inner(optimizer, variables):
     # v1 optimizers lift their slots out of the branch by themselves.
 
 
+def create_graph_slots(optimizer, variables):
+    """Create a v1 optimizer's slots where it would do so alone, so that checkpoints know them by the same names.
+
+    Adam names its powers of beta after the scope that it creates them in, a branch of the conditional for one.
+    """
+    if is_graph_optimizer(optimizer) and not tf.distribute.has_strategy():
+        with tf.init_scope():
+            optimizer._create_slots(variables)
+
+
 def prepare_inner(optimizer, variables, used):
     """Create the inner optimizer's variables where it needs them now.
 
