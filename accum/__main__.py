@@ -5,6 +5,7 @@ import sys
 
 import accum
 from accum._demo import command as demo
+from accum.convert import command as convert
 
 
 def main(argv=None):
@@ -26,6 +27,7 @@ def _parser():
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True  # an argument of `add_subparsers` from Python 3.7 on
     demo.add_parser(commands)
+    convert.add_parser(commands)
     return parser
 
 

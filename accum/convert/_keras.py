@@ -1,0 +1,215 @@
+"""A live Keras model and its optimizer, bare or accumulating, read and set as a `RunState`."""
+
+import numpy as np
+
+from accum import _tf
+from accum._tf import tf
+from accum.convert._report import ConversionError
+from accum.convert._rules import RULES, Convention
+from accum.convert._state import RunState
+
+KERAS_RULES = {"SGD": "sgd", "Adam": "adam", "RMSprop": "rmsprop", "Adagrad": "adagrad"}
+
+
+class KerasRun:
+    """A model and its optimizer.
+
+    Args:
+      model: a built Keras model, or a list of variables.
+      optimizer: its optimizer, in whatever wrappers; None: that of a compiled model.
+
+    Raises:
+      ConversionError: the model has no weights yet, several replicas, or an optimizer whose rule is not known here.
+    """
+
+    def __init__(self, model, optimizer=None):
+        _require_eager()
+        is_listed = isinstance(model, (list, tuple))
+        self.variables = list(model) if is_listed else list(getattr(model, "weights", ()))
+        if not self.variables:
+            raise ConversionError("The model has no weights yet: build it, or call it once. Received: {!r}.".format(model))
+        trainable = self.variables if is_listed else model.trainable_variables
+        keys = {_tf.variable_key(var) for var in trainable}
+        self.trained = [place for place, var in enumerate(self.variables) if _tf.variable_key(var) in keys]
+        if any(_tf.is_of_several_replicas(var) for var in self.variables):
+            raise ConversionError(
+                "Convert without a strategy, keep the outcome in a `tf.train.Checkpoint`, and restore that under it."
+            )
+        self._order = [self._place_of(var) for var in trainable]
+        self.wrapper, self.inner = _unwrapped(optimizer if optimizer is not None else getattr(model, "optimizer", None))
+        self.rule = _rule_of(self.inner)
+        self.weighs_by_examples = bool(getattr(getattr(model, "_accum", None), "weighs_as_keras", False))
+
+    def _place_of(self, var):
+        keys = [_tf.variable_key(known) for known in self.variables]
+        if _tf.variable_key(var) not in keys:
+            raise ConversionError("{} is trained and no weight of the model.".format(var.name))
+        return keys.index(_tf.variable_key(var))
+
+    @property
+    def wanted(self):
+        """List of (name, shape), one a variable."""
+        return [(var.name.split(":")[0], tuple(var.shape)) for var in self.variables]
+
+    def name(self, place):
+        return self.variables[place].name.split(":")[0]
+
+    def dtype(self, place):
+        return np.dtype(self.variables[place].dtype.as_numpy_dtype)
+
+    def dtype_of_sums(self, place):
+        """The dtype of an accumulator of that variable."""
+        given = self.wrapper.cycle.dtype if self.accumulates else None
+        if given is not None:
+            return np.dtype(given.as_numpy_dtype)
+        return np.dtype(np.float32) if self.dtype(place).itemsize < 4 else self.dtype(place)
+
+    @property
+    def accumulates(self):
+        return self.wrapper is not None and not self.wrapper.is_bare
+
+    @property
+    def reduction(self):
+        return self.wrapper.cycle.plan.reduction if self.accumulates else "mean"
+
+    @property
+    def betas(self):
+        return [_tf.hyperparameter(self.inner, name) for name in ("beta_1", "beta_2")]
+
+    def convention(self, iterations):
+        """The `Convention` of the optimizer, for the step that follows `iterations` of them."""
+        rate, is_scheduled = _tf.rate_of_step(self.inner, iterations)
+        has_momentum = "momentum" in RULES[self.rule].slots
+        momentum = _tf.hyperparameter(self.inner, "momentum") if has_momentum else 0.0
+        slots = [role for role in RULES[self.rule].slots if role != "momentum" or momentum > 0.0]
+        return Convention(
+            rule=self.rule,
+            slots=tuple(slots),
+            rate=rate,
+            is_scheduled=is_scheduled,
+            momentum=momentum,
+            epsilon=None if self.rule in ("sgd", "momentum") else _tf.hyperparameter(self.inner, "epsilon"),
+            is_beside_root=_tf.is_epsilon_beside_root(self.inner),
+            has_rate_inside=_tf.has_rate_in_momentum(self.inner),
+        )
+
+    def without_counterpart(self, is_to_v1):
+        """What this optimizer does or keeps that v1's of its rule does not, as sentences."""
+        fate = "is left out" if is_to_v1 else "begins anew"
+        found = []
+        if getattr(self.inner, "amsgrad", False):
+            found.append("amsgrad: v1's Adam keeps no maximum of v; `vhat` {}.".format(fate))
+        if getattr(self.inner, "use_ema", False):
+            found.append("use_ema: v1's optimizers keep no average of the weights; it {}.".format(fate))
+        if getattr(self.inner, "weight_decay", None):
+            found.append("weight_decay={}: v1's rule has none.".format(self.inner.weight_decay))
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Reading
+
+    def read(self):
+        """The `RunState` as it stands."""
+        _tf.build_inner(self.inner, [self.variables[place] for place in self._order])
+        state = RunState(int(self.inner.iterations.numpy()))
+        state.weights = {place: var.numpy() for place, var in enumerate(self.variables)}
+        for role in self.convention(state.iterations).slots:
+            state.slots[role] = {place: self._slot(place, role).numpy() for place in self.trained}
+        if self.accumulates and self.wrapper.cycle.is_built:
+            self._read_cycle(state)
+        return state
+
+    def _read_cycle(self, state):
+        cycle = self.wrapper.cycle
+        state.micro_step = int(cycle.state.micro_step.numpy())
+        if not state.micro_step:
+            return
+        state.weight_sum = float(cycle.state.weight_sum.numpy())
+        for place in self.trained:
+            accumulator = cycle.slot(self.variables[place])
+            if accumulator is not None:
+                state.sums[place] = accumulator.total.numpy()
+                if accumulator.rows is not None:
+                    state.rows[place] = accumulator.rows.numpy()
+
+    def _slot(self, place, role):
+        return _tf.slot_variable(self.inner, self.variables[place], role)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Setting
+
+    def set(self, state):
+        """Make the run the one that `state` describes. All of it has been checked before."""
+        _tf.build_inner(self.inner, [self.variables[place] for place in self._order])
+        for place, value in state.weights.items():
+            _assign(self.variables[place], value)
+        for role, values in state.slots.items():
+            for place, value in values.items():
+                _assign(self._slot(place, role), value)
+        self.inner.iterations.assign(state.iterations)
+        if self.accumulates and state.micro_step:
+            self._set_cycle(state)
+        elif self.accumulates:
+            self.wrapper.reset()
+
+    def _set_cycle(self, state):
+        cycle = self.wrapper.cycle
+        cycle.build([self.variables[place] for place in self._order], [_like_gradient(state, p) for p in self._order])
+        for place in self.trained:
+            accumulator = cycle.slot(self.variables[place])
+            if accumulator is None:
+                continue
+            _assign(accumulator.total, state.sums.get(place, np.zeros(accumulator.total.shape)))
+            if accumulator.rows is not None:
+                everything = np.full(accumulator.rows.shape, place in state.sums)
+                accumulator.rows.assign(state.rows.get(place, everything))
+        cycle.state.weight_sum.assign(state.weight_sum)
+        if cycle.state.length is not None:
+            cycle.state.length.assign(cycle.plan.accum_steps)
+        cycle.state.micro_step.assign(state.micro_step)
+
+
+def _assign(var, value):
+    var.assign(tf.cast(tf.constant(value), var.dtype))
+
+
+def _like_gradient(state, place):
+    """What tells a cycle which accumulator a variable needs: none, a sparse or a dense one."""
+    if place not in state.sums:
+        return None
+    if place in state.rows:
+        return tf.IndexedSlices(tf.zeros([0, 1]), tf.zeros([0], tf.int64))
+    return 0.0
+
+
+def _require_eager():
+    if not _tf.CONVERTS:
+        raise ConversionError("`accum.convert` needs Keras 2: TensorFlow 2.2 to 2.15.")
+    if _tf.in_static_graph():
+        raise ConversionError("A conversion sets variables, and can do so in eager execution only.")
+
+
+def _unwrapped(optimizer):
+    """(the accumulating optimizer or None, the one that makes the steps)."""
+    if optimizer is None:
+        raise ConversionError("The model has no optimizer: compile it, or give `optimizer`.")
+    optimizer = _tf.without_loss_scale(optimizer)
+    if hasattr(optimizer, "accumulates_as"):
+        return optimizer, optimizer.optimizer
+    return None, optimizer
+
+
+def _rule_of(optimizer):
+    name = _tf.rule_name(optimizer)
+    if name is None:
+        raise ConversionError(
+            "{} has no counterpart here: SGD, Adam, RMSprop and Adagrad can be converted.".format(
+                type(optimizer).__name__
+            )
+        )
+    rule = KERAS_RULES[name]
+    if rule == "sgd" and _tf.hyperparameter(optimizer, "momentum") > 0.0:
+        return "momentum"
+    if rule == "rmsprop" and optimizer.centered:
+        return "centered rmsprop"
+    return rule
