@@ -1,5 +1,7 @@
 """A live Keras model and its optimizer, bare or accumulating, read and set as a `RunState`."""
 
+import re
+
 import numpy as np
 
 from accum import _tf
@@ -7,6 +9,9 @@ from accum._tf import tf
 from accum.convert._report import ConversionError
 from accum.convert._rules import RULES, Convention
 from accum.convert._state import RunState
+
+_MADE_A_STEP = re.compile(r"iter/|_variables/[1-9]")
+_ACCUMULATOR = re.compile(r"accumulation/accumulators/(\d+)/(\w+)/")
 
 KERAS_RULES = {"SGD": "sgd", "Adam": "adam", "RMSprop": "rmsprop", "Adagrad": "adagrad"}
 
@@ -138,6 +143,29 @@ class KerasRun:
     # ------------------------------------------------------------------------------------------------------------
     # Setting
 
+    def build_for(self, saved):
+        """Create what a checkpoint of this run has in it, so that all of it is there to be restored.
+
+        Args:
+          saved: names of what stands under "optimizer" in a `tf.train.Checkpoint`.
+        """
+        variables = [self.variables[place] for place in self._order]
+        if any(_MADE_A_STEP.match(name) for name in saved):
+            _tf.build_inner(self.inner, variables)
+        found = {int(match.group(1)): [] for match in map(_ACCUMULATOR.match, saved) if match}
+        for match in filter(None, map(_ACCUMULATOR.match, saved)):
+            found[int(match.group(1))].append(match.group(2))
+        if not found:
+            return
+        if not self.accumulates or len(found) != len(variables):
+            raise ConversionError(
+                "It has accumulators for {} variables, and the optimizer of the model {}.".format(
+                    len(found), "for {}".format(len(variables)) if self.accumulates else "accumulates nothing"
+                )
+            )
+        sparse = [_sparse() if "rows" in found[number] else 0.0 for number in sorted(found)]
+        self.wrapper.cycle.build(variables, sparse)
+
     def set(self, state):
         """Make the run the one that `state` describes. All of it has been checked before."""
         _tf.build_inner(self.inner, [self.variables[place] for place in self._order])
@@ -177,9 +205,11 @@ def _like_gradient(state, place):
     """What tells a cycle which accumulator a variable needs: none, a sparse or a dense one."""
     if place not in state.sums:
         return None
-    if place in state.rows:
-        return tf.IndexedSlices(tf.zeros([0, 1]), tf.zeros([0], tf.int64))
-    return 0.0
+    return _sparse() if place in state.rows else 0.0
+
+
+def _sparse():
+    return tf.IndexedSlices(tf.zeros([0, 1]), tf.zeros([0], tf.int64))
 
 
 def _require_eager():

@@ -9,6 +9,7 @@ from accum import _tf
 from accum._tf import tf
 from accum.convert import _v1
 from accum.convert._conversion import from_v1, to_v1
+from accum.convert._keras import KerasRun
 from accum.convert._report import ConversionError, Disagreement
 
 DIRECTIONS = ("from-v1", "to-v1")
@@ -81,9 +82,11 @@ def _restore(path, model, optimizer):
     """Restore a whole run: everything that the model and the optimizer have must be there."""
     path = (tf.train.latest_checkpoint(path) if os.path.isdir(path) else path) or path
     try:
-        saved = tf.train.list_variables(path)
-        _tf.build_for_checkpoint(model, optimizer, [name for name, _ in saved])
-        status = tf.train.Checkpoint(model=model, optimizer=optimizer).restore(path)
+        saved = [name for name, _ in tf.train.list_variables(path)]
+        if "_CHECKPOINTABLE_OBJECT_GRAPH" not in saved:
+            raise ConversionError("it is of no `tf.train.Checkpoint`.")
+        KerasRun(model, optimizer).build_for([name.partition("optimizer/")[2] for name in saved])
+        status = tf.train.Checkpoint(model=model, optimizer=optimizer).read(path)
         status.assert_existing_objects_matched()
     except (tf.errors.OpError, AssertionError, ValueError) as error:
         words = str(error).splitlines() or [""]
