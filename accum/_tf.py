@@ -404,6 +404,11 @@ def has_rate_in_momentum(optimizer):
     return not is_new_optimizer(optimizer) or VERSION >= (2, 11)
 
 
+def has_odd_centering(optimizer):
+    """Whether a centered RMSprop subtracts something else than the square of a mean: the preview's. Dies with 2.10."""
+    return optimizer.centered and is_new_optimizer(optimizer) and VERSION < (2, 11)
+
+
 def is_of_several_replicas(var):
     """Whether a variable is a mirrored one, of which there are several."""
     strategy = getattr(var, "_distribute_strategy", None)  # has no public name

@@ -240,6 +240,8 @@ def _rule_of(optimizer):
     rule = KERAS_RULES[name]
     if rule == "sgd" and _tf.hyperparameter(optimizer, "momentum") > 0.0:
         return "momentum"
+    if rule == "rmsprop" and _tf.has_odd_centering(optimizer):
+        raise ConversionError("The centered RMSprop of TF 2.9 and 2.10's preview has a rule of its own, which v1 has not.")
     if rule == "rmsprop" and optimizer.centered:
         return "centered rmsprop"
     return rule
