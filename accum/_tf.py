@@ -230,6 +230,13 @@ CheckpointOnly = type("CheckpointOnly", (tf.Module,), _hidden_from_exports())
 """A `tf.Module` whose content a checkpoint keeps and a SavedModel leaves out (law L12)."""
 
 
+def read_checkpoint(checkpoint, path):
+    """Restore what `write` or `save` of a `tf.train.Checkpoint` has written; returns the status."""
+    if VERSION < (2, 3):  # dies with 2.2
+        return checkpoint._saver.restore(path)  # `restore` makes a counter of saves, which `write` has not
+    return checkpoint.read(path)
+
+
 def stop_automatic_tracking(optimizer):
     """Keep a new-style optimizer from tracking its own attributes, which would be those of its inner one."""
     optimizer.__dict__["_self_setattr_tracking"] = False
@@ -355,7 +362,7 @@ _NEW_SLOTS = {
 
 
 def rule_name(optimizer):
-    """"SGD", "Adam", "RMSprop" or "Adagrad" for Keras' own optimizer of that class; None for any other."""
+    """ "SGD", "Adam", "RMSprop" or "Adagrad" for Keras' own optimizer of that class; None for any other."""
     homes = [tf.keras.optimizers]
     homes += [getattr(homes[0], name) for name in ("legacy", "experimental") if hasattr(homes[0], name)]
     names = [name for name in _NEW_SLOTS for home in homes if type(optimizer) is getattr(home, name, None)]

@@ -22,7 +22,7 @@ def from_v1(
     micro_batch_weight=None,
     optimizer_name=None,
     accum_name=None,
-    ignore=()
+    ignore=(),
 ):
     """Let a Keras model and its optimizer go on with the run that a static graph's `Saver` has saved, in mid-cycle.
 
@@ -85,7 +85,7 @@ def to_v1(
     epsilon=None,
     micro_batch_weight=None,
     optimizer_name=None,
-    accum_name=None
+    accum_name=None,
 ):
     """Write the run of a Keras model and its optimizer as a checkpoint that a static graph's `Saver` restores.
 
@@ -161,4 +161,6 @@ def _for_v1(run, given):
 
 
 def _factor(micro_batch_weight):
-    return micro_batch_weight if micro_batch_weight is None else _check.positive("micro_batch_weight", micro_batch_weight)
+    return (
+        micro_batch_weight if micro_batch_weight is None else _check.positive("micro_batch_weight", micro_batch_weight)
+    )

@@ -30,9 +30,11 @@ class KerasRun:
     def __init__(self, model, optimizer=None):
         _require_eager()
         is_listed = isinstance(model, (list, tuple))
-        self.variables = list(model) if is_listed else list(getattr(model, "weights", ()))
+        self.variables = list(model) if is_listed else _weights_of(model)
         if not self.variables:
-            raise ConversionError("The model has no weights yet: build it, or call it once. Received: {!r}.".format(model))
+            raise ConversionError(
+                "The model has no weights yet: build it, or call it once. Received: {!r}.".format(model)
+            )
         trainable = self.variables if is_listed else model.trainable_variables
         keys = {_tf.variable_key(var) for var in trainable}
         self.trained = [place for place, var in enumerate(self.variables) if _tf.variable_key(var) in keys]
@@ -208,6 +210,13 @@ def _like_gradient(state, place):
     return _sparse() if place in state.rows else 0.0
 
 
+def _weights_of(model):
+    try:
+        return list(getattr(model, "weights", ()))
+    except ValueError:  # a model that is not built may have none, or raise
+        return []
+
+
 def _sparse():
     return tf.IndexedSlices(tf.zeros([0, 1]), tf.zeros([0], tf.int64))
 
@@ -241,7 +250,9 @@ def _rule_of(optimizer):
     if rule == "sgd" and _tf.hyperparameter(optimizer, "momentum") > 0.0:
         return "momentum"
     if rule == "rmsprop" and _tf.has_odd_centering(optimizer):
-        raise ConversionError("The centered RMSprop of TF 2.9 and 2.10's preview has a rule of its own, which v1 has not.")
+        raise ConversionError(
+            "The centered RMSprop of TF 2.9 and 2.10's preview has a rule of its own, which v1 has not."
+        )
     if rule == "rmsprop" and optimizer.centered:
         return "centered rmsprop"
     return rule

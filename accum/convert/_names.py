@@ -22,7 +22,6 @@ KINDS = {
 }
 """Names that tf-slim numbers layers under, and those that Keras and `tf.compat.v1.layers` do."""
 
-NUMBERED = set(KINDS.values()) | {"conv1d", "conv3d", "conv3d_transpose", "depthwise_conv2d", "embedding"}
 _NUMBERED_NAME = re.compile(r"^(.*?)(?:_(\d+))?$")
 
 
@@ -45,11 +44,11 @@ def match(wanted, found, names=None):
     missing = sorted({name for name in given.values() if name is not None and name not in found})
     if missing:
         raise ConversionError("`names` says {}, which the static graph does not have.".format(missing))
-    places = [(place, wanted[place][0]) for place in range(len(wanted)) if place not in given]
-    rest = set(found) - set(given.values())
-    by_name = _found_by_name(places, rest)
+    places = [place for place in range(len(wanted)) if place not in given]
+    rest = {name: shape for name, shape in found.items() if name not in given.values()}
+    by_name = _found_by_name(places, wanted, rest)
     # All by name or all by number: where one side counts its layers from another number, some names fit by chance.
-    given.update(by_name if len(by_name) == len(places) else _found_by_number(places, rest) or by_name)
+    given.update(by_name if len(by_name) == len(places) else _found_by_number(places, wanted, rest) or by_name)
     check(wanted, found, given)
     return [given[place] for place in range(len(wanted))]
 
@@ -74,10 +73,10 @@ def said(wanted, names):
     return {place: names[name] for place, (name, _) in enumerate(wanted) if name in names}
 
 
-def _found_by_name(places, found):
+def _found_by_name(places, wanted, found):
     result = {}
-    for place, name in places:
-        same = [other for other in (name, _as_slim(name)) if other in found]
+    for place in places:
+        same = [other for other in (wanted[place][0], _as_slim(wanted[place][0])) if other in found]
         if same:
             result[place] = same[0]
     return result
@@ -89,44 +88,70 @@ def _as_slim(name):
     return scope + "/" + leaf if scope else leaf
 
 
-def _found_by_number(places, found):
-    """Match what layers of the same kind, numbered alike, hold; with or without the scope that all of a side share."""
-    ours = {place: name for place, name in places}
-    for of_ours in (ours, _without_scope(ours)):
-        for theirs in ({name: name for name in found}, _without_scope({name: name for name in found})):
-            wanted, there = _keys(of_ours), _keys(theirs)
-            by_key = {}
-            for name, key in there.items():
-                by_key.setdefault(key, []).append(name)
-            matched = {place: by_key.get(key, []) for place, key in wanted.items()}
-            if matched and all(len(names) == 1 for names in matched.values()):
-                return {place: names[0] for place, names in matched.items()}
+def _found_by_number(places, wanted, found):
+    """Match what layers of the same kind, numbered alike, hold: with their scopes, or within one scope of the graph."""
+    ours = {place: wanted[place][0] for place in places}
+    shapes = {place: tuple(wanted[place][1]) for place in places}
+    for names in (ours, _within(_first_scopes(ours.values()), ours)):
+        if len(names) < len(ours):
+            continue
+        whole = _pair(names, {name: name for name in found}, shapes, found)
+        if whole:
+            return whole
+        scopes = sorted({name.partition("/")[0] for name in found if "/" in name})
+        fitting = {
+            scope: _pair(names, _within([scope], {name: name for name in found}), shapes, found) for scope in scopes
+        }
+        fitting = {scope: pairs for scope, pairs in fitting.items() if pairs}
+        if len(fitting) > 1:
+            raise ConversionError(
+                "The model fits what the static graph has in each of {}: say by `names` which it is.".format(
+                    sorted(fitting)
+                )
+            )
+        if fitting:
+            return list(fitting.values())[0]
     return {}
 
 
-def _without_scope(names):
-    """Names without their first scope, where all have the same."""
-    firsts = {name.partition("/")[0] for name in names.values()}
-    if len(firsts) != 1 or not all("/" in name for name in names.values()):
-        return names
-    return {key: name.partition("/")[2] for key, name in names.items()}
+def _pair(ours, theirs, shapes, found):
+    """{place: name in the graph} where each of `ours` has one of its own there, in its shape; or {}."""
+    wanted, there = _keys(ours), _keys(theirs)
+    by_key = {}
+    for name, key in there.items():
+        by_key.setdefault(key, []).append(name)
+    pairs = {place: by_key.get(key, []) for place, key in wanted.items()}
+    fits = all(len(names) == 1 and tuple(found[names[0]]) == shapes[place] for place, names in pairs.items())
+    return {place: names[0] for place, names in pairs.items()} if fits else {}
+
+
+def _first_scopes(names):
+    firsts = sorted({name.partition("/")[0] for name in names if "/" in name})
+    return firsts if len(firsts) == 1 else []
+
+
+def _within(scopes, names):
+    """What of `names`, {key: name}, stands in one of `scopes`, without it."""
+    split = {key: name.partition("/") for key, name in names.items()}
+    return {key: rest for key, (first, _, rest) in split.items() if rest and first in scopes}
 
 
 def _keys(names):
-    """{key of `names`: what says the layer and its variable}, in which the numbers of layers are those of their order."""
+    """{key of `names`: what says the layer and its variable}.
+
+    A layer's number is its place among those of its kind and scope, and how many there are: where one side has more of
+    them, none fits.
+    """
     split = {key: _split(name) for key, name in names.items()}
     numbers = {}
     for scopes, _ in split.values():
         for depth, (kind, number) in enumerate(scopes):
-            if number is not None:
-                numbers.setdefault((scopes[:depth], kind), set()).add(number)
+            numbers.setdefault((scopes[:depth], kind), set()).add(number)
     ranks = {place: {number: rank for rank, number in enumerate(sorted(there))} for place, there in numbers.items()}
 
     def ranked(scopes):
-        return tuple(
-            (kind, None if number is None else ranks[scopes[:depth], kind][number])
-            for depth, (kind, number) in enumerate(scopes)
-        )
+        of_kinds = [(ranks[scopes[:depth], kind], kind, number) for depth, (kind, number) in enumerate(scopes)]
+        return tuple((kind, there[number], len(there)) for there, kind, number in of_kinds)
 
     return {key: (ranked(scopes), leaf) for key, (scopes, leaf) in split.items()}
 
@@ -135,15 +160,14 @@ def _split(name):
     """((kind, number) of each scope, leaf). tf-slim puts a batch normalisation inside of the layer that it follows."""
     *scopes, leaf = name.split("/")
     split = tuple(_kind(scope) for scope in scopes)
-    if len(split) > 1 and scopes[-1] == "BatchNorm" and split[-2][1] is not None:
+    if len(scopes) > 1 and scopes[-1] == "BatchNorm" and _NUMBERED_NAME.match(scopes[-2]).group(1) in KINDS:
         split = split[:-2] + (("batch_normalization", split[-2][1]),)
     return split, LEAVES.get(leaf, leaf)
 
 
 def _kind(scope):
     name, number = _NUMBERED_NAME.match(scope).groups()
-    kind = KINDS.get(name, name)
-    return (kind, int(number or 0)) if kind in NUMBERED else (scope, None)
+    return KINDS.get(name, name), int(number or 0)
 
 
 def check(wanted, found, given):

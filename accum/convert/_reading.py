@@ -68,9 +68,11 @@ class Reading:
         counts = {len(names) for names in found.values()}
         if counts - {0, len(rule.slots)} or counts == {0}:
             raise ConversionError(
-                "The optimizer is of the rule of v1's {}, which keeps {} for each variable. The checkpoint has {} under "
+                "The optimizer has the rule of v1's {}, which keeps {} for each variable. The checkpoint has {} under "
                 "the name {!r}: is it of another rule, or of an optimizer with a name of its own "
-                "(`optimizer_name=`)?".format(rule.v1_class, list(rule.slots), sum(found.values(), []) or "none", slot_name)
+                "(`optimizer_name=`)?".format(
+                    rule.v1_class, list(rule.slots), sum(found.values(), []) or "none", slot_name
+                )
             )
         for place, names in found.items():
             if not names:
@@ -110,7 +112,9 @@ class Reading:
         """Keras corrects Adam's bias by `iterations`, v1 by powers that it multiplies up: they must say the same."""
         for name, beta in zip(("beta1_power", "beta2_power"), self._run.betas):
             power = float(self._file.value(self._layout.counter(name)))
-            self._report.add(self._layout.counter(name), "iterations", np.float32(power), "{:g} ** (t + 1)".format(beta))
+            self._report.add(
+                self._layout.counter(name), "iterations", np.float32(power), "{:g} ** (t + 1)".format(beta)
+            )
             if _rules.power_disagrees(power, beta, steps):
                 self._report.problems.append(
                     "{} is {:g}, and {:g} ** (t + 1) with t = {} is {:g}: Keras has one clock for the bias "

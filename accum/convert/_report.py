@@ -3,7 +3,9 @@
 from collections import namedtuple
 
 Entry = namedtuple("Entry", ["source", "target", "shape", "dtype", "arithmetic"])
-Entry.__doc__ = """One variable of a conversion: names, shape, dtype of the target, and what is computed, "" for nothing."""
+Entry.__doc__ = (
+    """One variable of a conversion: names, shape, dtype of the target, and what is computed, "" for nothing."""
+)
 
 
 class ConversionError(ValueError):

@@ -13,6 +13,9 @@ from accum.convert._rules import RULES
 COUNTERS = ("iterations", "beta1_power", "beta2_power")
 """What `names` may say beside the model's variables."""
 
+UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError, OSError)
+"""What TensorFlow raises for files that are none, or cut off, from line to line."""
+
 OF_OPTIMIZERS = [rule.v1_name for rule in RULES.values() if rule.v1_name]
 OF_OPTIMIZERS += ["Adadelta", "Ftrl", "ExponentialMovingAverage"]
 
@@ -40,7 +43,7 @@ class V1File:
         try:
             self._reader = tf.train.load_checkpoint(self.path)
             self.shapes = {name: tuple(shape) for name, shape in self._reader.get_variable_to_shape_map().items()}
-        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        except UNREADABLE as error:
             raise ConversionError("No checkpoint can be read from {}: {}".format(path, error)) from None
         if "_CHECKPOINTABLE_OBJECT_GRAPH" in self.shapes:
             raise ConversionError(
@@ -54,7 +57,7 @@ class V1File:
     def value(self, name):
         try:
             return np.asarray(self._reader.get_tensor(name))
-        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        except UNREADABLE as error:
             raise ConversionError("{} can't be read from {}: {}".format(name, self.path, error)) from None
 
 
@@ -208,8 +211,8 @@ def write(path, values):
 def _tell_checkpoint_state(folder, name):
     """Make the written checkpoint the latest of its folder, where a restored Session looks for it."""
     state = tf.train.get_checkpoint_state(folder)
-    before = [path for path in (state.all_model_checkpoint_paths if state else ())]
-    before = [path for path in before if os.path.basename(path) != name]
+    known = state.all_model_checkpoint_paths if state else ()
+    before = [path for path in known if os.path.basename(path) != name]
     told = tf.compat.v1.train.generate_checkpoint_state_proto(folder, name, before + [name])
     begun = os.path.join(folder, ".checkpoint.{}".format(os.getpid()))
     with open(begun, "w") as file:

@@ -20,9 +20,9 @@ def add_parser(commands):
     parser = commands.add_parser(
         "convert",
         help="turn a static graph's checkpoint into one of a Keras model, or back, in mid-cycle",
-        description="Turn a checkpoint of `tf.compat.v1.train.Saver` into one of tf.train.Checkpoint(model=model, "
-        "optimizer=optimizer), or back. Exit status: 0 when it is done; 1 when the two sides do not agree, which --lenient "
-        "accepts; 2 when there is nothing to convert.",
+        description="Turn a checkpoint of tf.compat.v1.train.Saver into one of tf.train.Checkpoint(model=model, "
+        "optimizer=optimizer), or back. Exit status: 0 when it is done; 1 when the two sides do not agree, which "
+        "--lenient accepts; 2 when it can't be done.",
     )
     add = parser.add_argument
     add("direction", choices=DIRECTIONS, help="which way")
@@ -86,9 +86,9 @@ def _restore(path, model, optimizer):
         if "_CHECKPOINTABLE_OBJECT_GRAPH" not in saved:
             raise ConversionError("it is of no `tf.train.Checkpoint`.")
         KerasRun(model, optimizer).build_for([name.partition("optimizer/")[2] for name in saved])
-        status = tf.train.Checkpoint(model=model, optimizer=optimizer).read(path)
+        status = _tf.read_checkpoint(tf.train.Checkpoint(model=model, optimizer=optimizer), path)
         status.assert_existing_objects_matched()
-    except (tf.errors.OpError, AssertionError, ValueError) as error:
+    except _v1.UNREADABLE + (AssertionError,) as error:
         words = str(error).splitlines() or [""]
         raise ConversionError(
             "{} can't be restored into the model and the optimizer: {}".format(path, words[0])
