@@ -8,7 +8,11 @@ from accum import _tf
 from accum._tf import tf
 from accum.convert._report import ConversionError
 from accum.convert._rules import RULES, Convention
-from accum.convert._state import RunState
+from accum.convert._state import Norm, RunState
+
+if _tf.HAS_KERAS_FACE:
+    from accum._batch_norm import batch_norms_of
+    from accum._model import GradientAccumulateModel
 
 _MADE_A_STEP = re.compile(r"iter/|_variables/[1-9]")
 _ACCUMULATOR = re.compile(r"accumulation/accumulators/(\d+)/(\w+)/")
@@ -45,12 +49,20 @@ class KerasRun:
         self._order = [self._place_of(var) for var in trainable]
         self.wrapper, self.inner = _unwrapped(optimizer if optimizer is not None else getattr(model, "optimizer", None))
         self.rule = _rule_of(self.inner)
+        self.follows = isinstance(model, GradientAccumulateModel)  # whether batch normalisation is on its clock
+        self.norms = {} if is_listed else self._norms_of(model)
         self.weighs_by_examples = bool(getattr(getattr(model, "_accum", None), "weighs_as_keras", False))
+
+    def _norms_of(self, model):
+        """{place of the moving mean: (place of the moving variance, `AccumBatchNormalization`)}."""
+        layers = [layer for layer in batch_norms_of(model) if layer.built]
+        places = [(self._place_of(layer.moving_mean), self._place_of(layer.moving_variance)) for layer in layers]
+        return {mean: (variance, layer) for (mean, variance), layer in zip(places, layers)}
 
     def _place_of(self, var):
         keys = [_tf.variable_key(known) for known in self.variables]
         if _tf.variable_key(var) not in keys:
-            raise ConversionError("{} is trained and no weight of the model.".format(var.name))
+            raise ConversionError("{} is no weight of the model.".format(var.name))
         return keys.index(_tf.variable_key(var))
 
     @property
@@ -138,6 +150,15 @@ class KerasRun:
                 state.sums[place] = accumulator.total.numpy()
                 if accumulator.rows is not None:
                     state.rows[place] = accumulator.rows.numpy()
+        for place, (variance, layer) in self.norms.items():
+            begun = [[part.numpy() for part in total] for total in layer.accum_statistics.begun(self.follows)]
+            if len(begun) > 1:
+                raise ConversionError(
+                    "{} is called several times in a micro step, which v1 has no place for: convert between two "
+                    "cycles.".format(layer.name)
+                )
+            if begun and begun[0][0] > 0.0:
+                state.moments[place] = Norm(variance, begun[0])
 
     def _slot(self, place, role):
         return _tf.slot_variable(self.inner, self.variables[place], role)
@@ -181,6 +202,10 @@ class KerasRun:
             self._set_cycle(state)
         elif self.accumulates:
             self.wrapper.reset()
+        for place, (_, layer) in self.norms.items():
+            layer.reset()
+            if place in state.moments:
+                layer.accum_statistics.resume(state.moments[place].moments, state.micro_step, self.follows)
 
     def _set_cycle(self, state):
         cycle = self.wrapper.cycle

@@ -7,7 +7,7 @@ import numpy as np
 from accum.convert import _rules
 from accum.convert._report import ConversionError
 from accum.convert._rules import RULES
-from accum.convert._state import RunState
+from accum.convert._state import Norm, RunState
 
 
 class Reading:
@@ -131,7 +131,7 @@ class Reading:
         made = int(self._file.value(micro_step))
         is_taken = made > 0 and self._run.accumulates
         self._read_sums(state, is_taken)
-        self._pass_moments(made)
+        self._read_moments(state, made, is_taken)
         if made and not is_taken:
             self._report.problems.append(
                 "An unfinished cycle of {} micro steps is left out: `GradientAccumulateOptimizer(optimizer, "
@@ -159,13 +159,25 @@ class Reading:
                 state.rows[place] = self._file.value(rows).astype(bool)
                 self._report.add(rows, self._run.name(place) + " rows", state.rows[place])
 
-    def _pass_moments(self, made):
-        """Averages that v1 accumulates beside the gradients: nothing of them is there between cycles."""
-        for place in set(range(len(self._mapped))) - set(self._trained):
-            names = [] if self._mapped[place] is None else [self._beside(place, s) for s in ("accum", "accum_count")]
-            for name in names:
-                if name is not None and made == 0:
-                    self._layout.take(name)  # else it is among what nothing takes
+    def _read_moments(self, state, made, is_taken):
+        """What batch normalisations have gathered in the cycle, beside their averages; nothing between cycles."""
+        for place, (variance, layer) in self._run.norms.items():
+            names = [self._moment(place, "accum_count"), self._moment(place, "accum"), self._moment(variance, "accum")]
+            if None in names:
+                if is_taken:
+                    self._report.problems.append("{} begins its cycle here, and misses what was.".format(layer.name))
+            elif is_taken:
+                moments = [self._file.value(self._layout.take(name)) for name in names]
+                state.moments[place] = Norm(variance, moments)
+                for name, part, value in zip(names, ("count", "mean", "variance"), moments):
+                    self._report.add(name, "{} {} so far".format(layer.name, part), value)
+        if not made:
+            for place in set(range(len(self._mapped))) - set(self._trained):
+                for name in (self._moment(place, "accum"), self._moment(place, "accum_count")):
+                    self._layout.taken.add(name)
+
+    def _moment(self, place, what):
+        return None if self._mapped[place] is None else self._beside(place, what)
 
     def _beside(self, place, what):
         return self._layout.belonging(self._mapped[place], self._layout.of_cycle(what))

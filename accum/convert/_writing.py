@@ -142,6 +142,8 @@ class Writing:
             return
         for place in self._trained():
             self._put_sum(place)
+        for place, (variance, layer) in self._run.norms.items():
+            self._put_moments(place, variance, layer)
         self._put("micro_step", self._layout.of_cycle("micro_step"), np.asarray(state.micro_step, np.int64))
         self._put("weight_sum", self._layout.of_cycle("weight_sum"), np.asarray(state.weight_sum, np.float32))
 
@@ -161,6 +163,21 @@ class Writing:
             self._put(source + " rows", rows, self._state.rows.get(place, touched))
         elif rows is None and place in self._state.rows:
             self._report.notes.append("{} is dense in `like`.".format(weight))
+
+    def _put_moments(self, place, variance, layer):
+        """What a batch normalisation has gathered in the cycle, where the graph has taken its averages over."""
+        beside, at = self._layout.beside, self._mapped
+        if at[place] is None or at[variance] is None:
+            return
+        names = [beside(at[place], "accum_count"), beside(at[place], "accum"), beside(at[variance], "accum")]
+        mean = self._state.weights[place]
+        norm = self._state.moments.get(place)
+        moments = [np.zeros([], mean.dtype), np.zeros_like(mean), np.zeros_like(mean)] if norm is None else norm.moments
+        if None not in names:
+            for name, part, value in zip(names, ("count", "mean", "variance"), moments):
+                self._put("{} {} so far".format(layer.name, part), name, value)
+        elif norm is not None:
+            self._report.problems.append("`like` does not gather what {} has so far.".format(layer.name))
 
     def rest(self):
         """What else `like` has keeps its value there, so that the checkpoint is whole."""
