@@ -25,6 +25,8 @@ def check_agreement(run, state, given, report):
     _check_epsilon(convention, state, given, report)
     if state.micro_step:
         _check_cycle(run, state, given, report)
+    if run.has_loss_scale:
+        report.notes.append("The scale of the loss is not converted: it is found anew.")
     v1_class = _rules.RULES[run.rule].v1_class
     report.notes.append(
         "A `Saver`'s checkpoint holds no hyperparameters: {} and {} must have the same.".format(
@@ -81,9 +83,8 @@ def _check_epsilon(convention, state, given, report):
 
 def _check_cycle(run, state, given, report):
     report.notes.append(
-        "{} micro steps of a cycle are made, accumulated by reduction={!r} on both sides.".format(
-            state.micro_step, run.reduction
-        )
+        "{} micro steps of a cycle are made, accumulated by reduction={!r} on both sides; it ends after the "
+        "`accum_steps` of the side that goes on.".format(state.micro_step, run.reduction)
     )
     if given.micro_batch_weight is not None:
         return

@@ -6,6 +6,7 @@ import numpy as np
 
 from accum import _tf
 from accum._tf import tf
+from accum.convert._admitted import require_eager, rule_of, unwrapped, weights_of
 from accum.convert._report import ConversionError
 from accum.convert._rules import RULES, Convention
 from accum.convert._state import Norm, RunState
@@ -16,8 +17,6 @@ if _tf.HAS_KERAS_FACE:
 
 _MADE_A_STEP = re.compile(r"iter/|_variables/[1-9]")
 _ACCUMULATOR = re.compile(r"accumulation/accumulators/(\d+)/(\w+)/")
-
-KERAS_RULES = {"SGD": "sgd", "Adam": "adam", "RMSprop": "rmsprop", "Adagrad": "adagrad"}
 
 
 class KerasRun:
@@ -32,9 +31,9 @@ class KerasRun:
     """
 
     def __init__(self, model, optimizer=None):
-        _require_eager()
+        require_eager()
         is_listed = isinstance(model, (list, tuple))
-        self.variables = list(model) if is_listed else _weights_of(model)
+        self.variables = list(model) if is_listed else weights_of(model)
         if not self.variables:
             raise ConversionError(
                 "The model has no weights yet: build it, or call it once. Received: {!r}.".format(model)
@@ -47,8 +46,10 @@ class KerasRun:
                 "Convert without a strategy, keep the outcome in a `tf.train.Checkpoint`, and restore that under it."
             )
         self._order = [self._place_of(var) for var in trainable]
-        self.wrapper, self.inner = _unwrapped(optimizer if optimizer is not None else getattr(model, "optimizer", None))
-        self.rule = _rule_of(self.inner)
+        optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        self.wrapper, self.inner = unwrapped(optimizer)
+        self.has_loss_scale = _tf.is_loss_scale_optimizer(optimizer)
+        self.rule = rule_of(self.inner)
         self.follows = isinstance(model, GradientAccumulateModel)  # whether batch normalisation is on its clock
         self.norms = {} if is_listed else self._norms_of(model)
         self.weighs_by_examples = bool(getattr(getattr(model, "_accum", None), "weighs_as_keras", False))
@@ -235,49 +236,5 @@ def _like_gradient(state, place):
     return _sparse() if place in state.rows else 0.0
 
 
-def _weights_of(model):
-    try:
-        return list(getattr(model, "weights", ()))
-    except ValueError:  # a model that is not built may have none, or raise
-        return []
-
-
 def _sparse():
     return tf.IndexedSlices(tf.zeros([0, 1]), tf.zeros([0], tf.int64))
-
-
-def _require_eager():
-    if not _tf.CONVERTS:
-        raise ConversionError("`accum.convert` needs Keras 2: TensorFlow 2.2 to 2.15.")
-    if _tf.in_static_graph():
-        raise ConversionError("A conversion sets variables, and can do so in eager execution only.")
-
-
-def _unwrapped(optimizer):
-    """(the accumulating optimizer or None, the one that makes the steps)."""
-    if optimizer is None:
-        raise ConversionError("The model has no optimizer: compile it, or give `optimizer`.")
-    optimizer = _tf.without_loss_scale(optimizer)
-    if hasattr(optimizer, "accumulates_as"):
-        return optimizer, optimizer.optimizer
-    return None, optimizer
-
-
-def _rule_of(optimizer):
-    name = _tf.rule_name(optimizer)
-    if name is None:
-        raise ConversionError(
-            "{} has no counterpart here: SGD, Adam, RMSprop and Adagrad can be converted.".format(
-                type(optimizer).__name__
-            )
-        )
-    rule = KERAS_RULES[name]
-    if rule == "sgd" and _tf.hyperparameter(optimizer, "momentum") > 0.0:
-        return "momentum"
-    if rule == "rmsprop" and _tf.has_odd_centering(optimizer):
-        raise ConversionError(
-            "The centered RMSprop of TF 2.9 and 2.10's preview has a rule of its own, which v1 has not."
-        )
-    if rule == "rmsprop" and optimizer.centered:
-        return "centered rmsprop"
-    return rule
