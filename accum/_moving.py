@@ -128,7 +128,11 @@ class MovingStatistics(_tf.CheckpointOnly, Companion):
         """
         if follows:
             return [kept.total for kept in self.places]
-        return [self.alone.total] if self.calls is not None and float(self.calls.numpy()) > 0.0 else []
+        return [self.alone.total] if self.calls_made() else []
+
+    def calls_made(self):
+        """How many calls the layer has counted by itself in its cycle, an int."""
+        return 0 if self.calls is None else int(self.calls.numpy())
 
     def resume(self, moments, micro_step, follows):
         """Go on in a cycle of which `micro_step` micro-batches have had the `Moments` given, numbers and arrays."""

@@ -92,6 +92,29 @@ def test_a_run_may_go_there_and_back_again(saved, tmp_path):
         assert after.get_tensor(name).dtype == before.get_tensor(name).dtype
 
 
+@pytest.mark.law("L17")
+def test_a_dry_run_changes_nothing(saved, tmp_path):
+    run = default("momentum").forget()
+    report = from_v1(saved("momentum"), run.variables, run.optimizer, dry_run=True)
+    assert len(report.entries) == 3 * len(cells.NAMES) + 3
+    assert {float(var.numpy().flat[0]) for var in run.variables} == {7.0}
+    assert (int(run.optimizer.iterations.numpy()), int(run.optimizer.micro_step)) == (0, 0)
+    assert len(to_v1(run.variables, str(tmp_path / "run"), run.optimizer, dry_run=True).entries) == len(report.entries)
+    assert not os.listdir(str(tmp_path))
+
+
+def test_another_dtype_is_cast_where_nothing_is_lost(tmp_path):
+    wide = save_graph(tmp_path / "wide", {"w": [2]}, tf.float64)
+    ours, optimizer = variables(("w", [2])), tf.keras.optimizers.SGD(0.1)
+    assert "w is float64 in the checkpoint, float32 in Keras." in refused(wide, ours, optimizer)
+    to_v1(ours, str(tmp_path / "ours"), optimizer, like=wide)
+    assert tf.train.load_checkpoint(str(tmp_path / "ours")).get_tensor("w").dtype == np.float64
+    narrow = save_graph(tmp_path / "narrow", {"w": [2]}, tf.float16)
+    assert from_v1(narrow, ours, optimizer).entries[0].arithmetic == "cast from float16"
+    with pytest.raises(Disagreement, match="w is float32 here, float16 in `like`"):
+        to_v1(ours, str(tmp_path / "again"), optimizer, like=narrow)
+
+
 @pytest.mark.law("L12")
 def test_a_plain_run_goes_on_in_a_plain_optimizer(tmp_path):
     path = str(tmp_path / "plain")
@@ -184,6 +207,9 @@ def test_rows_of_a_sparse_gradient_go_on(tmp_path):
     feed(var, optimizer, parts[:2])
     to_v1([var], str(tmp_path / "keras"), optimizer)
     np.testing.assert_array_equal(graph(parts[2:], restore=str(tmp_path / "keras")), expected)
+    feed(var, optimizer, parts[2:])
+    to_v1([var], str(tmp_path / "between"), optimizer)
+    np.testing.assert_array_equal(graph([], restore=str(tmp_path / "between")), expected)
 
 
 NORM = ["norm/gamma", "norm/beta", "norm/moving_mean", "norm/moving_variance"]
@@ -249,6 +275,12 @@ def test_batch_normalisation_goes_on_in_mid_cycle(tmp_path, follows):
 
     ours = Ours()
     ours.feed(parts[:2])
+    if not follows:
+        ours.model(parts[2], training=True)  # the layer has ended its cycle, the optimizer has not
+        with pytest.raises(ConversionError, match="has counted 0 calls in its cycle, the optimizer 2 micro steps"):
+            to_v1(ours.model, str(tmp_path / "keras"), ours.optimizer, NORM)
+        ours = Ours()
+        ours.feed(parts[:2])
     to_v1(ours.model, str(tmp_path / "keras"), ours.optimizer, NORM, micro_batch_weight=1 / unit)
     weights = graph(parts[2:], restore=str(tmp_path / "keras"))
     np.testing.assert_allclose(weights[2:], expected, rtol=0, atol=2e-6)
@@ -294,11 +326,12 @@ def test_layers_are_found_by_name_or_by_number(tmp_path, names):
 
 
 def test_layers_are_not_counted_off_where_one_side_has_more(tmp_path):
-    path = save_graph(tmp_path / "graph", {"block_1/w": [2], "block_2/w": [2], "block_3/w": [2], "top/w": [2]})
-    ours = variables(("block_1/w", [2]), ("block_3/w", [2]), ("head/w", [2]))
-    with pytest.raises(ConversionError, match="Nothing in the static graph was found for \\['head/w'\\]"):
-        from_v1(path, ours, tf.keras.optimizers.SGD(0.1))
-    from_v1(path, ours, tf.keras.optimizers.SGD(0.1), {"head/w": "top/w"}, ignore=["block_2"])
+    parts = ["block_1/w", "block_2/w", "block_3/w", "dense/w"]
+    path = save_graph(tmp_path / "graph", dict.fromkeys(parts, [2]))
+    ours = variables(("block_1/w", [2]), ("block_3/w", [2]), ("dense_5/w", [2]))
+    with pytest.raises(ConversionError, match="Nothing in the static graph was found for \\['dense_5/w'\\]"):
+        from_v1(path, ours, tf.keras.optimizers.SGD(0.1), ignore=["block_2"])
+    from_v1(path, ours, tf.keras.optimizers.SGD(0.1), {"dense_5/w": "dense/w"}, ignore=["block_2"])
     assert [var.numpy()[0] for var in ours] == [0, 2, 3]
 
 

@@ -137,28 +137,38 @@ class KerasRun:
             state.slots[role] = {place: self._slot(place, role).numpy() for place in self.trained}
         if self.accumulates and self.wrapper.cycle.is_built:
             self._read_cycle(state)
+        self._read_moments(state)
         return state
 
     def _read_cycle(self, state):
         cycle = self.wrapper.cycle
         state.micro_step = int(cycle.state.micro_step.numpy())
-        if not state.micro_step:
-            return
-        state.weight_sum = float(cycle.state.weight_sum.numpy())
+        state.weight_sum = float(cycle.state.weight_sum.numpy()) if state.micro_step else 0.0
         for place in self.trained:
             accumulator = cycle.slot(self.variables[place])
-            if accumulator is not None:
+            if accumulator is not None and accumulator.rows is not None:
+                touched = accumulator.rows.numpy()
+                state.rows[place] = touched if state.micro_step else np.zeros_like(touched)
+            if accumulator is not None and state.micro_step:
                 state.sums[place] = accumulator.total.numpy()
-                if accumulator.rows is not None:
-                    state.rows[place] = accumulator.rows.numpy()
+
+    def _read_moments(self, state):
         for place, (variance, layer) in self.norms.items():
-            begun = [[part.numpy() for part in total] for total in layer.accum_statistics.begun(self.follows)]
-            if len(begun) > 1:
+            statistics = layer.accum_statistics
+            if not self.follows and not statistics.is_bare and statistics.calls_made() != state.micro_step:
+                raise ConversionError(
+                    "{} has counted {} calls in its cycle, the optimizer {} micro steps: v1 has one clock for both. "
+                    "Let the layer `flush` or `reset` first.".format(
+                        layer.name, statistics.calls_made(), state.micro_step
+                    )
+                )
+            begun = [[part.numpy() for part in total] for total in statistics.begun(self.follows)]
+            if len(begun) > 1 and state.micro_step:
                 raise ConversionError(
                     "{} is called several times in a micro step, which v1 has no place for: convert between two "
                     "cycles.".format(layer.name)
                 )
-            if begun and begun[0][0] > 0.0:
+            if state.micro_step and begun and begun[0][0] > 0.0:
                 state.moments[place] = Norm(variance, begun[0])
 
     def _slot(self, place, role):

@@ -173,7 +173,11 @@ class Writing:
         mean = self._state.weights[place]
         norm = self._state.moments.get(place)
         moments = [np.zeros([], mean.dtype), np.zeros_like(mean), np.zeros_like(mean)] if norm is None else norm.moments
-        if None not in names:
+        is_known = isinstance(self._layout, KnownLayout)
+        is_lacking = norm is None and self._state.micro_step > 0
+        if is_lacking and is_known and None not in names:
+            self._report.problems.append("{} gathers nothing in a cycle, as `like` does.".format(layer.name))
+        if None not in names and (is_known or not is_lacking):
             for name, part, value in zip(names, ("count", "mean", "variance"), moments):
                 self._put("{} {} so far".format(layer.name, part), name, value)
         elif norm is not None:
