@@ -338,7 +338,8 @@ def test_layers_are_not_counted_off_where_one_side_has_more(tmp_path):
 def test_the_batch_normalisation_that_slim_nests_is_found(tmp_path):
     parts = ["Conv/weights", "Conv/BatchNorm/beta", "Conv_1/weights", "Conv_1/BatchNorm/beta"]
     path = save_graph(tmp_path / "graph", dict.fromkeys(parts, [2]))
-    layers = ["conv2d/kernel", "conv2d_1/kernel", "batch_normalization/beta", "batch_normalization_1/beta"]
+    norms = ["accum_batch_normalization_2/beta", "accum_batch_normalization_3/beta"]
+    layers = ["conv2d/kernel", "conv2d_1/kernel"] + norms
     ours = variables(*[(name, [2]) for name in layers])
     from_v1(path, ours, tf.keras.optimizers.SGD(0.1))
     assert [int(var.numpy()[0]) for var in ours] == [0, 2, 1, 3]

@@ -19,8 +19,10 @@ KINDS = {
     "SeparableConv2d": "separable_conv2d",
     "BatchNorm": "batch_normalization",
     "LayerNorm": "layer_normalization",
+    "accum_batch_normalization": "batch_normalization",
+    "sync_batch_normalization": "batch_normalization",
 }
-"""Names that tf-slim numbers layers under, and those that Keras and `tf.compat.v1.layers` do."""
+"""Names that tf-slim, and layers that take the place of others, are numbered under; and what Keras calls these."""
 
 _NUMBERED_NAME = re.compile(r"^(.*?)(?:_(\d+))?$")
 
