@@ -3,7 +3,7 @@
 import os
 import re
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -34,7 +34,8 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     keywords="tensorflow keras gradient accumulation micro-batch large batch static graph tf1 tf2",
-    packages=["accum", "accum._demo", "accum._migrate", "accum._migrate.rules", "accum.compat", "accum.compat.v1"],
+    packages=find_packages(include=["accum", "accum.*"], exclude=["accum.compat*"])
+    + ["accum.compat", "accum.compat.v1"],
     # `accum/compat` in the checkout is a link for editors; the wheel is built from this mapping, link or no link.
     package_dir={"accum.compat": "compat"},
     package_data={"accum._demo": ["digits.npz", "*.txt"]},

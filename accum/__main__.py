@@ -6,6 +6,7 @@ import sys
 import accum
 from accum._demo import command as demo
 from accum._migrate import command as migrate
+from accum.convert import command as convert
 
 
 def main(argv=None):
@@ -28,6 +29,7 @@ def _parser():
     commands.required = True  # an argument of `add_subparsers` from Python 3.7 on
     demo.add_parser(commands)
     migrate.add_parser(commands)
+    convert.add_parser(commands)
     return parser
 
 

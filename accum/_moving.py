@@ -79,10 +79,7 @@ class MovingStatistics(_tf.CheckpointOnly, Companion):
 
     def _count(self, moments):
         """Keep the moments of a call, or move on the last of a cycle."""
-        with tf.init_scope():
-            if self.alone is None:
-                self.alone = self._new_moments("alone")
-                self.calls = _tf.new_statistic(self._layer.name + "/calls", [], tf.float32)
+        self._begin_alone()
         calls = local_variable(self.calls)
         place = calls.read_value()
         is_last = place + 1.0 >= float(self.accum_steps)
@@ -94,6 +91,12 @@ class MovingStatistics(_tf.CheckpointOnly, Companion):
             )
         with tf.control_dependencies([done]):
             return calls.assign(tf.where(is_last, 0.0, place + 1.0), read_value=False)
+
+    def _begin_alone(self):
+        with tf.init_scope():
+            if self.alone is None:
+                self.alone = self._new_moments("alone")
+                self.calls = _tf.new_statistic(self._layer.name + "/calls", [], tf.float32)
 
     def flush(self):
         """Move by the unfinished cycle of calls, if there is one. Returns what to wait for, or None."""
@@ -113,6 +116,31 @@ class MovingStatistics(_tf.CheckpointOnly, Companion):
         done = tf.cond(calls.read_value() > 0.0, function, lambda: true_after([]))
         with tf.control_dependencies([done]):
             return true_after(calls.assign(0.0, read_value=False))
+
+    # ------------------------------------------------------------------------------------------------------------
+    # As a whole, outside any trace
+
+    def begun(self, follows):
+        """The `Moments` so far of an unfinished cycle, one for each place, or of the calls that were counted.
+
+        Args:
+          follows: whether the layer follows the clock of a model, and has places.
+        """
+        if follows:
+            return [kept.total for kept in self.places]
+        return [self.alone.total] if self.calls_made() else []
+
+    def calls_made(self):
+        """How many calls the layer has counted by itself in its cycle, an int."""
+        return 0 if self.calls is None else int(self.calls.numpy())
+
+    def resume(self, moments, micro_step, follows):
+        """Go on in a cycle of which `micro_step` micro-batches have had the `Moments` given, numbers and arrays."""
+        if not follows:
+            self._begin_alone()
+            self.calls.assign(float(micro_step))
+        for var, value in zip(self._place(0).total if follows else self.alone.total, moments):
+            var.assign(tf.cast(value, var.dtype))
 
     # ------------------------------------------------------------------------------------------------------------
 

@@ -224,6 +224,11 @@ class GradientAccumulateOptimizer:
         return self._inner
 
     @property
+    def cycle(self):
+        """The engine's `Cycle`, for what reads or sets an unfinished one as a whole."""
+        return self._cycle
+
+    @property
     def accum_steps(self):
         """Micro steps per step, or the schedule of it. An int can be set; it holds from the next cycle on."""
         return self._cycle.plan.accum_steps

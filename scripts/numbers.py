@@ -70,9 +70,7 @@ def cells_of(folder, system):
 def difference(one, other):
     """The largest difference of the weights of two cells over the tests that both ran; None if there is none."""
     shared = sorted(set(one) & set(other))
-    differences = [
-        abs(a - b) for test in shared for a, b in zip(one[test]["weights"], other[test]["weights"])
-    ]
+    differences = [abs(a - b) for test in shared for a, b in zip(one[test]["weights"], other[test]["weights"])]
     return max(differences) if differences else None
 
 

@@ -89,6 +89,22 @@ def test_a_checkpoint_from_before_accumulation_restores_with_zeroed_accumulators
 
 
 @pytest.mark.law("L12")
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+def test_accumulation_renames_nothing_of_the_inner_optimizer(use_resource):
+    def names(optimizer):
+        with tf.Graph().as_default():
+            with tf1.variable_scope("net", use_resource=use_resource):
+                weights = tf1.get_variable("w", [2])
+            with tf1.variable_scope("training"):
+                optimizer.minimize(tf.reduce_sum(weights**2))
+            return {var.op.name for var in tf1.global_variables()}
+
+    plain = names(tf1.train.AdamOptimizer(0.1))
+    ours = names(accum.compat.v1.AccumOptimizer(tf1.train.AdamOptimizer(0.1), 2))
+    assert len(plain) == 5 and ours > plain
+
+
+@pytest.mark.law("L12")
 def test_the_same_saver_restores_its_own_checkpoints_in_mid_cycle(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:
         run = Run(wrapped())

@@ -10,6 +10,7 @@ import pytest
 
 import accum
 import accum.compat.v1
+import accum.convert
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SOURCES = sorted(
@@ -103,3 +104,10 @@ def test_only_one_file_knows_versions(path):
 
 def test_golden_and_sources_were_found():
     assert len(SOURCES) > 10
+
+
+@pytest.mark.law("L17")
+@pytest.mark.skipif(hasattr(accum, "GradientAccumulateModel"), reason="this line has Keras")
+def test_conversion_says_that_it_needs_keras():
+    with pytest.raises(ValueError, match="`accum.convert` needs Keras 2: TensorFlow 2.2 to 2.15."):
+        accum.convert.from_v1("nowhere", [])

@@ -282,6 +282,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
                 "A Keras optimizer updates resource variables only: create them with `use_resource=True`, or give "
                 "`AccumOptimizer` a `tf.compat.v1.train.Optimizer`."
             )
+        _tf.create_graph_slots(self._inner, [var for grad, var in listed if grad is not None])
 
     # ------------------------------------------------------------------------------------------------------------
     # What can be seen

@@ -1,0 +1,220 @@
+"""A checkpoint of `tf.compat.v1.train.Saver`: what is in it, by the names that v1 optimizers and `accum` give."""
+
+import os
+import re
+
+import numpy as np
+
+from accum import _tf
+from accum._tf import tf
+from accum.convert._report import ConversionError
+from accum.convert._rules import RULES
+
+COUNTERS = ("iterations", "beta1_power", "beta2_power")
+"""What `names` may say beside the model's variables."""
+
+UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError, OSError)
+"""What TensorFlow raises for files that are none, or cut off, from line to line."""
+
+OF_OPTIMIZERS = [rule.v1_name for rule in RULES.values() if rule.v1_name]
+OF_OPTIMIZERS += ["Adadelta", "Ftrl", "ExponentialMovingAverage"]
+
+
+def of_variables(names):
+    """`names` without what they say of counters."""
+    if not isinstance(names, dict):
+        return names
+    return {name: other for name, other in names.items() if name not in COUNTERS}
+
+
+class V1File:
+    """The variables of a checkpoint, by name.
+
+    Args:
+      path: its prefix, as `Saver.save` returned it, or the folder in which it is the latest.
+
+    Raises:
+      ConversionError: there is none, it can't be read, or it is one of `tf.train.Checkpoint`.
+    """
+
+    def __init__(self, path):
+        path = str(path)
+        self.path = (tf.train.latest_checkpoint(path) if os.path.isdir(path) else path) or path
+        try:
+            self._reader = tf.train.load_checkpoint(self.path)
+            self.shapes = {name: tuple(shape) for name, shape in self._reader.get_variable_to_shape_map().items()}
+        except UNREADABLE as error:
+            raise ConversionError("No checkpoint can be read from {}: {}".format(path, error)) from None
+        if "_CHECKPOINTABLE_OBJECT_GRAPH" in self.shapes:
+            raise ConversionError(
+                "{} is a checkpoint of `tf.train.Checkpoint`, and no `Saver`'s: restore it into the model and the "
+                "optimizer, from which `to_v1` converts.".format(path)
+            )
+
+    def dtype(self, name):
+        return np.dtype(self._reader.get_variable_to_dtype_map()[name].as_numpy_dtype)
+
+    def value(self, name):
+        try:
+            return np.asarray(self._reader.get_tensor(name))
+        except UNREADABLE as error:
+            raise ConversionError("{} can't be read from {}: {}".format(name, self.path, error)) from None
+
+
+class Layout:
+    """Which of a static graph's variables is what.
+
+    Args:
+      shapes: dict {name: shape}, of all of them.
+      names: dict that may say where "iterations", "beta1_power" and "beta2_power" are, or None.
+      optimizer_name: the `name` of the v1 optimizer, if it was given one.
+      accum_name: the `name` of the `AccumOptimizer`, needed where there are several.
+    """
+
+    def __init__(self, shapes, names=None, optimizer_name=None, accum_name=None):
+        self.shapes = shapes
+        self._by_leaf = {}
+        for name in shapes:
+            self._by_leaf.setdefault(name.rpartition("/")[2], []).append(name)
+        self._said = {key: names[key] for key in COUNTERS if key in names} if isinstance(names, dict) else {}
+        self._optimizer_name = optimizer_name
+        self.accum_name = self._find_accum(accum_name)
+        self.taken = set()
+        self._check_said()
+
+    def _check_said(self):
+        missing = sorted(name for name in self._said.values() if name not in self.shapes)
+        if missing:
+            raise ConversionError("`names` says {}, which the static graph does not have.".format(missing))
+
+    def _find_accum(self, given):
+        found = [name[: -len("/micro_step")] for name in self.shapes if name.endswith("/micro_step")]
+        found = sorted(name for name in found if name + "/weight_sum" in self.shapes)
+        if given is not None:
+            if given not in found:
+                raise ConversionError("No `AccumOptimizer` is called {!r} there, but: {}.".format(given, found))
+            return given
+        if len(found) > 1:
+            raise ConversionError(
+                "Several `AccumOptimizer`s are there: say by `accum_name` which of {} is the model's.".format(found)
+            )
+        return found[0] if found else None
+
+    def weights(self):
+        """{name: shape} of what may be a weight: all that is neither a slot, nor a sum, nor a counter."""
+        stems = "|".join(re.escape(name) for name in OF_OPTIMIZERS + [self._optimizer_name or "Adam"])
+        of_optimizers = re.compile(r"/({})(_\d+)?$".format(stems))
+        own = "/{}/".format(self.accum_name)
+        return {
+            name: shape
+            for name, shape in self.shapes.items()
+            if not of_optimizers.search(name)
+            and own not in "/" + name
+            and name not in self._said.values()
+            and not re.search(r"(^|/)(global_step|beta[12]_power(_\d+)?)$", name)
+        }
+
+    def take(self, name):
+        self.taken.add(name)
+        return name
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What belongs to a weight
+
+    def belonging(self, weight, suffix):
+        """The name of what stands under `suffix` beside `weight`, in whatever scope it was made, or None."""
+        ends = "/" + weight + "/" + suffix
+        found = [name for name in self._by_leaf.get(suffix.rpartition("/")[2], ()) if ("/" + name).endswith(ends)]
+        # `net/w/Adam` is of `net/w`, not of `w`.
+        same_leaf = self._by_leaf.get(weight.rpartition("/")[2], ()) if found else ()
+        longer = [other for other in same_leaf if other.endswith("/" + weight)]
+        found = [
+            name for name in found if not any(("/" + name).endswith("/" + other + "/" + suffix) for other in longer)
+        ]
+        if len(found) > 1:
+            direct = [name for name in found if name == weight + "/" + suffix]
+            if not direct:
+                raise ConversionError("Which is the {} of {}: {}?".format(suffix, weight, sorted(found)))
+            found = direct
+        return found[0] if found else None
+
+    def slots(self, weight, slot_name):
+        """The names of a weight's slots, in the order in which they were made."""
+        found = []
+        for number in range(len(self.shapes)):
+            name = self.belonging(weight, slot_name if not number else "{}_{}".format(slot_name, number))
+            if name is None:
+                break
+            found.append(name)
+        return found
+
+    def slot_name(self, rule, weights):
+        """What the slots of `rule` are named by: as was said, as v1 names them, or as all of `weights` have some."""
+        if self._optimizer_name is not None or rule.v1_name is None:
+            return self._optimizer_name
+        if any(self.belonging(weight, rule.v1_name) for weight in weights):
+            return rule.v1_name
+        known = set(OF_OPTIMIZERS)
+        beside = [self._suffixes(weight) - known for weight in weights]
+        common = sorted(set.intersection(*beside)) if beside else []
+        return common[0] if len(common) == 1 else rule.v1_name
+
+    def _suffixes(self, weight):
+        ends = re.compile(r"(^|/){}/([^/]+?)(_\d+)?$".format(re.escape(weight)))
+        return {match.group(2) for match in map(ends.search, self.shapes) if match}
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Counters
+
+    def counter(self, name):
+        """The name of a counter of the graph, or None: as was said, or the only one that ends so."""
+        if name in self._said:
+            return self._said[name]
+        ending = "global_step" if name == "iterations" else name
+        if ending in self.shapes:
+            return ending
+        found = [other for other in self.shapes if re.search(r"/{}(_\d+)?$".format(ending), other)]
+        if len(found) > 1:
+            raise ConversionError("Which is the model's? `names={{{!r}: …}}` says it: {}.".format(name, sorted(found)))
+        return found[0] if found else None
+
+    def of_cycle(self, name):
+        """The name of `micro_step` or `weight_sum` of the cycle, or None where nothing accumulates."""
+        return None if self.accum_name is None else "{}/{}".format(self.accum_name, name)
+
+    def left(self, ignore=()):
+        """Names that nothing has taken, but for those that begin with one of `ignore`."""
+        rest = sorted(set(self.shapes) - self.taken)
+        return [name for name in rest if not any(name == part or name.startswith(part + "/") for part in ignore)]
+
+
+def check_target(path, overwrite):
+    """(folder, name) of the checkpoint to be written to `path`, where one can be."""
+    folder, name = os.path.split(os.path.abspath(path))
+    if not os.path.isdir(folder) or os.path.isdir(path) or not name:
+        raise ConversionError("A checkpoint needs a name in an existing folder. Received: {}.".format(path))
+    if os.path.exists(os.path.join(folder, name + ".index")) and not overwrite:
+        raise ConversionError("{} exists already: name another, or give `overwrite=True`.".format(path))
+    return folder, name
+
+
+def write(path, values):
+    """Write `values`, {name: array}, as a `Saver` does: beside the target first, then in its place."""
+    folder, name = os.path.split(os.path.abspath(path))
+    begun = os.path.join(folder, ".{}.{}".format(name, os.getpid()))
+    _tf.write_bundle(begun, values)
+    for ending in (".data-00000-of-00001", ".index"):
+        os.replace(begun + ending, os.path.join(folder, name + ending))
+    _tell_checkpoint_state(folder, name)
+
+
+def _tell_checkpoint_state(folder, name):
+    """Make the written checkpoint the latest of its folder, where a restored Session looks for it."""
+    state = tf.train.get_checkpoint_state(folder)
+    known = state.all_model_checkpoint_paths if state else ()
+    before = [path for path in known if os.path.basename(path) != name]
+    told = tf.compat.v1.train.generate_checkpoint_state_proto(folder, name, before + [name])
+    begun = os.path.join(folder, ".checkpoint.{}".format(os.getpid()))
+    with open(begun, "w") as file:
+        file.write(str(told))
+    os.replace(begun, os.path.join(folder, "checkpoint"))

@@ -1,0 +1,122 @@
+"""`python -m accum convert`: from file to file."""
+
+import importlib
+import json
+import os
+import sys
+
+from accum import _tf
+from accum._tf import tf
+from accum.convert import _v1
+from accum.convert._conversion import from_v1, to_v1
+from accum.convert._keras import KerasRun
+from accum.convert._report import ConversionError, Disagreement
+
+DIRECTIONS = ("from-v1", "to-v1")
+
+
+def add_parser(commands):
+    """Add `convert` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "convert",
+        help="turn a static graph's checkpoint into one of a Keras model, or back, in mid-cycle",
+        description="Turn a checkpoint of tf.compat.v1.train.Saver into one of tf.train.Checkpoint(model=model, "
+        "optimizer=optimizer), or back. Exit status: 0 when it is done; 1 when the two sides do not agree, which "
+        "--lenient accepts; 2 when it can't be done.",
+    )
+    add = parser.add_argument
+    add("direction", choices=DIRECTIONS, help="which way")
+    add("source", help="prefix or folder of the checkpoint to read")
+    add("target", help="prefix of the checkpoint to write")
+    add("--model", required=True, metavar="MODULE:FUNCTION", help="function that returns (model, optimizer)")
+    add("--names", metavar="FILE.json", help="object of the model's names to those of the static graph")
+    add("--like", metavar="CHECKPOINT", help="to-v1: a checkpoint of the static graph, for its names")
+    add("--lenient", action="store_true", help="go on where the sides do not agree, and say so")
+    add("--overwrite", action="store_true", help="replace a checkpoint that is there")
+    add("--dry-run", action="store_true", help="print what would become what; write nothing")
+    add("--iterations", type=int, metavar="N", help="from-v1: steps made, where the checkpoint does not say it")
+    add("--epsilon", type=float, metavar="E", help="that of the v1 optimizer")
+    add("--micro-batch-weight", type=float, metavar="W", help="what a micro-batch weighs in the unit of the other side")
+    add("--optimizer-name", metavar="NAME", help="the name given to the v1 optimizer")
+    add("--accum-name", metavar="NAME", help="the name of the AccumOptimizer, where there are several")
+    add("--ignore", nargs="*", default=(), metavar="NAME", help="from-v1: names or scopes that are not the model's")
+    parser.set_defaults(perform=perform)
+
+
+def perform(arguments):
+    """Convert; returns the exit status."""
+    try:
+        if not _tf.CONVERTS:
+            raise ConversionError("it needs Keras 2: TensorFlow 2.2 to 2.15.")
+        model, optimizer = _made_by(arguments.model)
+        convert = _from_v1 if arguments.direction == "from-v1" else _to_v1
+        print(convert(arguments, model, optimizer, _names(arguments.names)))
+        print("Nothing was written." if arguments.dry_run else "Written to {}.".format(arguments.target))
+        return 0
+    except (ConversionError, ValueError, OSError) as error:
+        print("python -m accum convert: {}".format(error), file=sys.stderr)
+        return 1 if isinstance(error, Disagreement) else 2
+
+
+def _options(arguments):
+    names = ("epsilon", "micro_batch_weight", "optimizer_name", "accum_name", "dry_run")
+    return dict({name: getattr(arguments, name) for name in names}, strict=not arguments.lenient)
+
+
+def _from_v1(arguments, model, optimizer, names):
+    _v1.check_target(arguments.target, arguments.overwrite)
+    options = dict(_options(arguments), iterations=arguments.iterations, ignore=arguments.ignore)
+    report = from_v1(arguments.source, model, optimizer, names, **options)
+    if not arguments.dry_run:
+        tf.train.Checkpoint(model=model, optimizer=optimizer).write(os.path.abspath(arguments.target))
+    return report
+
+
+def _to_v1(arguments, model, optimizer, names):
+    _restore(arguments.source, model, optimizer)
+    options = dict(_options(arguments), like=arguments.like, overwrite=arguments.overwrite)
+    return to_v1(model, arguments.target, optimizer, names, **options)
+
+
+def _restore(path, model, optimizer):
+    """Restore a whole run: everything that the model and the optimizer have must be there."""
+    path = (tf.train.latest_checkpoint(path) if os.path.isdir(path) else path) or path
+    try:
+        saved = [name for name, _ in tf.train.list_variables(path)]
+        if "_CHECKPOINTABLE_OBJECT_GRAPH" not in saved:
+            raise ConversionError("it is of no `tf.train.Checkpoint`.")
+        KerasRun(model, optimizer).build_for([name.partition("optimizer/")[2] for name in saved])
+        status = _tf.read_checkpoint(tf.train.Checkpoint(model=model, optimizer=optimizer), path)
+        status.assert_existing_objects_matched()
+    except _v1.UNREADABLE + (AssertionError,) as error:
+        words = str(error).splitlines() or [""]
+        raise ConversionError(
+            "{} can't be restored into the model and the optimizer: {}".format(path, words[0])
+        ) from None
+
+
+def _made_by(said):
+    """(model, optimizer) that the function `module:function` returns."""
+    module, _, function = said.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), function)()
+    except Exception as error:  # whatever the user's module raises
+        message = "{} can't be called: {}: {}".format(said, type(error).__name__, error)
+        raise ConversionError(message) from error
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise ConversionError("{} must return (model, optimizer). Received: {!r}.".format(said, made))
+    return made
+
+
+def _names(path):
+    if path is None:
+        return None
+    with open(path) as file:
+        try:
+            names = json.load(file)
+        except ValueError as error:
+            raise ConversionError("{} is no JSON: {}".format(path, error)) from None
+    is_named = isinstance(names, dict) and all(value is None or isinstance(value, str) for value in names.values())
+    if not is_named and not isinstance(names, list):
+        raise ConversionError("{} must hold an object of names to names, or a list of names.".format(path))
+    return names

@@ -1,0 +1,665 @@
+"""A static graph's run goes on in Keras, and back, in mid-cycle: state, arithmetic, names, refusals (laws L12, L17)."""
+
+import json
+import os
+import sys
+
+import convert_cells as cells
+import numpy as np
+import optimizers
+import pytest
+import tensorflow as tf
+from convert_cells import EPSILON, STEPS, STOP, Keras, distance, oracle, run_graph
+
+import accum
+import accum.compat.v1
+import accum.convert
+from accum.__main__ import main
+from accum.convert import ConversionError, Disagreement, from_v1, to_v1
+
+tf1 = tf.compat.v1
+
+pytestmark = pytest.mark.keras_face
+
+END = cells.K * STEPS
+FAMILIES = (
+    {"legacy": optimizers.legacy_family(), "new": optimizers.new_family()} if hasattr(accum, "GAModelWrapper") else {}
+)
+FAMILIES = {name: family for name, family in FAMILIES.items() if family is not None}
+IS_PREVIEW = not hasattr(tf.keras.optimizers.SGD, "update_step")  # the new family is not the default yet
+ELSEWHERE = {"legacy": ["rmsprop", "adagrad"], "new": ["rmsprop", "rmsprop with momentum"] if IS_PREVIEW else []}
+CASES = [
+    pytest.param(rule, family, id="{}-{}".format(family, rule))
+    for family in FAMILIES
+    for rule in cells.RULES
+    if rule not in ELSEWHERE[family] and not (family == "new" and IS_PREVIEW and rule == "centered rmsprop")
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A function that gives the checkpoint of a static graph which stopped in mid-cycle."""
+    folder, done = tmp_path_factory.mktemp("graph"), {}
+
+    def save(rule):
+        if rule not in done:
+            done[rule] = str(folder / rule.replace(" ", "-"))
+            run_graph(rule, range(STOP), save=done[rule])
+        return done[rule]
+
+    return save
+
+
+def default(rule):
+    return Keras(rule, tf.keras.optimizers)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The run goes on
+
+
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("rule,family", CASES)
+def test_keras_ends_the_run_of_a_static_graph(saved, rule, family):
+    run = Keras(rule, FAMILIES[family]).forget()
+    report = from_v1(saved(rule), run.variables, run.optimizer)
+    assert (report.iterations, report.micro_step) == (2, 5)
+    assert (int(run.optimizer.iterations.numpy()), int(run.optimizer.micro_step)) == (2, 5)
+    run.feed(range(STOP, END))
+    assert distance(run.values(), oracle(rule, "graph")) <= cells.TOLERANCE
+    assert (int(run.optimizer.iterations.numpy()), int(run.optimizer.micro_step)) == (STEPS, 0)
+
+
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("rule,family", CASES)
+def test_a_static_graph_ends_the_run_of_keras(tmp_path, rule, family):
+    path = str(tmp_path / "run")
+    run = Keras(rule, FAMILIES[family]).feed(range(STOP))
+    to_v1(run.variables, path, run.optimizer)
+    assert tf.train.latest_checkpoint(str(tmp_path)) == path
+    assert distance(run_graph(rule, range(STOP, END), restore=path), oracle(rule, "keras")) <= cells.TOLERANCE
+
+
+@pytest.mark.law("L12")
+def test_a_run_may_go_there_and_back_again(saved, tmp_path):
+    run, path = default("adam").forget(), str(tmp_path / "back")
+    from_v1(saved("adam"), run.variables, run.optimizer)
+    to_v1(run.variables, path, run.optimizer, like=saved("adam"))
+    before, after = tf.train.load_checkpoint(saved("adam")), tf.train.load_checkpoint(path)
+    assert after.get_variable_to_shape_map() == before.get_variable_to_shape_map()
+    for name in before.get_variable_to_shape_map():
+        np.testing.assert_allclose(after.get_tensor(name), before.get_tensor(name), rtol=3e-7, err_msg=name)
+        assert after.get_tensor(name).dtype == before.get_tensor(name).dtype
+
+
+@pytest.mark.law("L17")
+def test_a_dry_run_changes_nothing(saved, tmp_path):
+    run = default("momentum").forget()
+    report = from_v1(saved("momentum"), run.variables, run.optimizer, dry_run=True)
+    assert len(report.entries) == 3 * len(cells.NAMES) + 3
+    assert {float(var.numpy().flat[0]) for var in run.variables} == {7.0}
+    assert (int(run.optimizer.iterations.numpy()), int(run.optimizer.micro_step)) == (0, 0)
+    assert len(to_v1(run.variables, str(tmp_path / "run"), run.optimizer, dry_run=True).entries) == len(report.entries)
+    assert not os.listdir(str(tmp_path))
+
+
+def test_another_dtype_is_cast_where_nothing_is_lost(tmp_path):
+    wide = save_graph(tmp_path / "wide", {"w": [2]}, tf.float64)
+    ours, optimizer = variables(("w", [2])), tf.keras.optimizers.SGD(0.1)
+    assert "w is float64 in the checkpoint, float32 in Keras." in refused(wide, ours, optimizer)
+    to_v1(ours, str(tmp_path / "ours"), optimizer, like=wide)
+    assert tf.train.load_checkpoint(str(tmp_path / "ours")).get_tensor("w").dtype == np.float64
+    narrow = save_graph(tmp_path / "narrow", {"w": [2]}, tf.float16)
+    assert from_v1(narrow, ours, optimizer).entries[0].arithmetic == "cast from float16"
+    with pytest.raises(Disagreement, match="w is float32 here, float16 in `like`"):
+        to_v1(ours, str(tmp_path / "again"), optimizer, like=narrow)
+
+
+@pytest.mark.law("L12")
+def test_a_plain_run_goes_on_in_a_plain_optimizer(tmp_path):
+    path = str(tmp_path / "plain")
+    run_graph("momentum", range(3), save=path, accum_steps=1)
+    run = Keras("momentum", tf.keras.optimizers, accum_steps=1).forget()
+    from_v1(path, run.variables, run.optimizer.optimizer)
+    expected = run_graph("momentum", range(6), accum_steps=1)
+    assert distance(run.feed(range(3, 6)).values(), expected) <= cells.TOLERANCE
+
+
+@pytest.mark.law("L12")
+def test_what_an_optimizer_had_begun_is_forgotten(saved, tmp_path):
+    run = default("momentum").feed(range(3))
+    path = str(tmp_path / "between")
+    run_graph("momentum", range(2 * cells.K), save=path)  # between two cycles
+    from_v1(path, run.variables, run.optimizer)
+    assert int(run.optimizer.micro_step) == 0
+    expected = oracle("momentum", "graph")
+    assert distance(run.feed(range(2 * cells.K, END)).values(), expected) <= cells.TOLERANCE
+
+
+@pytest.mark.law("L5")
+def test_micro_batches_count_on_in_another_unit(saved):
+    run = default("sgd").forget()
+    from_v1(saved("sgd"), run.variables, run.optimizer, micro_batch_weight=cells.SIZE)
+    for number in range(STOP, END):
+        grads = map(tf.constant, cells.micro_gradients(run.values(), number))
+        run.optimizer.apply_gradients(list(zip(grads, run.variables)), weight=float(cells.SIZE))
+    assert distance(run.values(), oracle("sgd", "graph")) <= cells.TOLERANCE
+
+
+@pytest.mark.law("L5")
+def test_units_that_differ_are_noticed(saved, tmp_path):
+    inputs = tf.keras.Input((5,))
+    hidden = tf.keras.layers.Dense(4, name="hidden")(inputs)
+    outputs = tf.keras.layers.Dense(3, name="outputs")(hidden)
+    model = accum.GradientAccumulateModel(cells.K, inputs=inputs, outputs=outputs)
+    model.compile(tf.keras.optimizers.SGD(0.5), "mse")
+    with pytest.raises(Disagreement, match="weigh 1 each"):
+        from_v1(saved("sgd"), model)
+    report = from_v1(saved("sgd"), model, micro_batch_weight=3)
+    assert float(model.optimizer.micro_step) == 5 and not report.problems
+    with pytest.raises(Disagreement, match="weigh 3 each, not 1"):
+        to_v1(model, str(tmp_path / "back"))
+    to_v1(model, str(tmp_path / "back"), micro_batch_weight=1 / 3)
+    restored = run_graph("sgd", range(STOP, END), restore=str(tmp_path / "back"))
+    assert distance(restored, oracle("sgd", "graph")) <= cells.TOLERANCE
+
+
+@pytest.mark.law("L8")
+def test_rows_of_a_sparse_gradient_go_on(tmp_path):
+    table = np.arange(8.0, dtype="float32").reshape(4, 2)
+    parts = [([0, 2], 1.0), ([2], 2.0), ([3, 3], 4.0)]  # micro-batches of one cycle: rows, and what each row gets
+
+    def graph(given, restore=None, save=None):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            var = tf1.get_variable("table", initializer=table)
+            rows, value = tf1.placeholder(tf.int32, [None]), tf1.placeholder(tf.float32, [])
+            loss = value * tf.reduce_sum(tf.gather(var, rows))
+            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), 3, "sum")
+            train_op, saver = optimizer.minimize(loss, tf1.train.get_or_create_global_step()), tf1.train.Saver()
+            session.run(tf1.global_variables_initializer())
+            if restore:
+                saver.restore(session, restore)
+            for fed in given:
+                session.run(train_op, dict(zip((rows, value), fed)))
+            if save:
+                saver.save(session, save)
+            return session.run(var)
+
+    def keras():
+        return tf.Variable(table * 0, name="table"), accum.GradientAccumulateOptimizer(
+            tf.keras.optimizers.SGD(1.0), 3, "sum"
+        )
+
+    def feed(var, optimizer, given):
+        for rows, value in given:
+            grad = tf.IndexedSlices(tf.fill([len(rows), 2], value), tf.constant(rows), tf.constant([4, 2]))
+            optimizer.apply_gradients([(grad, var)])
+        return var.numpy()
+
+    expected = table - np.array([[1.0], [0.0], [3.0], [8.0]])
+    graph(parts[:2], save=str(tmp_path / "graph"))
+    var, optimizer = keras()
+    from_v1(str(tmp_path / "graph"), [var], optimizer)
+    np.testing.assert_array_equal(feed(var, optimizer, parts[2:]), expected)
+
+    var, optimizer = keras()
+    var.assign(table)
+    feed(var, optimizer, parts[:2])
+    to_v1([var], str(tmp_path / "keras"), optimizer)
+    np.testing.assert_array_equal(graph(parts[2:], restore=str(tmp_path / "keras")), expected)
+    feed(var, optimizer, parts[2:])
+    to_v1([var], str(tmp_path / "between"), optimizer)
+    np.testing.assert_array_equal(graph([], restore=str(tmp_path / "between")), expected)
+
+
+NORM = ["norm/gamma", "norm/beta", "norm/moving_mean", "norm/moving_variance"]
+CLOCKS = [pytest.param(True, id="model", marks=pytest.mark.slow), pytest.param(False, id="layer alone")]
+
+
+@pytest.mark.law("L13")
+@pytest.mark.parametrize("follows", CLOCKS)
+def test_batch_normalisation_goes_on_in_mid_cycle(tmp_path, follows):
+    parts = np.random.RandomState(1).normal(size=(3, 4, 2)).astype("float32") * [[[1.0]], [[2.0]], [[3.0]]] + [1.0, 2.0]
+
+    def graph(given, restore=None, save=None):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x = tf1.placeholder(tf.float32, [None, 2])
+            outputs = tf1.layers.batch_normalization(x, momentum=0.75, training=True, name="norm")
+            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 3)
+            optimizer.accumulate_update_ops()
+            loss = tf.reduce_mean(tf.reduce_sum(outputs, axis=1))
+            train_op, saver = optimizer.minimize(loss, tf1.train.get_or_create_global_step()), tf1.train.Saver()
+            session.run(tf1.global_variables_initializer())
+            if restore:
+                saver.restore(session, restore)
+            for batch in given:
+                session.run(train_op, {x: batch})
+            if save:
+                saver.save(session, save)
+            by_name = {var.op.name: var for var in tf1.global_variables()}
+            return session.run([by_name[name] for name in NORM])
+
+    class Ours:
+        def __init__(self):
+            inputs = tf.keras.Input((2,))
+            layer = accum.AccumBatchNormalization(1 if follows else 3, momentum=0.75, name="norm")
+            self.model = tf.keras.Model(inputs, layer(inputs))
+            self.optimizer = tf.keras.optimizers.SGD(0.1)
+            if follows:
+                self.model = accum.GradientAccumulateModel.from_model(self.model, accum_steps=3)
+                self.model.compile(self.optimizer, lambda _, outputs: tf.reduce_sum(outputs, axis=1))
+                self.optimizer = self.model.optimizer
+            else:
+                self.optimizer = accum.GradientAccumulateOptimizer(self.optimizer, 3)
+
+        def feed(self, given):
+            for batch in given:
+                if follows:
+                    self.model.train_on_batch(batch, np.zeros([4]))
+                    continue
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.reduce_sum(self.model(batch, training=True), axis=1))
+                variables = self.model.trainable_variables
+                self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+            return self.model.get_weights()
+
+    seen, unit = parts.reshape(12, 2), 4.0 if follows else 1.0
+    expected = [0.25 * seen.mean(axis=0), 0.75 + 0.25 * seen.var(axis=0)]
+    like = str(tmp_path / "graph")
+    graph(parts[:2], save=like)
+    ours = Ours()
+    from_v1(like, ours.model, ours.optimizer, micro_batch_weight=unit)
+    weights = ours.feed(parts[2:])
+    np.testing.assert_allclose(weights[2:], expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(weights[1], -0.1, rtol=0, atol=2e-6)
+
+    ours = Ours()
+    ours.feed(parts[:2])
+    if not follows:
+        ours.model(parts[2], training=True)  # the layer has ended its cycle, the optimizer has not
+        with pytest.raises(ConversionError, match="has counted 0 calls in its cycle, the optimizer 2 micro steps"):
+            to_v1(ours.model, str(tmp_path / "keras"), ours.optimizer, NORM)
+        ours = Ours()
+        ours.feed(parts[:2])
+    to_v1(ours.model, str(tmp_path / "keras"), ours.optimizer, NORM, micro_batch_weight=1 / unit)
+    weights = graph(parts[2:], restore=str(tmp_path / "keras"))
+    np.testing.assert_allclose(weights[2:], expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(weights[1], -0.1, rtol=0, atol=2e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Names
+
+
+def save_graph(path, names, dtype=tf.float32, global_step=7):
+    """Save a checkpoint of variables {name: shape}, each filled with its place in the order given."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        for place, (name, shape) in enumerate(names.items()):
+            tf1.get_variable(name, initializer=tf.fill(shape, tf.cast(place, dtype)))
+        if global_step is not None:
+            tf1.get_variable("global_step", initializer=tf.constant(global_step, tf.int64))
+        session.run(tf1.global_variables_initializer())
+        return tf1.train.Saver().save(session, str(path))
+
+
+def variables(*named):
+    return [tf.Variable(tf.zeros(shape), name=name) for name, shape in named]
+
+
+KERAS = [("dense_4/kernel", [2, 2]), ("dense_4/bias", [2]), ("dense_5/kernel", [2, 2]), ("dense_5/bias", [2])]
+GRAPHS = {
+    "the same names": ["dense_4/kernel", "dense_4/bias", "dense_5/kernel", "dense_5/bias"],
+    "other numbers": ["dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"],
+    "numbers that overlap": ["dense_3/kernel", "dense_3/bias", "dense_4/kernel", "dense_4/bias"],
+    "more than nine": ["dense_9/kernel", "dense_9/bias", "dense_10/kernel", "dense_10/bias"],
+    "tf-slim": ["net/fully_connected/weights", "net/fully_connected/biases"]
+    + ["net/fully_connected_1/weights", "net/fully_connected_1/biases"],
+}
+
+
+@pytest.mark.parametrize("names", GRAPHS.values(), ids=GRAPHS.keys())
+def test_layers_are_found_by_name_or_by_number(tmp_path, names):
+    path = save_graph(tmp_path / "graph", dict(zip(names, [shape for _, shape in KERAS])))
+    ours = variables(*KERAS)
+    from_v1(path, ours, tf.keras.optimizers.SGD(0.1))
+    assert [int(var.numpy().flat[0]) for var in ours] == [0, 1, 2, 3]
+
+
+def test_layers_are_not_counted_off_where_one_side_has_more(tmp_path):
+    parts = ["block_1/w", "block_2/w", "block_3/w", "dense/w"]
+    path = save_graph(tmp_path / "graph", dict.fromkeys(parts, [2]))
+    ours = variables(("block_1/w", [2]), ("block_3/w", [2]), ("dense_5/w", [2]))
+    with pytest.raises(ConversionError, match="Nothing in the static graph was found for \\['dense_5/w'\\]"):
+        from_v1(path, ours, tf.keras.optimizers.SGD(0.1), ignore=["block_2"])
+    from_v1(path, ours, tf.keras.optimizers.SGD(0.1), {"dense_5/w": "dense/w"}, ignore=["block_2"])
+    assert [var.numpy()[0] for var in ours] == [0, 2, 3]
+
+
+def test_the_batch_normalisation_that_slim_nests_is_found(tmp_path):
+    parts = ["Conv/weights", "Conv/BatchNorm/beta", "Conv_1/weights", "Conv_1/BatchNorm/beta"]
+    path = save_graph(tmp_path / "graph", dict.fromkeys(parts, [2]))
+    norms = ["accum_batch_normalization_2/beta", "accum_batch_normalization_3/beta"]
+    layers = ["conv2d/kernel", "conv2d_1/kernel"] + norms
+    ours = variables(*[(name, [2]) for name in layers])
+    from_v1(path, ours, tf.keras.optimizers.SGD(0.1))
+    assert [int(var.numpy()[0]) for var in ours] == [0, 2, 1, 3]
+
+
+def test_the_user_says_which_is_which(tmp_path):
+    path = save_graph(tmp_path / "graph", {"a": [2], "b": [2], "steps/of/mine": []}, global_step=None)
+    said = {"x": "b", "iterations": "steps/of/mine"}
+    ours, optimizer = variables(("x", [2]), ("a", [2])), tf.keras.optimizers.SGD(0.1)
+    from_v1(path, ours, optimizer, said)
+    assert [int(var.numpy()[0]) for var in ours] == [1, 0] and int(optimizer.iterations.numpy()) == 2
+    ours = variables(("same", [2]), ("same", [2]))
+    from_v1(path, ours, tf.keras.optimizers.SGD(0.1), ["b", "a"], iterations=2, ignore=["steps"])
+    assert [int(var.numpy()[0]) for var in ours] == [1, 0]
+    report = from_v1(path, variables(("x", [2])), tf.keras.optimizers.SGD(0.1), {"x": None}, False, iterations=1)
+    assert "Left as they are, with what belongs to them: ['x']." in report.problems
+
+
+def test_of_two_networks_alike_the_user_says_which(tmp_path):
+    parts = {"a/dense/kernel": [2], "b/dense/kernel": [2], "c/dense/kernel": [3]}
+    path = save_graph(tmp_path / "graph", parts)
+    with pytest.raises(ConversionError, match="fits what the static graph has in each of \\['a', 'b'\\]"):
+        from_v1(path, variables(("dense_7/kernel", [2])), tf.keras.optimizers.SGD(0.1))
+    ours = variables(("dense_7/kernel", [3]))
+    from_v1(path, ours, tf.keras.optimizers.SGD(0.1), ignore=["a", "b"])
+    assert ours[0].numpy()[0] == 2
+
+
+def test_a_slot_belongs_to_the_longest_name(tmp_path):
+    parts = ["w", "net/w", "train/w/Momentum", "train/net/w/Momentum"]
+    path = save_graph(tmp_path / "graph", dict.fromkeys(parts, [1]))
+    report = from_v1(path, variables(("w", [1]), ("net/w", [1])), tf.keras.optimizers.SGD(0.1, 0.9), dry_run=True)
+    by_target = {entry.target: entry.source for entry in report.entries}
+    assert by_target["w/momentum"] == "train/w/Momentum" and by_target["net/w/momentum"] == "train/net/w/Momentum"
+
+
+def test_an_optimizer_with_a_name_of_its_own(tmp_path):
+    path = save_graph(tmp_path / "graph", dict.fromkeys(["w", "w/Mine"], [1]))
+    ours, optimizer = variables(("w", [1])), tf.keras.optimizers.SGD(0.5, 0.9)
+    report = from_v1(path, ours, optimizer, optimizer_name="Mine")
+    assert report.entries == from_v1(path, ours, optimizer).entries
+    assert [entry.source for entry in report.entries] == ["w", "global_step", "w/Mine"]
+    assert report.entries[-1].arithmetic == "* -0.5 (learning rate)"
+
+
+def test_a_graph_s_own_names_are_written(saved, tmp_path):
+    parts = ["net/fully_connected/weights", "train/net/fully_connected/weights/Momentum"]
+    like = save_graph(tmp_path / "like", dict(dict.fromkeys(parts, [2]), other=[3]))
+    ours = variables(("dense_8/kernel", [2]))
+    with pytest.raises(Disagreement, match="other keeps the value that it has in `like`"):
+        to_v1(ours, str(tmp_path / "ours"), tf.keras.optimizers.SGD(0.5, 0.9), like=like)
+    to_v1(ours, str(tmp_path / "ours"), tf.keras.optimizers.SGD(0.5, 0.9), like=like, strict=False)
+    written = tf.train.load_checkpoint(str(tmp_path / "ours"))
+    assert set(written.get_variable_to_shape_map()) == set(parts) | {"other", "global_step"}
+    np.testing.assert_array_equal(written.get_tensor("other"), [2, 2, 2])
+    assert written.get_tensor("global_step") == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Refusals: nothing is changed
+
+
+def refused(path, ours, optimizer, kind=ConversionError, **options):
+    """The message of a refusal, which has changed nothing."""
+    before = [var.numpy() for var in ours] + [optimizer.iterations.numpy()]
+    with pytest.raises(kind) as caught:
+        from_v1(path, ours, optimizer, **options)
+    for var, value in zip(ours + [optimizer.iterations], before):
+        np.testing.assert_array_equal(var.numpy(), value)
+    return str(caught.value)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "ours,words",
+    [
+        ([("w", [3])], "Shapes differ: w has shape [3], and w [2]. Is it a checkpoint of another model?"),
+        ([("w", [2]), ("v", [2])], "Nothing in the static graph was found for ['v']; left there are ['more']."),
+        ([("w", [2])], "Nothing takes more."),
+    ],
+    ids=["shapes", "missing there", "missing here"],
+)
+def test_another_model_is_refused(tmp_path, ours, words):
+    path = save_graph(tmp_path / "graph", {"w": [2], "more": [2]})
+    assert words in refused(path, variables(*ours), tf.keras.optimizers.SGD(0.1))
+
+
+@pytest.mark.law("L17")
+def test_files_that_hold_no_run_are_refused(saved, tmp_path):
+    ours, optimizer = variables(("w", [2])), tf.keras.optimizers.SGD(0.1)
+    assert "No checkpoint can be read from" in refused(str(tmp_path / "none"), ours, optimizer)
+    (tmp_path / "bad.index").write_bytes(b"no index")
+    (tmp_path / "bad.data-00000-of-00001").write_bytes(b"no data")
+    assert "No checkpoint can be read from" in refused(str(tmp_path / "bad"), ours, optimizer)
+    objects = tf.train.Checkpoint(w=ours[0]).write(str(tmp_path / "objects"))
+    assert "is a checkpoint of `tf.train.Checkpoint`" in refused(objects, ours, optimizer)
+    cut = save_graph(tmp_path / "cut", {"w": [2]})
+    with open(cut + ".data-00000-of-00001", "r+b") as file:
+        file.truncate(3)
+    assert "can't be read from" in refused(cut, ours, optimizer)
+    nowhere = save_graph(tmp_path / "nowhere", {"w": [2]}, global_step=None)
+    assert "say by `iterations=`" in refused(nowhere, ours, optimizer)
+
+
+@pytest.mark.law("L17")
+def test_another_rule_is_refused(saved):
+    run = default("momentum")
+    assert "v1's MomentumOptimizer" in refused(saved("adam"), run.variables, run.optimizer)
+    run = default("sgd")
+    assert "Nothing takes hidden/bias/Momentum." in refused(saved("momentum"), run.variables, run.optimizer)
+    run = default("rmsprop with momentum")
+    said = refused(saved("centered rmsprop"), run.variables, run.optimizer)
+    assert "keeps ['rms', 'momentum'] for each variable" in said and "RMSProp_2" in said
+    run.optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Nadam(), 8)
+    assert "Nadam has no counterpart here" in refused(saved("adam"), run.variables, run.optimizer)
+
+
+@pytest.mark.law("L17")
+def test_what_only_keras_has_is_named(saved, tmp_path):
+    run = default("adam").forget()
+    run.optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.02, amsgrad=True), 8)
+    assert "amsgrad" in refused(saved("adam"), run.variables, run.optimizer, Disagreement)
+    with pytest.raises(Disagreement, match="`vhat` is left out"):
+        to_v1(run.variables, str(tmp_path / "run"), run.optimizer)
+    assert not os.listdir(str(tmp_path))
+    report = from_v1(saved("adam"), run.variables, run.optimizer, strict=False)
+    assert report.problems == ["amsgrad: v1's Adam keeps no maximum of v; `vhat` begins anew."]
+    if not IS_PREVIEW:
+        run.optimizer = FAMILIES["new"].Adam(0.02, use_ema=True, weight_decay=0.1)
+        said = refused(saved("adam"), run.variables, run.optimizer, Disagreement)
+        assert "use_ema" in said and "weight_decay=0.1" in said and "unfinished cycle of 5 micro steps" in said
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_epsilon_elsewhere_is_said_with_both_formulas_and_by_how_much(saved, tmp_path, family):
+    for rule in ELSEWHERE[family]:
+        run = Keras(rule, FAMILIES[family]).forget()
+        said = refused(saved(rule), run.variables, run.optimizer, Disagreement)
+        theirs, ours = ("sqrt(a)", "(sqrt(a) + 0.001)") if rule == "adagrad" else ("sqrt(s + e)", "(sqrt(s) + 0.001)")
+        assert "v1 moves by g / {}, Keras by g / {}".format(theirs, ours) in said
+        report = from_v1(saved(rule), run.variables, run.optimizer, strict=False)
+        off = float(report.problems[0].split("up to ")[1].split(" of")[0])
+        assert 1e-4 < off < 1e-2
+        # What is said of the next step bounds what happens to the weights, whose steps are about 0.1.
+        away = distance(run.feed(range(STOP, END)).values(), oracle(rule, "graph"))
+        assert cells.TOLERANCE < away < 0.2 * off
+
+
+@pytest.mark.law("L17")
+def test_another_epsilon_and_another_beta_are_noticed(saved):
+    run = default("adam").forget()
+    said = refused(saved("adam"), run.variables, run.optimizer, Disagreement, epsilon=1e-8)
+    assert "Epsilon is 1e-08 in v1, 0.001 in Keras." in said
+    report = from_v1(saved("adam"), run.variables, run.optimizer, dry_run=True)
+    assert any("taken to be so in the static graph, where 1e-08 is the default" in note for note in report.notes)
+    inner = tf.keras.optimizers.Adam(0.02, beta_1=0.8, epsilon=EPSILON)
+    said = refused(saved("adam"), run.variables, accum.GradientAccumulateOptimizer(inner, 8), Disagreement)
+    assert "beta1_power is 0.729, and 0.8 ** (t + 1) with t = 2 is 0.512" in said
+    with pytest.raises(ConversionError, match="AdagradOptimizer has no epsilon"):
+        run = default("adagrad")
+        from_v1(saved("adagrad"), run.variables, run.optimizer, epsilon=1e-8)
+
+
+@pytest.mark.law("L3")
+def test_a_global_step_that_counts_something_else_is_noticed(tmp_path):
+    parts = {"w": [1], "w/Adam": [1], "w/Adam_1": [1]}
+    with tf.Graph().as_default(), tf1.Session() as session:
+        for name, shape in parts.items():
+            tf1.get_variable(name, initializer=tf.zeros(shape))
+        for name, value in (("beta1_power", 0.9**4), ("beta2_power", 0.999**4)):
+            tf1.get_variable(name, initializer=tf.constant(value))
+        tf1.get_variable("global_step", initializer=tf.constant(24, tf.int64))
+        session.run(tf1.global_variables_initializer())
+        path = tf1.train.Saver().save(session, str(tmp_path / "graph"))
+    ours, optimizer = variables(("w", [1])), tf.keras.optimizers.Adam(0.1)
+    said = refused(path, ours, optimizer, Disagreement)
+    assert "`iterations=` says the steps" in said
+    from_v1(path, ours, optimizer, iterations=3)
+    assert int(optimizer.iterations.numpy()) == 3
+
+
+@pytest.mark.law("L17")
+def test_momentum_needs_a_rate_that_stands_still(saved):
+    run = default("momentum").forget()
+    run.optimizer.learning_rate = 0.0
+    assert "at the learning rate 0" in refused(saved("momentum"), run.variables, run.optimizer)
+    schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.25])
+    inner = tf.keras.optimizers.SGD(schedule, 0.9)
+    optimizer = accum.GradientAccumulateOptimizer(inner, cells.K)
+    assert "follows a schedule" in refused(saved("momentum"), run.variables, optimizer, Disagreement)
+    report = from_v1(saved("momentum"), run.variables, optimizer, strict=False)
+    assert {entry.arithmetic for entry in report.entries} == {"", "* -0.25 (learning rate)"}
+
+
+@pytest.mark.law("L17")
+def test_several_accumulating_optimizers_have_to_be_told_apart(tmp_path):
+    parts = {"w": [1], "v": [1]}
+    for name in ("AccumOptimizer", "Other"):
+        parts.update({name + "/micro_step": [], name + "/weight_sum": []})
+    path = save_graph(tmp_path / "graph", parts)
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), 8)
+    said = refused(path, variables(("w", [1])), optimizer)
+    assert "say by `accum_name` which of ['AccumOptimizer', 'Other']" in said
+    said = refused(path, variables(("w", [1])), optimizer, accum_name="Mine")
+    assert "No `AccumOptimizer` is called 'Mine' there" in said
+    from_v1(
+        path,
+        variables(("v", [1])),
+        tf.keras.optimizers.SGD(0.1),
+        accum_name="Other",
+        ignore=["w", "AccumOptimizer"],
+        strict=False,
+    )
+
+
+@pytest.mark.law("L17")
+def test_what_is_no_run_of_keras_is_refused(saved, tmp_path):
+    with pytest.raises(ConversionError, match="has no weights yet"):
+        from_v1(saved("sgd"), tf.keras.Sequential([tf.keras.layers.Dense(2)]), tf.keras.optimizers.SGD())
+    with pytest.raises(ConversionError, match="compile it, or give `optimizer`"):
+        from_v1(saved("sgd"), default("sgd").variables)
+    with pytest.raises(ConversionError, match="eager execution only"), tf.Graph().as_default():
+        from_v1(saved("sgd"), [tf1.get_variable("w", [2])], tf.keras.optimizers.SGD())
+    run = default("sgd")
+    with pytest.raises(ConversionError, match="in an existing folder"):
+        to_v1(run.variables, str(tmp_path / "no" / "run"), run.optimizer)
+    with pytest.raises(ConversionError, match="exists already"):
+        to_v1(run.variables, saved("sgd"), run.optimizer)
+    with pytest.raises(ConversionError, match="`names` says \\['x'\\], which the model does not have"):
+        to_v1(run.variables, str(tmp_path / "run"), run.optimizer, {"x": "y"})
+    with pytest.raises(ValueError, match="`micro_batch_weight` must be a number > 0"):
+        to_v1(run.variables, str(tmp_path / "run"), run.optimizer, micro_batch_weight=0)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The command
+
+MODULE = """
+import accum
+import tensorflow as tf
+
+def made():
+    layers = [tf.keras.layers.Dense(4, input_shape=(5,), name="hidden"), tf.keras.layers.Dense(3, name="outputs")]
+    return tf.keras.Sequential(layers), accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1, 0.9), 8)
+
+def small():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(4, input_shape=(5,), name="hidden")])
+    return model, tf.keras.optimizers.SGD(0.1, 0.9)
+
+def scheduled():
+    decay = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    return made()[0], accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(decay, 0.9), 8)
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """A function that runs the command in a folder of its own: (exit status, what it said)."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (tmp_path / "made_here.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(folder)
+
+    def run(*arguments, model="made_here:made"):
+        status = main(["convert"] + [str(argument) for argument in arguments] + ["--model", model])
+        said = capsys.readouterr()
+        return status, said.out + said.err
+
+    yield run
+    sys.modules.pop("made_here", None)
+
+
+@pytest.mark.law("L12")
+def test_from_file_to_file_and_back(saved, command):
+    status, said = command("from-v1", saved("momentum"), "keras", "--dry-run")
+    assert status == 0 and "Nothing was written." in said and not os.listdir(".")
+    (line,) = [line for line in said.splitlines() if line.startswith("hidden/kernel/Momentum ")]
+    assert line.split()[2].endswith("/kernel/momentum")
+    assert " ".join(line.split()[3:]) == "[5, 4] float32 * -0.1 (learning rate)"
+    assert command("from-v1", saved("momentum"), "keras")[0] == 0
+    status, said = command("to-v1", "keras", "graph", "--like", saved("momentum"))
+    assert status == 0 and "2 steps, 5 micro steps of the next cycle." in said
+    expected = oracle("momentum", "graph")
+    assert distance(run_graph("momentum", range(STOP, END), restore="graph"), expected) <= cells.TOLERANCE
+
+
+@pytest.mark.law("L17")
+def test_what_can_t_be_converted_exits_with_2_and_what_does_not_agree_with_1(saved, command):
+    graph = saved("momentum")
+    for arguments, model, status, words in [
+        (("from-v1", "none", "out"), "made_here:made", 2, "No checkpoint can be read from none"),
+        (("from-v1", saved("adam"), "out"), "made_here:made", 2, "v1's MomentumOptimizer"),
+        (("from-v1", graph, "out"), "made_here:small", 1, "Nothing takes outputs/kernel"),
+        (("from-v1", graph, "out"), "made_here:scheduled", 1, "follows a schedule"),
+        (("from-v1", graph, "out"), "made_here:nothing", 2, "must return (model, optimizer). Received: None"),
+        (("from-v1", graph, "out"), "made_here:none", 2, "made_here:none can't be called: AttributeError"),
+        (("from-v1", graph, "out"), "no_such_module:made", 2, "ModuleNotFoundError"),
+        (("from-v1", graph, "no/out"), "made_here:made", 2, "in an existing folder"),
+        (("from-v1", graph, "out", "--names", "none.json"), "made_here:made", 2, "none.json"),
+        (("to-v1", graph, "out"), "made_here:made", 2, "it is of no `tf.train.Checkpoint`"),
+    ]:
+        got = command(*arguments, model=model)
+        assert got[0] == status and words in got[1] and not os.listdir(".")
+
+
+@pytest.mark.law("L17")
+def test_a_keras_checkpoint_of_something_else_is_refused(saved, command):
+    assert command("from-v1", saved("momentum"), "keras")[0] == 0
+    status, said = command("to-v1", "keras", "graph", model="made_here:small")
+    assert status == 2 and "and the optimizer of the model accumulates nothing" in said
+    with open("names.json", "w") as file:
+        json.dump(["w", "b", "w/2", "b/2"], file)
+    status, said = command("to-v1", "keras", "graph", "--names", "names.json")
+    assert status == 0 and "w/2" in [name for name, _ in tf.train.list_variables("graph")]
+    with open("names.json", "w") as file:
+        file.write("{")
+    status, said = command("to-v1", "keras", "again", "--names", "names.json")
+    assert status == 2 and "names.json is no JSON" in said and not os.path.exists("again.index")
