@@ -4,7 +4,8 @@ import argparse
 import sys
 
 import accum
-from accum._demo import command as demo
+from accum import _commands
+from accum._doctor import command as doctor
 
 
 def main(argv=None):
@@ -25,7 +26,11 @@ def _parser():
     parser.add_argument("--version", action="version", version="accum " + accum.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True  # an argument of `add_subparsers` from Python 3.7 on
-    demo.add_parser(commands)
+    doctor.add_parser(commands)
+    if _commands.has_tensorflow():
+        from accum._demo import command as demo
+
+        demo.add_parser(commands)
     return parser
 
 
