@@ -164,6 +164,11 @@ def page(records, sources):
     return "\n".join(parts)
 
 
+def drawing(records, sources):
+    """The text of docs/matrix.svg."""
+    return picture.draw(states(records, sources), records)
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # The command
 
@@ -192,7 +197,7 @@ def main(argv=None):
     sources = freeze.source_digest()
     _save(store, json.dumps(records, indent=1, sort_keys=True) + "\n")
     _save(os.path.join(arguments.root, "MATRIX.md"), page(records, sources))
-    _save(os.path.join(arguments.root, "docs", "matrix.svg"), picture.draw(states(records, sources), records))
+    _save(os.path.join(arguments.root, "docs", "matrix.svg"), drawing(records, sources))
     for what in left_out:
         print("Left out: " + what)
     for system, found in states(records, sources).items():

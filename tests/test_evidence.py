@@ -284,3 +284,16 @@ def test_the_digest_is_of_what_is_tested(tmp_path):
     assert freeze.source_digest(str(tmp_path)) == digest
     (tmp_path / "tests" / "test_one.py").write_bytes(b"")
     assert freeze.source_digest(str(tmp_path)) != digest
+
+
+def test_what_is_committed_is_what_the_records_say():
+    with open(os.path.join(ROOT, "docs", "evidence.json"), encoding="utf-8") as file:
+        records = json.load(file)
+    # Written when the sources were those of some of the records, or of none.
+    digests = {kept["sources"] for cells in records.values() for kept in cells.values()} | {"none"}
+    with open(os.path.join(ROOT, "MATRIX.md"), encoding="utf-8") as file:
+        page = file.read()
+    with open(os.path.join(ROOT, "docs", "matrix.svg"), encoding="utf-8") as file:
+        drawn = file.read()
+    written = [(evidence.page(records, digest), evidence.drawing(records, digest)) for digest in sorted(digests)]
+    assert (page, drawn) in written, "run python scripts/evidence.py"
