@@ -35,10 +35,11 @@ setup(
     license_files=["LICENSE"],
     keywords="tensorflow keras gradient accumulation micro-batch large batch static graph tf1 tf2",
     packages=find_packages(include=["accum", "accum.*"], exclude=["accum.compat*"])
-    + ["accum.compat", "accum.compat.v1"],
+    + ["accum._constraints", "accum.compat", "accum.compat.v1"],
     # `accum/compat` in the checkout is a link for editors; the wheel is built from this mapping, link or no link.
-    package_dir={"accum.compat": "compat"},
-    package_data={"accum._demo": ["digits.npz", "*.txt"]},
+    # The pins go along, for `python -m accum doctor` to name.
+    package_dir={"accum.compat": "compat", "accum._constraints": "constraints"},
+    package_data={"accum._constraints": ["*.txt"], "accum._demo": ["digits.npz", "*.txt"]},
     python_requires=">=3.6",
     install_requires=["numpy"],
     extras_require={

@@ -4,9 +4,9 @@ import argparse
 import sys
 
 import accum
-from accum._demo import command as demo
+from accum import _commands
+from accum._doctor import command as doctor
 from accum._migrate import command as migrate
-from accum.convert import command as convert
 
 
 def main(argv=None):
@@ -27,9 +27,14 @@ def _parser():
     parser.add_argument("--version", action="version", version="accum " + accum.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True  # an argument of `add_subparsers` from Python 3.7 on
-    demo.add_parser(commands)
+    doctor.add_parser(commands)
     migrate.add_parser(commands)
-    convert.add_parser(commands)
+    if _commands.has_tensorflow():
+        from accum._demo import command as demo
+        from accum.convert import command as convert
+
+        demo.add_parser(commands)
+        convert.add_parser(commands)
     return parser
 
 

@@ -1,0 +1,462 @@
+"""`python -m accum doctor`: on environments made of metadata, of modules that fail, and on the cell itself."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import accum
+from accum import _matrix
+from accum._doctor import checks, command, installed, remedies, trial
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PYTHON = "{}.{}".format(*sys.version_info)
+HERE = command.system(sys.platform, platform.machine())
+LINES_HERE = _matrix.lines(PYTHON, HERE)
+
+pytestmark = pytest.mark.skipif(HERE not in _matrix.SYSTEMS, reason="the matrix does not have this system")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Processes that have this Python and nothing but what a test gives them
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A folder with the package and nothing else: beside an installed one, there are others."""
+    folder = tmp_path_factory.mktemp("alone")
+    shutil.copytree(os.path.dirname(os.path.abspath(accum.__file__)), str(folder / "accum"))
+    return folder
+
+
+def add_package(folder, name, version, requires=()):
+    info = folder / "{}-{}.dist-info".format(name.replace("-", "_"), version)
+    info.mkdir()
+    lines = ["Metadata-Version: 2.1", "Name: " + name, "Version: " + version]
+    lines += ["Requires-Dist: " + text for text in requires]
+    (info / "METADATA").write_text("\n".join(lines) + "\n\nName: not this one\n")
+
+
+def run(folder, alone, *arguments, **options):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("KERAS_", "TF_"))}
+    environ.update(PYTHONPATH=os.pathsep.join([str(folder), str(alone)]), **options.pop("env", {}))
+    return subprocess.run(
+        [sys.executable, "-S"] + list(arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        env=environ,
+        cwd=str(folder),
+    )
+
+
+def examine(folder, alone, *arguments):
+    done = run(folder, alone, "-m", "accum", "doctor", "--json", *arguments)
+    assert done.stderr == ""
+    report = json.loads(done.stdout)
+    assert (done.returncode == 0) == (report["verdict"] == "supported")
+    return report
+
+
+def problems(report):
+    return [(found["what"], found["change"]) for found in report["findings"] if found["level"] == "problem"]
+
+
+def test_without_tensorflow_it_says_how_to_install_the_newest(tmp_path, alone):
+    report = examine(tmp_path, alone)
+    assert (report["verdict"], report["cell"], report["tensorflow"]) == ("not supported", None, None)
+    ((what, change),) = problems(report)
+    assert what == "TensorFlow is not installed."
+    assert change.startswith("python -m pip install") and LINES_HERE[-1] in change
+
+
+def test_for_people_it_says_the_same(tmp_path, alone):
+    done = run(tmp_path, alone, "-m", "accum", "doctor")
+    assert done.returncode == 1
+    assert done.stdout.startswith("accum {}: this environment is not supported.\n".format(accum.__version__))
+    assert "\nProblem: TensorFlow is not installed.\n  Change: python -m pip install" in done.stdout
+    assert "None" not in done.stdout and "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("version", ["1.14.0", "2.1.0", "3.0.0"])
+def test_an_unsupported_line_is_named_with_the_nearest_supported(version, tmp_path, alone):
+    add_package(tmp_path, "tensorflow", version)
+    (tmp_path / "tensorflow.py").write_text("__version__ = {!r}".format(version))
+    report = examine(tmp_path, alone)
+    assert report["verdict"] == "not supported"
+    assert report["cell"] == "py{}-tf{}".format(PYTHON.replace(".", ""), installed.line(version))
+    ((what, change),) = problems(report)
+    assert what.startswith("TensorFlow {} is not supported".format(version))
+    newer = [line for line in LINES_HERE if installed.release(line) >= installed.release(version)]
+    nearest = newer[0] if newer else LINES_HERE[-1]
+    assert re.search(r"tf{0}\.txt|=={0}\.\*".format(re.escape(nearest)), change)
+
+
+def wrong_line():
+    return next(line for line in _matrix.LINES if line not in LINES_HERE)
+
+
+def test_a_line_on_the_wrong_python_says_on_which_it_runs(tmp_path, alone):
+    line = wrong_line()
+    add_package(tmp_path, "tensorflow-cpu", line + ".0")
+    report = examine(tmp_path, alone)  # the metadata of a wheel that was forced in, and no module
+    assert report["verdict"] == "not supported"
+    what, change = problems(report)[0]
+    assert "TensorFlow {} and Python {} are no cell of the matrix".format(line, PYTHON) in what
+    assert change.endswith(" tensorflow-cpu") == HERE.startswith(("linux", "windows")) or "==" in change
+
+
+CRASHES = {
+    "protobuf": (
+        "raise TypeError('Descriptors cannot not be created directly.\\nIf this call came from a _pb2.py file')",
+        "TypeError: Descriptors cannot not be created directly",
+        '"protobuf<3.21"',
+    ),
+    "numpy": (
+        "raise TypeError('Unable to convert function return value to a Python type! The signature was')",
+        "NumPy 2 under a TensorFlow that was built against NumPy 1",
+        '"numpy<2"',
+    ),
+    "own": ("import no_such_part_of_it", "No module named 'no_such_part_of_it'", "--force-reinstall"),
+    "exit": ("import os; os._exit(3)", "the process ended with status 3", "--force-reinstall"),
+}
+
+
+@pytest.mark.parametrize("crash", sorted(CRASHES))
+def test_an_import_that_fails_is_a_finding(crash, tmp_path, alone):
+    source, says, remedy = CRASHES[crash]
+    add_package(tmp_path, "tensorflow", LINES_HERE[0] + ".0")
+    (tmp_path / "tensorflow.py").write_text(source)
+    report = examine(tmp_path, alone)
+    assert report["verdict"] == "broken" and report["tensorflow"] == LINES_HERE[0] + ".0"
+    ((what, change),) = problems(report)
+    assert what.startswith("TensorFlow does not import: ") and says in what and remedy in change
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals on Windows")
+def test_an_import_that_kills_its_process_is_a_finding(tmp_path, alone):
+    add_package(tmp_path, "tensorflow", LINES_HERE[0] + ".0")
+    (tmp_path / "tensorflow.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    ((what, change),) = problems(examine(tmp_path, alone))
+    assert "was ended by SIGILL (illegal instruction)" in what and "AVX" in what and "processor" in change
+
+
+def test_an_import_that_hangs_is_a_finding(tmp_path, alone):
+    add_package(tmp_path, "tensorflow", LINES_HERE[0] + ".0")
+    (tmp_path / "tensorflow.py").write_text("import time; time.sleep(60)")
+    ((what, _),) = problems(examine(tmp_path, alone, "--timeout", "0.5"))
+    assert "the import did not end within 0.5 seconds" in what
+
+
+def test_a_keras_that_fails_and_noise_are_told_apart(tmp_path, alone):
+    source = (
+        "print('noise'); __version__ = '{}.0'\nclass Lazy:\n    def __getattr__(self, name): raise ImportError(name)"
+    )
+    (tmp_path / "tensorflow.py").write_text(source.format(LINES_HERE[0]) + "\nkeras = Lazy()")
+    report = examine(tmp_path, alone)
+    assert report["distributions"] == {} and report["tensorflow"] == LINES_HERE[0] + ".0"
+    ((what, _),) = problems(report)
+    assert what.startswith("TensorFlow's Keras does not import: ImportError: __version__")
+
+
+@pytest.mark.parametrize("arguments", [["--jason"], ["--timeout", "0"], ["--timeout", "nan"], ["more"]], ids=" ".join)
+def test_wrong_arguments_are_usage(arguments, tmp_path, alone):
+    done = run(tmp_path, alone, "-m", "accum", "doctor", *arguments)
+    assert done.returncode == 2 and "usage: python -m accum" in done.stderr
+
+
+def test_only_the_doctor_gets_in_without_tensorflow(tmp_path, alone):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "__init__.py").write_text("import accum")
+    (other / "__main__.py").write_text("")
+    entries = [
+        ["-m", "accum", "demo"],
+        ["-m", "accum", "--version"],
+        ["-m", "other", "doctor"],  # whose sys.argv is the same while it imports accum
+        ["-c", "import sys; sys.argv[:] = ['-m', 'doctor']; import accum"],
+        ["-c", "import sys; sys.argv.clear(); import accum"],
+    ]
+    for entry in entries:
+        done = run(tmp_path, alone, *entry)
+        assert done.returncode == 1, entry
+        assert re.search(r"ImportError: accum runs on|No module named 'numpy'", done.stderr.splitlines()[-1]), entry
+
+
+@pytest.mark.slow
+def test_this_cell_is_supported():
+    parent = os.path.dirname(os.path.dirname(os.path.abspath(accum.__file__)))
+    done = subprocess.run(
+        [sys.executable, "-m", "accum", "doctor", "--json"],
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+        env=dict(os.environ, PYTHONPATH=parent),
+        cwd=os.path.dirname(os.path.abspath(__file__)),
+    )
+    report = json.loads(done.stdout)
+    assert (report["verdict"], done.returncode, problems(report)) == ("supported", 0, [])
+    assert report["cell"] in [name for name, _, _, _ in _matrix.cells(HERE)]
+    assert report["faces"] == (["accum", "accum.compat.v1"] if hasattr(accum, "FlushCallback") else ["accum.compat.v1"])
+    with open(report["constraints"]) as file:  # it exists on this machine, and pins this line
+        assert "\ntensorflow=={}".format(installed.line(report["tensorflow"])) in file.read()
+    assert report["constraints"] in report["install"].replace('"', "")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What follows from facts
+
+
+def diagnose(packages, system="linux", python="3.11.7", environ=(), keras_config=(), requires=(), **said):
+    """The report on an environment of these packages ({name: version}), in which everything imports."""
+    holder = next((packages[name] for name in checks.DISTRIBUTIONS if name in packages), None)
+    found = {
+        name: [installed.Package(name, version, list(requires), "/site-packages")] for name, version in packages.items()
+    }
+    facts = checks.Facts(system, python, 64, "CPython", found, dict(environ), dict(keras_config))
+    facts = facts._replace(**{field: said.pop(field) for field in ("bits", "implementation") if field in said})
+    tried = trial.Trial(holder, None, "/site-packages/tensorflow/__init__.py", 1.0, "done", None, "")
+    return command.diagnosis(checks.Case(facts, tried._replace(**said)))
+
+
+def what(report):
+    return [(found["level"], found["what"]) for found in report["findings"]]
+
+
+SUPPORTED = {
+    "linux": {"packages": {"tensorflow-cpu": "2.15.1", "numpy": "1.26.4"}},
+    "linux-gpu": {"packages": {"tensorflow-gpu": "2.10.1", "protobuf": "3.19.6"}, "python": "3.10.1"},
+    "static graphs": {"packages": {"tensorflow": "1.15.5"}, "python": "3.7.16"},
+    "windows": {"packages": {"tensorflow": "2.12.0", "tensorflow-intel": "2.12.0"}, "system": "windows"},
+    "apple": {
+        "packages": {"tensorflow-macos": "2.9.2", "tensorflow-metal": "0.5.0"},
+        "system": "macos-arm64",
+        "python": "3.9.1",
+    },
+    "apple shell": {"packages": {"tensorflow": "2.15.0", "tensorflow-macos": "2.15.0"}, "system": "macos-arm64"},
+    "exact": {"packages": {"tensorflow": "2.13.0"}, "system": "macos-arm64", "python": "3.8.18"},
+    "keras 3": {"packages": {"tensorflow-cpu": "2.18.0", "keras": "3.6.0"}},
+    "keras 2": {
+        "packages": {"tensorflow": "2.18.0", "keras": "3.6.0", "tf-keras": "2.18.0"},
+        "environ": {"TF_USE_LEGACY_KERAS": "1", "KERAS_BACKEND": "jax"},
+    },
+    "new protobuf on a new line": {"packages": {"tensorflow": "2.12.1", "protobuf": "4.25.9"}},
+}
+
+
+@pytest.mark.parametrize("name", sorted(SUPPORTED))
+def test_these_are_supported(name):
+    report = diagnose(**SUPPORTED[name])
+    assert (report["verdict"], what(report)) == ("supported", [])
+
+
+REFUSED = {
+    "two versions": (
+        {"packages": {"tensorflow": "2.15.1", "tensorflow-cpu": "2.14.1"}},
+        "tensorflow 2.15.1 and tensorflow-cpu 2.14.1 are installed over each other",
+        "python -m pip uninstall -y tensorflow tensorflow-cpu && python -m pip install",
+    ),
+    "protobuf": (
+        {"packages": {"tensorflow": "2.11.1", "protobuf": "4.21.1"}, "python": "3.10.1"},
+        "protobuf 4.21.1 is not <3.21",
+        'python -m pip install "protobuf<3.21"',
+    ),
+    "numpy": (
+        {"packages": {"tensorflow": "2.11.1", "numpy": "2.0.1"}, "python": "3.10.1"},
+        "numpy 2.0.1 is not <2",
+        'python -m pip install "numpy<2"',
+    ),
+    "metal": (
+        {
+            "packages": {"tensorflow-macos": "2.9.2", "tensorflow-metal": "1.1.0"},
+            "system": "macos-arm64",
+            "python": "3.9.1",
+        },
+        "tensorflow-metal 1.1.0 is not that of TensorFlow 2.9",
+        "tensorflow-metal==0.5.0",
+    ),
+    "no metal any more": (
+        {"packages": {"tensorflow": "2.20.0", "tensorflow-metal": "1.1.0"}, "system": "macos-arm64"},
+        "TensorFlow 2.20 has no tensorflow-metal",
+        "uninstall -y tensorflow-metal",
+    ),
+    "Intel Macs end at 2.16": (
+        {"packages": {"tensorflow": "2.17.0"}, "system": "macos-x86_64"},
+        "this line has no wheels there",
+        "2.16",
+    ),
+    "Apple silicon begins at Python 3.8": (
+        {
+            "packages": {},
+            "system": "macos-arm64",
+            "python": "3.7.16",
+            "stage": "tensorflow",
+            "error": "No module named 'tensorflow'",
+        },
+        "No supported TensorFlow runs on Python 3.7 here",
+        "use Python 3.8 to 3.13",
+    ),
+    "a Python to come": (
+        {"packages": {"tensorflow": "2.21.0"}, "python": "3.14.0"},
+        "No supported TensorFlow runs on Python 3.14 here",
+        "use Python 3.6 to 3.13",
+    ),
+    "keras 2 of another line": (
+        {"packages": {"tensorflow": "2.18.0", "tf-keras": "2.17.0"}, "environ": {"TF_USE_LEGACY_KERAS": "1"}},
+        "tf-keras 2.17.0 is not of TensorFlow 2.18",
+        "tensorflow tf-keras",
+    ),
+    "no keras 2": (
+        {"packages": {"tensorflow": "2.18.0"}, "environ": {"TF_USE_LEGACY_KERAS": "true"}},
+        "tf-keras is not installed",
+        "tensorflow tf-keras",
+    ),
+    "keras 2 in the place of 3": (
+        {"packages": {"tensorflow": "2.16.2", "keras": "2.15.0"}},
+        "TensorFlow 2.16 uses Keras 3, and keras is 2.15.0",
+        'pip install "keras>=3"',
+    ),
+    "backend": (
+        {"packages": {"tensorflow": "2.18.0", "keras": "3.6.0"}, "environ": {"KERAS_BACKEND": "jax"}},
+        "KERAS_BACKEND is 'jax'",
+        "set KERAS_BACKEND=tensorflow",
+    ),
+    "backend in a file": (
+        {"packages": {"tensorflow": "2.18.0", "keras": "3.6.0"}, "keras_config": {"backend": "torch"}},
+        "keras.json sets the backend 'torch'",
+        "set KERAS_BACKEND=tensorflow",
+    ),
+    "nightly": ({"packages": {"tf-nightly": "2.15.0.dev1"}}, "tf-nightly is a build of no line", "2.15"),
+    "metadata of another": (
+        {"packages": {"tensorflow": "2.14.0"}, "version": "2.15.1"},
+        "The metadata say tensorflow 2.14.0, but what is imported is 2.15.1",
+        "PYTHONPATH",
+    ),
+    "32 bits": ({"packages": {"tensorflow": "2.10.0"}, "python": "3.9.1", "bits": 32}, "32 bits", "64-bit"),
+    "PyPy": ({"packages": {"tensorflow": "2.10.0"}, "python": "3.9.1", "implementation": "PyPy"}, "PyPy", "CPython"),
+    "accum": (
+        {"packages": {"tensorflow": "2.15.0"}, "stage": "accum", "error": "AttributeError: no such thing"},
+        "accum does not import: AttributeError: no such thing",
+        "--force-reinstall",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_these_are_not_and_it_says_what_to_change(name):
+    environment, says, change = REFUSED[name]
+    report = diagnose(**environment)
+    ((found, remedy),) = problems(report)
+    assert report["verdict"] in ("not supported", "broken")
+    assert says in found and change in remedy
+
+
+WARNED = {
+    "over each other": (
+        {"packages": {"tensorflow": "2.15.1", "tensorflow-cpu": "2.15.1"}},
+        "are installed over each other",
+    ),
+    "own requirement": (
+        {"packages": {"tensorflow": "2.15.1", "keras": "3.0.0"}, "requires": ["keras (<2.16,>=2.15.0)"]},
+        "keras 3.0.0 is not what tensorflow 2.15.1 asks for, <2.16,>=2.15.0.",
+    ),
+    "exact": (
+        {"packages": {"tensorflow": "2.13.1"}, "system": "windows", "python": "3.8.10"},
+        "only TensorFlow 2.13.0 has all that it is made of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WARNED))
+def test_what_may_work_is_a_warning(name):
+    environment, says = WARNED[name]
+    report = diagnose(**environment)
+    ((level, found),) = what(report)
+    assert (report["verdict"], level) == ("supported", "warning") and says in found
+
+
+def test_what_is_not_of_the_matrix_is_said_of_a_system():
+    report = diagnose({"tensorflow": "2.15.0"}, system="linux-arm64")
+    assert report["verdict"] == "not supported"
+    assert "The matrix does not have this system, linux-arm64." in problems(report)[0][0]
+
+
+@pytest.mark.parametrize(
+    "version, limits, fits",
+    [
+        ("1.26.4", "<2.0.0,>=1.23.5", True),
+        ("2.0.0", "<2.0.0,>=1.23.5", False),
+        ("3.20.3", "<3.21", True),
+        ("3.21", "<3.21", False),
+        ("1.19.5", "~=1.19.2", True),
+        ("1.20.0", "~=1.19.2", False),
+        ("4.21.3", "!=4.21.0,!=4.21.3,<5.0.0dev", False),
+        ("2.15.1", "==2.15.*", True),
+        ("2.1.5", "==2.15.*", False),
+        ("2.0", "==2", True),
+        ("anything", "", True),
+    ],
+)
+def test_versions_are_compared_as_pip_does(version, limits, fits):
+    assert installed.fits(version, limits) is fits
+
+
+def test_a_package_that_is_there_twice_is_a_problem():
+    found = [installed.Package("tensorflow", version, [], "/one") for version in ("2.10.0", "2.15.1")]
+    facts = checks.Facts("linux", "3.11.7", 64, "CPython", {"tensorflow": found}, {}, {})
+    tried = trial.Trial("2.15.1", None, None, 1.0, "done", None, "")
+    said = [finding.what for finding in checks.findings(checks.Case(facts, tried))]
+    assert "tensorflow is there twice, as 2.10.0 and 2.15.1." in said
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The matrix is said twice: as data, and in tox.ini
+
+
+def expand(text):
+    """The names that a generative name of tox stands for: py{36,37}-tf2.2."""
+    match = re.match(r"(.*?)\{([^}]*)\}(.*)$", text)
+    if match is None:
+        return [text]
+    return [name for part in match.group(2).split(",") for name in expand(match.group(1) + part + match.group(3))]
+
+
+def tox_cells():
+    with open(os.path.join(ROOT, "tox.ini"), encoding="utf-8") as file:
+        source = re.sub(r"(?m)^\s*#.*\n", "", file.read())
+    env_list = re.search(r"(?m)^env_list =\n((?: +.+\n)+)", source).group(1).split()
+    v1 = re.search(r"(?m)^ +v1 = (.+)$", source).group(1).replace(" ", "").split(",")
+    return {name for text in env_list + v1 for name in expand(text) if "-tf" in name}
+
+
+def test_tox_and_the_data_name_the_same_cells():
+    cells = _matrix.cells()
+    tested = tox_cells()
+    assert tested <= {name for name, _, _, _ in cells}
+    lines = {name.split("-tf")[1].split("-")[0] for name in tested}
+    assert {line for line in _matrix.LINES if not _matrix.has_keras_3(line)} <= lines
+    assert {name for name, line, _, keras_2 in cells if line in lines and not keras_2} <= tested
+
+
+@pytest.mark.parametrize("line", _matrix.LINES)
+def test_each_line_has_its_pins(line):
+    path = remedies.constraints(line)
+    assert path is not None, "tf{}.txt is not where the package looks".format(line)
+    with open(os.path.join(ROOT, "constraints", "loose", "tf{}.txt".format(line))) as file:
+        loose = file.read()
+    with open(os.path.join(ROOT, "constraints", "tf{}.txt".format(line))) as file:
+        complete = file.read()
+    pythons = _matrix.pythons(line)
+    head = "# TensorFlow {}, for Python {} to {}".format(line, pythons[0], pythons[-1])
+    assert complete.startswith(head) and loose.startswith(head)
+    assert set(loose.splitlines()[1:]) <= set(complete.splitlines())
+    for name in ("tensorflow", "tensorflow-cpu"):
+        assert "\n{}=={}.*\n".format(name, line) in loose
+    for name, limit, _ in _matrix.pins(line):
+        assert "\n{}{}\n".format(name, limit) in loose
+    metal = re.findall(r"(?m)^tensorflow-metal==(.+)$", loose)
+    assert metal == ([_matrix.METAL[line]] if line in _matrix.METAL else [])

@@ -1,0 +1,299 @@
+"""From what tox leaves behind to pins, MATRIX.md and its picture: nothing that did not run is shown as passed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+
+
+import evidence  # noqa: E402
+import freeze  # noqa: E402
+import pins  # noqa: E402
+from matrix import data as matrix  # noqa: E402
+
+CELL = "py311-tf2.15"
+SOURCES = freeze.source_digest()
+
+PASSED = "<testcase name='one'/><testcase name='two'/>"
+SKIPPED = "<testcase name='three'><skipped type='pytest.skip'/></testcase>"
+XFAILED = "<testcase name='four'><skipped type='pytest.xfail'/></testcase>"
+FAILED = "<testcase name='five'><failure message='no'/></testcase>"
+ERROR = "<testcase name='six'><error message='no'/></testcase>"
+
+
+def junit(cases, **attributes):
+    said = "".join(" {}='{}'".format(*pair) for pair in sorted(dict({"time": "61.6"}, **attributes).items()))
+    return "<testsuites><testsuite name='pytest'{}>{}</testsuite></testsuites>".format(said, cases)
+
+
+def package(version, requires=(), pure=True):
+    return {"version": version, "requires": list(requires), "pure": pure}
+
+
+PACKAGES = {
+    "tensorflow-cpu": package("2.15.1", ["numpy (<2)", "six>=1.12", "jax ; extra == 'jax'"], pure=False),
+    "numpy": package("1.26.4", pure=False),
+    "six": package("1.17.0"),
+    "tf-slim": package("1.1.0", ["absl_py>=0.2.2"]),
+    "absl-py": package("2.1.0"),
+    "pytest": package("9.2.0", ["iniconfig"]),
+    "iniconfig": package("2.0.0"),
+    "jax": package("0.4.1"),
+    "tf-accum": package("0.1.0"),
+}
+
+
+@pytest.fixture
+def work(tmp_path):
+    """A function that leaves what a run of a cell leaves; there is nothing yet."""
+    for name in ("freeze", "junit", "docs"):
+        (tmp_path / name).mkdir()
+
+    def leave(report, cell=CELL, **fields):
+        frozen = {"cell": cell, "arguments": [], "date": "2026-11-21T08:00Z", "system": "linux", "python": "3.11.7"}
+        frozen.update(commit="abcdef0123", sources=SOURCES, packages=PACKAGES)
+        frozen.update(fields)
+        (tmp_path / "freeze" / (cell + ".json")).write_text(json.dumps(frozen))
+        if report is not None:
+            (tmp_path / "junit" / (cell + ".xml")).write_text(report)
+        return tmp_path
+
+    leave.folder = tmp_path
+    return leave
+
+
+def gather(folder, *more):
+    """Run the script; the states of Linux' cells that are anything but "not run", and the page."""
+    evidence.main(["--work-dir", str(folder), "--root", str(folder)] + list(more))
+    records = json.loads((folder / "docs" / "evidence.json").read_text(encoding="utf-8"))
+    found = {
+        (system, name): state
+        for system, states in evidence.states(records, SOURCES).items()
+        for name, state in states.items()
+        if state != "not run"
+    }
+    return found, (folder / "MATRIX.md").read_text(encoding="utf-8")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# States
+
+
+def test_a_suite_that_passed_is_shown_with_its_numbers_and_versions(work):
+    found, page = gather(work(junit(PASSED + SKIPPED + XFAILED)))
+    assert found == {("linux", CELL): "passed"}
+    assert (
+        "\n| py311-tf2.15 | passed | 2 | 1 | 1 | 0 | 62 | 3.11.7 | 2.15.1 |  | 1.26.4 |  | 0.1.0 | abcdef0123 |" in page
+    )
+    assert "| 2.15 | – | – | – | not run | not run | passed | – | – |" in page
+    assert page.count("passed |") == 3  # a heading, the grid, the details
+
+
+FAILURES = {
+    "failure": junit(PASSED + FAILED),
+    "error": junit(PASSED + ERROR),
+    "only counted": junit(PASSED, errors="1"),
+    "no tests": junit(""),
+    "all skipped": junit(SKIPPED),
+    "empty file": "",
+    "cut off": junit(PASSED)[:-20],
+    "something else": "<html></html>",
+}
+
+
+@pytest.mark.parametrize("name", sorted(FAILURES))
+def test_anything_wrong_with_a_report_is_a_failure(name, work):
+    found, page = gather(work(FAILURES[name]))
+    assert found == {("linux", CELL): "failed"}
+    assert "| **failed** |" in page
+    assert not pins.freezes(str(work.folder / "freeze"), str(work.folder / "junit"))
+
+
+NOT_RUN = {
+    "broken off": {"report": None},
+    "not the whole suite": {"report": junit(PASSED), "arguments": ["tests/test_fit.py"]},
+    "unknown cell": {"report": junit(PASSED), "cell": "py35-tf2.15"},
+    "no wheel there": {"report": junit(PASSED), "cell": "py36-tf2.2", "system": "macos-arm64"},
+    "unknown system": {"report": junit(PASSED), "system": "linux-arm64"},
+    "no cell": {"report": junit(PASSED), "cell": "lint"},
+}
+
+
+@pytest.mark.parametrize("name", sorted(NOT_RUN))
+def test_what_did_not_run_is_not_shown(name, work, capsys):
+    found, page = gather(work(**NOT_RUN[name]))
+    assert found == {}
+    assert "passed |" not in page.replace("| passed | skipped |", "") and "failed**" not in page.split("## Linux")[1]
+    assert "Left out: " in capsys.readouterr().out
+
+
+def test_a_report_without_a_freeze_proves_nothing(work):
+    work(junit(PASSED))
+    os.remove(str(work.folder / "freeze" / (CELL + ".json")))
+    assert gather(work.folder)[0] == {}
+
+
+def test_with_nothing_every_cell_is_not_run(tmp_path):
+    (tmp_path / "docs").mkdir()
+    found, page = gather(tmp_path)
+    assert found == {}
+    for system, name in matrix.SYSTEMS.items():
+        assert "## {0}\n\n{1} not run of {1} cells.".format(name, len(matrix.cells(system))) in page
+
+
+def test_a_result_of_other_sources_is_old(work):
+    found, page = gather(work(junit(PASSED), sources="0123456789abcdef"))
+    assert found == {("linux", CELL): "old"} and "passed (old)" in page.split("## Linux")[1]
+
+
+def test_results_stay_and_those_of_other_machines_come_in(work):
+    gather(work(junit(PASSED)))
+    for name in ("freeze", "junit"):
+        os.remove(str(next((work.folder / name).iterdir())))
+    record = evidence.record(dict(json.loads(json.dumps(FROZEN))), dict(COUNTS, failed=1))
+    elsewhere = work.folder / "elsewhere.json"
+    elsewhere.write_text(
+        json.dumps({"windows": {CELL: record}, "linux": {CELL: dict(record, date="2026-11-20T08:00Z")}})
+    )
+    found, _ = gather(work.folder, "--merge", str(elsewhere))
+    assert found == {("linux", CELL): "passed", ("windows", CELL): "failed"}
+
+
+FROZEN = {"date": "2026-11-21T08:00Z", "python": "3.11.7", "commit": None, "sources": SOURCES, "packages": PACKAGES}
+COUNTS = {"passed": 2, "skipped": 0, "xfailed": 0, "failed": 0, "seconds": 1}
+
+
+def test_the_picture_shows_the_same(work):
+    gather(work(junit(PASSED)))
+    root = ElementTree.parse(str(work.folder / "docs" / "matrix.svg")).getroot()
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    uses = [use.get("href") for use in root.iterfind("svg:use", space)]
+    every = sum(len(matrix.cells(system)) for system in matrix.SYSTEMS)
+    legend = ["#cell-passed", "#cell-old", "#cell-failed", "#cell-not-run"]
+    assert uses[:4] == legend
+    assert uses[4:].count("#cell-passed") == 1 and uses[4:].count("#cell-not-run") == every - 1
+    assert root.get("role") == "img"
+    assert "Linux x86_64: 1 of {} passed".format(len(matrix.cells())) in root.find("svg:desc", space).text
+    titles = [title.text for title in root.iterfind("svg:use/svg:title", space)]
+    assert "py311-tf2.15: passed, 2 tests passed, 0 failed, 2026-11-21T08:00Z" in titles
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Pins
+
+
+WHOLE = junit(PASSED)
+
+
+def leave_line(work, line="2.15", other=None, without=None, report=WHOLE):
+    for name, of, python, keras_2 in matrix.cells():
+        if of == line and not keras_2 and python != without:
+            packages = dict(PACKAGES)
+            if python == "3.9":
+                packages.update(other or {})
+            work(report, cell=name, python=python + ".1", packages=packages)
+
+
+def write_pins(work, monkeypatch, *arguments):
+    folder = work.folder / "constraints"
+    (folder / "loose").mkdir(parents=True)
+    (folder / "loose" / "tf2.15.txt").write_text(
+        "# TensorFlow 2.15, for all\ntensorflow==2.15.*\n# a reason\nnumpy<2\n"
+    )
+    monkeypatch.setattr(pins, "FOLDER", str(folder))
+    status = pins.main(["--work-dir", str(work.folder)] + list(arguments))
+    path = folder / "tf2.15.txt"
+    return status, path.read_text() if path.exists() else None
+
+
+def test_pins_are_what_passed_and_what_it_needs(work, monkeypatch):
+    leave_line(work, other={"absl-py": package("1.4.0")})
+    status, text = write_pins(work, monkeypatch)
+    assert status == 0
+    assert text.startswith("# TensorFlow 2.15, for Python 3.9 to 3.11.\n")
+    assert "Linux x86_64, 2026-11-21: the tests passed in them." in text
+    limits, pins = text.split("# what was installed\n")
+    assert limits.endswith("tensorflow==2.15.*\n# a reason\nnumpy<2\n\n")
+    assert pins.splitlines() == [
+        'absl-py==1.4.0; python_version == "3.9"',
+        'absl-py==2.1.0; python_version == "3.10" or python_version == "3.11"',
+        'numpy==1.26.4; sys_platform == "linux"',
+        "six==1.17.0",
+        'tensorflow==2.15.1; sys_platform == "linux"',
+        'tensorflow-cpu==2.15.1; sys_platform == "linux"',
+        "tf-slim==1.1.0",
+    ]
+
+
+@pytest.mark.parametrize("report", [None, junit(PASSED + FAILED), ""], ids=["no report", "failed", "empty"])
+def test_no_pins_from_what_did_not_pass(report, work, monkeypatch):
+    leave_line(work)
+    work(report)
+    if report is None:
+        os.remove(str(work.folder / "junit" / (CELL + ".xml")))
+    assert write_pins(work, monkeypatch, "2.15") == (1, None)
+
+
+def test_no_pins_from_a_part_of_a_line(work, monkeypatch, capsys):
+    leave_line(work, without="3.10")
+    assert write_pins(work, monkeypatch) == (1, None)
+    assert "tf2.15: left as it is. py310-tf2.15: no environment that passed" in capsys.readouterr().err
+
+
+def test_pins_without_tests_say_so(work, monkeypatch):
+    leave_line(work, report=None)
+    status, text = write_pins(work, monkeypatch, "--unproven")
+    assert status == 0 and "the tests have yet to run" in text and "passed" not in text
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Freezes
+
+
+def test_a_freeze_names_this_environment_and_removes_the_last_report(tmp_path):
+    (tmp_path / "junit").mkdir()
+    report = tmp_path / "junit" / (CELL + ".xml")
+    report.write_text(junit(PASSED))
+    command = [sys.executable, os.path.join(ROOT, "scripts", "freeze.py"), str(tmp_path), CELL, "-k", "one"]
+    subprocess.check_call(command)
+    assert not report.exists()
+    frozen = json.loads((tmp_path / "freeze" / (CELL + ".json")).read_text(encoding="utf-8"))
+    assert frozen["arguments"] == ["-k", "one"] and frozen["sources"] == SOURCES
+    assert frozen["python"] == "{}.{}.{}".format(*sys.version_info)
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\dZ$", frozen["date"])
+    assert frozen["packages"]["pytest"]["version"] == pytest.__version__
+    assert frozen["packages"]["tf-slim"]["pure"] and not frozen["packages"]["numpy"]["pure"]
+
+
+def test_the_digest_is_of_what_is_tested(tmp_path):
+    for name in ("accum", "tests", os.path.join("accum", "__pycache__")):
+        os.makedirs(str(tmp_path / name))
+    (tmp_path / "accum" / "one.py").write_bytes(b"a\n")
+    digest = freeze.source_digest(str(tmp_path))
+    (tmp_path / "README.md").write_bytes(b"new")
+    (tmp_path / "accum" / "__pycache__" / "one.pyc").write_bytes(b"new")
+    assert freeze.source_digest(str(tmp_path)) == digest
+    (tmp_path / "accum" / "one.py").write_bytes(b"a\r\n")  # as Windows checks it out
+    assert freeze.source_digest(str(tmp_path)) == digest
+    (tmp_path / "tests" / "test_one.py").write_bytes(b"")
+    assert freeze.source_digest(str(tmp_path)) != digest
+
+
+def test_what_is_committed_is_what_the_records_say():
+    with open(os.path.join(ROOT, "docs", "evidence.json"), encoding="utf-8") as file:
+        records = json.load(file)
+    # Written when the sources were those of some of the records, or of none.
+    digests = {kept["sources"] for cells in records.values() for kept in cells.values()} | {"none"}
+    with open(os.path.join(ROOT, "MATRIX.md"), encoding="utf-8") as file:
+        page = file.read()
+    with open(os.path.join(ROOT, "docs", "matrix.svg"), encoding="utf-8") as file:
+        drawn = file.read()
+    written = [(evidence.page(records, digest), evidence.drawing(records, digest)) for digest in sorted(digests)]
+    assert (page, drawn) in written, "run python scripts/evidence.py"
