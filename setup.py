@@ -34,7 +34,7 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     keywords="tensorflow keras gradient accumulation micro-batch large batch static graph tf1 tf2",
-    packages=["accum", "accum._demo", "accum.compat", "accum.compat.v1"],
+    packages=["accum", "accum._demo", "accum.compat", "accum.compat.v1", "accum.testing"],
     # `accum/compat` in the checkout is a link for editors; the wheel is built from this mapping, link or no link.
     package_dir={"accum.compat": "compat"},
     package_data={"accum._demo": ["digits.npz", "*.txt"]},

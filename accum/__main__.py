@@ -5,6 +5,7 @@ import sys
 
 import accum
 from accum._demo import command as demo
+from accum.testing import _compare_command, _verify_command
 
 
 def main(argv=None):
@@ -26,6 +27,8 @@ def _parser():
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True  # an argument of `add_subparsers` from Python 3.7 on
     demo.add_parser(commands)
+    _verify_command.add_parser(commands)
+    _compare_command.add_parser(commands)
     return parser
 
 

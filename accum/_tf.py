@@ -486,6 +486,12 @@ def layers_of(model):
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
+def computes_in_16_bit(model):
+    """Whether any layer of a model computes in float16 or bfloat16."""
+    dtypes = [getattr(layer, "compute_dtype", None) or layer._compute_dtype for layer in layers_of(model)]  # 2.3's name
+    return any(dtype is not None and tf.as_dtype(dtype).size == 2 for dtype in dtypes)
+
+
 def shape_built_for(model):
     """The shape of input for which a Sequential model was built that had none at first."""
     if VERSION < (2, 3):  # dies with 2.2, where it does not become a functional one
@@ -659,6 +665,13 @@ def set_variable(var, value):
         tf.compat.v1.keras.backend.set_value(var, value)
     else:
         var.assign(tf.cast(value, var.dtype))
+
+
+def values_of(variables):
+    """The values of Keras' variables as arrays, also in a static graph that Keras holds the session of."""
+    if in_static_graph():
+        return tf.compat.v1.keras.backend.batch_get_value(variables)
+    return [np.asarray(var.numpy() if hasattr(var, "numpy") else var) for var in variables]
 
 
 # ----------------------------------------------------------------------------------------------------------------

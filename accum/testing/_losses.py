@@ -1,0 +1,66 @@
+"""Whether a model's loss is a mean over examples: asked of the class, and of the loss itself without training."""
+
+import numpy as np
+
+from accum._tf import tf
+from accum.testing._equality import Suspect
+
+SUM = "Compile it with the default reduction, or accumulate by reduction='sum' with micro_batch_weight='equal'"
+RATIO = (
+    "Losses that compare the examples of a batch (contrastive, triplet) or are a ratio of sums over it (Dice of the "
+    "batch) can't be accumulated exactly: choose the micro-batch's size by what the loss needs, or take the ratio for "
+    "each example. One that is a mean over something else, such as tokens, takes `micro_batch_weight=` a function that "
+    "counts it"
+)
+
+
+def loss_suspects(model, batch, parts, options):
+    """What the loss does that no mean over examples does: a list of `Suspect`, of one at most."""
+    reductions = {_reduction(loss) for loss in tf.nest.flatten(getattr(model, "loss", None))} & {"sum", "none"}
+    if reductions and options.get("reduction") != "sum":
+        reason = "with reduction {} its gradient is a sum over the examples, no mean"
+        return [Suspect("the loss", reason.format(" and ".join(sorted(reductions)).upper()), SUM)]
+    if _has_mask(model):
+        return []  # what Keras' losses divide by then differs from line to line, and accumulation knows it
+    try:
+        whole, losses = _loss(model, batch), np.array([_loss(model, part) for part in parts])
+        weights = np.array([_weight(part, options) for part in parts], np.float64)
+    except Exception:  # a `test_step` of the user's own may do anything; then the loss can't be asked
+        return []
+    return _by_value(whole, losses, weights, options)
+
+
+def _by_value(whole, losses, weights, options):
+    expected = np.dot(weights, losses) / (1.0 if options.get("reduction") == "sum" else weights.sum())
+    if _is_close(whole, expected):
+        return []
+    if _is_close(whole, losses.sum()):
+        return [Suspect("the loss", "that of the full batch is the sum of those of the micro-batches, no mean", SUM)]
+    reason = "without training, that of the full batch is {:.6g}, and what the micro-batches' come to is {:.6g}"
+    return [Suspect("the loss", reason.format(whole, expected), RATIO)]
+
+
+def _is_close(ours, theirs):
+    return abs(ours - theirs) <= 1e-4 * max(1.0, abs(theirs))
+
+
+def _reduction(loss):
+    reduction = getattr(loss, "reduction", "auto")
+    return str(getattr(reduction, "value", reduction)).lower()
+
+
+def _has_mask(model):
+    return any(getattr(layer, "mask_zero", False) or type(layer).__name__ == "Masking" for layer in model.layers)
+
+
+def _loss(model, batch):
+    model.reset_metrics()
+    return float(np.asarray(model.test_on_batch(*batch, return_dict=True)["loss"]))
+
+
+def _weight(part, options):
+    weight = options.get("micro_batch_weight", "examples")
+    if callable(weight):
+        return float(np.asarray(weight(*(part + (None,) * (3 - len(part))))))
+    sizes = [leaf.shape[0] for leaf in tf.nest.flatten(part) if leaf is not None]
+    return 1.0 if weight == "equal" else float(sizes[0])
