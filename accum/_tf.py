@@ -481,15 +481,15 @@ def is_layered_model(model):
 def layers_of(model):
     """Every layer in a model, however deep, once each."""
     if not hasattr(model, "_flatten_layers"):
-        return [module for module in model.submodules if isinstance(module, tf.keras.layers.Layer)]  # dies with 2.2
-    # `submodules` fails for a subclassed model that is compiled (2.10 and before).
+        return model._gather_unique_layers()[1:]  # without the model itself; dies with 2.2
+    # `submodules` fails for a subclassed model that is compiled (2.10 and before), and for recurrent dropout (2.2).
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
-def computes_in_16_bit(model):
-    """Whether any layer of a model computes in float16 or bfloat16."""
+def compute_dtypes(model):
+    """The names of the dtypes in which the layers of a model compute."""
     dtypes = [getattr(layer, "compute_dtype", None) or layer._compute_dtype for layer in layers_of(model)]  # 2.3's name
-    return any(dtype is not None and tf.as_dtype(dtype).size == 2 for dtype in dtypes)
+    return {tf.as_dtype(dtype).name for dtype in dtypes if dtype is not None}
 
 
 def shape_built_for(model):

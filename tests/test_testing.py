@@ -150,7 +150,7 @@ def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
         (maker(lambda: layers.Lambda(lambda x: x - tf.reduce_mean(x, 0))), {}, "Losses that compare the examples"),
         (maker(lambda: layers.Lambda(lambda x: x * tf.random.uniform(tf.shape(x)))), {}, "rest"),
     ],
-    ids="sum equal SUM NONE own-sum contrastive clipping regularised batch-mean random".split(),
+    ids=["sum", "equal", "SUM", "NONE", "own-sum", "contrastive", "clipping", "regularised", "batch-mean", "random"],
 )
 def test_a_step_that_is_not_that_of_the_full_batch_is_found(build_model, options, said):
     message = message_of(build_model, **options)
@@ -196,7 +196,7 @@ def bfloat16_policy():
 @needs_keras_face
 @pytest.mark.law("L10")
 @pytest.mark.parametrize(
-    "dtype,tolerance", [(lambda: "float16", 2.0**-9), (bfloat16_policy, 3e-4)], ids=["16", "mixed"]
+    "dtype,tolerance", [(lambda: "float16", 2.0**-9), (bfloat16_policy, 2.4e-3)], ids=["16", "mixed"]
 )
 def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in_16_bit(dtype, tolerance):
     def generate():

@@ -95,8 +95,8 @@ def assert_accumulation_equals_full_batch(
         most; one that is smaller than the first into as few as `fit` would, and its cycle is flushed.
       batch_size: int >= `accum_steps`, the examples of a full batch; None: all arrays are one. Only for arrays.
       steps: int >= 1, the steps to compare. Data that end before begin again.
-      tolerance: float > 0; None: 2e-6, or 3e-4 where a layer computes in 16 bit, or two units in the last place of
-        variables that are of 16 bit themselves.
+      tolerance: float > 0; None: 2e-6, or 3e-4 where a layer computes in float16, 2.4e-3 where it does in bfloat16, and
+        two units of their last place where variables have 16 bit themselves.
       **options: as for `GradientAccumulateModel`: `reduction`, `micro_batch_weight`, `nonfinite`, `accumulator_dtype`,
         `sparse`. There are no others, as plain Keras has nothing to compare them with.
 

@@ -14,8 +14,8 @@ RATIO = (
 )
 
 
-def loss_suspects(model, batch, parts, options):
-    """What the loss does that no mean over examples does: a list of `Suspect`, of one at most."""
+def loss_suspects(model, batch, parts, options, tolerance):
+    """What the loss does that no mean over examples does, beyond a relative tolerance: a list of one or none."""
     reductions = {_reduction(loss) for loss in tf.nest.flatten(getattr(model, "loss", None))} & {"sum", "none"}
     if reductions and options.get("reduction") != "sum":
         reason = "with reduction {} its gradient is a sum over the examples, no mean"
@@ -27,21 +27,21 @@ def loss_suspects(model, batch, parts, options):
         weights = np.array([_weight(part, options) for part in parts], np.float64)
     except Exception:  # a `test_step` of the user's own may do anything; then the loss can't be asked
         return []
-    return _by_value(whole, losses, weights, options)
+    return _by_value(whole, losses, weights, options, tolerance)
 
 
-def _by_value(whole, losses, weights, options):
+def _by_value(whole, losses, weights, options, tolerance):
     expected = np.dot(weights, losses) / (1.0 if options.get("reduction") == "sum" else weights.sum())
-    if _is_close(whole, expected):
+    if _is_close(whole, expected, tolerance):
         return []
-    if _is_close(whole, losses.sum()):
+    if _is_close(whole, losses.sum(), tolerance):
         return [Suspect("the loss", "that of the full batch is the sum of those of the micro-batches, no mean", SUM)]
     reason = "without training, that of the full batch is {:.6g}, and what the micro-batches' come to is {:.6g}"
     return [Suspect("the loss", reason.format(whole, expected), RATIO)]
 
 
-def _is_close(ours, theirs):
-    return abs(ours - theirs) <= 1e-4 * max(1.0, abs(theirs))
+def _is_close(ours, theirs, tolerance):
+    return abs(ours - theirs) <= tolerance * max(1.0, abs(theirs))
 
 
 def _reduction(loss):

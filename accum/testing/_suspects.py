@@ -18,10 +18,10 @@ BY_GRADIENT_SIZE = re.compile("Ada|Nadam|RMSprop|Ftrl|Lion|LAMB", re.I)
 SHOWN = 4  # layers of a kind
 
 
-def suspects(pair, batch, parts):
+def suspects(pair, batch, parts, tolerance):
     """What can't agree, or else what is left: a list of `Suspect`."""
     layers = [layer for layer in _tf.layers_of(pair.full) if not isinstance(layer, tf.keras.metrics.Metric)]
-    found = loss_suspects(pair.full, batch, parts, pair.options)
+    found = loss_suspects(pair.full, batch, parts, pair.options, max(1e-4, 10.0 * tolerance))
     found += _layer_suspects(layers, pair.moved_in_calls)
     found += _model_suspects(pair)
     return found or _whatever_is_left(pair)

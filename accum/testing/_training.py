@@ -9,6 +9,8 @@ from accum.testing._batches import examples_of, full_batches, micro_batches
 from accum.testing._equality import Deviation, EqualityReport
 from accum.testing._names import names_of
 
+COMPUTED = {"float16": 3e-4, "bfloat16": 2.4e-3}  # tolerances where layers compute in 16 bit
+STORED = {"float16": 2.0**-9, "bfloat16": 2.0**-6}  # and where variables have 16: two units of their last place
 OPTIONS = ("reduction", "micro_batch_weight", "nonfinite", "accumulator_dtype", "sparse")
 
 
@@ -68,7 +70,7 @@ def _compared(pair, batches, cut, tolerance, accum_steps):
                 diverged.append(Deviation(name, size, allowed))
         if diverged:
             diverged.sort(key=lambda deviation: -deviation.size / deviation.allowed)
-            suspects = _suspects.suspects(pair, batch, parts)
+            suspects = _suspects.suspects(pair, batch, parts, tolerance)
             return EqualityReport(step, accum_steps, tolerance, deviations, step, diverged, suspects)
     if moved <= tolerance:
         raise ValueError(
@@ -128,10 +130,10 @@ class _Pair:
 
     @property
     def tolerance(self):
-        """What rounding may come to in a few steps: of variables in 16 bit, two units of their last place."""
-        dtypes = [tf.as_dtype(var.dtype) for var in self.full.weights]
-        stored = [{"float16": 2.0**-9, "bfloat16": 2.0**-6}.get(dtype.name, 0.0) for dtype in dtypes]
-        return max(stored + [3e-4 if _tf.computes_in_16_bit(self.full) else 2e-6])
+        """What rounding may come to in a few steps."""
+        computed = [COMPUTED.get(dtype, 0.0) for dtype in _tf.compute_dtypes(self.full)]
+        stored = [STORED.get(tf.as_dtype(var.dtype).name, 0.0) for var in self.full.weights]
+        return max([2e-6] + computed + stored)
 
     def make_step(self, batch, parts, step):
         """One step of each model."""
