@@ -11,7 +11,7 @@ import pytest
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 
-PAGES = ["README.md", "docs/keras.md", "docs/distribution.md", "docs/static-graph.md"]
+PAGES = ["README.md", "docs/keras.md", "docs/distribution.md", "docs/static-graph.md", "docs/testing.md"]
 
 
 def blocks(page):

@@ -92,7 +92,7 @@ def test_a_model_that_agrees_gets_a_report():
         return model
 
     data = {"left": X, "right": 2.0 * X}, Y, RANDOM.uniform(size=14)
-    report = assert_accumulation_equals_full_batch(build_model, data, 3, batch_size=8, steps=4)  # 8, 6, 8, 6
+    report = assert_accumulation_equals_full_batch(build_model, data, 3, batch_size=10, steps=4)  # 10, 4 in two, 10, 4
     assert report.is_equal and report.steps == 4 and report.accum_steps == 3 and report.tolerance == 2e-6
     assert len(report.deviations) == 4 and any(re.match("unit.*/kernel$", name) for name in report.deviations)
     assert max(report.deviations.values()) <= 2e-6

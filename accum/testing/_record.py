@@ -78,7 +78,8 @@ class Recorder:
         Args:
           loss: scalar number, array or eager tensor: the loss of the step, that of all of its micro-batches together.
           variables: dict of names to arrays or eager tensors of any shape, or an iterable of eager variables, whose
-            names are taken: their values after the step. The same ones at each step that has any.
+            names are taken: their values after the step. The same ones at each step that has any. Or a function that
+            gives them, which is called where the step is recorded.
           step: int >= 0 that grows from one call to the next, such as the value of `global_step`; None: one more than
             the last, or 1. Step 0 is what a run starts from.
           loss_error: float >= 0, by how much rounding may have made `loss` wrong; `compare` allows for it.
@@ -96,6 +97,7 @@ class Recorder:
             if loss_error:
                 document["loss_error"] = to_json(_scalar("loss_error", loss_error))
         if number % self._every == 0:
+            variables = variables() if callable(variables) else variables
             if variables is not None:
                 table, document["fingerprints"] = self._fingerprints(variables)
             is_new = table is not None and self._variables is None

@@ -57,7 +57,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
                 "steps, after {} were recorded.".format(step, last)
             )
         if self.model.built and (last is None or step > last):
-            self._recorder.step(variables=self._values(), step=step)
+            self._recorder.step(variables=self._values, step=step)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._loss.begin_epoch()
@@ -78,7 +78,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
         if last is not None and step <= last:
             return
         loss, error = self._loss.value
-        self._recorder.step(loss, self._values(), step, loss_error=error)
+        self._recorder.step(loss, self._values, step, loss_error=error)
         self._loss.clear()
 
     def _clock(self):
@@ -142,5 +142,5 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         if self._recorder.last_step is not None and step <= self._recorder.last_step:
             return
         loss = sum(self._losses) / len(self._losses) if self._losses else None
-        self._recorder.step(loss, session.run(self._variables), step)
+        self._recorder.step(loss, lambda: session.run(self._variables), step)
         self._losses = []
