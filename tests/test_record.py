@@ -138,6 +138,17 @@ def test_fit_of_micro_batches_is_recorded_as_the_full_batch(tmp_path, by_numpy):
 
 
 @pytest.mark.keras_face
+def test_several_steps_in_one_execution_are_recorded_without_a_loss_of_one(tmp_path):
+    inputs = tf.keras.Input((3,))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))
+    model.compile("sgd", "mse", steps_per_execution=2)
+    with record(tmp_path / "several.json") as recorder:
+        model.fit(X, Y, batch_size=4, verbose=0, callbacks=[recorder.keras_callback()])
+    steps = lines(tmp_path / "several.json")[2:]
+    assert [(step["step"], "loss" in step) for step in steps] == [(0, False), (2, False), (4, False), (5, True)]
+
+
+@pytest.mark.keras_face
 def test_the_loss_that_a_train_step_of_the_user_returns_is_recorded(tmp_path):
     class Own(tf.keras.Model):
         def train_step(self, data):
@@ -342,6 +353,7 @@ def test_compare_on_the_command_line(tmp_path, capsys):
     assert stopped.value.code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_MATPLOTLIB, reason="the curves need the `plot` extra")
 def test_the_curves_of_a_comparison_are_drawn(tmp_path, capsys):
     a = str(recorded(tmp_path / "a.json", drifting()))

@@ -110,7 +110,8 @@ class Recorder:
 
         A step is what moves the optimizer's `iterations`: with accumulation one of several micro-batches. Its loss is
         that of what Keras counts in it: the mean over its examples. Keras keeps a mean over the epoch, in float32, from
-        which it is taken; `loss_error` says how much rounding that may have cost.
+        which it is taken; `loss_error` says how much rounding that may have cost. Of several steps in one execution
+        (`steps_per_execution`) the last is recorded, without a loss.
 
         Args:
           variables: function of the model that gives those to record; None: its trainable ones.

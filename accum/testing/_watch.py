@@ -48,6 +48,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
         self._variables = variables or (lambda model: model.trainable_variables)
         self._loss = _LossOfStep()
         self._micro_batches = 0
+        self._last_step = 0
 
     def on_train_begin(self, logs=None):
         step, last = self._clock(), self._recorder.last_step
@@ -56,6 +57,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
                 "A recorder records one run: take another file for another model. Received: a model that has made {} "
                 "steps, after {} were recorded.".format(step, last)
             )
+        self._last_step = step
         if self.model.built and (last is None or step > last):
             self._recorder.step(variables=self._values, step=step)
 
@@ -77,7 +79,8 @@ class KerasCallback(tf.keras.callbacks.Callback):
         step, last = self._clock(), self._recorder.last_step
         if last is not None and step <= last:
             return
-        loss, error = self._loss.value
+        loss, error = self._loss.value if step - self._last_step == 1 else (None, 0.0)  # else it is that of several
+        self._last_step = step
         self._recorder.step(loss, self._values, step, loss_error=error)
         self._loss.clear()
 
