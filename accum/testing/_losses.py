@@ -6,6 +6,7 @@ from accum._tf import tf
 from accum.testing._equality import Suspect
 
 SUM = "Compile it with the default reduction, or accumulate by reduction='sum' with micro_batch_weight='equal'"
+NO_SUM = "Take reduction='mean' for a loss that is a mean, and micro_batch_weight='equal' for one that is a sum"
 RATIO = (
     "Losses that compare the examples of a batch (contrastive, triplet) or are a ratio of sums over it (Dice of the "
     "batch) can't be accumulated exactly: choose the micro-batch's size by what the loss needs, or take the ratio for "
@@ -27,17 +28,20 @@ def loss_suspects(model, batch, parts, options, tolerance):
         weights = np.array([_weight(part, options) for part in parts], np.float64)
     except Exception:  # a `test_step` of the user's own may do anything; then the loss can't be asked
         return []
-    return _by_value(whole, losses, weights, options, tolerance)
-
-
-def _by_value(whole, losses, weights, options, tolerance):
-    expected = np.dot(weights, losses) / (1.0 if options.get("reduction") == "sum" else weights.sum())
+    is_sum = options.get("reduction") == "sum"
+    expected = np.dot(weights, losses) / (1.0 if is_sum else weights.sum())
     if _is_close(whole, expected, tolerance):
         return []
+    reason = "without training, that of the full batch is {:.6g}, and what the micro-batches' come to is {:.6g}"
+    reason = reason.format(whole, expected)
+    if is_sum:
+        return [Suspect("the loss, with reduction='sum'", reason, NO_SUM)]
     if _is_close(whole, losses.sum(), tolerance):
         return [Suspect("the loss", "that of the full batch is the sum of those of the micro-batches, no mean", SUM)]
-    reason = "without training, that of the full batch is {:.6g}, and what the micro-batches' come to is {:.6g}"
-    return [Suspect("the loss", reason.format(whole, expected), RATIO)]
+    examples = np.array([_weight(part, {}) for part in parts])
+    if _is_close(whole, np.dot(examples, losses) / examples.sum(), tolerance):
+        return [Suspect("the loss, with this `micro_batch_weight`", reason, "Leave it at 'examples'")]
+    return [Suspect("the loss", reason, RATIO)]
 
 
 def _is_close(ours, theirs, tolerance):

@@ -27,7 +27,7 @@ def record(path, *, every=1, overwrite=False):
 
     Args:
       path: file, `str` or `os.PathLike`, in an existing folder.
-      every: int >= 1: only steps whose number it divides are recorded (and step 0). A fingerprint costs some 40 ns for
+      every: int >= 1: only steps whose number it divides are recorded (and step 0). A fingerprint costs some 50 ns for
         each element, so a second for 25 million.
       overwrite: whether to replace a file that is there.
 
