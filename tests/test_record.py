@@ -137,6 +137,19 @@ def test_fit_of_micro_batches_is_recorded_as_the_full_batch(tmp_path, by_numpy):
         model.fit(X, Y, verbose=0, callbacks=callbacks)
 
 
+@pytest.mark.skipif(tf.executing_eagerly(), reason="on TF 2, Keras is in a static graph only where all of TF is")
+def test_keras_in_a_static_graph_is_recorded(tmp_path, by_numpy):
+    inputs = tf.keras.Input((3,))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))
+    model.compile(tf.keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    model.set_weights([FIRST])
+    with record(tmp_path / "keras.json") as recorder:
+        callbacks = [recorder.keras_callback()]
+        model.fit(X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+    found = compare(tmp_path / "keras.json", by_numpy, tolerance=2e-6)
+    assert found.agrees and found.steps == list(range(10)) and found.has_losses == (True, True)
+
+
 @pytest.mark.keras_face
 def test_several_steps_in_one_execution_are_recorded_without_a_loss_of_one(tmp_path):
     inputs = tf.keras.Input((3,))
