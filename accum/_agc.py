@@ -136,6 +136,8 @@ def unit_axes_in(layer):
     kernel = getattr(layer, "kernel", None)
     if hasattr(layer, "depthwise_kernel"):  # a separable convolution has one too
         yield layer.depthwise_kernel, (-2, -1)
+    elif isinstance(layer, _tf.DEPTHWISE_CONVOLUTIONS):
+        yield kernel, (-2, -1)
     if isinstance(layer, _tf.TRANSPOSED_CONVOLUTIONS):
         yield kernel, (-2,)
     if isinstance(layer, tf.keras.layers.Embedding):

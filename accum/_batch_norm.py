@@ -8,7 +8,7 @@ from accum._moving import MovingStatistics
 from accum._tf import tf
 
 
-class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
+class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
     """Batch normalisation whose moving mean and variance move once a cycle, as those of the full batch.
 
         count    = sum_i(n_i)
@@ -63,10 +63,10 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
     def __init__(self, accum_steps=1, *args, synchronized=False, **kwargs):
         accum_steps = _check.accum_steps(accum_steps)
         _check_supported(kwargs)
+        self.__dict__["_accum_captured"] = {}  # replica -> the statistics of its call in training
         super().__init__(*args, **(_unfused(kwargs) if synchronized else kwargs))
         self.__dict__["_accum_synchronized"] = bool(synchronized)
         self.__dict__["accum_statistics"] = MovingStatistics(self, accum_steps)
-        self.__dict__["_accum_captured"] = {}  # replica -> the statistics of its call in training
         _tf.track(self, self.accum_statistics, "accumulation")
 
     @property
@@ -118,49 +118,81 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
         """
         momentum, replica = self.momentum, _replicas.replica_number()
         captured = self._accum_captured[replica] = {}
-        self.__dict__["momentum"] = 0.0 if self.fused else momentum
+        self.__dict__["momentum"] = 0.0 if _tf.is_fused(self) else momentum
         try:
             yield captured
         finally:
             self.__dict__["momentum"] = momentum
             del self._accum_captured[replica]
 
+    @property
+    def accum_is_capturing(self):
+        """Whether this replica's statistics are being handed over."""
+        return _replicas.replica_number() in self._accum_captured
+
+    @property
+    def _accum_moving_mean(self):
+        return _tf.native(self.__dict__["moving_mean"])
+
+    @property
+    def _accum_dtype(self):
+        """In which moments are computed: in Keras 3 the moving statistics themselves may be of 16 bits."""
+        return _tf.at_least_float32(self._accum_moving_mean.dtype.base_dtype)
+
     def _assign_new_value(self, variable, value):
-        if self._accum_capture(variable, value):
+        if self._accum_capture(self._accum_name(variable), value):
             return value
         return super()._assign_new_value(variable, value)
 
     def _assign_moving_average(self, variable, value, momentum, inputs_size):
-        if self._accum_capture(variable, value):
+        if self._accum_capture(self._accum_name(variable), value):
             return value
         return super()._assign_moving_average(variable, value, momentum, inputs_size)
 
     def _calculate_mean_and_var(self, inputs, reduction_axes, keep_dims, **kwargs):
         """Keras' own computation, then taken together with those of the other replicas where that is asked for."""
-        calculate = super()._calculate_mean_and_var
+
+        def calculate(values):
+            return super(AccumBatchNormalization, self)._calculate_mean_and_var(
+                values, reduction_axes, keep_dims, **kwargs
+            )
+
+        return self._accum_over_replicas(calculate, inputs, kwargs.get("mask"))
+
+    def accum_hand_over(self, calculate, inputs, mask):
+        """The same in Keras 3, of which this is all: `calculate(inputs, mask)` is its own."""
+        mean, variance = self._accum_over_replicas(lambda values: calculate(values, mask), inputs, mask)
+        self._accum_capture("mean", mean)
+        self._accum_capture("variance", variance)
+        return mean, variance
+
+    def _accum_over_replicas(self, calculate, inputs, mask):
         if not (self._accum_synchronized and _replicas.is_one_of_several()):
-            return calculate(inputs, reduction_axes, keep_dims, **kwargs)
-        dtype = self.moving_mean.dtype.base_dtype
-        mean, variance = calculate(tf.cast(inputs, dtype), reduction_axes, keep_dims, **kwargs)
-        count = self._accum_count(inputs, kwargs.get("mask"))
+            return calculate(inputs)
+        dtype = self._accum_dtype
+        mean, variance = calculate(tf.cast(inputs, dtype))
+        count = self._accum_count(inputs, mask)
         whole = over_replicas(Moments(count, mean, variance), self.accum_statistics.weight_of())
         self._accum_captured.get(_replicas.replica_number(), {}).update(
             {name: tf.stop_gradient(value) for name, value in whole._asdict().items()}
         )
         return tf.cast(whole.mean, inputs.dtype), tf.cast(whole.variance, inputs.dtype)
 
-    def _accum_capture(self, variable, value):
+    def _accum_capture(self, name, value):
         captured = self._accum_captured.get(_replicas.replica_number())
         if captured is None:
             return False
         # Of an empty batch Keras makes zeros, also where other replicas have given some examples.
-        captured.setdefault("mean" if variable is self.moving_mean else "variance", tf.stop_gradient(value))
+        captured.setdefault(name, tf.stop_gradient(value))
         return True
 
+    def _accum_name(self, variable):
+        return "mean" if variable is self.__dict__["moving_mean"] else "variance"
+
     def _accum_moments(self, inputs, mask, captured):
-        dtype = self.moving_mean.dtype.base_dtype
+        dtype = self._accum_dtype
         count = captured["count"] if "count" in captured else self._accum_count(inputs, mask)
-        shape = self.moving_mean.shape
+        shape = self._accum_moving_mean.shape
         mean, variance = (tf.reshape(tf.cast(captured[name], dtype), shape) for name in ("mean", "variance"))
         if _tf.records_unbiased_variance(self):
             variance = without_bessel(variance, count)
@@ -168,8 +200,8 @@ class AccumBatchNormalization(tf.keras.layers.BatchNormalization):
 
     def _accum_count(self, inputs, mask):
         """The number of values a feature, a scalar."""
-        dtype = self.moving_mean.dtype.base_dtype
-        features = max(self.moving_mean.shape.num_elements(), 1)
+        dtype = self._accum_dtype
+        features = max(self._accum_moving_mean.shape.num_elements(), 1)
         count = tf.cast(tf.size(inputs, out_type=tf.int64), dtype) / features
         if mask is not None and _tf.uses_mask(self):
             unmasked = tf.reduce_sum(tf.cast(mask, dtype))
@@ -198,7 +230,7 @@ def batch_norms_of(model):
 def _unfused(options):
     if options.get("fused"):
         raise ValueError("No fused kernel can be `synchronized`: leave `fused` out. Received: fused=True.")
-    return dict(options, fused=False)
+    return _tf.unfused(options)
 
 
 def _check_supported(options):

@@ -127,7 +127,7 @@ class Known:
 
 
 def _plain_name(var):
-    return var.name.split(":")[0]
+    return _tf.path_of(var)
 
 
 def _name_in(layer, var):

@@ -92,7 +92,8 @@ class Cycle:
     def make_step(self, grads_and_vars, replicas):
         """Transform whole gradients and let the inner optimizer make its step, on one replica. Returns an op."""
         if self.transform is not None:
-            grads_and_vars = _check.pairs(self.transform(list(grads_and_vars)))
+            transformed = self.transform(self.host.outwards(grads_and_vars))
+            grads_and_vars = _check.pairs(self.host.inwards(transformed))
         return self.host.apply(grads_and_vars, replicas)
 
     def planned_anew(self, plan):
@@ -210,7 +211,7 @@ class Cycle:
             raise ValueError(
                 "An accumulator needs a variable of known shape. Received: {} of shape {}.".format(var.name, var.shape)
             )
-        dtype = self.dtype or (tf.float32 if var.dtype.base_dtype.size < 4 else var.dtype.base_dtype)
+        dtype = self.dtype or _tf.at_least_float32(var.dtype.base_dtype)
         total = self.host.buffer(var, "accum", var.shape, dtype)
         rows = self.host.buffer(var, "accum_rows", var.shape[:1], tf.bool) if is_sparse else None
         accumulator = Accumulator(total, rows)

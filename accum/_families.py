@@ -14,6 +14,7 @@ class KerasHost(Host):
     def __init__(self, wrapper, name):
         self.name = name
         self._wrapper = wrapper
+        self._given = {}  # variable key -> what Keras 3 puts around the variable
 
     def scalar(self, name, initial_value, per_replica=False):
         return _tf.new_keras_variable(self._wrapper, "{}/{}".format(self.name, name), initial_value, per_replica)
@@ -33,14 +34,28 @@ class KerasHost(Host):
                 )
             )
 
+    def inwards(self, grads_and_vars):
+        listed = list(grads_and_vars)
+        if not _tf.IS_KERAS_3 or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in listed):
+            return listed  # what is no pair is refused where all are checked
+        self._given.update((_tf.variable_key(var), var) for _, var in listed)
+        return [(grad, _tf.native(var)) for grad, var in listed]
+
+    def outwards(self, grads_and_vars):
+        return [(grad, self._as_given(var)) for grad, var in grads_and_vars]
+
+    def _as_given(self, var):
+        return self._given.get(_tf.variable_key(var), var) if _tf.IS_KERAS_3 else var
+
     def prepare(self, variables, used=()):
+        variables, used = ([self._as_given(var) for var in group] for group in (variables, used))
         _tf.prepare_inner(self._wrapper.optimizer, variables, used)
 
     def apply(self, grads_and_vars, replicas):
-        return _tf.apply_inner(self._wrapper.optimizer, grads_and_vars, replicas)
+        return _tf.awaited(_tf.apply_inner(self._wrapper.optimizer, self.outwards(grads_and_vars), replicas))
 
     def steps(self):
-        return self._wrapper.iterations
+        return _tf.native(self._wrapper.iterations)
 
 
 def _of_inner(name):
@@ -148,7 +163,7 @@ class _NewFace(_Face):
 
     def _returned(self, op):
         with tf.control_dependencies([] if op is None else [op]):
-            return tf.identity(self._inner.iterations)
+            return tf.identity(_tf.native(self._inner.iterations))
 
     @property
     def _learning_rate(self):
@@ -174,6 +189,48 @@ class _NewFace(_Face):
         self._inner.load_own_variables(store)
 
 
+class _Keras3Face(_NewFace):
+    """What Keras 3 reads on an optimizer."""
+
+    loss_scale_factor = _of_inner("loss_scale_factor")
+    gradient_accumulation_steps = _of_inner("gradient_accumulation_steps")
+
+    @property
+    def built(self):
+        return self.__dict__.get("_is_ready", False) and self._inner.built
+
+    @built.setter
+    def built(self, value):
+        """Whatever the base class or a `LossScaleOptimizer` says of it: the inner optimizer knows."""
+
+    @property
+    def _learning_rate(self):
+        return self._inner._learning_rate
+
+    @_learning_rate.setter
+    def _learning_rate(self, value):
+        """Keep the inner optimizer's, whatever the base class begins with."""
+
+    def apply(self, grads, trainable_variables=None):
+        """Take in the gradients of one micro-batch, of the variables that it was built for if none are given."""
+        variables = self._inner._trainable_variables if trainable_variables is None else trainable_variables
+        self.apply_gradients(list(zip(grads, variables)))
+
+    def minimize(self, loss, var_list, tape=None):
+        """Compute the gradients of `loss` and take them in: Keras 3 left it out, and loops of older lines call it."""
+        if callable(loss):
+            with tf.GradientTape() as tape:
+                loss = loss()
+        elif tape is None:
+            raise ValueError("`tape` is required when a `tf.Tensor` is passed as `loss`.")
+        variables = list(var_list() if callable(var_list) else var_list)
+        grads = tape.gradient(loss, [_tf.native(var) for var in variables])
+        return self.apply_gradients(list(zip(grads, variables)))
+
+    def scale_loss(self, loss):
+        return self._inner.scale_loss(loss)
+
+
 _CONCRETE: Dict[Tuple[type, type], type] = {}
 
 
@@ -182,7 +239,8 @@ def concrete_class(cls, base):
     if issubclass(cls, base):
         return cls
     if (cls, base) not in _CONCRETE:
-        face = _LegacyFace if base is _tf.LegacyOptimizer else _NewFace
+        new = _Keras3Face if _tf.IS_KERAS_3 else _NewFace
+        face = _LegacyFace if base is _tf.LegacyOptimizer else new
         namespace = {
             "_root": cls,
             "__module__": cls.__module__,

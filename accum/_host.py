@@ -22,6 +22,14 @@ class Host:
         """A new per-replica variable of zeros that belongs to `var`, beside it on its device."""
         raise NotImplementedError
 
+    def inwards(self, grads_and_vars):
+        """List of (gradient, variable) for the engine, whose variables are `tf.Variable`s, from what a user gave."""
+        return list(grads_and_vars)
+
+    def outwards(self, grads_and_vars):
+        """The same list for code of users and of Keras: with the variables as they were given."""
+        return list(grads_and_vars)
+
     def check(self, variables):
         """Raise if the inner optimizer can't update `variables`."""
 

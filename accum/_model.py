@@ -182,8 +182,9 @@ class GradientAccumulateModel(tf.keras.Model):
             optimizer.show(self)
         # On the instance, so that a subclass's own `train_step` is weighed too, whether it calls this class's or not.
         _tf.set_untracked(self, "train_step", self._weighed_train_step)
-        if self._accum.weighs_as_keras and getattr(self, "compiled_loss", None) is not None:
-            _tf.set_untracked(self, "compiled_loss", ToldLoss(self.compiled_loss, self._weigh_anew))
+        container = getattr(self, _tf.LOSS_CONTAINER, None)
+        if self._accum.weighs_as_keras and container is not None:
+            _tf.set_untracked(self, _tf.LOSS_CONTAINER, ToldLoss(container, self._weigh_anew))
 
     def _weigh_anew(self, weight):
         for optimizer in accumulating_optimizers(self):

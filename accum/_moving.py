@@ -123,17 +123,19 @@ class MovingStatistics(_tf.CheckpointOnly, Companion):
             if _tf.records_unbiased_variance(layer):
                 variance = with_bessel(variance, count)
             with tf.control_dependencies([done]):
-                moved = [_moved(layer.moving_mean, mean, count, layer.momentum)]
-                moved.append(_moved(layer.moving_variance, variance, count, layer.momentum))
+                moved = [_moved(_tf.native(layer.moving_mean), mean, count, layer.momentum)]
+                moved.append(_moved(_tf.native(layer.moving_variance), variance, count, layer.momentum))
                 done = true_after(moved)
         return done
 
     def _new_moments(self, name):
-        mean = self._layer.moving_mean
-        return KeptMoments("{}/{}".format(self._layer.name, name), mean.shape, mean.dtype.base_dtype)
+        mean = _tf.native(self._layer.moving_mean)
+        dtype = _tf.at_least_float32(mean.dtype.base_dtype)
+        return KeptMoments("{}/{}".format(self._layer.name, name), mean.shape, dtype)
 
 
 def _moved(variable, value, count, momentum):
     variable = local_variable(variable)
-    way = (variable.read_value() - value) * tf.cast(1.0 - momentum, value.dtype)
-    return variable.assign_sub(tf.where(count > 0.0, way, tf.zeros_like(way)), read_value=False)
+    way = (tf.cast(variable.read_value(), value.dtype) - value) * tf.cast(1.0 - momentum, value.dtype)
+    way = tf.where(count > 0.0, way, tf.zeros_like(way))
+    return variable.assign_sub(tf.cast(way, variable.dtype.base_dtype), read_value=False)

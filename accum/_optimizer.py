@@ -62,9 +62,16 @@ class GradientAccumulateOptimizer:
         sparse="rows",
     ):
         plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
-        self.__dict__["_inner"] = self.__dict__.pop("_resolved")
+        self.__dict__["_inner"] = inner = self.__dict__.pop("_resolved")
+        if transform is not None and getattr(inner, "loss_scale_factor", None) is not None:
+            raise ValueError(
+                "With `loss_scale_factor` the inner optimizer alone sees gradients unscaled; a `transform` does not: "
+                "use a LossScaleOptimizer around this one. Received: loss_scale_factor={!r}.".format(
+                    inner.loss_scale_factor
+                )
+            )
         _tf.stop_automatic_tracking(self)
-        super().__init__(name=name)
+        _tf.begin_as_optimizer(self, super().__init__, name)
         self._use_cycle(Cycle(plan, KerasHost(self, name), transform, accumulator_dtype, not plan.is_bare))
         self.__dict__["_weights_now"] = {}  # replica -> weight of the micro-batch that is being taken in
         self.__dict__["_handed_back"] = set()  # replicas whose gradients a LossScaleOptimizer takes for reduced
@@ -110,6 +117,7 @@ class GradientAccumulateOptimizer:
             before within a cycle.
         """
         del name
+        grads_and_vars = self._cycle.host.inwards(grads_and_vars)
         weight = self.weight_now if weight is None else weight
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         is_reduced = is_reduced and not self._takes_back()
@@ -205,7 +213,7 @@ class GradientAccumulateOptimizer:
             self._cycle.host.prepare([var for _, var in grads_and_vars])
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
-        return _tf.apply_inner(self._inner, listed, replicas)
+        return _tf.apply_inner(self._inner, self._cycle.host.outwards(listed), replicas)
 
     # ------------------------------------------------------------------------------------------------------------
     # What can be seen
@@ -332,6 +340,11 @@ def _resolve(optimizer):
             "`optimizer` must be a Keras optimizer, its name or its config. Received: {!r}.{}".format(optimizer, hint)
         )
     inner = _tf.get_keras_optimizer(optimizer)
+    if getattr(inner, "gradient_accumulation_steps", None):
+        raise ValueError(
+            "`optimizer` accumulates already, in Keras' own way: leave out its `gradient_accumulation_steps`. "
+            "Received: gradient_accumulation_steps={!r}.".format(inner.gradient_accumulation_steps)
+        )
     if _tf.is_loss_scale_optimizer(inner):
         raise ValueError(
             "A LossScaleOptimizer has to be outermost, where it scales the loss: "

@@ -6,13 +6,14 @@ each branch says with which line it dies.
 
 import contextlib
 import functools
+import importlib
 import inspect
 import re
 import sys
 
 import numpy as np
 
-SUPPORTED = "TensorFlow 1.15 or 2.2 to 2.15"
+SUPPORTED = "TensorFlow 1.15 or 2.2 to 2.21"
 
 try:
     import tensorflow as tf
@@ -26,7 +27,7 @@ except ModuleNotFoundError as error:
 
 VERSION = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:3])
 
-if not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 15)):
+if not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 21)):
     raise ImportError(
         "accum runs on {} and found TensorFlow {}: "
         "install a supported line, such as `pip install 'tensorflow==2.15.*'`.".format(SUPPORTED, tf.__version__)
@@ -35,11 +36,23 @@ if not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 15)):
 HAS_KERAS_FACE = VERSION >= (2, 2)
 """TF 1.15 never calls an overridden `train_step`, so it has the static-graph face only. Dies with 1.15."""
 
+IS_KERAS_3 = VERSION >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
+"""Whether `tf.keras` is Keras 3: from 2.16 on it is, unless TF_USE_LEGACY_KERAS makes it `tf-keras`, Keras 2."""
+
+if IS_KERAS_3 and tf.keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        "accum runs on Keras 3 over TensorFlow, and found it over {}: set KERAS_BACKEND=tensorflow.".format(
+            tf.keras.backend.backend()
+        )
+    )
+
 # ----------------------------------------------------------------------------------------------------------------
 # Optimizer families
 
 
 def _legacy_base():
+    if IS_KERAS_3:
+        return None
     if VERSION >= (2, 11):  # 2.11 made the new optimizers the default; dies with 2.15
         return tf.keras.optimizers.legacy.Optimizer
     return tf.keras.optimizers.Optimizer
@@ -54,7 +67,7 @@ def _new_base():
 
 
 LegacyOptimizer = _legacy_base()
-"""Base of the Keras optimizers that keep slots and hyperparameters (all of them up to 2.10)."""
+"""Base of the Keras optimizers that keep slots and hyperparameters (all of them up to 2.10), or None in Keras 3."""
 
 NewOptimizer = _new_base()
 """Base of the Keras optimizers that are built from a variable list (the default from 2.11 on), or None."""
@@ -63,7 +76,7 @@ GraphOptimizer = tf.compat.v1.train.Optimizer
 
 
 def is_legacy_optimizer(optimizer):
-    return isinstance(optimizer, LegacyOptimizer)
+    return LegacyOptimizer is not None and isinstance(optimizer, LegacyOptimizer)
 
 
 def is_new_optimizer(optimizer):
@@ -127,10 +140,11 @@ def deserialize_keras_optimizer(config, custom_objects=None):
     if is_keras_optimizer(config):
         return config  # Keras 2.13 and later may have been there first
     if VERSION >= (2, 11):
-        # `optimizers.deserialize` gives the string "AdamW" for an AdamW, on 2.15 too, and the general one knows no SGD
-        # while it reads H5: look among Keras' own here. Dies with 2.15.
+        # `optimizers.deserialize` gives the string "AdamW" for an AdamW up to 2.15, "Lamb" for a Lamb in Keras 3, and
+        # the general one knows no SGD while it reads H5: look among Keras' own here.
         inside = config.get("config", {})
-        is_legacy = inside.get("is_legacy_optimizer", "decay" in inside)  # legacy optimizers do not always say
+        # Legacy optimizers do not always say that they are.
+        is_legacy = not IS_KERAS_3 and inside.get("is_legacy_optimizer", "decay" in inside)
         family = tf.keras.optimizers.legacy if is_legacy else tf.keras.optimizers
         cls = getattr(family, config["class_name"], None)
         if cls is not None and config["class_name"] not in (custom_objects or {}):
@@ -146,7 +160,12 @@ def aggregated(grads_and_vars):
 
 
 def legacy_adam(*args, **kwargs):
-    """Keras' Adam of the family that also works in a static graph."""
+    """Keras' Adam of the family that also works in a static graph, which Keras 3 has none of."""
+    if IS_KERAS_3:
+        raise NotImplementedError(
+            "Keras 3 has no optimizer for static graphs: set TF_USE_LEGACY_KERAS=1 with tf-keras installed, "
+            "or use `AccumOptimizer(tf.compat.v1.train.AdamOptimizer(...), accum_steps=...)`."
+        )
     family = tf.keras.optimizers.legacy if VERSION >= (2, 11) else tf.keras.optimizers
     return family.Adam(*args, **kwargs)
 
@@ -158,6 +177,8 @@ def copy_of(optimizer):
 
 def loss_scale_around(optimizer, like):
     """A `LossScaleOptimizer` around `optimizer` with the settings of `like`, another one."""
+    if IS_KERAS_3:
+        return type(like)(optimizer, like.initial_scale, like.dynamic_growth_steps)
     if VERSION < (2, 4):  # dies with 2.3
         return type(like)(optimizer, like.loss_scale)
     return tf.keras.mixed_precision.LossScaleOptimizer(
@@ -230,6 +251,15 @@ CheckpointOnly = type("CheckpointOnly", (tf.Module,), _hidden_from_exports())
 """A `tf.Module` whose content a checkpoint keeps and a SavedModel leaves out (law L12)."""
 
 
+def begin_as_optimizer(optimizer, base_init, name):
+    """Run the initialiser of an optimizer's Keras base, which in Keras 3 makes variables that nobody is to see."""
+    if IS_KERAS_3:
+        base_init(learning_rate=0.0, name=name)
+        optimizer._variables.clear()
+    else:
+        base_init(name=name)
+
+
 def stop_automatic_tracking(optimizer):
     """Keep a new-style optimizer from tracking its own attributes, which would be those of its inner one."""
     optimizer.__dict__["_self_setattr_tracking"] = False
@@ -246,7 +276,8 @@ def track(owner, value, name):
 def build_inner(optimizer, variables):
     """Create the inner optimizer's variables now, so that no trace of a branch has to."""
     if is_new_optimizer(optimizer):
-        optimizer.build(variables)
+        if not (IS_KERAS_3 and optimizer.built):  # it would make all of its variables again
+            optimizer.build(list(variables))
     elif is_legacy_optimizer(optimizer):
         if VERSION >= (2, 2):
             optimizer._create_all_weights(variables)
@@ -264,15 +295,16 @@ def prepare_inner(optimizer, variables, used):
     what it needs for `used`, those of `variables` that a trace updates.
     """
     if is_new_optimizer(optimizer):
-        optimizer.build(variables)
+        build_inner(optimizer, variables)
     elif used:
         build_inner(optimizer, used)
 
 
 def refused_by_inner(optimizer, variables):
     """Those of `variables` that the inner optimizer can't update: a new one is built once, for one list."""
-    index = getattr(optimizer, "_index_dict", None) if is_new_optimizer(optimizer) else None
-    if index is None or not getattr(optimizer, "_built", False):
+    names = ("_trainable_variables_indices", "built") if IS_KERAS_3 else ("_index_dict", "_built")
+    index = getattr(optimizer, names[0], None) if is_new_optimizer(optimizer) else None
+    if index is None or not getattr(optimizer, names[1], False):
         return []
     return [var for var in variables if optimizer._var_key(var) not in index]
 
@@ -301,7 +333,10 @@ def apply_inner(optimizer, grads_and_vars, replicas, global_step=None, name=None
             grads_and_vars = [(scale_gradient(grad, 1.0 / replicas), var) for grad, var in grads_and_vars]
         return optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
     grads_and_vars = _clipped_as_in_fit(optimizer, grads_and_vars)
-    if replicas == 1:
+    if IS_KERAS_3:
+        with _without_reduction(optimizer, replicas):
+            done = optimizer.apply_gradients(grads_and_vars)
+    elif replicas == 1:
         done = optimizer.apply_gradients(grads_and_vars)
     elif is_new_optimizer(optimizer):
         done = optimizer.apply_gradients(grads_and_vars, skip_gradients_aggregation=True)
@@ -311,6 +346,22 @@ def apply_inner(optimizer, grads_and_vars, replicas, global_step=None, name=None
         with tf.control_dependencies([done]):
             done = global_step.assign_add(tf.ones([], global_step.dtype.base_dtype))
     return done
+
+
+def awaited(done):
+    """What to wait for, from what `apply_inner` gave: that of Keras 3 is a variable, to be read when it has moved."""
+    return tf.identity(native(done)) if IS_KERAS_3 and done is not None else done
+
+
+@contextlib.contextmanager
+def _without_reduction(optimizer, replicas):
+    """Keep an optimizer of Keras 3 from summing over replicas, which it does after it has clipped and can't be told."""
+    if replicas > 1:
+        optimizer.__dict__["_all_reduce_sum_gradients"] = list
+    try:
+        yield
+    finally:
+        optimizer.__dict__.pop("_all_reduce_sum_gradients", None)
 
 
 def slot_names(optimizer):
@@ -333,7 +384,15 @@ def scale_gradient(grad, factor):
 # Models
 
 
-Functional = tf.keras.Sequential.__bases__[0] if HAS_KERAS_FACE else None
+def _functional():
+    if not HAS_KERAS_FACE:
+        return None
+    if IS_KERAS_3:
+        return importlib.import_module(tf.keras.Model.__module__.rpartition(".")[0] + ".functional").Functional
+    return tf.keras.Sequential.__bases__[0]
+
+
+Functional = _functional()
 """The class of functional models: one of its own from 2.3 on, which has no public name. Dies with none."""
 
 _OF_ONE_MODEL = {
@@ -365,7 +424,10 @@ def plain_config(model, base):
         return registered_name(base) or base.__name__, base.get_config(model)
     # TF 2.2 makes a functional model of whatever stands in a SavedModel under an unknown name, a Sequential one too.
     # From 2.12 on a class with arguments of its own is taken for one that is made from them alone.
-    twin = tf.keras.Model(model._nested_inputs, model._nested_outputs, name=model.name)
+    if IS_KERAS_3:
+        twin = tf.keras.Model(model._inputs_struct, model._outputs_struct, name=model.name)
+    else:
+        twin = tf.keras.Model(model._nested_inputs, model._nested_outputs, name=model.name)
     return "Functional", twin.get_config()
 
 
@@ -407,6 +469,9 @@ def _keras_layers(*names):
     return tuple(layer for layer in found if layer is not None)
 
 
+DEPTHWISE_CONVOLUTIONS = _keras_layers("DepthwiseConv1D", "DepthwiseConv2D")
+"""Layers whose kernels are [..., in, multiplier]. Up to Keras 2 they are called `depthwise_kernel`."""
+
 TRANSPOSED_CONVOLUTIONS = _keras_layers("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
 """Layers whose kernels are [..., out, in]. The first is there from 2.3 on."""
 
@@ -445,18 +510,30 @@ def loss_denominator(container, y_true, y_pred):
     """
     if VERSION < (2, 10):  # dies with 2.9
         return None
-    places = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
-    counts = [
-        _unmasked_elements(loss, target, output)
-        for loss, target, output in zip(container._losses, *places)
-        if loss is not None and target is not None
-    ]
+    counts = [_unmasked_elements(*entry) for entry in _losses_of_outputs(container, y_true, y_pred)]
     return tf.add_n(counts) if counts and not any(count is None for count in counts) else None
+
+
+LOSS_CONTAINER = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
+"""The attribute of a compiled model that holds and computes its losses; has no public name in Keras 3."""
+
+
+def _losses_of_outputs(container, y_true, y_pred):
+    """List of (loss, target, output) of what a model was compiled with, where there is a loss and a target."""
+    if not IS_KERAS_3:
+        places = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
+        entries = list(zip(container._losses, *places))
+    elif tf.nest.is_nested(y_pred):
+        flat = list(zip(tf.nest.flatten(y_true), tf.nest.flatten(y_pred)))
+        entries = [(entry.loss,) + pair for entry, pair in zip(container._flat_losses, flat)]
+    else:
+        entries = [(entry.loss, y_true, y_pred) for entry in container._flat_losses]
+    return [entry for entry in entries if entry[0] is not None and entry[1] is not None]
 
 
 def _unmasked_elements(loss, target, output):
     """How many elements a loss was divided by, if a mask tells it: a float32 scalar or None."""
-    if loss.reduction not in (tf.keras.losses.Reduction.AUTO, tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE):
+    if loss.reduction not in ("auto", "sum_over_batch_size", "mean"):
         return None
     mask = getattr(output, "_keras_mask", None) if VERSION >= (2, 11) else None  # has no public name; dies with 2.10
     mask = None if mask is None else tf.cast(mask, tf.float32)
@@ -475,6 +552,8 @@ def _unmasked_elements(loss, target, output):
 
 def is_layered_model(model):
     """Whether `model` is a functional or Sequential model, made of layers that Keras can copy."""
+    if IS_KERAS_3:
+        return isinstance(model, (tf.keras.Sequential, Functional))
     return isinstance(model, tf.keras.Sequential) or bool(getattr(model, "_is_graph_network", False))
 
 
@@ -519,9 +598,58 @@ def call_batch_norm(call, inputs, training, mask):
     return call(inputs, training=training)  # dies with 2.11
 
 
+def is_fused(batch_norm):
+    """Whether a built layer computes by the fused kernel, of which Keras 3 knows nothing."""
+    return bool(getattr(batch_norm, "fused", False))
+
+
+def unfused(options):
+    """The arguments of a batch normalisation that is not fused."""
+    return options if IS_KERAS_3 else dict(options, fused=False)
+
+
+class Resting:
+    """Stands in for a variable of Keras 3: has its value, and takes no other."""
+
+    def __init__(self, variable):
+        self._variable = variable
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        return tf.convert_to_tensor(native(self._variable), dtype=dtype, name=name)
+
+    def assign(self, value):
+        """Leave the variable as it is."""
+
+
+def _resting(name):
+    def get(self):
+        variable = self.__dict__.get(name)
+        return Resting(variable) if variable is not None and self.accum_is_capturing else variable
+
+    return property(get, lambda self, variable: self.__dict__.update({name: variable}))
+
+
+class _HandsOver:
+    """The part of a batch normalisation by which Keras 3 computes statistics, and assigns to the moving ones in `call`.
+
+    They rest while `accum_is_capturing`, and what is computed goes through `accum_hand_over`.
+    """
+
+    moving_mean = _resting("moving_mean")
+    moving_variance = _resting("moving_variance")
+
+    def _moments(self, inputs, mask):
+        return self.accum_hand_over(super()._moments, inputs, mask)
+
+
+if HAS_KERAS_FACE:
+    BATCH_NORM_BASES = ((_HandsOver,) if IS_KERAS_3 else ()) + (tf.keras.layers.BatchNormalization,)
+    """What a batch normalisation with an eye on its statistics derives from: in Keras 2 its own methods are enough."""
+
+
 def uses_mask(batch_norm):
     """Whether a built layer leaves masked values out of its statistics."""
-    return _BATCH_NORM_TAKES_MASK and not batch_norm.fused
+    return _BATCH_NORM_TAKES_MASK and not is_fused(batch_norm)
 
 
 def records_unbiased_variance(batch_norm):
@@ -529,7 +657,7 @@ def records_unbiased_variance(batch_norm):
 
     The fused kernel does, which Keras takes for rank 4, and later for rank 5 too; its own computation does not.
     """
-    return bool(batch_norm.fused)
+    return is_fused(batch_norm)
 
 
 def is_no_real_call():
@@ -538,6 +666,8 @@ def is_no_real_call():
     No public name says so. The module in which `Layer` stands knows, but for exports of some lines (2.9, 2.10), whose
     traces have names of their own.
     """
+    if IS_KERAS_3:
+        return importlib.import_module(tf.keras.Model.__module__.split(".models")[0] + ".backend").in_stateless_scope()
     context = sys.modules[tf.keras.layers.Layer.__module__].base_layer_utils.call_context()
     if getattr(context, "saving", False) or getattr(context, "in_keras_graph", False):
         return True
@@ -576,11 +706,27 @@ def is_parameter_server(strategy):
 # Variables
 
 
+def native(var):
+    """The `tf.Variable` of a `keras.Variable`, which Keras 3 has; anything else itself."""
+    return var.value if IS_KERAS_3 and isinstance(var, tf.keras.Variable) else var
+
+
+def path_of(var):
+    """The whole name of a variable, with those of what it is in, without the number of an output."""
+    return getattr(var, "path", var.name).split(":")[0]
+
+
 def variable_key(var):
     """What identifies a variable for as long as it lives, also one copy of a mirrored one."""
+    var = native(var)
     if hasattr(var, "_distributed_container"):  # a replica's own copy; the container has no public name
         var = var._distributed_container() or var
     return id(var)
+
+
+def at_least_float32(dtype):
+    """`dtype`, or float32 in the place of one of 16 bits."""
+    return tf.float32 if dtype.size < 4 else dtype
 
 
 def known_value(value):

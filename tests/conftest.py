@@ -18,6 +18,7 @@ def pytest_configure(config):
         "markers",
         "slow: starts processes, exports models, or differs little between lines; runs on a subset of the cells",
     )
+    config.addinivalue_line("markers", "line: differs between lines of TensorFlow alone; runs on one Python of each")
     make_two_cpus()
     _look_often_for_the_end_of_replicas()
 

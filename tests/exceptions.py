@@ -9,22 +9,35 @@ import tensorflow as tf
 
 LINE = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:2])
 HAS_KERAS_FACE = LINE >= (2, 2)
+IS_KERAS_3 = LINE >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
 
 # (part of the test's id, first line, last line, reason)
+NEWEST = (9, 9)
 SLIM = "tf_slim 1.1.0 takes this layer from a module that Keras 2.13 dropped"
+UNEQUAL = "Keras 3 averages the first micro-batch over the replicas, on all of which it has to be of one size"
 TABLE = [
-    ("[slim.batch_norm]", (2, 13), (2, 15), SLIM),
-    ("[slim.batch_norm-rank2-ref-plain", (2, 13), (2, 15), SLIM),
-    ("[slim.batch_norm-rank2-ref-fused", (2, 15), (2, 15), "tf_slim 1.1.0 uses `ops.Tensor`, which TF 2.15 dropped"),
-    ("[slim.batch_norm-rank4", (2, 13), (2, 15), SLIM),
-    ("[slim.batch_norm-rank5", (2, 13), (2, 15), SLIM),
+    ("[slim.batch_norm]", (2, 13), NEWEST, SLIM),
+    ("[slim.batch_norm-rank2-ref-plain", (2, 13), NEWEST, SLIM),
+    ("[slim.batch_norm-rank2-ref-fused", (2, 15), NEWEST, "tf_slim 1.1.0 uses `ops.Tensor`, which TF 2.15 dropped"),
+    ("[slim.batch_norm-rank4", (2, 13), NEWEST, SLIM),
+    ("[slim.batch_norm-rank5", (2, 13), NEWEST, SLIM),
     (
         "test_fit_goes_on_from_a_backup_in_mid_cycle",
         (2, 3),
         (2, 3),
         "TF 2.3's BackupAndRestore fails under several workers where it deletes its backup",
     ),
-    ("test_slim_s_own", (2, 13), (2, 15), "tf_slim 1.1.0 uses `ops.IndexedSlices`, which TF 2.13 dropped"),
+    ("test_slim_s_own", (2, 13), NEWEST, "tf_slim 1.1.0 uses `ops.IndexedSlices`, which TF 2.13 dropped"),
+]
+# What Keras 3 itself makes impossible, on any line: (part of the test's id, reason)
+KERAS_3 = [
+    ("test_an_overflow_on_one_replica_only", "Keras 3 asks the first replica alone whether its gradients overflowed"),
+    ("test_synchronized_replicas_equal_one_device[one replica without examples]", UNEQUAL),
+    (
+        "test_it_shares_variables_and_goes_on_with_what_the_model_was_compiled_with[OwnTrainStep]",
+        "Keras 3 wants a train step of the user's own to update the metrics that the model was compiled with",
+    ),
+    ("test_backup_and_restore_goes_on", "Keras 3's BackupAndRestore keeps steps, and nothing of an unfinished cycle"),
 ]
 # As above, where TensorFlow does not even fail but hangs: these are not run.
 HANGS = [
@@ -57,12 +70,39 @@ CAME_LATER = [
 ]
 
 
+# (part of the test's id, last line that can try it, reason)
+ESTIMATORS = "Estimators left TensorFlow with 2.16"
+WENT = [
+    ("test_estimator", (2, 15), ESTIMATORS),
+    ("test_flush_hook_ends_the_last_cycle_of_an_estimator", (2, 15), ESTIMATORS),
+]
+# (part of the test's id, reason)
+STATIC = "Keras 3 has no optimizer for static graphs"
+SEVERAL_LISTS = "an optimizer of Keras 3 has one list of variables"
+NOT_IN_KERAS_3 = [
+    ("test_graph_batch_norm.py", "`tf.compat.v1.layers` are Keras 2's"),
+    ("test_averages_taken_over_later_begin_at_zero", "`tf.compat.v1.layers` are Keras 2's"),
+    ("test_slim_runs_the_update_ops_that_are_left", "tf_slim's batch normalisation is Keras 2's"),
+    ("test_clipping_of_a_keras_optimizer", STATIC),
+    ("test_h2g_net_s_adam_accumulated_is_adam", STATIC),
+    ("test_a_keras_optimizer_", STATIC),
+    ("test_a_variable_added_between_cycles", SEVERAL_LISTS),
+    ("test_an_embedding_in_fit_equals_the_full_batch", SEVERAL_LISTS),
+    ("test_an_optimizer_in_use_for_another_list", SEVERAL_LISTS),
+    ("test_variables_that_are_gone_leave_nothing", SEVERAL_LISTS),
+    ("test_without_it_each_replica_has_its_own", "Keras 3 keeps the statistics of the first replica"),
+]
+
+
 def reasons(item):
     """Why `item` cannot pass on this line, and whether it can be run: none, or one pair a matching row."""
     rows = [(row, True) for row in TABLE] + [(row, False) for row in HANGS]
-    return [(why, runs) for (part, first, last, why), runs in rows if part in item.nodeid and first <= LINE <= last]
+    here = [(why, runs) for (part, first, last, why), runs in rows if part in item.nodeid and first <= LINE <= last]
+    return here + [(why, True) for part, why in KERAS_3 if IS_KERAS_3 and part in item.nodeid]
 
 
 def lacks(item):
-    """Why this line has not yet got what `item` is about: none, or one reason a matching row."""
-    return [why for part, first, why in CAME_LATER if part in item.nodeid and first > LINE]
+    """Why this line has not got, yet or any more, what `item` is about: none, or one reason a matching row."""
+    later = [why for part, first, why in CAME_LATER if part in item.nodeid and first > LINE]
+    went = [why for part, last, why in WENT if part in item.nodeid and last < LINE]
+    return later + went + [why for part, why in NOT_IN_KERAS_3 if IS_KERAS_3 and part in item.nodeid]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from exceptions import IS_KERAS_3, LINE
 
 tf1 = tf.compat.v1
 
@@ -15,12 +16,16 @@ GRAPH_ARGUMENTS = {
     "MomentumOptimizer": [{"momentum": 0.9}, {"momentum": 0.9, "use_nesterov": True}],
     "RMSPropOptimizer": [{}, {"centered": True, "momentum": 0.5}],
 }
-NOT_ALONE = ("SyncReplicasOptimizer", "Optimizer", "LossScaleOptimizer")
+NOT_ALONE = ("SyncReplicasOptimizer", "Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
+
+
+EAGER_AND_TRACED = [pytest.param(False, id="eager", marks=pytest.mark.line), pytest.param(True, id="function")]
+"""pytest parameters: whether a micro step is a `tf.function`."""
 
 
 def _keras_modules():
     modules = {"keras": tf.keras.optimizers}
-    for name in ("legacy", "experimental"):
+    for name in () if IS_KERAS_3 else ("legacy", "experimental"):
         module = getattr(tf.keras.optimizers, name, None)
         if module is not None:
             modules[name] = module
@@ -35,8 +40,8 @@ def _classes(module):
 
 
 def legacy_family():
-    """The module of the optimizers that keep slots."""
-    return getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+    """The module of the optimizers that keep slots, or None in Keras 3."""
+    return None if IS_KERAS_3 else getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
 
 
 def new_family():
@@ -45,6 +50,20 @@ def new_family():
         if hasattr(getattr(module, "SGD", None), "update_step"):
             return module
     return None
+
+
+def families(pick=lambda module: module):
+    """pytest parameters: what `pick` takes from the module of Keras' optimizers, and of the legacy ones beside them."""
+    found = {"keras": tf.keras.optimizers}
+    if LINE >= (2, 11) and not IS_KERAS_3:
+        found["legacy"] = tf.keras.optimizers.legacy
+    return [pytest.param(pick(module), id=name) for name, module in found.items()]
+
+
+def slot_families():
+    """pytest parameters: the module of the optimizers that keep slots, and that of those built from a list."""
+    found = {"legacy": legacy_family(), "new": new_family()}
+    return [pytest.param(module, id=name) for name, module in found.items() if module is not None]
 
 
 def _label(*parts):
@@ -85,6 +104,20 @@ def random_gradients(count, shapes, seed=0):
     """`count` lists of float32 gradients of the given shapes."""
     random = np.random.RandomState(seed)
     return [[random.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(count)]
+
+
+def keras_weights(values):
+    """The variables of a loop of the user's own: Keras 3 has a class for them, whose names some optimizers read."""
+    if IS_KERAS_3:
+        return [tf.keras.Variable(value, name="weight_{}".format(place)) for place, value in enumerate(values)]
+    return [tf.Variable(value) for value in values]
+
+
+def built(optimizer, variables):
+    """`optimizer`, built before anything is traced, as Keras 3 does it: not all of its optimizers bear it later."""
+    if IS_KERAS_3:
+        optimizer.build(variables)
+    return optimizer
 
 
 def float32_mean(grads):

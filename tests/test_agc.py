@@ -9,6 +9,8 @@ import tensorflow as tf
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.line
+
 tf1 = tf.compat.v1
 layers = tf.keras.layers
 

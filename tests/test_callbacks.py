@@ -6,11 +6,12 @@ import exceptions
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_mixed_precision import FAMILIES, loss_scale_optimizer
+from optimizers import families
+from test_mixed_precision import loss_scale_optimizer
 
 import accum
 
-pytestmark = pytest.mark.keras_face
+pytestmark = [pytest.mark.line, pytest.mark.keras_face]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 1)).astype("float32")
@@ -45,7 +46,7 @@ def assert_same_history(ours, theirs, rtol=1e-5):
 
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_learning_rate_callbacks_and_early_stopping_do_what_they_do_with_the_full_batch(family, is_scaled):
     def optimizer():
         inner = family.SGD(0.1, momentum=0.9)
@@ -88,7 +89,7 @@ def logged(folder):
 
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_tensorboard_logs_what_it_logs_of_the_full_batch(family, is_scaled, tmp_path):
     def optimizer():
         inner = family.SGD(tf.keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5))
@@ -102,7 +103,10 @@ def test_tensorboard_logs_what_it_logs_of_the_full_batch(family, is_scaled, tmp_
     (theirs, their_others), (ours, our_others) = seen
     assert "epoch_loss" in theirs
     assert_same_history(ours, theirs)
-    assert {tag.split("/")[-1] for tag in our_others} == {tag.split("/")[-1] for tag in their_others}
+    kinds = [{tag.split("/")[-1] for tag in tags} for tags in (our_others, their_others)]
+    if exceptions.IS_KERAS_3:  # draws models of its own classes alone
+        kinds[1].discard("keras")
+    assert kinds[0] == kinds[1]
 
 
 @pytest.mark.law("L12")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers import legacy_family, new_family
+from optimizers import EAGER_AND_TRACED, legacy_family, new_family
 
 import accum
 
@@ -59,7 +59,7 @@ class Gan:
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.law("L6")
-@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 def test_two_optimizers_in_one_loop_equal_the_full_batch(is_traced):
     full = Gan()
     ours = Gan(lambda optimizer: accum.GradientAccumulateOptimizer(optimizer, accum_steps=3), is_traced)
@@ -200,7 +200,7 @@ def test_a_frozen_layer_stays_and_the_rest_equals_the_full_batch():
 
 
 @pytest.mark.law("L8")
-@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 def test_a_variable_added_between_cycles_is_accumulated_from_then_on(is_traced):
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer(legacy.SGD(1.0, momentum=0.5), accum_steps=2)
@@ -224,7 +224,7 @@ def test_a_variable_may_get_its_first_gradient_late(accum_steps):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 @pytest.mark.parametrize("is_announced", [False, True], ids=["unannounced", "built"])
 def test_a_variable_that_the_inner_optimizer_cannot_take_is_refused_at_once(is_announced, is_traced):
     one, other = tf.Variable([0.0], name="one"), tf.Variable([0.0], name="other")

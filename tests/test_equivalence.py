@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers import float32_mean, graph_optimizers, keras_optimizers, random_gradients
+from optimizers import (
+    EAGER_AND_TRACED,
+    built,
+    float32_mean,
+    graph_optimizers,
+    keras_optimizers,
+    keras_weights,
+    random_gradients,
+)
 
 import accum
 import accum.compat.v1
@@ -24,7 +32,8 @@ def means_of(gradients):
 
 def run_keras(optimizer, gradients, first, is_traced):
     """Weights after `optimizer` has been given each list of gradients."""
-    variables = [tf.Variable(value) for value in first]
+    variables = keras_weights(first)
+    built(optimizer, variables)
 
     def step(*grads):
         optimizer.apply_gradients(zip(grads, variables))
@@ -37,7 +46,7 @@ def run_keras(optimizer, gradients, first, is_traced):
 
 @pytest.mark.law("L1")
 @pytest.mark.keras_face
-@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 @pytest.mark.parametrize("make", keras_optimizers())
 def test_keras_optimizers_make_the_bare_step(make, is_traced):
     first = random_gradients(1, SHAPES, seed=1)[0]
@@ -85,6 +94,7 @@ def run_graph(make, gradients, first, use_resource, how):
         pytest.param(False, "explicit", id="ref-explicit", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.line
 @pytest.mark.parametrize("make", graph_optimizers())
 def test_graph_optimizers_make_the_bare_step(make, use_resource, how):
     first = random_gradients(1, SHAPES, seed=1)[0]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = pytest.mark.keras_face
+pytestmark = [pytest.mark.line, pytest.mark.keras_face]
 
 RANDOM = np.random.RandomState(0)
 X, OTHER, Y = (RANDOM.normal(size=(20, size)).astype("float32") for size in (3, 3, 2))
@@ -99,7 +99,7 @@ def endless_dictionaries(size):
 
 # (what, the model, the loss and its weights, what `fit` is given in batches of a size)
 KINDS = [
-    ("lists", two_to_two, {"loss": "mse", "loss_weights": [0.3, 2.0]}, lambda size: two_targets()),
+    ("lists", two_to_two, {"loss": ["mse", "mse"], "loss_weights": [0.3, 2.0]}, lambda size: two_targets()),
     (
         "generator of dictionaries",
         named,
@@ -142,6 +142,8 @@ def test_every_kind_of_data_equals_the_full_batch(what, make, compiled, data):
     for name, values in history[1].items():  # no weight moves within a cycle, so the losses are those of the full batch
         if what == "x alone":
             break  # Keras takes the mean of the batches' losses there, whatever their sizes
+        if exceptions.IS_KERAS_3 and name != "loss":
+            continue  # as it does with the losses of single outputs
         np.testing.assert_allclose(values, history[0][name], rtol=1e-5, err_msg=name)
 
 
@@ -180,9 +182,12 @@ if exceptions.LINE >= (2, 10):  # the line that brought `ignore_class`
 def test_a_masked_model_is_exact_whatever_its_line_divides_by(what, make, loss, y):
     full, model = filled(make()), accum.GradientAccumulateModel.from_model(filled(make()), 3)
     x = X if make is classifier else TOKENS
+    # Keras 3 takes no weight of a whole sequence beside a mask.
+    weights = WEIGHTS if make is classifier or not exceptions.IS_KERAS_3 else np.repeat(WEIGHTS, 3).reshape(20, 3)
+    weights = [weights] * 2 if isinstance(y, list) and exceptions.IS_KERAS_3 else weights
     for one, size in ((full, 20), (model, 8)):
         one.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), loss(), run_eagerly=one is full or what != "one output")
-        one.fit(x, y, batch_size=size, epochs=2, shuffle=False, verbose=0, sample_weight=WEIGHTS)
+        one.fit(x, y, batch_size=size, epochs=2, shuffle=False, verbose=0, sample_weight=weights)
     assert_close(model.get_weights(), full.get_weights())
 
 
@@ -301,4 +306,4 @@ def test_logs_are_those_of_weights_that_rest_within_a_cycle(capsys):
     resting.compile(tf.keras.optimizers.SGD(0.0), "mse", metrics=["mae"], run_eagerly=True)
     resting.fit(X, Y, batch_size=8, shuffle=False, verbose=1)
     bars.append(last_bar(capsys))  # 2.4 and others show a mean of means
-    assert bars[0] == bars[1] and bars[0].startswith("3/3") and "loss: " in bars[0]
+    assert bars[0] == bars[1] and "3/3" in bars[0] and "loss: " in bars[0]

@@ -9,6 +9,8 @@ import tf_slim as slim
 
 import accum.compat.v1
 
+pytestmark = pytest.mark.line
+
 tf1 = tf.compat.v1
 
 RANDOM = np.random.RandomState(0)

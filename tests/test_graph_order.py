@@ -7,6 +7,8 @@ from replicas import RUN, mirrored
 
 import accum.compat.v1
 
+pytestmark = pytest.mark.line
+
 tf1 = tf.compat.v1
 
 SHAPE = (64, 32)

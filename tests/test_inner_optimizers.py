@@ -3,20 +3,19 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers import float32_mean, legacy_family, new_family, random_gradients
+from exceptions import IS_KERAS_3
+from optimizers import float32_mean, legacy_family, new_family, random_gradients, slot_families
 
 import accum
 
-pytestmark = pytest.mark.keras_face
+pytestmark = [pytest.mark.line, pytest.mark.keras_face]
 
 K, STEPS = 3, 4
 SHAPES = [(4, 3), (3,)]
 FIRST = random_gradients(1, SHAPES, seed=1)[0]
 GRADIENTS = random_gradients(K * STEPS, SHAPES)
 MEANS = [[float32_mean(parts) for parts in zip(*GRADIENTS[i : i + K])] for i in range(0, K * STEPS, K)]
-FAMILIES = [pytest.param(legacy_family(), id="legacy")]
-if new_family() is not None:
-    FAMILIES.append(pytest.param(new_family(), id="new"))
+FAMILIES = slot_families()
 schedules = tf.keras.optimizers.schedules
 
 
@@ -271,9 +270,46 @@ def own_new(base):
     return Own, DenseOnly
 
 
-OWN = [pytest.param(own_legacy(legacy_family().Optimizer), id="legacy")]
+def own_keras_3(base):
+    class Own(base):
+        """As `own_new`, as Keras 3 wants it."""
+
+        def __init__(self, rate=0.1, name="Own", **kwargs):
+            super().__init__(learning_rate=rate, name=name, **kwargs)
+
+        def build(self, variables):
+            if not self.built:
+                super().build(variables)
+                self.seen = self.add_optimizer_variables(variables, "seen")
+
+        def update_step(self, gradient, variable, learning_rate):
+            seen, rate = self.seen[self._get_variable_index(variable)], tf.cast(learning_rate, tf.float32)
+            self.assign_add(seen, gradient)
+            if not isinstance(gradient, tf.IndexedSlices):
+                self.assign_sub(variable, rate * (gradient + 0.5 * seen))
+                return
+            change = rate * (gradient.values + 0.5 * tf.gather(seen, gradient.indices))
+            self.assign_sub(variable, tf.IndexedSlices(change, gradient.indices))
+
+        def get_config(self):
+            config = super().get_config()
+            return {"rate": config["learning_rate"], "name": config["name"]}
+
+    class DenseOnly(Own):
+        def update_step(self, gradient, variable, learning_rate):
+            if isinstance(gradient, tf.IndexedSlices):
+                raise NotImplementedError("dense only")
+            super().update_step(gradient, variable, learning_rate)
+
+    return Own, DenseOnly
+
+
+OWN = []
+if legacy_family() is not None:
+    OWN.append(pytest.param(own_legacy(legacy_family().Optimizer), id="legacy"))
 if new_family() is not None:
-    OWN.append(pytest.param(own_new(new_family().Optimizer), id="new"))
+    write = own_keras_3 if IS_KERAS_3 else own_new
+    OWN.append(pytest.param(write(new_family().Optimizer), id="new"))
 
 
 def own_step(first, grads, seen):

@@ -25,7 +25,7 @@ def test_the_model_of_old_accumulates_and_loads(spelling, tmp_path):
     with pytest.warns(DeprecationWarning, match=r"is now called `GradientAccumulateModel\(accum_steps=K"):
         model = accum.GAModelWrapper(mixed_precision=False, **dict(parts(), **{spelling: 3}))
     assert isinstance(model, accum.GradientAccumulateModel)
-    model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    model.compile(tf.keras.optimizers.SGD(0.1), tf.keras.losses.MeanSquaredError(), run_eagerly=True)
     model.set_weights([FIRST])
     model.fit(X, Y, batch_size=8, verbose=0)
     np.testing.assert_allclose(model.get_weights()[0], FIRST - 0.1 * STEP, rtol=0, atol=2e-6)

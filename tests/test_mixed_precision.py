@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from loss_scales import apply_scaled, scaled_loss
+from optimizers import EAGER_AND_TRACED, families
 
 import accum
 
 pytestmark = pytest.mark.keras_face
 
-LEGACY = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
-FAMILIES = [pytest.param(tf.keras.optimizers, id="keras")]
-if LEGACY is not tf.keras.optimizers:
-    FAMILIES.append(pytest.param(LEGACY, id="legacy"))
 HAS_PUBLIC_CLASS = hasattr(tf.keras.mixed_precision, "LossScaleOptimizer")
 
 
@@ -25,17 +23,16 @@ def loss_scale_optimizer(optimizer, scale):
 
 @pytest.mark.law("L10")
 @pytest.mark.parametrize("place", [None, 0, 1, 2])
-@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
+@pytest.mark.parametrize("family", families())
 def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_traced, place):
     variable = tf.Variable([0.0])
     optimizer = loss_scale_optimizer(accum.GradientAccumulateOptimizer(family.SGD(1.0), accum_steps=3), 1024.0)
 
     def micro_step(factor):
         with tf.GradientTape() as tape:
-            loss = optimizer.get_scaled_loss(tf.reduce_sum(variable * factor))
-        grads = optimizer.get_unscaled_gradients(tape.gradient(loss, [variable]))
-        optimizer.apply_gradients(zip(grads, [variable]))
+            loss = scaled_loss(optimizer, tf.reduce_sum(variable * factor))
+        apply_scaled(optimizer, tape.gradient(loss, [variable]), [variable])
 
     micro_step = tf.function(micro_step) if is_traced else micro_step
     factors = [1.0, 2.0, 6.0]
@@ -48,15 +45,14 @@ def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_
 
 @pytest.mark.law("L10")
 @pytest.mark.law("L8")
-@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
+@pytest.mark.parametrize("family", families())
 def test_a_variable_without_a_gradient_inside_a_loss_scale(family, is_traced):
     used, unused = tf.Variable([0.0]), tf.Variable([5.0])
     optimizer = loss_scale_optimizer(accum.GradientAccumulateOptimizer(family.SGD(1.0), accum_steps=2), 4.0)
 
     def micro_step():
-        (grad,) = optimizer.get_unscaled_gradients([tf.constant([4.0])])
-        optimizer.apply_gradients([(grad, used), (None, unused)])
+        apply_scaled(optimizer, [tf.constant([4.0]), None], [used, unused])
 
     micro_step = tf.function(micro_step) if is_traced else micro_step
     for _ in range(4):
@@ -103,7 +99,8 @@ def trained(batch_size, accum_steps, optimizer):
 @pytest.mark.law("L10")
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("is_explicit", [False, True], ids=["by compile", "by the user"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
+@pytest.mark.line
 def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, family, is_explicit):
     def optimizer():
         inner = family.SGD(0.05, momentum=0.9)
@@ -115,6 +112,7 @@ def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, famil
 
 @pytest.mark.law("L10")
 @pytest.mark.law("L1")
+@pytest.mark.line
 def test_fit_under_the_bfloat16_policy_equals_the_full_batch(mixed_bfloat16):
     """Nothing scales the loss there. bfloat16 rounds each micro-batch's gradients, by up to 2^-9 of them."""
     for ours, theirs in zip(trained(5, 4, "sgd"), trained(20, None, "sgd")):
@@ -145,7 +143,8 @@ def examples(parts):
 
 @pytest.mark.law("L10")
 @pytest.mark.law("L13")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
+@pytest.mark.line
 def test_an_overflow_at_any_place_of_a_cycle_leaves_no_trace_in_fit(mixed_float16, family):
     """Neither in the weights nor in batch normalisation; and the last cycle, which it leaves unfinished, is flushed."""
     ours = accum.GradientAccumulateOptimizer(family.SGD(0.05, momentum=0.9), accum_steps=2)

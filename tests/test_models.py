@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.slow]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 EXAMPLES, SIZE, K = 12, 5, 3  # micro-batches of 5, 5 and 2

@@ -40,16 +40,33 @@ def import_with(tensorflow_source, tmp_path):
 
 def test_without_tensorflow_the_import_says_what_to_install(tmp_path):
     said = import_with(None, tmp_path)
-    assert said.startswith("ImportError: accum runs on TensorFlow 1.15 or 2.2 to 2.15")
+    assert said.startswith("ImportError: accum runs on TensorFlow 1.15 or 2.2 to 2.21")
     assert "pip install tf-accum[tf]" in said
 
 
-@pytest.mark.parametrize("version", ["1.14.0", "2.0.4", "2.1.0", "2.16.1", "3.0.0"])
+@pytest.mark.parametrize("version", ["1.14.0", "2.0.4", "2.1.0", "2.22.0", "3.0.0"])
 def test_on_an_unsupported_line_the_import_says_so(version, tmp_path):
     said = import_with("__version__ = {!r}".format(version), tmp_path)
     assert said.startswith("ImportError: accum runs on")
     assert "found TensorFlow {}".format(version) in said
     assert "pip install" in said
+
+
+OTHER_BACKEND = """
+__version__ = "2.18.0"
+
+class keras:
+    __version__ = "3.5.0"
+
+    class backend:
+        backend = staticmethod(lambda: "jax")
+"""
+
+
+def test_keras_3_on_another_backend_is_refused_in_one_sentence(tmp_path):
+    assert import_with(OTHER_BACKEND, tmp_path) == (
+        "ImportError: accum runs on Keras 3 over TensorFlow, and found it over jax: set KERAS_BACKEND=tensorflow."
+    )
 
 
 def test_an_error_inside_tensorflow_is_not_hidden(tmp_path):

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers import graph_optimizers, keras_optimizers, random_gradients
+from optimizers import graph_optimizers, keras_optimizers, keras_weights, random_gradients
 
 import accum
 import accum.compat.v1
+
+pytestmark = pytest.mark.line
 
 tf1 = tf.compat.v1
 
@@ -25,7 +27,7 @@ def keras_variables(optimizer):
 @pytest.mark.parametrize("make", keras_optimizers())
 def test_keras_weights_slots_and_clocks_rest_between_steps(make):
     inner = make()
-    variables = [tf.Variable(value) for value in random_gradients(1, SHAPES, seed=1)[0]]
+    variables = keras_weights(random_gradients(1, SHAPES, seed=1)[0])
     optimizer = accum.GradientAccumulateOptimizer(inner, accum_steps=K)
 
     @tf.function

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L12")]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L12")]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 2)).astype("float32")

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers import graph_optimizers, keras_optimizers, random_gradients
+from optimizers import built, graph_optimizers, keras_optimizers, keras_weights, random_gradients
 
 import accum
 import accum.compat.v1
+
+pytestmark = pytest.mark.line
 
 tf1 = tf.compat.v1
 
@@ -20,7 +22,8 @@ def test_keras_single_micro_step_is_the_bare_optimizer_to_the_bit(make):
     first, gradients = random_gradients(1, SHAPES, seed=1)[0], random_gradients(3, SHAPES)
 
     def run(optimizer):
-        variables = [tf.Variable(value) for value in first]
+        variables = keras_weights(first)
+        built(optimizer, variables)
 
         @tf.function
         def step(*grads):

@@ -1,11 +1,17 @@
 """Missing gradients and sparse ones (law L8)."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from exceptions import HAS_KERAS_FACE
+from optimizers import families
 
 import accum
 import accum.compat.v1
+
+pytestmark = pytest.mark.line
 
 tf1 = tf.compat.v1
 
@@ -47,16 +53,10 @@ def run(optimizer, given, is_traced):
     return table.numpy()
 
 
-def legacy():
-    return getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
-
-
 OPTIMIZERS = [
-    pytest.param(lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9), id="momentum"),
-    pytest.param(lambda: tf.keras.optimizers.Adam(0.1), id="adam"),
-    pytest.param(lambda: legacy().SGD(0.1, momentum=0.9), id="legacy-momentum"),
-    pytest.param(lambda: legacy().Adam(0.1), id="legacy-adam"),
-    pytest.param(lambda: legacy().Ftrl(0.1), id="legacy-ftrl"),
+    pytest.param(functools.partial(getattr(family.values[0], name), 0.1, **options), id=family.id + "-" + name)
+    for family in (families() if HAS_KERAS_FACE else [])
+    for name, options in (("SGD", {"momentum": 0.9}), ("Adam", {}), ("Ftrl", {}))
 ]
 
 

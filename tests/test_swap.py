@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L13")]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L13")]
 
 layers = tf.keras.layers
 KERAS = layers.BatchNormalization
@@ -80,6 +80,8 @@ def test_every_batch_norm_is_swapped_and_keeps_its_name_arguments_and_state(make
     pairs = list(zip(all_layers(swapped), all_layers(model)))
     assert len(pairs) == len(list(all_layers(model)))
     for ours, theirs in pairs:
+        if isinstance(theirs, tf.keras.layers.InputLayer):
+            continue  # Keras 3 gives that of a copy a name of its own
         assert (ours.name, ours.trainable) == (theirs.name, theirs.trainable)
         if type(theirs) is not KERAS:
             assert type(ours) is type(theirs)

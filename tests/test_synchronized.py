@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from exceptions import IS_KERAS_3
 from replicas import mirrored
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L11"), pytest.mark.law("L13")]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L11"), pytest.mark.law("L13")]
 
 layers = tf.keras.layers
 RANDOM = np.random.RandomState(0)
@@ -34,6 +35,7 @@ def trained(scope, batch_size, accum_steps, **options):
     [
         pytest.param(6, 2, id="equal shares"),  # but for the last micro-batch
         pytest.param(11, 2, id="one replica without examples"),  # 6 + 5, 6 + 5, 1 + 0
+        pytest.param(22, 2, id="one replica without examples at the end"),  # 11 + 11, 1 + 0
     ],
 )
 def test_synchronized_replicas_equal_one_device(batch_size, accum_steps):
@@ -74,7 +76,7 @@ def test_without_it_each_replica_has_its_own_and_the_mean_of_them_is_read():
 def test_on_one_device_it_is_the_unfused_layer():
     x = X[:20].reshape(10, 2, 1, 3)
     ours = accum.AccumBatchNormalization(synchronized=True)
-    keras = layers.BatchNormalization(fused=False)
+    keras = layers.BatchNormalization(**({} if IS_KERAS_3 else {"fused": False}))
     np.testing.assert_array_equal(ours(x, training=True), keras(x, training=True))
     np.testing.assert_array_equal(ours.moving_variance.numpy(), keras.moving_variance.numpy())
     again = tf.keras.layers.deserialize(tf.keras.layers.serialize(ours))
@@ -82,9 +84,11 @@ def test_on_one_device_it_is_the_unfused_layer():
 
 
 def test_the_swap_keeps_what_was_synchronized():
-    old = layers.experimental.SyncBatchNormalization
-    found = [(old(), True), (layers.BatchNormalization(), False)]
-    if "synchronized" in layers.BatchNormalization().get_config() or "synchronized" in old().get_config():
+    found = [(layers.BatchNormalization(), False)]
+    old = None if IS_KERAS_3 else layers.experimental.SyncBatchNormalization
+    if old is not None:
+        found.append((old(), True))
+    if IS_KERAS_3 or "synchronized" in layers.BatchNormalization().get_config() or "synchronized" in old().get_config():
         found.append((layers.BatchNormalization(synchronized=True), True))
     model = tf.keras.Sequential([layers.Dense(3, input_shape=(3,))] + [layer for layer, _ in found])
     swapped = accum.replace_batchnorm_layers(model, 2)

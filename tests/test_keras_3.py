@@ -1,0 +1,136 @@
+"""What only Keras 3 has on an optimizer: it means inside the wrapper what it means alone (laws L1, L10, L11, L17)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3
+from optimizers import keras_weights
+from replicas import mirrored
+
+import accum
+
+pytestmark = [
+    pytest.mark.line,
+    pytest.mark.keras_face,
+    pytest.mark.skipif(not IS_KERAS_3, reason="`tf.keras` is Keras 2 here"),
+]
+
+RANDOM = np.random.RandomState(0)
+X, Y = (RANDOM.normal(size=(24, size)).astype("float32") for size in (3, 2))
+KERNEL = RANDOM.normal(size=(3, 2)).astype("float32")
+
+
+def linear(optimizer, **options):
+    inputs = tf.keras.Input((3,))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(2, use_bias=False, **options)(inputs))
+    model.compile(optimizer, tf.keras.losses.MeanSquaredError())
+    model.set_weights([KERNEL])
+    return model
+
+
+def fitted(model, batch_size, epochs=2):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
+    model.fit(data, epochs=epochs, verbose=0)
+    return model.get_weights()[0]
+
+
+@pytest.mark.law("L17")
+def test_a_second_accumulation_inside_is_refused():
+    inner = tf.keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="leave out its `gradient_accumulation_steps`"):
+        accum.GradientAccumulateOptimizer(inner, accum_steps=2)
+
+
+@pytest.mark.law("L17")
+def test_a_transform_that_would_see_a_scaled_gradient_is_refused():
+    inner = tf.keras.optimizers.SGD(0.1, loss_scale_factor=8.0)
+    with pytest.raises(ValueError, match="does not: use a LossScale"):
+        accum.GradientAccumulateOptimizer(inner, accum_steps=2, transform=lambda pairs: pairs)
+
+
+@pytest.mark.law("L10")
+def test_a_fixed_loss_scale_of_the_inner_optimizer_scales_the_loss_once():
+    make = lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9, loss_scale_factor=64.0, clipnorm=0.5)
+    ours = fitted(linear(accum.GradientAccumulateOptimizer(make(), accum_steps=3)), 4)
+    np.testing.assert_allclose(ours, fitted(linear(make()), 12), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L1")
+def test_a_constraint_of_a_variable_holds_once_a_step():
+    calls = []
+
+    class Halve(tf.keras.constraints.Constraint):
+        def __call__(self, weight):
+            calls.append(weight)
+            return 0.5 * weight
+
+    make = lambda: tf.keras.optimizers.SGD(0.1)
+    ours = fitted(linear(accum.GradientAccumulateOptimizer(make(), 3), kernel_constraint=Halve()), 4)
+    full = fitted(linear(make(), kernel_constraint=Halve()), 12)
+    assert calls
+    np.testing.assert_allclose(ours, full, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L1")
+def test_apply_takes_gradients_alone_once_it_is_built():
+    variables = keras_weights([KERNEL])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+    assert not optimizer.built
+    optimizer.build(variables)
+    assert optimizer.built
+    optimizer.apply([tf.fill([3, 2], 1.0)])
+    optimizer.apply([tf.fill([3, 2], 3.0)])
+    np.testing.assert_allclose(variables[0].numpy(), KERNEL - 2.0, rtol=0, atol=2e-6)
+    assert optimizer.variables == optimizer.optimizer.variables
+
+
+@pytest.mark.law("L1")
+def test_minimize_is_there_as_on_the_lines_before():
+    (weight,) = keras_weights([KERNEL])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+    for factor in (1.0, 3.0):
+        optimizer.minimize(lambda factor=factor: factor * tf.reduce_sum(tf.convert_to_tensor(weight)), [weight])
+    np.testing.assert_allclose(weight.numpy(), KERNEL - 2.0, rtol=0, atol=2e-6)
+    with pytest.raises(ValueError, match="`tape` is required"):
+        optimizer.minimize(tf.constant(1.0), [weight])
+
+
+@pytest.mark.law("L7")
+def test_a_transform_sees_the_variables_of_keras():
+    seen = []
+
+    def transform(grads_and_vars):
+        seen.extend(var.path for _, var in grads_and_vars)
+        return [(2.0 * grad, var) for grad, var in grads_and_vars]
+
+    make = lambda **options: accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), 2, "sum", **options)
+    model = linear(make(transform=transform))
+    ours = fitted(model, 6)
+    assert set(seen) == {model.trainable_variables[0].path}
+    twice = linear(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.2), 2, "sum"))
+    np.testing.assert_allclose(ours, fitted(twice, 6), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L11")
+def test_replicas_accumulate_where_keras_own_argument_fails():
+    with mirrored().scope():
+        theirs = linear(tf.keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))
+    with pytest.raises(Exception, match="merge_call|replica"):
+        fitted(theirs, 4)
+    with mirrored().scope():
+        ours = linear(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1, clipnorm=0.1), 3))
+    full = fitted(linear(tf.keras.optimizers.SGD(0.1, clipnorm=0.1)), 12)
+    np.testing.assert_allclose(fitted(ours, 4), full, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L12")
+def test_a_keras_file_goes_on_where_it_stopped(tmp_path):
+    path = str(tmp_path / "model.keras")
+    make = lambda: linear(accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.1), 3))
+    model, through = make(), make()
+    fitted(model, 4, epochs=1)
+    model.save(path)
+    again = tf.keras.models.load_model(path)
+    assert isinstance(again.optimizer, accum.GradientAccumulateOptimizer)
+    assert int(again.optimizer.iterations.numpy()) == 2
+    np.testing.assert_allclose(fitted(again, 4, epochs=1), fitted(through, 4, epochs=2), rtol=0, atol=2e-6)
