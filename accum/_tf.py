@@ -571,6 +571,18 @@ def compute_dtypes(model):
     return {tf.as_dtype(dtype).name for dtype in dtypes if dtype is not None}
 
 
+def train_on(model, batch):
+    """Train a model on one batch, a tuple (x, y, sample_weight) of those that there are, as `fit` would.
+
+    `train_on_batch` of Keras 3 hands all three to the train step, where `fit` hands those that there are: a step of the
+    user's own may not know them.
+    """
+    if IS_KERAS_3 and all(leaf is not None for leaf in tf.nest.flatten(batch)):
+        model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+    else:
+        model.train_on_batch(*batch)
+
+
 def shape_built_for(model):
     """The shape of input for which a Sequential model was built that had none at first."""
     if VERSION < (2, 3):  # dies with 2.2, where it does not become a functional one

@@ -60,7 +60,7 @@ class Gentle(layers.Dropout):
 
 class CountsCalls(layers.Layer):
     def build(self, shape):
-        self.calls = self.add_weight("calls", shape=(), initializer="zeros", trainable=False)
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
 
     def call(self, inputs, training=None):
         if training:
@@ -70,7 +70,7 @@ class CountsCalls(layers.Layer):
 
 class WholeNumbers(layers.Layer):
     def build(self, shape):
-        self.number = self.add_weight("number", shape=(), dtype="int32", initializer="zeros")
+        self.number = self.add_weight(name="number", shape=(), dtype="int32", initializer="zeros")
 
     def call(self, inputs):
         return inputs

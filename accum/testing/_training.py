@@ -121,7 +121,7 @@ class _Pair:
         self.full, twin = (_built(build_model, micro_batch) for _ in range(2))
         _check_twins(self.full, twin)
         twin.set_weights(self.full.get_weights())
-        self.accumulated = GradientAccumulateModel.from_model(twin, accum_steps, **options)
+        self.accumulated = GradientAccumulateModel.from_model(twin, accum_steps, last_cycle="carry", **options)
         self.names = names_of(self.full.weights)
         self.trained = {name for name, var in zip(self.names, self.full.weights) if self._is_trained(var)}
         self.options = options
@@ -138,9 +138,9 @@ class _Pair:
     def make_step(self, batch, parts, step):
         """One step of each model."""
         try:
-            self.full.train_on_batch(*batch)
+            _tf.train_on(self.full, batch)
             for part in parts:
-                self.accumulated.train_on_batch(*part)
+                _tf.train_on(self.accumulated, part)
         except tf.errors.OutOfRangeError:
             raise ValueError("The check needs a model that is compiled with `steps_per_execution=1`.") from None
         self._ending.end_cycle_of(self.accumulated)

@@ -21,11 +21,13 @@ class _LossOfStep:
 
     def take(self, metric, logs):
         """Take in a micro-batch: what it has added to Keras' sums, or else the loss that its train step returned."""
-        if metric is None:
+        total, count = self._seen
+        if metric is not None:
+            total, count = (float(value) for value in _tf.values_of([metric.total, metric.count]))
+        if count == self._seen[1]:  # there is no such mean, or it rests, as in Keras 3 under a train step of the user's
             if logs and "loss" in logs:
                 self._total, self._count = self._total + float(logs["loss"]), self._count + 1.0
             return
-        total, count = (float(value) for value in _tf.values_of([metric.total, metric.count]))
         self._total += total - self._seen[0]
         self._count += count - self._seen[1]
         self._error += abs(total) * 2.0**-24  # the sum is a float32, rounded once a micro-batch
