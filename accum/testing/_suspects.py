@@ -11,7 +11,7 @@ BATCH_NORM = re.compile("batch_?norm", re.I)
 RANDOM = re.compile(
     "^Random|^RandAug|^AugMix|^MixUp|^CutMix|dropout|drop_?path|drop_?block|stochastic_?depth|noise", re.I
 )
-NOT_RANDOM = re.compile("Mixin$|^RandomFourierFeatures$")  # the latter draws once, when it is built
+NOT_RANDOM = re.compile("^DropoutRNNCell|^RandomFourierFeatures$")  # a matter of rates; drawn once, when it is built
 RATES = ("rate", "stddev", "drop_prob")  # of layers that are random by name
 OWN_RATES = ("dropout", "recurrent_dropout", "attention_dropout", "dropout_rate", "drop_connect_rate")  # of others
 BY_GRADIENT_SIZE = re.compile("Ada|Nadam|RMSprop|Ftrl|Lion|LAMB", re.I)
