@@ -7,6 +7,7 @@ import accum
 from accum import _commands
 from accum._doctor import command as doctor
 from accum._migrate import command as migrate
+from accum.testing import _compare_command, _verify_command
 
 
 def main(argv=None):
@@ -35,6 +36,8 @@ def _parser():
 
         demo.add_parser(commands)
         convert.add_parser(commands)
+        _verify_command.add_parser(commands)
+    _compare_command.add_parser(commands)
     return parser
 
 

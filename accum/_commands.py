@@ -2,7 +2,7 @@
 
 import sys
 
-WITHOUT_TENSORFLOW = ("doctor",)
+WITHOUT_TENSORFLOW = ("compare", "doctor", "migrate")
 
 
 def needs_tensorflow():

@@ -661,9 +661,27 @@ def is_layered_model(model):
 def layers_of(model):
     """Every layer in a model, however deep, once each."""
     if not hasattr(model, "_flatten_layers"):
-        return [module for module in model.submodules if isinstance(module, tf.keras.layers.Layer)]  # dies with 2.2
-    # `submodules` fails for a subclassed model that is compiled (2.10 and before).
+        return model._gather_unique_layers()[1:]  # without the model itself; dies with 2.2
+    # `submodules` fails for a subclassed model that is compiled (2.10 and before), and for recurrent dropout (2.2).
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
+
+
+def compute_dtypes(model):
+    """The names of the dtypes in which the layers of a model compute."""
+    dtypes = [getattr(layer, "compute_dtype", None) or layer._compute_dtype for layer in layers_of(model)]  # 2.3's name
+    return {tf.as_dtype(dtype).name for dtype in dtypes if dtype is not None}
+
+
+def train_on(model, batch):
+    """Train a model on one batch, a tuple (x, y, sample_weight) of those that there are, as `fit` would.
+
+    `train_on_batch` of Keras 3 hands all three to the train step, where `fit` hands those that there are: a step of the
+    user's own may not know them.
+    """
+    if IS_KERAS_3 and all(leaf is not None for leaf in tf.nest.flatten(batch)):
+        model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+    else:
+        model.train_on_batch(*batch)
 
 
 def shape_built_for(model):
@@ -925,6 +943,13 @@ def set_variable(var, value):
         tf.compat.v1.keras.backend.set_value(var, value)
     else:
         var.assign(tf.cast(value, var.dtype))
+
+
+def values_of(variables):
+    """The values of Keras' variables as arrays, also in a static graph that Keras holds the session of."""
+    if in_static_graph():
+        return tf.compat.v1.keras.backend.batch_get_value(variables)
+    return [np.asarray(var.numpy() if hasattr(var, "numpy") else var) for var in variables]
 
 
 # ----------------------------------------------------------------------------------------------------------------

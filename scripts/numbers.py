@@ -21,19 +21,19 @@ Written by `python scripts/numbers.py` from the reports of {cells} cells on {sys
 ## Golden trajectories
 
 Ten steps of six rules on ragged micro-batches (5 + 4 + 3), by every face, against NumPy in float64 (`tests/golden`).
-The law is 2e-6 on weights of order one. A difference from a neighbour is that of the weights at the end, over what both
-ran; 0 is the same bits. The neighbours are the line before on the same Python (or the nearest that it has), and the same
-line on the Python before.
+The law is 2e-6 on weights of order one. A difference from a neighbour is that of the weights at the end, over what
+both ran; 0 is the same bits. The neighbours are the line before on the same Python (or the nearest that it has), and
+the same line on the Python before.
 
 """
 
 CONVENTIONS = """
 ## Where TensorFlow itself changed
 
-What TensorFlow's own optimizers are without `accum`, cell by cell; only changes are listed. "First steps" are those of a
-weight with gradient 0.5, rate 0.5 and, where there is one, epsilon 1: they tell where epsilon stands and what
-accumulators start from. They matter to whoever carries hyperparameters from one line to another, or from `tf.compat.v1`
-to Keras.
+What TensorFlow's own optimizers are without `accum`, cell by cell; only changes are listed. "First steps" are those of
+a weight with gradient 0.5, rate 0.5 and, where there is one, epsilon 1: they tell where epsilon stands and what
+accumulators start from. They matter to whoever carries hyperparameters from one line to another, or from
+`tf.compat.v1` to Keras.
 
 """
 

@@ -56,6 +56,7 @@ CAME_LATER = [
     ("test_backup_and_restore_goes_on", (2, 3), "`BackupAndRestore` came with TF 2.3"),
     ("test_fit_goes_on_from_a_backup_in_mid_cycle", (2, 3), "`BackupAndRestore` came with TF 2.3"),
     ("[several in one execution]", (2, 4), "`steps_per_execution` came with TF 2.4"),
+    ("test_several_steps_in_one_execution", (2, 4), "`steps_per_execution` came with TF 2.4"),
     ("test_an_overflow_on_one_replica_only", (2, 4), LOSS_SCALE),
     ("test_a_loss_scale_shares_one_scalar", (2, 4), LOSS_SCALE),
     ("test_the_inner_optimizer_clips_the_reduced_mean", (2, 4), "TF 2.2 and 2.3 clip under no strategy"),

@@ -1,0 +1,120 @@
+"""Which variable of one recording is which of another."""
+
+from typing import NamedTuple
+
+Pair = NamedTuple(
+    "Pair",
+    [("name_a", str), ("name_b", str), ("how", str), ("index_a", int), ("index_b", int), ("size", int)],
+)
+Pair.__doc__ = """Two variables that were compared.
+
+Attributes:
+  name_a, name_b: their names.
+  how: "names" for a pair that the user gave, "name" for the same name, "order" for the same place in the order.
+  index_a, index_b: their places in the recordings.
+  size: the number of their elements.
+"""
+
+
+def match(ours, theirs, names, ignore):
+    """Pair the variables of two recordings.
+
+    Args:
+      ours, theirs: lists of `Variable`.
+      names: dict of names of `ours` to names of `theirs`.
+      ignore: names of either that are left out.
+
+    Returns:
+      (list of `Pair` in the order of `ours`, (names of `ours` without a counterpart, those of `theirs`)).
+
+    Raises:
+      TypeError, ValueError: `names` or `ignore` are not of this kind, name what is not there, or pair different shapes.
+    """
+    _check_names(ours, theirs, names, ignore)
+    matching = _Matching(ours, theirs, ignore)
+    for name, other in names.items():
+        matching.pair(matching.ours[name], matching.theirs[other], "names")
+    if [ours[index].shape for index in matching.left_a] == [theirs[index].shape for index in matching.left_b]:
+        matching.pair_in_order()
+    by_name = {theirs[index].name: index for index in matching.left_b}
+    for index in list(matching.left_a):
+        other = by_name.get(ours[index].name)
+        if other is not None and ours[index].shape == theirs[other].shape:
+            matching.pair(index, other, "name")
+    for shape in sorted({ours[index].shape for index in matching.left_a}):
+        alike = [index for index in matching.left_a if ours[index].shape == shape]
+        others = [index for index in matching.left_b if theirs[index].shape == shape]
+        if len(alike) == len(others):
+            for index, other in zip(alike, others):
+                matching.pair(index, other, "order")
+    return matching.result()
+
+
+class _Matching:
+    """Pairs, and what is left of both recordings."""
+
+    def __init__(self, ours, theirs, ignore):
+        self._lists = ours, theirs
+        self._pairs = []
+        self.ours = {var.name: index for index, var in enumerate(ours)}
+        self.theirs = {var.name: index for index, var in enumerate(theirs)}
+        self.left_a = [index for index, var in enumerate(ours) if var.name not in ignore]
+        self.left_b = [index for index, var in enumerate(theirs) if var.name not in ignore]
+
+    def pair(self, index, other, how):
+        ours, theirs = self._lists[0][index], self._lists[1][other]
+        if ours.shape != theirs.shape:
+            raise ValueError(
+                "`names` must pair variables of one shape. Received: {} {} and {} {}.".format(
+                    ours.name, ours.shape, theirs.name, theirs.shape
+                )
+            )
+        size = 2 if "complex" in ours.dtype else 1
+        for length in ours.shape:
+            size *= length
+        self._pairs.append(Pair(ours.name, theirs.name, how, index, other, size))
+        self.left_a.remove(index)
+        self.left_b.remove(other)
+
+    def pair_in_order(self):
+        """Pair lists of the same shapes: by name if the names agree, or else all in their order.
+
+        Not some by name and the others in order: where Keras numbers its layers, the names of one model are `dense` and
+        `dense_1`, and those of the same model made later `dense_1` and `dense_2`.
+        """
+        ours, theirs = self._lists
+        names = {theirs[index].name: index for index in self.left_b}
+        is_named = all(
+            ours[index].name in names and theirs[names[ours[index].name]].shape == ours[index].shape
+            for index in self.left_a
+        )
+        if not is_named:
+            for index, other in list(zip(self.left_a, self.left_b)):
+                self.pair(index, other, "name" if ours[index].name == theirs[other].name else "order")
+
+    def result(self):
+        left_a = [self._lists[0][index].name for index in self.left_a]
+        left_b = [self._lists[1][index].name for index in self.left_b]
+        return sorted(self._pairs, key=lambda pair: pair.index_a), (left_a, left_b)
+
+
+def _check_names(ours, theirs, names, ignore):
+    if not isinstance(names, dict) or not all(isinstance(name, str) for pair in names.items() for name in pair):
+        raise TypeError("`names` must be a dict of names to names. Received: {!r}.".format(names))
+    if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
+        raise TypeError("`ignore` must be a list of names. Received: {!r}.".format(ignore))
+    known = {var.name for var in ours}, {var.name for var in theirs}
+    for argument, given, there in (
+        ("The keys of `names`", names, known[0]),
+        ("The values of `names`", names.values(), known[1]),
+        ("`ignore`", ignore, known[0] | known[1]),
+    ):
+        missing = sorted(set(given) - there)
+        if missing:
+            raise ValueError(
+                "{} must be names of recorded variables. Received: {}; there are {}.".format(
+                    argument, missing, sorted(there)
+                )
+            )
+    if len(set(names.values())) < len(names) or (set(names) | set(names.values())) & set(ignore):
+        raise ValueError("`names` must pair each variable once, and none of `ignore`. Received: {}.".format(names))

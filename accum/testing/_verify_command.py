@@ -1,0 +1,112 @@
+"""`python -m accum verify`: a model of the user's own against the full batch."""
+
+import argparse
+import importlib
+import os
+import sys
+
+from accum.testing._compare_command import positive
+from accum.testing._equality import assert_accumulation_equals_full_batch
+
+REQUIRED = ("build_model", "data", "accum_steps")
+
+
+def add_parser(commands):
+    """Add `verify` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "verify",
+        help="check that a model of yours trains by micro-batches as by the full batch",
+        description="Train a model by full batches and by their micro-batches, and compare the weights step by step. "
+        "Exit status: 0 if they are equal, 1 if they diverge, 2 if they can't be compared.",
+    )
+    add = parser.add_argument
+    add(
+        "function",
+        metavar="MODULE:FUNCTION",
+        help="a function without arguments that returns (build_model, data, accum_steps), or a dict of the arguments "
+        "of `accum.testing.assert_accumulation_equals_full_batch`",
+    )
+    add("--accum-steps", type=_at_least_one, metavar="K", help="micro-batches per step, in place of the function's")
+    add("--batch-size", type=_at_least_one, metavar="N", help="examples per step, in place of the function's")
+    add("--steps", type=_at_least_one, metavar="S", help="steps to compare, in place of the function's or 3")
+    add("--tolerance", type=positive, metavar="T", help="what is allowed, in place of the function's or 2e-6")
+    parser.set_defaults(perform=_perform)
+
+
+def _at_least_one(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be an int >= 1. Received: {}".format(text))
+    return value
+
+
+_at_least_one.__name__ = "int"  # argparse says "invalid int value" by it
+
+
+class _Unusable(Exception):
+    """What the user named can't be checked."""
+
+
+def _perform(arguments):
+    overriding = {name: getattr(arguments, name) for name in ("accum_steps", "batch_size", "steps", "tolerance")}
+    try:
+        given = _arguments_of(_function(arguments.function), arguments.function)
+        given.update({name: value for name, value in overriding.items() if value is not None})
+        print(_checked(given, arguments.function))
+    except AssertionError as error:
+        print(error)
+        return 1
+    except _Unusable as error:
+        print("python -m accum verify: {}".format(error), file=sys.stderr)
+        return 2
+    return 0
+
+
+def _function(named):
+    module_name, _, name = named.partition(":")
+    if not module_name or not name or module_name.endswith(".py") or os.sep in module_name:
+        raise _Unusable("give a module and a function, such as `package.module:function`. Received: {}.".format(named))
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # `python -m` does so; an installed script would not
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise _Unusable("{} could not be imported: {}.".format(module_name, _in_a_line(error))) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise _Unusable("{} has no function {}.".format(module_name, name))
+    return function
+
+
+def _arguments_of(function, named):
+    try:
+        given = function()
+    except Exception as error:
+        raise _Unusable("{} failed: {}.".format(named, _in_a_line(error))) from error
+    if isinstance(given, tuple) and len(given) == len(REQUIRED):
+        given = dict(zip(REQUIRED, given))
+    if not isinstance(given, dict) or not set(REQUIRED[:2]) <= set(given):
+        raise _Unusable(
+            "{} must return (build_model, data, accum_steps), or a dict of arguments with these names. "
+            "Received: {}.".format(named, type(given).__name__)
+        )
+    return dict(given)
+
+
+def _checked(given, named):
+    """The report; an `AssertionError` says that the runs diverge, whatever else that the check can't be made."""
+    if "accum_steps" not in given:
+        raise _Unusable("{} returned no accum_steps: give --accum-steps.".format(named))
+    try:
+        return assert_accumulation_equals_full_batch(**given)
+    except AssertionError as error:
+        if hasattr(error, "report"):
+            raise
+        raise _Unusable("the check failed: {}.".format(_in_a_line(error))) from error
+    except Exception as error:
+        raise _Unusable("the check failed: {}.".format(_in_a_line(error))) from error
+
+
+def _in_a_line(error):
+    said = str(error).strip().splitlines()
+    return "{}: {}".format(type(error).__name__, said[0].rstrip(".") if said else "no message")

@@ -1,0 +1,151 @@
+"""What watches a run for a recorder: a Keras callback, and a hook of a static graph's session."""
+
+from accum import _tf
+from accum._tf import tf
+from accum.testing._names import names_of
+
+
+class _LossOfStep:
+    """The mean loss of what came since the last step, from Keras' mean over the epoch so far."""
+
+    def __init__(self):
+        self._seen = 0.0, 0.0
+        self.clear()
+
+    def clear(self):
+        self._total, self._count, self._error = 0.0, 0.0, 0.0
+
+    def begin_epoch(self):
+        """Keras' mean begins anew; what a cycle has that goes on stays."""
+        self._seen = 0.0, 0.0
+
+    def take(self, metric, logs):
+        """Take in a micro-batch: what it has added to Keras' sums, or else the loss that its train step returned."""
+        total, count = self._seen
+        if metric is not None:
+            total, count = (float(value) for value in _tf.values_of([metric.total, metric.count]))
+        if count == self._seen[1]:  # there is no such mean, or it rests, as in Keras 3 under a train step of the user's
+            if logs and "loss" in logs:
+                self._total, self._count = self._total + float(logs["loss"]), self._count + 1.0
+            return
+        self._total += total - self._seen[0]
+        self._count += count - self._seen[1]
+        self._error += abs(total) * 2.0**-24  # the sum is a float32, rounded once a micro-batch
+        self._seen = total, count
+
+    @property
+    def value(self):
+        """(loss, its error), or (None, 0) where there is none."""
+        return (self._total / self._count, self._error / self._count) if self._count else (None, 0.0)
+
+
+class KerasCallback(tf.keras.callbacks.Callback):
+    """Records the steps of `fit`: those of the optimizer, not the micro steps between."""
+
+    def __init__(self, recorder, variables=None):
+        super().__init__()
+        if variables is not None and not callable(variables):
+            raise TypeError("`variables` must be a function of the model. Received: {!r}.".format(variables))
+        self._recorder = recorder
+        self._variables = variables or (lambda model: model.trainable_variables)
+        self._loss = _LossOfStep()
+        self._micro_batches = 0
+        self._last_step = 0
+
+    def on_train_begin(self, logs=None):
+        step, last = self._clock(), self._recorder.last_step
+        if last is not None and step < last:
+            raise ValueError(
+                "A recorder records one run: take another file for another model. Received: a model that has made {} "
+                "steps, after {} were recorded.".format(step, last)
+            )
+        self._last_step = step
+        if self.model.built and (last is None or step > last):
+            self._recorder.step(variables=self._values, step=step)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._loss.begin_epoch()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._micro_batches += 1
+        self._loss.take(self._metric(), logs)
+        self._record_step()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._record_step()  # the last cycle may have been flushed
+
+    def on_train_end(self, logs=None):
+        self._record_step()
+
+    def _record_step(self):
+        step, last = self._clock(), self._recorder.last_step
+        if last is not None and step <= last:
+            return
+        loss, error = self._loss.value if step - self._last_step == 1 else (None, 0.0)  # else it is that of several
+        self._last_step = step
+        self._recorder.step(loss, self._values, step, loss_error=error)
+        self._loss.clear()
+
+    def _clock(self):
+        optimizer = getattr(self.model, "optimizer", None)
+        if optimizer is None:
+            return self._micro_batches
+        return int(_tf.values_of([optimizer.iterations])[0])
+
+    def _metric(self):
+        """Keras' mean of the loss over the epoch, or None where a train step of the user's own returns it."""
+        for metric in self.model.metrics:
+            if metric.name == "loss" and hasattr(metric, "total") and hasattr(metric, "count"):
+                return metric
+        return None
+
+    def _values(self):
+        variables = list(self._variables(self.model))
+        return dict(zip(names_of(variables), _tf.values_of(variables)))
+
+
+class SessionHook(tf.compat.v1.train.SessionRunHook):
+    """Records the steps of a session: what moves the global step, not the runs between."""
+
+    def __init__(self, recorder, loss=None, variables=None):
+        self._recorder = recorder
+        self._loss = loss
+        self._given = variables
+        self._losses = []
+        self._runs = 0
+
+    def begin(self):
+        graph = tf.compat.v1.get_default_graph()
+        if isinstance(self._loss, str):
+            self._loss = graph.get_tensor_by_name(self._loss)
+        given = tf.compat.v1.trainable_variables() if self._given is None else self._given
+        variables = list(given() if callable(given) else given)
+        if not variables:
+            raise ValueError("There is no variable to record: give `variables`, or make the graph before the session.")
+        self._variables = dict(zip(names_of(variables), variables))
+        self._global_step = tf.compat.v1.train.get_global_step(graph)
+
+    def after_create_session(self, session, coord):
+        self._losses = []
+        self._record_step(session)
+
+    def before_run(self, run_context):
+        return None if self._loss is None else tf.compat.v1.train.SessionRunArgs(self._loss)
+
+    def after_run(self, run_context, run_values):
+        self._runs += 1
+        if self._loss is not None:
+            self._losses.append(float(run_values.results))
+        # In a run of its own: within that of the train op, a variable is read before or after it, as it happens.
+        self._record_step(run_context.session)
+
+    def end(self, session):
+        self._record_step(session)  # a hook before this one may have flushed the last cycle
+
+    def _record_step(self, session):
+        step = self._runs if self._global_step is None else int(session.run(self._global_step))
+        if self._recorder.last_step is not None and step <= self._recorder.last_step:
+            return
+        loss = sum(self._losses) / len(self._losses) if self._losses else None
+        self._recorder.step(loss, lambda: session.run(self._variables), step)
+        self._losses = []

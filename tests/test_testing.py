@@ -1,0 +1,347 @@
+"""`accum.testing`: a model of the user's own against its full batch, and what is said where it can't agree."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum.testing
+from accum.__main__ import main
+from accum.testing import assert_accumulation_equals_full_batch
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.normal(size=(14, 4)).astype("float32"), RANDOM.normal(size=(14, 1)).astype("float32")
+needs_keras_face = pytest.mark.keras_face
+layers = tf.keras.layers
+
+
+def sgd(rate=0.1, **options):
+    return tf.keras.optimizers.SGD(rate, **options)
+
+
+def maker(*inner, loss="mse", optimizer=sgd, model=tf.keras.Model, **compiled):
+    """A function that builds a model of the layers that the functions `inner` make, and one unit."""
+
+    def build_model():
+        outputs = inputs = tf.keras.Input((4,))
+        for make in inner:
+            outputs = make()(outputs)
+        made = model(inputs, layers.Dense(1, name="unit")(outputs))
+        made.compile(optimizer(), loss, **dict({"run_eagerly": True}, **compiled))
+        return made
+
+    return build_model
+
+
+def message_of(build_model, data=(X, Y), accum_steps=3, **options):
+    with pytest.raises(AssertionError) as raised:
+        assert_accumulation_equals_full_batch(build_model, data, accum_steps, **options)
+    return str(raised.value)
+
+
+class ClippingTrainStep(tf.keras.Model):
+    """Clips the gradients of each micro-batch, where the full batch's would be clipped once."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(
+            [(tf.clip_by_norm(grad, 0.1), var) for grad, var in zip(grads, self.trainable_variables)]
+        )
+        return {"loss": loss}
+
+
+class Gentle(layers.Dropout):
+    """A layer of the user's own, which is random by what it is derived from."""
+
+
+class CountsCalls(layers.Layer):
+    def build(self, shape):
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs, training=None):
+        if training:
+            self.calls.assign_add(1.0)
+        return inputs
+
+
+class WholeNumbers(layers.Layer):
+    def build(self, shape):
+        self.number = self.add_weight(name="number", shape=(), dtype="int32", initializer="zeros")
+
+    def call(self, inputs):
+        return inputs
+
+
+def contrast(targets, outputs):
+    """Compares the examples of a batch."""
+    return tf.reduce_mean((outputs - tf.reduce_mean(outputs)) ** 2) + 0.0 * tf.reduce_mean(targets)
+
+
+@needs_keras_face
+@pytest.mark.law("L1")
+def test_a_model_that_agrees_gets_a_report():
+    def build_model():
+        inputs = {name: tf.keras.Input((4,), name=name) for name in ("left", "right")}
+        hidden = layers.Dense(3, activation="tanh")(layers.Concatenate()(list(inputs.values())))
+        model = tf.keras.Model(inputs, layers.Dense(1, kernel_regularizer="l2", name="unit")(hidden))
+        model.compile(tf.keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
+        return model
+
+    data = {"left": X, "right": 2.0 * X}, Y, RANDOM.uniform(size=14)
+    report = assert_accumulation_equals_full_batch(build_model, data, 3, batch_size=10, steps=4)  # 10, 4 in two, 10, 4
+    assert report.is_equal and report.steps == 4 and report.accum_steps == 3 and report.tolerance == 2e-6
+    assert len(report.deviations) == 4 and any(re.match("unit.*/kernel$", name) for name in report.deviations)
+    assert max(report.deviations.values()) <= 2e-6
+    assert str(report).startswith("Accumulation equals the full batch: 4 steps of 3 micro-batches")
+
+
+@needs_keras_face
+@pytest.mark.law("L13")
+def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
+    def frozen():
+        return layers.BatchNormalization(trainable=False, name="frozen")
+
+    inner = [
+        lambda: layers.BatchNormalization(name="norm"),
+        lambda: accum.AccumBatchNormalization(name="accum_norm"),
+        frozen,
+        lambda: layers.Dropout(0.5, name="drop"),
+        lambda: layers.Dropout(0.0, name="no_drop"),
+        lambda: Gentle(0.1, name="gentle"),
+        lambda: layers.GaussianNoise(0.1, name="noise"),
+        lambda: CountsCalls(name="counter"),
+        lambda: layers.Reshape((2, 2)),
+        lambda: layers.SpatialDropout1D(0.1, name="spatial"),
+        lambda: layers.Bidirectional(layers.SimpleRNN(2, recurrent_dropout=0.1)),
+        lambda: layers.RepeatVector(2),
+        lambda: layers.SimpleRNN(2, name="no_drop_either"),
+    ]
+    said = message_of(maker(*inner), (X[:6], Y[:6]), 2)
+    lines = {line.split(": ")[0]: line for line in said.splitlines() if line.startswith("  - ")}
+    norms, accum_norms, counters = (
+        next(line for part, line in lines.items() if name in part) for name in ("`norm`", "`accum_norm`", "`counter`")
+    )
+    assert "accum.replace_batchnorm_layers(model, accum_steps)" in norms and "freeze" in norms
+    assert "moving statistics move" not in accum_norms and "Freeze" in accum_norms
+    assert "moves variables that no gradient moves" in counters
+    draws = next(line for line in lines.values() if "draws anew" in line)
+    assert "`drop` (Dropout), `gentle` (Gentle), `noise` (GaussianNoise), `spatial` (SpatialDropout1D)" in draws
+    assert "and 2 more" in draws  # the two directions, and none of their cells
+    assert not any(re.search("frozen|no_drop", line) for line in lines.values())
+
+
+@needs_keras_face
+@pytest.mark.law("L1")
+@pytest.mark.parametrize(
+    "build_model,options,said",
+    [
+        (maker(), {"reduction": "sum"}, "Take reduction='mean' for a loss that is a mean"),
+        (
+            maker(),
+            {"micro_batch_weight": "equal"},
+            "with this `micro_batch_weight`: without training, that of the full",
+        ),
+        (maker(loss=tf.keras.losses.MeanSquaredError("sum")), {}, "reduction SUM its gradient is a sum"),
+        (maker(loss=tf.keras.losses.MeanSquaredError("none")), {}, "reduction='sum' with micro_batch_weight='equal'"),
+        (maker(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), {}, "is the sum of those of the micro-batches"),
+        (maker(loss=contrast), {}, "Losses that compare the examples of a batch"),
+        (maker(model=ClippingTrainStep), {}, "`train_step` of ClippingTrainStep: what it does with gradients"),
+        (maker(lambda: layers.Dense(2, kernel_regularizer="l2")), {"reduction": "sum"}, "regularisation: under"),
+        (maker(lambda: layers.Lambda(lambda x: x - tf.reduce_mean(x, 0))), {}, "Losses that compare the examples"),
+        (maker(lambda: layers.Lambda(lambda x: x * tf.random.uniform(tf.shape(x)))), {}, "the loss: without training"),
+    ],
+    ids=["sum", "equal", "SUM", "NONE", "own-sum", "contrastive", "clipping", "regularised", "batch-mean", "random"],
+)
+def test_a_step_that_is_not_that_of_the_full_batch_is_found(build_model, options, said):
+    message = message_of(build_model, **options)
+    assert re.match(
+        r"Accumulation diverges from the full batch at step 1: `\S+` is off by \d\.\de[+-]\d\d, where", message
+    )
+    assert said in message
+
+
+@needs_keras_face
+@pytest.mark.law("L1")
+def test_the_first_step_and_the_variable_that_is_furthest_off_are_named():
+    def late():  # the first step moves nothing
+        schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.0, 1.0])
+        return tf.keras.optimizers.Adam(schedule)
+
+    with pytest.raises(AssertionError) as raised:
+        assert_accumulation_equals_full_batch(
+            maker(optimizer=late), (X, Y), 7, reduction="sum", micro_batch_weight="equal", tolerance=1e-7
+        )
+    report = raised.value.report
+    assert not report.is_equal and report.diverged_at == 2 and report.steps == 2
+    first = report.diverged[0]
+    assert first.size > first.allowed >= 1e-7 and report.deviations[first.variable] == first.size
+    assert "at step 2: `{}` is off".format(first.variable) in str(report)
+
+
+@needs_keras_face
+@pytest.mark.law("L4")
+def test_a_sum_over_examples_agrees_by_the_reduction_that_is_named():
+    loss = tf.keras.losses.MeanSquaredError("sum")
+    build_model = maker(loss=loss, optimizer=lambda: sgd(0.01), run_eagerly=False)
+    batches = tf.data.Dataset.from_tensor_slices((X[:12], Y[:12])).batch(6)
+    assert assert_accumulation_equals_full_batch(
+        build_model, batches, 2, reduction="sum", micro_batch_weight="equal"
+    ).is_equal
+
+
+def bfloat16_policy():
+    home = tf.keras.mixed_precision
+    return (home if hasattr(home, "Policy") else home.experimental).Policy("mixed_bfloat16")
+
+
+@needs_keras_face
+@pytest.mark.law("L10")
+@pytest.mark.parametrize(
+    "dtype,tolerance", [(lambda: "float16", 2.0**-9), (bfloat16_policy, 2.4e-3)], ids=["16", "mixed"]
+)
+def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in_16_bit(dtype, tolerance):
+    def generate():
+        while True:
+            yield X[:6], Y[:6]
+
+    class Late(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.unit = layers.Dense(1, dtype=dtype())
+
+        def call(self, inputs):
+            return self.unit(inputs)
+
+    def build_model():
+        model = Late()
+        model.compile(sgd(), "mse", run_eagerly=True)
+        return model
+
+    assert assert_accumulation_equals_full_batch(build_model, generate(), 2, steps=2).tolerance == tolerance
+
+
+@needs_keras_face
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "arguments,said",
+    [
+        ({"data": (X[:2], Y[:2])}, "must hold `accum_steps` examples at least"),
+        ({"data": (X, Y), "batch_size": 2}, "must hold `accum_steps` examples at least"),
+        ({"data": (X, Y[:5])}, "equally many examples"),
+        ({"data": (X[:0], Y[:0])}, "must hold a batch"),
+        ({"data": tf.data.Dataset.from_tensor_slices(X[:0]).batch(2)}, "must hold a batch"),
+        ({"data": (X, Y, Y, Y)}, "tuple of 4"),
+        ({"data": 3}, "must be arrays"),
+        ({"data": (X, 3.0)}, "first axis"),
+        ({"data": iter([(X, Y)]), "batch_size": 7}, "`batch_size` is for arrays"),
+        ({"accum_steps": 0}, "`accum_steps` must be an int >= 1"),
+        ({"steps": 0}, "`steps` must be an int >= 1"),
+        ({"tolerance": 0.0}, "`tolerance` must be a number > 0"),
+        ({"use_agc": True}, "plain Keras has nothing to compare"),
+        ({"build_model": lambda: 3}, "must make a `tf.keras.Model`"),
+        ({"build_model": lambda: tf.keras.Sequential()}, "must compile its model"),
+        ({"build_model": maker(optimizer=lambda: accum.GradientAccumulateOptimizer(sgd(), 2))}, "does not accumulate"),
+        ({"build_model": maker(optimizer=lambda: sgd(0.0))}, "the check can't fail"),
+        ({"build_model": maker(lambda: WholeNumbers())}, "trainable ones floating. Received: `whole_numbers"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(arguments, said):
+    given = dict({"build_model": maker(), "data": (X, Y), "accum_steps": 3}, **arguments)
+    with pytest.raises((TypeError, ValueError), match=said):
+        assert_accumulation_equals_full_batch(**given)
+
+
+@needs_keras_face
+@pytest.mark.law("L17")
+def test_a_function_that_makes_no_new_model_is_refused():
+    known = maker()()
+    with pytest.raises(TypeError, match="`build_model` must be a function"):
+        assert_accumulation_equals_full_batch(known, (X, Y), 2)
+    with pytest.raises(ValueError, match="new model at each call"):
+        assert_accumulation_equals_full_batch(lambda: known, (X, Y), 2)
+    units = iter([1, 2])
+    with pytest.raises(ValueError, match="the same model at each call"):
+        assert_accumulation_equals_full_batch(maker(lambda: layers.Dense(next(units))), (X, Y), 2)
+
+
+@pytest.mark.law("L17")
+def test_a_static_graph_is_referred_to_recordings():
+    with tf.Graph().as_default():
+        with pytest.raises(NotImplementedError, match="accum.testing.record"):
+            assert_accumulation_equals_full_batch(lambda: None, (X, Y), 2)
+
+
+MODULE = """
+import test_testing as here
+
+noise = lambda: here.layers.GaussianNoise(1.0, name="noise")
+agrees = lambda: (here.maker(), (here.X, here.Y), 2)
+diverges = lambda: {"build_model": here.maker(noise), "data": (here.X, here.Y), "accum_steps": 2}
+no_steps = lambda: {"build_model": here.maker(), "data": (here.X, here.Y)}
+fails = lambda: 1 / 0
+nothing = lambda: None
+misspelt = lambda: dict(diverges(), tolerence=1)
+asserts = lambda: (lambda: [].pop(), (here.X, here.Y), 2)
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "checked_by_accum.py").write_text(MODULE)
+    (tmp_path / "broken_for_accum.py").write_text("import no_such_module_at_all")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "checked_by_accum"
+
+
+@needs_keras_face
+def test_verify_says_on_the_command_line_whether_a_model_agrees(module, capsys):
+    assert main(["verify", module + ":agrees", "--accum-steps", "3", "--steps", "2", "--batch-size", "7"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("Accumulation equals the full batch: 2 steps of 3 micro-batches") and not said.err
+    assert main(["verify", module + ":diverges"]) == 1
+    said = capsys.readouterr()
+    assert "diverges from the full batch at step 1" in said.out and "`noise` (GaussianNoise)" in said.out
+    assert main(["verify", module + ":diverges", "--tolerance", "1e9", "--steps", "1"]) == 2  # it could not fail
+
+
+@needs_keras_face
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "named,said",
+    [
+        ("checked_by_accum", "give a module and a function"),
+        ("checked_by_accum.py:agrees", "give a module and a function"),
+        ("no_such_module_at_all:f", "could not be imported: ModuleNotFoundError"),
+        ("broken_for_accum:f", "could not be imported: ModuleNotFoundError"),
+        ("checked_by_accum:none", "has no function none"),
+        ("checked_by_accum:MODULE", "has no function MODULE"),
+        ("checked_by_accum:fails", "checked_by_accum:fails failed: ZeroDivisionError"),
+        ("checked_by_accum:nothing", "must return (build_model, data, accum_steps)"),
+        ("checked_by_accum:no_steps", "give --accum-steps"),
+        ("checked_by_accum:misspelt", "the check failed: TypeError"),
+        ("checked_by_accum:asserts", "the check failed: IndexError"),
+    ],
+)
+def test_verify_says_in_a_line_what_it_cannot_use(module, named, said, capsys):
+    assert main(["verify", named]) == 2
+    captured = capsys.readouterr()
+    assert not captured.out and said in captured.err
+    assert captured.err.startswith("python -m accum verify: ") and captured.err.count("\n") == 1
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("arguments", [[], ["m:f", "--accum-steps", "0"], ["m:f", "--tolerance", "-1"]], ids=" ".join)
+def test_wrong_arguments_of_verify_get_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["verify"] + arguments)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: python -m accum verify")
+
+
+def test_public_names_say_what_they_are():
+    for name in accum.testing.__all__:
+        assert getattr(accum.testing, name).__doc__.strip()
