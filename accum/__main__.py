@@ -6,8 +6,6 @@ import sys
 import accum
 from accum import _commands
 from accum._doctor import command as doctor
-from accum._migrate import command as migrate
-from accum.testing import _compare_command, _verify_command
 
 
 def main(argv=None):
@@ -19,26 +17,37 @@ def main(argv=None):
     Raises:
       SystemExit: with status 2 and a usage line for wrong arguments, 0 for `--help` and `--version`.
     """
-    arguments = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = _parser(argv[:1] == ["doctor"]).parse_args(argv)
     return arguments.perform(arguments)
 
 
-def _parser():
+def _parser(is_doctor):
+    """The parser; the doctor shares no import with the others, any of which may be what is ill."""
     parser = argparse.ArgumentParser(prog="python -m accum", description=accum.__doc__)
     parser.add_argument("--version", action="version", version="accum " + accum.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True  # an argument of `add_subparsers` from Python 3.7 on
     doctor.add_parser(commands)
+    if not is_doctor:
+        _add_others(commands)
+    return parser
+
+
+def _add_others(commands):
+    from accum._migrate import command as migrate
+    from accum.testing import _compare_command
+
     migrate.add_parser(commands)
+    _compare_command.add_parser(commands)
     if _commands.has_tensorflow():
         from accum._demo import command as demo
         from accum.convert import command as convert
+        from accum.testing import _verify_command
 
         demo.add_parser(commands)
         convert.add_parser(commands)
         _verify_command.add_parser(commands)
-    _compare_command.add_parser(commands)
-    return parser
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from accum._settings import Settings
 from accum._tf import tf
 
 
+@_tf.not_made_as_functional
 class GradientAccumulateModel(tf.keras.Model):
     """A Keras model that makes one step of its optimizer for every `accum_steps` micro-batches.
 

@@ -519,6 +519,15 @@ def model_like(model, cls):
     return made
 
 
+def not_made_as_functional(cls):
+    """A decorator of `cls`, of which Keras 3 must not think that (inputs, outputs) make it, for its `*args`."""
+    if IS_KERAS_3:
+        shown = inspect.signature(cls.__init__)
+        kept = [parameter for parameter in shown.parameters.values() if parameter.kind != parameter.VAR_POSITIONAL]
+        cls.__init__.__signature__ = shown.replace(parameters=kept)
+    return cls
+
+
 def plain_config(model, base):
     """(class name, config) of what `model` would be as an instance of `base`, one of its bases."""
     if base is not Functional and not (VERSION < (2, 3) and is_layered_model(model) and model._is_graph_network):
@@ -547,6 +556,8 @@ def model_from_plain_config(class_name, config, custom_objects=None):
 
 def deserialize_compile_config(config):
     """The arguments of `compile` from a file in the `.keras` format, which 2.12 brought."""
+    if IS_KERAS_3:
+        return tf.keras.utils.deserialize_keras_object(config)
     if VERSION < (2, 13):  # no public name for it; dies with 2.12
         return sys.modules[tf.keras.Model.__module__].saving_lib.deserialize_keras_object(config)
     return tf.keras.saving.deserialize_keras_object(config)

@@ -83,6 +83,8 @@ NOT_IN_KERAS_3 = [
     ("test_graph_batch_norm.py", "`tf.compat.v1.layers` are Keras 2's"),
     ("test_averages_taken_over_later_begin_at_zero", "`tf.compat.v1.layers` are Keras 2's"),
     ("test_slim_runs_the_update_ops_that_are_left", "tf_slim's batch normalisation is Keras 2's"),
+    ("test_fit_in_graph_mode_equals", STATIC),
+    ("test_an_export_holds_no_accumulator", "Keras 3 exports inference alone, by `model.export`"),
     ("test_clipping_of_a_keras_optimizer", STATIC),
     ("test_h2g_net_s_adam_accumulated_is_adam", STATIC),
     ("test_a_keras_optimizer_", STATIC),

@@ -115,12 +115,14 @@ def test_tensorboard_logs_what_it_logs_of_the_full_batch(family, is_scaled, tmp_
 @pytest.mark.slow
 def test_model_checkpoint_in_every_format_within_a_cycle(tmp_path, recwarn):
     formats = ["whole.h5", "whole", "weights.h5", "weights"] + (["whole.keras"] if exceptions.LINE >= (2, 13) else [])
+    if exceptions.IS_KERAS_3:  # builds the optimizer of an H5 file for no variables, so that it can't go on
+        formats = ["weights.weights.h5", "whole.keras"]
     model, at_save = accumulating_model(2), []
 
     class Record(tf.keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 2:
-                at_save.append(model.get_weights())
+                at_save.append([np.copy(weight) for weight in model.get_weights()])
 
     saving = [
         callbacks.ModelCheckpoint(str(tmp_path / name), save_freq=3, save_weights_only=name.startswith("weights"))

@@ -9,6 +9,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from exceptions import IS_KERAS_3
 
 import accum
 
@@ -30,7 +31,7 @@ def filled(model):
         if "variance" in weight.name or "gamma" in weight.name:
             value = random.uniform(0.5, 1.5, size=value.shape)
         elif value.dtype.kind == "f" and value.ndim:
-            inputs = value.shape[:2] if "depthwise" in weight.name else value.shape[:-1]
+            inputs = value.shape[:2] if "depthwise" in getattr(weight, "path", weight.name) else value.shape[:-1]
             scale = np.sqrt(2.0 / np.prod(inputs)) if inputs else 0.1
             value = scale * random.normal(size=value.shape)
         values.append(value)
@@ -44,12 +45,17 @@ def fit(model, x, y, batch_size, rate=0.05, loss="sparse_categorical_crossentrop
     model.compile(sgd(rate, momentum=0.9), loss)
     model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
     assert int(model.optimizer.iterations.numpy()) == epochs
-    return model.get_weights()
+    return copies(model.get_weights())
+
+
+def copies(weights):
+    """Keras 3 hands out views of what it goes on to change."""
+    return [np.copy(weight) for weight in weights]
 
 
 def steps(model, x, y, *, accumulates, weight="examples", **options):
     """The weights after two steps of a model, which has its first ones again afterwards."""
-    first = model.get_weights()
+    first = copies(model.get_weights())
     made = accum.GradientAccumulateModel.from_model(model, K, micro_batch_weight=weight) if accumulates else model
     weights = fit(made, x, y, SIZE if accumulates else EXAMPLES, **options)
     model.set_weights(first)
@@ -77,19 +83,21 @@ def assert_equals_the_full_batch(model, x, y, **options):
 def assert_swapped_batch_norm_records_the_full_batch(plain, x, y, loss="sparse_categorical_crossentropy"):
     """Of the first layer: the input of any other depends on how those before it have normalised."""
     plain.trainable = True
+    for layer in plain.layers:
+        layer.trainable = True  # Keras 3 sets those of which it thinks that they differ
     swapped = accum.replace_batchnorm_layers(plain, K)
     predicted = plain.predict(x)
     assert predicted.std(axis=0).max() > 1e-4  # it sees the examples
     np.testing.assert_array_equal(swapped.predict(x), predicted)
     model = accum.GradientAccumulateModel(K, inputs=swapped.inputs, outputs=swapped.outputs)
-    first = [weight.numpy() for weight in model.trainable_weights]
+    first = copies(weight.numpy() for weight in model.trainable_weights)
     fit(model, x, y, SIZE, rate=0.0, loss=loss, epochs=1)
     np.testing.assert_equal([weight.numpy() for weight in model.trainable_weights], first)
 
     is_batch_norm = [isinstance(layer, layers.BatchNormalization) for layer in plain.layers]
     at = is_batch_norm.index(True)
     assert all(isinstance(layer, accum.AccumBatchNormalization) for layer in np.array(model.layers)[is_batch_norm])
-    before = plain.layers[at].get_weights()
+    before = copies(plain.layers[at].get_weights())
     tf.keras.Model(plain.inputs, plain.layers[at].output)(x, training=True)
     assert np.abs(plain.layers[at].get_weights()[3] - before[3]).max() > 1e-4
     for ours, theirs in zip(model.layers[at].get_weights(), plain.layers[at].get_weights()):
@@ -116,8 +124,11 @@ def beginning_of_efficient_net():
     if not hasattr(tf.keras.applications, "EfficientNetB0"):
         pytest.skip("EfficientNet came with TF 2.3")
     base = tf.keras.applications.EfficientNetB0(
-        include_top=False, input_shape=(32, 32, 3), weights=None, drop_connect_rate=0.0
+        include_top=False, input_shape=(32, 32, 3), weights=None, **({} if IS_KERAS_3 else {"drop_connect_rate": 0.0})
     )
+    for layer in base.layers:
+        if isinstance(layer, layers.Dropout):
+            layer.rate = 0.0  # Keras 3 has no argument for it
     return classifier(base.input, base.get_layer("block2b_add").output)
 
 

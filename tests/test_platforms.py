@@ -95,7 +95,7 @@ def test_each_line_has_known_good_pins_and_tox_uses_them():
     for line in {CELLS.parts(cell)[0] for cell in CELLS.cells("linux")}:
         name = "tf{}.{}".format(*line)
         assert "tensorflow==" in read("constraints", name + ".txt")
-        assert "{0}: -c constraints/{0}.txt".format(name) in tox
+        assert "{0}: -c {{env:ACCUM_CONSTRAINTS:constraints}}/{0}.txt".format(name) in tox
 
 
 @pytest.mark.parametrize("name", sorted(os.listdir(WORKFLOWS)) if os.path.isdir(WORKFLOWS) else [])

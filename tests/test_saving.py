@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 2)).astype("float32")
-FORMATS = ["tf", "h5"] + (["keras"] if exceptions.LINE >= (2, 13) else [])  # 2.12 writes H5 under that name
+# Keras 3 builds the optimizer of an H5 file for no variables, so that it can't go on.
+FORMATS = [] if exceptions.IS_KERAS_3 else ["tf", "h5"]
+FORMATS += ["keras"] if exceptions.LINE >= (2, 13) else []  # 2.12 writes H5 under that name
 layers = tf.keras.layers
 
 
@@ -45,7 +47,8 @@ def trained(make, accumulates=True, **options):
     model = make()
     if accumulates:
         model = accum.GradientAccumulateModel.from_model(model, {0: 2, 100: 3}, **dict(OPTIONS, **options))
-    model.compile(tf.keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    metrics = [tf.keras.metrics.MeanAbsoluteError()]
+    model.compile(tf.keras.optimizers.Adam(0.01), tf.keras.losses.MeanSquaredError(), metrics=metrics)
     model.fit({"a": X} if make is functional else X, Y, batch_size=5, epochs=2, verbose=0)
     return model
 
