@@ -80,6 +80,7 @@ WENT = [
 STATIC = "Keras 3 has no optimizer for static graphs"
 SEVERAL_LISTS = "an optimizer of Keras 3 has one list of variables"
 NOT_IN_KERAS_3 = [
+    ("test_convert.py", "what goes from a static graph to Keras and back is Keras 2's"),
     ("test_graph_batch_norm.py", "`tf.compat.v1.layers` are Keras 2's"),
     ("test_averages_taken_over_later_begin_at_zero", "`tf.compat.v1.layers` are Keras 2's"),
     ("test_slim_runs_the_update_ops_that_are_left", "tf_slim's batch normalisation is Keras 2's"),

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 import accum.compat.v1
 
+pytestmark = pytest.mark.line
+
 tf1 = tf.compat.v1
 LEGACY = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
 SHAPES = [(3, 2), (2,)]

@@ -18,6 +18,8 @@ import freeze  # noqa: E402
 import pins  # noqa: E402
 from matrix import data as matrix  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 CELL = "py311-tf2.15"
 SOURCES = freeze.source_digest()
 

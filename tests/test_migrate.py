@@ -7,6 +7,8 @@ from migrations import LEFT, PAIRS, UNTOUCHED
 
 from accum.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("libcst", reason="`migrate` is an extra, tested where tox.ini installs LibCST")
 
 tf1 = tf.compat.v1

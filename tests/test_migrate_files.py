@@ -11,6 +11,8 @@ import pytest
 import accum
 from accum.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 HAS_LIBCST = importlib.util.find_spec("libcst") is not None
 needs_libcst = pytest.mark.skipif(not HAS_LIBCST, reason="`migrate` is an extra, tested where tox.ini installs LibCST")
 

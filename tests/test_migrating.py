@@ -7,6 +7,8 @@ import tensorflow as tf
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.line
+
 tf1 = tf.compat.v1
 K = 4
 GRADIENTS = np.random.RandomState(0).normal(size=(3, K, 2)).astype("float32")

@@ -9,7 +9,10 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORKFLOWS = os.path.join(ROOT, ".github", "workflows")
-pytestmark = pytest.mark.skipif(not os.path.isdir(WORKFLOWS), reason="a source distribution has no workflows")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not os.path.isdir(WORKFLOWS), reason="a source distribution has no workflows"),
+]
 
 
 def load_cells():

@@ -16,6 +16,8 @@ import accum.compat.v1
 from accum.__main__ import main
 from accum.testing import compare, record
 
+pytestmark = pytest.mark.line
+
 tf1 = tf.compat.v1
 
 RANDOM = np.random.RandomState(0)
