@@ -166,7 +166,7 @@ class _NewFace(_Face):
 
     def _returned(self, op):
         with tf.control_dependencies([] if op is None else [op]):
-            return tf.identity(_tf.native(self._inner.iterations))
+            return tf.identity(self._inner.iterations)
 
     @property
     def _learning_rate(self):
@@ -194,6 +194,9 @@ class _NewFace(_Face):
 
 class _Keras3Face(_NewFace):
     """What Keras 3 reads on an optimizer."""
+
+    def _returned(self, op):
+        return self._inner.iterations  # the variable itself, as Keras 3 does
 
     loss_scale_factor = _of_inner("loss_scale_factor")
     gradient_accumulation_steps = _of_inner("gradient_accumulation_steps")

@@ -367,8 +367,8 @@ def apply_inner(optimizer, grads_and_vars, replicas, global_step=None, name=None
 
 
 def awaited(done):
-    """What to wait for, from what `apply_inner` gave: that of Keras 3 is a variable, to be read when it has moved."""
-    return tf.identity(native(done)) if IS_KERAS_3 and done is not None else done
+    """What to wait for, from what `apply_inner` gave; in Keras 3 nothing, where a trace orders all by itself."""
+    return None if IS_KERAS_3 else done
 
 
 @contextlib.contextmanager
