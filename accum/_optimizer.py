@@ -109,8 +109,8 @@ class GradientAccumulateOptimizer:
           experimental_aggregate_gradients: False says the same as `skip_gradients_aggregation=True`.
 
         Returns:
-          What the inner optimizer's family returns: the number of steps, an int64 scalar from TF 2.11 on, in Keras 3 the
-          variable of it; for a legacy optimizer an op, or None when run eagerly.
+          What the inner optimizer's family returns: the number of steps, an int64 scalar from TF 2.11 on, in Keras 3
+          its variable; for a legacy optimizer an op, or None when run eagerly.
 
         Raises:
           ValueError: no gradient at all, a gradient of another shape, a negative weight, or other variables than
