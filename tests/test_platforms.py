@@ -50,6 +50,15 @@ def test_the_workflow_has_one_job_for_each_cell_of_a_platform(platform):
     assert len(set(listed)) == len(listed) <= 256  # what a matrix may hold
 
 
+def test_the_rules_here_and_the_data_that_the_package_brings_say_the_same():
+    spec = importlib.util.spec_from_file_location("matrix", os.path.join(ROOT, "accum", "_matrix.py"))
+    matrix = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(matrix)
+    systems = {"linux": "linux", "windows": "windows", "macos-intel": "macos-x86_64", "macos-arm": "macos-arm64"}
+    for platform, system in systems.items():
+        assert set(CELLS.cells(platform)) == {name for name, _, _, _ in matrix.cells(system)}
+
+
 # (platform, TensorFlow line, Pythons), as published
 EXIST = [
     ("linux", (2, 2), [6, 7, 8]),
