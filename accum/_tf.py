@@ -75,6 +75,10 @@ NewOptimizer = _new_base()
 
 GraphOptimizer = tf.compat.v1.train.Optimizer
 
+FOR_STATIC_GRAPHS = "one of `tf.compat.v1.train`"
+if NewOptimizer is not None and not IS_KERAS_3:  # dies with 2.15
+    FOR_STATIC_GRAPHS += " or `tf.keras.optimizers.legacy`"
+
 
 def is_legacy_optimizer(optimizer):
     return LegacyOptimizer is not None and isinstance(optimizer, LegacyOptimizer)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizers import new_family
 
 import accum
 import accum.compat.v1
@@ -261,6 +262,15 @@ def test_graph_face_refuses_eager_execution():
     optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
     with pytest.raises(RuntimeError, match="accum.GradientAccumulateOptimizer"):
         optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.skipif(new_family() is None, reason="every Keras optimizer of this line works in a static graph")
+def test_graph_face_refuses_a_keras_optimizer_that_would_move_nothing_but_its_counter():
+    with tf.Graph().as_default(), pytest.raises(
+        TypeError, match="nothing but its counter is run: use one of `tf.compat"
+    ):
+        accum.compat.v1.AccumOptimizer(new_family().SGD(0.1), 2)
 
 
 @pytest.mark.law("L17")

@@ -358,4 +358,9 @@ def _inner_optimizer(optimizer):
                 optimizer
             )
         )
+    if _tf.is_new_optimizer(optimizer):
+        raise TypeError(
+            "A Keras optimizer that is built from a list of variables leaves them as they are in a static graph, where "
+            "nothing but its counter is run: use {}. Received: {!r}.".format(_tf.FOR_STATIC_GRAPHS, optimizer)
+        )
     return optimizer
