@@ -43,8 +43,13 @@ nitpick_ignore_regex = [("py:class", r"tensorflow\..*")]  # has no inventory of 
 napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]
 
 # Pages of the repository that are no guides. A link to any of them stays within the site.
-PAGES = {"index": "README.md", "benchmarks": "benchmarks/README.md"}
-SITE = {"docs/": "", "../benchmarks/README.md": "benchmarks.md", "benchmarks/README.md": "benchmarks.md"}
+PAGES = {"index": "README.md", "benchmarks": "benchmarks/README.md", "matrix": "MATRIX.md"}
+SITE = {
+    "MATRIX.md": "matrix.md",
+    "docs/": "",
+    "../benchmarks/README.md": "benchmarks.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
 
 
 def read_page(app, docname, content):
