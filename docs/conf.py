@@ -39,7 +39,8 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_param = False
-nitpick_ignore_regex = [("py:class", r"tensorflow\..*")]  # has no inventory of its names
+# TensorFlow has no inventory of its names; the parts of a report are told in its own text.
+nitpick_ignore_regex = [("py:class", r"tensorflow\..*|accum\.testing\._.*")]
 napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]
 
 # Pages of the repository that are no guides. A link to any of them stays within the site.
