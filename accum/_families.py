@@ -28,6 +28,12 @@ class KerasHost(Host):
             return _tf.new_keras_variable(self._wrapper, name, tf.zeros(shape, dtype), per_replica=True)
 
     def check(self, variables):
+        overwritten = [var.name for var in variables if _tf.is_overwritten(self._as_given(var))]
+        if overwritten:
+            raise ValueError(
+                "Of a variable that its gradient replaces, such as a scale of float8, there is no mean over "
+                "micro-batches. Received: {}.".format(overwritten)
+            )
         refused = _tf.refused_by_inner(self._wrapper.optimizer, variables)
         if refused:
             raise ValueError(
@@ -217,9 +223,28 @@ class _Keras3Face(_NewFace):
     def _learning_rate(self, value):
         """Keep the inner optimizer's, whatever the base class begins with."""
 
+    @property
+    def _model_variables_moving_average(self):
+        return self._inner._model_variables_moving_average  # `SwapEMAWeights` looks for it
+
+    @property
+    def _trainable_variables(self):
+        return self._inner._trainable_variables
+
+    @_trainable_variables.setter
+    def _trainable_variables(self, value):
+        """Keep the inner optimizer's, whatever the base class begins with."""
+
     def apply(self, grads, trainable_variables=None):
         """Take in the gradients of one micro-batch, of the variables that it was built for if none are given."""
-        variables = self._inner._trainable_variables if trainable_variables is None else trainable_variables
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if len(grads) != len(variables):
+            raise ValueError(
+                "There must be a gradient, or None, for each variable that the optimizer was built for: `build` it "
+                "first, or give the variables. Received: {} gradients for {} variables.".format(
+                    len(grads), len(variables)
+                )
+            )
         self.apply_gradients(list(zip(grads, variables)))
 
     def minimize(self, loss, var_list, tape=None):

@@ -100,6 +100,9 @@ class GradientAccumulateModel(tf.keras.Model):
                 "`GradientAccumulateModel` takes the `inputs` and `outputs` of a functional model; "
                 "`GradientAccumulateModel.from_model` takes any model."
             )
+        if is_functional((), kwargs) and not isinstance(self, _tf.Functional):
+            # Of a subclass whose `__init__` makes the layers: Keras would make the class functional for all models.
+            self.__class__ = concrete_class(type(self), _tf.Functional)
         super().__init__(*args, **kwargs)
         _tf.set_untracked(self, "_accum", settings)
 

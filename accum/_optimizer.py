@@ -345,11 +345,12 @@ def _resolve(optimizer):
             "`optimizer` must be a Keras optimizer, its name or its config. Received: {!r}.{}".format(optimizer, hint)
         )
     inner = _tf.get_keras_optimizer(optimizer)
-    if getattr(inner, "gradient_accumulation_steps", None):
-        raise ValueError(
-            "`optimizer` accumulates already, in Keras' own way: leave out its `gradient_accumulation_steps`. "
-            "Received: gradient_accumulation_steps={!r}.".format(inner.gradient_accumulation_steps)
-        )
+    for part in [inner] + list(getattr(inner, "optimizers", ())):  # those in a `MultiOptimizer` of Keras 3
+        if getattr(part, "gradient_accumulation_steps", None):
+            raise ValueError(
+                "`optimizer` accumulates already, in Keras' own way: leave out its `gradient_accumulation_steps`. "
+                "Received: gradient_accumulation_steps={!r}.".format(part.gradient_accumulation_steps)
+            )
     if _tf.is_loss_scale_optimizer(inner):
         raise ValueError(
             "A LossScaleOptimizer has to be outermost, where it scales the loss: "

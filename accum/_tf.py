@@ -40,6 +40,12 @@ HAS_KERAS_FACE = VERSION >= (2, 2)
 IS_KERAS_3 = VERSION >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
 """Whether `tf.keras` is Keras 3: from 2.16 on it is, unless TF_USE_LEGACY_KERAS makes it `tf-keras`, Keras 2."""
 
+if IS_KERAS_3 and tuple(int(part) for part in tf.keras.__version__.split(".")[:2]) < (3, 7):
+    raise ImportError(
+        "accum runs on Keras 3.7 and later, and found {}: "
+        "`pip install -U keras`, or set TF_USE_LEGACY_KERAS=1 with tf-keras installed.".format(tf.keras.__version__)
+    )
+
 if IS_KERAS_3 and tf.keras.backend.backend() != "tensorflow":
     raise ImportError(
         "accum runs on Keras 3 over TensorFlow, and found it over {}: set KERAS_BACKEND=tensorflow.".format(
@@ -152,7 +158,8 @@ def deserialize_keras_optimizer(config, custom_objects=None):
         is_legacy = not IS_KERAS_3 and inside.get("is_legacy_optimizer", "decay" in inside)
         family = tf.keras.optimizers.legacy if is_legacy else tf.keras.optimizers
         cls = getattr(family, config["class_name"], None)
-        if cls is not None and config["class_name"] not in (custom_objects or {}):
+        is_own = bool(config.get("registered_name")) or config["class_name"] in (custom_objects or {})  # the user's
+        if cls is not None and not is_own:
             return cls.from_config(dict(config["config"]))
     return tf.keras.optimizers.deserialize(config, custom_objects=custom_objects)
 
@@ -356,6 +363,10 @@ def apply_inner(optimizer, grads_and_vars, replicas, global_step=None, name=None
         return optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
     grads_and_vars = _clipped_as_in_fit(optimizer, grads_and_vars)
     if IS_KERAS_3:
+        if hasattr(optimizer, "optimizers"):  # a MultiOptimizer wants each of its variables
+            given = {variable_key(var) for _, var in grads_and_vars}
+            missing = [var for var in optimizer._trainable_variables if variable_key(var) not in given]
+            grads_and_vars = list(grads_and_vars) + [(None, var) for var in missing]
         with _without_reduction(optimizer, replicas):
             done = optimizer.apply_gradients(grads_and_vars)
     elif replicas == 1:
@@ -378,12 +389,14 @@ def awaited(done):
 @contextlib.contextmanager
 def _without_reduction(optimizer, replicas):
     """Keep an optimizer of Keras 3 from summing over replicas, which it does after it has clipped and can't be told."""
-    if replicas > 1:
-        optimizer.__dict__["_all_reduce_sum_gradients"] = list
+    parts = [optimizer] + list(getattr(optimizer, "optimizers", ()))  # those that a MultiOptimizer calls
+    for part in parts if replicas > 1 else ():
+        part.__dict__["_all_reduce_sum_gradients"] = list
     try:
         yield
     finally:
-        optimizer.__dict__.pop("_all_reduce_sum_gradients", None)
+        for part in parts:
+            part.__dict__.pop("_all_reduce_sum_gradients", None)
 
 
 def slot_names(optimizer):
@@ -405,7 +418,7 @@ def scale_gradient(grad, factor):
 # ----------------------------------------------------------------------------------------------------------------
 # What an inner optimizer keeps, for conversion
 
-CONVERTS = HAS_KERAS_FACE and VERSION < (2, 16)
+CONVERTS = HAS_KERAS_FACE and not IS_KERAS_3
 """Whether Keras' optimizers are those whose slots are known here; those of Keras 3 are not."""
 
 _NEW_SLOTS = {
@@ -512,15 +525,38 @@ _OF_ONE_MODEL = {
 }
 """What a Keras model makes for itself, and what was traced for it: a model made of another one needs its own."""
 
+if IS_KERAS_3:  # closures over the model, and what fills its lists
+    _OF_ONE_MODEL |= {"_tracker", "build", "quantize"}
+
 
 def model_like(model, cls):
     """An instance of `cls`, a subclass of the class of `model`, that shares its layers and variables."""
     made = tf.keras.Model.__new__(cls)
     tf.keras.Model.__init__(made, name=model.name)
+    stores = _stores_like(model, made) if IS_KERAS_3 else {}
     for name, value in vars(model).items():
         if name not in _OF_ONE_MODEL:
-            made.__dict__[name] = value.copy() if type(value) in (list, dict, set) else value
+            made.__dict__[name] = stores[id(value)] if id(value) in stores else _own_copy(value, made)
     return made
+
+
+def _stores_like(model, made):
+    """{id of a list that the tracker of `model` fills: that of `made`, with the same in it}. Keras 3 alone."""
+    theirs, ours = model._tracker, made._tracker
+    for store, (_, listed) in ours.config.items():
+        listed[:] = theirs.config[store][1]
+        ours.stored_ids[store] = set(theirs.stored_ids[store])
+    if theirs.locked:
+        ours.lock(theirs._lock_violation_msg)
+    else:
+        ours.unlock()
+    return {id(theirs.config[store][1]): listed for store, (_, listed) in ours.config.items()}
+
+
+def _own_copy(value, made):
+    if IS_KERAS_3 and type(value).__name__ in ("TrackedList", "TrackedDict", "TrackedSet", "TrackedOrderedDict"):
+        return type(value)(value, made._tracker)
+    return value.copy() if type(value) in (list, dict, set) else value
 
 
 def not_made_as_functional(cls):
@@ -837,6 +873,11 @@ def is_parameter_server(strategy):
 def native(var):
     """The `tf.Variable` of a `keras.Variable`, which Keras 3 has; anything else itself."""
     return var.value if IS_KERAS_3 and isinstance(var, tf.keras.Variable) else var
+
+
+def is_overwritten(var):
+    """Whether a variable takes its gradient as its value, as Keras 3 has it for scales of float8."""
+    return bool(getattr(var, "overwrite_with_gradient", False))
 
 
 def path_of(var):

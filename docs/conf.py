@@ -46,6 +46,7 @@ napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask
 # Pages of the repository that are no guides. A link to any of them stays within the site.
 PAGES = {"index": "README.md", "benchmarks": "benchmarks/README.md", "matrix": "MATRIX.md"}
 SITE = {
+    "../MATRIX.md": "matrix.md",
     "MATRIX.md": "matrix.md",
     "docs/": "",
     "../benchmarks/README.md": "benchmarks.md",

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from exceptions import LINE
 from optimizers import families, keras_optimizers
 
 import accum
@@ -52,6 +53,15 @@ def test_hyperparameters_are_the_inner_ones():
     assert float(tf.keras.backend.get_value(inner.momentum)) == 0.75
     with pytest.raises(AttributeError):
         optimizer.no_such_hyperparameter  # noqa: B018
+
+
+def test_an_optimizer_of_the_user_s_own_called_like_one_of_keras_comes_back(tmp_path):
+    if LINE < (2, 13):
+        pytest.skip("files that name the package of a class came with TF 2.13")
+    SGD = tf.keras.utils.register_keras_serializable("mine")(type("SGD", (tf.keras.optimizers.SGD,), {}))
+    optimizer = accum.GradientAccumulateOptimizer(SGD(0.5), 2)
+    again = accum.GradientAccumulateOptimizer.from_config(json.loads(json.dumps(optimizer.get_config(), default=float)))
+    assert type(again.optimizer) is SGD
 
 
 def test_from_config_keeps_a_subclass():

@@ -112,6 +112,21 @@ def test_a_functional_model_makes_no_other_functional():
     assert "Functional" not in [base.__name__ for base in type(model).__mro__]
 
 
+def test_a_subclass_whose_init_makes_the_layers_leaves_the_class_as_it_is():
+    class Own(accum.GradientAccumulateModel):
+        def __init__(self):
+            inputs = tf.keras.Input((3,))
+            super().__init__(accum_steps=2, inputs=inputs, outputs=layers.Dense(2)(inputs))
+
+    before = accum.GradientAccumulateModel.__bases__
+    own = Own()
+    assert isinstance(own, Own) and accum.GradientAccumulateModel.__bases__ == before
+    for model in (own, accum.GradientAccumulateModel.from_model(Subclassed(), 2)):
+        model.compile("sgd", "mse")
+        model.fit(X[:20], Y[:20], batch_size=5, verbose=0)
+        assert int(model.optimizer.iterations.numpy()) == 2
+
+
 def test_a_checkpoint_of_the_plain_model_restores_into_it_and_back(tmp_path):
     plain = built(Subclassed)
     plain.compile(tf.keras.optimizers.Adam(0.01), "mse")

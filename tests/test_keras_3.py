@@ -134,3 +134,73 @@ def test_a_keras_file_goes_on_where_it_stopped(tmp_path):
     assert isinstance(again.optimizer, accum.GradientAccumulateOptimizer)
     assert int(again.optimizer.iterations.numpy()) == 2
     np.testing.assert_allclose(fitted(again, 4, epochs=1), fitted(through, 4, epochs=2), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L17")
+def test_apply_wants_a_gradient_for_each_variable():
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+    optimizer.build(keras_weights([KERNEL, KERNEL]))
+    with pytest.raises(ValueError, match="Received: 1 gradients for 2 variables"):
+        optimizer.apply([tf.ones([3, 2])])
+
+
+@pytest.mark.law("L17")
+def test_a_variable_that_its_gradient_replaces_is_refused():
+    (weight,) = keras_weights([KERNEL])
+    weight.overwrite_with_gradient = True
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+    with pytest.raises(ValueError, match="no mean over micro-batches"):
+        optimizer.apply_gradients([(tf.ones([3, 2]), weight)])
+
+
+class Late(tf.keras.Model):
+    """Makes its layers where it is built, and one later."""
+
+    def build(self, input_shape):
+        self.one = tf.keras.layers.Dense(4)
+        self.one.build(input_shape)
+        self.two = tf.keras.layers.Dense(2)
+        self.two.build((None, 4))
+
+    def call(self, inputs):
+        return self.two(self.one(inputs))
+
+
+if IS_KERAS_3:
+    Late = tf.keras.utils.register_keras_serializable("tests")(Late)
+
+
+@pytest.mark.law("L12")
+def test_a_model_that_is_not_built_yet_shares_nothing_that_keeps_book():
+    plain = Late()
+    model = accum.GradientAccumulateModel.from_model(plain, 2)
+    model.extra = tf.keras.layers.Dense(1)
+    model.compile("sgd", tf.keras.losses.MeanSquaredError())
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert [layer.name for layer in model.layers] == [model.extra.name, model.one.name, model.two.name]
+    assert len(model.trainable_variables) == 4
+    assert not plain.built and not plain.layers
+
+
+@pytest.mark.law("L12")
+def test_a_sequential_model_that_is_not_built_yet_knows_its_inputs_later(tmp_path):
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Sequential([tf.keras.layers.Dense(2)]), 2)
+    model.compile("sgd", tf.keras.losses.MeanSquaredError())
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert tuple(model.inputs[0].shape) == (None, 3)
+    model.save(str(tmp_path / "model.keras"))
+    again = tf.keras.models.load_model(str(tmp_path / "model.keras"))
+    np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+@pytest.mark.law("L1")
+def test_averages_are_swapped_in_as_for_the_full_batch():
+    make = lambda: tf.keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    seen = []
+    for optimizer, size in ((make(), 12), (accum.GradientAccumulateOptimizer(make(), 3), 4)):
+        model = linear(optimizer)
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(size)
+        swap = tf.keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        model.fit(data, epochs=2, verbose=0, callbacks=[swap], validation_data=data)
+        seen.append(np.copy(model.get_weights()[0]))
+    np.testing.assert_allclose(seen[1], seen[0], rtol=0, atol=2e-6)

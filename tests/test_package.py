@@ -57,7 +57,7 @@ OTHER_BACKEND = """
 __version__ = "2.18.0"
 
 class keras:
-    __version__ = "3.5.0"
+    __version__ = "3.15.0"
 
     class backend:
         backend = staticmethod(lambda: "jax")
@@ -68,6 +68,11 @@ def test_keras_3_on_another_backend_is_refused_in_one_sentence(tmp_path):
     assert import_with(OTHER_BACKEND, tmp_path) == (
         "ImportError: accum runs on Keras 3 over TensorFlow, and found it over jax: set KERAS_BACKEND=tensorflow."
     )
+
+
+def test_a_keras_3_that_is_too_old_is_refused_with_the_remedy(tmp_path):
+    said = import_with(OTHER_BACKEND.replace("3.15.0", "3.6.0"), tmp_path)
+    assert said.startswith("ImportError: accum runs on Keras 3.7 and later, and found 3.6.0: `pip install -U keras`")
 
 
 def test_an_error_inside_tensorflow_is_not_hidden(tmp_path):

@@ -8,7 +8,7 @@ KERAS_RULES = {"SGD": "sgd", "Adam": "adam", "RMSprop": "rmsprop", "Adagrad": "a
 
 def require_eager():
     if not _tf.CONVERTS:
-        raise ConversionError("`accum.convert` needs Keras 2: TensorFlow 2.2 to 2.15.")
+        raise ConversionError("`accum.convert` needs Keras 2: TensorFlow 2.2 to 2.15, or tf-keras after.")
     if _tf.in_static_graph():
         raise ConversionError("A conversion sets variables, and can do so in eager execution only.")
 

@@ -47,7 +47,7 @@ def perform(arguments):
     """Convert; returns the exit status."""
     try:
         if not _tf.CONVERTS:
-            raise ConversionError("it needs Keras 2: TensorFlow 2.2 to 2.15.")
+            raise ConversionError("it needs Keras 2: TensorFlow 2.2 to 2.15, or tf-keras after.")
         model, optimizer = _made_by(arguments.model)
         convert = _from_v1 if arguments.direction == "from-v1" else _to_v1
         print(convert(arguments, model, optimizer, _names(arguments.names)))

@@ -1,4 +1,4 @@
-"""GradientAccumulator 0.3 to 0.5 (PyPI: gradient-accumulator)."""
+"""GradientAccumulator 0.3 to 0.5, the package gradient-accumulator."""
 
 from accum._migrate.arguments import Arguments, NotUnderstood
 from accum._migrate.rules import Change, unknown
