@@ -70,7 +70,7 @@ def tasks_of(settings):
 
 
 def _memory_tasks(task, settings):
-    """Of the MLP, every K against plain micro-batches; of the conv net, 4,096 examples as 64 x 64 against all at once."""
+    """Of the MLP, every K against plain micro-batches; of the conv net, 64 x 64 examples against 4,096."""
     if task["workload"] == "mlp":
         batch = 4 if settings["smoke"] else 16
         kinds = [("micro-batch", 1)] + [("accumulated", k) for k in settings["accum_steps"]]

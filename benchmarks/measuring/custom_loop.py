@@ -174,6 +174,12 @@ class Limit(Loop):
                 self._apply()
         return self._read(losses)
 
+    def apply(self, times):
+        """The bare `apply_gradients` alone."""
+        for _ in range(times):
+            self._apply()
+        self._read([])
+
     def run_in_earnest(self, batches):
         """The cycles that the limit stands for: what the others' weights are compared with."""
         for first in range(0, len(batches), self.accum_steps):

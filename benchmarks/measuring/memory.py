@@ -15,8 +15,8 @@ def measure_one(task):
     batch" (K times as many examples at once).
     """
     import tensorflow as tf
-    from accum._demo.memory import peak_mib
 
+    from accum._demo.memory import peak_mib
     from measuring import workloads
 
     is_full, accum_steps = task["kind"] == "full batch", task["accum_steps"]

@@ -3,17 +3,18 @@
 import numpy as np
 
 
-def row(name, seconds):
+def row(name, seconds, base="limit"):
     """What is told of a contender.
 
     Args:
       name: of the contender.
-      seconds: contender, "limit" among them -> seconds a cycle, one a round.
+      seconds: contender -> seconds a cycle, one a round.
+      base: the contender that the ratios are to.
 
     Returns:
-      A dict: the median of its seconds; of the ratios to the limit of the same round, the median and the quartiles.
+      A dict: the median of its seconds; of the ratios to `base` in the same round, the median and the quartiles.
     """
-    ratios = np.divide(seconds[name], seconds["limit"])
+    ratios = np.divide(seconds[name], seconds[base])
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return {
         "contender": name,

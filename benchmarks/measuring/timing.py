@@ -10,6 +10,7 @@ import numpy as np
 from measuring import machine, statistics
 
 CYCLES_IN_THE_GUARD = 2
+IN_FIT = "limit in fit"  # what the model face is told as a ratio to, beside the limit itself
 LEAST_MICRO_BATCHES = {"v1": 8, "optimizer": 8, "model": 32}  # a timing; a call of `fit` has a price of its own
 TOLERANCE = {"momentum": 2e-6, "adam": 2e-5}
 
@@ -73,6 +74,9 @@ def time_one(task):
         raise AssertionError("The weights hardly move, which proves nothing.")
     seconds = _in_turns(made, timed, cycles, task["rounds"], task["warm_up"])
     rows = [dict(statistics.row(name, seconds), deviation=deviations.get(name)) for name in made]
+    if IN_FIT in made:
+        told = [statistics.row(name, seconds, IN_FIT) for name in made if name.startswith("accum")]
+        rows += [dict(row, contender="{}, to the {}".format(row["contender"], IN_FIT)) for row in told]
     keys = {key: task[key] for key in ("workload", "face", "accum_steps")}
     return {
         "times": [dict(row, **keys) for row in rows],
