@@ -74,9 +74,9 @@ class Loop:
         self._optimizer.apply_gradients(list(zip(grads, self._variables)))
         return loss
 
-    def prepare(self, batches):
-        """What is handed to `run`, from NumPy arrays."""
-        return [(tf.constant(x), tf.constant(y)) for x, y in batches]
+    def prepare(self, batches, times=1):
+        """What is handed to `run`: `batches`, NumPy arrays, all over again `times` times."""
+        return [(tf.constant(x), tf.constant(y)) for x, y in batches] * times
 
     def run(self, batches):
         """Run whole cycles. Returns the losses, after all work is done."""

@@ -23,17 +23,15 @@ def measure_one(task):
     batch = task["batch"] * (accum_steps if is_full else 1)
     workload = workloads.BY_NAME[task["workload"]](task["smoke"], batch)
     initial = workloads.initial_weights(workload)
-    count = 2 if is_full else 2 * accum_steps
-    batches = workloads.micro_batches(workload, min(count, 8))
+    count = 1 if is_full else min(accum_steps, 8)  # few batches, met again and again: data are no part of this
+    batches, times = workloads.micro_batches(workload, count), 2 * (1 if is_full else accum_steps) // count
     module, _ = face_of(task["face"])
     contender = module.Ours if task["kind"] == "accumulated" else module.Plain
     on_gpu = _has_gpu_memory(tf)
     idle = peak_mib()
     with _RecordedVariables(tf) as made:
         run = contender(workload, initial, accum_steps, task["optimizer"])
-        for first in range(0, count, len(batches)):  # few batches, met again and again: data are no part of this
-            some = batches[: min(len(batches), count - first)]
-            losses = run.run(run.prepare(some))
+        losses = run.run(run.prepare(batches, times))
     if not np.all(np.isfinite(losses)):
         raise AssertionError("The loss is no number: {}.".format(losses))
     result = {key: task[key] for key in ("workload", "face", "kind", "accum_steps", "batch")}

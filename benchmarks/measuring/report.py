@@ -77,9 +77,24 @@ def _median(rows, name):
 
 def as_text(result):
     lines = [environment(result) + ".", ""] + time_tables(result) + memory_table(result)
+    for name, off in sorted(_deviations(result).items()):
+        lines.append("- {}: up to {:.0e} off the limit's weights after two cycles.".format(name, off))
     for why, names in _absences(result).items():
         lines.append("- {}: {}".format(", ".join(names), why))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _deviations(result):
+    """contender -> how far off it ends at most, of those that mean to make the limit's steps and do not."""
+    found = {}
+    for row in result["times"]:
+        if (
+            row.get("deviation") is not None
+            and row["deviation"] > 1e-5
+            and not row["contender"].startswith("an update")
+        ):
+            found[row["contender"]] = max(row["deviation"], found.get(row["contender"], 0.0))
+    return found
 
 
 def _absences(result):

@@ -32,8 +32,8 @@ class InSession:
     def _make_ops(self, optimizer):
         self._train_op = inner_optimizer(optimizer).minimize(self._loss)
 
-    def prepare(self, batches):
-        return batches
+    def prepare(self, batches, times=1):
+        return batches * times
 
     def run(self, batches):
         """Run whole cycles. Returns the losses."""

@@ -44,9 +44,9 @@ class Fit:
     def _make_optimizer(self, name):
         return inner_optimizer(name)
 
-    def prepare(self, batches):
-        x, y = (np.concatenate(part) for part in zip(*batches))
-        return tf.data.Dataset.from_tensor_slices((x, y)).batch(self._workload.batch, drop_remainder=True)
+    def prepare(self, batches, times=1):
+        data = tf.data.Dataset.from_tensor_slices(tuple(np.concatenate(part) for part in zip(*batches)))
+        return data.batch(self._workload.batch, drop_remainder=True).repeat(times)
 
     def run(self, batches):
         return self._model.fit(batches, verbose=0).history["loss"]
