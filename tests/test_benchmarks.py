@@ -1,7 +1,6 @@
 """The benchmarks run, and refuse to time what is not equal; their numbers are for a quiet machine."""
 
 import os
-import sys
 
 import pytest
 from exceptions import HAS_KERAS_FACE
