@@ -28,7 +28,7 @@ def task(face, workload):
     }
 
 
-FACES = [("v1", "transformer")] + ([("optimizer", "mlp"), ("model", "conv")] if HAS_KERAS_FACE else [])
+FACES = [("v1", "conv")] + ([("optimizer", "transformer"), ("model", "mlp")] if HAS_KERAS_FACE else [])
 
 
 @pytest.mark.parametrize("face,workload", FACES)

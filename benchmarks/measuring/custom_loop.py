@@ -79,13 +79,13 @@ class Loop:
         return [(tf.constant(x), tf.constant(y)) for x, y in batches] * times
 
     def run(self, batches):
-        """Run whole cycles. Returns the losses, after all work is done."""
+        """Run whole cycles. Returns the losses."""
         losses = [self._traced(x, y) for x, y in batches]
-        return self._read(losses)
-
-    def _read(self, losses):
-        float(tf.reshape(self._variables[-1], [-1])[0])  # on a GPU, waits for the weights
         return [float(loss) for loss in losses]
+
+    def settle(self):
+        """Wait for the weights, which a GPU may still be at work on."""
+        float(tf.reshape(self._variables[-1], [-1])[0])
 
     def weights(self):
         return [variable.numpy() for variable in self._variables]
@@ -132,7 +132,7 @@ class HandWritten(Loop):
             if (index + 1) % self.accum_steps == 0:
                 self._apply()
                 self._zero()
-        return self._read(losses)
+        return [float(loss) for loss in losses]
 
 
 class GradientAccumulator(Loop):
@@ -172,13 +172,13 @@ class Limit(Loop):
             losses.append(self._traced(x, y)[0])
             if (index + 1) % self.accum_steps == 0:
                 self._apply()
-        return self._read(losses)
+        return [float(loss) for loss in losses]
 
     def apply(self, times):
         """The bare `apply_gradients` alone."""
         for _ in range(times):
             self._apply()
-        self._read([])
+        self.settle()
 
     def run_in_earnest(self, batches):
         """The cycles that the limit stands for: what the others' weights are compared with."""

@@ -70,7 +70,7 @@ def memory_table(result):
     return table(head, sorted(row + [""] * (len(head) - len(row)) for row in rows)) + [""] if rows else []
 
 
-def _median(rows, name):
+def _median(rows, name="peak_mib"):
     values = sorted(row[name] for row in rows if row[name] is not None)
     return values[len(values) // 2] if values else float("nan")
 
@@ -120,50 +120,70 @@ def merged(text, results):
 
 
 def draw(results, path):
-    """A PNG: ratios to the limit, and memory beyond the run of micro-batches, over K; one row an environment."""
+    """A PNG: ratios to the limit over K, a row a workload and environment and a column a face; then memory."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = [(r, w, f) for r in results for w, f in _met((row["workload"], row["face"]) for row in r["times"])]
-    figure, axes = pyplot.subplots(len(panels) + 1, 1, figsize=(8, 3 * (len(panels) + 1)), squeeze=False)
-    for axis, (result, workload, face) in zip(axes[:, 0], panels):
-        _draw_times(axis, [row for row in result["times"] if (row["workload"], row["face"]) == (workload, face)])
-        axis.set_title("{}, {}, TensorFlow {}".format(workload, face, result["versions"]["tensorflow"]), fontsize=9)
-    _draw_memory(axes[-1, 0], results)
+    lines = [(result, workload) for result in results for workload in _met(row["workload"] for row in result["times"])]
+    faces = _met(row["face"] for result in results for row in result["times"]) or [""]
+    rows = len(lines) + 1
+    figure, axes = pyplot.subplots(rows, len(faces), figsize=(4.5 * len(faces), 3.2 * rows), squeeze=False)
+    names = _met(row["contender"] for result in results for row in result["times"])
+    told = [name for name in names if name != "limit" and ", to the limit" not in name]
+    colours = {name: "C{}".format(i) for i, name in enumerate(told)}
+    for line, (result, workload) in zip(axes, lines):
+        for axis, face in zip(line, faces):
+            mine = [row for row in result["times"] if (row["workload"], row["face"]) == (workload, face)]
+            _draw_times(axis, mine, colours)
+            axis.set_title("{}, {}, TensorFlow {}".format(workload, face, result["versions"]["tensorflow"]), fontsize=9)
+    for axis, face in zip(axes[-1], faces):
+        _draw_memory(axis, results, face)
     figure.tight_layout()
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    figure.savefig(path, dpi=100, metadata={"Software": None})
     return os.path.abspath(path)
 
 
-def _draw_times(axis, rows):
-    for name in _met(row["contender"] for row in rows if row["contender"] != "limit"):
+def _draw_times(axis, rows, colours):
+    for name in _met(row["contender"] for row in rows if row["contender"] in colours):
         mine = sorted((row for row in rows if row["contender"] == name), key=lambda row: row["accum_steps"])
         middle = [row["ratio"] for row in mine]
         spread = [[row["ratio"] - row["ratio_25"] for row in mine], [row["ratio_75"] - row["ratio"] for row in mine]]
         width = 2.5 if name.startswith("accum") else 1
-        axis.errorbar([row["accum_steps"] for row in mine], middle, spread, label=name, marker="o", lw=width, capsize=2)
-    axis.axhline(1.0, color="black", lw=0.8)
-    axis.set(xscale="log", xlabel="K", ylabel="time / limit")
-    axis.set_xticks(sorted({row["accum_steps"] for row in rows}))
-    axis.get_xaxis().set_major_formatter("{x:.0f}")
-    axis.minorticks_off()
-    axis.legend(fontsize=7)
+        shown = {"color": colours[name], "label": name, "lw": width}
+        axis.errorbar([row["accum_steps"] for row in mine], middle, spread, marker="o", capsize=2, **shown)
+    axis.set_ylabel("time / limit")
+    _finish(axis, sorted({row["accum_steps"] for row in rows}))
 
 
-def _draw_memory(axis, results):
+def _draw_memory(axis, results, face):
+    """Peak memory beyond that of micro-batches alone, in units of the parameters, where several K were measured."""
+    shown = set()
     for result in results:
-        for workload, face in _met((row["workload"], row["face"]) for row in result["memory"]):
+        for workload in _met(row["workload"] for row in result["memory"] if row["face"] == face):
             mine = [row for row in result["memory"] if (row["workload"], row["face"]) == (workload, face)]
             steps = sorted({row["accum_steps"] for row in mine if row["kind"] == "accumulated"})
-            bare = _median([row for row in mine if row["kind"] == "micro-batch"], "peak_mib")
-            of = lambda k, mine=mine: [r for r in mine if r["kind"] == "accumulated" and r["accum_steps"] == k]
-            label = "{}, {}, {}".format(workload, face, result["versions"]["tensorflow"])
-            more = [(_median(of(k), "peak_mib") - bare) / mine[0]["parameters_mib"] for k in steps]
-            axis.plot(steps, more, marker="o", label=label)
-    axis.set(xlabel="K", ylabel="peak memory beyond micro-batches\n/ parameters", xscale="log")
-    axis.legend(fontsize=7) if axis.lines else axis.set_visible(False)
+            if len(steps) < 2:
+                continue
+            peaks = [_median([r for r in mine if (r["kind"], r["accum_steps"]) == ("accumulated", k)]) for k in steps]
+            bare = _median([row for row in mine if row["kind"] == "micro-batch"])
+            more = [(peak - bare) / mine[0]["parameters_mib"] for peak in peaks]
+            axis.plot(steps, more, marker="o", label="{}, {}".format(workload, result["versions"]["tensorflow"]))
+            shown.update(steps)
+    axis.set_ylabel("memory beyond micro-batches / parameters", fontsize=8)
+    _finish(axis, sorted(shown))
+
+
+def _finish(axis, steps):
+    if not steps:
+        axis.set_visible(False)
+        return
+    axis.axhline(1.0, color="black", lw=0.8)
+    axis.set(xscale="log", xlabel="K")
+    axis.set_xticks(steps, [str(k) for k in steps])
+    axis.minorticks_off()
+    axis.legend(fontsize=7)
 
 
 def _met(values):

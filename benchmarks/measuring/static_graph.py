@@ -27,6 +27,7 @@ class InSession:
             self._variables = [tf1.Variable(value, use_resource=True, name="w") for value in initial]
             self._loss = loss_of(workload, self._variables, self._x, self._y)
             self._make_ops(optimizer)
+            self._one_weight = tf.reshape(self._variables[-1], [-1])[0]
             self._session.run(tf1.global_variables_initializer())
 
     def _make_ops(self, optimizer):
@@ -38,6 +39,10 @@ class InSession:
     def run(self, batches):
         """Run whole cycles. Returns the losses."""
         return [self._run(self._train_op, batch) for batch in batches]
+
+    def settle(self):
+        """Wait for the weights, which a GPU may still be at work on."""
+        self._session.run(self._one_weight)
 
     def _run(self, op, batch):
         return float(self._session.run([self._loss, op], {self._x: batch[0], self._y: batch[1]})[0])

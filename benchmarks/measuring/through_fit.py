@@ -51,6 +51,9 @@ class Fit:
     def run(self, batches):
         return self._model.fit(batches, verbose=0).history["loss"]
 
+    def settle(self):
+        """Nothing to wait for: `fit` has read its metrics."""
+
     def weights(self):
         return self._network.get_weights()
 

@@ -99,6 +99,7 @@ def _in_turns(made, batches, cycles, rounds, warm_up):
             gc.collect()
             start = time.perf_counter()
             losses = made[name].run(prepared[name])
+            made[name].settle()
             taken = time.perf_counter() - start
             if not np.all(np.isfinite(losses)):
                 raise AssertionError("{} ends in a loss that is no number: {}.".format(name, losses))
