@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from exceptions import IS_KERAS_3
 from optimizers import legacy_family
+from replicas import RUN, CountingOps, R, mirrored
 
 import accum
 import accum.compat.v1
@@ -16,38 +17,94 @@ tf1 = tf.compat.v1
 SHAPES = [(5, 4), (4,), (7, 3)]
 
 
+def made_by(function, *args):
+    """How many variables `function` makes of each shape and dtype; under a strategy, on all replicas together."""
+    made = Counter()
+
+    def record(next_creator, **kwargs):
+        variable = next_creator(**kwargs)
+        made[tuple(variable.shape.as_list()), variable.dtype.base_dtype] += 1
+        return variable
+
+    with tf.variable_creator_scope(record):
+        function(*args)
+    return made
+
+
+def micro_steps(optimizer, count=1):
+    variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
+    for _ in range(count):
+        optimizer.apply_gradients([(tf.ones(shape), var) for shape, var in zip(SHAPES, variables)])
+
+
+def micro_step_on_replicas(make):
+    strategy = mirrored()
+    with strategy.scope():
+        variables, optimizer = [tf.Variable(tf.ones(shape)) for shape in SHAPES], make()
+    pairs = lambda: [(tf.ones(shape), var) for shape, var in zip(SHAPES, variables)]
+
+    def micro_step():
+        optimizer.apply_gradients(pairs())
+
+    tf.function(lambda: getattr(strategy, RUN)(micro_step))()
+
+
+def a_cycle_of_a_model(accum_steps=None):
+    inputs = tf.keras.Input((5,))
+    outputs = tf.keras.layers.Dense(3)(tf.keras.layers.Dense(4)(inputs))
+    model = tf.keras.Model(inputs, outputs)
+    if accum_steps is not None:
+        model = accum.GradientAccumulateModel(accum_steps, inputs=inputs, outputs=outputs)
+    model.compile("adam", "mse", run_eagerly=True)
+    for _ in range(accum_steps or 1):
+        model.train_on_batch(np.ones((2, 5)), np.ones((2, 3)))
+
+
+def without_scalars(made):
+    """The shapes in `made`, which have to be float32."""
+    assert {dtype for shape, dtype in made if shape != ()} <= {tf.float32}
+    return Counter({shape: count for (shape, _), count in made.items() if shape != ()})
+
+
 @pytest.mark.law("L16")
 @pytest.mark.keras_face
-def test_keras_face_makes_one_accumulator_a_variable():
-    def made_by(optimizer):
-        variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
-        made = []
+@pytest.mark.parametrize("accum_steps", [2, 32])
+def test_keras_face_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
+    bare = made_by(micro_steps, tf.keras.optimizers.Adam())
+    ours = made_by(micro_steps, accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), accum_steps), accum_steps)
+    added = ours - bare
+    # micro_step, length, weight_sum, and the length asked for
+    assert sum(count for (shape, _), count in added.items() if shape == ()) == 4
+    assert without_scalars(added) == Counter(SHAPES)
 
-        def record(next_creator, **kwargs):
-            variable = next_creator(**kwargs)
-            made.append(tuple(variable.shape.as_list()))
-            return variable
 
-        with tf.variable_creator_scope(record):
-            for _ in range(4):
-                optimizer.apply_gradients([(tf.ones(shape), var) for shape, var in zip(SHAPES, variables)])
-        return Counter(made)
+@pytest.mark.law("L16")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("accum_steps", [2, 8])
+def test_a_model_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
+    bare, ours = made_by(a_cycle_of_a_model), made_by(a_cycle_of_a_model, accum_steps)
+    assert without_scalars(ours - bare) == Counter([(5, 4), (4,), (4, 3), (3,)])
 
-    bare = made_by(tf.keras.optimizers.Adam())
-    added = made_by(accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), accum_steps=2)) - bare
-    assert added.pop(()) == 4  # micro_step, length, weight_sum, and the length asked for
-    assert added == Counter(SHAPES)
+
+@pytest.mark.law("L16")
+@pytest.mark.law("L11")
+@pytest.mark.keras_face
+def test_each_replica_has_one_accumulator_a_variable():
+    bare = made_by(micro_step_on_replicas, tf.keras.optimizers.Adam)
+    ours = made_by(micro_step_on_replicas, lambda: accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), 32))
+    assert without_scalars(ours - bare) == Counter(SHAPES * R)
 
 
 @pytest.mark.law("L16")
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
-def test_graph_face_makes_one_accumulator_a_variable(is_sparse):
+@pytest.mark.parametrize("accum_steps", [2, 32])
+def test_graph_face_makes_one_accumulator_a_variable_whatever_k_is(accum_steps, is_sparse):
     with tf.Graph().as_default():
         variable = tf1.get_variable("w", initializer=np.ones((7, 3), np.float32))
         grad = tf.ones([7, 3])
         if is_sparse:
             grad = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([1, 2]), tf.constant([7, 3]))
-        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps)
         optimizer.apply_gradients([(grad, variable)])
         names = {v.op.name: v.shape.as_list() for v in tf1.global_variables()}
     expected = {
@@ -100,3 +157,92 @@ def test_no_accumulator_is_a_weight():
     model.fit(np.ones((4, 3)), np.ones((4, 2)), batch_size=2, verbose=0)
     assert len(model.weights) == 2
     assert model.count_params() == 8
+
+
+def counted_sgd(executed):
+    """An SGD that notes in `executed` whenever the kernel of a variable's update runs, which no trace can tell."""
+
+    def note():
+        tf.py_function(lambda: executed.append("kernel"), [], [])
+
+    class CountedSGD(tf.keras.optimizers.SGD):
+        def _resource_apply_dense(self, *args, **kwargs):  # up to TF 2.10
+            note()
+            return super()._resource_apply_dense(*args, **kwargs)
+
+        def update_step(self, *args, **kwargs):
+            note()
+            return super().update_step(*args, **kwargs)
+
+    return CountedSGD(0.1)
+
+
+def in_a_loop(strategy, inner, after_micro_step):
+    with strategy.scope():
+        weights = tf.Variable(tf.ones((3, 2)))
+        optimizer = accum.GradientAccumulateOptimizer(inner(), accum_steps=3)
+
+    def micro_step():
+        optimizer.apply_gradients([(tf.ones((3, 2)), weights)])
+
+    run = tf.function(lambda: getattr(strategy, RUN)(micro_step))
+    for _ in range(6):
+        run()
+        after_micro_step()
+
+
+def in_fit(strategy, inner, after_micro_step):
+    with strategy.scope():
+        inputs = tf.keras.Input((3,))
+        outputs = tf.keras.layers.Dense(2, use_bias=False)(inputs)
+        model = accum.GradientAccumulateModel(3, inputs=inputs, outputs=outputs)
+        model.compile(inner(), "mse")
+    tell = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: after_micro_step())
+    data = tf.data.Dataset.from_tensor_slices((np.ones((24, 3)), np.ones((24, 2)))).batch(4)
+    model.fit(data, callbacks=[tell], verbose=0)
+
+
+@pytest.mark.law("L16")
+@pytest.mark.law("L2")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("train", [in_a_loop, in_fit])
+def test_a_micro_step_that_ends_no_cycle_runs_no_inner_kernel(train):
+    executed, seen = [], []
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    train(strategy, lambda: counted_sgd(executed), lambda: seen.append(len(executed)))
+    assert seen == [0, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.law("L16")
+@pytest.mark.law("L11")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("train", [in_a_loop, in_fit])
+def test_replicas_rest_until_the_cycle_ends(train):
+    """Neither a kernel of the inner optimizer nor a reduction of gradients runs before."""
+    executed, seen, ops = [], [], CountingOps()
+    strategy = mirrored(ops)
+    after_micro_step = lambda: seen.append((len(executed), len(ops.of_gradients())))
+    train(strategy, lambda: counted_sgd(executed), after_micro_step)
+    assert seen == [(0, 0)] * 2 + [(R, 1)] * 3 + [(2 * R, 2)]
+
+
+@pytest.mark.law("L16")
+@pytest.mark.law("L11")
+def test_replicas_of_a_session_rest_until_the_cycle_ends():
+    seen, ops = [], CountingOps()
+    with tf.Graph().as_default():
+        strategy = mirrored(ops)
+        with strategy.scope():
+            variable = tf1.get_variable("w", initializer=np.ones((3, 2), np.float32), use_resource=True)
+            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.AdamOptimizer(), accum_steps=3)
+        done = getattr(strategy, RUN)(lambda: optimizer.apply_gradients([(tf.ones((3, 2)), variable)]))
+        train_op = tf.group(*strategy.experimental_local_results(done))
+        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 2})) as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(6):
+                options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
+                session.run(train_op, options=options, run_metadata=metadata)
+                nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+                kernels = [node for node in nodes if "= ResourceApplyAdam(" in node.timeline_label]
+                seen.append((len(kernels), len(ops.of_gradients())))
+    assert seen == [(0, 0), (0, 0), (R, 1), (0, 1), (0, 1), (R, 2)]

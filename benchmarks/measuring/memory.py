@@ -1,0 +1,71 @@
+"""A worker that measures the memory of one run: every run is a process of its own, as a peak can't be taken back."""
+
+import numpy as np
+
+from measuring import machine
+from measuring.timing import face_of
+
+MIB = 2**20
+
+
+def measure_one(task):
+    """Peak memory of training by one face, and the bytes of the variables that it made.
+
+    The task's "kind" is "micro-batch" (an update on every micro-batch, without the library), "accumulated", or "full
+    batch" (K times as many examples at once).
+    """
+    import tensorflow as tf
+
+    from accum._demo.memory import peak_mib
+    from measuring import workloads
+
+    is_full, accum_steps = task["kind"] == "full batch", task["accum_steps"]
+    batch = task["batch"] * (accum_steps if is_full else 1)
+    workload = workloads.BY_NAME[task["workload"]](task["smoke"], batch)
+    initial = workloads.initial_weights(workload)
+    count = 1 if is_full else min(accum_steps, 8)  # few batches, met again and again: data are no part of this
+    batches, times = workloads.micro_batches(workload, count), 2 * (1 if is_full else accum_steps) // count
+    module, _ = face_of(task["face"])
+    contender = module.Ours if task["kind"] == "accumulated" else module.Plain
+    on_gpu = _has_gpu_memory(tf)
+    idle = peak_mib()
+    with _RecordedVariables(tf) as made:
+        run = contender(workload, initial, accum_steps, task["optimizer"])
+        losses = run.run(run.prepare(batches, times))
+    if not np.all(np.isfinite(losses)):
+        raise AssertionError("The loss is no number: {}.".format(losses))
+    result = {key: task[key] for key in ("workload", "face", "kind", "accum_steps", "batch")}
+    result.update(
+        peak_mib=peak_mib(),
+        idle_mib=idle,
+        variables_mib=(run.variable_bytes() if task["face"] == "v1" else made.bytes) / MIB,
+    )
+    result["parameters_mib"] = sum(value.nbytes for value in initial) / MIB
+    if on_gpu:
+        result["gpu_peak_mib"] = tf.config.experimental.get_memory_info("GPU:0")["peak"] / MIB
+    return {"memory": [result], "versions": machine.versions()}
+
+
+def _has_gpu_memory(tf):
+    found = tf.config.experimental.list_physical_devices("GPU")
+    return bool(found) and hasattr(tf.config.experimental, "get_memory_info")
+
+
+class _RecordedVariables:
+    """Counts the bytes of the variables made within, outside static graphs."""
+
+    def __init__(self, tf):
+        self.bytes = 0
+        self._scope = tf.variable_creator_scope(self._record)
+
+    def _record(self, next_creator, **kwargs):
+        variable = next_creator(**kwargs)
+        self.bytes += int(np.prod(variable.shape.as_list())) * variable.dtype.base_dtype.size
+        return variable
+
+    def __enter__(self):
+        self._scope.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self._scope.__exit__(*error)

@@ -1,0 +1,191 @@
+"""Tables and a figure from what has been measured: a list of results, each of one environment."""
+
+import os
+
+BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
+NOTHING = "Not measured yet."
+
+
+def environment(result):
+    """One line that says where and with what a result was measured."""
+    machine, versions = result["machine"], result["versions"]
+    kinds = [
+        "{} {}".format(kind, versions[kind]) for kind in ("tensorflow", "keras", "numpy", "accum") if kind in versions
+    ]
+    cores = "{cores allowed} of {cores} cores".format(**machine)
+    threads = "threads as TensorFlow chooses" if not any(versions["threads"]) else str(versions["threads"])
+    parts = [machine["date"], machine["cpu"], cores, "{} GiB".format(machine["memory_gib"]), machine["os"]]
+    parts += ["Python " + machine["python"]] + kinds + versions["gpus"] + [threads]
+    return ", ".join(parts + (["SMOKE TEST: no measurement"] if result["settings"]["smoke"] else []))
+
+
+def table(head, rows):
+    """A table in Markdown, its columns aligned."""
+    lines = [head] + rows
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    shown = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines]
+    return [shown[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|"] + shown[1:]
+
+
+def time_tables(result):
+    """A table a workload: one row a contender and face, one column a K."""
+    times, lines = result["times"], []
+    for workload in _met(row["workload"] for row in times):
+        mine = [row for row in times if row["workload"] == workload]
+        steps = sorted({row["accum_steps"] for row in mine})
+        rows = []
+        for face, name in _met((row["face"], row["contender"]) for row in mine):
+            found = {row["accum_steps"]: row for row in mine if (row["face"], row["contender"]) == (face, name)}
+            rows.append([face, name] + [_time_cell(found.get(k)) for k in steps])
+        head = ["face", workload] + ["K = {}".format(k) for k in steps]
+        lines += table(head, rows) + [""]
+    return lines
+
+
+def _time_cell(row):
+    if row is None:
+        return ""
+    if row["contender"] == "limit":
+        return "{:.1f} ms".format(1000 * row["seconds"])
+    return "{ratio:.2f} ({ratio_25:.2f}–{ratio_75:.2f})".format(**row)
+
+
+def memory_table(result):
+    """Medians over the processes of one kind, against the run of micro-batches without the library."""
+    rows, found = [], {}
+    for row in result["memory"]:
+        key = row["workload"], row["face"], row["kind"], row["batch"], row["accum_steps"]
+        found.setdefault(key, []).append(row)
+    medians = {key: {name: _median(of, name) for name in of[0] if name.endswith("_mib")} for key, of in found.items()}
+    for (workload, face, kind, batch, k), now in medians.items():
+        bare = [v for key, v in medians.items() if key[:4] == (workload, face, "micro-batch", batch)]
+        more = {name: now[name] - bare[0][name] if bare else float("nan") for name in ("peak_mib", "variables_mib")}
+        share = more["variables_mib"] / now["parameters_mib"]
+        size = "{} x {}".format(k, batch) if kind == "accumulated" else str(batch * (k if kind == "full batch" else 1))
+        cells = [now["peak_mib"], now["idle_mib"], more["peak_mib"], now["parameters_mib"], share]
+        cells += [now["gpu_peak_mib"]] if "gpu_peak_mib" in now else []
+        rows.append([workload, face, kind, size] + ["{:.2f}".format(value) for value in cells])
+    head = ["MiB", "face", "run", "batch", "peak", "of it idle", "more", "parameters", "accumulators / parameters"]
+    head += ["GPU peak"] if any(len(row) > len(head) for row in rows) else []
+    return table(head, sorted(row + [""] * (len(head) - len(row)) for row in rows)) + [""] if rows else []
+
+
+def _median(rows, name="peak_mib"):
+    values = sorted(row[name] for row in rows if row[name] is not None)
+    return values[len(values) // 2] if values else float("nan")
+
+
+def as_text(result):
+    lines = [environment(result) + ".", ""] + time_tables(result) + memory_table(result)
+    for name, off in sorted(_deviations(result).items()):
+        lines.append("- {}: up to {:.0e} off the limit's weights after two cycles.".format(name, off))
+    for why, names in _absences(result).items():
+        lines.append("- {}: {}".format(", ".join(names), why))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _deviations(result):
+    """contender -> how far off it ends at most, of those that mean to make the limit's steps and do not."""
+    found = {}
+    for row in result["times"]:
+        if (
+            row.get("deviation") is not None
+            and row["deviation"] > 1e-5
+            and not row["contender"].startswith("an update")
+        ):
+            found[row["contender"]] = max(row["deviation"], found.get(row["contender"], 0.0))
+    return found
+
+
+def _absences(result):
+    """reason -> contenders that are in no table for it."""
+    found = {}
+    for row in result["absent"]:
+        rest = "" if row["why"] == "not installed" else " ({face}, {workload})".format(**row)
+        names = found.setdefault(row["why"], [])
+        if row["contender"] + rest not in names:
+            names.append(row["contender"] + rest)
+    return found
+
+
+def merged(text, results):
+    """`text` with what stands between the markers replaced by the tables of `results`."""
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    key = lambda result: [int(part) for part in result["versions"]["tensorflow"].split(".")[:2]]
+    parts = []
+    for result in sorted(results, key=key):
+        parts.append("### TensorFlow {}\n\n{}".format(result["versions"]["tensorflow"], as_text(result)))
+    return before + BEGIN + "\n" + ("\n".join(parts) or NOTHING + "\n") + END + after
+
+
+def draw(results, path):
+    """A PNG: ratios to the limit over K, a row a workload and environment and a column a face; then memory."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = [(result, workload) for result in results for workload in _met(row["workload"] for row in result["times"])]
+    faces = _met(row["face"] for result in results for row in result["times"]) or [""]
+    rows = len(lines) + 1
+    figure, axes = pyplot.subplots(rows, len(faces), figsize=(4.5 * len(faces), 3.2 * rows), squeeze=False)
+    names = _met(row["contender"] for result in results for row in result["times"])
+    told = [name for name in names if name != "limit" and ", to the limit" not in name]
+    colours = {name: "C{}".format(i) for i, name in enumerate(told)}
+    for line, (result, workload) in zip(axes, lines):
+        for axis, face in zip(line, faces):
+            mine = [row for row in result["times"] if (row["workload"], row["face"]) == (workload, face)]
+            _draw_times(axis, mine, colours)
+            axis.set_title("{}, {}, TensorFlow {}".format(workload, face, result["versions"]["tensorflow"]), fontsize=9)
+    for axis, face in zip(axes[-1], faces):
+        _draw_memory(axis, results, face)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+    return os.path.abspath(path)
+
+
+def _draw_times(axis, rows, colours):
+    for name in _met(row["contender"] for row in rows if row["contender"] in colours):
+        mine = sorted((row for row in rows if row["contender"] == name), key=lambda row: row["accum_steps"])
+        middle = [row["ratio"] for row in mine]
+        spread = [[row["ratio"] - row["ratio_25"] for row in mine], [row["ratio_75"] - row["ratio"] for row in mine]]
+        width = 2.5 if name.startswith("accum") else 1
+        shown = {"color": colours[name], "label": name, "lw": width}
+        axis.errorbar([row["accum_steps"] for row in mine], middle, spread, marker="o", capsize=2, **shown)
+    axis.set_ylabel("time / limit")
+    _finish(axis, sorted({row["accum_steps"] for row in rows}))
+
+
+def _draw_memory(axis, results, face):
+    """Peak memory beyond that of micro-batches alone, in units of the parameters, where several K were measured."""
+    shown = set()
+    for result in results:
+        for workload in _met(row["workload"] for row in result["memory"] if row["face"] == face):
+            mine = [row for row in result["memory"] if (row["workload"], row["face"]) == (workload, face)]
+            steps = sorted({row["accum_steps"] for row in mine if row["kind"] == "accumulated"})
+            if len(steps) < 2:
+                continue
+            peaks = [_median([r for r in mine if (r["kind"], r["accum_steps"]) == ("accumulated", k)]) for k in steps]
+            bare = _median([row for row in mine if row["kind"] == "micro-batch"])
+            more = [(peak - bare) / mine[0]["parameters_mib"] for peak in peaks]
+            axis.plot(steps, more, marker="o", label="{}, {}".format(workload, result["versions"]["tensorflow"]))
+            shown.update(steps)
+    axis.set_ylabel("memory beyond micro-batches / parameters", fontsize=8)
+    _finish(axis, sorted(shown))
+
+
+def _finish(axis, steps):
+    if not steps:
+        axis.set_visible(False)
+        return
+    axis.axhline(1.0, color="black", lw=0.8)
+    axis.set(xscale="log", xlabel="K")
+    axis.set_xticks(steps, [str(k) for k in steps])
+    axis.minorticks_off()
+    axis.legend(fontsize=7)
+
+
+def _met(values):
+    """Each value once, in the order in which they are met."""
+    return list(dict.fromkeys(values))

@@ -1,0 +1,192 @@
+"""What accumulating costs, against the limit: `python benchmarks/speed.py run [--smoke] [--json FILE]`.
+
+The limit of a cycle is K times forward and backward, as a bare `tf.function` (a bare Session for the face "v1"), and
+one bare `apply_gradients`. Every contender that this environment has is told as a ratio to it: this library, training
+with an update on every micro-batch, accumulating by hand, and what other libraries offer. Contenders take turns in one
+process, in an order drawn each round; a round's time is divided by the limit's of that round, and told is the median of
+these ratios with its quartiles. Before anything is timed, the library has to end in the limit's weights.
+
+Memory is the peak of a process that does one thing.
+
+    run                 measures what this environment has, and prints tables
+    merge FILES         writes the tables of `--json` files into benchmarks/README.md
+    figure FILES        draws them
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+README = os.path.join(HERE, "README.md")
+WORKLOADS = ["mlp", "conv", "transformer"]
+FACES = ["v1", "optimizer", "model"]
+
+
+class WorkerFailed(Exception):
+    """A worker ended without a result."""
+
+
+def work(task):
+    """Do `task` in a process of its own. Returns its result."""
+    command = [sys.executable, "-W", "ignore", os.path.abspath(__file__), "work", json.dumps(task)]
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONHASHSEED="0")
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    if done.returncode:
+        raise WorkerFailed("{}\n{}".format(task, done.stderr.decode()[-3000:]))
+    return json.loads(done.stdout.decode().splitlines()[-1])
+
+
+def work_here(task):
+    """The worker's side."""
+    if task["what"] == "versions":
+        from measuring import machine
+
+        return {"versions": machine.versions()}
+    if task["what"] == "memory":
+        from measuring.memory import measure_one
+
+        return measure_one(task)
+    from measuring.timing import time_one
+
+    return time_one(task)
+
+
+def tasks_of(settings):
+    """All tasks, each a dict: first those of time, then those of memory, several times and in an order drawn."""
+    common = {"smoke": settings["smoke"], "optimizer": settings["optimizer"]}
+    named = [dict(common, workload=w, face=f) for w in settings["workloads"] for f in settings["faces"]]
+    shared = {"rounds": settings["rounds"], "warm_up": settings["warm_up"], "what": "time"}
+    timed = [dict(task, accum_steps=k, **shared) for task in named for k in settings["accum_steps"]]
+    measured = []
+    for task in named:
+        measured += _memory_tasks(dict(task, what="memory"), settings)
+    measured *= settings["processes"]
+    random.Random(0).shuffle(measured)
+    return (timed if "time" in settings["measure"] else []) + (measured if "memory" in settings["measure"] else [])
+
+
+def _memory_tasks(task, settings):
+    """Of the MLP, every K against plain micro-batches; of the conv net, 64 x 64 examples against 4,096."""
+    if task["workload"] == "mlp":
+        batch = 4 if settings["smoke"] else 16
+        kinds = [("micro-batch", 1)] + [("accumulated", k) for k in settings["accum_steps"]]
+    elif task["workload"] == "conv":
+        batch = 4 if settings["smoke"] else 64
+        kinds = [(kind, batch) for kind in ("micro-batch", "accumulated", "full batch")]
+    else:
+        return []
+    return [dict(task, kind=kind, accum_steps=k, batch=batch) for kind, k in kinds]
+
+
+def run(arguments):
+    from measuring import machine, report
+
+    settings = settings_from(arguments)
+    result = {"machine": machine.described(), "settings": settings, "times": [], "memory": [], "absent": []}
+    result.update(work({"what": "versions"}))
+    if result["versions"]["tensorflow"].startswith("1."):
+        settings["faces"] = [face for face in settings["faces"] if face == "v1"]
+    tasks, failures = tasks_of(settings), 0
+    for count, task in enumerate(tasks, 1):
+        shown = [str(task.get(key, "")) for key in ("what", "kind", "workload", "face")]
+        print("{}/{}: {} K = {}".format(count, len(tasks), " ".join(shown), task["accum_steps"]), file=sys.stderr)
+        try:
+            found = work(task)
+        except WorkerFailed as error:
+            failures += 1
+            print("FAILED: {}".format(error), file=sys.stderr)
+            continue
+        for key in ("times", "memory", "absent"):
+            result[key] += found.get(key, [])
+        save(result, arguments.json)
+    print(report.as_text(result))
+    return 1 if failures else 0
+
+
+def settings_from(arguments):
+    is_smoke = arguments.smoke
+    return {
+        "smoke": is_smoke,
+        "workloads": arguments.workload,
+        "faces": arguments.face,
+        "accum_steps": arguments.accum_steps or ([1, 3] if is_smoke else [1, 4, 8, 32]),
+        "optimizer": arguments.optimizer,
+        "rounds": arguments.rounds or (2 if is_smoke else 15),
+        "warm_up": 1 if is_smoke else 3,
+        "measure": arguments.measure,
+        "processes": 1 if is_smoke else 3,
+    }
+
+
+def save(result, path):
+    if path:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=1, sort_keys=True)
+            file.write("\n")
+
+
+def load(paths):
+    results = []
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            results.append(json.load(file))
+    return results
+
+
+def merge(arguments):
+    from measuring import report
+
+    results = load(arguments.files)
+    if any(result["settings"]["smoke"] for result in results) and arguments.readme == README:
+        sys.exit("A smoke test is no measurement: its numbers do not go into the README.")
+    with open(arguments.readme, encoding="utf-8") as file:
+        text = file.read()
+    with open(arguments.readme, "w", encoding="utf-8") as file:
+        file.write(report.merged(text, results))
+    return 0
+
+
+def figure(arguments):
+    from measuring import report
+
+    print(report.draw(load(arguments.files), arguments.output))
+    return 0
+
+
+def parser():
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = made.add_subparsers(dest="command")
+    commands.required = True
+    running = commands.add_parser("run", help="measure what this environment has")
+    running.add_argument("--workload", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    running.add_argument("--face", nargs="+", choices=FACES, default=FACES)
+    running.add_argument("--accum-steps", nargs="+", type=int, metavar="K", help="default: 1 4 8 32")
+    running.add_argument("--rounds", type=int, help="default: 15")
+    running.add_argument("--optimizer", choices=["momentum", "adam"], default="momentum")
+    running.add_argument("--measure", nargs="+", choices=["time", "memory"], default=["time", "memory"])
+    running.add_argument("--smoke", action="store_true", help="tiny sizes: whether everything runs; no measurement")
+    running.add_argument("--json", metavar="FILE", help="where to keep what was measured")
+    merging = commands.add_parser("merge", help="write tables into the README")
+    merging.add_argument("files", nargs="*")
+    merging.add_argument("--readme", default=README)
+    drawing = commands.add_parser("figure", help="draw time and memory over K")
+    drawing.add_argument("files", nargs="+")
+    drawing.add_argument("--output", default=os.path.join(HERE, "speed.png"))
+    commands.add_parser("work").add_argument("task")
+    return made
+
+
+def main():
+    arguments = parser().parse_args()
+    if arguments.command == "work":
+        print(json.dumps(work_here(json.loads(arguments.task))), flush=True)
+        return 0
+    return {"run": run, "merge": merge, "figure": figure}[arguments.command](arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

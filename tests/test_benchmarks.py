@@ -1,0 +1,71 @@
+"""The benchmarks run, and refuse to time what is not equal; their numbers are for a quiet machine."""
+
+import os
+
+import pytest
+from exceptions import HAS_KERAS_FACE
+
+BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
+README = os.path.join(BENCHMARKS, "README.md")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def benchmarks_importable(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+
+def task(face, workload):
+    return {
+        "face": face,
+        "workload": workload,
+        "accum_steps": 2,
+        "optimizer": "momentum",
+        "smoke": True,
+        "rounds": 2,
+        "warm_up": 0,
+    }
+
+
+FACES = [("v1", "conv")] + ([("optimizer", "transformer"), ("model", "mlp")] if HAS_KERAS_FACE else [])
+
+
+@pytest.mark.parametrize("face,workload", FACES)
+def test_every_face_is_timed_beside_the_limit(face, workload):
+    from measuring.timing import time_one
+
+    result = time_one(task(face, workload))
+    rows = {row["contender"]: row for row in result["times"]}
+    assert {"limit", "accum", "an update every micro-batch"} <= set(rows)
+    assert rows["limit"]["ratio"] == 1.0
+    assert rows["accum"]["deviation"] <= 2e-6 < rows["an update every micro-batch"]["deviation"]
+
+
+def test_what_ends_in_other_weights_is_not_timed(monkeypatch):
+    from measuring import static_graph, timing
+
+    monkeypatch.setattr(static_graph, "Ours", static_graph.Plain)
+    with pytest.raises(AssertionError, match="off the limit's weights"):
+        timing.time_one(task("v1", "mlp"))
+
+
+def test_tables_go_between_the_marks_and_nothing_else_changes():
+    from measuring import machine, report
+
+    row = {"workload": "mlp", "face": "v1", "accum_steps": 4, "seconds": 0.1}
+    spread = {"ratio": 1.25, "ratio_25": 1.2, "ratio_75": 1.3, "deviation": None}
+    result = {
+        "machine": machine.described(),
+        "versions": {"tensorflow": "2.15.1", "gpus": [], "threads": [0, 0]},
+        "settings": {"smoke": False},
+        "times": [dict(row, contender="limit", **spread), dict(row, contender="accum", **spread)],
+        "memory": [],
+        "absent": [],
+    }
+    with open(README, encoding="utf-8") as file:
+        text = file.read()
+    merged = report.merged(text, [result])
+    assert "100.0 ms" in merged and "1.25 (1.20–1.30)" in merged
+    assert report.merged(merged, []) == report.merged(text, [])
+    assert merged.split(report.BEGIN)[0] == text.split(report.BEGIN)[0]
