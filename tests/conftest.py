@@ -1,5 +1,6 @@
 """What every test file shares: two logical CPUs, no drawing, and the table of what a cell cannot do."""
 
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -19,6 +20,7 @@ def pytest_configure(config):
         "slow: starts processes, exports models, or differs little between lines; runs on a subset of the cells",
     )
     config.addinivalue_line("markers", "line: differs between lines of TensorFlow alone; runs on one Python of each")
+    gc.set_threshold(50000, 20, 20)  # graphs are many objects: by Python's own, a fifth of the time goes into looking
     make_two_cpus()
     _look_often_for_the_end_of_replicas()
 

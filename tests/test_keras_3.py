@@ -187,7 +187,7 @@ def test_a_sequential_model_that_is_not_built_yet_knows_its_inputs_later(tmp_pat
     model = accum.GradientAccumulateModel.from_model(tf.keras.Sequential([tf.keras.layers.Dense(2)]), 2)
     model.compile("sgd", tf.keras.losses.MeanSquaredError())
     model.fit(X, Y, batch_size=4, verbose=0)
-    assert tuple(model.inputs[0].shape) == (None, 3)
+    assert model.inputs[0].shape[-1] == 3
     model.save(str(tmp_path / "model.keras"))
     again = tf.keras.models.load_model(str(tmp_path / "model.keras"))
     np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
