@@ -204,3 +204,28 @@ def test_averages_are_swapped_in_as_for_the_full_batch():
         model.fit(data, epochs=2, verbose=0, callbacks=[swap], validation_data=data)
         seen.append(np.copy(model.get_weights()[0]))
     np.testing.assert_allclose(seen[1], seen[0], rtol=0, atol=2e-6)
+
+
+def two_rules():
+    rules = tf.keras.optimizers
+    if not hasattr(rules, "MultiOptimizer"):
+        pytest.skip("optimizers made of several came with a later Keras 3")
+    return rules.MultiOptimizer(rules.OptimizerMap(rules.SGD(0.1), {".*/kernel": rules.SGD(0.1, momentum=0.9)}))
+
+
+@pytest.mark.law("L8")
+@pytest.mark.law("L11")
+def test_an_optimizer_made_of_several_is_one_inner_optimizer_on_replicas_too():
+    with mirrored().scope():
+        ours = linear(accum.GradientAccumulateOptimizer(two_rules(), 3))
+    np.testing.assert_allclose(fitted(ours, 4), fitted(linear(two_rules()), 12), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L8")
+def test_an_optimizer_made_of_several_bears_a_variable_without_a_gradient():
+    used, unused = keras_weights([KERNEL, KERNEL])
+    optimizer = accum.GradientAccumulateOptimizer(two_rules(), 2)
+    for factor in (1.0, 3.0):
+        optimizer.apply_gradients([(tf.fill([3, 2], factor), used), (None, unused)])
+    np.testing.assert_allclose(used.numpy(), KERNEL - 0.2, rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(unused.numpy(), KERNEL)
