@@ -1,5 +1,7 @@
 """The swap of a model's batch normalisation leaves everything else as it was (law L13)."""
 
+import inspect
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -128,6 +130,7 @@ def test_bad_arguments_are_refused():
         accum.replace_batchnorm_layers(sequential(), 0)
     with pytest.raises(ValueError, match="`position` must be one of"):
         accum.replace_batchnorm_layers(sequential(), 2, position="after")
-    renorm = tf.keras.Sequential([KERAS(renorm=True, input_shape=(3,))])
-    with pytest.raises(ValueError, match="takes no `renorm`"):
-        accum.replace_batchnorm_layers(renorm, 2)
+    if "renorm" in inspect.signature(KERAS.__init__).parameters:  # Keras 3 had none at first
+        renorm = tf.keras.Sequential([KERAS(renorm=True, input_shape=(3,))])
+        with pytest.raises(ValueError, match="takes no `renorm`"):
+            accum.replace_batchnorm_layers(renorm, 2)
