@@ -670,16 +670,22 @@ LOSS_CONTAINER = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
 """The attribute of a compiled model that holds and computes its losses; has no public name in Keras 3."""
 
 
+def _at(path, structure):
+    return functools.reduce(lambda part, key: part[key], path, structure)
+
+
 def _losses_of_outputs(container, y_true, y_pred):
     """List of (loss, target, output) of what a model was compiled with, where there is a loss and a target."""
     if not IS_KERAS_3:
         places = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
         entries = list(zip(container._losses, *places))
-    elif tf.nest.is_nested(y_pred):
-        flat = list(zip(tf.nest.flatten(y_true), tf.nest.flatten(y_pred)))
-        entries = [(entry.loss,) + pair for entry, pair in zip(container._flat_losses, flat)]
     else:
-        entries = [(entry.loss, y_true, y_pred) for entry in container._flat_losses]
+        try:
+            entries = [
+                (entry.loss, _at(entry.path, y_true), _at(entry.path, y_pred)) for entry in container._flat_losses
+            ]
+        except (IndexError, KeyError, TypeError):  # targets of another structure, which Keras matches by itself
+            entries = []
     return [entry for entry in entries if entry[0] is not None and entry[1] is not None]
 
 
