@@ -166,10 +166,16 @@ def two_per_token():
     return masked(layers.Dense(2), layers.Dense(2, activation="tanh"))
 
 
+def pooled_and_per_token():
+    return masked(layers.Lambda(lambda hidden: tf.reduce_mean(hidden, axis=1)), layers.Dense(2))
+
+
 MASKED = [
     ("one output", per_token, lambda: "mse", SEQUENCES),
     ("two outputs", two_per_token, lambda: "mse", [SEQUENCES, 2.0 * SEQUENCES]),
 ]
+if exceptions.IS_KERAS_3:  # which lists the losses that there are, and not the outputs without
+    MASKED.append(("second output alone", pooled_and_per_token, lambda: [None, "mse"], [Y, SEQUENCES]))
 if exceptions.LINE >= (2, 10):  # the line that brought `ignore_class`
     IGNORED = RANDOM.randint(0, 3, size=(20, 3, 1)).astype("float32")
     sparse = lambda: losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
@@ -185,6 +191,7 @@ def test_a_masked_model_is_exact_whatever_its_line_divides_by(what, make, loss, 
     # Keras 3 takes no weight of a whole sequence beside a mask.
     weights = WEIGHTS if make is classifier or not exceptions.IS_KERAS_3 else np.repeat(WEIGHTS, 3).reshape(20, 3)
     weights = [weights] * 2 if isinstance(y, list) and exceptions.IS_KERAS_3 else weights
+    weights = [WEIGHTS, weights[1]] if make is pooled_and_per_token else weights
     for one, size in ((full, 20), (model, 8)):
         one.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), loss(), run_eagerly=one is full or what != "one output")
         one.fit(x, y, batch_size=size, epochs=2, shuffle=False, verbose=0, sample_weight=weights)
