@@ -1,0 +1,42 @@
+"""Layers: what there is, and whether a call of them computes."""
+
+import importlib
+import sys
+
+from accum._tf._line import IS_KERAS_3, tf
+
+
+def keras_layers(*names):
+    """Those of Keras' layers that this line has, the experimental ones included."""
+    homes = tf.keras.layers, getattr(tf.keras.layers, "experimental", None)
+    found = [getattr(home, name, None) for home in homes for name in names]
+    return tuple(layer for layer in found if layer is not None)
+
+
+DEPTHWISE_CONVOLUTIONS = keras_layers("DepthwiseConv1D", "DepthwiseConv2D")
+"""Layers whose kernels are [..., in, multiplier]. Up to Keras 2 they are called `depthwise_kernel`."""
+
+TRANSPOSED_CONVOLUTIONS = keras_layers("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
+"""Layers whose kernels are [..., out, in]. The first is there from 2.3 on."""
+
+EINSUM_LAYERS = keras_layers("EinsumDense")
+"""Layers whose `equation` says what their kernel's axes are; experimental in 2.3, and there from 2.4 on."""
+
+
+def is_no_real_call():
+    """Whether Keras calls its layers to lay out a functional model or to export one, rather than to compute.
+
+    No public name says so. The module in which `Layer` stands knows, but for exports of some lines (2.9, 2.10), whose
+    traces have names of their own.
+    """
+    if IS_KERAS_3:
+        return importlib.import_module(tf.keras.Model.__module__.split(".models")[0] + ".backend").in_stateless_scope()
+    context = sys.modules[tf.keras.layers.Layer.__module__].base_layer_utils.call_context()
+    if getattr(context, "saving", False) or getattr(context, "in_keras_graph", False):
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if "_layer_call_" in getattr(graph, "name", ""):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
