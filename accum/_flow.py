@@ -170,12 +170,21 @@ class Call:
     def _on_keep(self, how, grads, weight):
         """Start or continue the sums by one micro-batch."""
         with tf.name_scope(how):
-            factor = self._factor(weight)
-            kept = [getattr(slot, how)(grad, factor) for slot, grad in zip(self._slots, grads)]
+            kept = [self._on_start(grads, weight) if how == "start" else self._on_add(grads, weight)]
             total = _replicas.local_variable(self._state.weight_sum)
             assign = total.assign if how == "start" else total.assign_add
             kept.append(assign(self._weight_of(weight), read_value=False))
             return true_after(kept + [companion.keep(how == "start") for companion in self._companions])
+
+    def _on_start(self, grads, weight):
+        factor = self._factor(weight)
+        return [slot.start(grad, factor) for slot, grad in zip(self._slots, grads)]
+
+    def _on_add(self, grads, weight):
+        """Add a micro-batch to the sums; one of weight 0 never, whatever its gradients hold."""
+        factor = self._factor(weight)
+        add = lambda: true_after([slot.add(grad, factor) for slot, grad in zip(self._slots, grads)])
+        return add() if weight is None else tf.cond(tf.greater(weight, 0.0), add, _true, name="if_weighs")
 
     def _on_keep_running(self, grads, weight, is_first):
         """Move the running means by one micro-batch that ends no cycle."""

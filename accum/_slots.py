@@ -7,7 +7,7 @@ on and cleared, so that an embedding never costs a pass over its whole table.
 """
 
 from accum._replicas import local_variable, true_after
-from accum._tf import CheckpointOnly, tf
+from accum._tf import CheckpointOnly, is_ref_variable, tf
 
 
 def weighed(value, weight):
@@ -42,14 +42,14 @@ class Accumulator(CheckpointOnly):
         return total.assign(weighed(tf.cast(grad, total.dtype.base_dtype), weight), read_value=False)
 
     def add(self, grad, weight):
-        """Add `weight * grad` to the buffer. Returns an op."""
+        """Add `weight * grad` to the buffer, where weight is not 0. Returns an op."""
         total = local_variable(self.total)
         if grad is None:
             return tf.no_op()
         if isinstance(grad, tf.IndexedSlices):
             return self._add_rows(grad, weight)
-        grad = weighed(tf.cast(grad, total.dtype.base_dtype), weight)
-        added = total.assign_add(grad, read_value=False)
+        grad = tf.cast(grad, total.dtype.base_dtype)
+        added = total.assign_add(grad, read_value=False) if weight is None else multiply_add(total, weight, grad)
         return added if self.rows is None else tf.group(added, self._touch_all())
 
     def blend(self, grad, share, is_first):
@@ -131,6 +131,15 @@ class Accumulator(CheckpointOnly):
     def _touch_all(self):
         mask = local_variable(self.rows)
         return mask.assign(tf.ones_like(mask), read_value=False)
+
+
+def multiply_add(var, factor, value):
+    """Add `factor * value` to a variable, in one pass over both. Returns an op."""
+    factor = tf.cast(factor, value.dtype)
+    if is_ref_variable(var) or not value.dtype.is_floating:
+        return var.assign_add(factor * value, read_value=False)
+    # Gradient descent by any other name: the one kernel that multiplies and adds in place.
+    return tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=-factor, delta=value)
 
 
 def scatter(var, indices, values, how="update"):
