@@ -90,8 +90,8 @@ class Accumulator(CheckpointOnly):
         if self.rows is None:
             return total.read_value()
         rows = tf.where(local_variable(self.rows).read_value())[:, 0]
-        shape = tf.shape(total, out_type=tf.int64)
-        return tf.IndexedSlices(tf.gather(total.read_value(), rows), rows, dense_shape=shape)
+        shape = tf.constant(total.shape.as_list(), tf.int64)
+        return tf.IndexedSlices(tf.gather(total, rows), rows, dense_shape=shape)  # rows alone: a read copies the table
 
     def _peek_rows(self, grad, weight, is_first):
         """A sparse gradient has to be stored to be merged with the rows that stand there."""
@@ -110,7 +110,7 @@ class Accumulator(CheckpointOnly):
         """Assign zeros to the touched rows and forget that they were touched. Returns an op."""
         total, mask = local_variable(self.total), local_variable(self.rows)
         rows = tf.where(mask.read_value())[:, 0]
-        row_shape = tf.concat([tf.shape(rows), tf.shape(total)[1:]], axis=0)
+        row_shape = tf.concat([tf.shape(rows), total.shape.as_list()[1:]], axis=0)
         cleared = scatter(total, rows, tf.zeros(row_shape, total.dtype.base_dtype), "update")
         with tf.control_dependencies([cleared]):
             return mask.assign(tf.zeros_like(mask), read_value=False)

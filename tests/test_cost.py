@@ -148,6 +148,49 @@ def test_inner_kernels_stand_in_one_branch_of_the_trace_only():
 
 
 @pytest.mark.law("L16")
+@pytest.mark.law("L5")
+@pytest.mark.keras_face
+def test_a_weighed_micro_batch_is_added_in_one_pass():
+    variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), accum_steps=4)
+
+    @tf.function
+    def micro_step(weight):
+        pairs = [(tf.ones(shape), var) for shape, var in zip(SHAPES, variables)]
+        optimizer.apply_gradients(pairs, weight=weight)
+
+    graph_def = micro_step.get_concrete_function(tf.TensorSpec([], tf.float32)).graph.as_graph_def()
+    where = Counter(name for name, op in all_ops(graph_def) if op == "ResourceApplyGradientDescent")
+    ((branch, count),) = where.items()
+    assert count == len(SHAPES)
+    # A product of its own would be written, and read again.
+    assert not [op for name, op in all_ops(graph_def) if name == branch and op in ("Mul", "MulNoNan")]
+
+
+@pytest.mark.law("L16")
+@pytest.mark.law("L8")
+def test_the_table_of_an_embedding_is_never_handled_whole():
+    rows, made, checked = 999, [], 0
+    with tf.Graph().as_default():
+        table = tf1.get_variable("table", initializer=np.ones((rows, 3), np.float32), use_resource=True)
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
+        train_op = optimizer.minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, [3, 5, 3])))
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(4):
+                options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
+                session.run(train_op, options=options, run_metadata=metadata)
+                nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+                checked += len(nodes)
+                for node in nodes:
+                    shapes = [[dim.size for dim in out.tensor_description.shape.dim] for out in node.output]
+                    made += [node.timeline_label for shape in shapes if shape == [rows, 3]]
+            assert session.run(table)[[3, 5, 6]].tolist() == [[-3.0] * 3, [-1.0] * 3, [1.0] * 3]
+    assert checked > 40
+    assert made == []
+
+
+@pytest.mark.law("L16")
 @pytest.mark.keras_face
 def test_no_accumulator_is_a_weight():
     inputs = tf.keras.Input((3,))
