@@ -57,7 +57,7 @@ def memory_table(result):
         key = row["workload"], row["face"], row["kind"], row["batch"], row["accum_steps"]
         found.setdefault(key, []).append(row)
     medians = {key: {name: _median(of, name) for name in of[0] if name.endswith("_mib")} for key, of in found.items()}
-    for (workload, face, kind, batch, k), now in medians.items():
+    for (workload, face, kind, batch, k), now in sorted(medians.items()):
         bare = [v for key, v in medians.items() if key[:4] == (workload, face, "micro-batch", batch)]
         more = {name: now[name] - bare[0][name] if bare else float("nan") for name in ("peak_mib", "variables_mib")}
         share = more["variables_mib"] / now["parameters_mib"]
@@ -67,7 +67,7 @@ def memory_table(result):
         rows.append([workload, face, kind, size] + ["{:.2f}".format(value) for value in cells])
     head = ["MiB", "face", "run", "batch", "peak", "of it idle", "more", "parameters", "accumulators / parameters"]
     head += ["GPU peak"] if any(len(row) > len(head) for row in rows) else []
-    return table(head, sorted(row + [""] * (len(head) - len(row)) for row in rows)) + [""] if rows else []
+    return table(head, [row + [""] * (len(head) - len(row)) for row in rows]) + [""] if rows else []
 
 
 def _median(rows, name="peak_mib"):
