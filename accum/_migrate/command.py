@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import io
+import os
 import sys
 
 from accum._migrate import files
@@ -10,8 +11,9 @@ from accum._migrate import files
 DESCRIPTION = (
     "Rewrite code that accumulates gradients by another library (GradientAccumulator, H2G-Net, Run:AI, tensorpack, "
     "Keras 3's own argument) for this one. Prints the changes as a unified diff, and writes them with --write only. "
-    "What it can't rewrite with the numbers kept is left as it is and named. Exit status: 0, all understood; 1, "
-    "something is left to be done by hand; 2, a file can't be read or a wrong argument: then nothing is written."
+    "What it can't rewrite with the numbers kept, or can't tell, is left as it is and named. Exit status: 0, all "
+    "understood; 1, something is left to be done by hand; 2, a wrong argument, or a file that can't be read or "
+    "replaced: then nothing is written."
 )
 NO_LIBCST = "it needs LibCST, which is not installed: python -m pip install 'tf-accum[migrate]'"
 
@@ -42,12 +44,16 @@ def perform(arguments):
     if errors:
         return _fail(errors)
     try:
-        for text, outcome in outcomes:
-            _tell(text, outcome)
-            if arguments.write and outcome.code != text.code:
-                files.write(text, outcome.code)
+        if arguments.write:
+            files.write([(text, outcome.code) for text, outcome in outcomes if outcome.code != text.code])
     except files.Unreadable as error:
         return _fail([error])
+    try:
+        for text, outcome in outcomes:
+            _tell(text, outcome)
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `| head`, which has read enough; Python flushes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(any(outcome.left for _, outcome in outcomes))
 
 
@@ -67,6 +73,8 @@ def _rewrite_all(paths, is_to_be_written):
             outcomes.append((text, outcome))
         except SyntaxError as error:
             errors.append("{}: not understood as Python 3: {}".format(path, error))
+        except RecursionError:
+            errors.append("{}: nested too deeply to be read".format(path))
         except files.Unreadable as error:
             errors.append(error)
     return outcomes, errors

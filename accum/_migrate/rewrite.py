@@ -7,6 +7,7 @@ from typing import List, NamedTuple, Tuple
 import libcst as cst
 from libcst.metadata import MetadataWrapper
 
+from accum._migrate import mentions
 from accum._migrate.arguments import NotUnderstood
 from accum._migrate.imports import Imports
 from accum._migrate.rules import gradient_accumulator, h2g_net, horovod, keras3, runai, tensorpack
@@ -17,7 +18,8 @@ SOURCES = (gradient_accumulator, h2g_net, runai, tensorpack, keras3, horovod)
 WORDS = tuple(word for source in SOURCES for word in source.WORDS)
 """A file without any of them has nothing to be rewritten."""
 
-BY_ARGUMENT = (keras3.optimizer, horovod.distributed_optimizer)
+BY_ARGUMENT = (keras3, horovod)
+RULES_BY_ARGUMENT = (keras3.optimizer, horovod.distributed_optimizer)
 """Rules for names that are everyone's: only an argument in the call of one makes it accumulate."""
 
 Remark = Tuple[int, str]
@@ -41,6 +43,7 @@ def rewrite(code):
     uses = Uses(wrapper)
     changes, notes, left = _plan(uses, Surroundings(uses, code))
     left += _from_stars(wrapper.module, uses)
+    left += _mentioned(uses, left)
     if changes:
         rewritten = wrapper.module.visit(_Rewriter(changes, Imports(uses, changes)))
         code = _spliced(code, wrapper.module.code, rewritten.code)
@@ -84,7 +87,7 @@ def _plan(uses, surroundings):
         try:
             change = _change(use, surroundings)
         except NotUnderstood as error:
-            left.append((use.line, "`{}`: {}".format(cst.Module([]).code_for_node(use.node), error)))
+            left.append((use.line, _remark(uses.code(use.node), error)))
             continue
         if change:
             changes[use] = change
@@ -100,7 +103,7 @@ def _change(use, surroundings):
     """
     rules = {_find_rule(name) for name in use.names}
     known = [rule for rule in rules if rule]
-    if use.call is None and all(rule in BY_ARGUMENT for rule in known):
+    if use.call is None and all(rule in RULES_BY_ARGUMENT for rule in known):
         return None
     if use.call is None:
         raise NotUnderstood("it is not called here, and what becomes of it can't be told")
@@ -133,11 +136,26 @@ def _from_stars(module, uses):
         last = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", None)
         for stars, source in known:
             if last in source.NAMES:
-                left.append(
-                    (uses.line(node), "`{}`: may come from `from {} import *`: import it by name".format(last, stars))
-                )
+                reason = "may come from `from {} import *`: import it by name".format(stars)
+                left.append((uses.line(node), _remark(last, reason)))
                 break
     return left
+
+
+def _mentioned(uses, left):
+    """Arguments that accumulate, but go where no rule has seen them, and which no remark has been made on."""
+    rules = {use.call: {_find_rule(name) for name in use.names} for use in uses.find(_find_rule)}
+    remarks = []
+    for source in BY_ARGUMENT:
+        is_seen = lambda call: not rules.get(call, set()).isdisjoint(RULES_BY_ARGUMENT)
+        for node, name, reason in mentions.find(source, uses, is_seen):
+            if not {line for line, _ in left}.intersection(map(uses.line, uses.calls_around(node))):
+                remarks.append((uses.line(node), _remark(name, reason)))
+    return remarks
+
+
+def _remark(name, reason):
+    return "`{}`: {}".format(name, reason)
 
 
 class _StarImports(cst.CSTVisitor):

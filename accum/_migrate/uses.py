@@ -37,9 +37,11 @@ class Uses:
     """
 
     def __init__(self, wrapper):
+        self.module = wrapper.module
         self._parents = wrapper.resolve(ParentNodeProvider)
         self._positions = wrapper.resolve(PositionProvider)
-        self.scopes = _in_order(wrapper.resolve(ScopeProvider).values())
+        self._scope_of = wrapper.resolve(ScopeProvider)
+        self.scopes = _in_order(self._scope_of.values())
         self.imports = [each for scope in self.scopes for each in scope.assignments if is_import(each)]
 
     def find(self, is_known):
@@ -91,6 +93,25 @@ class Uses:
     def assignments(self, name):
         """All that binds `name` anywhere in the file."""
         return [each for scope in self.scopes for each in scope.assignments if each.name.split(".")[0] == name]
+
+    def names(self, node):
+        """Full names that a dotted name may have; "" for what no import binds. Of anything else, none is known."""
+        first = node
+        while isinstance(first, cst.Attribute):
+            first = first.value
+        scope = self._scope_of.get(node)
+        return _names(scope, node) if isinstance(first, cst.Name) and scope else set()
+
+    def calls_around(self, node):
+        """The calls that a node is an argument of, and the node itself if it is one."""
+        while node is not None and not isinstance(node, cst.BaseSmallStatement):
+            if isinstance(node, cst.Call):
+                yield node
+            node = self._parents.get(node)
+
+    def code(self, node):
+        """The source text of a node, on one line."""
+        return " ".join(self.module.code_for_node(node).split())
 
     def is_in_f_string(self, node):
         """Whether a node is part of a formatted string."""
