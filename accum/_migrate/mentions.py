@@ -6,22 +6,16 @@ It is named and never rewritten: where it arrives can't be told.
 import libcst as cst
 
 from accum._migrate.arguments import last_name, text_of
+from accum._migrate.rules import FRAMEWORKS, is_in
 from accum._migrate.uses import module_of
 
-FRAMEWORKS = frozenset(
-    "accelerate byteps composer deepspeed diffusers fairseq flax horovod.mxnet horovod.torch jax lightning mlx mxnet optax "
-    "paddle peft pytorch_lightning sentence_transformers timm torch transformers trl unsloth".split()
-)
-"""What has arguments of the same names. A file that imports one of these, and not what a rule is for, is theirs."""
-
-HARMLESS = FRAMEWORKS | frozenset(
-    "absl argparse collections dataclasses datasets json logging mlflow pytest ray types typing unittest wandb".split()
-)
-"""What hands an argument of that name to no optimizer."""
-
-GIVEN = "`{}` goes to what can't be told: if it is an optimizer of {}, write it with its own name, and not unpacked"
+# what hands an argument of that name to no optimizer of Keras or Horovod
+HARMLESS = FRAMEWORKS | {"absl", "argparse", "collections", "dataclasses", "datasets", "json", "logging", "mlflow"}
+HARMLESS |= {"pytest", "ray", "types", "typing", "unittest", "wandb"}
+GIVEN = "`{}` goes to what can't be told: if that is an optimizer of {}, call it here and by its own name"
 MADE = "it is set apart from an optimizer's call, and where it goes can't be told: write it in that call"
 KEYWORD_CALLS = ("setattr", "setdefault", "fromkeys", "__setitem__")
+IMPORTING = ("import_module", "__import__", "importorskip")
 
 
 def find(source, uses, is_seen):
@@ -43,17 +37,12 @@ def find(source, uses, is_seen):
 
 
 def _is_of_a_framework(source, modules):
-    return any(_is_in(FRAMEWORKS, name) for name in modules) and not any(map(source.is_home, modules))
+    return any(is_in(FRAMEWORKS, name) for name in modules) and not any(map(source.is_home, modules))
 
 
 def _is_harmless(uses, call):
     names = uses.names(call.func)
-    return bool(names) and all(_is_in(HARMLESS, name) for name in names)
-
-
-def _is_in(packages, name):
-    parts = name.split(".")
-    return parts[0] in packages or ".".join(parts[:2]) in packages
+    return bool(names) and all(is_in(HARMLESS, name) for name in names)
 
 
 class _Mentions(cst.CSTVisitor):
@@ -127,3 +116,22 @@ class _Mentions(cst.CSTVisitor):
             is_it = last_name(target) == self._source.ARGUMENT and "optim" in (owner or "").lower()
         if is_it and not (value is not None and self._source.is_off(value)):
             self.made.append(target)
+
+
+def imports_by_text(sources, uses):
+    """Modules of `sources` that are imported by a function: [(node, name, reason)]."""
+    found = _ImportsByText()
+    uses.module.visit(found)
+    reason = "what is taken from a module that is imported so can't be told: import it by a statement"
+    return [(node, text, reason) for node, text in found.calls if any(source.is_module(text) for source in sources)]
+
+
+class _ImportsByText(cst.CSTVisitor):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def visit_Call(self, node):
+        text = text_of(node.args[0].value) if node.args else None
+        if text is not None and last_name(node.func) in IMPORTING:
+            self.calls.append((node, text))

@@ -10,7 +10,7 @@ from libcst.metadata import MetadataWrapper
 from accum._migrate import mentions
 from accum._migrate.arguments import NotUnderstood
 from accum._migrate.imports import Imports
-from accum._migrate.rules import gradient_accumulator, h2g_net, horovod, keras3, runai, tensorpack
+from accum._migrate.rules import gradient_accumulator, h2g_net, horovod, keras3, runai, tensorpack, unknown
 from accum._migrate.surroundings import Surroundings
 from accum._migrate.uses import Uses, module_of
 
@@ -19,6 +19,7 @@ WORDS = tuple(word for source in SOURCES for word in source.WORDS)
 """A file without any of them has nothing to be rewritten."""
 
 BY_ARGUMENT = (keras3, horovod)
+HOLDERS = runai.HOLDERS + tensorpack.HOLDERS
 RULES_BY_ARGUMENT = (keras3.optimizer, horovod.distributed_optimizer)
 """Rules for names that are everyone's: only an argument in the call of one makes it accumulate."""
 
@@ -43,6 +44,7 @@ def rewrite(code):
     uses = Uses(wrapper)
     changes, notes, left = _plan(uses, Surroundings(uses, code))
     left += _from_stars(wrapper.module, uses)
+    left += _exported(uses)
     left += _mentioned(uses, left)
     if changes:
         rewritten = wrapper.module.visit(_Rewriter(changes, Imports(uses, changes)))
@@ -75,8 +77,10 @@ def _lines(code):
     return io.StringIO(code, newline="\n").readlines()
 
 
-def _find_rule(name):
+def _find_rule(name, is_whole=False):
+    """The rule for a full name, or None; for the name of a module that holds what accumulates, if it is taken whole."""
     found = [rule for rule in (source.rule(name) for source in SOURCES) if rule]
+    found += [unknown] if is_whole and name in HOLDERS else []
     return found[0] if found else None
 
 
@@ -101,7 +105,7 @@ def _change(use, surroundings):
     Raises:
       NotUnderstood: it is, but can't be rewritten.
     """
-    rules = {_find_rule(name) for name in use.names}
+    rules = [_find_rule(name, is_whole=True) for name in sorted(use.names)]
     known = [rule for rule in rules if rule]
     if use.call is None and all(rule in RULES_BY_ARGUMENT for rule in known):
         return None
@@ -110,7 +114,7 @@ def _change(use, surroundings):
     change = known[0](use.call, surroundings)
     if change is None:
         return None
-    if len(rules) > 1:
+    if len(set(rules)) > 1:
         raise NotUnderstood("the name is bound to something else in this file too")
     _require_room(use, surroundings)
     return change
@@ -142,16 +146,25 @@ def _from_stars(module, uses):
     return left
 
 
+def _exported(uses):
+    """Names that others may import from this file: what becomes of them can't be told, so their import stays."""
+    is_known = lambda name: _find_rule(name) not in (None,) + RULES_BY_ARGUMENT
+    reason = "others may import it from here: where they don't, or do from `accum`, leave the import out"
+    return [(uses.line(node), _remark(name, reason)) for node, name in uses.exported(is_known)]
+
+
 def _mentioned(uses, left):
     """Arguments that accumulate, but go where no rule has seen them, and which no remark has been made on."""
-    rules = {use.call: {_find_rule(name) for name in use.names} for use in uses.find(_find_rule)}
-    remarks = []
+    uses_of = {use.call: use for use in uses.find(_find_rule)}
+    is_seen = lambda call: call in uses_of and any(
+        _find_rule(name) in RULES_BY_ARGUMENT for name in uses_of[call].names
+    )
+    found = mentions.imports_by_text(SOURCES, uses)
     for source in BY_ARGUMENT:
-        is_seen = lambda call: not rules.get(call, set()).isdisjoint(RULES_BY_ARGUMENT)
-        for node, name, reason in mentions.find(source, uses, is_seen):
-            if not {line for line, _ in left}.intersection(map(uses.line, uses.calls_around(node))):
-                remarks.append((uses.line(node), _remark(name, reason)))
-    return remarks
+        found += mentions.find(source, uses, is_seen)
+    named = {line for line, _ in left}
+    found = [each for each in found if named.isdisjoint(map(uses.line, uses.calls_around(each[0])))]
+    return [(uses.line(node), _remark(name, reason)) for node, name, reason in found]
 
 
 def _remark(name, reason):

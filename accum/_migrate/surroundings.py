@@ -84,7 +84,7 @@ def is_number(node):
 
 
 def _is_without(node, argument):
-    """Whether an expression is a dict that is spelled out, and has no `argument`; what is added later is named there."""
+    """Whether an expression is a dict that is spelled out without `argument`; what is added later is named there."""
     if isinstance(node, cst.Dict):
         texts = [text_of(getattr(element, "key", None)) for element in node.elements]
         return None not in texts and argument not in texts

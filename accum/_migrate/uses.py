@@ -3,10 +3,17 @@
 from typing import FrozenSet, NamedTuple, Optional, Tuple
 
 import libcst as cst
+from libcst import matchers
 from libcst.helpers import get_full_name_for_node
 from libcst.metadata import ParentNodeProvider, PositionProvider, QualifiedNameSource, ScopeProvider
 
+from accum._migrate.arguments import text_of
+
 IMPORTS = (cst.Import, cst.ImportFrom)
+STRING = matchers.SimpleString()
+IN_ALL = matchers.Assign(targets=[matchers.AssignTarget(matchers.Name("__all__"))]) | matchers.AugAssign(
+    matchers.Name("__all__")
+)
 
 Use = NamedTuple(
     "Use",
@@ -45,7 +52,10 @@ class Uses:
         self.imports = [each for scope in self.scopes for each in scope.assignments if is_import(each)]
 
     def find(self, is_known):
-        """The `Use`s of names for which `is_known(full name)` is true, in the order of the file."""
+        """The `Use`s of names for which `is_known(full name, is_whole)` is true, in the order of the file.
+
+        `is_whole` tells whether nothing of the dotted name follows.
+        """
         found = {}
         for assignment in self.imports:
             for access in assignment.references:
@@ -58,11 +68,11 @@ class Uses:
         """The longest dotted name around an access that is known: `a` is, and `a.b` is, in `a.b.c`."""
         node, known = access.node, None
         while True:
-            names = _names(access.scope, node)
-            if any(is_known(name) for name in names):
+            names, parent = _names(access.scope, node), self._parents.get(node)
+            is_whole = not (isinstance(parent, cst.Attribute) and parent.value is node)
+            if any(is_known(name, is_whole) for name in names):
                 known = (node, names)
-            parent = self._parents.get(node)
-            if not (isinstance(parent, cst.Attribute) and parent.value is node):
+            if is_whole:
                 break
             node = parent
         if known is None:
@@ -73,6 +83,21 @@ class Uses:
         call = parent if isinstance(parent, cst.Call) and parent.func is node else None
         statements = tuple(each.node for each in access.referents if is_import(each))
         return Use(frozenset(names), self.line(node), node, call, statements)
+
+    def exported(self, is_known):
+        """Names imported from elsewhere that others may import from here, as (import statement, name).
+
+        Such are those that the file doesn't use itself, and those in its `__all__`.
+        """
+        for each in self.imports:
+            is_for_others = isinstance(each.node, cst.ImportFrom) and (not each.references or self.is_in_all(each.name))
+            if is_for_others and any(map(is_known, _full(each.get_qualified_names_for(each.name)))):
+                yield each.node, each.name
+
+    def is_in_all(self, name):
+        """Whether `__all__` of the file has a name."""
+        found = matchers.findall(self.module, IN_ALL)
+        return any(text_of(string) == name for each in found for string in matchers.findall(each, STRING))
 
     def unbound(self):
         """The names and dotted names that nothing in the file binds: built in, or from a star import."""

@@ -145,7 +145,9 @@ class _Given(cst.CSTVisitor):
     def _visit_option(self, node):
         """An option of a command line that is neither required nor has a default is None."""
         given = {arg.keyword.value: arg.value for arg in node.args if arg.keyword}
-        names = [text_of(arg.value) for arg in node.args if not arg.keyword] + ["--" + (text_of(given.get("dest")) or "")]
+        names = [text_of(arg.value) for arg in node.args if not arg.keyword] + [
+            "--" + (text_of(given.get("dest")) or "")
+        ]
         is_set = "action" in given or last_name(given.get("required")) == "True"
         value = given.get("default", None if is_set else NONE)
         for name in names:

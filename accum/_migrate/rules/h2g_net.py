@@ -3,9 +3,9 @@
 import libcst as cst
 
 from accum._migrate.arguments import Arguments, NotUnderstood, wrapped
-from accum._migrate.rules import Change
+from accum._migrate.rules import Change, copied, unknown
 
-WORDS = ("accum_optimizers",)
+WORDS = ("accum_optimizers", "AccumOptimizer", "AdamAccumulated")
 MODULE = "accum_optimizers"
 
 ACCUM = ("optimizer", "steps_per_update")
@@ -85,7 +85,9 @@ NAMES = tuple(RULES)
 def rule(name):
     """The rule for a full name, or None."""
     parts = name.split(".")
-    return RULES.get(parts[-1]) if len(parts) > 1 and parts[-2] == MODULE else None
+    if parts[-1] == MODULE:  # the module itself, passed on
+        return unknown
+    return RULES.get(parts[-1]) if parts[-2:-1] == [MODULE] else copied(name, NAMES)
 
 
 def is_module(name):

@@ -11,7 +11,7 @@ LIBRARY = "Keras"
 WORDS = (ARGUMENT,)
 NAMES = ()
 MODULES = ("keras.optimizers", "tensorflow.keras.optimizers")
-# More positional arguments are never read: the learning rate comes first in all of them, `use_ema` is the eighth at least.
+# More positional ones are not understood: the learning rate comes first in all of them, `use_ema` at the eighth place.
 PARAMETERS = ("learning_rate",) + ("",) * 6
 SEEN_EACH_TIME = ("use_ema", "loss_scale_factor")
 
