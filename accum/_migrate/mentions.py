@@ -75,10 +75,12 @@ class _Mentions(cst.CSTVisitor):
         self._classes.pop()
 
     def visit_FunctionDef(self, node):
-        params = node.params.params + node.params.kwonly_params
-        if any(param.name.value == self._source.ARGUMENT for param in params):
+        if self._spells_it_out(node.params):
             is_made = node.name.value == "__init__" and self._classes
             self.takers.add(self._classes[-1] if is_made else node.name.value)
+
+    def _spells_it_out(self, params):
+        return any(param.name.value == self._source.ARGUMENT for param in (*params.params, *params.kwonly_params))
 
     def visit_AnnAssign(self, node):
         if self._classes and last_name(node.target) == self._source.ARGUMENT:
@@ -104,6 +106,8 @@ class _Mentions(cst.CSTVisitor):
 
     def visit_Assign(self, node):
         for target in node.targets:
+            if isinstance(node.value, cst.Lambda) and self._spells_it_out(node.value.params):
+                self.takers.add(last_name(target.target))
             self._visit_target(target.target, node.value)
 
     def _visit_target(self, target, value):

@@ -10,10 +10,6 @@ from libcst.metadata import ParentNodeProvider, PositionProvider, QualifiedNameS
 from accum._migrate.arguments import text_of
 
 IMPORTS = (cst.Import, cst.ImportFrom)
-STRING = matchers.SimpleString()
-IN_ALL = matchers.Assign(targets=[matchers.AssignTarget(matchers.Name("__all__"))]) | matchers.AugAssign(
-    matchers.Name("__all__")
-)
 
 Use = NamedTuple(
     "Use",
@@ -45,6 +41,7 @@ class Uses:
 
     def __init__(self, wrapper):
         self.module = wrapper.module
+        self._all = _all(wrapper.module)
         self._parents = wrapper.resolve(ParentNodeProvider)
         self._positions = wrapper.resolve(PositionProvider)
         self._scope_of = wrapper.resolve(ScopeProvider)
@@ -96,8 +93,7 @@ class Uses:
 
     def is_in_all(self, name):
         """Whether `__all__` of the file has a name."""
-        found = matchers.findall(self.module, IN_ALL)
-        return any(text_of(string) == name for each in found for string in matchers.findall(each, STRING))
+        return name in self._all
 
     def unbound(self):
         """The names and dotted names that nothing in the file binds: built in, or from a star import."""
@@ -155,6 +151,17 @@ class Uses:
     def _position(self, node):
         start = self._positions[node].start
         return start.line, start.column
+
+
+def _all(module):
+    """The names in the `__all__` of a file."""
+    found = set()
+    for line in module.body:
+        for statement in line.body if isinstance(line, cst.SimpleStatementLine) else ():
+            targets = [each.target for each in getattr(statement, "targets", ())] + [getattr(statement, "target", None)]
+            if any(isinstance(target, cst.Name) and target.value == "__all__" for target in targets):
+                found.update(map(text_of, matchers.findall(statement, matchers.SimpleString())))
+    return found
 
 
 def is_import(assignment):

@@ -43,6 +43,8 @@ class Values:
         if is_none(node) or name is not None:
             known = [] if name in seen else self._given.get(name, ())
             return is_none(node) or any(self._may_be_none(value, seen | {name}) for value in known)
+        if isinstance(node, cst.NamedExpr):
+            return self._may_be_none(node.value, seen)
         if isinstance(node, cst.IfExp):
             return self._may_be_none(node.body, seen) or self._may_be_none(node.orelse, seen)
         if isinstance(node, cst.BooleanOperation):
