@@ -211,7 +211,7 @@ def test_a_pipe_is_not_waited_for(tmp_path, capsys):
 
 @needs_libcst
 def test_a_reader_that_has_read_enough_stops_nothing(their):
-    """`python -m accum migrate --write . | head`: all is written, and no traceback."""
+    """`python -m accum migrate --write . | head`: all is written and said, and no traceback."""
     paths = [their("a.py"), their("b.py")]
     reading, writing = os.pipe()
     os.close(reading)
@@ -219,6 +219,7 @@ def test_a_reader_that_has_read_enough_stops_nothing(their):
     ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert ran.returncode == 0 and b"Error" not in ran.stderr
+    assert all("{}:2: note: ".format(path).encode() in ran.stderr for path in paths)
     assert [path.read_bytes() for path in paths] == [AFTER] * 2
 
 

@@ -10,7 +10,8 @@ from accum._migrate import files
 
 DESCRIPTION = (
     "Rewrite code that accumulates gradients by another library (GradientAccumulator, H2G-Net, Run:AI, tensorpack, "
-    "Keras 3's own argument) for this one. Prints the changes as a unified diff, and writes them with --write only. "
+    "Keras 3's own argument) for this one, and name Horovod's. Prints the changes as a unified diff, and writes them with "
+    "--write only. "
     "What it can't rewrite with the numbers kept, or can't tell, is left as it is and named. Exit status: 0, all "
     "understood; 1, something is left to be done by hand; 2, a wrong argument, or a file that can't be read or "
     "replaced: then nothing is written."
@@ -48,12 +49,9 @@ def perform(arguments):
             files.write([(text, outcome.code) for text, outcome in outcomes if outcome.code != text.code])
     except files.Unreadable as error:
         return _fail([error])
-    try:
-        for text, outcome in outcomes:
-            _tell(text, outcome)
-        sys.stdout.flush()
-    except BrokenPipeError:  # of `| head`, which has read enough; Python flushes once more when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for text, outcome in outcomes:
+        _tell(text, outcome)
+    _for_reader(sys.stdout.flush)
     return int(any(outcome.left for _, outcome in outcomes))
 
 
@@ -94,7 +92,15 @@ def _tell(text, outcome):
 def _print(line):
     """To a terminal that lacks a character, its escape."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding))
+    _for_reader(sys.stdout.write, line.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _for_reader(function, *arguments):
+    """Call what prints. A reader such as `| head` may have read enough; what is left to be done is said all the same."""
+    try:
+        function(*arguments)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(errors):

@@ -126,6 +126,8 @@ def _require_room(use, surroundings):
     lines = [surroundings.uses.parent(statement) for statement in use.imported_by]
     if not all(isinstance(line, cst.SimpleStatementLine) for line in lines):
         raise NotUnderstood("its import shares a line with what the import depends on")
+    if not all(surroundings.uses.is_in_the_block_of(statement, use.node) for statement in use.imported_by):
+        raise NotUnderstood("its import stands in a function, and it is used outside, where `accum` would be unknown")
     if surroundings.uses.is_in_f_string(use.node):
         raise NotUnderstood("it stands in an f-string, which may not hold the quotes that it takes")
 

@@ -134,6 +134,15 @@ class Uses:
         """The source text of a node, on one line."""
         return " ".join(self.module.code_for_node(node).split())
 
+    def is_in_the_block_of(self, statement, node):
+        """Whether a name that a statement binds is known at `node` also without a `global` that says so."""
+        block = statement
+        while not isinstance(block, (cst.FunctionDef, cst.ClassDef, cst.Module)):
+            block = self._parents[block]
+        while node is not None and node is not block:
+            node = self._parents.get(node)
+        return node is block
+
     def is_in_f_string(self, node):
         """Whether a node is part of a formatted string."""
         while node is not None and not isinstance(node, cst.FormattedString):

@@ -1,10 +1,11 @@
 """What the number of micro-batches may be: None is "no accumulation" to Keras 3, and no number to accum."""
 
 import libcst as cst
+from libcst.helpers import get_full_name_for_node
 
 from accum._migrate.arguments import NotUnderstood, last_name, text_of
 
-NUMBERS = ("abs", "int", "len", "max", "min", "round", "sum")
+NUMBERS = ("abs", "int", "len", "max", "min", "round", "sum", "math.ceil", "math.floor")
 NONE = cst.Name("None")
 
 
@@ -51,7 +52,7 @@ class Values:
             sides = [node.right] if isinstance(node.operator, cst.Or) else [node.left, node.right]
             return any(self._may_be_none(side, seen) for side in sides)
         if isinstance(node, cst.Call):
-            return not (isinstance(node.func, cst.Name) and node.func.value in NUMBERS)
+            return get_full_name_for_node(node.func) not in NUMBERS
         # an operation on None fails there as well
         return not isinstance(node, (cst.BaseNumber, cst.BinaryOperation, cst.UnaryOperation, cst.Subscript, *LITERALS))
 

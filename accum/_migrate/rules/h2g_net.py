@@ -4,6 +4,7 @@ import libcst as cst
 
 from accum._migrate.arguments import Arguments, NotUnderstood, wrapped
 from accum._migrate.rules import Change, copied, unknown
+from accum._migrate.values import is_none
 
 WORDS = ("accum_optimizers", "AccumOptimizer", "AdamAccumulated")
 MODULE = "accum_optimizers"
@@ -75,7 +76,7 @@ def is_simple(node):
     """Whether an expression can stand in a product as it is, and be evaluated twice."""
     while isinstance(node, cst.Attribute):
         node = node.value
-    return isinstance(node, (cst.Name, cst.Integer, cst.Float))
+    return isinstance(node, (cst.Name, cst.Integer, cst.Float)) and not is_none(node)
 
 
 RULES = {"AccumOptimizer": accum_optimizer, "AdamAccumulated": adam_accumulated}
