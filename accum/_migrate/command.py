@@ -10,11 +10,10 @@ from accum._migrate import files
 
 DESCRIPTION = (
     "Rewrite code that accumulates gradients by another library (GradientAccumulator, H2G-Net, Run:AI, tensorpack, "
-    "Keras 3's own argument) for this one, and name Horovod's. Prints the changes as a unified diff, and writes them with "
-    "--write only. "
-    "What it can't rewrite with the numbers kept, or can't tell, is left as it is and named. Exit status: 0, all "
-    "understood; 1, something is left to be done by hand; 2, a wrong argument, or a file that can't be read or "
-    "replaced: then nothing is written."
+    "Keras 3's own argument) for this one, and name Horovod's. Prints the changes as a unified diff, and writes them "
+    "with --write only. What it can't rewrite with the numbers kept, or can't tell, is left as it is and named. Exit "
+    "status: 0, all understood; 1, something is left to be done by hand; 2, a wrong argument, or a file that can't be "
+    "read or replaced: then nothing is written."
 )
 NO_LIBCST = "it needs LibCST, which is not installed: python -m pip install 'tf-accum[migrate]'"
 
@@ -96,7 +95,7 @@ def _print(line):
 
 
 def _for_reader(function, *arguments):
-    """Call what prints. A reader such as `| head` may have read enough; what is left to be done is said all the same."""
+    """Call what prints. A reader such as `| head` may have read enough, which is no reason to stop."""
     try:
         function(*arguments)
     except BrokenPipeError:
