@@ -375,6 +375,8 @@ LEFT += [
     _keras("dict-default", 2, "o.setdefault('gradient_accumulation_steps', 4)", APART),
     _keras("dict-of-pairs", 2, "o = dict([('gradient_accumulation_steps', 4)])", APART),
     _keras("attribute", 2, "optimizer.gradient_accumulation_steps = 4", APART),
+    _keras("attribute-of-opt", 2, "self.opt.gradient_accumulation_steps = 4", APART),
+    _keras("name-of-it", 2, "NAME = 'gradient_accumulation_steps'\nOpt(**{NAME: 4})", APART),
     _keras("star", 3, "from keras.optimizers import *\nAdam(K=4)", "`Adam`: " + GOES),
     _keras("conditional", 2, "optimizers.SGD(0.1, K=steps if flag else None)", "`steps if flag else None`" + NONE),
     _keras("or", 2, "optimizers.SGD(0.1, K=steps or None)", "`steps or None`" + NONE),

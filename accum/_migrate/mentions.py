@@ -109,6 +109,8 @@ class _Mentions(cst.CSTVisitor):
             if isinstance(node.value, cst.Lambda) and self._spells_it_out(node.value.params):
                 self.takers.add(last_name(target.target))
             self._visit_target(target.target, node.value)
+        if self._is_it(node.value):  # by whose name it may go anywhere
+            self.made.append(node.targets[0].target)
 
     def _visit_target(self, target, value):
         """`options["…"] = 4`, and `optimizer.… = 4`, where it is no attribute of options."""
@@ -117,9 +119,14 @@ class _Mentions(cst.CSTVisitor):
             is_it = isinstance(index, cst.Index) and self._is_it(index.value)
         else:
             owner = last_name(target.value) if isinstance(target, cst.Attribute) else None
-            is_it = last_name(target) == self._source.ARGUMENT and "optim" in (owner or "").lower()
+            is_it = last_name(target) == self._source.ARGUMENT and _is_called_optimizer(owner)
         if is_it and not (value is not None and self._source.is_off(value)):
             self.made.append(target)
+
+
+def _is_called_optimizer(name):
+    name = (name or "").lower()
+    return "optim" in name or name == "opt" or name.endswith("_opt")
 
 
 def imports_by_text(sources, uses):
