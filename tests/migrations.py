@@ -112,6 +112,35 @@ PAIRS = [
         "  plain = lambda rate: (keras.optimizers.SGD(rate, gradient_accumulation_steps=None), keras.optimizers.Adam)",
     ),
     _pair(
+        "keras-3-numbers-that-only-running-tells",
+        "  import os",
+        "  from keras.optimizers import SGD",
+        "+ import accum",
+        "  parser.add_argument('--accum-steps', type=int, default=4)",
+        "  parser.add_argument('--k', type=int, required=True)",
+        "  options = {'momentum': 0.9}",
+        "- first = lambda args: SGD(0.1, gradient_accumulation_steps=args.accum_steps)",
+        "+ first = lambda args: accum.GradientAccumulateOptimizer(SGD(0.1), accum_steps=args.accum_steps)",
+        "- second = lambda k: SGD(0.1, gradient_accumulation_steps=k)",
+        "+ second = lambda k: accum.GradientAccumulateOptimizer(SGD(0.1), accum_steps=k)",
+        "- third = lambda: SGD(0.1, gradient_accumulation_steps=int(os.environ.get('K', 4)) // 2)",
+        "+ third = lambda: accum.GradientAccumulateOptimizer(SGD(0.1), accum_steps=int(os.environ.get('K', 4)) // 2)",
+        "- many = [SGD(0.1, gradient_accumulation_steps=max(2, k)) for k in (2, 4)]",
+        "+ many = [accum.GradientAccumulateOptimizer(SGD(0.1), accum_steps=max(2, k)) for k in (2, 4)]",
+        "  make = lambda gradient_accumulation_steps: 0",
+        "  fifth = lambda: make(gradient_accumulation_steps=4)",
+        "  fourth = lambda rate: SGD(rate, **options)",
+    ),
+    _pair(
+        "keras-3-in-a-function-that-spells-it-out",
+        "  from keras.optimizers import SGD",
+        "+ import accum",
+        "  def make(gradient_accumulation_steps):",
+        "-     return SGD(0.1, gradient_accumulation_steps=gradient_accumulation_steps)",
+        "+     return accum.GradientAccumulateOptimizer(SGD(0.1), accum_steps=gradient_accumulation_steps)",
+        "  optimizer = make(gradient_accumulation_steps=4)",
+    ),
+    _pair(
         "comments-and-no-last-comma",
         "- from gradient_accumulator import GradientAccumulateModel",
         "+ import accum",
@@ -185,7 +214,13 @@ UNTOUCHED = [
     "class AccumGradOptimizer: pass\nAccumGradOptimizer(1, niter=4)\n",
     "import horovod.tensorflow as hvd\nhvd.DistributedOptimizer(o, backward_passes_per_step=1)\n",
     "def f(runai):\n    return runai.ga.keras.optimizers.Adam(steps=4)\n",
-    "from gradient_accumulator import GradientAccumulateModel\n",  # for others to import from here
+    "import tensorflow as tf\nimport wandb\nwandb.init(config=dict(gradient_accumulation_steps=4))\n",
+    'import torch\noptions = {"gradient_accumulation_steps": 4}\nTrainer(gradient_accumulation_steps=4)\n',
+    "import keras\nself.gradient_accumulation_steps = config['gradient_accumulation_steps']\n",
+    "import horovod.torch as hvd\nhvd.DistributedOptimizer(o, backward_passes_per_step=4)\n",
+    "import runai.ga.torch.optim\nrunai.ga.torch.optim.Adam(4)\n",
+    "import tensorpack\nassert AccumGradOptimizer and tensorpack.SimpleTrainer()\n",
+    "from accum.compat.v1 import AccumOptimizer, AdamAccumulated\nAdamAccumulated(4)\n",
     "import gradient_accumulator\nx.GradientAccumulateModel(GradientAccumulateModel=4)\n",
 ]
 
@@ -193,6 +228,8 @@ GA = "from gradient_accumulator import GradientAccumulateOptimizer as O, Gradien
 H2G = "from accum_optimizers import AccumOptimizer, AdamAccumulated\n"
 RUNAI = "from runai.ga.keras import optimizers\n"
 KERAS = "from keras import optimizers\n"
+TENSORPACK = "from tensorpack.tfutils.optimizer import AccumGradOptimizer\n"
+HOROVOD = "import horovod.tensorflow.keras as h\n"
 
 LEFT = [
     Left("unpacked", GA + "O(**options)\n", 2, "what `*` and `**` unpack"),
@@ -232,6 +269,13 @@ LEFT = [
         "shares a line",
     ),
     Left("decay", H2G + "AdamAccumulated(4, decay=0.1)\n", 2, "`decay` acts on each micro-batch"),
+    Left(
+        "global",
+        "def f():\n    global M\n    from gradient_accumulator import GradientAccumulateModel as M\nM(4, inputs=i)\n",
+        4,
+        "used outside",
+    ),
+    Left("none", H2G + "AdamAccumulated(None)\n", 2, "not a plain number or name"),
     Left("expression", H2G + "AdamAccumulated(next(k))\n", 2, "not a plain number or name"),
     Left("rate", H2G + "AdamAccumulated(4, rate())\n", 2, "a schedule counts micro-batches"),
     Left("inner-clipping", H2G + "AccumOptimizer(o, 4, clipnorm=1.0)\n", 2, "`clipnorm` is not the inner optimizer's"),
@@ -263,4 +307,96 @@ LEFT = [
         2,
         "`transform=`",
     ),
+    Left("alias", GA + "Opt = O\nOpt('sgd', 4)\n", 2, "`O`: it is not called here"),
+    Left("partial", GA + "functools.partial(O, accum_steps=4)\n", 2, "`O`: it is not called here"),
+    Left("unpacked-model", GA + "M(**options)\n", 2, "what `*` and `**` unpack"),
+    Left(
+        "for-others", "from gradient_accumulator import GradientAccumulateModel\n", 1, "others may import it from here"
+    ),
+    Left("from-others", "from .nets import GradientAccumulateModel\nGradientAccumulateModel(4)\n", 2, "module of your"),
+    Left("by-text", 'import_module("gradient_accumulator").GAModelWrapper(4)\n', 1, "import it by a statement"),
+    Left("h2g-net-alias", H2G + "A = AccumOptimizer\nA(o, 4)\n", 2, "`AccumOptimizer`: it is not called here"),
+    Left("h2g-net-partial", H2G + "partial(AdamAccumulated, 4)\n", 2, "`AdamAccumulated`: it is not called here"),
+    Left("h2g-net-unpacked", H2G + "AdamAccumulated(4, **options)\n", 2, "what `*` and `**` unpack"),
+    Left(
+        "h2g-net-getattr",
+        "from utils import accum_optimizers as h\ngetattr(h, 'AccumOptimizer')(o, 4)\n",
+        2,
+        "`h`: it is not called here",
+    ),
+    Left("h2g-net-copied", "from .optim import AdamAccumulated\nAdamAccumulated(4)\n", 2, "a module of your own"),
+    Left("runai-alias", "import runai.ga\nga = runai.ga\nga.keras.optimizers.Adam(4)\n", 2, "`runai.ga`: it is not"),
+    Left("runai-partial", RUNAI + "partial(optimizers.Adam, steps=4)\n", 2, "`optimizers.Adam`: it is not called here"),
+    Left("runai-unpacked", RUNAI + "optimizers.Adam(**options)\n", 2, "what `*` and `**` unpack"),
+    Left("runai-elastic", "import runai.elastic.keras.models as m\nm.Model(net)\n", 2, "`m.Model`: nothing is known"),
+    Left("tensorpack-alias", TENSORPACK + "A = AccumGradOptimizer\nA(o, 4)\n", 2, "it is not called here"),
+    Left("tensorpack-partial", TENSORPACK + "partial(AccumGradOptimizer, niter=4)\n", 2, "it is not called here"),
+    Left("tensorpack-unpacked", TENSORPACK + "AccumGradOptimizer(o, **options)\n", 2, "what `*` and `**` unpack"),
+    Left(
+        "tensorpack-getattr",
+        "import tensorpack\ngetattr(tensorpack.tfutils.optimizer, 'AccumGradOptimizer')(o, 4)\n",
+        2,
+        "`tensorpack.tfutils.optimizer`: it is not called here",
+    ),
+    Left("horovod-alias", HOROVOD + "D = h.DistributedOptimizer\nD(o, backward_passes_per_step=4)\n", 3, "`D`: "),
+    Left(
+        "horovod-partial", HOROVOD + "partial(h.DistributedOptimizer, backward_passes_per_step=4)\n", 2, "`partial`: "
+    ),
+    Left("horovod-unpacked", HOROVOD + 'h.DistributedOptimizer(o, **{"backward_passes_per_step": 4})\n', 2, "`**`"),
+    Left(
+        "horovod-getattr",
+        HOROVOD + "getattr(h, 'DistributedOptimizer')(o, backward_passes_per_step=4)\n",
+        2,
+        "`backward_passes_per_step` goes to what can't be told",
+    ),
+    Left("horovod-adasum", HOROVOD + "h.DistributedAdasumOptimizer(o, backward_passes_per_step=4)\n", 2, "can't be"),
+]
+
+
+def _keras(name, line, code, reason):
+    return Left("keras-3-" + name, KERAS + code.replace("K=", "gradient_accumulation_steps=") + "\n", line, reason)
+
+
+GOES = "`gradient_accumulation_steps` goes to what can't be told"
+APART = "`gradient_accumulation_steps`: it is set apart"
+NONE = " may be None, which is no accumulation"
+
+LEFT += [
+    _keras("alias", 3, "Opt = optimizers.Adam\nOpt(K=4)", "`Opt`: " + GOES),
+    _keras("partial", 2, "functools.partial(optimizers.Adam, K=4)", "`functools.partial`: " + GOES),
+    _keras("getattr", 2, "getattr(optimizers, name)(K=4)", "`getattr(optimizers, name)`: " + GOES),
+    _keras("table", 2, "TABLE['adam'](K=4)", "`TABLE['adam']`: " + GOES),
+    _keras("subclass", 4, "class A(optimizers.Adam):\n  def __init__(self):\n    super().__init__(K=4)", GOES),
+    _keras("unpacked-dict", 2, 'optimizers.Adam(**{"gradient_accumulation_steps": 4})', "`**` unpacks"),
+    _keras("unpacked-call", 2, "optimizers.Adam(**dict(K=4))", "`**` unpacks"),
+    _keras("unpacked-name", 3, "K=4\noptimizers.Adam(**options)", "`**` unpacks"),
+    _keras("dict", 2, 'options = {"gradient_accumulation_steps": 4}', APART),
+    _keras("dict-call", 2, "options = dict(K=4)", "`dict`: " + GOES),
+    _keras("dict-item", 3, "o = {}\no['gradient_accumulation_steps'] = 4\noptimizers.Adam(**o)", APART),
+    _keras("dict-default", 2, "o.setdefault('gradient_accumulation_steps', 4)", APART),
+    _keras("dict-of-pairs", 2, "o = dict([('gradient_accumulation_steps', 4)])", APART),
+    _keras("attribute", 2, "optimizer.gradient_accumulation_steps = 4", APART),
+    _keras("attribute-of-opt", 2, "self.opt.gradient_accumulation_steps = 4", APART),
+    _keras("name-of-it", 2, "NAME = 'gradient_accumulation_steps'\nOpt(**{NAME: 4})", APART),
+    _keras("star", 3, "from keras.optimizers import *\nAdam(K=4)", "`Adam`: " + GOES),
+    _keras("conditional", 2, "optimizers.SGD(0.1, K=steps if flag else None)", "`steps if flag else None`" + NONE),
+    _keras("conditional-first", 2, "optimizers.SGD(0.1, K=None if one else 4)", "`None if one else 4`" + NONE),
+    _keras("or", 2, "optimizers.SGD(0.1, K=steps or None)", "`steps or None`" + NONE),
+    _keras("get", 2, "optimizers.SGD(0.1, K=config.get('steps'))", "`config.get('steps')`" + NONE),
+    _keras("call", 2, "optimizers.SGD(0.1, K=steps())", "`steps()`" + NONE),
+    _keras("parameter", 3, "def f(k=None):\n  optimizers.SGD(0.1, K=k)", "`k`" + NONE),
+    _keras("annotation", 3, "def f(k: Optional[int]):\n  optimizers.SGD(0.1, K=k)", "`k`" + NONE),
+    _keras("asked", 3, "if k is not None:\n  optimizers.SGD(0.1, K=k)", "`k`" + NONE),
+    _keras("assigned", 4, "k = 4\nj = k = None\noptimizers.SGD(0.1, K=k)", "`k`" + NONE),
+    _keras("assigned-in-turn", 4, "self.j = d.get(1)\nk = c.j\noptimizers.SGD(0.1, K=k)", "`k`" + NONE),
+    _keras("assigned-in-a-tuple", 3, "i, (j, k) = 1, (2, None)\noptimizers.SGD(0.1, K=k)", "`k`" + NONE),
+    _keras("loop", 3, "for k in (None, 4):\n  optimizers.SGD(0.1, K=k)", "`k`" + NONE),
+    _keras("item", 3, "c = {'k': None}\noptimizers.SGD(0.1, K=c['k'])", "`c['k']`" + NONE),
+    _keras("option", 3, "p.add_argument('-k', '--to-k', type=int)\noptimizers.SGD(0.1, K=a.to_k)", "`a.to_k`" + NONE),
+    _keras("flag", 3, "DEFINE_integer('k', None, '')\noptimizers.SGD(0.1, K=FLAGS.k)", "`FLAGS.k`" + NONE),
+    _keras("or-a-call", 2, "optimizers.SGD(0.1, K=steps[0] or next(x))", NONE),
+    _keras("zero", 2, "optimizers.SGD(0.1, K=0)", "`0` is no number of micro-batches"),
+    _keras("float", 2, "optimizers.SGD(0.1, K=4.0)", "`4.0` is no number of micro-batches"),
+    _keras("minus", 2, "optimizers.SGD(0.1, K=-1)", "`-1` is no number of micro-batches"),
+    _keras("by-position", 2, "optimizers.SGD(0.1, 0, 0, 0, 0, 0, 0, True, K=4)", "7 positional arguments at most"),
 ]

@@ -63,6 +63,14 @@ def test_one_use_is_rewritten_beside_another_that_is_left(migrate):
     )
 
 
+def test_an_import_stays_for_others_that_all_promises_it_to(migrate):
+    start = "from gradient_accumulator import GAOptimizerWrapper\n"
+    end = '__all__ = ["GAOptimizerWrapper"]\n'
+    status, code, said = migrate(start + end + 'make = lambda: GAOptimizerWrapper("sgd", 4)\n')
+    assert status == 1 and "their.py:1: left as it is: `GAOptimizerWrapper`: others may import it" in said.err
+    assert code == start + "import accum\n" + end + 'make = lambda: accum.GradientAccumulateOptimizer("sgd", 4)\n'
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # The rewritten code runs, and makes the steps that the other library's rule says
 

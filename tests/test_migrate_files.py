@@ -5,6 +5,8 @@ import glob
 import importlib.util
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -113,6 +115,10 @@ UNREADABLE = {
     "Python 2": (PYTHON_2, "not understood as Python 3: line 2"),
     "bytes": (b"\n\n\n# gradient_accumulator \xff\n", "can't decode"),
     "cookie": (b"# coding: klingon\nimport gradient_accumulator\n", "klingon"),
+    "no-text": (b"# coding: rot13\nimport gradient_accumulator\n", "rot13"),
+    "not-the-same-again": (b"# coding: utf-7\nimport gradient_accumulator # +AGEAYgBj-\n", "the same bytes"),
+    "deep": (b"import gradient_accumulator\nx = 1" + b" + 1" * 1000 + b"\n", "nested too deeply"),
+    "zero": (b"import gradient_accumulator\n\0\n", "not understood as Python 3"),
 }
 
 
@@ -135,18 +141,86 @@ def test_a_path_that_is_not_there_is_named(their, tmp_path, capsys):
     assert "b.py: no such file or folder" in capsys.readouterr().err
 
 
+def fail(*arguments, **options):
+    raise OSError(28, "No space left on device")
+
+
 @needs_libcst
-@pytest.mark.parametrize("broken", ["access", "replace"])
+@pytest.mark.parametrize("broken", ["access", "replace", "fdopen"])
 def test_a_file_that_can_t_be_replaced_is_as_it_was(their, broken, tmp_path, monkeypatch, capsys):
     path = their("a.py")
-
-    def fail(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, broken, fail if broken == "replace" else lambda path, mode: False)
+    monkeypatch.setattr(os, broken, (lambda path, mode: False) if broken == "access" else fail)
     assert migrate("--write", path) == 2
     assert path.read_bytes() == BEFORE and os.listdir(str(tmp_path)) == ["a.py"]
-    assert "a.py: " in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert said.out == "" and "a.py: " in said.err
+
+
+def from_the_second_on(function):
+    """`function`, which fails when it is called again."""
+    functions = iter([function])
+    return lambda *arguments, **options: next(functions, fail)(*arguments, **options)
+
+
+@needs_libcst
+@pytest.mark.parametrize(
+    "broken,first,words", [("fdopen", BEFORE, "nothing is written"), ("replace", AFTER, "already: ")]
+)
+def test_of_two_files_none_is_half_written(their, broken, first, words, tmp_path, monkeypatch, capsys):
+    """A full disk is met before the first file is replaced; what has been replaced is named."""
+    paths = [their("a.py"), their("b.py")]
+    monkeypatch.setattr(os, broken, from_the_second_on(getattr(os, broken)))
+    assert migrate("--write", tmp_path) == 2
+    assert [path.read_bytes() for path in paths] == [first, BEFORE]
+    assert sorted(os.listdir(str(tmp_path))) == ["a.py", "b.py"]
+    said = capsys.readouterr().err
+    assert "b.py: No space left on device" in said and words in said
+
+
+@needs_libcst
+@pytest.mark.skipif(not hasattr(os, "chown"), reason="files have no owner that could be changed here")
+@pytest.mark.parametrize("error", [PermissionError(1, "not permitted"), OSError(22, "no such owner in this container")])
+def test_the_content_counts_more_than_the_owner(their, error, monkeypatch, capsys):
+    paths, asked, stat_of = [their("a.py"), their("b.py")], [], os.stat
+
+    def of_another(path, **options):
+        found = stat_of(path, **options)
+        is_theirs = str(path) in map(str, paths)
+        return os.stat_result(found[:4] + (found[4] + 1, found[5] + 1) + found[6:]) if is_theirs else found
+
+    def refuse(path, user, group):
+        asked.append((user, group))
+        raise error
+
+    monkeypatch.setattr(os, "chown", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", of_another)
+        assert migrate("--write", *paths) == 0
+    assert [path.read_bytes() for path in paths] == [AFTER, AFTER]
+    user, group = os.stat(str(paths[0])).st_uid + 1, os.stat(str(paths[0])).st_gid + 1
+    assert asked == [(user, group), (-1, group)] * 2
+
+
+@needs_libcst
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes among files here")
+def test_a_pipe_is_not_waited_for(tmp_path, capsys):
+    os.mkfifo(str(tmp_path / "pipe"))
+    assert migrate(tmp_path / "pipe") == 2
+    assert "pipe: neither a file nor a folder" in capsys.readouterr().err
+
+
+@needs_libcst
+def test_a_reader_that_has_read_enough_stops_nothing(their):
+    """`python -m accum migrate --write . | head`: all is written and said, and no traceback."""
+    paths = [their("a.py"), their("b.py")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-W", "ignore", "-m", "accum", "migrate", "--write"] + [str(path) for path in paths]
+    ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert ran.returncode == 0 and b"Error" not in ran.stderr
+    assert all("{}:2: note: ".format(path).encode() in ran.stderr for path in paths)
+    assert [path.read_bytes() for path in paths] == [AFTER] * 2
 
 
 def test_without_libcst_there_is_one_sentence_with_the_remedy(their, monkeypatch, capsys):

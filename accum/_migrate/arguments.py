@@ -136,6 +136,20 @@ def _bare(comma):
     return comma.with_changes(whitespace_after=_without_comment(comma.whitespace_after))
 
 
+def last_name(node):
+    """The last part of a name: `c` of `a.b.c`, whatever `a.b` is; None for what is no name."""
+    node = node.attr if isinstance(node, cst.Attribute) else node
+    return node.value if isinstance(node, cst.Name) else None
+
+
+def text_of(node):
+    """What a string literal says, or None for anything else."""
+    if not isinstance(node, cst.SimpleString):
+        return None
+    text = node.evaluated_value
+    return text if isinstance(text, str) else None
+
+
 def wrapped(call, function, arguments):
     """`function(call, arguments)`, where `arguments` is source text: `accum_steps=4`."""
     outer = cst.parse_expression("{}(_, {})".format(function, arguments))

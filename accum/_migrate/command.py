@@ -3,15 +3,17 @@
 import difflib
 import importlib.util
 import io
+import os
 import sys
 
 from accum._migrate import files
 
 DESCRIPTION = (
     "Rewrite code that accumulates gradients by another library (GradientAccumulator, H2G-Net, Run:AI, tensorpack, "
-    "Keras 3's own argument) for this one. Prints the changes as a unified diff, and writes them with --write only. "
-    "What it can't rewrite with the numbers kept is left as it is and named. Exit status: 0, all understood; 1, "
-    "something is left to be done by hand; 2, a file can't be read or a wrong argument: then nothing is written."
+    "Keras 3's own argument) for this one, and name Horovod's. Prints the changes as a unified diff, and writes them "
+    "with --write only. What it can't rewrite with the numbers kept, or can't tell, is left as it is and named. Exit "
+    "status: 0, all understood; 1, something is left to be done by hand; 2, a wrong argument, or a file that can't be "
+    "read or replaced: then nothing is written."
 )
 NO_LIBCST = "it needs LibCST, which is not installed: python -m pip install 'tf-accum[migrate]'"
 
@@ -42,12 +44,13 @@ def perform(arguments):
     if errors:
         return _fail(errors)
     try:
-        for text, outcome in outcomes:
-            _tell(text, outcome)
-            if arguments.write and outcome.code != text.code:
-                files.write(text, outcome.code)
+        if arguments.write:
+            files.write([(text, outcome.code) for text, outcome in outcomes if outcome.code != text.code])
     except files.Unreadable as error:
         return _fail([error])
+    for text, outcome in outcomes:
+        _tell(text, outcome)
+    _for_reader(sys.stdout.flush)
     return int(any(outcome.left for _, outcome in outcomes))
 
 
@@ -67,6 +70,8 @@ def _rewrite_all(paths, is_to_be_written):
             outcomes.append((text, outcome))
         except SyntaxError as error:
             errors.append("{}: not understood as Python 3: {}".format(path, error))
+        except RecursionError:
+            errors.append("{}: nested too deeply to be read".format(path))
         except files.Unreadable as error:
             errors.append(error)
     return outcomes, errors
@@ -86,7 +91,15 @@ def _tell(text, outcome):
 def _print(line):
     """To a terminal that lacks a character, its escape."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding))
+    _for_reader(sys.stdout.write, line.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _for_reader(function, *arguments):
+    """Call what prints. A reader such as `| head` may have read enough, which is no reason to stop."""
+    try:
+        function(*arguments)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(errors):

@@ -1,5 +1,6 @@
 """Python files: which there are, their text to the byte, and how they are replaced."""
 
+import contextlib
 import io
 import os
 import shutil
@@ -27,12 +28,14 @@ def find(paths):
     at either is found by itself or was not asked for.
 
     Raises:
-      Unreadable: a path that does not exist.
+      Unreadable: a path that does not exist, or is neither a file nor a folder.
     """
     found = {}
     for path in paths:
         if not os.path.exists(path):
-            raise Unreadable("{}: no such file or folder".format(path))
+            raise Unreadable("{}: no such file or folder".format(path or "''"))
+        if not (os.path.isfile(path) or os.path.isdir(path)):  # to read a pipe may wait for ever
+            raise Unreadable("{}: neither a file nor a folder".format(path))
         for file in _walk(path) if os.path.isdir(path) else [path]:
             found.setdefault(os.path.realpath(file), file)
     return list(found.values())
@@ -73,9 +76,13 @@ def read(path, words):
     try:
         encoding = tokenize.detect_encoding(io.BytesIO(content).readline)[0]
         encoding = "utf-8" if encoding == "utf-8-sig" else encoding
-        return Text(path, content[len(bom) :].decode(encoding), encoding, bom)
-    except (SyntaxError, UnicodeDecodeError) as error:
+        text = Text(path, content[len(bom) :].decode(encoding), encoding, bom)
+        is_kept = bom + text.code.encode(encoding) == content
+    except (SyntaxError, UnicodeError, LookupError) as error:
         raise Unreadable("{}: {}".format(path, error)) from None
+    if not is_kept:
+        raise Unreadable("{}: {} does not give the same bytes again".format(path, encoding))
+    return text
 
 
 def require_writable(path):
@@ -85,32 +92,67 @@ def require_writable(path):
         raise Unreadable("{}: not writable".format(path))
 
 
-def write(text, code):
-    """Replace the file by `code` in one go: whoever reads it meanwhile sees the old or the new, never a half.
+def write(texts):
+    """Replace files: `texts` is a list of (their `Text`, new code).
 
-    A symbolic link stays one, and the file it points at is replaced; permissions stay as they are.
+    Each is replaced in one go: whoever reads it meanwhile sees the old or the new, never a half. All the new ones are
+    on the disk before the first takes its place, so that a full disk loses nothing. A symbolic link stays one, and the
+    file it points at is replaced; permissions stay as they are.
 
     Raises:
-      Unreadable: the file can't be replaced; it is then as it was.
+      Unreadable: a file can't be replaced; it is then as it was, and the text says which others are not.
     """
-    path = os.path.realpath(text.path)
+    ready, done = [], []
     try:
-        handle, temporary = tempfile.mkstemp(prefix=".accum-migrate-", dir=os.path.dirname(path))
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(text.bom + code.encode(text.encoding))
-            shutil.copymode(path, temporary)
-            _keep_owner(path, temporary)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        for text, code in texts:
+            ready.append((text, _prepared(text, code)))
+        for text, temporary in ready:
+            with _named(text):
+                os.replace(temporary, os.path.realpath(text.path))
+            done.append(text.path)
+    except Unreadable as error:
+        raise Unreadable("{}; {}".format(error, _told(done))) from None
+    finally:
+        for _, temporary in ready[len(done) :]:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def _named(text):
+    try:
+        yield
     except OSError as error:
         raise Unreadable("{}: {}".format(text.path, error.strerror)) from None
 
 
+def _told(done):
+    return "written already: {}".format(", ".join(done)) if done else "nothing is written"
+
+
+def _prepared(text, code):
+    """Path of a new file beside the old one, with its mode: a rename takes it over, within one file system."""
+    path = os.path.realpath(text.path)
+    with _named(text):
+        handle, temporary = tempfile.mkstemp(prefix=".accum-migrate-", dir=os.path.dirname(path))
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(text.bom + code.encode(text.encoding))
+            _keep_owner(path, temporary)
+            shutil.copymode(path, temporary)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    return temporary
+
+
 def _keep_owner(path, temporary):
-    """Where another's file is rewritten, by root say, it stays theirs."""
+    """Where another's file is rewritten, by root say, it stays theirs; or its group's, or else becomes one's own."""
     before, now = os.stat(path), os.stat(temporary)
-    if hasattr(os, "chown") and (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
-        os.chown(temporary, before.st_uid, before.st_gid)
+    if not hasattr(os, "chown") or (before.st_uid, before.st_gid) == (now.st_uid, now.st_gid):
+        return
+    for owner in (before.st_uid, -1):
+        # refused to all but root, and not to be done at all in some containers and on some mounts
+        with contextlib.suppress(OSError):
+            os.chown(temporary, owner, before.st_gid)
+            return

@@ -79,6 +79,8 @@ class Imports:
         """Whether all uses of a name were rewritten. One that had no use may be there for others to import."""
         bound = [each for each in self._uses.imports if each.node is statement and _is_of(each, alias)]
         accesses = [access for each in bound for access in each.references]
+        if any(self._uses.is_in_all(each.name) for each in bound):
+            return False
         return bool(accesses) and all(self._uses.is_within(access.node, self._gone) for access in accesses)
 
 

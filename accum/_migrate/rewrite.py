@@ -7,9 +7,10 @@ from typing import List, NamedTuple, Tuple
 import libcst as cst
 from libcst.metadata import MetadataWrapper
 
+from accum._migrate import mentions
 from accum._migrate.arguments import NotUnderstood
 from accum._migrate.imports import Imports
-from accum._migrate.rules import gradient_accumulator, h2g_net, horovod, keras3, runai, tensorpack
+from accum._migrate.rules import gradient_accumulator, h2g_net, horovod, keras3, runai, tensorpack, unknown
 from accum._migrate.surroundings import Surroundings
 from accum._migrate.uses import Uses, module_of
 
@@ -17,7 +18,9 @@ SOURCES = (gradient_accumulator, h2g_net, runai, tensorpack, keras3, horovod)
 WORDS = tuple(word for source in SOURCES for word in source.WORDS)
 """A file without any of them has nothing to be rewritten."""
 
-BY_ARGUMENT = (keras3.optimizer, horovod.distributed_optimizer)
+BY_ARGUMENT = (keras3, horovod)
+HOLDERS = runai.HOLDERS + tensorpack.HOLDERS
+RULES_BY_ARGUMENT = (keras3.optimizer, horovod.distributed_optimizer)
 """Rules for names that are everyone's: only an argument in the call of one makes it accumulate."""
 
 Remark = Tuple[int, str]
@@ -41,6 +44,8 @@ def rewrite(code):
     uses = Uses(wrapper)
     changes, notes, left = _plan(uses, Surroundings(uses, code))
     left += _from_stars(wrapper.module, uses)
+    left += _exported(uses)
+    left += _mentioned(uses, left)
     if changes:
         rewritten = wrapper.module.visit(_Rewriter(changes, Imports(uses, changes)))
         code = _spliced(code, wrapper.module.code, rewritten.code)
@@ -72,8 +77,10 @@ def _lines(code):
     return io.StringIO(code, newline="\n").readlines()
 
 
-def _find_rule(name):
+def _find_rule(name, is_whole=False):
+    """The rule for a full name, or None; for the name of a module that holds what accumulates, if it is taken whole."""
     found = [rule for rule in (source.rule(name) for source in SOURCES) if rule]
+    found += [unknown] if is_whole and name in HOLDERS else []
     return found[0] if found else None
 
 
@@ -84,7 +91,7 @@ def _plan(uses, surroundings):
         try:
             change = _change(use, surroundings)
         except NotUnderstood as error:
-            left.append((use.line, "`{}`: {}".format(cst.Module([]).code_for_node(use.node), error)))
+            left.append((use.line, _remark(uses.code(use.node), error)))
             continue
         if change:
             changes[use] = change
@@ -98,16 +105,16 @@ def _change(use, surroundings):
     Raises:
       NotUnderstood: it is, but can't be rewritten.
     """
-    rules = {_find_rule(name) for name in use.names}
+    rules = [_find_rule(name, is_whole=True) for name in sorted(use.names)]
     known = [rule for rule in rules if rule]
-    if use.call is None and all(rule in BY_ARGUMENT for rule in known):
+    if use.call is None and all(rule in RULES_BY_ARGUMENT for rule in known):
         return None
     if use.call is None:
         raise NotUnderstood("it is not called here, and what becomes of it can't be told")
     change = known[0](use.call, surroundings)
     if change is None:
         return None
-    if len(rules) > 1:
+    if len(set(rules)) > 1:
         raise NotUnderstood("the name is bound to something else in this file too")
     _require_room(use, surroundings)
     return change
@@ -119,6 +126,8 @@ def _require_room(use, surroundings):
     lines = [surroundings.uses.parent(statement) for statement in use.imported_by]
     if not all(isinstance(line, cst.SimpleStatementLine) for line in lines):
         raise NotUnderstood("its import shares a line with what the import depends on")
+    if not all(surroundings.uses.is_in_the_block_of(statement, use.node) for statement in use.imported_by):
+        raise NotUnderstood("its import stands in a function, and it is used outside, where `accum` would be unknown")
     if surroundings.uses.is_in_f_string(use.node):
         raise NotUnderstood("it stands in an f-string, which may not hold the quotes that it takes")
 
@@ -133,11 +142,35 @@ def _from_stars(module, uses):
         last = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", None)
         for stars, source in known:
             if last in source.NAMES:
-                left.append(
-                    (uses.line(node), "`{}`: may come from `from {} import *`: import it by name".format(last, stars))
-                )
+                reason = "may come from `from {} import *`: import it by name".format(stars)
+                left.append((uses.line(node), _remark(last, reason)))
                 break
     return left
+
+
+def _exported(uses):
+    """Names that others may import from this file: what becomes of them can't be told, so their import stays."""
+    is_known = lambda name: _find_rule(name) not in (None,) + RULES_BY_ARGUMENT
+    reason = "others may import it from here: where they don't, or do from `accum`, leave the import out"
+    return [(uses.line(node), _remark(name, reason)) for node, name in uses.exported(is_known)]
+
+
+def _mentioned(uses, left):
+    """Arguments that accumulate, but go where no rule has seen them, and which no remark has been made on."""
+    uses_of = {use.call: use for use in uses.find(_find_rule)}
+    is_seen = lambda call: call in uses_of and any(
+        _find_rule(name) in RULES_BY_ARGUMENT for name in uses_of[call].names
+    )
+    found = mentions.imports_by_text(SOURCES, uses)
+    for source in BY_ARGUMENT:
+        found += mentions.find(source, uses, is_seen)
+    named = {line for line, _ in left}
+    found = [each for each in found if named.isdisjoint(map(uses.line, uses.calls_around(each[0])))]
+    return [(uses.line(node), _remark(name, reason)) for node, name, reason in found]
+
+
+def _remark(name, reason):
+    return "`{}`: {}".format(name, reason)
 
 
 class _StarImports(cst.CSTVisitor):

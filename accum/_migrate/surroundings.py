@@ -2,7 +2,8 @@
 
 import libcst as cst
 
-from accum._migrate.arguments import NotUnderstood
+from accum._migrate.arguments import NotUnderstood, text_of
+from accum._migrate.values import Values
 
 GRAPH_MODE = ("disable_eager_execution", "disable_v2_behavior")
 
@@ -17,6 +18,7 @@ class Surroundings:
 
     def __init__(self, uses, code):
         self.uses = uses
+        self.values = Values(uses.module)
         self._code = code
 
     @property
@@ -53,6 +55,12 @@ class Surroundings:
                 return statements[0].value
         return node
 
+    def require_not_unpacked(self, call, argument):
+        """Raise `NotUnderstood` if a call unpacks what may hold `argument`."""
+        for arg in call.args:
+            if arg.star == "**" and not _is_without(self.constant(arg.value), argument):
+                raise NotUnderstood("what `**` unpacks into the call can't be told, and may be `{}`".format(argument))
+
     def require_constant_rate(self, node):
         """Raise `NotUnderstood` unless a learning rate is left out or a number: schedules count something else."""
         if node is not None and not is_number(self.constant(node)):
@@ -73,6 +81,16 @@ def is_number(node):
     if isinstance(node, cst.UnaryOperation):
         return is_number(node.expression)
     return isinstance(node, (cst.Integer, cst.Float))
+
+
+def _is_without(node, argument):
+    """Whether an expression is a dict that is spelled out without `argument`; what is added later is named there."""
+    if isinstance(node, cst.Dict):
+        texts = [text_of(getattr(element, "key", None)) for element in node.elements]
+        return None not in texts and argument not in texts
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "dict":
+        return all(arg.keyword and arg.keyword.value != argument for arg in node.args)
+    return False
 
 
 def _imports_module(assignment, name, module):

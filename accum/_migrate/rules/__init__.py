@@ -33,3 +33,25 @@ Attributes:
 def unknown(call, surroundings):
     """The rule for what a library has beside the names that are known of it."""
     raise NotUnderstood("nothing is known of it here")
+
+
+FRAMEWORKS = {"accelerate", "byteps", "composer", "deepspeed", "diffusers", "fairseq", "flax", "horovod.mxnet"}
+FRAMEWORKS |= {"horovod.torch", "jax", "lightning", "mlx", "mxnet", "optax", "paddle", "peft", "pytorch_lightning"}
+FRAMEWORKS |= {"sentence_transformers", "timm", "torch", "transformers", "trl", "unsloth"}
+"""What has names and arguments of its own that are spelled the same."""
+
+
+def is_in(packages, name):
+    """Whether a full name begins by one of `packages`."""
+    parts = name.split(".")
+    return parts[0] in packages or ".".join(parts[:2]) in packages
+
+
+def copied(name, classes):
+    """The rule for a class that has the name of another library's, but is imported from a module of one's own."""
+    module, _, last = name.rpartition(".")
+    return _copied if module and last in classes and not is_in(FRAMEWORKS | {"accum"}, name) else None
+
+
+def _copied(call, surroundings):
+    raise NotUnderstood("it is of a module of your own, and whether that has it from a library can't be told")

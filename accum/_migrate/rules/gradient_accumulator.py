@@ -1,9 +1,10 @@
 """GradientAccumulator 0.3 to 0.5, the package gradient-accumulator."""
 
 from accum._migrate.arguments import Arguments, NotUnderstood
-from accum._migrate.rules import Change, unknown
+from accum._migrate.rules import Change, copied, unknown
 
-WORDS = ("gradient_accumulator",)
+CLASSES = ("GradientAccumulateModel", "GradientAccumulateOptimizer", "GAModelWrapper", "GAOptimizerWrapper")
+WORDS = ("gradient_accumulator",) + CLASSES
 PACKAGE = "gradient_accumulator"
 
 MODEL = ("accum_steps", "mixed_precision", "use_agc", "clip_factor", "eps")
@@ -119,7 +120,9 @@ NAMES = tuple(RULES)
 def rule(name):
     """The rule for a full name, or None."""
     parts = name.split(".")
-    return RULES.get(parts[-1], unknown) if parts[0] == PACKAGE else None
+    if parts[0] == PACKAGE:
+        return RULES.get(parts[-1], unknown)
+    return copied(name, CLASSES)
 
 
 def is_module(name):

@@ -3,9 +3,10 @@
 import libcst as cst
 
 from accum._migrate.arguments import Arguments, NotUnderstood, wrapped
-from accum._migrate.rules import Change
+from accum._migrate.rules import Change, copied, unknown
+from accum._migrate.values import is_none
 
-WORDS = ("accum_optimizers",)
+WORDS = ("accum_optimizers", "AccumOptimizer", "AdamAccumulated")
 MODULE = "accum_optimizers"
 
 ACCUM = ("optimizer", "steps_per_update")
@@ -75,7 +76,7 @@ def is_simple(node):
     """Whether an expression can stand in a product as it is, and be evaluated twice."""
     while isinstance(node, cst.Attribute):
         node = node.value
-    return isinstance(node, (cst.Name, cst.Integer, cst.Float))
+    return isinstance(node, (cst.Name, cst.Integer, cst.Float)) and not is_none(node)
 
 
 RULES = {"AccumOptimizer": accum_optimizer, "AdamAccumulated": adam_accumulated}
@@ -85,7 +86,9 @@ NAMES = tuple(RULES)
 def rule(name):
     """The rule for a full name, or None."""
     parts = name.split(".")
-    return RULES.get(parts[-1]) if len(parts) > 1 and parts[-2] == MODULE else None
+    if parts[-1] == MODULE:  # the module itself, passed on
+        return unknown
+    return RULES.get(parts[-1]) if parts[-2:-1] == [MODULE] else copied(name, NAMES)
 
 
 def is_module(name):

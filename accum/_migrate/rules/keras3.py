@@ -4,25 +4,29 @@ import libcst as cst
 
 from accum._migrate.arguments import Arguments, NotUnderstood, wrapped
 from accum._migrate.rules import Change
+from accum._migrate.values import is_none
 
 ARGUMENT = "gradient_accumulation_steps"
+LIBRARY = "Keras"
 WORDS = (ARGUMENT,)
 NAMES = ()
 MODULES = ("keras.optimizers", "tensorflow.keras.optimizers")
-# More than one positional argument is never read: the learning rate comes first in all of them.
-PARAMETERS = ("learning_rate",) + ("",) * 9
+# More positional ones are not understood: the learning rate comes first in all of them, `use_ema` at the eighth place.
+PARAMETERS = ("learning_rate",) + ("",) * 6
 SEEN_EACH_TIME = ("use_ema", "loss_scale_factor")
 
 
 def optimizer(call, surroundings):
     """A Keras optimizer, maybe with `gradient_accumulation_steps`; without, it is none of ours and None is returned."""
+    surroundings.require_not_unpacked(call, ARGUMENT)
     if not any(arg.keyword and arg.keyword.value == ARGUMENT for arg in call.args):
         return None
     arguments = Arguments(call, PARAMETERS)
-    if arguments.code(ARGUMENT) == "None":
+    if is_off(arguments.value(ARGUMENT)):
         return None
     if surroundings.other_backend:
         raise NotUnderstood("accum runs on TensorFlow, and this file names another backend of Keras")
+    surroundings.values.require_number(arguments.value(ARGUMENT))
     for name in SEEN_EACH_TIME:
         if arguments.value(name) is not None and arguments.code(name) not in ("False", "None"):
             raise NotUnderstood("`{}` acts on each micro-batch in Keras 3, and on steps here".format(name))
@@ -36,6 +40,16 @@ def optimizer(call, surroundings):
         return wrapped(inner, "accum.GradientAccumulateOptimizer", "accum_steps=" + steps)
 
     return Change(edit, ("import accum",), keeps_name=True)
+
+
+def is_off(value):
+    """Whether the argument's value says that nothing is accumulated."""
+    return is_none(value)
+
+
+def is_home(name):
+    """Whether an import of `name` makes a file one that may use this library."""
+    return name.split(".")[0] in ("keras", "tensorflow")
 
 
 def rule(name):

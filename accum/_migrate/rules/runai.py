@@ -7,6 +7,7 @@ from accum._migrate.rules import Change, unknown
 
 WORDS = ("runai",)
 MODULE = "runai.ga.keras.optimizers"
+HOLDERS = ("runai", "runai.ga", "runai.ga.keras")
 
 # The others have other defaults or other rules in tf.keras than in the Keras 2 that Run:AI builds them from.
 SAME_IN_TF_KERAS = ("SGD", "RMSprop", "Adam")
@@ -70,9 +71,11 @@ NAMES = tuple(RULES)
 def rule(name):
     """The rule for a full name, or None."""
     module, _, last = name.rpartition(".")
+    if name.startswith("runai.elastic.keras."):  # it accumulates where its batch is larger than its devices'
+        return unknown
     return RULES.get(last, unknown) if MODULE in (module, name) else None
 
 
 def is_module(name):
     """Whether names of this library come from the module, for star imports."""
-    return name == MODULE
+    return name == MODULE or name in HOLDERS

@@ -1,11 +1,12 @@
 """tensorpack's `AccumGradOptimizer`."""
 
 from accum._migrate.arguments import Arguments, NotUnderstood
-from accum._migrate.rules import Change
+from accum._migrate.rules import Change, copied
 
 WORDS = ("AccumGradOptimizer",)
 PARAMETERS = ("opt", "niter")
 PACKAGE = "tensorpack"
+HOLDERS = ("tensorpack", "tensorpack.tfutils", "tensorpack.tfutils.optimizer")
 NAMES = ("AccumGradOptimizer",)
 
 
@@ -25,8 +26,8 @@ def accum_grad_optimizer(call, surroundings):
 def rule(name):
     """The rule for a full name, or None."""
     parts = name.split(".")
-    is_theirs = parts[0] == PACKAGE and parts[-1] == "AccumGradOptimizer"
-    return accum_grad_optimizer if is_theirs and len(parts) > 1 else None
+    is_theirs = parts[0] == PACKAGE and parts[-1] == "AccumGradOptimizer" and len(parts) > 1
+    return accum_grad_optimizer if is_theirs else copied(name, NAMES)
 
 
 def is_module(name):

@@ -1,0 +1,148 @@
+"""An argument that accumulates where no call of a known name takes it: by an alias, a dict, a `partial`.
+
+It is named and never rewritten: where it arrives can't be told.
+"""
+
+import libcst as cst
+
+from accum._migrate.arguments import last_name, text_of
+from accum._migrate.rules import FRAMEWORKS, is_in
+from accum._migrate.uses import module_of
+
+# what hands an argument of that name to no optimizer of Keras or Horovod
+HARMLESS = FRAMEWORKS | {"absl", "argparse", "collections", "dataclasses", "datasets", "json", "logging", "mlflow"}
+HARMLESS |= {"pytest", "ray", "types", "typing", "unittest", "wandb"}
+GIVEN = "`{}` goes to what can't be told: if that is an optimizer of {}, call it here and by its own name"
+MADE = "it is set apart from an optimizer's call, and where it goes can't be told: write it in that call"
+KEYWORD_CALLS = ("setattr", "setdefault", "fromkeys", "__setitem__")
+IMPORTING = ("import_module", "__import__", "importorskip")
+
+
+def find(source, uses, is_seen):
+    """Mentions of `source.ARGUMENT` that may be of its library: [(node, name, reason)].
+
+    Args:
+      source: one of the `rules`, for a library that is known by an argument.
+      uses: the file's `Uses`.
+      is_seen: function from a call to whether a rule has decided on it.
+    """
+    seen = _Mentions(source)
+    uses.module.visit(seen)
+    if _is_of_a_framework(source, seen.modules):
+        return []
+    calls = [call for call in seen.calls if not is_seen(call) and last_name(call.func) not in seen.takers]
+    found = [(call, uses.code(call.func), GIVEN.format(source.ARGUMENT, source.LIBRARY)) for call in calls]
+    found += [(node, source.ARGUMENT, MADE) for node in seen.made]
+    return [each for each in found if not any(_is_harmless(uses, call) for call in uses.calls_around(each[0]))]
+
+
+def _is_of_a_framework(source, modules):
+    return any(is_in(FRAMEWORKS, name) for name in modules) and not any(map(source.is_home, modules))
+
+
+def _is_harmless(uses, call):
+    names = uses.names(call.func)
+    return bool(names) and all(is_in(HARMLESS, name) for name in names)
+
+
+class _Mentions(cst.CSTVisitor):
+    """Collects imported `modules`, `calls` with the argument, nodes where it is `made` otherwise, and `takers`.
+
+    Those are the names of functions and classes of the file itself that spell the argument out: what they do with it is
+    in this file too, and is found there.
+    """
+
+    def __init__(self, source):
+        super().__init__()
+        self._source = source
+        self._classes = []
+        self.modules, self.calls, self.made, self.takers = [], [], [], set()
+
+    def _is_it(self, node):
+        return text_of(node) == self._source.ARGUMENT
+
+    def visit_Import(self, node):
+        self.modules += [alias.evaluated_name for alias in node.names]
+
+    def visit_ImportFrom(self, node):
+        names = [] if isinstance(node.names, cst.ImportStar) else [alias.evaluated_name for alias in node.names]
+        self.modules += [module_of(node)] + [module_of(node) + "." + name for name in names]
+
+    def visit_ClassDef(self, node):
+        self._classes.append(node.name.value)
+
+    def leave_ClassDef(self, original_node):
+        self._classes.pop()
+
+    def visit_FunctionDef(self, node):
+        if self._spells_it_out(node.params):
+            is_made = node.name.value == "__init__" and self._classes
+            self.takers.add(self._classes[-1] if is_made else node.name.value)
+
+    def _spells_it_out(self, params):
+        return any(param.name.value == self._source.ARGUMENT for param in (*params.params, *params.kwonly_params))
+
+    def visit_AnnAssign(self, node):
+        if self._classes and last_name(node.target) == self._source.ARGUMENT:
+            self.takers.add(self._classes[-1])
+        self._visit_target(node.target, node.value)
+
+    def visit_Call(self, node):
+        for arg in node.args:
+            if arg.keyword and arg.keyword.value == self._source.ARGUMENT and not self._source.is_off(arg.value):
+                self.calls.append(node)
+        if last_name(node.func) in KEYWORD_CALLS and any(self._is_it(arg.value) for arg in node.args):
+            self.made.append(node)
+
+    def visit_DictElement(self, node):
+        if self._is_it(node.key) and not self._source.is_off(node.value):
+            self.made.append(node)
+
+    def visit_Tuple(self, node):
+        """A pair, of which a dict may be made."""
+        elements = [element.value for element in node.elements]
+        if len(elements) == 2 and self._is_it(elements[0]) and text_of(elements[1]) is None:
+            self.made.append(node)
+
+    def visit_Assign(self, node):
+        for target in node.targets:
+            if isinstance(node.value, cst.Lambda) and self._spells_it_out(node.value.params):
+                self.takers.add(last_name(target.target))
+            self._visit_target(target.target, node.value)
+        if self._is_it(node.value):  # by whose name it may go anywhere
+            self.made.append(node.targets[0].target)
+
+    def _visit_target(self, target, value):
+        """`options["…"] = 4`, and `optimizer.… = 4`, where it is no attribute of options."""
+        if isinstance(target, cst.Subscript):
+            index = target.slice[0].slice
+            is_it = isinstance(index, cst.Index) and self._is_it(index.value)
+        else:
+            owner = last_name(target.value) if isinstance(target, cst.Attribute) else None
+            is_it = last_name(target) == self._source.ARGUMENT and _is_called_optimizer(owner)
+        if is_it and not (value is not None and self._source.is_off(value)):
+            self.made.append(target)
+
+
+def _is_called_optimizer(name):
+    name = (name or "").lower()
+    return "optim" in name or name == "opt" or name.endswith("_opt")
+
+
+def imports_by_text(sources, uses):
+    """Modules of `sources` that are imported by a function: [(node, name, reason)]."""
+    found = _ImportsByText()
+    uses.module.visit(found)
+    reason = "what is taken from a module that is imported so can't be told: import it by a statement"
+    return [(node, text, reason) for node, text in found.calls if any(source.is_module(text) for source in sources)]
+
+
+class _ImportsByText(cst.CSTVisitor):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def visit_Call(self, node):
+        text = text_of(node.args[0].value) if node.args else None
+        if text is not None and last_name(node.func) in IMPORTING:
+            self.calls.append((node, text))

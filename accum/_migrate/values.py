@@ -1,0 +1,177 @@
+"""What the number of micro-batches may be: None is "no accumulation" to Keras 3, and no number to accum."""
+
+import libcst as cst
+from libcst.helpers import get_full_name_for_node
+
+from accum._migrate.arguments import NotUnderstood, last_name, text_of
+
+NUMBERS = ("abs", "int", "len", "max", "min", "round", "sum", "math.ceil", "math.floor")
+NONE = cst.Name("None")
+
+
+def is_none(node):
+    """Whether an expression is the word None."""
+    return isinstance(node, cst.Name) and node.value == "None"
+
+
+class Values:
+    """What the names of a file may stand for, as far as the file says so itself.
+
+    It goes by the name alone: `steps = …`, `self.steps = …`, `config["steps"] = …`, `{"steps": …}`, `f(steps=…)`,
+    `def f(steps=…)` and `add_argument("--steps", …)` all say something of `steps`.
+
+    Args:
+      module: the file's `libcst.Module`.
+    """
+
+    def __init__(self, module):
+        given = _Given()
+        module.visit(given)
+        self._given = given.values
+
+    def require_number(self, node):
+        """Raise `NotUnderstood` for a number of micro-batches that is none, or may be None."""
+        if self._may_be_none(node, set()):
+            raise NotUnderstood(
+                "`{}` may be None, which is no accumulation in Keras 3 and no `accum_steps`: decide which it is, and "
+                "take the optimizer as it is where there is none".format(_code(node))
+            )
+        if _is_no_number(node):
+            raise NotUnderstood("`{}` is no number of micro-batches".format(_code(node)))
+
+    def _may_be_none(self, node, seen):
+        name = _name(node)
+        if is_none(node) or name is not None:
+            known = [] if name in seen else self._given.get(name, ())
+            return is_none(node) or any(self._may_be_none(value, seen | {name}) for value in known)
+        if isinstance(node, cst.NamedExpr):
+            return self._may_be_none(node.value, seen)
+        if isinstance(node, cst.IfExp):
+            return self._may_be_none(node.body, seen) or self._may_be_none(node.orelse, seen)
+        if isinstance(node, cst.BooleanOperation):
+            sides = [node.right] if isinstance(node.operator, cst.Or) else [node.left, node.right]
+            return any(self._may_be_none(side, seen) for side in sides)
+        if isinstance(node, cst.Call):
+            return get_full_name_for_node(node.func) not in NUMBERS
+        # an operation on None fails there as well
+        return not isinstance(node, (cst.BaseNumber, cst.BinaryOperation, cst.UnaryOperation, cst.Subscript, *LITERALS))
+
+
+LITERALS = (cst.BaseString, cst.Tuple, cst.List, cst.Dict, cst.Comparison)
+
+
+def _is_no_number(node):
+    if isinstance(node, cst.UnaryOperation):
+        return isinstance(node.operator, (cst.Minus, cst.Not))
+    if isinstance(node, cst.Name):
+        return node.value in ("True", "False")
+    return isinstance(node, (cst.Float, cst.Imaginary, *LITERALS)) or getattr(node, "value", None) == "0"
+
+
+def _name(node):
+    """The name by which a value is spoken of: `steps` of `steps`, `self.steps` and `config["steps"]`, or None."""
+    if isinstance(node, cst.Subscript):
+        return text_of(node.slice[0].slice.value) if isinstance(node.slice[0].slice, cst.Index) else None
+    return last_name(node)
+
+
+def _code(node):
+    return " ".join(cst.Module([]).code_for_node(node).split())
+
+
+class _Given(cst.CSTVisitor):
+    """Collects `values`, a dict {name: [expressions]}."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = {}
+
+    def _say(self, name, value):
+        if name is not None and value is not None:
+            self.values.setdefault(name, []).append(value)
+
+    def _bind(self, target, value):
+        if not isinstance(target, (cst.Tuple, cst.List)):
+            return self._say(_name(target), value)
+        is_alike = isinstance(value, (cst.Tuple, cst.List)) and len(value.elements) == len(target.elements)
+        for index, element in enumerate(target.elements):
+            if is_alike:
+                self._bind(element.value, value.elements[index].value)
+            elif _says_none(value):
+                self._bind(element.value, NONE)
+        return None
+
+    def visit_Assign(self, node):
+        for target in node.targets:
+            self._bind(target.target, node.value)
+
+    def visit_NamedExpr(self, node):
+        self._bind(node.target, node.value)
+
+    def visit_AnnAssign(self, node):
+        self._say(_name(node.target), node.value)
+        self._annotate(_name(node.target), node.annotation)
+
+    def visit_Param(self, node):
+        self._say(node.name.value, node.default)
+        self._annotate(node.name.value, node.annotation)
+
+    def _annotate(self, name, annotation):
+        if annotation is not None and _says_none(annotation):
+            self._say(name, NONE)
+
+    def visit_For(self, node):
+        if _says_none(node.iter):
+            self._bind(node.target, NONE)
+
+    def visit_CompFor(self, node):
+        self.visit_For(node)
+
+    def visit_DictElement(self, node):
+        self._say(text_of(node.key), node.value)
+
+    def visit_Comparison(self, node):
+        sides = [node.left] + [each.comparator for each in node.comparisons]
+        for side in sides if any(map(is_none, sides)) else ():
+            self._say(_name(side), NONE)
+
+    def visit_Call(self, node):
+        for arg in node.args:
+            if arg.keyword:
+                self._say(arg.keyword.value, arg.value)
+        kind = last_name(node.func) or ""
+        if kind in ("add_argument", "option"):  # of argparse and click
+            self._visit_option(node)
+        if kind.startswith("DEFINE_") and len(node.args) > 1:  # of absl
+            self._say(text_of(node.args[0].value), node.args[1].value)
+
+    def _visit_option(self, node):
+        """An option of a command line that is neither required nor has a default is None."""
+        given = {arg.keyword.value: arg.value for arg in node.args if arg.keyword}
+        names = [text_of(arg.value) for arg in node.args if not arg.keyword] + [
+            "--" + (text_of(given.get("dest")) or "")
+        ]
+        is_set = "action" in given or last_name(given.get("required")) == "True"
+        value = given.get("default", None if is_set else NONE)
+        for name in names:
+            if name is not None and name.startswith("-"):
+                self._say(name.lstrip("-").replace("-", "_"), value)
+
+
+def _says_none(node):
+    """Whether None, or Optional in an annotation, is anywhere in it."""
+    found = _SaysNone()
+    node.visit(found)
+    return found.is_found
+
+
+class _SaysNone(cst.CSTVisitor):
+    def __init__(self):
+        super().__init__()
+        self.is_found = False
+
+    def visit_Name(self, node):
+        self.is_found |= node.value in ("None", "Optional")
+
+    def visit_SimpleString(self, node):
+        self.is_found |= "Optional" in node.value or "None" in node.value
