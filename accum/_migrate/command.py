@@ -13,7 +13,7 @@ DESCRIPTION = (
     "What it can't rewrite with the numbers kept is left as it is and named. Exit status: 0, all understood; 1, "
     "something is left to be done by hand; 2, a file can't be read or a wrong argument: then nothing is written."
 )
-NO_LIBCST = "it needs LibCST, which is not installed: python -m pip install 'tf-accum[migrate]'"
+NO_LIBCST = "it needs LibCST, which is not installed: python -m pip install libcst"
 
 
 def add_parser(commands):
