@@ -201,7 +201,7 @@ class GradientAccumulateModel(tf.keras.Model):
             return optimizer
         if not _tf.is_loss_scale_optimizer(optimizer):
             return GradientAccumulateOptimizer(optimizer, **options)
-        if int(optimizer.iterations.numpy()) > 0:
+        if int(inner.iterations.numpy()) > 0:  # up to Keras 3.8 those of a loss scale's own stay 0
             raise ValueError(
                 "This LossScaleOptimizer has made steps, and has to be made anew to accumulate within: compile with a "
                 "new optimizer, or restore a checkpoint after `compile`."
