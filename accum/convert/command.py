@@ -7,6 +7,7 @@ import sys
 
 from accum import _tf
 from accum._tf import tf
+from accum._words import in_a_line
 from accum.convert import _v1
 from accum.convert._conversion import from_v1, to_v1
 from accum.convert._keras import KerasRun
@@ -26,6 +27,9 @@ def perform(arguments):
     except (ConversionError, ValueError, OSError) as error:
         print("python -m accum convert: {}".format(error), file=sys.stderr)
         return 1 if isinstance(error, Disagreement) else 2
+    except (tf.errors.OpError, TypeError) as error:  # such as of a disk, or of what the user's function returned
+        print("python -m accum convert: {}.".format(in_a_line(error)), file=sys.stderr)
+        return 2
 
 
 def _options(arguments):
@@ -59,10 +63,8 @@ def _restore(path, model, optimizer):
         status = _tf.read_checkpoint(tf.train.Checkpoint(model=model, optimizer=optimizer), path)
         status.assert_existing_objects_matched()
     except _v1.UNREADABLE + (AssertionError,) as error:
-        words = str(error).splitlines() or [""]
-        raise ConversionError(
-            "{} can't be restored into the model and the optimizer: {}".format(path, words[0])
-        ) from None
+        words = str(error) if isinstance(error, ConversionError) else in_a_line(error) + "."
+        raise ConversionError("{} can't be restored into the model and the optimizer: {}".format(path, words)) from None
 
 
 def _made_by(said):
@@ -70,9 +72,8 @@ def _made_by(said):
     module, _, function = said.partition(":")
     try:
         made = getattr(importlib.import_module(module), function)()
-    except Exception as error:  # whatever the user's module raises
-        message = "{} can't be called: {}: {}".format(said, type(error).__name__, error)
-        raise ConversionError(message) from error
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
+        raise ConversionError("{} can't be called: {}.".format(said, in_a_line(error))) from error
     if not isinstance(made, tuple) or len(made) != 2:
         raise ConversionError("{} must return (model, optimizer). Received: {!r}.".format(said, made))
     return made
@@ -84,7 +85,7 @@ def _names(path):
     with open(path) as file:
         try:
             names = json.load(file)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise ConversionError("{} is no JSON: {}".format(path, error)) from None
     is_named = isinstance(names, dict) and all(value is None or isinstance(value, str) for value in names.values())
     if not is_named and not isinstance(names, list):
