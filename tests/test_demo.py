@@ -163,6 +163,16 @@ def test_a_plot_without_matplotlib_is_refused_before_the_training(monkeypatch, c
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("command", [["demo"], ["compare", "a.json", "b.json"]], ids=["demo", "compare"])
+def test_a_plot_that_can_t_be_written_is_refused_at_once(command, tmp_path, capsys):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(SystemExit) as stopped:
+        main(command + ["--plot", str(tmp_path / "folder.png")])
+    assert stopped.value.code == 2
+    assert "--plot must name a file in an existing, writable folder" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(bool(KERAS_FACES), reason="this TensorFlow has every face")
 def test_a_face_that_this_tensorflow_lacks_is_refused(capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -74,8 +74,9 @@ def _plot_path(parser, given):
         return DEFAULT_PLOT if plot.is_possible() else None
     if not given.lower().endswith(".png"):
         parser.error("--plot must name a .png file. Received: {}".format(given))
-    if not os.path.isdir(os.path.dirname(given) or "."):
-        parser.error("--plot must name a file in an existing folder. Received: {}".format(given))
+    folder = os.path.dirname(given) or "."
+    if not os.access(folder, os.W_OK) or not os.path.isdir(folder) or os.path.isdir(given):
+        parser.error("--plot must name a file in an existing, writable folder. Received: {}".format(given))
     if not plot.is_possible():
         parser.error("--plot needs matplotlib. " + plot.REMEDY)
     return given

@@ -72,7 +72,8 @@ def _names(path):
 def _check_plot(parser, path):
     if not path.lower().endswith(".png"):
         parser.error("--plot must name a .png file. Received: {}".format(path))
-    if not os.path.isdir(os.path.dirname(path) or "."):
-        parser.error("--plot must name a file in an existing folder. Received: {}".format(path))
+    folder = os.path.dirname(path) or "."
+    if not os.access(folder, os.W_OK) or not os.path.isdir(folder) or os.path.isdir(path):
+        parser.error("--plot must name a file in an existing, writable folder. Received: {}".format(path))
     if not _plot.is_possible():
         parser.error("--plot needs matplotlib. " + _plot.REMEDY)
