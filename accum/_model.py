@@ -201,7 +201,7 @@ class GradientAccumulateModel(tf.keras.Model):
             return optimizer
         if not _tf.is_loss_scale_optimizer(optimizer):
             return GradientAccumulateOptimizer(optimizer, **options)
-        if int(optimizer.iterations.numpy()) > 0:
+        if int(inner.iterations.numpy()) > 0:  # up to Keras 3.8 those of a loss scale's own stay 0
             raise ValueError(
                 "This LossScaleOptimizer has made steps, and has to be made anew to accumulate within: compile with a "
                 "new optimizer, or restore a checkpoint after `compile`."
@@ -233,17 +233,25 @@ class GradientAccumulateModel(tf.keras.Model):
     def save(self, filepath, *args, **kwargs):
         """As `tf.keras.Model.save`. H5 and `.keras` files keep steps: unfinished cycles are left out, and warned of."""
         kind = kwargs.get("save_format") or os.path.splitext(str(filepath))[1]
-        if str(kind).lstrip(".") in ("h5", "hdf5", "keras") and self._is_in_cycle():
-            warnings.warn(
-                "An unfinished cycle is left out of {}: call `model.optimizer.flush()` before, or keep it in a "
-                "`tf.train.Checkpoint`.".format(filepath),
-                stacklevel=2,
-            )
+        if str(kind).lstrip(".") in ("h5", "hdf5", "keras"):
+            self._warn_of_unfinished_cycle(filepath)
         return super().save(filepath, *args, **kwargs)
 
-    def _is_in_cycle(self):
+    if _tf.IS_KERAS_3:  # before, a pickle names no class
+
+        def __reduce__(self):
+            """As Keras pickles and copies a model, by the content of a `.keras` file."""
+            self._warn_of_unfinished_cycle("a pickle or copy")
+            return _tf.pickled_by_name(super().__reduce__())
+
+    def _warn_of_unfinished_cycle(self, where):
         optimizers = accumulating_optimizers(self) if "_accum_optimizers" in self.__dict__ else []
-        return any(int(optimizer.micro_step) > 0 for optimizer in optimizers)
+        if any(int(optimizer.micro_step) > 0 for optimizer in optimizers):
+            warnings.warn(
+                "An unfinished cycle is left out of {}: call `model.optimizer.flush()` before, or keep it in a "
+                "`tf.train.Checkpoint`.".format(where),
+                stacklevel=3,
+            )
 
     def get_config(self):
         """The config that the model would have without accumulating, and under "accumulation" what this class adds.

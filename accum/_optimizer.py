@@ -303,6 +303,12 @@ class GradientAccumulateOptimizer:
     def set_weights(self, weights):
         self._inner.set_weights(weights)
 
+    if _tf.IS_KERAS_3:  # before, Keras pickles no optimizer
+
+        def __reduce__(self):
+            """As Keras pickles and copies an optimizer alone: by its config, without what it has done."""
+            return _tf.pickled_by_name(super().__reduce__())
+
     def get_config(self):
         """The config, from which `from_config` makes the same optimizer without custom objects.
 

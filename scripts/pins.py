@@ -102,7 +102,7 @@ def pins(merged, pure, pythons):
 
 HEAD = """\
 # TensorFlow {line}, for Python {first} to {last}.{note}
-#     python -m pip install -c constraints/tf{line}.txt tf-accum {install}
+#     python -m pip install -c constraints/tf{line}.txt . {install}
 # Written by scripts/pins.py from environments on Linux x86_64, {date}: {proof}.
 # Other systems share the pins of wheels for every system; the rest is left to pip there, within the limits below.
 """

@@ -596,6 +596,15 @@ def scheduled():
 
 def nothing():
     return None
+
+def leaves():
+    raise SystemExit(0)
+
+def coloured():
+    raise ValueError("Exception encountered when calling Bad.call().\\n\\n\\x1b[1mits own words\\x1b[0m\\nmore")
+
+def numbers():
+    return 1, 2
 """
 
 
@@ -641,6 +650,9 @@ def test_what_can_t_be_converted_exits_with_2_and_what_does_not_agree_with_1(sav
         (("from-v1", graph, "out"), "made_here:scheduled", 1, "follows a schedule"),
         (("from-v1", graph, "out"), "made_here:nothing", 2, "must return (model, optimizer). Received: None"),
         (("from-v1", graph, "out"), "made_here:none", 2, "made_here:none can't be called: AttributeError"),
+        (("from-v1", graph, "out"), "made_here:leaves", 2, "can't be called: SystemExit: 0."),
+        (("from-v1", graph, "out"), "made_here:coloured", 2, "can't be called: ValueError: its own words.\n"),
+        (("from-v1", graph, "out"), "made_here:numbers", 2, "python -m accum convert: "),
         (("from-v1", graph, "out"), "no_such_module:made", 2, "ModuleNotFoundError"),
         (("from-v1", graph, "no/out"), "made_here:made", 2, "in an existing folder"),
         (("from-v1", graph, "out", "--names", "none.json"), "made_here:made", 2, "none.json"),

@@ -116,7 +116,7 @@ def test_every_face_trains_alike(demo, rows):
 def test_the_curves_are_drawn_where_matplotlib_is_installed(demo):
     output, folder = demo("v1")
     assert (folder / "accum-demo.png").exists() == HAS_MATPLOTLIB
-    assert ("Loss curves: accum-demo.png" if HAS_MATPLOTLIB else "pip install tf-accum[plot]") in output
+    assert ("Loss curves: accum-demo.png" if HAS_MATPLOTLIB else "pip install matplotlib") in output
 
 
 @pytest.mark.slow
@@ -160,7 +160,17 @@ def test_a_plot_without_matplotlib_is_refused_before_the_training(monkeypatch, c
     with pytest.raises(SystemExit) as stopped:
         main(["demo", "--plot", "curves.png"])
     assert stopped.value.code == 2
-    assert "pip install tf-accum[plot]" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("command", [["demo"], ["compare", "a.json", "b.json"]], ids=["demo", "compare"])
+def test_a_plot_that_can_t_be_written_is_refused_at_once(command, tmp_path, capsys):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(SystemExit) as stopped:
+        main(command + ["--plot", str(tmp_path / "folder.png")])
+    assert stopped.value.code == 2
+    assert "--plot must name a file in an existing, writable folder" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(bool(KERAS_FACES), reason="this TensorFlow has every face")

@@ -7,6 +7,7 @@ from loss_scales import apply_scaled, scaled_loss
 from optimizers import EAGER_AND_TRACED, families
 
 import accum
+import accum.testing
 
 pytestmark = pytest.mark.keras_face
 
@@ -166,3 +167,26 @@ def test_an_overflow_at_any_place_of_a_cycle_leaves_no_trace_in_fit(mixed_float1
 def test_a_loss_scale_inside_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match="has to be outermost"):
         accum.GradientAccumulateOptimizer(loss_scale_optimizer(tf.keras.optimizers.SGD(1.0), 2.0), accum_steps=2)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("family", families())
+def test_a_loss_scale_that_has_made_steps_is_not_made_anew_in_silence(family):
+    optimizer, variable = loss_scale_optimizer(family.SGD(1.0), 4.0), tf.Variable([0.0])
+    apply_scaled(optimizer, [tf.constant([4.0])], [variable])
+    np.testing.assert_array_equal(variable.numpy(), [-1.0])
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Sequential([tf.keras.layers.Dense(1)]), 2)
+    with pytest.raises(ValueError, match="has made steps"):
+        model.compile(optimizer, tf.keras.losses.MeanSquaredError())
+
+
+@pytest.mark.line
+def test_a_recording_has_the_steps_that_a_loss_scale_lets_through(tmp_path):
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Sequential([tf.keras.layers.Dense(1)]), 2)
+    model.build((None, 3))
+    model.compile(loss_scale_optimizer(tf.keras.optimizers.SGD(0.1), 4.0), tf.keras.losses.MeanSquaredError())
+    with accum.testing.record(tmp_path / "a.json") as recorder:
+        callbacks = [recorder.keras_callback()]
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=2, verbose=0, callbacks=callbacks)
+    found = accum.testing.compare(recorder.path, recorder.path)
+    assert found.steps == [0, 1, 2]

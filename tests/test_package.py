@@ -21,28 +21,34 @@ SOURCES = sorted(
 )
 
 
-def import_with(tensorflow_source, tmp_path):
-    """Import accum in a process whose TensorFlow is this module; None: there is none."""
+NO_TENSORFLOW = "raise ModuleNotFoundError(\"No module named 'tensorflow'\", name='tensorflow')"
+
+
+def run_with(tensorflow_source, tmp_path, *arguments):
+    """Run Python where TensorFlow is this module; None: the cell's own."""
     if tensorflow_source is not None:
         (tmp_path / "tensorflow.py").write_text(tensorflow_source)
-    hide = "import sys; sys.modules['tensorflow'] = None; " if tensorflow_source is None else ""
     parent = os.path.dirname(os.path.dirname(os.path.abspath(accum.__file__)))
-    path = os.pathsep.join([str(tmp_path), parent])
-    done = subprocess.run(
-        [sys.executable, "-c", hide + "import accum"],
-        env=dict(os.environ, PYTHONPATH=path),
+    return subprocess.run(
+        [sys.executable] + list(arguments),
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), parent])),
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         universal_newlines=True,
         cwd=str(tmp_path),
     )
+
+
+def import_with(tensorflow_source, tmp_path):
+    done = run_with(tensorflow_source, tmp_path, "-c", "import accum")
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1]
 
 
 def test_without_tensorflow_the_import_says_what_to_install(tmp_path):
-    said = import_with(None, tmp_path)
+    said = import_with(NO_TENSORFLOW, tmp_path)
     assert said.startswith("ImportError: accum runs on TensorFlow 1.15 or 2.2 to 2.21")
-    assert "pip install tf-accum[tf]" in said
+    assert "pip install 'tensorflow<2.22'" in said
 
 
 @pytest.mark.parametrize("version", ["1.14.0", "2.0.4", "2.1.0", "2.22.0", "3.0.0"])
@@ -81,6 +87,57 @@ def test_an_error_inside_tensorflow_is_not_hidden(tmp_path):
     )
 
 
+COMMANDS = ("compare", "convert", "demo", "doctor", "migrate", "verify")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"]] + [[name, "--help"] for name in COMMANDS], ids=" ".join
+)
+def test_help_and_version_need_no_tensorflow(arguments, tmp_path):
+    done = run_with(NO_TENSORFLOW, tmp_path, "-m", "accum", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(("usage: python -m accum", "accum {}\n".format(accum.__version__)))
+    assert arguments != ["--help"] or all("\n    {} ".format(name) in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.slow
+def test_no_command_at_all_gets_the_usage_without_tensorflow(tmp_path):
+    done = run_with(NO_TENSORFLOW, tmp_path, "-m", "accum")
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("usage: python -m accum")
+
+
+@pytest.mark.slow
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "source,said",
+    [
+        (NO_TENSORFLOW, "accum runs on TensorFlow 1.15 or 2.2 to 2.21, which is yours to choose and was not found"),
+        ("__version__ = '2.1.0'", "accum runs on TensorFlow 1.15 or 2.2 to 2.21 and found TensorFlow 2.1.0"),
+        (
+            "raise TypeError('Descriptors cannot not be created.\\nMore')",
+            "TypeError: Descriptors cannot not be created: ",
+        ),
+    ],
+    ids=["none", "unsupported", "broken"],
+)
+@pytest.mark.parametrize("arguments", ["demo", "verify here:f", "convert from-v1 a b --model here:f"])
+def test_a_command_that_needs_tensorflow_says_so_in_a_line(arguments, source, said, tmp_path):
+    done = run_with(source, tmp_path, "-m", "accum", *arguments.split())
+    start = "python -m accum {} needs TensorFlow: ".format(arguments.split()[0])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(start + said) and "`python -m accum doctor`" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.keras_face
+def test_what_a_command_imports_of_the_user_s_has_all_of_accum(tmp_path):
+    (tmp_path / "mine.py").write_text("import accum; raise SystemExit(accum.GradientAccumulateOptimizer.__doc__)")
+    done = run_with(None, tmp_path, "-m", "accum", "verify", "mine:f")
+    assert done.returncode == 2 and "SystemExit: Make one step of `optimizer`" in done.stderr
+
+
 def test_compat_has_one_identity():
     assert accum.compat.v1.__name__ == "accum.compat.v1"
     done = subprocess.run(
@@ -105,6 +162,16 @@ def test_only_one_folder_knows_versions(path):
         assert not re.search(
             r"(?m)tf\.__version__|tf\.version\.|hasattr\(tf|getattr\(tf|^ *(import|from) tensorflow", source
         )
+
+
+MESSAGES = SOURCES + glob.glob(os.path.join(ROOT, "constraints", "*.txt"))
+
+
+@pytest.mark.parametrize("path", MESSAGES, ids=[os.path.relpath(path, ROOT) for path in MESSAGES])
+def test_nobody_is_told_to_install_what_is_not_published(path):
+    """What needs a further package names that one, which works from a checkout, a wheel and an index alike."""
+    with open(path, encoding="utf-8") as file:
+        assert "tf-accum" not in file.read()
 
 
 def test_golden_and_sources_were_found():

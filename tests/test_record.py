@@ -334,6 +334,9 @@ HEADER = '{"schema": "accum.testing.record", "version": 1}\n'
         (HEADER.encode() + b'{"step": 1}\n{"step": 1}\n', "damaged"),
         (HEADER.encode() + b'{"step": 1, "fingerprints": [[1]]}\n', "damaged"),
         (HEADER.encode() + b'{"stop": 1}\n', "damaged"),
+        (HEADER.encode() + b'{"step": Infinity}\n', "damaged"),
+        (HEADER.encode() + b'{"variables": [{"name": "a", "shape": [1e999], "dtype": "int64"}]}\n', "damaged"),
+        (b"[" * 100000 + b"\n", "is no recording"),
         (HEADER.encode() + b'{"step": 1, "lo\n', "is no recording"),
         (HEADER.encode(), "no step in common"),
         (HEADER.encode() + b'{"step": 99, "loss": 1}\n', "no step in common"),
@@ -363,9 +366,18 @@ def test_compare_on_the_command_line(tmp_path, capsys):
     (tmp_path / "names.json").write_text("{")
     assert main(["compare", a, b, "--names", str(tmp_path / "names.json")]) == 2
     assert "is no JSON" in capsys.readouterr().err
+    (tmp_path / "names.json").write_text("null")
+    assert main(["compare", a, b, "--names", str(tmp_path / "names.json")]) == 2
+    assert "must hold an object of names to names" in capsys.readouterr().err
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("option,value", [("--plot", "curves.pdf"), ("--tolerance", "inf"), ("--tolerance", "nan")])
+def test_wrong_arguments_of_compare_get_the_usage(option, value, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["compare", a, b, "--plot", "curves.pdf"])
+        main(["compare", "a.json", "b.json", option, value])
     assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: python -m accum compare")
 
 
 @pytest.mark.slow
@@ -385,7 +397,7 @@ def test_curves_without_matplotlib_are_refused_at_once(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["compare", "a.json", "b.json", "--plot", "curves.png"])
     assert stopped.value.code == 2
-    assert "pip install tf-accum[plot]" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 def test_a_run_that_is_killed_leaves_its_steps(tmp_path):

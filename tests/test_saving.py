@@ -2,6 +2,7 @@
 
 import copy
 import os
+import pickle
 import subprocess
 import sys
 
@@ -163,6 +164,54 @@ def test_clone_model_gives_what_it_gives_of_a_plain_one(make):
     again = tf.keras.models.clone_model(model)
     again.set_weights(model.get_weights())
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
+
+
+def pickled(made):
+    return pickle.loads(pickle.dumps(made))
+
+
+needs_pickles = pytest.mark.skipif(exceptions.LINE < (2, 13), reason="Keras pickles its models well from 2.13 on")
+needs_keras_3 = pytest.mark.skipif(not exceptions.IS_KERAS_3, reason="Keras pickles optimizers from Keras 3 on")
+
+
+@needs_pickles
+@pytest.mark.parametrize("make,copied", [(functional, pickled), (sequential, copy.deepcopy)])
+def test_a_pickle_and_a_copy_train_on_as_the_model_itself(make, copied, recwarn):
+    model, x = trained(make), X if make is sequential else {"a": X}
+    again = copied(model)
+    assert isinstance(again, accum.GradientAccumulateModel) and int(again.optimizer.iterations.numpy()) == 4
+    assert again.get_config()["accumulation"] == model.get_config()["accumulation"]
+    for one in (model, again):
+        one.fit(x, Y, batch_size=5, verbose=0, shuffle=False)
+    for ours, theirs in zip(again.get_weights(), model.get_weights()):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    if exceptions.IS_KERAS_3:
+        assert not [warning for warning in recwarn if "unfinished" in str(warning.message)]
+        model.train_on_batch(x, Y)
+        with pytest.warns(UserWarning, match="unfinished cycle is left out of a pickle or copy"):
+            assert int(copied(model).optimizer.micro_step) == 0
+
+
+@needs_keras_3
+def test_an_optimizer_is_pickled_by_its_config_as_a_plain_one():
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.5), {0: 2, 9: 3}, transform=doubled)
+    again = pickled(optimizer)
+    assert isinstance(again, accum.GradientAccumulateOptimizer)
+    assert again.get_config() == optimizer.get_config()
+    assert pickled(optimizer.optimizer).get_config() == optimizer.optimizer.get_config()
+
+
+@needs_pickles
+def test_a_process_that_has_imported_nothing_loads_a_pickle(tmp_path):
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps(trained(sequential, transform=None)))
+    program = "import pickle; print(type(pickle.load(open('model.pickle', 'rb'))).__name__)"
+    said = subprocess.check_output(
+        [sys.executable, "-c", program],
+        cwd=str(tmp_path),
+        env=dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(os.path.abspath(accum.__file__)))),
+        universal_newlines=True,
+    )
+    assert said.strip() == "GradientAccumulateModel"
 
 
 def test_a_deep_copy_is_no_worse_than_that_of_a_plain_model():

@@ -288,6 +288,12 @@ fails = lambda: 1 / 0
 nothing = lambda: None
 misspelt = lambda: dict(diverges(), tolerence=1)
 asserts = lambda: (lambda: [].pop(), (here.X, here.Y), 2)
+leaves = lambda: exit(0)
+leaves_later = lambda: (lambda: exit(0), (here.X, here.Y), 2)
+
+
+def coloured():
+    raise ValueError("Exception encountered when calling Bad.call().\\n\\n\\x1b[1mits own words\\x1b[0m")
 """
 
 
@@ -295,6 +301,7 @@ asserts = lambda: (lambda: [].pop(), (here.X, here.Y), 2)
 def module(tmp_path, monkeypatch):
     (tmp_path / "checked_by_accum.py").write_text(MODULE)
     (tmp_path / "broken_for_accum.py").write_text("import no_such_module_at_all")
+    (tmp_path / "leaving_accum.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(str(tmp_path))
     return "checked_by_accum"
 
@@ -326,6 +333,10 @@ def test_verify_says_on_the_command_line_whether_a_model_agrees(module, capsys):
         ("checked_by_accum:no_steps", "give --accum-steps"),
         ("checked_by_accum:misspelt", "the check failed: TypeError"),
         ("checked_by_accum:asserts", "the check failed: IndexError"),
+        ("checked_by_accum:coloured", "failed: ValueError: its own words."),
+        ("checked_by_accum:leaves", "checked_by_accum:leaves failed: SystemExit: 0"),
+        ("checked_by_accum:leaves_later", "the check failed: SystemExit: 0"),
+        ("leaving_accum:f", "leaving_accum could not be imported: SystemExit: 0"),
     ],
 )
 def test_verify_says_in_a_line_what_it_cannot_use(module, named, said, capsys):

@@ -4,8 +4,7 @@ import argparse
 import os
 import sys
 
-from accum import _tf
-from accum._demo import plot, report, runs
+from accum._demo import plot, report
 from accum._demo.settings import FACES, Settings
 
 DEFAULT_PLOT = "accum-demo.png"
@@ -19,9 +18,8 @@ def add_parser(commands):
         description="Train one network on handwritten digits three times from the same weights: with full batches, "
         "with the same batches accumulated from micro-batches, and with the micro-batches alone.",
     )
-    face = "model" if _tf.HAS_KERAS_FACE else "v1"
     add = parser.add_argument
-    add("--face", choices=FACES, default=face, help="what accumulates (default: %(default)s)")
+    add("--face", choices=FACES, help="what accumulates (default: model; v1 before TensorFlow 2.2)")
     add("--accum-steps", type=_positive, default=8, metavar="K", help="micro-batches per update (default: %(default)s)")
     add("--batch-size", type=_positive, default=256, metavar="N", help="examples per update (default: %(default)s)")
     add("--epochs", type=_positive, default=20, metavar="E", help="passes over the images (default: %(default)s)")
@@ -48,6 +46,11 @@ _positive.__name__ = _seed.__name__ = "int"  # argparse says "invalid int value"
 
 
 def _perform(parser, arguments):
+    from accum import _tf  # needs TensorFlow, as the runs do; the arguments don't
+    from accum._demo import runs
+
+    if arguments.face is None:
+        arguments.face = "model" if _tf.HAS_KERAS_FACE else "v1"
     if arguments.batch_size % arguments.accum_steps:
         numbers = "{} and {}".format(arguments.batch_size, arguments.accum_steps)
         parser.error("--batch-size must be divisible by --accum-steps. Received: {}.".format(numbers))
@@ -71,8 +74,9 @@ def _plot_path(parser, given):
         return DEFAULT_PLOT if plot.is_possible() else None
     if not given.lower().endswith(".png"):
         parser.error("--plot must name a .png file. Received: {}".format(given))
-    if not os.path.isdir(os.path.dirname(given) or "."):
-        parser.error("--plot must name a file in an existing folder. Received: {}".format(given))
+    folder = os.path.dirname(given) or "."
+    if not os.access(folder, os.W_OK) or not os.path.isdir(folder) or os.path.isdir(given):
+        parser.error("--plot must name a file in an existing, writable folder. Received: {}".format(given))
     if not plot.is_possible():
         parser.error("--plot needs matplotlib. " + plot.REMEDY)
     return given

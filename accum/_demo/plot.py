@@ -4,7 +4,7 @@ import importlib.util
 
 from accum._demo.report import deviation
 
-REMEDY = "Install it with `pip install tf-accum[plot]`."
+REMEDY = "Install it with `pip install matplotlib`."
 
 
 def is_possible():

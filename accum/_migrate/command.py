@@ -15,7 +15,7 @@ DESCRIPTION = (
     "status: 0, all understood; 1, something is left to be done by hand; 2, a wrong argument, or a file that can't be "
     "read or replaced: then nothing is written."
 )
-NO_LIBCST = "it needs LibCST, which is not installed: python -m pip install 'tf-accum[migrate]'"
+NO_LIBCST = "it needs LibCST, which is not installed: python -m pip install libcst"
 
 
 def add_parser(commands):

@@ -91,12 +91,14 @@ from accum._tf._models import (
     model_from_plain_config,
     model_like,
     not_made_as_functional,
+    pickled_by_name,
     plain_config,
     registered_name,
     registered_object,
     set_untracked,
     shape_built_for,
     train_on,
+    unpickled,
 )
 from accum._tf._strategies import (
     is_central_storage,

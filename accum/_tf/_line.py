@@ -11,7 +11,9 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         "accum runs on {}, which is yours to choose and was not found: "
-        "install it with `pip install tf-accum[tf]`, or pin the line you need.".format(SUPPORTED)
+        "install it with `pip install 'tensorflow<2.22'`, or by the pins that `python -m accum doctor` names.".format(
+            SUPPORTED
+        )
     ) from None
 
 VERSION = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:3])

@@ -64,6 +64,20 @@ def _own_copy(value, made):
     return value.copy() if type(value) in (list, dict, set) else value
 
 
+def unpickled(content):
+    """What the pickle of an object of Keras 3 holds."""
+    return tf.keras.Model._unpickle_model(content)
+
+
+def pickled_by_name(reduced):
+    """What Keras' own `__reduce__` gave, without its class: a pickle finds none that was made at run time.
+
+    In its place a pickle names `unpickled`, so that whoever loads it imports accum and knows its classes.
+    """
+    is_by_keras = getattr(reduced[0], "__func__", None) is tf.keras.Model._unpickle_model.__func__
+    return (unpickled,) + reduced[1:] if is_by_keras else reduced
+
+
 def not_made_as_functional(cls):
     """A decorator of `cls`, of which Keras 3 must not think that (inputs, outputs) make it, for its `*args`."""
     if IS_KERAS_3:

@@ -7,40 +7,11 @@ import sys
 
 from accum import _tf
 from accum._tf import tf
+from accum._words import in_a_line
 from accum.convert import _v1
 from accum.convert._conversion import from_v1, to_v1
 from accum.convert._keras import KerasRun
 from accum.convert._report import ConversionError, Disagreement
-
-DIRECTIONS = ("from-v1", "to-v1")
-
-
-def add_parser(commands):
-    """Add `convert` to the subparsers of the command line."""
-    parser = commands.add_parser(
-        "convert",
-        help="turn a static graph's checkpoint into one of a Keras model, or back, in mid-cycle",
-        description="Turn a checkpoint of tf.compat.v1.train.Saver into one of tf.train.Checkpoint(model=model, "
-        "optimizer=optimizer), or back. Exit status: 0 when it is done; 1 when the two sides do not agree, which "
-        "--lenient accepts; 2 when it can't be done.",
-    )
-    add = parser.add_argument
-    add("direction", choices=DIRECTIONS, help="which way")
-    add("source", help="prefix or folder of the checkpoint to read")
-    add("target", help="prefix of the checkpoint to write")
-    add("--model", required=True, metavar="MODULE:FUNCTION", help="function that returns (model, optimizer)")
-    add("--names", metavar="FILE.json", help="object of the model's names to those of the static graph")
-    add("--like", metavar="CHECKPOINT", help="to-v1: a checkpoint of the static graph, for its names")
-    add("--lenient", action="store_true", help="go on where the sides do not agree, and say so")
-    add("--overwrite", action="store_true", help="replace a checkpoint that is there")
-    add("--dry-run", action="store_true", help="print what would become what; write nothing")
-    add("--iterations", type=int, metavar="N", help="from-v1: steps made, where the checkpoint does not say it")
-    add("--epsilon", type=float, metavar="E", help="that of the v1 optimizer")
-    add("--micro-batch-weight", type=float, metavar="W", help="what a micro-batch weighs in the unit of the other side")
-    add("--optimizer-name", metavar="NAME", help="the name given to the v1 optimizer")
-    add("--accum-name", metavar="NAME", help="the name of the AccumOptimizer, where there are several")
-    add("--ignore", nargs="*", default=(), metavar="NAME", help="from-v1: names or scopes that are not the model's")
-    parser.set_defaults(perform=perform)
 
 
 def perform(arguments):
@@ -56,6 +27,9 @@ def perform(arguments):
     except (ConversionError, ValueError, OSError) as error:
         print("python -m accum convert: {}".format(error), file=sys.stderr)
         return 1 if isinstance(error, Disagreement) else 2
+    except (tf.errors.OpError, TypeError) as error:  # such as of a disk, or of what the user's function returned
+        print("python -m accum convert: {}.".format(in_a_line(error)), file=sys.stderr)
+        return 2
 
 
 def _options(arguments):
@@ -89,10 +63,8 @@ def _restore(path, model, optimizer):
         status = _tf.read_checkpoint(tf.train.Checkpoint(model=model, optimizer=optimizer), path)
         status.assert_existing_objects_matched()
     except _v1.UNREADABLE + (AssertionError,) as error:
-        words = str(error).splitlines() or [""]
-        raise ConversionError(
-            "{} can't be restored into the model and the optimizer: {}".format(path, words[0])
-        ) from None
+        words = str(error) if isinstance(error, ConversionError) else in_a_line(error) + "."
+        raise ConversionError("{} can't be restored into the model and the optimizer: {}".format(path, words)) from None
 
 
 def _made_by(said):
@@ -100,9 +72,8 @@ def _made_by(said):
     module, _, function = said.partition(":")
     try:
         made = getattr(importlib.import_module(module), function)()
-    except Exception as error:  # whatever the user's module raises
-        message = "{} can't be called: {}: {}".format(said, type(error).__name__, error)
-        raise ConversionError(message) from error
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
+        raise ConversionError("{} can't be called: {}.".format(said, in_a_line(error))) from error
     if not isinstance(made, tuple) or len(made) != 2:
         raise ConversionError("{} must return (model, optimizer). Received: {!r}.".format(said, made))
     return made
@@ -114,7 +85,7 @@ def _names(path):
     with open(path) as file:
         try:
             names = json.load(file)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise ConversionError("{} is no JSON: {}".format(path, error)) from None
     is_named = isinstance(names, dict) and all(value is None or isinstance(value, str) for value in names.values())
     if not is_named and not isinstance(names, list):

@@ -3,8 +3,8 @@
     assert_accumulation_equals_full_batch   a model of your own, trained both ways and compared step by step
     record, compare                         a run written down step by step, and compared with another one
 
-Nothing here but the check of a model needs TensorFlow by itself: `python -m accum compare` compares recordings of two
-environments in a third that may have none, where `import accum` would ask for it.
+Recordings need NumPy alone, but `import accum` needs TensorFlow, and so does what imports this: where there is none,
+`python -m accum compare` compares the recordings of two environments that had one.
 """
 
 from accum.testing._compare import Comparison, Divergence, Pair, compare

@@ -64,7 +64,9 @@ class Comparison(NamedTuple):
 
 
 def compare(a, b, *, tolerance=TOLERANCE, names=None, ignore=()):
-    """Compare two recordings of `record`, step by step. Needs no TensorFlow.
+    """Compare two recordings of `record`, step by step.
+
+    Without TensorFlow, which `import accum` needs, `python -m accum compare` does the same.
 
     Steps are compared by their number, variables by their name. Where names differ, they are paired by `names`, or in
     their order: the whole lists if they have the same shapes, or else those of each shape that as many of them have in

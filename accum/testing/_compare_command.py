@@ -1,7 +1,8 @@
-"""`python -m accum compare`: two recordings. Needs no TensorFlow."""
+"""`python -m accum compare`: two recordings. Runs without TensorFlow."""
 
 import argparse
 import json
+import math
 import os
 import sys
 
@@ -30,8 +31,8 @@ def add_parser(commands):
 
 def positive(text):
     value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError("must be a number > 0. Received: {}".format(text))
+    if not 0 < value < math.inf:  # by an infinite one, all would agree
+        raise argparse.ArgumentTypeError("must be a finite number > 0. Received: {}".format(text))
     return value
 
 
@@ -60,15 +61,19 @@ def _names(path):
         return None
     with open(path, encoding="utf-8") as file:
         try:
-            return json.load(file)
-        except ValueError as error:
+            names = json.load(file)
+        except (RecursionError, ValueError) as error:
             raise ValueError("{} is no JSON: {}.".format(path, error)) from None
+    if not isinstance(names, dict):
+        raise ValueError("{} must hold an object of names to names.".format(path))
+    return names
 
 
 def _check_plot(parser, path):
     if not path.lower().endswith(".png"):
         parser.error("--plot must name a .png file. Received: {}".format(path))
-    if not os.path.isdir(os.path.dirname(path) or "."):
-        parser.error("--plot must name a file in an existing folder. Received: {}".format(path))
+    folder = os.path.dirname(path) or "."
+    if not os.access(folder, os.W_OK) or not os.path.isdir(folder) or os.path.isdir(path):
+        parser.error("--plot must name a file in an existing, writable folder. Received: {}".format(path))
     if not _plot.is_possible():
         parser.error("--plot needs matplotlib. " + _plot.REMEDY)

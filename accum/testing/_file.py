@@ -103,7 +103,7 @@ def read(path):
         try:
             lines = file.read().split("\n")[:-1]
             documents = [_object(line) for line in lines]
-        except ValueError as error:  # of JSON and of Unicode
+        except (RecursionError, ValueError) as error:  # of JSON and of Unicode
             raise ValueError("{} is no recording: {}.".format(path, error)) from None
     if not documents or documents[0].get("schema") != SCHEMA:
         raise ValueError("{} is no recording of `accum.testing.record`.".format(path))
@@ -117,7 +117,7 @@ def read(path):
     try:
         for document in documents[1:]:
             _take(recording, document)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError("{} is a damaged recording: {!r}.".format(path, error)) from None
     return recording
 

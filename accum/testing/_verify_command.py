@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 
+from accum._words import in_a_line
 from accum.testing._compare_command import positive
 from accum.testing._equality import assert_accumulation_equals_full_batch
 
@@ -70,8 +71,8 @@ def _function(named):
         sys.path.insert(0, os.getcwd())  # `python -m` does so; an installed script would not
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
-        raise _Unusable("{} could not be imported: {}.".format(module_name, _in_a_line(error))) from error
+    except (Exception, SystemExit) as error:  # a script may end itself, which is no verdict
+        raise _Unusable("{} could not be imported: {}.".format(module_name, in_a_line(error))) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise _Unusable("{} has no function {}.".format(module_name, name))
@@ -81,8 +82,8 @@ def _function(named):
 def _arguments_of(function, named):
     try:
         given = function()
-    except Exception as error:
-        raise _Unusable("{} failed: {}.".format(named, _in_a_line(error))) from error
+    except (Exception, SystemExit) as error:
+        raise _Unusable("{} failed: {}.".format(named, in_a_line(error))) from error
     if isinstance(given, tuple) and len(given) == len(REQUIRED):
         given = dict(zip(REQUIRED, given))
     if not isinstance(given, dict) or not set(REQUIRED[:2]) <= set(given):
@@ -102,11 +103,6 @@ def _checked(given, named):
     except AssertionError as error:
         if hasattr(error, "report"):
             raise
-        raise _Unusable("the check failed: {}.".format(_in_a_line(error))) from error
-    except Exception as error:
-        raise _Unusable("the check failed: {}.".format(_in_a_line(error))) from error
-
-
-def _in_a_line(error):
-    said = str(error).strip().splitlines()
-    return "{}: {}".format(type(error).__name__, said[0].rstrip(".") if said else "no message")
+        raise _Unusable("the check failed: {}.".format(in_a_line(error))) from error
+    except (Exception, SystemExit) as error:
+        raise _Unusable("the check failed: {}.".format(in_a_line(error))) from error

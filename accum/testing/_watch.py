@@ -90,7 +90,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is None:
             return self._micro_batches
-        return int(_tf.values_of([optimizer.iterations])[0])
+        return int(_tf.values_of([_tf.without_loss_scale(optimizer).iterations])[0])  # Keras 3.8's own rests
 
     def _metric(self):
         """Keras' mean of the loss over the epoch, or None where a train step of the user's own returns it."""
