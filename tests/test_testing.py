@@ -248,6 +248,7 @@ def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in
         ({"build_model": lambda: tf.keras.Sequential()}, "must compile its model"),
         ({"build_model": maker(optimizer=lambda: accum.GradientAccumulateOptimizer(sgd(), 2))}, "does not accumulate"),
         ({"build_model": maker(optimizer=lambda: sgd(0.0))}, "the check can't fail"),
+        ({"data": (X * np.nan, Y)}, "step 1 makes `.*` a NaN or an infinity"),
         ({"build_model": maker(lambda: WholeNumbers())}, "trainable ones floating. Received: `whole_numbers"),
     ],
 )

@@ -108,7 +108,7 @@ def assert_accumulation_equals_full_batch(
         and by how much, and what in the model can't agree, each with what to do about it; its attribute `report` is the
         `EqualityReport`.
       TypeError, ValueError: an argument is none of these, or the check could not fail: no weight moves by more than the
-        tolerance.
+        tolerance, or the full batch itself ends in a NaN or an infinity.
       NotImplementedError: Keras runs in a static graph, where `record` and `compare` serve.
 
     Example:

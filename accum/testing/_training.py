@@ -72,6 +72,13 @@ def _compared(pair, batches, cut, tolerance, accum_steps):
             diverged.sort(key=lambda deviation: -deviation.size / deviation.allowed)
             suspects = _suspects.suspects(pair, batch, parts, tolerance)
             return EqualityReport(step, accum_steps, tolerance, deviations, step, diverged, suspects)
+        trained = [(name, theirs) for name, theirs in zip(pair.names, full) if name in pair.trained]
+        lost = [name for name, theirs in trained if not np.all(np.isfinite(_wide(theirs)))]
+        if lost:
+            raise ValueError(
+                "The full batch's own step {} makes `{}` a NaN or an infinity, and nothing to compare with: look at the "
+                "data and at the learning rate.".format(step, lost[0])
+            )
     if moved <= tolerance:
         raise ValueError(
             "No weight moves by more than the tolerance, so that the check can't fail: train with a larger learning "
