@@ -57,10 +57,13 @@ class Call:
         place, length = self._read_clock()
         with _tf.on_host():
             is_any, following = tf.greater(place, 0), tf.zeros_like(place)
-        done = self._host.when(is_any, lambda: self._finish(strategy, None, None, place))
-        with tf.control_dependencies([done]):
-            cleared = self._clear(strategy)
-        return self._advance_clock(strategy, cleared, following, length)
+
+        def finish():
+            with tf.control_dependencies([self._finish(strategy, None, None, place)]):
+                return self._clear(strategy)
+
+        done = self._host.when(is_any, finish)  # an epoch that ends with a full cycle costs nothing
+        return self._advance_clock(strategy, done, following, length)
 
     def zero(self, strategy):
         place, length = self._read_clock()

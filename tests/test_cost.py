@@ -167,6 +167,29 @@ def test_a_weighed_micro_batch_is_added_in_one_pass():
     assert not [op for name, op in all_ops(graph_def) if name == branch and op in ("Mul", "MulNoNan")]
 
 
+def kernels_run(session, op):
+    """The stats of the kernels that running `op` runs."""
+    options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
+    session.run(op, options=options, run_metadata=metadata)
+    return [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+
+
+@pytest.mark.law("L16")
+@pytest.mark.law("L6")
+def test_an_apply_with_nothing_accumulated_touches_no_accumulator():
+    with tf.Graph().as_default():
+        variable = tf1.get_variable("w", initializer=np.ones((7, 3), np.float32), use_resource=True)
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
+        ops = optimizer.accumulation_ops(grads_and_vars=[(tf.ones([7, 3]), variable)])
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            count = lambda op: len([node for node in kernels_run(session, op) if "/clear/" in node.node_name])
+            assert count(ops.apply) == 0
+            session.run(ops.accumulate)
+            assert count(ops.apply) > 0
+            assert session.run(variable).tolist() == [[0.0] * 3] * 7
+
+
 @pytest.mark.law("L16")
 @pytest.mark.law("L8")
 def test_the_table_of_an_embedding_is_never_handled_whole():
@@ -178,9 +201,7 @@ def test_the_table_of_an_embedding_is_never_handled_whole():
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
             for _ in range(4):
-                options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
-                session.run(train_op, options=options, run_metadata=metadata)
-                nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+                nodes = kernels_run(session, train_op)
                 checked += len(nodes)
                 for node in nodes:
                     shapes = [[dim.size for dim in out.tensor_description.shape.dim] for out in node.output]
@@ -283,9 +304,7 @@ def test_replicas_of_a_session_rest_until_the_cycle_ends():
         with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 2})) as session:
             session.run(tf1.global_variables_initializer())
             for _ in range(6):
-                options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
-                session.run(train_op, options=options, run_metadata=metadata)
-                nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+                nodes = kernels_run(session, train_op)
                 kernels = [node for node in nodes if "= ResourceApplyAdam(" in node.timeline_label]
                 seen.append((len(kernels), len(ops.of_gradients())))
     assert seen == [(0, 0), (0, 0), (R, 1), (0, 1), (0, 1), (R, 2)]
