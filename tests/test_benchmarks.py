@@ -1,5 +1,6 @@
 """The benchmarks run, and refuse to time what is not equal; their numbers are for a quiet machine."""
 
+import json
 import os
 
 import pytest
@@ -69,3 +70,40 @@ def test_tables_go_between_the_marks_and_nothing_else_changes():
     assert "100.0 ms" in merged and "1.25 (1.20–1.30)" in merged
     assert report.merged(merged, []) == report.merged(text, [])
     assert merged.split(report.BEGIN)[0] == text.split(report.BEGIN)[0]
+
+
+QUOTED = {
+    "`GradientAccumulateOptimizer` in a loop": ("optimizer", "accum"),
+    "accumulated by hand": ("optimizer", "by hand"),
+    "an update on every micro-batch": ("optimizer", "an update every micro-batch"),
+    "gradient-accumulator 0.5.2, optimizer": ("optimizer", "gradient-accumulator, optimizer"),
+    "`AccumOptimizer` in a Session": ("v1", "accum"),
+    "accumulated by hand in a Session": ("v1", "by hand"),
+    "`GradientAccumulateModel` in `fit`": ("model", "accum"),
+    "gradient-accumulator 0.5.2, model": ("model", "gradient-accumulator, model"),
+}
+
+
+def test_the_readme_quotes_what_was_measured():
+    with open(os.path.join(BENCHMARKS, "results", "py311-tf2.15.json"), encoding="utf-8") as file:
+        result = json.load(file)
+    with open(os.path.join(os.path.dirname(BENCHMARKS), "README.md"), encoding="utf-8") as file:
+        section = file.read().split("## What it costs")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line][2:]
+    assert [row[0] for row in rows] == list(QUOTED)
+    ratio = {(r["face"], r["contender"], r["workload"]): r["ratio"] for r in result["times"] if r["accum_steps"] == 8}
+    for label, *shown in rows:
+        assert shown == ["{:.2f}".format(ratio[QUOTED[label] + (name,)]) for name in ("mlp", "conv", "transformer")]
+    peaks = {}
+    for row in result["memory"]:
+        if (row["workload"], row["face"]) == ("conv", "optimizer"):
+            peaks.setdefault(row["kind"], []).append(row["peak_mib"])
+    told = {kind: "{:,.0f}".format(sorted(found)[len(found) // 2]) for kind, found in peaks.items()}
+    words = " ".join(section.split())
+    assert "at once peaked at {} MiB".format(told["full batch"]) in words
+    assert (
+        "optimizer at {}, where training on single micro-batches of 64 took {}.".format(
+            told["accumulated"], told["micro-batch"]
+        )
+        in words
+    )

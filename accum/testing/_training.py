@@ -76,7 +76,7 @@ def _compared(pair, batches, cut, tolerance, accum_steps):
         lost = [name for name, theirs in trained if not np.all(np.isfinite(_wide(theirs)))]
         if lost:
             raise ValueError(
-                "The full batch's own step {} makes `{}` a NaN or an infinity, and nothing to compare with: look at the "
+                "The full batch's own step {} makes `{}` a NaN or an infinity: nothing to compare with. Look at the "
                 "data and at the learning rate.".format(step, lost[0])
             )
     if moved <= tolerance:

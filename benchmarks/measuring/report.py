@@ -112,37 +112,51 @@ def merged(text, results):
     """`text` with what stands between the markers replaced by the tables of `results`."""
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    key = lambda result: [int(part) for part in result["versions"]["tensorflow"].split(".")[:2]]
     parts = []
-    for result in sorted(results, key=key):
+    for result in sorted(results, key=_line):
         parts.append("### TensorFlow {}\n\n{}".format(result["versions"]["tensorflow"], as_text(result)))
     return before + BEGIN + "\n" + ("\n".join(parts) or NOTHING + "\n") + END + after
 
 
+HIGHEST = 2.3  # of the ratios that a figure shows; what is slower leaves it at the top
+
+
+def _line(result):
+    return [int(part) for part in result["versions"]["tensorflow"].split(".")[:2]]
+
+
 def draw(results, path):
-    """A PNG: ratios to the limit over K, a row a workload and environment and a column a face; then memory."""
+    """A PNG of what was measured at several K: a row an environment and face, a column a workload, and memory."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    lines = [(result, workload) for result in results for workload in _met(row["workload"] for row in result["times"])]
-    faces = _met(row["face"] for result in results for row in result["times"]) or [""]
-    rows = len(lines) + 1
-    figure, axes = pyplot.subplots(rows, len(faces), figsize=(4.5 * len(faces), 3.2 * rows), squeeze=False)
+    results = [
+        result for result in sorted(results, key=_line) if len({row["accum_steps"] for row in result["times"]}) > 1
+    ]
+    lines = [(result, face) for result in results for face in _met(row["face"] for row in result["times"])]
+    workloads = _met(row["workload"] for result in results for row in result["times"])
     names = _met(row["contender"] for result in results for row in result["times"])
     told = [name for name in names if name != "limit" and ", to the limit" not in name]
     colours = {name: "C{}".format(i) for i, name in enumerate(told)}
-    for line, (result, workload) in zip(axes, lines):
-        for axis, face in zip(line, faces):
+    shape = max(1, len(lines)), len(workloads) + 1
+    figure, axes = pyplot.subplots(*shape, figsize=(3.6 * shape[1], 2.9 * shape[0] + 0.8), squeeze=False)
+    for line, (result, face) in zip(axes, lines):
+        for axis, workload in zip(line, workloads):
             mine = [row for row in result["times"] if (row["workload"], row["face"]) == (workload, face)]
             _draw_times(axis, mine, colours)
             axis.set_title("{}, {}, TensorFlow {}".format(workload, face, result["versions"]["tensorflow"]), fontsize=9)
-    for axis, face in zip(axes[-1], faces):
-        _draw_memory(axis, results, face)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100, metadata={"Software": None})
+        _draw_memory(line[-1], result, face)
+    handles = [pyplot.Line2D([], [], color=colours[name], marker="o", lw=_width(name)) for name in told]
+    figure.legend(handles, told, loc="lower center", ncol=4, fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0.9 / (2.9 * shape[0] + 0.8), 1, 1))
+    figure.savefig(path, dpi=90, metadata={"Software": None})
     return os.path.abspath(path)
+
+
+def _width(name):
+    return 2.5 if name.startswith("accum") else 1
 
 
 def _draw_times(axis, rows, colours):
@@ -150,28 +164,27 @@ def _draw_times(axis, rows, colours):
         mine = sorted((row for row in rows if row["contender"] == name), key=lambda row: row["accum_steps"])
         middle = [row["ratio"] for row in mine]
         spread = [[row["ratio"] - row["ratio_25"] for row in mine], [row["ratio_75"] - row["ratio"] for row in mine]]
-        width = 2.5 if name.startswith("accum") else 1
-        shown = {"color": colours[name], "label": name, "lw": width}
-        axis.errorbar([row["accum_steps"] for row in mine], middle, spread, marker="o", capsize=2, **shown)
-    axis.set_ylabel("time / limit")
+        shown = {"color": colours[name], "lw": _width(name), "elinewidth": 0.8}
+        axis.errorbar([row["accum_steps"] for row in mine], middle, spread, marker="o", ms=4, capsize=2, **shown)
+    axis.set(ylabel="time / limit", ylim=(0.8, HIGHEST))
     _finish(axis, sorted({row["accum_steps"] for row in rows}))
 
 
-def _draw_memory(axis, results, face):
+def _draw_memory(axis, result, face):
     """Peak memory beyond that of micro-batches alone, in units of the parameters, where several K were measured."""
     shown = set()
-    for result in results:
-        for workload in _met(row["workload"] for row in result["memory"] if row["face"] == face):
-            mine = [row for row in result["memory"] if (row["workload"], row["face"]) == (workload, face)]
-            steps = sorted({row["accum_steps"] for row in mine if row["kind"] == "accumulated"})
-            if len(steps) < 2:
-                continue
-            peaks = [_median([r for r in mine if (r["kind"], r["accum_steps"]) == ("accumulated", k)]) for k in steps]
-            bare = _median([row for row in mine if row["kind"] == "micro-batch"])
-            more = [(peak - bare) / mine[0]["parameters_mib"] for peak in peaks]
-            axis.plot(steps, more, marker="o", label="{}, {}".format(workload, result["versions"]["tensorflow"]))
-            shown.update(steps)
-    axis.set_ylabel("memory beyond micro-batches / parameters", fontsize=8)
+    for workload in _met(row["workload"] for row in result["memory"] if row["face"] == face):
+        mine = [row for row in result["memory"] if (row["workload"], row["face"]) == (workload, face)]
+        steps = sorted({row["accum_steps"] for row in mine if row["kind"] == "accumulated"})
+        if len(steps) < 2:
+            continue
+        peaks = [_median([r for r in mine if (r["kind"], r["accum_steps"]) == ("accumulated", k)]) for k in steps]
+        bare = _median([row for row in mine if row["kind"] == "micro-batch"])
+        axis.plot(steps, [(peak - bare) / mine[0]["parameters_mib"] for peak in peaks], marker="o", ms=4, color="black")
+        axis.set_title("{}, {}: memory".format(workload, face), fontsize=9)
+        shown.update(steps)
+    axis.set(ylabel="more than micro-batches / parameters", ylim=(-0.1, 2.0))
+    axis.yaxis.label.set_fontsize(8)
     _finish(axis, sorted(shown))
 
 
@@ -179,11 +192,10 @@ def _finish(axis, steps):
     if not steps:
         axis.set_visible(False)
         return
-    axis.axhline(1.0, color="black", lw=0.8)
+    axis.axhline(1.0, color="black", lw=0.8, ls=":")
     axis.set(xscale="log", xlabel="K")
     axis.set_xticks(steps, [str(k) for k in steps])
     axis.minorticks_off()
-    axis.legend(fontsize=7)
 
 
 def _met(values):
