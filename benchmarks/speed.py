@@ -175,7 +175,7 @@ def parser():
     merging.add_argument("--readme", default=README)
     drawing = commands.add_parser("figure", help="draw time and memory over K")
     drawing.add_argument("files", nargs="+")
-    drawing.add_argument("--output", default=os.path.join(HERE, "speed.png"))
+    drawing.add_argument("--output", default=os.path.join(os.path.dirname(HERE), "docs", "speed.png"))
     commands.add_parser("work").add_argument("task")
     return made
 
