@@ -184,10 +184,21 @@ class Call:
         return [slot.start(grad, factor) for slot, grad in zip(self._slots, grads)]
 
     def _on_add(self, grads, weight):
-        """Add a micro-batch to the sums; one of weight 0 never, whatever its gradients hold."""
+        """Add a micro-batch to the sums. Of one of weight 0 rows are touched, and no number is taken in."""
         factor = self._factor(weight)
-        add = lambda: true_after([slot.add(grad, factor) for slot, grad in zip(self._slots, grads)])
-        return add() if weight is None else tf.cond(tf.greater(weight, 0.0), add, _true, name="if_weighs")
+        in_one, added = [], []
+        for slot, grad in zip(self._slots, grads):
+            if factor is not None and slot.has_one_pass(grad):
+                in_one.append((slot, grad))
+            else:
+                added.append(slot.add(grad, factor))
+
+        def add():
+            return true_after([slot.add_in_one_pass(grad, factor) for slot, grad in in_one])
+
+        if in_one:
+            added.append(add() if weight is None else tf.cond(tf.not_equal(weight, 0.0), add, _true, name="if_weighs"))
+        return added
 
     def _on_keep_running(self, grads, weight, is_first):
         """Move the running means by one micro-batch that ends no cycle."""

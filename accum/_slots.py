@@ -42,15 +42,28 @@ class Accumulator(CheckpointOnly):
         return total.assign(weighed(tf.cast(grad, total.dtype.base_dtype), weight), read_value=False)
 
     def add(self, grad, weight):
-        """Add `weight * grad` to the buffer, where weight is not 0. Returns an op."""
+        """Add `weight * grad` to the buffer. Returns an op."""
         total = local_variable(self.total)
         if grad is None:
             return tf.no_op()
         if isinstance(grad, tf.IndexedSlices):
             return self._add_rows(grad, weight)
-        grad = tf.cast(grad, total.dtype.base_dtype)
-        added = total.assign_add(grad, read_value=False) if weight is None else multiply_add(total, weight, grad)
+        grad = weighed(tf.cast(grad, total.dtype.base_dtype), weight)
+        added = total.assign_add(grad, read_value=False)
         return added if self.rows is None else tf.group(added, self._touch_all())
+
+    def has_one_pass(self, grad):
+        """Whether `add_in_one_pass` can take `grad`: dense, and of a dtype in which no float32 weight becomes 0."""
+        dtype = self.total.dtype.base_dtype
+        is_dense = self.rows is None and isinstance(grad, tf.Tensor)
+        return is_dense and dtype in (tf.float32, tf.float64) and not is_ref_variable(local_variable(self.total))
+
+    def add_in_one_pass(self, grad, weight):
+        """`add`, which reads and writes each number once, for a weight that is not 0. Returns an op."""
+        total = local_variable(self.total)
+        grad, weight = (tf.cast(value, total.dtype.base_dtype) for value in (grad, weight))
+        # Gradient descent by any other name: the one kernel that multiplies and adds in place.
+        return tf.raw_ops.ResourceApplyGradientDescent(var=total.handle, alpha=-weight, delta=grad)
 
     def blend(self, grad, share, is_first):
         """Move the buffer towards `grad` by `share` of the way, from zero if `is_first`: the running mean."""
@@ -91,7 +104,9 @@ class Accumulator(CheckpointOnly):
             return total.read_value()
         rows = tf.where(local_variable(self.rows).read_value())[:, 0]
         shape = tf.constant(total.shape.as_list(), tf.int64)
-        return tf.IndexedSlices(tf.gather(total, rows), rows, dense_shape=shape)  # rows alone: a read copies the table
+        # A read copies the table, so rows are gathered from the variable; a ref variable's value has to be read now.
+        table = total.read_value() if is_ref_variable(total) else total
+        return tf.IndexedSlices(tf.gather(table, rows), rows, dense_shape=shape)
 
     def _peek_rows(self, grad, weight, is_first):
         """A sparse gradient has to be stored to be merged with the rows that stand there."""
@@ -131,15 +146,6 @@ class Accumulator(CheckpointOnly):
     def _touch_all(self):
         mask = local_variable(self.rows)
         return mask.assign(tf.ones_like(mask), read_value=False)
-
-
-def multiply_add(var, factor, value):
-    """Add `factor * value` to a variable, in one pass over both. Returns an op."""
-    factor = tf.cast(factor, value.dtype)
-    if is_ref_variable(var) or not value.dtype.is_floating:
-        return var.assign_add(factor * value, read_value=False)
-    # Gradient descent by any other name: the one kernel that multiplies and adds in place.
-    return tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=-factor, delta=value)
 
 
 def scatter(var, indices, values, how="update"):

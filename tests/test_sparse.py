@@ -60,6 +60,40 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.law("L5")
+@pytest.mark.law("L8")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("is_dense", [False, True], ids=["rows", "dense"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("make", [param for param in OPTIMIZERS if param.id.endswith("SGD")])
+def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken_in(make, place, is_dense):
+    """Its rows are in the full batch's slices, with the value 0: momentum goes on moving them."""
+    as_slices = lambda values, rows: tf.IndexedSlices(
+        values, tf.constant(rows, tf.int64), tf.constant([ROWS, WIDTH], tf.int64)
+    )
+    empty = tf.fill([ROWS, WIDTH], np.nan) if is_dense else as_slices(tf.fill([1, WIDTH], np.nan), [5])
+    others = [slices([0, 1], seed=3), slices([1, 2], seed=4)]
+    weights, given = [1.0, 2.0], [as_slices(*other) for other in others]
+    weights.insert(place, 0.0)
+    given.insert(place, empty)
+    mean = np.zeros((ROWS, WIDTH), "float32")
+    for weight, (values, rows) in zip([1.0, 2.0], others):
+        mean[rows] += np.float32(weight / 3) * values
+    touched = list(range(ROWS)) if is_dense else [0, 1, 2, 5]
+
+    table, twin = (tf.Variable(np.ones((ROWS, WIDTH), "float32")) for _ in range(2))
+    optimizer, inner = accum.GradientAccumulateOptimizer(make(), accum_steps=3), make()
+    first = as_slices(*slices([0, 5, 3], seed=5))
+    for _ in range(3):
+        optimizer.apply_gradients([(first, table)])
+    for grad, weight in zip(given, weights):
+        optimizer.apply_gradients([(grad, table)], weight=weight)
+    inner.apply_gradients([(first, twin)])
+    inner.apply_gradients([(as_slices(mean[touched], touched), twin)])
+    assert not np.allclose(twin.numpy()[5], 1.0)
+    np.testing.assert_allclose(table.numpy(), twin.numpy(), rtol=0, atol=2e-6)
+
+
 @pytest.mark.law("L8")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
@@ -94,6 +128,21 @@ def test_sparse_rows_in_a_session(pattern, use_resource):
 
     expected = trained(False, [union(given[:2]), union(given[2:])])
     np.testing.assert_allclose(trained(True, given), expected, rtol=0, atol=2e-7)
+
+
+@pytest.mark.law("L15")
+def test_rows_of_a_ref_variable_are_read_after_they_are_written():
+    """The tensor that a ref variable was made with waits for nothing: elsewhere, it may be an earlier one."""
+    with tf.Graph().as_default() as graph:
+        table = tf1.get_variable("t", initializer=np.ones((ROWS, WIDTH), "float32"), use_resource=False)
+        grad = tf.IndexedSlices(tf.ones([1, WIDTH]), tf.constant([1]), tf.constant([ROWS, WIDTH]))
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=K)
+        optimizer.apply_gradients([(grad, table)])
+        sources = [op.inputs[0].op for op in graph.get_operations() if op.type == "GatherV2"]
+    while any(op.type == "Switch" for op in sources):
+        sources = [op.inputs[0].op if op.type == "Switch" else op for op in sources]
+    assert sources
+    assert not [op.name for op in sources if op.name == "t/AccumOptimizer/accum/read"]
 
 
 @pytest.mark.law("L8")

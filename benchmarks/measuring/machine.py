@@ -13,7 +13,7 @@ def described():
         "cores": os.cpu_count(),
         "cores allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": _memory_gib(),
-        "os": "{} {} {}".format(platform.system(), platform.release(), platform.machine()),
+        "os": "{} {}".format(platform.system(), platform.machine()),
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
     }
