@@ -28,6 +28,6 @@ def without_tensorflow():
     try:
         importlib.reload(accum)
     except Exception as error:  # whatever a broken installation of TensorFlow raises
-        words = str(error) if type(error) is ImportError else in_a_line(error)
+        words = str(error) if str(error).startswith("accum runs on ") else in_a_line(error)
         return words if "accum doctor" in words else "{}: `python -m accum doctor` says more.".format(words.rstrip("."))
     return None

@@ -5,6 +5,7 @@ import re
 _ESCAPES = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]"
 )  # ANSI's, of which a terminal makes colours: Keras 3's errors are bold
+_COUNT = re.compile(r"\d+ root error\(s\) found\.?\s*\(0\) ")  # TensorFlow's heading of several; the first will do
 _FRAME = re.compile(r'File ".*", line \d+|\S+\.py:\d+ ')
 _ONLY_WHERE = (
     "Call arguments received",
@@ -20,7 +21,7 @@ _ONLY_WHERE = (
 def in_a_line(error):
     """The class of an error, and what it says: TensorFlow and Keras say first where, by headings and whole stacks."""
     name = type(error).__name__
-    lines = _ESCAPES.sub("", str(error)).splitlines()
+    lines = _COUNT.sub("", _ESCAPES.sub("", str(error))).splitlines()
     said = _beside_stacks(lines) or [line.strip() for line in lines if line.strip()] or ["no message"]
     words = " ".join(said[:2]) if said[0].endswith(":") else said[0]
     words = words[len(name) + 2 :] if words.startswith(name + ": ") else words

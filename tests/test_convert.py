@@ -603,8 +603,27 @@ def leaves():
 def coloured():
     raise ValueError("Exception encountered when calling Bad.call().\\n\\n\\x1b[1mits own words\\x1b[0m\\nmore")
 
+def table():
+    return tf.zeros((2, 2)).numpy()
+
 def numbers():
     return 1, 2
+
+class Odd:
+    weights = [tf.Variable(0.0)]
+
+    def __init__(self, error):
+        self.error = error
+
+    @property
+    def trainable_variables(self):
+        raise self.error
+
+def odd():
+    return Odd(KeyError("hidden")), None
+
+def odd_and_coloured():
+    return Odd(ValueError("in user code:\\n\\n\\x1b[1mits own words\\x1b[0m\\nmore")), None
 """
 
 
@@ -649,10 +668,13 @@ def test_what_can_t_be_converted_exits_with_2_and_what_does_not_agree_with_1(sav
         (("from-v1", graph, "out"), "made_here:small", 1, "Nothing takes outputs/kernel"),
         (("from-v1", graph, "out"), "made_here:scheduled", 1, "follows a schedule"),
         (("from-v1", graph, "out"), "made_here:nothing", 2, "must return (model, optimizer). Received: None"),
+        (("from-v1", graph, "out"), "made_here:table", 2, "Received: array([[0., 0.], [0., 0.]], dtype=float32).\n"),
         (("from-v1", graph, "out"), "made_here:none", 2, "made_here:none can't be called: AttributeError"),
         (("from-v1", graph, "out"), "made_here:leaves", 2, "can't be called: SystemExit: 0."),
         (("from-v1", graph, "out"), "made_here:coloured", 2, "can't be called: ValueError: its own words.\n"),
         (("from-v1", graph, "out"), "made_here:numbers", 2, "python -m accum convert: "),
+        (("from-v1", graph, "out"), "made_here:odd", 2, "convert: KeyError: 'hidden'.\n"),
+        (("from-v1", graph, "out"), "made_here:odd_and_coloured", 2, "convert: ValueError: its own words.\n"),
         (("from-v1", graph, "out"), "no_such_module:made", 2, "ModuleNotFoundError"),
         (("from-v1", graph, "no/out"), "made_here:made", 2, "in an existing folder"),
         (("from-v1", graph, "out", "--names", "none.json"), "made_here:made", 2, "none.json"),

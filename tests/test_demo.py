@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import io
+import os
 import re
 import subprocess
 import sys
@@ -163,14 +164,53 @@ def test_a_plot_without_matplotlib_is_refused_before_the_training(monkeypatch, c
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+NO_PLACE = "--plot must name a file that can be written, in an existing folder. Received: "
+NEEDS_MATPLOTLIB = pytest.mark.skipif(not HAS_MATPLOTLIB, reason="without matplotlib nothing is drawn")
+
+
+@pytest.fixture
+def read_only(tmp_path, monkeypatch):
+    """A function that makes a path in the working folder read-only, though root may write everywhere."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(name):
+        refused = os.path.realpath(name)
+        monkeypatch.setattr(os, "access", lambda path, mode: os.path.realpath(path) != refused)
+
+    return make
+
+
 @pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "plot,place", [("folder.png", None), ("there.png", "there.png"), ("new.png", ".")], ids=["folder", "file", "new"]
+)
 @pytest.mark.parametrize("command", [["demo"], ["compare", "a.json", "b.json"]], ids=["demo", "compare"])
-def test_a_plot_that_can_t_be_written_is_refused_at_once(command, tmp_path, capsys):
+def test_a_plot_that_can_t_be_written_is_refused_at_once(command, plot, place, read_only, tmp_path, capsys):
     (tmp_path / "folder.png").mkdir()
+    (tmp_path / "there.png").write_bytes(b"")
+    read_only(place or "nothing")
     with pytest.raises(SystemExit) as stopped:
-        main(command + ["--plot", str(tmp_path / "folder.png")])
+        main(command + ["--plot", plot])
     assert stopped.value.code == 2
-    assert "--plot must name a file in an existing, writable folder" in capsys.readouterr().err
+    assert NO_PLACE + plot in capsys.readouterr().err
+
+
+@pytest.mark.law("L17")
+@NEEDS_MATPLOTLIB
+def test_the_default_plot_is_refused_at_once_where_it_can_t_be_written(read_only, capsys):
+    read_only(".")
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", "--epochs", "1"])
+    assert stopped.value.code == 2
+    assert NO_PLACE + "accum-demo.png" in capsys.readouterr().err
+
+
+@NEEDS_MATPLOTLIB
+def test_a_plot_that_is_there_needs_no_writable_folder(read_only, tmp_path, capsys):
+    (tmp_path / "there.png").write_bytes(b"")
+    read_only(".")
+    assert main(["compare", "a.json", "b.json", "--plot", "there.png"]) == 2
+    assert "a.json" in capsys.readouterr().err  # what is wrong is the recording
 
 
 @pytest.mark.skipif(bool(KERAS_FACES), reason="this TensorFlow has every face")

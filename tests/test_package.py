@@ -87,6 +87,14 @@ def test_an_error_inside_tensorflow_is_not_hidden(tmp_path):
     )
 
 
+NO_NATIVE_TENSORFLOW = "raise ImportError({!r})".format("""Traceback (most recent call last):
+  File "a/pywrap_tensorflow.py", line 62, in <module>
+    from tensorflow.python._pywrap_tensorflow_internal import *
+ImportError: libb.so.1: cannot open shared object file
+
+
+Failed to load the native TensorFlow runtime.
+See https://www.tensorflow.org/install/errors for some common causes and solutions.""")
 COMMANDS = ("compare", "convert", "demo", "doctor", "migrate", "verify")
 
 
@@ -118,8 +126,9 @@ def test_no_command_at_all_gets_the_usage_without_tensorflow(tmp_path):
             "raise TypeError('Descriptors cannot not be created.\\nMore')",
             "TypeError: Descriptors cannot not be created: ",
         ),
+        (NO_NATIVE_TENSORFLOW, "ImportError: libb.so.1: cannot open shared object file: "),
     ],
-    ids=["none", "unsupported", "broken"],
+    ids=["none", "unsupported", "broken", "native"],
 )
 @pytest.mark.parametrize("arguments", ["demo", "verify here:f", "convert from-v1 a b --model here:f"])
 def test_a_command_that_needs_tensorflow_says_so_in_a_line(arguments, source, said, tmp_path):

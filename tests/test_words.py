@@ -49,6 +49,16 @@ Detected at node assert_less defined at (most recent call last):
 the layer's own words
 \t [[{{node assert_less}}]] [Op:__inference_train_function_468]"""
 
+SEVERAL = """ 2 root error(s) found.
+  (0) INVALID_ARGUMENT:  the layer's own words
+\t [[{{node assert_less}}]]
+\t [[assert_less/_2]]
+  (1) INVALID_ARGUMENT:  the layer's own words
+\t [[{{node assert_less}}]]
+0 successful operations.
+0 derived errors ignored. [Op:__inference_train_function_468]"""
+RUN_OF_SEVERAL = RUN.partition("the layer's")[0] + SEVERAL.lstrip()
+
 
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
@@ -62,9 +72,23 @@ the layer's own words
         (TRACED, "the layer's own words"),
         (TRACED_IN_2_2, "the layer's own words"),
         (RUN, "the layer's own words"),
+        (SEVERAL, "INVALID_ARGUMENT:  the layer's own words"),
+        (RUN_OF_SEVERAL, "INVALID_ARGUMENT:  the layer's own words"),
         ("in user code:\n\n", "in user code"),
     ],
-    ids=["nothing", "blank", "plain", "keras-3", "keras-3-shapes", "traced", "traced-in-2.2", "run", "only-where"],
+    ids=[
+        "nothing",
+        "blank",
+        "plain",
+        "keras-3",
+        "keras-3-shapes",
+        "traced",
+        "traced-in-2.2",
+        "run",
+        "several",
+        "run-of-several",
+        "only-where",
+    ],
 )
 def test_an_error_is_told_by_the_line_that_says_what_is_wrong(text, said):
     assert in_a_line(ValueError(text)) == "ValueError: " + said

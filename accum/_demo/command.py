@@ -1,7 +1,6 @@
 """The arguments of the demo, checked before anything is trained."""
 
 import argparse
-import os
 import sys
 
 from accum._demo import plot, report
@@ -56,7 +55,11 @@ def _perform(parser, arguments):
         parser.error("--batch-size must be divisible by --accum-steps. Received: {}.".format(numbers))
     if arguments.face != "v1" and not _tf.HAS_KERAS_FACE:
         parser.error("--face {} needs TensorFlow 2.2 or later; on this one there is v1.".format(arguments.face))
-    path = _plot_path(parser, arguments.plot)
+    path = arguments.plot
+    if path is None and plot.is_possible():
+        path = DEFAULT_PLOT
+    if path is not None:
+        plot.check(parser, path)
     settings = Settings(*(getattr(arguments, field) for field in Settings._fields))
     try:
         outcomes = runs.run_all(settings)
@@ -66,20 +69,6 @@ def _perform(parser, arguments):
         print("python -m accum demo: {}".format(error), file=sys.stderr)
         return 1
     return 0
-
-
-def _plot_path(parser, given):
-    """Where the curves go, or None; what can't be had is refused before anything is trained."""
-    if given is None:
-        return DEFAULT_PLOT if plot.is_possible() else None
-    if not given.lower().endswith(".png"):
-        parser.error("--plot must name a .png file. Received: {}".format(given))
-    folder = os.path.dirname(given) or "."
-    if not os.access(folder, os.W_OK) or not os.path.isdir(folder) or os.path.isdir(given):
-        parser.error("--plot must name a file in an existing, writable folder. Received: {}".format(given))
-    if not plot.is_possible():
-        parser.error("--plot needs matplotlib. " + plot.REMEDY)
-    return given
 
 
 def _draw(settings, outcomes, path):

@@ -1,6 +1,7 @@
 """The loss curves."""
 
 import importlib.util
+import os
 
 from accum._demo.report import deviation
 
@@ -10,6 +11,18 @@ REMEDY = "Install it with `pip install matplotlib`."
 def is_possible():
     """Whether matplotlib is there."""
     return importlib.util.find_spec("matplotlib") is not None
+
+
+def check(parser, path):
+    """Refuse, before any work is done, a file that can't be drawn."""
+    if not path.lower().endswith(".png"):
+        parser.error("--plot must name a .png file. Received: {}".format(path))
+    folder = os.path.dirname(path) or "."
+    can_be_written = os.access(path if os.path.exists(path) else folder, os.W_OK)
+    if not can_be_written or not os.path.isdir(folder) or os.path.isdir(path):
+        parser.error("--plot must name a file that can be written, in an existing folder. Received: {}".format(path))
+    if not is_possible():
+        parser.error("--plot needs matplotlib. " + REMEDY)
 
 
 def draw(settings, outcomes, path):

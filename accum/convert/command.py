@@ -24,10 +24,10 @@ def perform(arguments):
         print(convert(arguments, model, optimizer, _names(arguments.names)))
         print("Nothing was written." if arguments.dry_run else "Written to {}.".format(arguments.target))
         return 0
-    except (ConversionError, ValueError, OSError) as error:
+    except (ConversionError, OSError) as error:
         print("python -m accum convert: {}".format(error), file=sys.stderr)
         return 1 if isinstance(error, Disagreement) else 2
-    except (tf.errors.OpError, TypeError) as error:  # such as of a disk, or of what the user's function returned
+    except Exception as error:  # such as of a disk, or of whatever the user's function returned
         print("python -m accum convert: {}.".format(in_a_line(error)), file=sys.stderr)
         return 2
 
@@ -75,7 +75,8 @@ def _made_by(said):
     except (Exception, SystemExit) as error:  # whatever the user's module raises
         raise ConversionError("{} can't be called: {}.".format(said, in_a_line(error))) from error
     if not isinstance(made, tuple) or len(made) != 2:
-        raise ConversionError("{} must return (model, optimizer). Received: {!r}.".format(said, made))
+        words = " ".join(repr(made).split())  # an array has lines
+        raise ConversionError("{} must return (model, optimizer). Received: {}.".format(said, words))
     return made
 
 

@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import os
 import sys
 
 from accum.testing import _plot
@@ -41,7 +40,7 @@ positive.__name__ = "number"  # argparse says "invalid number value" by it
 
 def _perform(parser, arguments):
     if arguments.plot is not None:
-        _check_plot(parser, arguments.plot)
+        _plot.check(parser, arguments.plot)
     try:
         names = _names(arguments.names)
         found = compare(arguments.a, arguments.b, tolerance=arguments.tolerance, names=names, ignore=arguments.ignore)
@@ -67,13 +66,3 @@ def _names(path):
     if not isinstance(names, dict):
         raise ValueError("{} must hold an object of names to names.".format(path))
     return names
-
-
-def _check_plot(parser, path):
-    if not path.lower().endswith(".png"):
-        parser.error("--plot must name a .png file. Received: {}".format(path))
-    folder = os.path.dirname(path) or "."
-    if not os.access(folder, os.W_OK) or not os.path.isdir(folder) or os.path.isdir(path):
-        parser.error("--plot must name a file in an existing, writable folder. Received: {}".format(path))
-    if not _plot.is_possible():
-        parser.error("--plot needs matplotlib. " + _plot.REMEDY)

@@ -3,9 +3,9 @@
 import math
 import os
 
-from accum._demo.plot import REMEDY, is_possible
+from accum._demo.plot import check
 
-__all__ = ["REMEDY", "draw", "is_possible"]
+__all__ = ["check", "draw"]
 
 
 def draw(found, paths, path):
