@@ -145,16 +145,16 @@ class _Mentions(cst.CSTVisitor):
 
     def _visit_target(self, target, value):
         """`options["…"] = 4`, and `optimizer.… = 4`."""
-        is_off = value is not None and self._source.is_off(value)
         if isinstance(value, cst.Call):
             self.bound.append((last_name(target), value))
         if isinstance(target, cst.Subscript):
             index = target.slice[0].slice
+            is_off = value is not None and self._source.is_off(value)
             if isinstance(index, cst.Index) and self._is_it(index.value) and not is_off:
                 self.made.append(target)
         elif isinstance(target, cst.Attribute) and last_name(target) == self._source.ARGUMENT:
-            self._targets.add(target)
-            self.attributes += [] if is_off else [(target, target.value, MADE)]
+            self._targets.add(target)  # None too: it ends what the optimizer was made with
+            self.attributes.append((target, target.value, MADE))
 
 
 def _is_called_optimizer(name):
