@@ -207,6 +207,13 @@ PAIRS = [
     ),
 ]
 
+GA = "from gradient_accumulator import GradientAccumulateOptimizer as O, GradientAccumulateModel as M\n"
+H2G = "from accum_optimizers import AccumOptimizer, AdamAccumulated\n"
+RUNAI = "from runai.ga.keras import optimizers\n"
+KERAS = "from keras import optimizers\n"
+TENSORPACK = "from tensorpack.tfutils.optimizer import AccumGradOptimizer\n"
+HOROVOD = "import horovod.tensorflow.keras as h\n"
+
 UNTOUCHED = [
     "from optax import GradientAccumulateOptimizer  # gradient_accumulator\nGradientAccumulateOptimizer(1)\n",
     "from transformers import TrainingArguments\nTrainingArguments(gradient_accumulation_steps=4)\n",
@@ -217,19 +224,16 @@ UNTOUCHED = [
     "import tensorflow as tf\nimport wandb\nwandb.init(config=dict(gradient_accumulation_steps=4))\n",
     'import torch\noptions = {"gradient_accumulation_steps": 4}\nTrainer(gradient_accumulation_steps=4)\n',
     "import keras\nself.gradient_accumulation_steps = config['gradient_accumulation_steps']\n",
+    "import keras\nprint(self.args.gradient_accumulation_steps, config.optimizer.gradient_accumulation_steps)\n",
+    "import keras\nopt = parser.parse_args()\nprint(opt.gradient_accumulation_steps)\n",
+    "from keras.optimizers import Adam\nAdam(**options)  # as in runai\n",
+    HOROVOD + "h.DistributedOptimizer(o, **options)  # as AccumOptimizer\n",
     "import horovod.torch as hvd\nhvd.DistributedOptimizer(o, backward_passes_per_step=4)\n",
     "import runai.ga.torch.optim\nrunai.ga.torch.optim.Adam(4)\n",
     "import tensorpack\nassert AccumGradOptimizer and tensorpack.SimpleTrainer()\n",
     "from accum.compat.v1 import AccumOptimizer, AdamAccumulated\nAdamAccumulated(4)\n",
     "import gradient_accumulator\nx.GradientAccumulateModel(GradientAccumulateModel=4)\n",
 ]
-
-GA = "from gradient_accumulator import GradientAccumulateOptimizer as O, GradientAccumulateModel as M\n"
-H2G = "from accum_optimizers import AccumOptimizer, AdamAccumulated\n"
-RUNAI = "from runai.ga.keras import optimizers\n"
-KERAS = "from keras import optimizers\n"
-TENSORPACK = "from tensorpack.tfutils.optimizer import AccumGradOptimizer\n"
-HOROVOD = "import horovod.tensorflow.keras as h\n"
 
 LEFT = [
     Left("unpacked", GA + "O(**options)\n", 2, "what `*` and `**` unpack"),
@@ -358,6 +362,7 @@ def _keras(name, line, code, reason):
 
 
 GOES = "`gradient_accumulation_steps` goes to what can't be told"
+READ = "an optimizer of accum has `accum_steps` in its place"
 APART = "`gradient_accumulation_steps`: it is set apart"
 NONE = " may be None, which is no accumulation"
 
@@ -377,6 +382,17 @@ LEFT += [
     _keras("dict-of-pairs", 2, "o = dict([('gradient_accumulation_steps', 4)])", APART),
     _keras("attribute", 2, "optimizer.gradient_accumulation_steps = 4", APART),
     _keras("attribute-of-opt", 2, "self.opt.gradient_accumulation_steps = 4", APART),
+    _keras("attribute-of-a-name", 3, "a = optimizers.SGD(0.1)\na.gradient_accumulation_steps = 4", APART),
+    _keras("read", 2, "scale = model.optimizer.gradient_accumulation_steps or 1", READ),
+    _keras("read-of-opt", 2, "opt.gradient_accumulation_steps *= 2", READ),
+    _keras("read-of-a-name", 3, "p.args = optimizers.SGD(0.1)\nprint(p.args.gradient_accumulation_steps)", READ),
+    _keras("read-of-a-call", 2, "k = optimizers.SGD(0.1).gradient_accumulation_steps", READ),
+    _keras("read-by-text", 2, "k = getattr(optimizer, 'gradient_accumulation_steps', 1)", READ),
+    _keras("read-and-logged", 3, "import logging\nlogging.info(optimizer.gradient_accumulation_steps)", READ),
+    _keras("dict-of-lists", 2, "o = dict([['gradient_accumulation_steps', 4]])", APART),
+    _keras("ordered-dict", 3, "import collections\no = collections.OrderedDict(K=4)", GOES),
+    _keras("namespace", 3, "import types\no = types.SimpleNamespace(K=4)", GOES),
+    _keras("namespace-of-options", 3, "import argparse\no = argparse.Namespace(K=4)", GOES),
     _keras("name-of-it", 2, "NAME = 'gradient_accumulation_steps'\nOpt(**{NAME: 4})", APART),
     _keras("star", 3, "from keras.optimizers import *\nAdam(K=4)", "`Adam`: " + GOES),
     _keras("conditional", 2, "optimizers.SGD(0.1, K=steps if flag else None)", "`steps if flag else None`" + NONE),

@@ -63,6 +63,17 @@ def test_one_use_is_rewritten_beside_another_that_is_left(migrate):
     )
 
 
+def test_a_rewritten_optimizer_s_number_is_named_where_it_is_read_or_set(migrate):
+    start = "import keras\n"
+    end = "scale = sgd.gradient_accumulation_steps or 1\nsgd.gradient_accumulation_steps = None\n"
+    status, code, said = migrate(start + "sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)\n" + end)
+    assert status == 1 and said.err.count("left as it is") == 2
+    assert "their.py:3: left as it is: `gradient_accumulation_steps`: an optimizer of accum has" in said.err
+    assert "their.py:4: left as it is: `gradient_accumulation_steps`: it is set apart" in said.err
+    sgd = "sgd = accum.GradientAccumulateOptimizer(keras.optimizers.SGD(0.1), accum_steps=4)\n"
+    assert code == start + "import accum\n" + sgd + end
+
+
 def test_an_import_stays_for_others_that_all_promises_it_to(migrate):
     start = "from gradient_accumulator import GAOptimizerWrapper\n"
     end = '__all__ = ["GAOptimizerWrapper"]\n'

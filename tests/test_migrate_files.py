@@ -167,14 +167,17 @@ def from_the_second_on(function):
     "broken,first,words", [("fdopen", BEFORE, "nothing is written"), ("replace", AFTER, "already: ")]
 )
 def test_of_two_files_none_is_half_written(their, broken, first, words, tmp_path, monkeypatch, capsys):
-    """A full disk is met before the first file is replaced; what has been replaced is named."""
+    """A full disk is met before the first file is replaced; what has been replaced is named, with what came of it."""
     paths = [their("a.py"), their("b.py")]
     monkeypatch.setattr(os, broken, from_the_second_on(getattr(os, broken)))
     assert migrate("--write", tmp_path) == 2
     assert [path.read_bytes() for path in paths] == [first, BEFORE]
     assert sorted(os.listdir(str(tmp_path))) == ["a.py", "b.py"]
-    said = capsys.readouterr().err
+    out, said = capsys.readouterr()
     assert "b.py: No space left on device" in said and words in said
+    is_told = first == AFTER
+    assert ("+++ {}".format(paths[0]) in out) == ("{}:2: note: ".format(paths[0]) in said) == is_told
+    assert str(paths[1]) not in out and "{}:2: ".format(paths[1]) not in said
 
 
 @needs_libcst

@@ -47,10 +47,9 @@ def perform(arguments):
         if arguments.write:
             files.write([(text, outcome.code) for text, outcome in outcomes if outcome.code != text.code])
     except files.Unreadable as error:
+        _tell([(text, outcome) for text, outcome in outcomes if text.path in error.written])
         return _fail([error])
-    for text, outcome in outcomes:
-        _tell(text, outcome)
-    _for_reader(sys.stdout.flush)
+    _tell(outcomes)
     return int(any(outcome.left for _, outcome in outcomes))
 
 
@@ -77,7 +76,13 @@ def _rewrite_all(paths, is_to_be_written):
     return outcomes, errors
 
 
-def _tell(text, outcome):
+def _tell(outcomes):
+    for text, outcome in outcomes:
+        _tell_one(text, outcome)
+    _for_reader(sys.stdout.flush)
+
+
+def _tell_one(text, outcome):
     """The diff to stdout, where a tool may read it; what people have to know to stderr."""
     lines = [io.StringIO(code, newline="\n").readlines() for code in (text.code, outcome.code)]
     for line in difflib.unified_diff(*lines, fromfile=text.path, tofile=text.path):

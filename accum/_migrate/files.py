@@ -18,7 +18,16 @@ Text.__doc__ = (
 
 
 class Unreadable(Exception):
-    """A file or folder that can't be read, decoded, parsed or written; the text says which and why."""
+    """A file or folder that can't be read, decoded, parsed or written; the text says which and why.
+
+    Args:
+      text: the text.
+      written: paths of files that are replaced all the same.
+    """
+
+    def __init__(self, text, written=()):
+        super().__init__(text)
+        self.written = written
 
 
 def find(paths):
@@ -111,7 +120,7 @@ def write(texts):
                 os.replace(temporary, os.path.realpath(text.path))
             done.append(text.path)
     except Unreadable as error:
-        raise Unreadable("{}; {}".format(error, _told(done))) from None
+        raise Unreadable("{}; {}".format(error, _told(done)), done) from None
     finally:
         for _, temporary in ready[len(done) :]:
             with contextlib.suppress(OSError):

@@ -4,17 +4,20 @@ It is named and never rewritten: where it arrives can't be told.
 """
 
 import libcst as cst
+from libcst.helpers import get_full_name_for_node
 
 from accum._migrate.arguments import last_name, text_of
 from accum._migrate.rules import FRAMEWORKS, is_in
 from accum._migrate.uses import module_of
 
 # what hands an argument of that name to no optimizer of Keras or Horovod
-HARMLESS = FRAMEWORKS | {"absl", "argparse", "collections", "dataclasses", "datasets", "json", "logging", "mlflow"}
-HARMLESS |= {"pytest", "ray", "types", "typing", "unittest", "wandb"}
+HARMLESS = FRAMEWORKS | {"absl", "dataclasses", "datasets", "json", "logging", "mlflow", "pytest", "ray", "typing"}
+HARMLESS |= {"unittest", "wandb"}
 GIVEN = "`{}` goes to what can't be told: if that is an optimizer of {}, call it here and by its own name"
 MADE = "it is set apart from an optimizer's call, and where it goes can't be told: write it in that call"
+READ = "an optimizer of accum has `accum_steps` in its place: if this is an optimizer, read that"
 KEYWORD_CALLS = ("setattr", "setdefault", "fromkeys", "__setitem__")
+OPTIONS = ("args", "cfg", "config", "flags", "option", "param", "setting")
 IMPORTING = ("import_module", "__import__", "importorskip")
 
 
@@ -33,7 +36,19 @@ def find(source, uses, is_seen):
     calls = [call for call in seen.calls if not is_seen(call) and last_name(call.func) not in seen.takers]
     found = [(call, uses.code(call.func), GIVEN.format(source.ARGUMENT, source.LIBRARY)) for call in calls]
     found += [(node, source.ARGUMENT, MADE) for node in seen.made]
-    return [each for each in found if not any(_is_harmless(uses, call) for call in uses.calls_around(each[0]))]
+    found = [each for each in found if not any(_is_harmless(uses, call) for call in uses.calls_around(each[0]))]
+    return found + [(node, source.ARGUMENT, reason) for node, reason in _of_optimizers(seen, is_seen)]
+
+
+def _of_optimizers(seen, is_seen):
+    """Attributes whose owner is an optimizer, or may be one by its name: (node, reason)."""
+    optimizers = {name for name, call in seen.bound if is_seen(call)}
+    options = {name for name, call in seen.bound if (last_name(call.func) or "").startswith("parse_")}
+    for node, owner, reason in seen.attributes:
+        name = last_name(owner)
+        is_of_options = name in options or reason is READ and _is_called_options(owner)
+        if is_seen(owner) or name in optimizers or _is_called_optimizer(name) and not is_of_options:
+            yield node, reason
 
 
 def _is_of_a_framework(source, modules):
@@ -46,17 +61,24 @@ def _is_harmless(uses, call):
 
 
 class _Mentions(cst.CSTVisitor):
-    """Collects imported `modules`, `calls` with the argument, nodes where it is `made` otherwise, and `takers`.
+    """Collects where a file speaks of the argument.
 
-    Those are the names of functions and classes of the file itself that spell the argument out: what they do with it is
-    in this file too, and is found there.
+    Attributes:
+      modules: full names of what is imported.
+      calls: calls with the argument.
+      made: nodes where it is made otherwise.
+      attributes: where it is an attribute of anything, as (node, owner, reason to name it).
+      bound: calls that a name is bound to, as (name, call).
+      takers: names of functions and classes of the file itself that spell the argument out: what they do with it is in
+        this file too, and is found there.
     """
 
     def __init__(self, source):
         super().__init__()
         self._source = source
         self._classes = []
-        self.modules, self.calls, self.made, self.takers = [], [], [], set()
+        self._targets = set()
+        self.modules, self.calls, self.made, self.attributes, self.bound, self.takers = [], [], [], [], [], set()
 
     def _is_it(self, node):
         return text_of(node) == self._source.ARGUMENT
@@ -93,6 +115,12 @@ class _Mentions(cst.CSTVisitor):
                 self.calls.append(node)
         if last_name(node.func) in KEYWORD_CALLS and any(self._is_it(arg.value) for arg in node.args):
             self.made.append(node)
+        if last_name(node.func) == "getattr" and len(node.args) > 1 and self._is_it(node.args[1].value):
+            self.attributes.append((node, node.args[0].value, READ))
+
+    def visit_Attribute(self, node):
+        if node.attr.value == self._source.ARGUMENT and node not in self._targets:
+            self.attributes.append((node, node.value, READ))
 
     def visit_DictElement(self, node):
         if self._is_it(node.key) and not self._source.is_off(node.value):
@@ -104,6 +132,9 @@ class _Mentions(cst.CSTVisitor):
         if len(elements) == 2 and self._is_it(elements[0]) and text_of(elements[1]) is None:
             self.made.append(node)
 
+    def visit_List(self, node):
+        self.visit_Tuple(node)
+
     def visit_Assign(self, node):
         for target in node.targets:
             if isinstance(node.value, cst.Lambda) and self._spells_it_out(node.value.params):
@@ -113,20 +144,28 @@ class _Mentions(cst.CSTVisitor):
             self.made.append(node.targets[0].target)
 
     def _visit_target(self, target, value):
-        """`options["…"] = 4`, and `optimizer.… = 4`, where it is no attribute of options."""
+        """`options["…"] = 4`, and `optimizer.… = 4`."""
+        if isinstance(value, cst.Call):
+            self.bound.append((last_name(target), value))
         if isinstance(target, cst.Subscript):
             index = target.slice[0].slice
-            is_it = isinstance(index, cst.Index) and self._is_it(index.value)
-        else:
-            owner = last_name(target.value) if isinstance(target, cst.Attribute) else None
-            is_it = last_name(target) == self._source.ARGUMENT and _is_called_optimizer(owner)
-        if is_it and not (value is not None and self._source.is_off(value)):
-            self.made.append(target)
+            is_off = value is not None and self._source.is_off(value)
+            if isinstance(index, cst.Index) and self._is_it(index.value) and not is_off:
+                self.made.append(target)
+        elif isinstance(target, cst.Attribute) and last_name(target) == self._source.ARGUMENT:
+            self._targets.add(target)  # None too: it ends what the optimizer was made with
+            self.attributes.append((target, target.value, MADE))
 
 
 def _is_called_optimizer(name):
     name = (name or "").lower()
     return "optim" in name or name == "opt" or name.endswith("_opt")
+
+
+def _is_called_options(node):
+    """`config.optimizer`, say."""
+    name = (get_full_name_for_node(node) or "").lower()
+    return any(word in name for word in OPTIONS)
 
 
 def imports_by_text(sources, uses):

@@ -56,8 +56,8 @@ class Surroundings:
         return node
 
     def require_not_unpacked(self, call, argument):
-        """Raise `NotUnderstood` if a call unpacks what may hold `argument`."""
-        for arg in call.args:
+        """Raise `NotUnderstood` if a call unpacks what may hold `argument`, in a file that speaks of that at all."""
+        for arg in call.args if argument in self._code else ():
             if arg.star == "**" and not _is_without(self.constant(arg.value), argument):
                 raise NotUnderstood("what `**` unpacks into the call can't be told, and may be `{}`".format(argument))
 
