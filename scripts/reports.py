@@ -1,6 +1,16 @@
-"""What a JUnit report says."""
+"""What a JUnit report says. `python scripts/reports.py` lists what failed in the cells that tox ran.
 
+Cells run side by side print thousands of lines; who reads them wants the few that tell which test failed, and why.
+"""
+
+import argparse
+import os
+import sys
 import xml.etree.ElementTree as ElementTree
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+LINES = 40  # of what a test said, from the end, where a traceback has its error
 
 
 def counts(path):
@@ -31,3 +41,37 @@ def _outcome(case):
 def is_pass(counted):
     """Whether tests passed and none failed."""
     return counted["passed"] > 0 and counted["failed"] == 0
+
+
+def failures(path):
+    """[(test, what it said)] of a JUnit file, in its order."""
+    try:
+        root = ElementTree.parse(path).getroot()
+    except ElementTree.ParseError:
+        return [("the whole suite", "its report can't be read")]
+    found = []
+    for case in root.iter("testcase"):
+        for kind in ("failure", "error"):
+            for said in case.findall(kind):
+                test = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
+                found.append((test, said.text or said.get("message") or "no message"))
+    return found
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="List what failed in the cells that tox ran; exit with 1 if any did.")
+    parser.add_argument("--junit", default=os.path.join(ROOT, ".tox", "junit"), help="the folder of reports")
+    folder = parser.parse_args(argv).junit
+    if not os.path.isdir(folder):
+        parser.error("no folder {}".format(folder))
+    names = sorted(os.listdir(folder))
+    found = [(os.path.splitext(name)[0], failures(os.path.join(folder, name))) for name in names]
+    for cell, tests in found:
+        for test, said in tests:
+            print("{}: {}\n    {}".format(cell, test, "\n    ".join(said.strip().splitlines()[-LINES:])))
+    print("{} reports, {} tests failed".format(len(names), sum(len(tests) for _, tests in found)))
+    return any(tests for _, tests in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

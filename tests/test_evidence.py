@@ -16,6 +16,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import evidence  # noqa: E402
 import freeze  # noqa: E402
 import pins  # noqa: E402
+import reports  # noqa: E402
 from matrix import data as matrix  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -134,6 +135,24 @@ def test_what_did_not_run_is_not_shown(name, work, capsys):
     assert found == {}
     assert "passed |" not in page.replace("| passed | skipped |", "") and "failed**" not in page.split("## Linux")[1]
     assert "Left out: " in capsys.readouterr().out
+
+
+def test_what_failed_is_listed_by_cell_and_test(work, capsys):
+    said = "def test_five():&#10;>   assert 1 == 2&#10;E   assert 1 == 2"
+    failed = "<testcase classname='tests.test_five' name='test_five[1]'><failure message='no'>{}</failure></testcase>"
+    work(junit(PASSED + failed.format(said) + ERROR, failures="1", errors="1"))
+    work(junit(PASSED + SKIPPED), cell="py310-tf2.8")
+    work("cut o", cell="py36-tf2.2")
+    junit_folder = ["--junit", str(work.folder / "junit")]
+    assert reports.main(junit_folder) is True
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == CELL + ": tests.test_five::test_five[1]" and lines[3] == "    E   assert 1 == 2"
+    assert lines[4:6] == [CELL + ": six", "    no"]
+    assert lines[6:] == ["py36-tf2.2: the whole suite", "    its report can't be read", "3 reports, 3 tests failed"]
+    for cell in (CELL, "py36-tf2.2"):
+        work(junit(PASSED), cell=cell)
+    assert reports.main(junit_folder) is False
+    assert capsys.readouterr().out == "3 reports, 0 tests failed\n"
 
 
 def test_a_report_without_a_freeze_proves_nothing(work):
