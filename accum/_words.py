@@ -2,10 +2,10 @@
 
 import re
 
-_ESCAPES = re.compile(
-    r"\x1b\[[0-9;?]*[ -/]*[@-~]"
-)  # ANSI's, of which a terminal makes colours: Keras 3's errors are bold
-_COUNT = re.compile(r"\d+ root error\(s\) found\.?\s*\(0\) ")  # TensorFlow's heading of several; the first will do
+# ANSI's, of which a terminal makes colours: Keras 3's errors are bold
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# TensorFlow's heading of several errors, of which the first will do
+_COUNT = re.compile(r"\d+ root error\(s\) found\.?\s*\(0\) ")
 _FRAME = re.compile(r'File ".*", line \d+|\S+\.py:\d+ ')
 _ONLY_WHERE = (
     "Call arguments received",

@@ -167,6 +167,7 @@ def test_a_static_graph_clips_by_names():
 # Models
 
 WORDS, SIDE, WIDTH = 7, 4, 3
+RATE = 0.125  # what is not clipped has gradients of 30, and the law's tolerance is for weights of order one
 LAYOUT = ["embedding", "conv2d", "depthwise", "bias", "depthwise", "conv2d", "transposed", "bias", "dense", "bias"]
 FIRST = [drawn(shape, 0.5, seed) for seed, shape in enumerate([(7, 3), (2, 2, 3, 2), (2, 2, 2, 2), (4,), (2, 2, 4, 1)])]
 FIRST += [drawn(shape, 0.5, seed) for seed, shape in enumerate([(1, 1, 4, 2), (2, 2, 3, 2), (3,), (3, 2), (2,)], 5)]
@@ -191,16 +192,16 @@ def network():
 
 
 def full_batch_step(excluded):
-    """The weights after SGD with rate 1 on the NumPy-clipped gradient of the whole batch."""
+    """The weights after SGD on the NumPy-clipped gradient of the whole batch."""
     model = network()
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((model(X) - Y) ** 2)
     grads = [tf.convert_to_tensor(grad).numpy() for grad in tape.gradient(loss, model.trainable_variables)]
     clipped = [grad if excluded(i) else clip(LAYOUT[i], FIRST[i], grad) for i, grad in enumerate(grads)]
     assert all(
-        np.abs(clip - grad).max() > 1e-3 for i, (clip, grad) in enumerate(zip(clipped, grads)) if not excluded(i)
+        RATE * np.abs(clip - grad).max() > 1e-3 for i, (clip, grad) in enumerate(zip(clipped, grads)) if not excluded(i)
     )
-    return [weight - grad for weight, grad in zip(FIRST, clipped)]
+    return [weight - RATE * grad for weight, grad in zip(FIRST, clipped)]
 
 
 def assert_near(ours, theirs):
@@ -214,7 +215,7 @@ def assert_near(ours, theirs):
 def test_a_model_knows_its_layers_and_leaves_out_what_is_named(sparse):
     options = {"use_agc": True, "clip_factor": 0.1, "agc_exclude": ["bias", "logits"], "sparse": sparse}
     model = accum.GradientAccumulateModel.from_model(network(), 3, **options)
-    model.compile(tf.keras.optimizers.SGD(1.0), "mse")
+    model.compile(tf.keras.optimizers.SGD(RATE), "mse")
     model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
     assert_near(model.get_weights(), full_batch_step(lambda i: LAYOUT[i] == "bias" or i >= 8))
 
@@ -250,7 +251,7 @@ def test_an_optimizer_in_a_loop_clips_as_the_model_does_also_from_its_config():
     tf.keras.backend.clear_session()  # a config knows variables by name, which TF 2.2 numbers within a session
     model = network()
     clipping = accum.AdaptiveClipping(0.1, exclude=["logits/bias"], model=model)
-    made = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2, transform=clipping)
+    made = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(RATE), accum_steps=2, transform=clipping)
     for optimizer in (made, accum.GradientAccumulateOptimizer.from_config(made.get_config())):
         model.set_weights(FIRST)
         for part in (slice(0, 6), slice(6, 10)):
