@@ -213,7 +213,8 @@ def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in
     class Late(tf.keras.Model):
         def __init__(self):
             super().__init__()
-            self.unit = layers.Dense(1, dtype=dtype())
+            # not drawn: one in fifty draws is a step so large that its rounding is past the tolerance
+            self.unit = layers.Dense(1, dtype=dtype(), kernel_initializer=tf.keras.initializers.Constant(0.25))
 
         def call(self, inputs):
             return self.unit(inputs)
@@ -223,7 +224,10 @@ def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in
         model.compile(sgd(), "mse", run_eagerly=True)
         return model
 
-    assert assert_accumulation_equals_full_batch(build_model, generate(), 2, steps=2).tolerance == tolerance
+    report = assert_accumulation_equals_full_batch(build_model, generate(), 2, steps=2)
+    assert report.tolerance == tolerance and max(report.deviations.values()) < tolerance / 2
+    said = message_of(build_model, generate(), 3, tolerance=1e-9)
+    assert "layers compute in {}float16".format("" if tolerance == 2.0**-9 else "b") in said and "in float32" in said
 
 
 @needs_keras_face

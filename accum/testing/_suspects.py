@@ -21,7 +21,7 @@ SHOWN = 4  # layers of a kind
 def suspects(pair, batch, parts, tolerance):
     """What can't agree, or else what is left: a list of `Suspect`."""
     layers = [layer for layer in _tf.layers_of(pair.full) if not isinstance(layer, tf.keras.metrics.Metric)]
-    found = loss_suspects(pair.full, batch, parts, pair.options, max(1e-4, 10.0 * tolerance))
+    found = loss_suspects(pair.full, batch, parts, pair.options, max(1e-4, 10.0 * tolerance, 10.0 * pair.tolerance))
     found += _layer_suspects(layers, pair.moved_in_calls)
     found += _model_suspects(pair)
     return found or _whatever_is_left(pair)
@@ -143,14 +143,25 @@ def _model_suspects(pair):
 
 
 def _whatever_is_left(pair):
-    found = [
+    found = []
+    short = sorted({"float16", "bfloat16"} & _tf.compute_dtypes(pair.full))
+    if short:
+        found.append(
+            Suspect(
+                "rounding",
+                "layers compute in {}, where a step of order one errs by about as much as the tolerance, and where a "
+                "unit may be on for the full batch and off for a micro-batch".format(" and ".join(short)),
+                "Check in float32, or by smaller steps; or give a larger `tolerance=`",
+            )
+        )
+    found.append(
         Suspect(
             "the loss",
             "no layer is to blame that could be told by its class, so it may be no mean over examples in training",
             "Give a loss that is a mean over something else, such as tokens, `micro_batch_weight=` a function that "
             "counts it; look for random or batch-dependent operations in layers of your own",
         )
-    ]
+    )
     optimizer = _tf.without_loss_scale(pair.full.optimizer)
     if any(BY_GRADIENT_SIZE.search(cls.__name__) for cls in type(optimizer).__mro__):
         found.append(
