@@ -40,7 +40,11 @@ def test_the_mission_is_what_tox_runs_by_default():
     labels = CELLS.labels()
     assert len(labels[""]) == 50
     assert labels["mission"] == labels[""]
-    assert set(labels["ci"]) < set(labels["mission"])
+    assert set(labels["lines"]) < set(labels["mission"])
+    for place in (0, 1):  # every Python, and every line exactly once
+        parts = [[name.split("-")[place] for name in labels[label]] for label in ("lines", "mission")]
+        assert set(parts[0]) == set(parts[1])
+    assert len(parts[0]) == len(set(parts[0])) == 14
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
