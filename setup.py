@@ -1,4 +1,4 @@
-"""Packaging of tf-accum. TensorFlow is the user's own, pinned as they need it: it is an extra, not a requirement."""
+"""Packaging of tf-accum. TensorFlow is an extra, not a requirement, so that users choose its version."""
 
 import os
 import re
@@ -16,19 +16,19 @@ def read(*parts):
 ARM_MAC = "sys_platform == 'darwin' and platform_machine == 'arm64'"
 NO_ARM_MAC = "(sys_platform != 'darwin' or platform_machine != 'arm64')"
 TENSORFLOW = [
-    # On Windows and Apple silicon, what TF 2.13.1 is made of has no wheel for Python 3.8.
-    "tensorflow==2.13.0; {} and python_version == '3.8'".format(ARM_MAC),
+    # On Windows and Apple silicon, requirements of TF 2.13.1 have no wheel for Python 3.8.
+    f"tensorflow==2.13.0; {ARM_MAC} and python_version == '3.8'",
     "tensorflow==2.13.0; sys_platform == 'win32' and python_version == '3.8'",
-    "tensorflow>=2.13,<2.22; {} and python_version >= '3.9'".format(ARM_MAC),
-    "tensorflow>=2.2,<2.22; {} and (sys_platform != 'win32' or python_version != '3.8')".format(NO_ARM_MAC),
-    # The newest TensorFlow of Python 3.6 and 3.7 was built before protobuf 4.
+    f"tensorflow>=2.13,<2.22; {ARM_MAC} and python_version >= '3.9'",
+    f"tensorflow>=2.2,<2.22; {NO_ARM_MAC} and (sys_platform != 'win32' or python_version != '3.8')",
+    # The newest TensorFlow for Python 3.6 and 3.7 was built before protobuf 4.
     "protobuf<3.21; python_version < '3.8'",
 ]
 
 setup(
     name="tf-accum",
     version=re.search(r'__version__ = "(.+?)"', read("accum", "__init__.py")).group(1),
-    description="Gradient accumulation for TensorFlow that means exactly the same thing everywhere",
+    description="Gradient accumulation for TensorFlow: K micro-batches make the update of the full batch",
     long_description=read("README.md"),
     long_description_content_type="text/markdown",
     license="MIT",
@@ -37,9 +37,9 @@ setup(
     packages=find_packages(include=["accum", "accum.*"], exclude=["accum.compat*"])
     + ["accum._constraints", "accum.compat", "accum.compat.v1"],
     # `accum/compat` in the checkout is a link for editors; the wheel is built from this mapping, link or no link.
-    # The pins go along, for `python -m accum doctor` to name.
+    # The wheel includes the pins, so that `python -m accum doctor` can name them.
     package_dir={"accum.compat": "compat", "accum._constraints": "constraints"},
-    package_data={"accum._constraints": ["*.txt"], "accum._demo": ["digits.npz", "*.txt"]},
+    package_data={"accum": ["py.typed"], "accum._constraints": ["*.txt"], "accum._cli.demo": ["digits.npz", "*.txt"]},
     python_requires=">=3.6",
     install_requires=["numpy"],
     extras_require={

@@ -2,33 +2,46 @@
 
 import argparse
 import sys
+from typing import Any, List, Optional
 
 import accum
-from accum import _commands
-from accum._doctor import command as doctor
+from accum._cli import requirements
+from accum._cli.doctor import command as doctor
 
 NEED_TENSORFLOW = ("convert", "demo", "verify")
+READER_GONE = 128 + 13  # what a shell reports for a process that SIGPIPE ended
 
 
-def main(argv=None):
+def main(argv: Optional[List[str]] = None) -> int:
     """Run the command that `argv` names; None: the process's own arguments.
 
     Returns:
-      The exit status: 0, 1 if the command failed, or 2 if there is no TensorFlow and it needs one.
+      The exit status: 0, 1 if the command failed, 2 if there is no TensorFlow and it needs one, or 141 if the reader of
+      its output, such as `| head`, is gone: then there is no verdict.
 
     Raises:
       SystemExit: with status 2 and a usage line for wrong arguments, 0 for `--help` and `--version`.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            print(end="", flush=True)  # what waits in the buffer fails here, rather than while Python shuts down
+    except BrokenPipeError:
+        requirements.discard_output()
+        return READER_GONE
+
+
+def _run(argv: Any) -> int:
     arguments = _parser(argv[:1] == ["doctor"]).parse_args(argv)
-    lacking = _commands.without_tensorflow() if arguments.command in NEED_TENSORFLOW else None
+    lacking = requirements.without_tensorflow() if arguments.command in NEED_TENSORFLOW else None
     if lacking:
-        print("python -m accum {} needs TensorFlow: {}".format(arguments.command, lacking), file=sys.stderr)
+        print(f"python -m accum {arguments.command} needs TensorFlow: {lacking}", file=sys.stderr)
         return 2
     return arguments.perform(arguments)
 
 
-def _parser(is_doctor):
+def _parser(is_doctor: bool) -> argparse.ArgumentParser:
     """The parser; the doctor shares no import with the others, any of which may be what is ill."""
     parser = argparse.ArgumentParser(prog="python -m accum", description=accum.__doc__)
     parser.add_argument("--version", action="version", version="accum " + accum.__version__)
@@ -40,13 +53,14 @@ def _parser(is_doctor):
     return parser
 
 
-def _add_others(commands):
-    from accum import _convert_command
-    from accum._demo import command as demo
-    from accum._migrate import command as migrate
-    from accum.testing import _compare_command, _verify_command
+def _add_others(commands: Any) -> None:
+    from accum._cli import migrate as migrate
+    from accum._cli import verify
+    from accum._cli.compare import command as compare
+    from accum._cli.convert import command as convert
+    from accum._cli.demo import command as demo
 
-    for command in (demo, _verify_command, _compare_command, _convert_command, migrate):
+    for command in (demo, verify, compare, convert, migrate):
         command.add_parser(commands)
 
 

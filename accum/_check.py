@@ -1,86 +1,109 @@
-"""Every error that an argument can cause, raised before anything is built (law L17)."""
+"""Validate arguments before anything is built (law L17)."""
 
+import difflib
 import numbers
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 
-def accum_steps(value, name="accum_steps"):
-    """`value` as an int >= 1."""
+class _LeftOut(int):
+    """A default that can be told apart from the same number passed explicitly."""
+
+
+LEFT_OUT = _LeftOut(1)
+"""The value of `accum_steps` when the caller did not pass it."""
+
+
+def accum_steps(value: Any, name: str = "accum_steps") -> int:
+    """Return `value` as an int, after checking that it is >= 1."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError("`{}` must be an int >= 1. Received: {}={!r}.".format(name, name, value))
+        raise TypeError(f"`{name}` must be an int >= 1. Received: {name}={value!r}.")
     if value < 1:
-        raise ValueError("`{}` must be an int >= 1. Received: {}={!r}.".format(name, name, value))
+        raise ValueError(f"`{name}` must be an int >= 1. Received: {name}={value!r}.")
     return int(value)
 
 
-def schedule(value, name="accum_steps"):
-    """`{first: accum_steps}` as a tuple of pairs by ascending `first`."""
+def schedule(value: Dict[Any, Any], name: str = "accum_steps") -> Tuple[Tuple[int, int], ...]:
+    """Return `{first: accum_steps}` as a tuple of pairs, sorted by `first`."""
     for first in value:
         if isinstance(first, bool) or not isinstance(first, numbers.Integral) or first < 0:
-            raise ValueError("The keys of `{}` must be ints >= 0. Received: {}={!r}.".format(name, name, value))
+            raise ValueError(f"The keys of `{name}` must be ints >= 0. Received: {name}={value!r}.")
     if 0 not in value:
         raise ValueError(
-            "The schedule `{}` must say what holds from the start: add the key 0. Received: {}={!r}.".format(
-                name, name, value
-            )
+            f"The schedule `{name}` must define its value from the start: add the key 0. Received: {name}={value!r}."
         )
-    return tuple((int(first), accum_steps(value[first], "{}[{}]".format(name, first))) for first in sorted(value))
+    return tuple((int(first), accum_steps(value[first], f"{name}[{first}]")) for first in sorted(value))
 
 
-def one_of(name, value, choices):
-    """`value` in lower case, which must be one of `choices`."""
+def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Return `value` in lower case, after checking that it is one of `choices`."""
     known = value.lower() if isinstance(value, str) else value
     if known not in choices:
-        raise ValueError("`{}` must be one of {}. Received: {}={!r}.".format(name, list(choices), name, value))
+        raise ValueError(f"`{name}` must be one of {list(choices)}. Received: {name}={value!r}.")
     return known
 
 
-def callable_or_none(name, value):
+_CALLED_ELSEWHERE = dict.fromkeys(
+    ("accumulation_steps", "grad_accum_steps", "gradient_accumulation_steps", "n_gradients", "steps_per_update"),
+    "accum_steps",
+)
+
+
+def known_options(given: Dict[str, Any], names: Sequence[str]) -> None:
+    """Raise a `TypeError` for any argument in `given` that is not one of `names`."""
+    for name in given:
+        if name not in names:
+            near = [_CALLED_ELSEWHERE[name]] if name in _CALLED_ELSEWHERE else difflib.get_close_matches(name, names)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            raise TypeError(f"`{name}` is an unknown argument.{hint} Received: {name}={given[name]!r}.")
+
+
+def callable_or_none(name: str, value: Any) -> Optional[Callable[..., Any]]:
     if value is not None and not callable(value):
-        raise TypeError("`{}` must be a function or None. Received: {}={!r}.".format(name, name, value))
+        raise TypeError(f"`{name}` must be a function or None. Received: {name}={value!r}.")
     return value
 
 
-def not_negative(name, value, known=None):
-    """`value`, a scalar >= 0.
+def not_negative(name: str, value: Any, known: Optional[float] = None) -> Any:
+    """Return `value`, after checking as far as possible that it is a scalar >= 0.
 
     Args:
       name: the argument's name.
       value: a number or a scalar tensor.
-      known: the tensor's value where it is known already, or None.
+      known: the tensor's value, if it is already known, or None.
     """
     dtype = str(getattr(value, "dtype", ""))
     if "bool" in dtype or not (dtype or _is_number(value)):
-        raise TypeError("`{}` must be a scalar >= 0. Received: {}={!r}.".format(name, name, value))
+        raise TypeError(f"`{name}` must be a scalar >= 0. Received: {name}={value!r}.")
     if dtype and value.shape.__len__() and tuple(value.shape):
-        raise ValueError("`{}` must be a scalar >= 0. Received: shape {}.".format(name, tuple(value.shape)))
+        raise ValueError(f"`{name}` must be a scalar >= 0. Received: shape {tuple(value.shape)}.")
     known = value if known is None and _is_number(value) else known
-    if known is not None and not known >= 0:  # a NaN is refused too
-        raise ValueError("`{}` must be a scalar >= 0. Received: {}={!r}.".format(name, name, value))
+    if known is not None and not known >= 0:  # also rejects NaN
+        raise ValueError(f"`{name}` must be a scalar >= 0. Received: {name}={value!r}.")
     return value
 
 
-def _is_number(value):
+def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
 
 
-def floating_dtype(name, dtype):
-    """`dtype`, a `tf.DType`, which must hold fractions."""
+def floating_dtype(name: str, dtype: Any) -> Any:
+    """Return `dtype`, a `tf.DType`, after checking that it is a floating or complex dtype."""
     if not (dtype.is_floating or dtype.is_complex):
-        raise ValueError("`{}` must be a floating dtype. Received: {}={}.".format(name, name, dtype.name))
+        raise ValueError(f"`{name}` must be a floating dtype. Received: {name}={dtype.name}.")
     return dtype
 
 
-def once_each(names, keys):
-    """Every variable of a call stands in it once."""
+def once_each(names: Sequence[str], keys: List[int]) -> None:
+    """Raise a `ValueError` if a call contains the same variable more than once."""
     twice = sorted({name for name, key in zip(names, keys) if keys.count(key) > 1})
     if twice:
-        raise ValueError("Each variable must stand once in `grads_and_vars`: add up the gradients of {}.".format(twice))
+        raise ValueError(f"Each variable must appear only once in `grads_and_vars`: sum the gradients of {twice}.")
 
 
-def gradient(grad, var):
-    """A gradient must have the shape of its variable, as far as both are known."""
+def gradient(grad: Any, var: Any) -> None:
+    """Check that a gradient has the shape of its variable, as far as both shapes are known."""
     if grad is None:
         return
     if hasattr(grad, "indices"):
@@ -88,77 +111,80 @@ def gradient(grad, var):
     elif hasattr(grad, "shape") and hasattr(grad, "dtype"):
         shape = grad.shape
     else:
-        raise TypeError("A gradient must be a tensor, `tf.IndexedSlices` or None. Received: {!r}.".format(grad))
+        raise TypeError(f"A gradient must be a tensor, `tf.IndexedSlices` or None. Received: {grad!r}.")
     if not var.shape.is_compatible_with(shape):
         raise ValueError(
-            "A gradient must have its variable's shape. Received: shape {} for {} of shape {}.".format(
-                shape, var.name, var.shape
-            )
+            f"A gradient must have its variable's shape. Received: shape {shape} for {var.name} of shape "
+            f"{var.shape}."
         )
 
 
-def pairs(grads_and_vars):
-    """`grads_and_vars` as a list of (gradient, variable), at least one of them with a gradient."""
+def pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
+    """Return `grads_and_vars` as a list of (gradient, variable) pairs, at least one of which has a gradient."""
     listed = list(grads_and_vars)
     for pair in listed:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError("`grads_and_vars` must hold (gradient, variable) pairs. Received: {!r}.".format(pair))
+            raise TypeError(f"`grads_and_vars` must hold (gradient, variable) pairs. Received: {pair!r}.")
     if not listed or all(grad is None for grad, _ in listed):
         raise ValueError(
-            "No gradient for any variable of {}: is the loss computed from them?".format([v.name for _, v in listed])
+            f"No gradient for any variable in {[v.name for _, v in listed]}: does the loss depend on them?"
         )
     for grad, var in listed:
         gradient(grad, var)
     return listed
 
 
-def strategy(chosen, is_central_storage, is_parameter_server):
-    """A strategy must give each replica accumulators of its own."""
+def strategy(chosen: Any, is_central_storage: bool, is_parameter_server: bool) -> None:
+    """Reject strategies that cannot give each replica its own accumulators."""
     if is_parameter_server:
         raise ValueError(
-            "Under a ParameterServerStrategy workers run by themselves and would mix their micro-batches in one cycle. "
-            "Use a MultiWorkerMirroredStrategy, or in a static graph, without a strategy, "
-            "`accum.compat.v1.AccumOptimizer(local_accumulators=True)`. Received: {!r}.".format(chosen)
+            "The workers of a ParameterServerStrategy run independently and would mix their micro-batches in one "
+            "cycle. Use a MultiWorkerMirroredStrategy or, in a static graph without a strategy, "
+            f"`accum.compat.v1.AccumOptimizer(local_accumulators=True)`. Received: {chosen!r}."
         )
     if is_central_storage and chosen.num_replicas_in_sync > 1:
         raise ValueError(
-            "Under a CentralStorageStrategy replicas share every variable, so that each would accumulate the gradients "
-            "of all. Use a MirroredStrategy. Received: {!r}.".format(chosen)
+            "The replicas of a CentralStorageStrategy share every variable, so each would accumulate the "
+            f"gradients of all replicas. Use a MirroredStrategy. Received: {chosen!r}."
         )
 
 
-def axes(name, value, rank=None):
-    """`value`, ints that number axes, each once; with `rank` as ints >= 0, which must be axes of such a tensor."""
+def axes(name: str, value: Any, rank: Optional[int] = None) -> Tuple[int, ...]:
+    """Return a sequence of axis numbers as a tuple of ints.
+
+    Args:
+      name: the argument's name.
+      value: tuple or list of ints.
+      rank: the rank of the tensor to which the axes belong; the returned axes are then >= 0. None: leave them as given.
+    """
     is_listed = isinstance(value, (tuple, list))
     if not is_listed or any(isinstance(axis, bool) or not isinstance(axis, numbers.Integral) for axis in value):
-        raise TypeError("`{}` must be a tuple of ints. Received: {}={!r}.".format(name, name, value))
+        raise TypeError(f"`{name}` must be a tuple of ints. Received: {name}={value!r}.")
     if rank is None:
         return tuple(int(axis) for axis in value)
     if any(not -rank <= axis < rank for axis in value):
-        raise ValueError("`{}` must be axes of a tensor of rank {}. Received: {!r}.".format(name, rank, value))
+        raise ValueError(f"`{name}` must be axes of a tensor of rank {rank}. Received: {value!r}.")
     return tuple(int(axis) % rank for axis in value)
 
 
-def axes_by_name(name, value):
-    """`{name: axes}`."""
+def axes_by_name(name: str, value: Any) -> Dict[str, Tuple[int, ...]]:
+    """Return a dict `{name: axes}` after checking each entry with `axes`."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise TypeError("`{}` must be a dict of names to axes. Received: {}={!r}.".format(name, name, value))
-    return {key: axes("{}[{!r}]".format(name, key), value[key]) for key in value}
+        raise TypeError(f"`{name}` must be a dict of names to axes. Received: {name}={value!r}.")
+    return {key: axes(f"{name}[{key!r}]", value[key]) for key in value}
 
 
-def names_or_function(name, value):
-    """A tuple of names, or a function; None says no names."""
+def names_or_function(name: str, value: Any) -> Union[Tuple[str, ...], Callable[[Any], bool]]:
+    """Return names as a tuple, or a function unchanged; None means no names."""
     value = () if value is None else value
     if callable(value):
         return value
     if not isinstance(value, (tuple, list, set)) or not all(isinstance(item, str) for item in value):
-        raise TypeError(
-            "`{}` must be a list of names, or a function of a variable. Received: {}={!r}.".format(name, name, value)
-        )
+        raise TypeError(f"`{name}` must be a list of names, or a function of a variable. Received: {name}={value!r}.")
     return tuple(sorted(value) if isinstance(value, set) else value)
 
 
-def positive(name, value):
+def positive(name: str, value: Any) -> float:
     if not _is_number(value) or not value > 0:
-        raise ValueError("`{}` must be a number > 0. Received: {}={!r}.".format(name, name, value))
+        raise ValueError(f"`{name}` must be a number > 0. Received: {name}={value!r}.")
     return value

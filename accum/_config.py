@@ -1,18 +1,20 @@
-"""Functions in configs: a file names them, so they have to be registered with Keras under a name."""
+"""Write functions into configs by the names under which they are registered with Keras."""
 
 import warnings
+from typing import Any, Dict, Optional
 
 from accum import _tf
 
 
-def to_config(argument, value):
-    """What stands for `value`, a function, an object with a config, or anything else, in a config that becomes JSON.
+def to_config(argument: str, value: Any) -> Any:
+    """Convert an argument to a value that can be stored in JSON.
 
     Args:
-      argument: the argument's name.
-      value: a function registered by `tf.keras.utils.register_keras_serializable`, which is named; an instance of such
-        a class with `get_config`, whose config is given; or what needs no name. A function that is not registered
-        is left out, with a warning: whoever loads the file has to give it anew.
+      argument: the argument's name, for the warning.
+      value: the argument. A function registered with `tf.keras.utils.register_keras_serializable` is stored by name.
+        An instance of a registered class that has `get_config` is stored as its class name and config. Any other
+        callable is left out, with a warning, and must be passed again after loading. Everything else is returned
+        unchanged.
     """
     if not callable(value):
         return value
@@ -21,18 +23,19 @@ def to_config(argument, value):
     name = _tf.registered_name(value)
     if name is None:
         warnings.warn(
-            "`{}` is left out of the config: register it with `tf.keras.utils.register_keras_serializable`, or give "
-            "it again after loading. Received: {}={!r}.".format(argument, argument, value),
+            f"`{argument}` is left out of the config: register it with "
+            "`tf.keras.utils.register_keras_serializable`, or pass it again after loading. Received: "
+            f"{argument}={value!r}.",
             stacklevel=3,
         )
     return None if name is None else {"registered": name}
 
 
-def from_config(argument, value, custom_objects=None):
-    """The function or object that `to_config` wrote down.
+def from_config(argument: str, value: Any, custom_objects: Optional[Dict[str, Any]] = None) -> Any:
+    """Restore the function or object that `to_config` stored.
 
     Raises:
-      ValueError: nothing is registered under its name.
+      ValueError: nothing is registered under the stored name.
     """
     if not isinstance(value, dict) or not ("registered" in value or "class_name" in value):
         return value
@@ -40,21 +43,21 @@ def from_config(argument, value, custom_objects=None):
     found = _tf.registered_object(name, custom_objects)
     if found is None:
         raise ValueError(
-            "`{}` must be registered under the name with which it was saved: import what registers it, or give "
-            "`custom_objects`. Received: {!r}.".format(argument, name)
+            f"`{argument}` must be registered under the name with which it was saved: import the module that "
+            f"registers it, or pass `custom_objects`. Received: {name!r}."
         )
     return found if "registered" in value else found(**value["config"])
 
 
-def int_keys_to_config(accum_steps):
-    """`accum_steps`, a schedule with its keys as strings: JSON has no others."""
+def int_keys_to_config(accum_steps: Any) -> Any:
+    """Return `accum_steps`, with the keys of a schedule as strings, because JSON allows no other keys."""
     return (
         {str(first): length for first, length in accum_steps.items()} if isinstance(accum_steps, dict) else accum_steps
     )
 
 
-def int_keys_from_config(accum_steps):
-    """`accum_steps`, a schedule with its keys as ints."""
+def int_keys_from_config(accum_steps: Any) -> Any:
+    """Return `accum_steps`, with the keys of a schedule as ints."""
     return (
         {int(first): length for first, length in accum_steps.items()} if isinstance(accum_steps, dict) else accum_steps
     )

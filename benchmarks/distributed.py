@@ -1,13 +1,13 @@
-"""What accumulating locally saves between workers: `python benchmarks/distributed.py [--workers 2 4]`.
+"""Measure what local accumulation saves between workers: `python benchmarks/distributed.py [--workers 2 4]`.
 
-Workers are processes of this machine under a `MultiWorkerMirroredStrategy`. Two contenders take turns, cycle by cycle,
+Workers are processes on this machine under a `MultiWorkerMirroredStrategy`. Two contenders take turns, cycle by cycle,
 in the same processes, and make the same steps with the same engine:
 
-  once a step         each worker keeps its gradients to itself; the sum is exchanged when the cycle ends
-  every micro step    each micro-batch's gradients are exchanged, and accumulated after that
+  once a step         each worker accumulates locally; the sum is exchanged when the cycle ends
+  every micro step    the gradients of each micro-batch are exchanged, and then accumulated
 
-Printed are medians over the cycles: bytes that crossed the loopback device (which counts each byte once, and is read
-from the kernel, so Linux only), how many micro steps of a cycle exchanged gradients, and examples per second.
+The output shows medians over the cycles: the bytes that crossed the loopback device (which counts each byte once; read
+from the kernel, so on Linux only), the micro steps per cycle that exchanged gradients, and examples per second.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def bytes_sent():
 
 
 def contender(strategy, name):
-    """A function of a micro-batch that makes a micro step, and the function that waits for its end."""
+    """Returns a function that makes a micro step with a micro-batch, and one that waits until it has finished."""
     import tensorflow as tf
 
     import accum
@@ -108,7 +108,7 @@ def worker(task):
 
 
 def measured(workers, cycles):
-    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests"))
+    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "support"))
     from addresses import free_addresses
 
     addresses, processes = free_addresses(workers), []
@@ -128,16 +128,10 @@ def report(workers, result):
     for name in CONTENDERS:
         seconds = statistics.median(result[name]["seconds"])
         print(
-            "{:>7}  {:<17}  {:>10.1f}  {:>9} of {}  {:>14.0f}".format(
-                workers,
-                name,
-                statistics.median(result[name]["bytes"]) / 1e6,
-                result[name]["exchanges"],
-                K,
-                workers * BATCH * K / seconds,
-            )
+            f"{workers:>7}  {name:<17}  {statistics.median(result[name]['bytes']) / 1000000.0:>10.1f}  "
+            f"{result[name]['exchanges']:>9} of {K}  {workers * BATCH * K / seconds:>14.0f}"
         )
-    print("{:>7}  throughput once a step / every micro step: {:.2f}".format(workers, statistics.median(ratios)))
+    print(f"{workers:>7}  throughput once a step / every micro step: {statistics.median(ratios):.2f}")
 
 
 def main():
@@ -149,12 +143,12 @@ def main():
     if arguments.worker:
         worker(json.loads(arguments.worker))
         return
-    print("{}, {} cores, Python {}".format(platform.platform(), os.cpu_count(), platform.python_version()))
+    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print("workers  exchange           MB a cycle  exchanges     examples / s")
     for workers in arguments.workers:
         result = measured(workers, arguments.cycles)
         report(workers, result)
-    print("TensorFlow {}, K = {}, batches of {} a worker, 10 million parameters".format(result["tensorflow"], K, BATCH))
+    print(f"TensorFlow {result['tensorflow']}, K = {K}, batches of {BATCH} a worker, 10 million parameters")
 
 
 if __name__ == "__main__":

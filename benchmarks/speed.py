@@ -1,16 +1,16 @@
-"""What accumulating costs, against the limit: `python benchmarks/speed.py run [--smoke] [--json FILE]`.
+"""Measure the cost of accumulation against its limit: `python benchmarks/speed.py run [--smoke] [--json FILE]`.
 
-The limit of a cycle is K times forward and backward, as a bare `tf.function` (a bare Session for the face "v1"), and
-one bare `apply_gradients`. Every contender that this environment has is told as a ratio to it: this library, training
-with an update on every micro-batch, accumulating by hand, and what other libraries offer. Contenders take turns in one
-process, in an order drawn each round; a round's time is divided by the limit's of that round, and told is the median of
-these ratios with its quartiles. Before anything is timed, the library has to end in the limit's weights.
+The limit of a cycle is the time of K forward and backward passes in a bare `tf.function` (a bare Session for the face
+"v1"), and one bare `apply_gradients`. Results are ratios to that limit for every contender in this environment: accum,
+an update on every micro-batch, accumulation by hand, and other libraries. Contenders take turns in one process, in an
+order drawn anew each round. A time is divided by the limit's time in the same round, and the result is the median of
+these ratios with its quartiles. Before anything is timed, accum must end with the limit's weights.
 
-Memory is the peak of a process that does one thing.
+Memory is the peak of a process that does only one run.
 
-    run                 measures what this environment has, and prints tables
-    merge FILES         writes the tables of `--json` files into benchmarks/README.md
-    figure FILES        draws them
+    run                 measure the contenders in this environment, and print tables
+    merge FILES         write the tables of `--json` files into benchmarks/README.md
+    figure FILES        draw them
 """
 
 import argparse
@@ -31,17 +31,17 @@ class WorkerFailed(Exception):
 
 
 def work(task):
-    """Do `task` in a process of its own. Returns its result."""
+    """Do `task` in a separate process. Returns its result."""
     command = [sys.executable, "-W", "ignore", os.path.abspath(__file__), "work", json.dumps(task)]
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONHASHSEED="0")
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     if done.returncode:
-        raise WorkerFailed("{}\n{}".format(task, done.stderr.decode()[-3000:]))
+        raise WorkerFailed(f"{task}\n{done.stderr.decode()[-3000:]}")
     return json.loads(done.stdout.decode().splitlines()[-1])
 
 
 def work_here(task):
-    """The worker's side."""
+    """Do `task` in this process, the worker."""
     if task["what"] == "versions":
         from measuring import machine
 
@@ -56,7 +56,7 @@ def work_here(task):
 
 
 def tasks_of(settings):
-    """All tasks, each a dict: first those of time, then those of memory, several times and in an order drawn."""
+    """All tasks, each a dict: first timing, then memory, the latter several times in random order."""
     common = {"smoke": settings["smoke"], "optimizer": settings["optimizer"]}
     named = [dict(common, workload=w, face=f) for w in settings["workloads"] for f in settings["faces"]]
     shared = {"rounds": settings["rounds"], "warm_up": settings["warm_up"], "what": "time"}
@@ -70,7 +70,7 @@ def tasks_of(settings):
 
 
 def _memory_tasks(task, settings):
-    """Of the MLP, every K against plain micro-batches; of the conv net, 64 x 64 examples against 4,096."""
+    """For the MLP, every K against plain micro-batches; for the conv net, 64 x 64 examples against 4,096."""
     if task["workload"] == "mlp":
         batch = 4 if settings["smoke"] else 16
         kinds = [("micro-batch", 1)] + [("accumulated", k) for k in settings["accum_steps"]]
@@ -93,12 +93,12 @@ def run(arguments):
     tasks, failures = tasks_of(settings), 0
     for count, task in enumerate(tasks, 1):
         shown = [str(task.get(key, "")) for key in ("what", "kind", "workload", "face")]
-        print("{}/{}: {} K = {}".format(count, len(tasks), " ".join(shown), task["accum_steps"]), file=sys.stderr)
+        print(f"{count}/{len(tasks)}: {' '.join(shown)} K = {task['accum_steps']}", file=sys.stderr)
         try:
             found = work(task)
         except WorkerFailed as error:
             failures += 1
-            print("FAILED: {}".format(error), file=sys.stderr)
+            print(f"FAILED: {error}", file=sys.stderr)
             continue
         for key in ("times", "memory", "absent"):
             result[key] += found.get(key, [])
@@ -161,15 +161,15 @@ def parser():
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = made.add_subparsers(dest="command")
     commands.required = True
-    running = commands.add_parser("run", help="measure what this environment has")
+    running = commands.add_parser("run", help="measure the contenders in this environment")
     running.add_argument("--workload", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     running.add_argument("--face", nargs="+", choices=FACES, default=FACES)
     running.add_argument("--accum-steps", nargs="+", type=int, metavar="K", help="default: 1 4 8 32")
     running.add_argument("--rounds", type=int, help="default: 15")
     running.add_argument("--optimizer", choices=["momentum", "adam"], default="momentum")
     running.add_argument("--measure", nargs="+", choices=["time", "memory"], default=["time", "memory"])
-    running.add_argument("--smoke", action="store_true", help="tiny sizes: whether everything runs; no measurement")
-    running.add_argument("--json", metavar="FILE", help="where to keep what was measured")
+    running.add_argument("--smoke", action="store_true", help="use tiny sizes, only to see whether everything runs")
+    running.add_argument("--json", metavar="FILE", help="file for the results")
     merging = commands.add_parser("merge", help="write tables into the README")
     merging.add_argument("files", nargs="*")
     merging.add_argument("--readme", default=README)

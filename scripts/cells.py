@@ -1,7 +1,7 @@
-"""Which cells of the matrix exist on which platform, and the workflow's lists of them.
+"""List the cells of the matrix that exist on each platform, and write these lists into the workflow.
 
-The cells themselves are said in tox.ini; this file knows only where TensorFlow is published for them. `wheels.py` asks
-the package index whether that is true.
+tox.ini defines the cells; this file only knows for which of them TensorFlow is published where. `wheels.py` checks that
+against the package index.
 
     python scripts/cells.py windows     prints the cells of a platform
     python scripts/cells.py --write     writes all lists into .github/workflows/platforms.yml
@@ -18,11 +18,11 @@ from typing import Dict, List
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORKFLOW = os.path.join(ROOT, ".github", "workflows", "platforms.yml")
 CELL = re.compile(r"py3(\d+)-tf(\d+)\.(\d+)(?:-(\w+))?$")
-LABELS = ["v1", "mission", "beyond", "metal"]
+LABELS = ["v1", "", "beyond", "metal"]
 
 
 def expanded(text: str) -> List[str]:
-    """The names that an expression of tox.ini with commas and braces stands for."""
+    """The names that a tox.ini expression with commas and braces expands to."""
     names = []
     for part in re.split(r",(?![^{]*})", text.replace("\\\n", "").replace("\n", ",")):
         pieces = [piece.split(",") for piece in re.split(r"[{}]", part.strip())]
@@ -102,7 +102,7 @@ def with_lists(text: str) -> str:
         pattern = r"(?s)(\n  {}:\n.*?\n        cell: )\[.*?\]".format(re.escape(platform))
         found = re.search(pattern, text)
         if found is None:
-            raise ValueError("the workflow has no job {} with a list of cells".format(platform))
+            raise ValueError(f"the workflow has no job {platform} with a list of cells")
         text = text[: found.start()] + found.group(1) + flow_list(platform) + text[found.end() :]
     return text
 

@@ -1,7 +1,7 @@
-"""Build what a release consists of, and check it as its users get it. Run by `tox run -e dist`.
+"""Build the files of a release, and check them as users get them. Run by `tox run -e dist`.
 
-An sdist, and the wheel that is built from it, are checked by twine and check-wheel-contents. Then each is installed
-with a TensorFlow in an environment of its own, and used from outside the checkout.
+twine and check-wheel-contents check an sdist and the wheel built from it. Then each is installed with TensorFlow in an
+environment of its own, and used from outside the checkout.
 
     python scripts/dist.py FOLDER       the folder is made anew
 """
@@ -16,6 +16,9 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LINE = "tf2.15"
+TYPED_USE = os.path.join("tests", "support", "typed_use.py")
+# TensorFlow itself has no types on most lines.
+CHECK_TYPES = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--disable-error-code=import-untyped"]
 USE = """
 import os, sys
 import numpy as np
@@ -64,7 +67,7 @@ def build(folder):
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
     made = sorted(glob.glob(os.path.join(folder, "*")))
     if [os.path.splitext(path)[1] for path in made] != [".whl", ".gz"]:
-        raise SystemExit("Expected an sdist and a wheel. Got: {}".format(made))
+        raise SystemExit(f"Expected an sdist and a wheel. Received: {made}")
     return made
 
 
@@ -78,12 +81,12 @@ def check(made):
     versions = {version_of(path) for path in made}
     tag = os.environ.get("RELEASE_TAG")
     if len(versions) != 1 or (tag and tag != "v" + min(versions)):
-        raise SystemExit("The tag and what was built differ: {} and {}".format(tag, sorted(versions)))
+        raise SystemExit(f"The tag is {tag}, but the version built is {sorted(versions)}")
     return min(versions)
 
 
 def use(path, version):
-    """Install `path` where nothing else is, and use it as a user would: the tests of an sdist are its own matter."""
+    """Install `path` in an empty environment, and use it as a user would."""
     with tempfile.TemporaryDirectory() as outside:
         environment = os.path.join(outside, "environment")
         python = os.path.join(environment, "Scripts" if os.name == "nt" else "bin", "python")
@@ -94,6 +97,7 @@ def use(path, version):
         run("uv", "venv", "--quiet", "--python", sys.executable, environment, env=clean)
         run("uv", "pip", "install", "--quiet", "--python", python, "-c", constraints, path, tensorflow, env=clean)
         run(python, "-W", "ignore", "-c", USE, ROOT, version, cwd=outside, env=clean)
+        run(*CHECK_TYPES, "--python-executable", python, os.path.join(ROOT, TYPED_USE), cwd=outside, env=clean)
         run(python, "-m", "accum", "demo", "--face", "optimizer", "--epochs", "2", cwd=outside, env=clean)
 
 

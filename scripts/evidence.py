@@ -1,8 +1,8 @@
 """Gather what tox measured into MATRIX.md: `python scripts/evidence.py`.
 
 Each cell of tox leaves a freeze and a JUnit report. They become a record of the cell on its system in
-docs/evidence.json, which keeps those of other systems and earlier runs; `--merge FILE` takes in the records of another
-machine. From all of them come MATRIX.md and docs/matrix.svg. What has no record is "not run", whatever else is there.
+docs/evidence.json, beside the records of other systems and earlier runs; `--merge FILE` adds the records of another
+machine. MATRIX.md and docs/matrix.svg are written from all records. A cell without a record is "not run".
 """
 
 import argparse
@@ -23,7 +23,7 @@ PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf")
 
 
 def record(frozen, counted):
-    """What is kept of a cell's run."""
+    """The record of a cell's run."""
     packages = frozen["packages"]
     versions = {name: packages[name]["version"] for name in PACKAGES if name in packages}
     if "tensorflow" not in versions:
@@ -34,23 +34,23 @@ def record(frozen, counted):
 
 
 def collect(work_dir):
-    """({system: {cell: record}}, [what was left out, and why])."""
+    """Returns ({system: {cell: record}}, [what was left out, and why])."""
     records, left_out = {}, []
     folders = {name: os.path.join(work_dir, name) for name in ("freeze", "junit")}
     names = {name: _names(folder) for name, folder in folders.items()}
     for name in sorted(names["freeze"] | names["junit"]):
         report = os.path.join(folders["junit"], name + ".xml")
         if name not in names["freeze"]:
-            left_out.append("{}: nothing says what it was made of".format(name))
+            left_out.append(f"{name}: there is no freeze of its packages")
             continue
         with open(os.path.join(folders["freeze"], name + ".json"), encoding="utf-8") as file:
             frozen = json.load(file)
         if name not in {cell for cell, _, _, _ in matrix.cells(frozen["system"])}:
-            left_out.append("{}: no cell of the matrix on {}".format(name, frozen["system"]))
+            left_out.append(f"{name}: not in the matrix on {frozen['system']}")
         elif frozen["arguments"]:
-            left_out.append("{}: not the whole suite, but {}".format(name, " ".join(frozen["arguments"])))
+            left_out.append(f"{name}: only part of the suite ran: {' '.join(frozen['arguments'])}")
         elif not os.path.exists(report):
-            left_out.append("{}: its tests did not end".format(name))
+            left_out.append(f"{name}: its tests did not finish")
         else:
             records.setdefault(frozen["system"], {})[name] = record(frozen, reports.counts(report))
     return records, left_out
@@ -61,7 +61,7 @@ def _names(folder):
 
 
 def merge(records, others):
-    """Take into `records` those of `others` that are not older."""
+    """Add to `records` those of `others` that are not older."""
     for system, cells in others.items():
         for name, other in cells.items():
             there = records.setdefault(system, {}).get(name)
@@ -70,11 +70,11 @@ def merge(records, others):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# What they say
+# States and tables
 
 
 def state(kept, sources):
-    """ "passed", "failed", "old" (passed with other sources than these) or "not run"."""
+    """ "passed", "failed", "old" (passed with earlier sources) or "not run"."""
     if kept is None:
         return "not run"
     if not reports.is_pass(kept):
@@ -83,7 +83,7 @@ def state(kept, sources):
 
 
 def states(records, sources):
-    """{system: {cell: state}} of every cell that there is."""
+    """{system: {cell: state}} of every cell of the matrix."""
     return {
         system: {name: state(records.get(system, {}).get(name), sources) for name, _, _, _ in matrix.cells(system)}
         for system in matrix.SYSTEMS
@@ -94,14 +94,15 @@ WORDS = {"passed": "passed", "failed": "**failed**", "old": "passed (old)", "not
 
 
 def summary(found):
-    """How many cells are in which state, such as "2 passed, 75 not run of 77"."""
+    """How many environments are in which state, such as "2 passed, 75 not run, of 77 environments"."""
     values = list(found.values())
-    parts = ["{} {}".format(values.count(name), name) for name in ("passed", "old", "failed") if name in values]
-    return "{} of {} cells".format(", ".join(parts + ["{} not run".format(values.count("not run"))]), len(values))
+    names = {"passed": "passed", "old": "passed (old)", "failed": "failed"}
+    parts = [f"{values.count(name)} {word}" for name, word in names.items() if name in values]
+    return "{}, of {} environments".format(", ".join(parts + [f"{values.count('not run')} not run"]), len(values))
 
 
 def _row(cells):
-    return "| {} |".format(" | ".join(str(cell) for cell in cells))
+    return f"| {' | '.join((str(cell) for cell in cells))} |"
 
 
 def grid(system, found):
@@ -115,12 +116,12 @@ def grid(system, found):
     return lines
 
 
-DETAILS = ("cell", "state", "passed", "skipped", "xfailed", "failed", "seconds", "Python", "TensorFlow", "Keras")
+DETAILS = ("environment", "state", "passed", "skipped", "xfailed", "failed", "seconds", "Python", "TensorFlow", "Keras")
 DETAILS += ("NumPy", "protobuf", "accum", "commit", "date")
 
 
 def details(found, records):
-    """A table of the cells that ran."""
+    """A table of the cells that have run."""
     lines = [_row(DETAILS), "|---" * len(DETAILS) + "|"]
     for name, what in found.items():
         if name not in records:
@@ -136,20 +137,26 @@ def details(found, records):
 
 
 HEAD = """\
-# The matrix: what ran
+# Test results by TensorFlow, Python and system
 
-Written by `python scripts/evidence.py` from `docs/evidence.json`, which `tox` fills; nothing here is typed by hand.
+`python scripts/evidence.py` writes this page from `docs/evidence.json`, which holds the results of `tox`. Nothing here
+is typed by hand.
 
 ![{alt}](docs/matrix.svg)
 
-- **passed**: the whole suite of the cell ran with the sources that are here, and nothing failed. "skipped" are tests
-  that the cell is not made for, "xfailed" are known limits of its TensorFlow, with reasons in `tests/exceptions.py`.
-- **passed (old)**: the same, with other sources; the commit says which.
-- **failed**: something failed, or no test ran.
-- **not run**: nobody has run it, or not to its end. It may work.
+Each combination is one environment of `tox`, with a name such as `py311-tf2.15`. The names with `keras2` use Keras 2
+(the package tf-keras) where Keras 3 is the default.
+
+- **passed**: all tests selected for this environment ran with the present sources, and none failed.
+- **passed (old)**: the same with earlier sources, those of the commit in the table. Each change is tested on every
+  TensorFlow version with one Python. An eighth of the other environments also run each time, in turns
+  (`scripts/turn.py`).
+- **failed**: a test failed, or no test ran.
+- **not run**: it has not been run, or not to the end. It may work.
 - **–**: TensorFlow has no wheel for it.
 
-`keras2` is Keras 2 by tf-keras, where Keras 3 is the default.
+In the tables, "skipped" counts tests that do not apply to the environment, and "xfailed" known limits of its
+TensorFlow. `tests/support/exceptions.py` gives the reason for each.
 """
 
 
@@ -157,7 +164,7 @@ def page(records, sources):
     """The text of MATRIX.md."""
     parts = [HEAD.format(alt=picture.ALT)]
     for system, found in states(records, sources).items():
-        parts.append("## {}\n\n{}.\n".format(matrix.SYSTEMS[system], summary(found)))
+        parts.append(f"## {matrix.SYSTEMS[system]}\n\n{summary(found)}.\n")
         parts.append("\n".join(grid(system, found)) + "\n")
         if records.get(system):
             parts.append("\n".join(details(found, records[system])) + "\n")
@@ -201,7 +208,7 @@ def main(argv=None):
     for what in left_out:
         print("Left out: " + what)
     for system, found in states(records, sources).items():
-        print("{}: {}".format(matrix.SYSTEMS[system], summary(found)))
+        print(f"{matrix.SYSTEMS[system]}: {summary(found)}")
 
 
 if __name__ == "__main__":

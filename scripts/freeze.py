@@ -1,9 +1,8 @@
-"""Write down what a tox cell is made of, before its tests: `python scripts/freeze.py WORK_DIR ENV_NAME [ARGUMENTS]`.
+"""Record the packages of a tox cell before its tests run: `python scripts/freeze.py WORK_DIR ENV_NAME [ARGUMENTS]`.
 
-Run by the cell's own Python, 3.6 included, with nothing but the standard library. It writes
-WORK_DIR/freeze/ENV_NAME.json and removes WORK_DIR/junit/ENV_NAME.xml: a report beside a freeze is always of the run
-that the freeze began, and one that was broken off leaves none. ARGUMENTS are those given to pytest instead of the
-whole suite.
+The cell's own Python, 3.6 included, runs it, so it needs only the standard library. It writes
+WORK_DIR/freeze/ENV_NAME.json and removes WORK_DIR/junit/ENV_NAME.xml. So a report beside a freeze always belongs to the
+same run, and an interrupted run leaves no report. ARGUMENTS are those passed to pytest to run only part of the suite.
 """
 
 import datetime
@@ -17,7 +16,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SOURCES = ["accum", "compat", "tests", "setup.py"]
-"""What a result is about: it holds for the sources with the same digest."""
+"""A result holds for the sources with the same digest."""
 
 
 def canonical(name):
@@ -30,7 +29,7 @@ def system():
     if sys.platform == "darwin":
         return "macos-" + machine
     name = "windows" if sys.platform == "win32" else "linux"
-    return name if machine == "x86_64" else "{}-{}".format(name, machine)
+    return name if machine == "x86_64" else f"{name}-{machine}"
 
 
 def source_digest(root=ROOT):
@@ -50,12 +49,12 @@ def source_digest(root=ROOT):
         with open(path, "rb") as file:
             content = file.read().replace(b"\r\n", b"\n")
         name = os.path.relpath(path, root).replace(os.sep, "/")
-        digest.update("{} {}\n".format(name, hashlib.sha256(content).hexdigest()).encode("utf-8"))
+        digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode("utf-8"))
     return digest.hexdigest()[:16]
 
 
 def commit(root=ROOT):
-    """The commit that is checked out, or None where nobody knows."""
+    """The commit that is checked out, or None if unknown."""
     command = ["git", "-C", root, "rev-parse", "--short=10", "HEAD"]
     try:
         return subprocess.check_output(command, stderr=subprocess.DEVNULL).decode("ascii").strip()
@@ -64,7 +63,7 @@ def commit(root=ROOT):
 
 
 def _pure(wheel_text):
-    """Whether a wheel was one for every platform, by its WHEEL file."""
+    """Whether a wheel was built for every platform, according to its WHEEL file."""
     tags = re.findall(r"(?m)^Tag: *\S+-\S+-(\S+)", wheel_text or "")
     return bool(tags) and set(tags) == {"any"}
 

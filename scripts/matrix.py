@@ -1,4 +1,4 @@
-"""`data`: the module accum/_matrix.py, without its package, which would import TensorFlow."""
+"""`data`: the module accum/_cli/doctor/matrix.py, without its package, which would import TensorFlow."""
 
 import importlib.util
 import os
@@ -13,4 +13,4 @@ def _load(path):
     return module
 
 
-data = _load(os.path.join(ROOT, "accum", "_matrix.py"))
+data = _load(os.path.join(ROOT, "accum", "_cli", "doctor", "matrix.py"))

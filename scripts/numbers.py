@@ -1,7 +1,7 @@
 """Compare the numbers of the cells that tox ran: `python scripts/numbers.py` writes docs/numbers.md.
 
-Each golden trajectory leaves in its cell's JUnit report how far it was from NumPy's, and the weights at its end; the
-tests of conventions leave what TensorFlow's own optimizers do there by default. Nothing is typed by hand.
+Each test of a golden trajectory leaves its distance from NumPy's and its final weights in the JUnit report of its cell.
+The tests of conventions leave the defaults of TensorFlow's own optimizers. Nothing is typed by hand.
 """
 
 import argparse
@@ -16,32 +16,40 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HEAD = """\
 # The same numbers everywhere
 
-Written by `python scripts/numbers.py` from the reports of {cells} cells on {system}; nothing here is typed by hand.
+`python scripts/numbers.py` writes this page from the test reports of {cells} environments on {system}. Nothing here is
+typed by hand.
 
 ## Golden trajectories
 
-Ten steps of six rules on ragged micro-batches (5 + 4 + 3), by every face, against NumPy in float64 (`tests/golden`).
-The law is 2e-6 on weights of order one. A difference from a neighbour is that of the weights at the end, over what
-both ran; 0 is the same bits. The neighbours are the line before on the same Python (or the nearest that it has), and
-the same line on the Python before.
+Every interface (optimizer, model, static graph) makes ten steps with six optimizers on micro-batches of unequal size
+(5 + 4 + 3). The weights are compared with NumPy in float64 (`tests/golden`). The tests allow a difference of 2e-6 for
+weights of order one.
+
+The last two columns compare the final weights with those of a neighbour, over the trajectories that both ran; 0 means
+identical bits. One neighbour is the previous TensorFlow on the same Python, or on the nearest Python that it supports.
+The other is the same TensorFlow on the previous Python.
 
 """
 
 CONVENTIONS = """
 ## Where TensorFlow itself changed
 
-What TensorFlow's own optimizers are without `accum`, cell by cell; only changes are listed. "First steps" are those of
-a weight with gradient 0.5, rate 0.5 and, where there is one, epsilon 1: they tell where epsilon stands and what
-accumulators start from. They matter to whoever carries hyperparameters from one line to another, or from
-`tf.compat.v1` to Keras.
+This list shows how TensorFlow's own optimizers, without accum, change from one version to the next. "First steps" are
+those of a weight with gradient 0.5, learning rate 0.5 and, if the optimizer has one, epsilon 1. They show where epsilon
+is added and from which value accumulators start. This matters if you take hyperparameters from one TensorFlow version
+to another, or from `tf.compat.v1` to Keras.
 
 """
 
 STANDING = """
-- An Adagrad of `tf.compat.v1` has no epsilon, one of Keras has one: under the root or beside it, by line and family.
-- An RMSprop of `tf.compat.v1` starts its mean square from one, that of Keras from zero.
-- The epsilon of Adam is 1e-8 in `tf.compat.v1` and 1e-7 in Keras; that of RMSprop is 1e-10 and 1e-7.
-- A momentum of `tf.compat.v1` adds up gradients, one of Keras steps: they part when the rate changes.
+Some differences between `tf.compat.v1` and Keras hold for every version:
+
+- Adagrad in `tf.compat.v1` has no epsilon. In Keras it has one, inside or outside the square root, depending on the
+  version and on the family of optimizers.
+- RMSprop starts its mean square from one in `tf.compat.v1`, and from zero in Keras.
+- The default epsilon of Adam is 1e-8 in `tf.compat.v1` and 1e-7 in Keras; that of RMSprop is 1e-10 and 1e-7.
+- Momentum in `tf.compat.v1` is a sum of gradients, and in Keras a sum of steps. They differ once the learning rate
+  changes.
 """
 
 
@@ -68,14 +76,14 @@ def cells_of(folder, system):
 
 
 def difference(one, other):
-    """The largest difference of the weights of two cells over the tests that both ran; None if there is none."""
+    """The largest difference between the weights of two cells in the tests that both ran; None without such tests."""
     shared = sorted(set(one) & set(other))
     differences = [abs(a - b) for test in shared for a, b in zip(one[test]["weights"], other[test]["weights"])]
     return max(differences) if differences else None
 
 
 def neighbours(cell, cells):
-    """(the cell of the line before, the cell of the Python before), each None if none ran."""
+    """Returns (the cell of the previous line, the cell of the previous Python), each None if it did not run."""
     name, line, python = cell[:3]
     alike = [other for other in cells if other[0].endswith("-keras2") == name.endswith("-keras2")]
     minor = lambda other: int(other[2].split(".")[1])
@@ -86,18 +94,28 @@ def neighbours(cell, cells):
     return before, max(younger, key=minor, default=None)
 
 
+def _interface(test):
+    """The name of a golden test as readers see it: static graph in a session[…]."""
+    name, bracket, case = test.partition("[")
+    for word, other in (("test_", ""), ("_follows_the_golden_trajectory", ""), ("graph_face", "static_graph")):
+        name = name.replace(word, other)
+    return name.replace("_face", "").replace("_", " ") + bracket + case
+
+
 def _number(value):
-    return "–" if value is None else "0" if value == 0 else "{:.1e}".format(value)
+    return "–" if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
 def table(cells):
     """Lines of the table of deviations."""
-    lines = ["| cell | trajectories | from NumPy | at | from the line before | from the Python before |"]
+    lines = [
+        "| environment | trajectories | from NumPy | in | from the previous TensorFlow | from the previous Python |"
+    ]
     lines.append("|---" * 6 + "|")
     for cell in cells:
         golden = cell[3]
         if not golden:
-            lines.append("| {} | 0 | – | – | – | – |".format(cell[0]))
+            lines.append(f"| {cell[0]} | 0 | – | – | – | – |")
             continue
         worst = max(golden, key=lambda test: golden[test]["off"])
         apart = [other and difference(golden, other[3]) for other in neighbours(cell, cells)]
@@ -106,9 +124,9 @@ def table(cells):
                 cell[0],
                 len(golden),
                 _number(golden[worst]["off"]),
-                worst.replace("_follows_the_golden_trajectory", "").replace("test_", ""),
+                _interface(worst),
                 *[
-                    "{} ({})".format(_number(value), other[0]) if other and value is not None else "–"
+                    f"{_number(value)} ({other[0]})" if other and value is not None else "–"
                     for value, other in zip(apart, neighbours(cell, cells))
                 ],
             )
@@ -123,7 +141,7 @@ def _leaves(value, path=()):
 
 
 def changes(cells):
-    """Lines that list what changed in conventions from each cell to the next that says anything of it."""
+    """Lines that list the changes in conventions from each cell to the next that reports them."""
     last, lines = {}, []
     for cell in cells:
         for what, told in sorted(cell[4].items()):
@@ -131,10 +149,10 @@ def changes(cells):
             for path, value in _leaves(told):
                 key = (kind,) + path
                 if key in last and last[key] != value:
-                    where = "{}: {}".format(kind, " ".join(path))
-                    lines.append("- {}: {} → {}, from {} on".format(where, last[key], value, cell[0]))
+                    where = f"{kind}: {' '.join(path)}"
+                    lines.append(f"- {where}: {last[key]} → {value}, from {cell[0]} on")
                 last[key] = value
-    return lines or ["- Nothing, over these cells."]
+    return lines or ["- Nothing changes in these environments."]
 
 
 def page(cells, system):
@@ -151,10 +169,10 @@ def main(argv=None):
     arguments = parser.parse_args(argv)
     cells = cells_of(arguments.junit, arguments.system)
     if not cells:
-        parser.error("no report of a cell in {}".format(arguments.junit))
+        parser.error(f"no report of a cell in {arguments.junit}")
     with open(arguments.output, "w", encoding="utf-8", newline="\n") as file:
         file.write(page(cells, arguments.system))
-    print("{} cells, {} trajectories".format(len(cells), sum(len(cell[3]) for cell in cells)))
+    print(f"{len(cells)} cells, {sum(len(cell[3]) for cell in cells)} trajectories")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from xml.sax.saxutils import escape
 from matrix import data as matrix
 
 PYTHONS = sorted({python for line in matrix.LINES for python in matrix.pythons(line)}, key=lambda text: int(text[2:]))
-ALT = "Grids of TensorFlow lines and Pythons, one a system: which cells passed, failed or were not run. Tables below."
+ALT = "Grids of TensorFlow and Python versions, one per system: what passed, failed or was not run. Tables below."
 
 WIDTH, HEIGHT, GAP = 30, 22, 3
 LEFT, TOP, PANEL_GAP = 64, 84, 66
@@ -16,7 +16,7 @@ LOOKS = {
     "failed": ("#c0392b", "#c0392b", "#ffffff", "failed"),
     "not run": ("#ffffff", "#a5adb5", "#a5adb5", "not run"),
 }
-"""Fill, outline, mark and meaning of each state; the marks tell them apart without colours."""
+"""Fill, outline, mark and meaning of each state; the marks distinguish them without colour."""
 
 MARKS = {"passed": "M-5 0 l4 4 l7 -8", "old": "M-5 0 l4 4 l7 -8", "failed": "M-4 -4 l8 8 M-4 4 l8 -8", "not run": None}
 
@@ -36,16 +36,16 @@ def _text(x, y, content, size=11, fill=INK, anchor="start", weight="normal"):
 
 
 def _symbol(state):
-    """A cell of a state, which `_cell` puts in its place."""
+    """The drawing of a cell in a state; `_cell` places it."""
     fill, outline, ink, _ = LOOKS[state]
     dashes = ' stroke-dasharray="3 2"' if state == "not run" else ""
     box = '<rect width="{}" height="{}" rx="3" fill="{}" stroke="{}"{}/>'
     parts = [box.format(WIDTH - GAP, HEIGHT - GAP, fill, outline, dashes)]
     if MARKS[state]:
-        centre = "translate({} {})".format((WIDTH - GAP) / 2, (HEIGHT - GAP) / 2)
-        stroke = 'fill="none" stroke="{}" stroke-width="2.2" stroke-linecap="round"'.format(ink)
-        parts.append('<path transform="{}" d="{}" {}/>'.format(centre, MARKS[state], stroke))
-    return '<g id="{}">{}</g>'.format(_id(state), "".join(parts))
+        centre = f"translate({(WIDTH - GAP) / 2} {(HEIGHT - GAP) / 2})"
+        stroke = f'fill="none" stroke="{ink}" stroke-width="2.2" stroke-linecap="round"'
+        parts.append(f'<path transform="{centre}" d="{MARKS[state]}" {stroke}/>')
+    return f'<g id="{_id(state)}">{"".join(parts)}</g>'
 
 
 def _id(state):
@@ -59,7 +59,7 @@ def _cell(x, y, state, title):
 
 def _panel(top, system, found, records):
     """A system's grid, lines from left to right and Pythons from top to bottom."""
-    passed = "{} of {} passed".format(list(found.values()).count("passed"), len(found))
+    passed = f"{list(found.values()).count('passed')} of {len(found)} passed"
     parts = [_text(LEFT, top - 30, matrix.SYSTEMS[system], size=14, weight="bold")]
     parts.append(_text(LEFT + 215, top - 30, passed, size=12, fill=GREY))
     for place, (line, keras_2) in enumerate(columns()):
@@ -78,7 +78,7 @@ def _panel(top, system, found, records):
                 parts.append(dot.format(x + (WIDTH - GAP) / 2, y + (HEIGHT - GAP) / 2))
                 continue
             kept = records.get(name)
-            title = "{}: {}".format(name, LOOKS[found[name]][3])
+            title = f"{name}: {LOOKS[found[name]][3]}"
             if kept:
                 title += ", {passed} tests passed, {failed} failed, {date}".format(**kept)
             parts.append(_cell(x, y, found[name], title))
@@ -90,7 +90,7 @@ def _legend(y):
     for state, (_, _, _, meaning) in LOOKS.items():
         parts += [_cell(x, y, state, meaning), _text(x + WIDTH + 3, y + 14, meaning, size=11)]
         x += WIDTH + 30 + 6.2 * len(meaning)
-    dot = '<circle cx="{}" cy="{}" r="1.2" fill="#7b8794"/>'.format(x + 6, y + (HEIGHT - GAP) / 2)
+    dot = f'<circle cx="{x + 6}" cy="{y + (HEIGHT - GAP) / 2}" r="1.2" fill="#7b8794"/>'
     return parts + [dot, _text(x + 16, y + 14, "no wheel of TensorFlow", size=11)]
 
 
@@ -100,18 +100,18 @@ def draw(states, records):
     width = LEFT + len(columns()) * WIDTH + 24
     height = TOP + len(states) * panel
     said = "; ".join(
-        "{}: {} of {} passed".format(matrix.SYSTEMS[system], list(found.values()).count("passed"), len(found))
+        f"{matrix.SYSTEMS[system]}: {list(found.values()).count('passed')} of {len(found)} passed"
         for system, found in states.items()
     )
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="img" '
-        'aria-labelledby="title desc" font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif">'.format(
-            width, height
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            'role="img" aria-labelledby="title desc" font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif">'
         ),
         '<title id="title">accum: what ran on which TensorFlow and Python</title>',
-        '<desc id="desc">{}. {}.</desc>'.format(escape(ALT), escape(said)),
-        '<rect width="{}" height="{}" rx="8" fill="#ffffff" stroke="#d5dae0"/>'.format(width, height),
-        "<defs>{}</defs>".format("".join(_symbol(state) for state in LOOKS)),
+        f'<desc id="desc">{escape(ALT)}. {escape(said)}.</desc>',
+        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff" stroke="#d5dae0"/>',
+        f"<defs>{''.join((_symbol(state) for state in LOOKS))}</defs>",
         _text(LEFT, 34, "accum: what ran on which TensorFlow and Python", size=17, weight="bold"),
     ]
     parts += _legend(50)

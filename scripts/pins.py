@@ -1,20 +1,21 @@
 """Write constraints/tf*.txt from environments whose tests passed: `python scripts/pins.py [LINE ...]`.
 
-A fresh resolution and what follows from it:
+To resolve anew and pin the result:
 
-    ACCUM_CONSTRAINTS=constraints/loose tox run      # the newest of everything that constraints/loose leaves open
-    python scripts/pins.py                    # pins exactly what passed
-    python scripts/evidence.py                       # and says so in MATRIX.md
+    ACCUM_CONSTRAINTS=constraints/loose tox run      # the newest versions that constraints/loose allows
+    python scripts/pins.py                           # pins exactly what passed
+    python scripts/evidence.py                       # and reports it in MATRIX.md
 
-A file of a line is what constraints/loose says, with its reasons, and the exact version of each package that
-TensorFlow, tf-keras and tf-slim pull in, per Python where they differ. A wheel for every platform is pinned on every
-platform, any other where it was measured: on Linux.
+The file of a line holds the limits of constraints/loose, with their reasons, and the exact version of each package that
+TensorFlow, tf-keras and tf-slim require, per Python where they differ. A wheel for every platform is pinned on every
+platform; any other wheel only on Linux, where it was tested.
 """
 
 import argparse
 import json
 import os
 import re
+import subprocess
 import sys
 
 import reports
@@ -23,14 +24,14 @@ from matrix import data as matrix
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, "constraints")
 ROOTS = ("tensorflow", "tensorflow-cpu", "tf-keras", "tf-slim")
-"""What the library runs on. What only its tests need, such as pytest, is the user's own to choose."""
+"""What the library runs on. Packages that only its tests need, such as pytest, are not pinned."""
 
 SIBLINGS = ("tensorflow", "tensorflow-cpu")
-"""Two names for one build: the version of the one that was measured is pinned for both."""
+"""Two names for one build: the tested version of one is pinned for both."""
 
 
 class Refused(Exception):
-    """A line whose file can't be written, and why."""
+    """The file of a line can't be written; the message says why."""
 
 
 def passed(path):
@@ -51,8 +52,23 @@ def freezes(folder, junit):
     return found
 
 
+def working(work_dir, frozen):
+    """The environments in which scripts/smoke.py succeeds: plain TensorFlow may fail although it can be imported."""
+    found = {}
+    for name in sorted(frozen):
+        python = os.path.join(work_dir, name, "bin", "python")
+        command = [python, "-I", os.path.join(ROOT, "scripts", "smoke.py")]
+        if not os.path.exists(python):
+            print(f"{name}: the environment no longer exists, so it can't be tried.", file=sys.stderr)
+        elif subprocess.call(command) != 0:
+            print(f"{name}: plain TensorFlow fails in it.", file=sys.stderr)
+        else:
+            found[name] = frozen[name]
+    return found
+
+
 def needed(packages):
-    """Those of a freeze's packages that ROOTS are or require, one through the other."""
+    """The packages of a freeze that are in ROOTS or required by them, directly or indirectly."""
     names, todo = set(), [root for root in ROOTS if root in packages]
     while todo:
         name = todo.pop()
@@ -71,20 +87,20 @@ def versions(line, frozen):
         if of != line or (is_keras_2 and name not in frozen):
             continue
         if name not in frozen:
-            raise Refused("{}: no environment that passed".format(name))
+            raise Refused(f"{name}: no environment that passed")
         for package, about in needed(frozen[name]["packages"]).items():
             for twin in SIBLINGS if package in SIBLINGS else (package,):
                 there = merged.setdefault(twin, {}).setdefault(python, about["version"])
                 if there != about["version"]:
                     other = "with Keras 2" if is_keras_2 else "with Keras 3"
-                    raise Refused("{}: {} is {}, and {} {}".format(name, twin, there, about["version"], other))
+                    raise Refused(f"{name}: {twin} is {there}, and {about['version']} {other}")
                 if not about["pure"]:
                     platform_wheels.add(twin)
     return merged, set(merged) - platform_wheels
 
 
 def pins(merged, pure, pythons):
-    """The lines that pin: one for each package and version."""
+    """The pins, one line for each package and version."""
     lines = []
     for package in sorted(merged):
         by_version = {}
@@ -94,8 +110,8 @@ def pins(merged, pure, pythons):
         for version, on in by_version.items():
             markers = [] if package in pure else ['sys_platform == "linux"']
             if on != list(pythons):
-                either = " or ".join('python_version == "{}"'.format(python) for python in on)
-                markers.append("({})".format(either) if len(on) > 1 and markers else either)
+                either = " or ".join(f'python_version == "{python}"' for python in on)
+                markers.append(f"({either})" if len(on) > 1 and markers else either)
             lines.append("{}=={}{}".format(package, version, "; " + " and ".join(markers) if markers else ""))
     return lines
 
@@ -112,7 +128,7 @@ def content(line, frozen, is_proven):
     """The text of a line's file."""
     pythons = matrix.pythons(line)
     merged, pure = versions(line, frozen)
-    with open(os.path.join(FOLDER, "loose", "tf{}.txt".format(line)), encoding="utf-8") as file:
+    with open(os.path.join(FOLDER, "loose", f"tf{line}.txt"), encoding="utf-8") as file:
         loose = file.read().strip().splitlines()
     dates = [frozen[name]["date"][:10] for name, of, _, _ in matrix.cells() if of == line and name in frozen]
     head = HEAD.format(
@@ -122,7 +138,7 @@ def content(line, frozen, is_proven):
         note="" if matrix.has_keras_face(line) else " Static graphs only.",
         install="tensorflow",
         date=" to ".join(sorted({min(dates), max(dates)})),
-        proof="the tests passed in them" if is_proven else "TensorFlow imports in them, the tests have yet to run",
+        proof="the tests passed in them" if is_proven else "plain TensorFlow trains in them, the tests have yet to run",
     )
     limits = "\n".join(text for text in loose if not text.startswith("# TensorFlow "))
     return "{}\n# limits, by hand\n{}\n\n# what was installed\n{}\n".format(
@@ -134,28 +150,30 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("lines", nargs="*", metavar="LINE", help="such as 2.10 (default: all that were measured)")
     parser.add_argument("--work-dir", default=os.path.join(ROOT, ".tox"), help="where freeze/ and junit/ are")
-    parser.add_argument("--unproven", action="store_true", help="take environments without a report of their tests too")
+    parser.add_argument("--unproven", action="store_true", help="without tests, by scripts/smoke.py alone")
     arguments = parser.parse_args(argv)
     unknown = [line for line in arguments.lines if line not in matrix.LINES]
     if unknown:
-        parser.error("LINE must be one of the matrix. Received: {}".format(" ".join(unknown)))
+        parser.error(f"LINE must be one of the matrix. Received: {' '.join(unknown)}")
     junit = None if arguments.unproven else os.path.join(arguments.work_dir, "junit")
     folder = os.path.join(arguments.work_dir, "freeze")
     if not os.path.isdir(folder):
-        parser.error("no environments in {}: run tox first.".format(folder))
+        parser.error(f"no environments in {folder}: run tox first.")
     frozen = freezes(folder, junit)
+    if arguments.unproven:
+        frozen = working(arguments.work_dir, frozen)
     measured = [line for name, line, _, _ in matrix.cells() if name in frozen]
     status = 0
     for line in arguments.lines or sorted(set(measured), key=matrix.LINES.index):
         try:
             text = content(line, frozen, not arguments.unproven)
         except Refused as refused:
-            print("tf{}: left as it is. {}".format(line, refused), file=sys.stderr)
+            print(f"tf{line}: left as it is. {refused}", file=sys.stderr)
             status = 1
             continue
-        with open(os.path.join(FOLDER, "tf{}.txt".format(line)), "w", encoding="utf-8", newline="\n") as file:
+        with open(os.path.join(FOLDER, f"tf{line}.txt"), "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
-        print("constraints/tf{}.txt".format(line))
+        print(f"constraints/tf{line}.txt")
     return status
 
 

@@ -1,6 +1,6 @@
-"""What a JUnit report says. `python scripts/reports.py` lists what failed in the cells that tox ran.
+"""Read JUnit reports. `python scripts/reports.py` lists the failures in the cells that tox ran.
 
-Cells run side by side print thousands of lines; who reads them wants the few that tell which test failed, and why.
+Cells that run in parallel print thousands of lines. This prints only which tests failed, and why.
 """
 
 import argparse
@@ -10,11 +10,11 @@ import xml.etree.ElementTree as ElementTree
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-LINES = 40  # of what a test said, from the end, where a traceback has its error
+LINES = 40  # the last lines of a failure, which hold the error of a traceback
 
 
 def counts(path):
-    """{"passed", "skipped", "xfailed", "failed", "seconds"} of a JUnit file; one that can't be read has failed."""
+    """{"passed", "skipped", "xfailed", "failed", "seconds"} of a JUnit file, all 0 if it can't be read."""
     try:
         root = ElementTree.parse(path).getroot()
     except ElementTree.ParseError:
@@ -63,13 +63,13 @@ def main(argv=None):
     parser.add_argument("--junit", default=os.path.join(ROOT, ".tox", "junit"), help="the folder of reports")
     folder = parser.parse_args(argv).junit
     if not os.path.isdir(folder):
-        parser.error("no folder {}".format(folder))
+        parser.error(f"no folder {folder}")
     names = sorted(os.listdir(folder))
     found = [(os.path.splitext(name)[0], failures(os.path.join(folder, name))) for name in names]
     for cell, tests in found:
         for test, said in tests:
             print("{}: {}\n    {}".format(cell, test, "\n    ".join(said.strip().splitlines()[-LINES:])))
-    print("{} reports, {} tests failed".format(len(names), sum(len(tests) for _, tests in found)))
+    print(f"{len(names)} reports, {sum(len(tests) for _, tests in found)} tests failed")
     return any(tests for _, tests in found)
 
 

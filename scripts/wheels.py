@@ -1,10 +1,10 @@
-"""Ask the package index what each cell of the matrix would install on each platform. It downloads no wheel.
+"""Ask the package index what each cell of the matrix would install on each platform, without downloading wheels.
 
-`uv pip compile` resolves the dependencies that tox.ini gives a cell as if it ran on that platform and Python, all that
-they need in turn included. What comes out, or that nothing does, is kept in docs/wheels.json with the day.
+For each cell, `uv pip compile` resolves the dependencies in tox.ini, and all that they require, as if it ran on that
+platform and Python. The result, or the fact that there is none, is kept in docs/wheels.json with the date.
 
-    python scripts/wheels.py                    asks for all cells on all platforms, and writes docs/wheels.json
-    python scripts/wheels.py windows py38-tf2.13  asks for one and prints it
+    python scripts/wheels.py                    ask for all cells on all platforms, and write docs/wheels.json
+    python scripts/wheels.py windows py38-tf2.13  ask for one cell and print it
 
 Needs `tox` and `uv` (`pip install tox tox-uv`).
 """
@@ -83,7 +83,7 @@ def _resolved(platform, cell, deps, built):
     wanted = "\n".join(dep for dep in deps if not dep.startswith("-c ")) + "\n"
     minor = cells.parts(cell)[1]
     command = ["uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"]
-    command += ["--python-platform", TAGS[platform], "--python-version", "3.{}".format(minor)]
+    command += ["--python-platform", TAGS[platform], "--python-version", f"3.{minor}"]
     for name in WHEELS:
         if name not in built:
             command += ["--only-binary", name]
@@ -129,9 +129,9 @@ def main():
             if (pins is not None) != (cell in said):
                 wrong += 1
                 outcome = reasons.get((platform, cell), "resolves, but is not listed")
-                print("{} {}: {}".format(platform, cell, outcome), file=sys.stderr)
+                print(f"{platform} {cell}: {outcome}", file=sys.stderr)
         resolved = sum(pins is not None for pins in found[platform].values())
-        print("{}: {} of {} cells resolve".format(platform, resolved, len(found[platform])))
+        print(f"{platform}: {resolved} of {len(found[platform])} cells resolve")
     if arguments.platform:
         print(json.dumps(found, indent=1))
     else:
@@ -143,7 +143,7 @@ def main():
 
 
 def _written(record):
-    """JSON with a line a cell, which diffs well."""
+    """JSON with one line per cell, which gives readable diffs."""
     text = json.dumps(record, indent=1)
     return re.sub(r"\{\n {4}([^{}]*?)\n {3}\}", lambda match: "{" + " ".join(match.group(1).split()) + "}", text) + "\n"
 

@@ -8,8 +8,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import exceptions
 import pytest
-import tensorflow as tf
-from replicas import make_two_cpus
+from replicas import look_often_for_the_end_of_replicas, make_two_cpus
 
 
 def pytest_configure(config):
@@ -22,17 +21,12 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "line: differs between lines of TensorFlow alone; runs on one Python of each")
     gc.set_threshold(50000, 20, 20)  # graphs are many objects: by Python's own, a fifth of the time goes into looking
     make_two_cpus()
-    _look_often_for_the_end_of_replicas()
+    look_often_for_the_end_of_replicas()
 
 
-def _look_often_for_the_end_of_replicas():
-    """TensorFlow joins the threads in which it traces replicas, and looks once a second whether they have ended."""
-    coordinator = tf.compat.v1.train.Coordinator
-    wait = coordinator.wait_for_stop
-    coordinator.wait_for_stop = lambda self, timeout=None: wait(self, timeout and min(timeout, 0.01))
-
-
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` leave out any
+def pytest_collection_modifyitems(config, items):
+    config.collected = [item.nodeid for item in items]
     for item in items:
         for reason, runs in exceptions.reasons(item):
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True, run=runs))

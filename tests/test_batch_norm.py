@@ -61,7 +61,7 @@ def test_a_cycle_of_calls_records_what_keras_records_for_the_full_batch(what, sh
 
 
 @pytest.mark.parametrize("rank", [2, 4])
-def test_the_law_of_total_variance_in_float64(rank):
+def test_statistics_of_a_cycle_follow_the_law_of_total_variance(rank):
     x = examples((3,) if rank == 2 else (2, 2, 3))
     layer = accum.AccumBatchNormalization(3, momentum=0.0)
     for part in PARTS:
@@ -283,7 +283,7 @@ def test_no_accumulator_is_a_weight_of_the_layer():
     assert [len(layer.weights), len(layer.trainable_weights), layer.count_params()] == [4, 2, 12]
 
 
-def test_config_round_trip_by_keras():
+def test_keras_makes_an_equal_layer_from_its_config():
     layer = accum.AccumBatchNormalization(4, axis=1, momentum=0.5, center=False, name="norm")
     again = tf.keras.layers.deserialize(tf.keras.layers.serialize(layer))
     assert isinstance(again, accum.AccumBatchNormalization)
@@ -306,12 +306,12 @@ def test_masked_values_count_for_nothing():
     [
         ({"accum_steps": 0}, ValueError, "`accum_steps` must be an int >= 1. Received: accum_steps=0."),
         ({"accum_steps": {0: 2}}, TypeError, "`accum_steps` must be an int >= 1"),
-        ({"renorm": True}, ValueError, "takes no `renorm`: it normalises by moving statistics"),
-        ({"virtual_batch_size": 2}, ValueError, "takes no `virtual_batch_size`: which examples share"),
-        ({"synchronized": True, "fused": True}, ValueError, "No fused kernel can be `synchronized`"),
+        ({"renorm": True}, ValueError, "does not support `renorm`: it normalises by moving statistics"),
+        ({"virtual_batch_size": 2}, ValueError, "does not support `virtual_batch_size`: the examples that share"),
+        ({"synchronized": True, "fused": True}, ValueError, "`fused` must not be True with `synchronized=True`"),
     ],
 )
-def test_the_layer_refuses(options, error, words):
+def test_the_layer_refuses_options_that_it_cannot_serve(options, error, words):
     with pytest.raises(error) as caught:
         accum.AccumBatchNormalization(**options)
     assert words in str(caught.value)

@@ -95,7 +95,7 @@ def test_other_accum_steps_on_resume_keep_iterations_and_finish_the_cycle_begun(
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 @pytest.mark.parametrize("stop", [3] + [pytest.param(stop, marks=pytest.mark.line) for stop in (1, 2, 4)])
-def test_a_saver_in_mid_cycle(tmp_path, stop, use_resource):
+def test_a_run_restored_by_a_saver_in_mid_cycle_ends_as_the_uninterrupted_one(tmp_path, stop, use_resource):
     gradients = random_gradients(6, SHAPES)
 
     def run(given, restore=None, save=None):

@@ -14,7 +14,7 @@ import accum.compat.v1
 
 tf1 = tf.compat.v1
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cluster.py")
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "cluster.py")
 TASKS = [("ps", 0), ("worker", 0), ("worker", 1)]
 PATIENCE = 240
 
@@ -30,7 +30,7 @@ def results(tmp_path_factory):
     environment["CUDA_VISIBLE_DEVICES"] = ""
     processes = []
     for job, task in TASKS:
-        with open(str(logs / "{}{}".format(job, task)), "w") as log:
+        with open(str(logs / f"{job}{task}"), "w") as log:
             command = [sys.executable, SCRIPT, cluster, job, str(task)]
             processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment))
     clock = threading.Timer(PATIENCE, lambda: [process.kill() for process in processes])
@@ -116,5 +116,5 @@ def test_a_conditional_op_that_waits_for_other_workers_is_refused(is_around):
             optimizer = accum.compat.v1.AccumOptimizer(sync(gradient_descent()), **options)
         optimizer.apply_gradients(grads_and_vars, step)
 
-    with pytest.raises(ValueError, match="drive the cycle by `accumulation_ops`"):
+    with pytest.raises(ValueError, match="run the ops of `accumulation_ops`"):
         on_a_parameter_server(build)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.keras_face
 
 
 @pytest.mark.parametrize("make", keras_optimizers())
-def test_config_round_trip_by_keras(make):
+def test_keras_makes_an_equal_wrapper_from_its_config(make):
     options = {"accum_steps": {0: 2, 5: 3}, "reduction": "sum", "nonfinite": "skip_micro", "sparse": "dense"}
     optimizer = accum.GradientAccumulateOptimizer(make(), name="mine", accumulator_dtype="float64", **options)
     config = tf.keras.optimizers.serialize(optimizer)

@@ -17,11 +17,11 @@ TOLD = ("learning_rate", "momentum", "rho", "decay", "beta_1", "beta_2", "epsilo
 def told(config):
     told = {name: value for name, value in config.items() if name in TOLD}
     numbers = {name: value for name, value in told.items() if isinstance(value, (float, np.floating))}
-    return {name: float("{:.6g}".format(value)) for name, value in numbers.items()}
+    return {name: float(f"{value:.6g}") for name, value in numbers.items()}
 
 
 @pytest.mark.keras_face
-def test_defaults_of_keras_optimizers(record_property):
+def test_the_defaults_of_keras_optimizers_are_recorded(record_property):
     found = {name: told(getattr(tf.keras.optimizers, name)().get_config()) for name in KERAS}
     record_property("keras defaults", json.dumps(found, sort_keys=True))
     if legacy_family() not in (None, tf.keras.optimizers):
@@ -30,7 +30,7 @@ def test_defaults_of_keras_optimizers(record_property):
     assert found["Adagrad"]["initial_accumulator_value"] == 0.1 and found["Adam"]["epsilon"] == 1e-7
 
 
-def test_defaults_of_graph_optimizers(record_property):
+def test_the_defaults_of_graph_optimizers_are_recorded(record_property):
     found = {}
     for name in GRAPH:
         parameters = inspect.signature(getattr(tf1.train, name).__init__).parameters.values()
@@ -41,7 +41,7 @@ def test_defaults_of_graph_optimizers(record_property):
 
 @pytest.mark.keras_face
 @pytest.mark.parametrize("family", ["keras", "legacy"])
-def test_first_steps_where_conventions_differ(family, record_property):
+def test_the_first_steps_of_keras_optimizers_are_recorded(family, record_property):
     """The first step of a single weight 1 with gradient 0.5, from which epsilon's place and first slots can be read."""
     module = tf.keras.optimizers if family == "keras" else legacy_family()
     if module is None or (family == "legacy" and module is tf.keras.optimizers):
@@ -57,11 +57,11 @@ def test_first_steps_where_conventions_differ(family, record_property):
         weight = tf.Variable([1.0])
         make().apply_gradients([(tf.constant([0.5]), weight)])
         steps[name] = round(1.0 - float(weight.numpy()[0]), 6)
-    record_property("{} first steps".format(family), json.dumps(steps, sort_keys=True))
+    record_property(f"{family} first steps", json.dumps(steps, sort_keys=True))
     assert all(0.0 < step < 1.0 for step in steps.values())
 
 
-def test_first_steps_of_graph_optimizers(record_property):
+def test_the_first_steps_of_graph_optimizers_are_recorded(record_property):
     makes = {
         "Adam": lambda: tf1.train.AdamOptimizer(0.5, epsilon=1.0),
         "RMSprop": lambda: tf1.train.RMSPropOptimizer(0.5, epsilon=1.0),

@@ -77,7 +77,7 @@ def model(last_cycle, accum_steps):
 @pytest.mark.law("L6")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("last_cycle,steps,left", [("flush", 2, 0), ("carry", 2, 2), ("drop", 0, 0)])
-def test_policies_where_an_epoch_is_shorter_than_a_cycle(last_cycle, steps, left):
+def test_policies_hold_where_an_epoch_is_shorter_than_a_cycle(last_cycle, steps, left):
     made = model(last_cycle, accum_steps=5 if last_cycle != "carry" else 3)
     made.fit(X, X, batch_size=2, epochs=2, shuffle=False, verbose=0)
     assert int(made.optimizer.iterations.numpy()) == steps

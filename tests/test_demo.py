@@ -126,7 +126,7 @@ def test_the_curves_are_drawn_where_matplotlib_is_installed(demo):
 def test_the_curves_are_drawn_in_the_file_asked_for(demo):
     output, folder = demo("model")
     assert (folder / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert "Loss curves: {}".format(folder / "curves.png") in output
+    assert f"Loss curves: {folder / 'curves.png'}" in output
 
 
 @pytest.mark.law("L17")
@@ -164,7 +164,7 @@ def test_a_plot_without_matplotlib_is_refused_before_the_training(monkeypatch, c
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
-NO_PLACE = "--plot must name a file that can be written, in an existing folder. Received: "
+NO_PLACE = "--plot must name a writable file in an existing folder. Received: "
 NEEDS_MATPLOTLIB = pytest.mark.skipif(not HAS_MATPLOTLIB, reason="without matplotlib nothing is drawn")
 
 
@@ -225,4 +225,4 @@ def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["--version"])
     assert stopped.value.code == 0
-    assert capsys.readouterr().out == "accum {}\n".format(accum.__version__)
+    assert capsys.readouterr().out == f"accum {accum.__version__}\n"

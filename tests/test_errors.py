@@ -107,7 +107,7 @@ def micro_step(grads_and_vars, accum_steps=2, **given):
 @pytest.mark.parametrize("accum_steps", [1, 2])
 def test_bad_gradients_are_refused(accum_steps):
     variable = tf.Variable(tf.zeros([3]), name="w")
-    with pytest.raises(ValueError, match="No gradient for any variable of .*w"):
+    with pytest.raises(ValueError, match="No gradient for any variable in .*w"):
         micro_step([(None, variable)], accum_steps)
     with pytest.raises(ValueError, match="No gradient for any variable"):
         micro_step([], accum_steps)
@@ -148,7 +148,7 @@ def test_bad_weights_are_refused(weight, error):
 @pytest.mark.keras_face
 def test_a_variable_given_twice_is_refused():
     variable = tf.Variable(tf.zeros([3]), name="w")
-    with pytest.raises(ValueError, match="must stand once .* the gradients of .*w"):
+    with pytest.raises(ValueError, match="must appear only once .* the gradients of .*w"):
         micro_step([(tf.zeros([3]), variable), (tf.ones([3]), variable)])
 
 
@@ -214,7 +214,7 @@ def test_one_graph_optimizer_in_two_graphs_is_refused():
             if graph is not None and optimizer.micro_step is None:
                 optimizer.minimize(loss)
                 continue
-            with pytest.raises(ValueError, match="make one for each graph"):
+            with pytest.raises(ValueError, match="create one for each graph"):
                 optimizer.minimize(loss)
 
 
@@ -267,9 +267,7 @@ def test_graph_face_refuses_eager_execution():
 @pytest.mark.law("L17")
 @pytest.mark.skipif(new_family() is None, reason="every Keras optimizer of this line works in a static graph")
 def test_graph_face_refuses_a_keras_optimizer_that_would_move_nothing_but_its_counter():
-    with tf.Graph().as_default(), pytest.raises(
-        TypeError, match="nothing but its counter is run: use one of `tf.compat"
-    ):
+    with tf.Graph().as_default(), pytest.raises(TypeError, match="only its counter is run: use one of `tf.compat"):
         accum.compat.v1.AccumOptimizer(new_family().SGD(0.1), 2)
 
 
@@ -314,7 +312,7 @@ def test_accum_steps_cannot_leave_one_or_a_schedule():
     with pytest.raises(ValueError, match="accum_steps={0: 1, first_step: 4}"):
         single.accum_steps = 4
     scheduled = accum.GradientAccumulateOptimizer("SGD", {0: 2, 9: 4})
-    with pytest.raises(ValueError, match="give it to a new optimizer"):
+    with pytest.raises(ValueError, match="pass it to a new optimizer"):
         scheduled.accum_steps = 3
     fresh = accum.GradientAccumulateOptimizer("SGD", 1)
     fresh.accum_steps = 2

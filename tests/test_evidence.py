@@ -33,7 +33,7 @@ ERROR = "<testcase name='six'><error message='no'/></testcase>"
 
 def junit(cases, **attributes):
     said = "".join(" {}='{}'".format(*pair) for pair in sorted(dict({"time": "61.6"}, **attributes).items()))
-    return "<testsuites><testsuite name='pytest'{}>{}</testsuite></testsuites>".format(said, cases)
+    return f"<testsuites><testsuite name='pytest'{said}>{cases}</testsuite></testsuites>"
 
 
 def package(version, requires=(), pure=True):
@@ -166,7 +166,7 @@ def test_with_nothing_every_cell_is_not_run(tmp_path):
     found, page = gather(tmp_path)
     assert found == {}
     for system, name in matrix.SYSTEMS.items():
-        assert "## {0}\n\n{1} not run of {1} cells.".format(name, len(matrix.cells(system))) in page
+        assert f"## {name}\n\n{len(matrix.cells(system))} not run, of {len(matrix.cells(system))} environments." in page
 
 
 def test_a_result_of_other_sources_is_old(work):
@@ -201,7 +201,7 @@ def test_the_picture_shows_the_same(work):
     assert uses[:4] == legend
     assert uses[4:].count("#cell-passed") == 1 and uses[4:].count("#cell-not-run") == every - 1
     assert root.get("role") == "img"
-    assert "Linux x86_64: 1 of {} passed".format(len(matrix.cells())) in root.find("svg:desc", space).text
+    assert f"Linux x86_64: 1 of {len(matrix.cells())} passed" in root.find("svg:desc", space).text
     titles = [title.text for title in root.iterfind("svg:use/svg:title", space)]
     assert "py311-tf2.15: passed, 2 tests passed, 0 failed, 2026-11-21T08:00Z" in titles
 
@@ -268,10 +268,36 @@ def test_no_pins_from_a_part_of_a_line(work, monkeypatch, capsys):
     assert "tf2.15: left as it is. py310-tf2.15: no environment that passed" in capsys.readouterr().err
 
 
+def make_python(work, status):
+    """Stand in for the Python of each cell's environment: it ends in `status`, whatever it is to run."""
+    for name, of, _, _ in matrix.cells():
+        if of == "2.15":
+            python = work.folder / name / "bin" / "python"
+            python.parent.mkdir(parents=True)
+            python.write_text(f"#!/bin/sh\nexit {status}\n")
+            python.chmod(0o755)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pins are written on Linux")
 def test_pins_without_tests_say_so(work, monkeypatch):
     leave_line(work, report=None)
+    make_python(work, 0)
     status, text = write_pins(work, monkeypatch, "--unproven")
     assert status == 0 and "the tests have yet to run" in text and "passed" not in text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pins are written on Linux")
+def test_no_pins_from_an_environment_in_which_plain_tensorflow_fails(work, monkeypatch, capsys):
+    leave_line(work, report=None)
+    make_python(work, 1)
+    assert write_pins(work, monkeypatch, "2.15", "--unproven") == (1, None)
+    assert CELL + ": plain TensorFlow fails in it." in capsys.readouterr().err
+
+
+def test_no_pins_without_tests_from_an_environment_that_is_gone(work, monkeypatch, capsys):
+    leave_line(work, report=None)
+    assert write_pins(work, monkeypatch, "2.15", "--unproven") == (1, None)
+    assert CELL + ": the environment no longer exists" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------------------

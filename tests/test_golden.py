@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 
+import make_golden
 import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers import EAGER_AND_TRACED, families
 from problems import (
-    HERE,
     RAGGED,
     assert_follows,
     cross_entropy,
@@ -68,15 +68,10 @@ def follows(rule, record_property):
 
 
 def test_golden_files_are_what_numpy_writes():
-    subprocess.run([sys.executable, HERE + "/make_golden.py", "--check"], check=True)
+    subprocess.run([sys.executable, make_golden.__file__, "--check"], check=True)
 
 
 def test_golden_gradients_agree_with_finite_differences():
-    sys.path.insert(0, HERE)
-    try:
-        import make_golden
-    finally:
-        sys.path.remove(HERE)
     x, y, weights = golden_problem()
     weights = [w.astype(np.float64) for w in weights]
     x, y = x[:12].astype(np.float64), y[:12]

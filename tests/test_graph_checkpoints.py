@@ -8,12 +8,14 @@ import killed
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizers import legacy_family
+from replicas import RUN, mirrored
 
 import accum.compat.v1
 
 tf1 = tf.compat.v1
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "killed.py")
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "killed.py")
 GRADIENTS = np.random.RandomState(0).normal(size=(6, 4)).astype("float32")
 
 
@@ -88,20 +90,86 @@ def test_a_checkpoint_from_before_accumulation_restores_with_zeroed_accumulators
         assert session.run(run.step) == 3
 
 
+class Inside(tf1.train.Optimizer):
+    """A wrapper of the user's own, whose optimizer nobody else sees."""
+
+    def __init__(self, inner):
+        super().__init__(False, "Inside")
+        self._inner = inner
+
+    def apply_gradients(self, *args, **kwargs):
+        return self._inner.apply_gradients(*args, **kwargs)
+
+
+def adam():
+    return tf1.train.AdamOptimizer(0.1)
+
+
+ADAMS = {"v1": adam, "v1 in a wrapper": lambda: Inside(adam())}
+if legacy_family() is not None:
+    ADAMS["Keras"] = lambda: legacy_family().Adam(0.1)
+KINDS = [
+    pytest.param(make, use_resource, id="{}-{}".format(name, "resource" if use_resource else "ref"))
+    for name, make in ADAMS.items()
+    for use_resource in ([True] if name == "Keras" else [False, True])
+]
+
+
 @pytest.mark.law("L12")
-@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
-def test_accumulation_renames_nothing_of_the_inner_optimizer(use_resource):
+@pytest.mark.parametrize("make,use_resource", KINDS)
+def test_accumulation_renames_nothing_of_the_inner_optimizer(make, use_resource):
     def names(optimizer):
         with tf.Graph().as_default():
             with tf1.variable_scope("net", use_resource=use_resource):
                 weights = tf1.get_variable("w", [2])
             with tf1.variable_scope("training"):
-                optimizer.minimize(tf.reduce_sum(weights**2))
+                optimizer.apply_gradients([(tf.ones([2]), weights)])
             return {var.op.name for var in tf1.global_variables()}
 
-    plain = names(tf1.train.AdamOptimizer(0.1))
-    ours = names(accum.compat.v1.AccumOptimizer(tf1.train.AdamOptimizer(0.1), 2))
-    assert len(plain) == 5 and ours > plain
+    plain = names(make())
+    ours = names(accum.compat.v1.AccumOptimizer(make(), 2))
+    assert len(plain) >= 5 and ours > plain
+
+
+class RunOnReplicas:
+    """A variable on two replicas, and a train op that each of them gives a half of the gradient."""
+
+    def __init__(self, make, accum_steps):
+        strategy = mirrored()
+        with strategy.scope():
+            self.weights = tf1.get_variable("w", initializer=[1.0] * 4, use_resource=True)
+            self.optimizer = make() if accum_steps is None else accum.compat.v1.AccumOptimizer(make(), accum_steps)
+        self.fed = tf1.placeholder(tf.float32, [4])
+        done = getattr(strategy, RUN)(lambda: self.optimizer.apply_gradients([(self.fed / 2.0, self.weights)]))
+        self.train_op = tf.group(*strategy.experimental_local_results(done))
+        self.saver = tf1.train.Saver() if accum_steps is None else accum.compat.v1.Saver(self.optimizer)
+
+
+def on_replicas(make, accum_steps, gradients, restore=None, save=None):
+    """The weights after a run on two replicas."""
+    with tf.Graph().as_default():
+        run = RunOnReplicas(make, accum_steps)
+        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 2})) as session:
+            session.run(tf1.global_variables_initializer())
+            if restore:
+                run.saver.restore(session, restore)
+            for grad in gradients:
+                session.run(run.train_op, {run.fed: grad})
+            if save:
+                run.saver.save(session, save)
+            return session.run(run.weights)
+
+
+@pytest.mark.law("L12")
+@pytest.mark.law("L11")
+@pytest.mark.parametrize("name", [name for name in ADAMS if name != "v1 in a wrapper"])
+def test_checkpoints_of_replicas_go_from_plain_runs_to_accumulating_ones_and_back(tmp_path, name):
+    first, second, mean = str(tmp_path / "plain"), str(tmp_path / "ours"), GRADIENTS[1:3].mean(axis=0)
+    expected = on_replicas(ADAMS[name], None, [GRADIENTS[0], mean, GRADIENTS[3]])
+    on_replicas(ADAMS[name], None, GRADIENTS[:1], save=first)
+    on_replicas(ADAMS[name], 2, GRADIENTS[1:3], restore=first, save=second)
+    ours = on_replicas(ADAMS[name], None, GRADIENTS[3:4], restore=second)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.law("L12")
@@ -162,7 +230,7 @@ def test_what_is_missing_for_another_reason_is_still_missed(plain_checkpoint):
 @pytest.mark.law("L17")
 def test_a_saver_needs_optimizers_with_a_train_op():
     with tf.Graph().as_default():
-        with pytest.raises(ValueError, match="needs the train op to be made first"):
+        with pytest.raises(ValueError, match="needs a train op: create it first"):
             accum.compat.v1.Saver(wrapped())
         with pytest.raises(TypeError, match="must be `AccumOptimizer`s"):
             accum.compat.v1.Saver(momentum())

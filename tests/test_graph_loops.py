@@ -265,7 +265,7 @@ def test_slim_runs_the_update_ops_that_are_left():
 @pytest.fixture(scope="module")
 def of_tf_1(tmp_path_factory):
     """What loops come to that need TF 2's behaviour off in the whole process."""
-    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tf1_loops.py")
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "tf1_loops.py")
     command = [sys.executable, script, str(tmp_path_factory.mktemp("tf1"))]
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)

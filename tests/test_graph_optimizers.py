@@ -124,7 +124,7 @@ def test_h2g_net_s_adam_accumulated_is_adam_on_the_full_batch():
 
 @pytest.mark.law("L17")
 def test_both_spellings_of_accum_steps_are_one_too_many():
-    with pytest.raises(ValueError, match="Give `accum_steps` only"):
+    with pytest.raises(ValueError, match="Pass `accum_steps` only"):
         accum.compat.v1.AccumOptimizer(momentum(), 4, steps_per_update=4)
     with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="`steps_per_update` must be an int >= 1"):
         accum.compat.v1.AccumOptimizer(momentum(), steps_per_update=0)

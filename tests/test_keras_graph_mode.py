@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keras_graph_mode.py")
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "keras_graph_mode.py")
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ needs_libcst = pytest.mark.skipif(not HAS_LIBCST, reason="`migrate` is an extra,
 BEFORE = b'from gradient_accumulator import GradientAccumulateOptimizer\nmake = GradientAccumulateOptimizer("sgd", 4)\n'
 AFTER = b'import accum\nmake = accum.GradientAccumulateOptimizer("sgd", 4)\n'
 FILES = sorted(glob.glob(os.path.join(os.path.dirname(accum.__file__), "_migrate", "**", "*.py"), recursive=True))
+FILES.append(os.path.join(os.path.dirname(accum.__file__), "_cli", "migrate.py"))
 PYTHON_2 = b'import gradient_accumulator\nprint "two"\n'
 
 
@@ -49,7 +50,7 @@ def test_without_write_there_is_a_diff_and_nothing_else(their, capsys):
     after = os.stat(str(path))
     assert path.read_bytes() == BEFORE and (after.st_ino, after.st_mtime) == (before.st_ino, before.st_mtime)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["--- {}".format(path), "+++ {}".format(path)]
+    assert lines[:2] == [f"--- {path}", f"+++ {path}"]
     assert [line for line in lines[3:] if line[0] == "+"] == ["+" + line for line in AFTER.decode().splitlines()]
 
 
@@ -112,13 +113,13 @@ def test_a_file_with_nothing_to_change_is_not_touched(their, capsys):
 
 
 UNREADABLE = {
-    "Python 2": (PYTHON_2, "not understood as Python 3: line 2"),
+    "Python 2": (PYTHON_2, "cannot be parsed as Python 3: line 2"),
     "bytes": (b"\n\n\n# gradient_accumulator \xff\n", "can't decode"),
     "cookie": (b"# coding: klingon\nimport gradient_accumulator\n", "klingon"),
     "no-text": (b"# coding: rot13\nimport gradient_accumulator\n", "rot13"),
-    "not-the-same-again": (b"# coding: utf-7\nimport gradient_accumulator # +AGEAYgBj-\n", "the same bytes"),
+    "not-the-same-again": (b"# coding: utf-7\nimport gradient_accumulator # +AGEAYgBj-\n", "would change its bytes"),
     "deep": (b"import gradient_accumulator\nx = 1" + b" + 1" * 1000 + b"\n", "nested too deeply"),
-    "zero": (b"import gradient_accumulator\n\0\n", "not understood as Python 3"),
+    "zero": (b"import gradient_accumulator\n\0\n", "cannot be parsed as Python 3"),
 }
 
 
@@ -130,7 +131,7 @@ def test_one_unreadable_file_and_nothing_is_written(their, name, tmp_path, capsy
     assert migrate("--write", tmp_path) == 2
     assert (good.read_bytes(), bad.read_bytes()) == (BEFORE, content)
     said = capsys.readouterr()
-    assert said.out == "" and "{}: ".format(bad) in said.err and words in said.err
+    assert said.out == "" and f"{bad}: " in said.err and words in said.err
 
 
 @needs_libcst
@@ -139,6 +140,62 @@ def test_a_path_that_is_not_there_is_named(their, tmp_path, capsys):
     assert migrate("--write", path, tmp_path / "b.py") == 2
     assert path.read_bytes() == BEFORE
     assert "b.py: no such file or folder" in capsys.readouterr().err
+
+
+TENSORPACK = b"from tensorpack.tfutils.optimizer import AccumGradOptimizer\nAccumGradOptimizer(o, 4)\n"
+
+
+@needs_libcst
+@pytest.mark.parametrize(
+    "trainer", ["SyncMultiGPUTrainerReplicated", "AsyncMultiGPUTrainer", "DistributedTrainerReplicated"]
+)
+def test_a_trainer_of_another_file_that_calls_one_optimizer_per_gpu_is_named_and_nothing_rewritten(
+    their, trainer, tmp_path, capsys
+):
+    optimizer, train = their("a.py", TENSORPACK), their("train.py", f"fit(t, {trainer}(8))\n".encode())
+    assert migrate("--write", tmp_path) == 1
+    assert optimizer.read_bytes() == TENSORPACK
+    assert f"a.py:2: left as it is: `AccumGradOptimizer`: `{trainer}` ({train})" in capsys.readouterr().err
+
+
+@needs_libcst
+def test_a_trainer_that_calls_its_optimizer_once_is_no_obstacle(their, tmp_path, capsys):
+    optimizer = their("a.py", TENSORPACK)
+    their("train.py", b"fit(t, SyncMultiGPUTrainerParameterServer(8)) or MySyncMultiGPUTrainerReplicated\n")
+    assert migrate("--write", tmp_path) == 0
+    assert b"AccumGradOptimizer" not in optimizer.read_bytes()
+
+
+BY_HAND = b"# apply_gradients, accumulated\n"
+
+
+@needs_libcst
+def test_a_file_of_python_2_that_names_no_library_stops_nothing(their, capsys):
+    good, bad = their("a.py"), their("b.py", BY_HAND + b'print "two"\n')
+    assert migrate("--write", good, bad) == 1
+    assert good.read_bytes() == AFTER
+    said = capsys.readouterr().err
+    assert (
+        "b.py: cannot be parsed as Python 3: line 2" in said and "It may accumulate by hand; check it yourself" in said
+    )
+
+
+SUMMARIES = {
+    "nothing": (["x.txt"], [], "1 file looked at, 0 accumulate."),
+    "dry": (["a.py", "b.py"], [], "3 files looked at, 2 accumulate: 1 to be rewritten by --write, 1 left to you."),
+    "written": (["a.py", "b.py"], ["--write"], "3 files looked at, 2 accumulate: 1 rewritten, 1 left to you."),
+    "one": (["a.py"], ["--write"], "2 files looked at, 1 accumulates: 1 rewritten, 0 left to you."),
+}
+
+
+@needs_libcst
+@pytest.mark.parametrize("name", sorted(SUMMARIES))
+def test_the_last_line_counts_what_was_looked_at_rewritten_and_left(their, name, capsys):
+    content = {"a.py": BEFORE, "b.py": BEFORE.replace(b'"sgd", 4', b'"sgd"')}
+    names, options, line = SUMMARIES[name]
+    paths = [their(each, content[each]) for each in names if each in content] + [their("x.txt", b"x = 1\n")]
+    assert migrate(*options + paths) == ("b.py" in names)
+    assert capsys.readouterr().err.splitlines()[-1] == line
 
 
 def fail(*arguments, **options):
@@ -164,7 +221,7 @@ def from_the_second_on(function):
 
 @needs_libcst
 @pytest.mark.parametrize(
-    "broken,first,words", [("fdopen", BEFORE, "nothing is written"), ("replace", AFTER, "already: ")]
+    "broken,first,words", [("fdopen", BEFORE, "nothing was written"), ("replace", AFTER, "already written: ")]
 )
 def test_of_two_files_none_is_half_written(their, broken, first, words, tmp_path, monkeypatch, capsys):
     """A full disk is met before the first file is replaced; what has been replaced is named, with what came of it."""
@@ -176,8 +233,8 @@ def test_of_two_files_none_is_half_written(their, broken, first, words, tmp_path
     out, said = capsys.readouterr()
     assert "b.py: No space left on device" in said and words in said
     is_told = first == AFTER
-    assert ("+++ {}".format(paths[0]) in out) == ("{}:2: note: ".format(paths[0]) in said) == is_told
-    assert str(paths[1]) not in out and "{}:2: ".format(paths[1]) not in said
+    assert (f"+++ {paths[0]}" in out) == (f"{paths[0]}:2: note: " in said) == is_told
+    assert str(paths[1]) not in out and f"{paths[1]}:2: " not in said
 
 
 @needs_libcst
@@ -222,7 +279,7 @@ def test_a_reader_that_has_read_enough_stops_nothing(their):
     ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert ran.returncode == 0 and b"Error" not in ran.stderr
-    assert all("{}:2: note: ".format(path).encode() in ran.stderr for path in paths)
+    assert all(f"{path}:2: note: ".encode() in ran.stderr for path in paths)
     assert [path.read_bytes() for path in paths] == [AFTER] * 2
 
 
@@ -252,5 +309,5 @@ def test_nothing_of_it_imports_tensorflow(path):
     for name in imported(path):
         assert name.split(".")[0] not in ("tensorflow", "keras", "numpy")
         assert name.split(".")[0] != "accum" or name.startswith("accum._migrate")
-    if os.path.basename(path) in ("command.py", "files.py"):
+    if os.path.basename(path) in ("migrate.py", "files.py"):
         assert not any(name.startswith("libcst") for name in imported(path))

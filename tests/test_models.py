@@ -5,6 +5,7 @@ training, so a model with it is held to the full batch with it frozen; what it r
 """
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -341,3 +342,43 @@ def test_a_hugging_face_model_s_own_loss_and_train_step_equal_the_full_batch(nam
         weights.append(model.get_weights())
         model.set_weights(first)
     assert_same_step(weights[1], weights[0], first)
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_is_saved_under_the_name_of_its_own_class(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tiny = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 11,
+    }
+    plain = transformers.TFBertForSequenceClassification(transformers.BertConfig(**tiny))
+    plain(np.ones((1, 4), "int32"))
+    model = accum.GradientAccumulateModel.from_model(plain, 2)
+    model.save_pretrained(str(tmp_path))
+    loaded = transformers.TFBertForSequenceClassification.from_pretrained(str(tmp_path))
+    assert loaded.config.architectures == ["BertForSequenceClassification"]
+    np.testing.assert_array_equal(loaded(np.ones((1, 4), "int32")).logits, plain(np.ones((1, 4), "int32")).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.law("L17")
+def test_a_loss_of_hugging_face_that_is_a_mean_over_labels_warns_at_compile():
+    transformers = pytest.importorskip("transformers")
+    tiny = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 11,
+    }
+    make = lambda: transformers.TFBertForMaskedLM(transformers.BertConfig(**tiny))
+    count = lambda x, y, sample_weight: tf.math.count_nonzero(x["labels"] != -100)
+    with pytest.warns(UserWarning, match="mean over the labels other than -100.*`micro_batch_weight=`"):
+        accum.GradientAccumulateModel.from_model(make(), 2).compile("sgd")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        accum.GradientAccumulateModel.from_model(make(), 2, micro_batch_weight=count).compile("sgd")
+    assert not [warning for warning in caught if "labels" in str(warning.message)]

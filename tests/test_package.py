@@ -47,15 +47,15 @@ def import_with(tensorflow_source, tmp_path):
 
 def test_without_tensorflow_the_import_says_what_to_install(tmp_path):
     said = import_with(NO_TENSORFLOW, tmp_path)
-    assert said.startswith("ImportError: accum runs on TensorFlow 1.15 or 2.2 to 2.21")
+    assert said.startswith("ImportError: accum needs TensorFlow 1.15 or 2.2 to 2.21")
     assert "pip install 'tensorflow<2.22'" in said
 
 
 @pytest.mark.parametrize("version", ["1.14.0", "2.0.4", "2.1.0", "2.22.0", "3.0.0"])
 def test_on_an_unsupported_line_the_import_says_so(version, tmp_path):
-    said = import_with("__version__ = {!r}".format(version), tmp_path)
-    assert said.startswith("ImportError: accum runs on")
-    assert "found TensorFlow {}".format(version) in said
+    said = import_with(f"__version__ = {version!r}", tmp_path)
+    assert said.startswith("ImportError: accum needs")
+    assert f"found TensorFlow {version}" in said
     assert "pip install" in said
 
 
@@ -72,13 +72,15 @@ class keras:
 
 def test_keras_3_on_another_backend_is_refused_in_one_sentence(tmp_path):
     assert import_with(OTHER_BACKEND, tmp_path) == (
-        "ImportError: accum runs on Keras 3 over TensorFlow, and found it over jax: set KERAS_BACKEND=tensorflow."
+        "ImportError: accum needs the TensorFlow backend of Keras 3, but found jax: set KERAS_BACKEND=tensorflow."
     )
 
 
 def test_a_keras_3_that_is_too_old_is_refused_with_the_remedy(tmp_path):
     said = import_with(OTHER_BACKEND.replace("3.15.0", "3.6.0"), tmp_path)
-    assert said.startswith("ImportError: accum runs on Keras 3.7 and later, and found 3.6.0: `pip install -U keras`")
+    assert said.startswith(
+        "ImportError: accum needs Keras 3.7 or later, but found Keras 3.6.0: run `pip install -U keras`"
+    )
 
 
 def test_an_error_inside_tensorflow_is_not_hidden(tmp_path):
@@ -105,8 +107,8 @@ COMMANDS = ("compare", "convert", "demo", "doctor", "migrate", "verify")
 def test_help_and_version_need_no_tensorflow(arguments, tmp_path):
     done = run_with(NO_TENSORFLOW, tmp_path, "-m", "accum", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(("usage: python -m accum", "accum {}\n".format(accum.__version__)))
-    assert arguments != ["--help"] or all("\n    {} ".format(name) in done.stdout for name in COMMANDS)
+    assert done.stdout.startswith(("usage: python -m accum", f"accum {accum.__version__}\n"))
+    assert arguments != ["--help"] or all(f"\n    {name} " in done.stdout for name in COMMANDS)
 
 
 @pytest.mark.slow
@@ -120,8 +122,8 @@ def test_no_command_at_all_gets_the_usage_without_tensorflow(tmp_path):
 @pytest.mark.parametrize(
     "source,said",
     [
-        (NO_TENSORFLOW, "accum runs on TensorFlow 1.15 or 2.2 to 2.21, which is yours to choose and was not found"),
-        ("__version__ = '2.1.0'", "accum runs on TensorFlow 1.15 or 2.2 to 2.21 and found TensorFlow 2.1.0"),
+        (NO_TENSORFLOW, "accum needs TensorFlow 1.15 or 2.2 to 2.21, but TensorFlow is not installed"),
+        ("__version__ = '2.1.0'", "accum needs TensorFlow 1.15 or 2.2 to 2.21, but found TensorFlow 2.1.0"),
         (
             "raise TypeError('Descriptors cannot not be created.\\nMore')",
             "TypeError: Descriptors cannot not be created: ",
@@ -133,7 +135,7 @@ def test_no_command_at_all_gets_the_usage_without_tensorflow(tmp_path):
 @pytest.mark.parametrize("arguments", ["demo", "verify here:f", "convert from-v1 a b --model here:f"])
 def test_a_command_that_needs_tensorflow_says_so_in_a_line(arguments, source, said, tmp_path):
     done = run_with(source, tmp_path, "-m", "accum", *arguments.split())
-    start = "python -m accum {} needs TensorFlow: ".format(arguments.split()[0])
+    start = f"python -m accum {arguments.split()[0]} needs TensorFlow: "
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(start + said) and "`python -m accum doctor`" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -144,7 +146,7 @@ def test_a_command_that_needs_tensorflow_says_so_in_a_line(arguments, source, sa
 def test_what_a_command_imports_of_the_user_s_has_all_of_accum(tmp_path):
     (tmp_path / "mine.py").write_text("import accum; raise SystemExit(accum.GradientAccumulateOptimizer.__doc__)")
     done = run_with(None, tmp_path, "-m", "accum", "verify", "mine:f")
-    assert done.returncode == 2 and "SystemExit: Make one step of `optimizer`" in done.stderr
+    assert done.returncode == 2 and "SystemExit: Accumulate the gradients of `accum_steps` micro-batches" in done.stderr
 
 
 def test_compat_has_one_identity():
@@ -190,5 +192,5 @@ def test_golden_and_sources_were_found():
 @pytest.mark.law("L17")
 @pytest.mark.skipif(hasattr(accum, "GradientAccumulateModel"), reason="this line has Keras")
 def test_conversion_says_that_it_needs_keras():
-    with pytest.raises(ValueError, match="`accum.convert` needs Keras 2: TensorFlow 2.2 to 2.15."):
+    with pytest.raises(ValueError, match="`accum.convert` needs Keras: TensorFlow 2.2 or later."):
         accum.convert.from_v1("nowhere", [])

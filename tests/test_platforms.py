@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import sys
 
 import pytest
 
@@ -15,14 +16,11 @@ pytestmark = [
 ]
 
 
-def load_cells():
-    spec = importlib.util.spec_from_file_location("cells", os.path.join(ROOT, "scripts", "cells.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
 
+import cells as CELLS  # noqa: E402
+import turn  # noqa: E402
 
-CELLS = load_cells()
 PLATFORMS = sorted(CELLS.PLATFORMS)
 
 
@@ -36,15 +34,67 @@ def job(platform):
     return re.search(r"(?s)\n  {}:\n(.*?)(?=\n  [\w-]+:\n|$)".format(platform), read(CELLS.WORKFLOW)).group(1)
 
 
-def test_the_mission_is_what_tox_runs_by_default():
+def test_lines_are_one_cell_of_each_line_and_every_python():
     labels = CELLS.labels()
     assert len(labels[""]) == 50
-    assert labels["mission"] == labels[""]
-    assert set(labels["lines"]) < set(labels["mission"])
+    assert set(labels["lines"]) < set(labels[""])
     for place in (0, 1):  # every Python, and every line exactly once
-        parts = [[name.split("-")[place] for name in labels[label]] for label in ("lines", "mission")]
+        parts = [[name.split("-")[place] for name in labels[label]] for label in ("lines", "")]
         assert set(parts[0]) == set(parts[1])
     assert len(parts[0]) == len(set(parts[0])) == 14
+
+
+def larger_tiers():
+    """The cells, as tox.ini lists them, that run more than what every cell does."""
+    listed = re.findall(r"(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = (.*)$", read("tox.ini"))
+    assert {options for _, options in listed} == {'-m "not slow"', '-m ""'}
+    return [cell for names, _ in listed for cell in names.split(",")]
+
+
+def test_what_differs_between_lines_runs_on_one_python_of_each():
+    labels = CELLS.labels()
+    lines = {name.split("-")[1] for label in ("", "v1", "beyond") for name in labels[label]}
+    assert sorted(cell.split("-")[1] for cell in larger_tiers()) == sorted(lines)
+
+
+def test_every_landing_runs_cells_of_the_larger_tiers():
+    assert {cell.replace("-keras2", "") for cell in turn.always()} < set(larger_tiers())
+    assert set(CELLS.labels()["lines"]) < set(turn.always())
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Turns
+
+PASS = {"passed": 1, "failed": 0, "seconds": 1, "date": "2026-11-21T08:00Z"}
+
+
+def test_every_cell_has_run_after_as_many_landings_as_it_says():
+    records = {cell: dict(PASS) for cell in turn.others()}
+    for landing in range(turn.LANDINGS):
+        records.update({cell: dict(PASS, date=f"2026-11-22T0{landing}:00Z") for cell in turn.turn(records)})
+    assert {record["date"] for record in records.values()}.isdisjoint([PASS["date"]])
+
+
+def test_what_failed_and_what_never_ran_come_first():
+    records = {cell: dict(PASS, date=f"2026-11-21T{at:02}:00Z") for at, cell in enumerate(turn.others()[1:])}
+    failed = turn.others()[-1]
+    records[failed]["failed"] = 1
+    assert set(turn.turn(records)[:2]) == {turn.others()[0], failed}
+
+
+def test_cells_that_run_side_by_side_begin_with_the_longest():
+    records = {"py36-tf2.2": dict(PASS, seconds=3), "py36-tf2.3": dict(PASS, seconds=5)}
+    assert turn.longest_first(["py36-tf2.2", "py36-tf2.3"], records) == ["py36-tf2.3", "py36-tf2.2"]
+
+
+def test_a_landing_prints_the_cells_that_it_runs_as_tox_takes_them(capsys):
+    turn.main()
+    printed = capsys.readouterr().out.strip().split(",")
+    assert len(printed) == len(set(printed)) and set(turn.always()) < set(printed) <= set(CELLS.cells("linux"))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Platforms
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -55,7 +105,7 @@ def test_the_workflow_has_one_job_for_each_cell_of_a_platform(platform):
 
 
 def test_the_rules_here_and_the_data_that_the_package_brings_say_the_same():
-    spec = importlib.util.spec_from_file_location("matrix", os.path.join(ROOT, "accum", "_matrix.py"))
+    spec = importlib.util.spec_from_file_location("matrix", os.path.join(ROOT, "accum", "_cli", "doctor", "matrix.py"))
     matrix = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(matrix)
     systems = {"linux": "linux", "windows": "windows", "macos-intel": "macos-x86_64", "macos-arm": "macos-arm64"}
@@ -84,7 +134,7 @@ EXIST = [
 
 
 @pytest.mark.parametrize("platform,line,pythons", EXIST)
-def test_cells_that_exist(platform, line, pythons):
+def test_the_cells_of_a_line_are_those_that_are_published(platform, line, pythons):
     parts = [CELLS.parts(cell) for cell in CELLS.cells(platform)]
     assert [python for tf, python, flavour in parts if tf == line and flavour != "keras2"] == pythons
 
@@ -103,7 +153,7 @@ def test_the_index_gives_each_cell_its_own_line(platform):
         versions = [
             value for name, value in record[cell].items() if re.match(r"tensorflow(-cpu|-intel|-macos)?$", name)
         ]
-        assert versions and all(value.startswith("{}.{}.".format(major, minor)) for value in versions), cell
+        assert versions and all(value.startswith(f"{major}.{minor}.") for value in versions), cell
 
 
 def test_each_line_has_known_good_pins_and_tox_uses_them():
@@ -111,7 +161,7 @@ def test_each_line_has_known_good_pins_and_tox_uses_them():
     for line in {CELLS.parts(cell)[0] for cell in CELLS.cells("linux")}:
         name = "tf{}.{}".format(*line)
         assert "tensorflow==" in read("constraints", name + ".txt")
-        assert "{0}: -c {{env:ACCUM_CONSTRAINTS:constraints}}/{0}.txt".format(name) in tox
+        assert f"{name}: -c {{env:ACCUM_CONSTRAINTS:constraints}}/{name}.txt" in tox
 
 
 @pytest.mark.parametrize("name", sorted(os.listdir(WORKFLOWS)) if os.path.isdir(WORKFLOWS) else [])

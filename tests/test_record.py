@@ -271,6 +271,41 @@ def test_what_is_no_number_in_both_agrees(tmp_path):
     assert compare(a, finite).first.size == math.inf
 
 
+@pytest.mark.parametrize("start", [0, 100], ids=["fresh", "resumed"])
+def test_a_run_that_ends_before_it_trains_agrees_with_none(tmp_path, start, capsys):
+    ended, whole = tmp_path / "ended.json", tmp_path / "whole.json"
+    for path, steps in ((ended, 0), (whole, 3)):
+        with record(path) as recorder:
+            recorder.step(variables={"a": np.zeros(3)}, step=start, is_start=start > 0)
+            for step in range(steps):
+                recorder.step(1.0, {"a": np.full(3, 1.0 + step)})
+    for pair in ((ended, whole), (whole, ended)):
+        assert main(["compare"] + [str(path) for path in pair]) == 2
+        captured = capsys.readouterr()
+        assert not captured.out and "share no step of training" in captured.err
+    assert main(["compare", str(whole), str(whole)]) == 0
+
+
+def test_runs_that_start_from_different_values_diverge_though_one_has_not_trained(tmp_path):
+    for name, value in (("a.json", 0.0), ("b.json", 1.0)):
+        with record(tmp_path / name) as recorder:
+            recorder.step(variables={"a": [value]}, step=0)
+    found = compare(tmp_path / "a.json", tmp_path / "b.json")
+    assert not found.agrees and "start from different values" in str(found)
+
+
+@pytest.mark.keras_face
+def test_a_fit_that_goes_on_is_recorded_from_its_start(tmp_path):
+    inputs = tf.keras.Input((3,))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(X, Y, batch_size=10, verbose=0)
+    with record(tmp_path / "more.json") as recorder:
+        model.fit(X, Y, batch_size=10, verbose=0, callbacks=[recorder.keras_callback()])
+    steps = lines(tmp_path / "more.json")[2:]
+    assert [(step["step"], step.get("start", False)) for step in steps] == [(2, True), (3, False), (4, False)]
+
+
 A, B, C = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0]), np.ones((2, 2))
 
 
@@ -326,18 +361,18 @@ HEADER = '{"schema": "accum.testing.record", "version": 1}\n'
 @pytest.mark.parametrize(
     "content,said",
     [
-        (b"", "is no recording"),
-        (b"\x89PNG\r\n\x1a\n", "is no recording"),
-        (b"[1, 2]\n", "is no recording"),
-        (b'{"schema": "something else"}\n', "is no recording"),
+        (b"", "is not a recording"),
+        (b"\x89PNG\r\n\x1a\n", "is not a recording"),
+        (b"[1, 2]\n", "is not a recording"),
+        (b'{"schema": "something else"}\n', "is not a recording"),
         (HEADER.replace("1}", "2}").encode(), "recording of version 2"),
         (HEADER.encode() + b'{"step": 1}\n{"step": 1}\n', "damaged"),
         (HEADER.encode() + b'{"step": 1, "fingerprints": [[1]]}\n', "damaged"),
         (HEADER.encode() + b'{"stop": 1}\n', "damaged"),
         (HEADER.encode() + b'{"step": Infinity}\n', "damaged"),
         (HEADER.encode() + b'{"variables": [{"name": "a", "shape": [1e999], "dtype": "int64"}]}\n', "damaged"),
-        (b"[" * 100000 + b"\n", "is no recording"),
-        (HEADER.encode() + b'{"step": 1, "lo\n', "is no recording"),
+        (b"[" * 100000 + b"\n", "is not a recording"),
+        (HEADER.encode() + b'{"step": 1, "lo\n', "is not a recording"),
         (HEADER.encode(), "no step in common"),
         (HEADER.encode() + b'{"step": 99, "loss": 1}\n', "no step in common"),
         (HEADER.encode() + b'{"step": 1, "loss": 1}\n', "nothing in common"),
@@ -365,10 +400,37 @@ def test_compare_on_the_command_line(tmp_path, capsys):
     assert said.startswith("No divergence in 10 steps (1 to 10), 2 variables") and "Paired" not in said
     (tmp_path / "names.json").write_text("{")
     assert main(["compare", a, b, "--names", str(tmp_path / "names.json")]) == 2
-    assert "is no JSON" in capsys.readouterr().err
+    assert "is not JSON" in capsys.readouterr().err
     (tmp_path / "names.json").write_text("null")
     assert main(["compare", a, b, "--names", str(tmp_path / "names.json")]) == 2
-    assert "must hold an object of names to names" in capsys.readouterr().err
+    assert "must hold a JSON object that maps names to names" in capsys.readouterr().err
+
+
+def pipe_without_reader():
+    """What standard output is after `| head -0`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.parametrize("arguments", [["compare", "a.json", "b.json"], ["--help"]], ids=lambda arguments: arguments[0])
+def test_a_command_whose_reader_is_gone_gives_no_verdict(tmp_path, monkeypatch, arguments):
+    recorded(tmp_path / "a.json", drifting())
+    recorded(tmp_path / "b.json", drifting())
+    monkeypatch.chdir(tmp_path)
+    with open(pipe_without_reader(), "w") as output, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", output)
+        assert main(arguments) == 128 + 13  # as a shell has it where SIGPIPE has ended a process
+
+
+@pytest.mark.slow
+def test_a_process_whose_reader_is_gone_ends_without_a_traceback(tmp_path):
+    recorded(tmp_path / "a.json", drifting())
+    command = [sys.executable, "-m", "accum", "compare", "a.json", "a.json"]
+    writer = pipe_without_reader()
+    done = subprocess.run(command, cwd=str(tmp_path), stdout=writer, stderr=subprocess.PIPE, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + 13, b"")
 
 
 @pytest.mark.law("L17")
@@ -389,7 +451,7 @@ def test_the_curves_of_a_comparison_are_drawn(tmp_path, capsys):
     assert main(["compare", a, b, "--plot", str(path)]) == 1
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     said = capsys.readouterr().out
-    assert "Curves: {}".format(path) in said and "Only the first has losses." in said
+    assert f"Curves: {path}" in said and "Only the first has losses." in said
 
 
 def test_curves_without_matplotlib_are_refused_at_once(monkeypatch, capsys):
@@ -438,7 +500,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         ({}, "must have a `loss` or `variables`"),
         ({"loss": [1.0, 2.0]}, "`loss` must be a scalar"),
         ({"loss": "low"}, "`loss` must be a scalar"),
-        ({"variables": {}}, "must hold one at least"),
+        ({"variables": {}}, "must hold at least one"),
         ({"variables": [A]}, "must be a dict of names"),
         ({"variables": {"a": "text"}}, "must hold numbers"),
         ({"variables": {"b": A}}, "the same variables"),
@@ -485,8 +547,8 @@ package = types.ModuleType("accum")
 package.__path__ = [sys.argv[1]]
 sys.modules["accum"] = package
 from accum.testing import compare, record
-from accum.testing._compare_command import add_parser
-from accum.testing._verify_command import add_parser
+from accum._cli.compare.command import add_parser
+from accum._cli.verify import add_parser
 with record("a.json") as recorder:
     recorder.step(0.5, {"w": [1.0, 2.0]})
 print(compare("a.json", "a.json"))

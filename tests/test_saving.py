@@ -128,7 +128,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("make", [functional, sequential])
-def test_config_round_trip(make):
+def test_a_config_makes_an_equal_model(make):
     model = trained(make)
     again = type(model).from_config(model.get_config())
     assert isinstance(again, accum.GradientAccumulateModel)

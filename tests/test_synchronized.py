@@ -34,7 +34,7 @@ def trained(scope, batch_size, accum_steps, **options):
     "batch_size,accum_steps",
     [
         pytest.param(6, 2, id="equal shares"),  # but for the last micro-batch
-        pytest.param(11, 2, id="one replica without examples"),  # 6 + 5, 6 + 5, 1 + 0
+        pytest.param(11, 2, id="one replica without examples", marks=pytest.mark.slow),  # 6 + 5, 6 + 5, 1 + 0
         pytest.param(22, 2, id="one replica without examples at the end"),  # 11 + 11, 1 + 0
     ],
 )

@@ -1,10 +1,13 @@
 """`accum.testing`: a model of the user's own against its full batch, and what is said where it can't agree."""
 
+import ast
+import pathlib
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from exceptions import IS_KERAS_3
 
 import accum.testing
 from accum.__main__ import main
@@ -128,9 +131,9 @@ def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
         next(line for part, line in lines.items() if name in part) for name in ("`norm`", "`accum_norm`", "`counter`")
     )
     assert "accum.replace_batchnorm_layers(model, accum_steps)" in norms and "freeze" in norms
-    assert "moving statistics move" not in accum_norms and "Freeze" in accum_norms
-    assert "moves variables that no gradient moves" in counters
-    draws = next(line for line in lines.values() if "draws anew" in line)
+    assert "moving statistics" not in accum_norms and "Freeze" in accum_norms
+    assert "updates variables that have no gradient" in counters
+    draws = next(line for line in lines.values() if "draws new random numbers" in line)
     assert "`drop` (Dropout), `gentle` (Gentle), `noise` (GaussianNoise), `spatial` (SpatialDropout1D)" in draws
     assert "and 2 more" in draws  # the two directions, and none of their cells
     assert not any(re.search("frozen|no_drop", line) for line in lines.values())
@@ -141,18 +144,26 @@ def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
 @pytest.mark.parametrize(
     "build_model,options,said",
     [
-        (maker(), {"reduction": "sum"}, "Take reduction='mean' for a loss that is a mean"),
+        (maker(), {"reduction": "sum"}, "Use reduction='mean' for a loss that is a mean"),
         (
             maker(),
             {"micro_batch_weight": "equal"},
-            "with this `micro_batch_weight`: without training, that of the full",
+            "with this `micro_batch_weight`: without training, it is",
         ),
         (maker(loss=tf.keras.losses.MeanSquaredError("sum")), {}, "reduction SUM its gradient is a sum"),
-        (maker(loss=tf.keras.losses.MeanSquaredError("none")), {}, "reduction='sum' with micro_batch_weight='equal'"),
-        (maker(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)), {}, "is the sum of those of the micro-batches"),
+        (maker(loss=tf.keras.losses.MeanSquaredError("none")), {}, "reduction='sum' and micro_batch_weight='equal'"),
+        (
+            maker(loss=lambda y, p: tf.reduce_sum((y - p) ** 2)),
+            {},
+            "it is the sum over the micro-batches, not their mean",
+        ),
         (maker(loss=contrast), {}, "Losses that compare the examples of a batch"),
-        (maker(model=ClippingTrainStep), {}, "`train_step` of ClippingTrainStep: what it does with gradients"),
-        (maker(lambda: layers.Dense(2, kernel_regularizer="l2")), {"reduction": "sum"}, "regularisation: under"),
+        (maker(model=ClippingTrainStep), {}, "`train_step` of ClippingTrainStep: whatever it does to gradients"),
+        (
+            maker(lambda: layers.Dense(2, kernel_regularizer="l2")),
+            {"reduction": "sum"},
+            "regularisation: with reduction",
+        ),
         (maker(lambda: layers.Lambda(lambda x: x - tf.reduce_mean(x, 0))), {}, "Losses that compare the examples"),
         (maker(lambda: layers.Lambda(lambda x: x * tf.random.uniform(tf.shape(x)))), {}, "the loss: without training"),
     ],
@@ -164,6 +175,93 @@ def test_a_step_that_is_not_that_of_the_full_batch_is_found(build_model, options
         r"Accumulation diverges from the full batch at step 1: `\S+` is off by \d\.\de[+-]\d\d, where", message
     )
     assert said in message
+
+
+def ratio(targets, outputs):
+    """A ratio of sums over the batch, which no mean of its micro-batches' ratios is."""
+    weights = 1.0 + 0.2 * tf.abs(targets)
+    return tf.reduce_sum(weights * (outputs - targets) ** 2) / tf.reduce_sum(weights)
+
+
+@needs_keras_face
+@pytest.mark.law("L1")
+def test_a_loss_that_is_a_ratio_of_sums_passes_at_no_learning_rate():
+    assert "diverges from the full batch" in message_of(maker(loss=ratio))
+    with pytest.raises(ValueError, match="can't tell a wrong step from rounding.* larger learning rate"):
+        assert_accumulation_equals_full_batch(maker(loss=ratio, optimizer=lambda: sgd(3e-6)), (X, Y), 3)
+
+
+@needs_keras_face
+@pytest.mark.law("L17")
+def test_micro_batches_that_are_all_alike_check_nothing():
+    with pytest.raises(
+        ValueError, match="drops all micro-batches of a step but the first .* examples that differ more"
+    ):
+        assert_accumulation_equals_full_batch(maker(), (np.ones((6, 4)), np.ones((6, 1))), 3)
+
+
+@needs_keras_face
+@pytest.mark.law("L14")
+def test_a_single_micro_batch_is_checked_against_a_model_that_does_not_train():
+    assert assert_accumulation_equals_full_batch(maker(), (X, Y), 1).sensitivity > 100.0
+    with pytest.raises(ValueError, match="a run that does not train ends only 0 tolerances"):
+        assert_accumulation_equals_full_batch(maker(optimizer=lambda: sgd(0.0)), (X, Y), 1)
+
+
+@needs_keras_face
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
+def test_an_optimizer_with_its_usual_learning_rate_can_be_checked(optimizer):
+    build_model = maker(lambda: layers.Dense(8, activation="tanh"), optimizer=lambda: optimizer)
+    report = assert_accumulation_equals_full_batch(build_model, (X, Y), 3)
+    assert report.is_equal and report.sensitivity > 100.0
+
+
+REPEATED = np.array([[0, 1], [1, 1], [2, 3], [3, 0], [4, 1], [1, 2]])  # ids
+DISTINCT = np.arange(12).reshape(6, 2)
+
+
+def embedding(optimizer):
+    def build_model():
+        ids = tf.keras.Input((2,), dtype="int32")
+        rows = layers.Embedding(12, 3, name="table")(ids)
+        model = tf.keras.Model(ids, layers.Dense(1)(layers.Flatten()(rows)))
+        model.compile(optimizer(), "mse", run_eagerly=True)
+        return model
+
+    return build_model
+
+
+@needs_keras_face
+@pytest.mark.law("L8")
+@pytest.mark.parametrize(
+    "optimizer,is_line,said",
+    [
+        (lambda: tf.keras.optimizers.Adagrad(0.1), IS_KERAS_3, "Adagrad takes one by one"),
+        (lambda: tf.keras.optimizers.Adam(), IS_KERAS_3, "Adam takes one by one"),
+        (lambda: sgd(clipnorm=0.01), True, "SGD with its clipping takes one by one"),
+        (lambda: sgd(clipvalue=0.01), True, "SGD with its clipping takes one by one"),
+    ],
+    ids=["Adagrad", "Adam", "clipnorm", "clipvalue"],
+)
+def test_duplicate_rows_are_named_where_the_bare_optimizer_does_not_add_them_up(optimizer, is_line, said):
+    arguments = embedding(optimizer), (REPEATED, Y[:6]), 2
+    if not is_line:
+        assert assert_accumulation_equals_full_batch(*arguments).is_equal
+        return
+    message = message_of(*arguments)
+    assert "  - duplicate rows of `table` (Embedding): " in message and said in message
+    assert "sum of its slices" in message and "mean over examples" not in message
+
+
+@needs_keras_face
+@pytest.mark.law("L8")
+@pytest.mark.parametrize(
+    "ids,options", [(DISTINCT, {"clipnorm": 9.0}), (REPEATED, {"momentum": 0.9})], ids=["distinct", "added up"]
+)
+def test_duplicate_rows_are_not_named_where_they_do_nothing(ids, options):
+    message = message_of(embedding(lambda: sgd(**options)), (ids, Y[:6]), 2, reduction="sum")
+    assert "Use reduction='mean'" in message and "duplicate rows" not in message
 
 
 @needs_keras_face
@@ -181,7 +279,7 @@ def test_the_first_step_and_the_variable_that_is_furthest_off_are_named():
     assert not report.is_equal and report.diverged_at == 2 and report.steps == 2
     first = report.diverged[0]
     assert first.size > first.allowed >= 1e-7 and report.deviations[first.variable] == first.size
-    assert "at step 2: `{}` is off".format(first.variable) in str(report)
+    assert f"at step 2: `{first.variable}` is off" in str(report)
 
 
 @needs_keras_face
@@ -235,12 +333,12 @@ def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in
 @pytest.mark.parametrize(
     "arguments,said",
     [
-        ({"data": (X[:2], Y[:2])}, "must hold `accum_steps` examples at least"),
-        ({"data": (X, Y), "batch_size": 2}, "must hold `accum_steps` examples at least"),
-        ({"data": (X, Y[:5])}, "equally many examples"),
-        ({"data": (X[:0], Y[:0])}, "must hold a batch"),
-        ({"data": tf.data.Dataset.from_tensor_slices(X[:0]).batch(2)}, "must hold a batch"),
-        ({"data": (X, Y, Y, Y)}, "tuple of 4"),
+        ({"data": (X[:2], Y[:2])}, "must hold at least `accum_steps` examples"),
+        ({"data": (X, Y), "batch_size": 2}, "must hold at least `accum_steps` examples"),
+        ({"data": (X, Y[:5])}, "the same number of examples"),
+        ({"data": (X[:0], Y[:0])}, "must hold at least one batch"),
+        ({"data": tf.data.Dataset.from_tensor_slices(X[:0]).batch(2)}, "must hold at least one batch"),
+        ({"data": (X, Y, Y, Y)}, "at most \\(x, y, sample_weight\\). Received: a tuple of 4"),
         ({"data": 3}, "must be arrays"),
         ({"data": (X, 3.0)}, "first axis"),
         ({"data": iter([(X, Y)]), "batch_size": 7}, "`batch_size` is for arrays"),
@@ -248,12 +346,12 @@ def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in
         ({"steps": 0}, "`steps` must be an int >= 1"),
         ({"tolerance": 0.0}, "`tolerance` must be a number > 0"),
         ({"use_agc": True}, "plain Keras has nothing to compare"),
-        ({"build_model": lambda: 3}, "must make a `tf.keras.Model`"),
+        ({"build_model": lambda: 3}, "must return a `tf.keras.Model`"),
         ({"build_model": lambda: tf.keras.Sequential()}, "must compile its model"),
         ({"build_model": maker(optimizer=lambda: accum.GradientAccumulateOptimizer(sgd(), 2))}, "does not accumulate"),
-        ({"build_model": maker(optimizer=lambda: sgd(0.0))}, "the check can't fail"),
-        ({"data": (X * np.nan, Y)}, "step 1 makes `.*` a NaN or an infinity"),
-        ({"build_model": maker(lambda: WholeNumbers())}, "trainable ones floating. Received: `whole_numbers"),
+        ({"build_model": maker(optimizer=lambda: sgd(0.0))}, "can't tell a wrong step from rounding"),
+        ({"data": (X * np.nan, Y)}, "Step 1 of the full batch itself turns `.*` into NaN or Inf"),
+        ({"build_model": maker(lambda: WholeNumbers())}, "trainable weights floating point. Received: `whole_numbers"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(arguments, said):
@@ -327,15 +425,15 @@ def test_verify_says_on_the_command_line_whether_a_model_agrees(module, capsys):
 @pytest.mark.parametrize(
     "named,said",
     [
-        ("checked_by_accum", "give a module and a function"),
-        ("checked_by_accum.py:agrees", "give a module and a function"),
+        ("checked_by_accum", "must name a module and a function"),
+        ("checked_by_accum.py:agrees", "must name a module and a function"),
         ("no_such_module_at_all:f", "could not be imported: ModuleNotFoundError"),
         ("broken_for_accum:f", "could not be imported: ModuleNotFoundError"),
         ("checked_by_accum:none", "has no function none"),
         ("checked_by_accum:MODULE", "has no function MODULE"),
         ("checked_by_accum:fails", "checked_by_accum:fails failed: ZeroDivisionError"),
         ("checked_by_accum:nothing", "must return (build_model, data, accum_steps)"),
-        ("checked_by_accum:no_steps", "give --accum-steps"),
+        ("checked_by_accum:no_steps", "Pass --accum-steps"),
         ("checked_by_accum:misspelt", "the check failed: TypeError"),
         ("checked_by_accum:asserts", "the check failed: IndexError"),
         ("checked_by_accum:coloured", "failed: ValueError: its own words."),
@@ -363,3 +461,27 @@ def test_wrong_arguments_of_verify_get_the_usage(arguments, capsys):
 def test_public_names_say_what_they_are():
     for name in accum.testing.__all__:
         assert getattr(accum.testing, name).__doc__.strip()
+
+
+def imports_within(package):
+    """Module -> the modules of the package that it imports, those within functions too."""
+    files = {
+        path.stem: ast.parse(path.read_text("utf-8")) for path in pathlib.Path(package.__file__).parent.glob("*.py")
+    }
+    found = {}
+    for name, tree in files.items():
+        statements = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        imported = {
+            node.module.rpartition(".")[2] for node in statements if node.module.startswith(package.__name__ + ".")
+        }
+        imported.update(alias.name for node in statements if node.module == package.__name__ for alias in node.names)
+        found[name] = imported & set(files)
+    return found
+
+
+def test_no_module_of_the_prover_imports_one_that_imports_it():
+    left = imports_within(accum.testing)
+    assert "_diagnosis" in left["_training"]
+    while any(not (imported & set(left)) for imported in left.values()):
+        left = {name: imported for name, imported in left.items() if imported & set(left)}
+    assert not left

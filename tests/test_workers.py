@@ -13,7 +13,7 @@ from addresses import free_addresses
 
 pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11")]
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "worker.py")
 PATIENCE = 300
 
 
@@ -26,7 +26,7 @@ def job(folder, what, workers, **of_the_last):
     for index in range(workers):
         task = {"what": what, "folder": str(folder), "addresses": addresses, "index": index}
         task.update(of_the_last if index == workers - 1 else {})
-        with open(str(folder / "log-{}".format(index)), "w") as log:
+        with open(str(folder / f"log-{index}"), "w") as log:
             command = [sys.executable, "-W", "ignore", SCRIPT, json.dumps(task)]
             processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment))
     end = time.time() + PATIENCE
@@ -41,9 +41,9 @@ def job(folder, what, workers, **of_the_last):
             process.kill()
         outputs = [process.communicate()[0].decode() for process in processes]
     if of_the_last:
-        assert codes[-1] == -9, (folder / "log-{}".format(workers - 1)).read_text()[-3000:]
+        assert codes[-1] == -9, (folder / f"log-{workers - 1}").read_text()[-3000:]
         return None
-    assert codes == [0] * workers, "\n".join((folder / "log-{}".format(i)).read_text()[-2000:] for i in range(workers))
+    assert codes == [0] * workers, "\n".join((folder / f"log-{i}").read_text()[-2000:] for i in range(workers))
     return json.loads(outputs[0].splitlines()[-1])
 
 

@@ -1,6 +1,13 @@
-"""`python -m accum migrate`: code that accumulates by another library, rewritten for this one.
+"""`python -m accum migrate`: rewrite code that accumulates with another library to use accum.
 
-`files` finds, reads and writes; `uses` tells which names are whose; `rules` knows the other libraries, one file each;
-`values` tells what may be None, `mentions` what goes past the rules; `rewrite` puts all of it together for one file;
-`command` is what is typed. Nothing here imports TensorFlow, and all but `files` and `command` import LibCST, an extra.
+files      find, read and write files
+uses       resolve imported names
+rules      the other libraries, one file each
+values     which expressions may be None
+mentions   arguments that accumulate but reach no known call
+by_hand    gradients that are added up without a library
+lines      keep lines short
+rewrite    all of it together, for one file
+
+`accum._cli.migrate` is the command. Nothing here imports TensorFlow; all but `files` import LibCST, an extra.
 """

@@ -1,4 +1,6 @@
-"""The arguments of a call: read by name, edited with the white space around them kept."""
+"""Read the arguments of a call by name, and edit them without changing the white space around them."""
+
+from typing import Any
 
 import libcst as cst
 from libcst import matchers
@@ -7,7 +9,7 @@ NO_SPACE = cst.AssignEqual(whitespace_before=cst.SimpleWhitespace(""), whitespac
 
 
 class NotUnderstood(Exception):
-    """What can't be rewritten without a change in the numbers, or can't be told; the text says why."""
+    """Code that can't be rewritten without changing the numbers, or is not understood; the message says why."""
 
 
 class Arguments:
@@ -23,10 +25,10 @@ class Arguments:
 
     def __init__(self, call, parameters):
         if any(arg.star for arg in call.args):
-            raise NotUnderstood("what `*` and `**` unpack into the call can't be told")
+            raise NotUnderstood("what `*` and `**` unpack into the call is not known")
         positional = [arg for arg in call.args if arg.keyword is None]
         if len(positional) > len(parameters):
-            raise NotUnderstood("it takes {} positional arguments at most".format(len(parameters)))
+            raise NotUnderstood(f"it takes {len(parameters)} positional arguments at most")
         self._call = call
         self._args = list(call.args)
         self._names = [arg.keyword.value if arg.keyword else parameters[i] for i, arg in enumerate(call.args)]
@@ -45,7 +47,7 @@ class Arguments:
         return cst.Module([]).code_for_node(self.value(name))
 
     def rename(self, old, new):
-        """Call an argument by another name, if it is given; a positional one stays positional."""
+        """Rename an argument, if it is given; a positional one stays positional."""
         if old in self._names:
             index = self._names.index(old)
             self._names[index] = new
@@ -54,14 +56,14 @@ class Arguments:
         return self
 
     def spell_out(self):
-        """Give all positional arguments by keyword."""
+        """Turn all positional arguments into keyword arguments."""
         for index, arg in enumerate(self._args):
             if arg.keyword is None:
                 self._args[index] = arg.with_changes(keyword=cst.Name(self._names[index]), equal=NO_SPACE)
         return self
 
     def set(self, name, code):
-        """Give `name` the value that is written `code`: in its place if it is given, else as the last argument."""
+        """Set `name` to the source text `code`: in its place if it is given, else as the last argument."""
         value = cst.parse_expression(code)
         if name in self._names:
             index = self._names.index(name)
@@ -72,14 +74,14 @@ class Arguments:
         return self
 
     def require_no_comment(self, name):
-        """Raise `NotUnderstood` if a comment stands where `drop` would drop it too."""
+        """Raise `NotUnderstood` if `drop` would also drop a comment."""
         if name in self._names:
             index = self._names.index(name)
             if any(matchers.findall(arg, matchers.Comment()) for arg in self._args[max(index - 1, 0) : index + 1]):
-                raise NotUnderstood("a comment stands beside `{}`, which goes elsewhere".format(name))
+                raise NotUnderstood(f"a comment stands beside `{name}`, which would move")
 
     def drop(self, name):
-        """Leave an argument out, if it is given. What follows must not be positional."""
+        """Remove an argument, if it is given. No positional argument may follow it."""
         if name in self._names:
             index = self._names.index(name)
             del self._names[index]
@@ -90,7 +92,7 @@ class Arguments:
         return self
 
     def call(self, function):
-        """The call of `function`, a dotted name, with these arguments."""
+        """A call of `function`, a dotted name, with these arguments."""
         changes = {"func": cst.parse_expression(function), "args": self._args}
         if not self._args:
             changes["whitespace_before_args"] = cst.SimpleWhitespace("")
@@ -152,5 +154,5 @@ def text_of(node):
 
 def wrapped(call, function, arguments):
     """`function(call, arguments)`, where `arguments` is source text: `accum_steps=4`."""
-    outer = cst.parse_expression("{}(_, {})".format(function, arguments))
+    outer: Any = cst.parse_expression(f"{function}(_, {arguments})")
     return outer.with_changes(args=[outer.args[0].with_changes(value=call)] + list(outer.args[1:]))

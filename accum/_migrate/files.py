@@ -1,24 +1,29 @@
-"""Python files: which there are, their text to the byte, and how they are replaced."""
+"""Find Python files, read them without losing a byte, and replace them."""
 
 import contextlib
 import io
 import os
+import re
 import shutil
 import tempfile
 import tokenize
-from typing import NamedTuple
+from typing import Any, Dict, NamedTuple
 
 BOM = b"\xef\xbb\xbf"
 NOT_OURS = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
 
-Text = NamedTuple("Text", [("path", str), ("code", str), ("encoding", str), ("bom", bytes)])
-Text.__doc__ = (
+
+class Text(NamedTuple):
     """The text of a file, with what it takes to make the same bytes of it again: line ends are as they are."""
-)
+
+    path: str
+    code: str
+    encoding: str
+    bom: bytes
 
 
 class Unreadable(Exception):
-    """A file or folder that can't be read, decoded, parsed or written; the text says which and why.
+    """A file or folder that can't be read, decoded, parsed or written; the message says which and why.
 
     Args:
       text: the text.
@@ -39,12 +44,12 @@ def find(paths):
     Raises:
       Unreadable: a path that does not exist, or is neither a file nor a folder.
     """
-    found = {}
+    found: Dict[Any, Any] = {}
     for path in paths:
         if not os.path.exists(path):
             raise Unreadable("{}: no such file or folder".format(path or "''"))
         if not (os.path.isfile(path) or os.path.isdir(path)):  # to read a pipe may wait for ever
-            raise Unreadable("{}: neither a file nor a folder".format(path))
+            raise Unreadable(f"{path}: neither a file nor a folder")
         for file in _walk(path) if os.path.isdir(path) else [path]:
             found.setdefault(os.path.realpath(file), file)
     return list(found.values())
@@ -65,40 +70,65 @@ def _is_ours(folder, name):
 
 
 def _raise(error):
-    raise Unreadable("{}: {}".format(error.filename, error.strerror))
+    raise Unreadable(f"{error.filename}: {error.strerror}")
 
 
-def read(path, words):
-    """The `Text` of a file, or None if none of `words` is in it: then nothing about it has to be known.
+def clues(paths, words):
+    """Where each of `words` is found: {word: [paths]}. A file that can't be read has none; `content` says why."""
+    found: Dict[Any, Any] = {}
+    for path in paths:
+        with contextlib.suppress(Unreadable):
+            read = content(path)
+            for word in words:
+                if re.search(rb"\b%s\b" % word.encode(), read):
+                    found.setdefault(word, []).append(path)
+    return found
+
+
+def nearest(path, others):
+    """The one of `others` that shares most folders with `path`."""
+    folders = os.path.realpath(path).split(os.sep)
+    shared = lambda other: len(os.path.commonprefix([folders, os.path.realpath(other).split(os.sep)]))
+    return max(others, key=shared)
+
+
+def content(path):
+    """The bytes of a file.
 
     Raises:
-      Unreadable: the file can't be read, or is not in the encoding that it declares.
+      Unreadable: the file can't be read.
     """
     try:
         with open(path, "rb") as file:
-            content = file.read()
+            return file.read()
     except OSError as error:
-        raise Unreadable("{}: {}".format(path, error.strerror)) from None
-    if not any(word.encode() in content for word in words):
-        return None
+        raise Unreadable(f"{path}: {error.strerror}") from None
+
+
+def text(path, content):
+    """The `Text` of a file's bytes.
+
+    Raises:
+      Unreadable: they are not in the encoding that they declare.
+    """
     bom = BOM if content.startswith(BOM) else b""
     try:
         encoding = tokenize.detect_encoding(io.BytesIO(content).readline)[0]
         encoding = "utf-8" if encoding == "utf-8-sig" else encoding
-        text = Text(path, content[len(bom) :].decode(encoding), encoding, bom)
-        is_kept = bom + text.code.encode(encoding) == content
+        found = Text(path, content[len(bom) :].decode(encoding), encoding, bom)
+        is_kept = bom + found.code.encode(encoding) == content
     except (SyntaxError, UnicodeError, LookupError) as error:
-        raise Unreadable("{}: {}".format(path, error)) from None
+        raise Unreadable(f"{path}: {error}") from None
     if not is_kept:
-        raise Unreadable("{}: {} does not give the same bytes again".format(path, encoding))
-    return text
+        raise Unreadable(f"{path}: decoding and encoding it as {encoding} would change its bytes")
+    return found
 
 
 def require_writable(path):
     """Raise `Unreadable` unless `write` may replace the file: a read-only file is meant to be read only."""
     path = os.path.realpath(path)
     if not (os.access(path, os.W_OK) and os.access(os.path.dirname(path), os.W_OK)):
-        raise Unreadable("{}: not writable".format(path))
+        raise Unreadable(f"{path}: not writable")
 
 
 def write(texts):
@@ -120,7 +150,7 @@ def write(texts):
                 os.replace(temporary, os.path.realpath(text.path))
             done.append(text.path)
     except Unreadable as error:
-        raise Unreadable("{}; {}".format(error, _told(done)), done) from None
+        raise Unreadable(f"{error}; {_told(done)}", done) from None
     finally:
         for _, temporary in ready[len(done) :]:
             with contextlib.suppress(OSError):
@@ -132,11 +162,11 @@ def _named(text):
     try:
         yield
     except OSError as error:
-        raise Unreadable("{}: {}".format(text.path, error.strerror)) from None
+        raise Unreadable(f"{text.path}: {error.strerror}") from None
 
 
 def _told(done):
-    return "written already: {}".format(", ".join(done)) if done else "nothing is written"
+    return f"already written: {', '.join(done)}" if done else "nothing was written"
 
 
 def _prepared(text, code):

@@ -1,12 +1,23 @@
-"""The import lines of a file: new ones stand where the old ones are, and those that nothing needs any more go."""
+"""Rewrite the import lines of a file: new ones replace the old ones, and unused ones are removed."""
+
+import re
+from typing import Any, Dict
 
 import libcst as cst
 
 from accum._migrate.uses import is_import
 
+BOTH = "import accum.compat.v1"
+PLACEHOLDER = "accum_migrate_was_here"
+
+
+def without_placeholders(code):
+    """The rewritten text, without the placeholders of removed import lines; their comments stay."""
+    return re.sub(PLACEHOLDER + r"[ \t]*(#|\r?\n)", r"\1", code)
+
 
 class Imports:
-    """What becomes of the import statements.
+    """Decides what happens to each import statement.
 
     Args:
       uses: the file's `Uses`.
@@ -16,14 +27,18 @@ class Imports:
     def __init__(self, uses, changes):
         self._uses = uses
         self._gone = {use.node for use, change in changes.items() if not change.keeps_name}
-        self._needed = {}  # import statement -> lines that its names' new expressions need
+        self._needed: Dict[Any, Any] = {}  # import statement -> lines that its names' new expressions need
         for use, change in changes.items():
             for statement in use.imported_by:
                 lines = self._needed.setdefault(statement, [])
                 lines += [line for line in change.imports if line not in lines]
+        in_order = sorted(self._needed, key=uses.line)
+        at_top = [statement for statement in in_order if self._is_at_top(statement)]
+        others = [statement for statement in in_order if statement not in at_top]
         self._at_top = {line for line in _lines(self._needed) if self._is_imported(line)}
-        for statement in self._needed:
-            self._place_at_top(statement)
+        placed = {id(self._uses.module): self._at_top}
+        for statement in at_top + others:
+            self._place(statement, placed)
 
     def _is_imported(self, line):
         module = line.split()[1]
@@ -35,15 +50,19 @@ class Imports:
     def _is_at_top(self, statement):
         return isinstance(self._uses.parent(self._uses.parent(statement)), cst.Module)
 
-    def _place_at_top(self, statement):
-        """A line that one statement of the module itself brings, no other one has to."""
-        if self._is_at_top(statement):
-            self._needed[statement] = [line for line in self._needed[statement] if line not in self._at_top]
-            self._at_top.update(self._needed[statement])
+    def _place(self, statement, placed):
+        """A line that the module itself or another statement of the same block brings, this one doesn't have to."""
+        block = self._uses.parent(self._uses.parent(statement))
+        before = placed.setdefault(id(block), set())
+        lines = [line for line in self._needed[statement] if line not in before | self._at_top]
+        if BOTH in lines or BOTH in before | self._at_top:  # it binds `accum` too
+            lines = [line for line in lines if line != "import accum"]
+        self._needed[statement] = lines
+        before.update(lines)
 
     def rewrite(self, original, updated):
         """What takes the place of a line: itself, others, or nothing. For `leave_SimpleStatementLine`."""
-        lines = [line for statement in original.body for line in self._lines_at(statement)]
+        lines = [line for statement in original.body for line in self._needed.get(statement, ())]
         body = [self._without_dead(*pair) for pair in zip(original.body, updated.body)]
         body = [statement for statement in body if statement is not None]
         if len(body) == len(updated.body) and not lines and all(map(_is_same, body, updated.body)):
@@ -52,19 +71,17 @@ class Imports:
         if body:
             body[-1] = body[-1].with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
             return cst.FlattenSentinel([updated.with_changes(body=body)] + new)
-        if not new and _has_comment(original):
-            new = [cst.parse_statement("import accum")]  # once more, for the comment's sake
-        if not new:
+        if not new and not _has_comment(original):
             return cst.RemoveFromParent()
+        if not new:  # its comment stays
+            block = self._uses.parent(original)
+            has_others = isinstance(block, cst.Module) or not all(map(_is_import_line, block.body))
+            new = [cst.parse_statement(PLACEHOLDER if has_others else "pass")]
         new[0] = updated.with_changes(body=new[0].body)
         return cst.FlattenSentinel(new)
 
-    def _lines_at(self, statement):
-        lines = self._needed.get(statement, ())
-        return lines if statement in self._needed and self._is_at_top(statement) else set(lines) - self._at_top
-
     def _without_dead(self, original, updated):
-        """An import statement without the names that nothing uses any more; None if none is left."""
+        """An import statement without the names that are no longer used; None if none is left."""
         if original not in self._needed:
             return updated
         kept = [alias for was, alias in zip(original.names, updated.names) if not self._is_dead(original, was)]
@@ -76,7 +93,7 @@ class Imports:
         return updated.with_changes(names=kept)
 
     def _is_dead(self, statement, alias):
-        """Whether all uses of a name were rewritten. One that had no use may be there for others to import."""
+        """Whether all uses of a name were rewritten. An unused name may be there for other files to import."""
         bound = [each for each in self._uses.imports if each.node is statement and _is_of(each, alias)]
         accesses = [access for each in bound for access in each.references]
         if any(self._uses.is_in_all(each.name) for each in bound):
@@ -90,6 +107,11 @@ def _is_of(assignment, alias):
     if alias.evaluated_alias:
         return assignment.name == alias.evaluated_alias
     return (alias.evaluated_name + ".").startswith(assignment.name + ".")
+
+
+def _is_import_line(line):
+    is_simple = isinstance(line, cst.SimpleStatementLine)
+    return is_simple and all(isinstance(each, (cst.Import, cst.ImportFrom)) for each in line.body)
 
 
 def _lines(needed):

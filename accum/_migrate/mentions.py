@@ -10,12 +10,12 @@ from accum._migrate.arguments import last_name, text_of
 from accum._migrate.rules import FRAMEWORKS, is_in
 from accum._migrate.uses import module_of
 
-# what hands an argument of that name to no optimizer of Keras or Horovod
+# modules whose arguments of that name reach no optimizer of Keras or Horovod
 HARMLESS = FRAMEWORKS | {"absl", "dataclasses", "datasets", "json", "logging", "mlflow", "pytest", "ray", "typing"}
 HARMLESS |= {"unittest", "wandb"}
-GIVEN = "`{}` goes to what can't be told: if that is an optimizer of {}, call it here and by its own name"
-MADE = "it is set apart from an optimizer's call, and where it goes can't be told: write it in that call"
-READ = "an optimizer of accum has `accum_steps` in its place: if this is an optimizer, read that"
+GIVEN = "`{}` is passed to something unknown. If that is an optimizer of {}, call it here by its own name"
+MADE = "it is set outside an optimizer's call, and where it goes is not known. Write it in that call"
+READ = "an optimizer of accum has `accum_steps` instead. If this is an optimizer, read that"
 KEYWORD_CALLS = ("setattr", "setdefault", "fromkeys", "__setitem__")
 OPTIONS = ("args", "cfg", "config", "flags", "option", "param", "setting")
 IMPORTING = ("import_module", "__import__", "importorskip")
@@ -31,11 +31,12 @@ def find(source, uses, is_seen):
     """
     seen = _Mentions(source)
     uses.module.visit(seen)
-    if _is_of_a_framework(source, seen.modules):
+    is_away = getattr(source, "NEEDS_ITS_IMPORT", False) and not any(map(source.is_home, seen.modules))
+    if is_away or _is_of_a_framework(source, seen.modules):
         return []
     calls = [call for call in seen.calls if not is_seen(call) and last_name(call.func) not in seen.takers]
     found = [(call, uses.code(call.func), GIVEN.format(source.ARGUMENT, source.LIBRARY)) for call in calls]
-    found += [(node, source.ARGUMENT, MADE) for node in seen.made]
+    found += [(node, source.ARGUMENT, getattr(source, "MADE", MADE)) for node in seen.made]
     found = [each for each in found if not any(_is_harmless(uses, call) for call in uses.calls_around(each[0]))]
     return found + [(node, source.ARGUMENT, reason) for node, reason in _of_optimizers(seen, is_seen)]
 
@@ -172,7 +173,7 @@ def imports_by_text(sources, uses):
     """Modules of `sources` that are imported by a function: [(node, name, reason)]."""
     found = _ImportsByText()
     uses.module.visit(found)
-    reason = "what is taken from a module that is imported so can't be told: import it by a statement"
+    reason = "what is used from a module imported this way is not known. Use an import statement"
     return [(node, text, reason) for node, text in found.calls if any(source.is_module(text) for source in sources)]
 
 

@@ -1,63 +1,94 @@
-"""One file rewritten: what to change is found out first, and then changed in one pass."""
+"""Rewrite one file: first plan the changes, then make them in one pass."""
 
 import difflib
-import io
-from typing import List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper
 
-from accum._migrate import mentions
+from accum._migrate import by_hand, imports, lines, mentions
 from accum._migrate.arguments import NotUnderstood
-from accum._migrate.imports import Imports
-from accum._migrate.rules import gradient_accumulator, h2g_net, horovod, keras3, runai, tensorpack, unknown
+from accum._migrate.rules import (
+    adam_accumulate,
+    bojone,
+    cyberzhg,
+    gradient_accumulator,
+    h2g_net,
+    horovod,
+    keras3,
+    runai,
+    stylegan2,
+    tensorpack,
+    unknown,
+)
 from accum._migrate.surroundings import Surroundings
 from accum._migrate.uses import Uses, module_of
 
-SOURCES = (gradient_accumulator, h2g_net, runai, tensorpack, keras3, horovod)
-WORDS = tuple(word for source in SOURCES for word in source.WORDS)
-"""A file without any of them has nothing to be rewritten."""
+BY_NAME = (gradient_accumulator, cyberzhg, bojone, adam_accumulate, h2g_net, runai, tensorpack)
+"""The first library that has a rule for a name decides. H2G-Net's rule accepts its class names from any module."""
 
-BY_ARGUMENT = (keras3, horovod)
+BY_ARGUMENT = (keras3, horovod, stylegan2)
+SOURCES = BY_NAME + BY_ARGUMENT
+WORDS = tuple(word for source in SOURCES for word in source.WORDS)
+"""A file without any of these words contains nothing to rewrite."""
+
+CLUES = tensorpack.PER_TOWER
+"""Words about which one file must know from the other files of the same run."""
+
 HOLDERS = runai.HOLDERS + tensorpack.HOLDERS
-RULES_BY_ARGUMENT = (keras3.optimizer, horovod.distributed_optimizer)
-"""Rules for names that are everyone's: only an argument in the call of one makes it accumulate."""
+RULES_BY_ARGUMENT = (keras3.optimizer, horovod.distributed_optimizer, stylegan2.optimizer)
+"""Rules for common names, which accumulate only with a certain argument."""
 
 Remark = Tuple[int, str]
-Outcome = NamedTuple("Outcome", [("code", str), ("notes", List[Remark]), ("left", List[Remark])])
-Outcome.__doc__ = """What became of a file.
-
-Attributes:
-  code: its new text, equal to the old one if there is nothing to change.
-  notes: what comes out different, as (line, text).
-  left: what was not understood, as (line, text); it is untouched.
-"""
 
 
-def rewrite(code):
+class Outcome(NamedTuple):
+    """The result for one file.
+
+    Attributes:
+      code: its new text, equal to the old one if there is nothing to change.
+      notes: what comes out different, as (line, text).
+      left: code that was not understood and stays unchanged, as (line, text).
+      is_rewritten: whether anything was.
+    """
+
+    code: str
+    notes: List[Remark]
+    left: List[Remark]
+    is_rewritten: bool
+
+
+def rewrite(code, clues):
     """The `Outcome` for the text of a file.
+
+    Args:
+      code: the text.
+      clues: dict {one of `CLUES`: path of the nearest file that has it}.
 
     Raises:
       SyntaxError: the text is not Python 3, or not one that this LibCST knows.
     """
     wrapper = MetadataWrapper(_parsed(code))
     uses = Uses(wrapper)
-    changes, notes, left = _plan(uses, Surroundings(uses, code))
+    changes, notes, left = _plan(uses, Surroundings(uses, code, clues))
     left += _from_stars(wrapper.module, uses)
     left += _exported(uses)
     left += _mentioned(uses, left)
+    left += [(uses.line(node), _remark(name, reason)) for node, name, reason in by_hand.find(wrapper.module)]
+    left += _beside(uses, left) if changes or not all(map(_is_of_horovod, left)) else []
     if changes:
-        rewritten = wrapper.module.visit(_Rewriter(changes, Imports(uses, changes)))
-        code = _spliced(code, wrapper.module.code, rewritten.code)
-    return Outcome(code, sorted(notes), sorted(left))
+        rewritten = wrapper.module.visit(_Rewriter(changes, imports.Imports(uses, changes)))
+        rewritten = imports.without_placeholders(rewritten.code)
+        code = _spliced(code, wrapper.module.code, lines.shortened(wrapper.module.code, rewritten))
+    return Outcome(code, sorted(notes), sorted(left), bool(changes))
 
 
 def _parsed(code):
     try:
         module = cst.parse_module(code)
     except cst.ParserSyntaxError as error:
-        raise SyntaxError("line {}: {}".format(error.raw_line, error.message)) from None
-    if len(_lines(module.code)) != len(_lines(code)):
+        raise SyntaxError(f"line {error.raw_line}: {error.message}") from None
+    if len(lines.of(module.code)) != len(lines.of(code)):
         raise SyntaxError("LibCST does not read it as it is")
     return module
 
@@ -66,15 +97,11 @@ def _spliced(code, read, rewritten):
     """The lines that were rewritten, among those of the file: LibCST loses white space, as in `except (A, B) :`."""
     if read == code:
         return rewritten
-    lines, before, after = _lines(code), _lines(read), _lines(rewritten)
+    original, before, after = lines.of(code), lines.of(read), lines.of(rewritten)
     spliced = []
     for kind, start, end, first, last in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        spliced += lines[start:end] if kind == "equal" else after[first:last]
+        spliced += original[start:end] if kind == "equal" else after[first:last]
     return "".join(spliced)
-
-
-def _lines(code):
-    return io.StringIO(code, newline="\n").readlines()
 
 
 def _find_rule(name, is_whole=False):
@@ -85,8 +112,10 @@ def _find_rule(name, is_whole=False):
 
 
 def _plan(uses, surroundings):
-    """What to do with each use: ({use: change}, notes, left)."""
-    changes, notes, left = {}, {}, []
+    """Plan what to do with each use: ({use: change}, notes, left)."""
+    changes: Dict[Any, Any] = {}
+    notes: Dict[Any, Any] = {}
+    left: List[Any] = []
     for use in uses.find(_find_rule):
         try:
             change = _change(use, surroundings)
@@ -100,7 +129,7 @@ def _plan(uses, surroundings):
 
 
 def _change(use, surroundings):
-    """The `Change` for a use, or None if it is none of ours.
+    """The `Change` for a use, or None if it does not accumulate.
 
     Raises:
       NotUnderstood: it is, but can't be rewritten.
@@ -110,30 +139,30 @@ def _change(use, surroundings):
     if use.call is None and all(rule in RULES_BY_ARGUMENT for rule in known):
         return None
     if use.call is None:
-        raise NotUnderstood("it is not called here, and what becomes of it can't be told")
+        raise NotUnderstood("it is not called here, so what happens to it is not known")
     change = known[0](use.call, surroundings)
     if change is None:
         return None
     if len(set(rules)) > 1:
-        raise NotUnderstood("the name is bound to something else in this file too")
+        raise NotUnderstood("the name is also bound to something else in this file")
     _require_room(use, surroundings)
     return change
 
 
 def _require_room(use, surroundings):
     if surroundings.is_taken("accum", "accum"):
-        raise NotUnderstood("`accum` is a name of your own in this file: give that another one")
-    lines = [surroundings.uses.parent(statement) for statement in use.imported_by]
-    if not all(isinstance(line, cst.SimpleStatementLine) for line in lines):
-        raise NotUnderstood("its import shares a line with what the import depends on")
+        raise NotUnderstood("`accum` is a name of your own in this file. Rename yours")
+    parents = [surroundings.uses.parent(statement) for statement in use.imported_by]
+    if not all(isinstance(parent, cst.SimpleStatementLine) for parent in parents):
+        raise NotUnderstood("its import shares a line with the statement that it depends on")
     if not all(surroundings.uses.is_in_the_block_of(statement, use.node) for statement in use.imported_by):
-        raise NotUnderstood("its import stands in a function, and it is used outside, where `accum` would be unknown")
+        raise NotUnderstood("its import is in a function, but it is used outside, where `accum` would not be imported")
     if surroundings.uses.is_in_f_string(use.node):
-        raise NotUnderstood("it stands in an f-string, which may not hold the quotes that it takes")
+        raise NotUnderstood("it stands in an f-string, which cannot contain the quotes that the new code needs")
 
 
 def _from_stars(module, uses):
-    """What star imports may have brought: it can't be told, so it is left."""
+    """Names that may come from star imports; they are reported."""
     found = _StarImports()
     module.visit(found)
     known = [(stars, source) for stars in found.modules for source in SOURCES if source.is_module(stars)]
@@ -142,21 +171,21 @@ def _from_stars(module, uses):
         last = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", None)
         for stars, source in known:
             if last in source.NAMES:
-                reason = "may come from `from {} import *`: import it by name".format(stars)
+                reason = f"may come from `from {stars} import *`: import it by name"
                 left.append((uses.line(node), _remark(last, reason)))
                 break
     return left
 
 
 def _exported(uses):
-    """Names that others may import from this file: what becomes of them can't be told, so their import stays."""
+    """Names that other files may import from this one; their import stays."""
     is_known = lambda name: _find_rule(name) not in (None,) + RULES_BY_ARGUMENT
     reason = "others may import it from here: where they don't, or do from `accum`, leave the import out"
     return [(uses.line(node), _remark(name, reason)) for node, name in uses.exported(is_known)]
 
 
 def _mentioned(uses, left):
-    """Arguments that accumulate, but go where no rule has seen them, and which no remark has been made on."""
+    """Arguments that accumulate but reach no rule, and have not been reported yet."""
     uses_of = {use.call: use for use in uses.find(_find_rule)}
     is_seen = lambda call: call in uses_of and any(
         _find_rule(name) in RULES_BY_ARGUMENT for name in uses_of[call].names
@@ -169,8 +198,29 @@ def _mentioned(uses, left):
     return [(uses.line(node), _remark(name, reason)) for node, name, reason in found]
 
 
+def _beside(uses, left):
+    """Horovod's optimizers beside code that accumulates; they would reduce every micro-batch."""
+    named = {line for line, _ in left}
+    found = [(uses.line(call), name) for call, name in horovod.wraps(uses)]
+    return [(line, _remark(name, horovod.BESIDE)) for line, name in found if line not in named]
+
+
+def _is_of_horovod(remark):
+    return horovod.REASON in remark[1] or horovod.ARGUMENT in remark[1]
+
+
+def names_a_library(content):
+    """Whether the bytes of a file contain a word of a known library."""
+    return any(word.encode() in content for word in WORDS)
+
+
+def is_of_interest(content):
+    """Whether the bytes of a file contain any hint of accumulation."""
+    return names_a_library(content) or by_hand.may_be_in(content)
+
+
 def _remark(name, reason):
-    return "`{}`: {}".format(name, reason)
+    return f"`{name}`: {reason}"
 
 
 class _StarImports(cst.CSTVisitor):

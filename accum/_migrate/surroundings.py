@@ -1,4 +1,4 @@
-"""What a rule may ask about the file around a call."""
+"""What a rule can ask about the file around a call."""
 
 import libcst as cst
 
@@ -14,11 +14,13 @@ class Surroundings:
     Args:
       uses: the file's `Uses`.
       code: its text.
+      clues: dict {word: path of the nearest file in this run that has it}, for what other files decide.
     """
 
-    def __init__(self, uses, code):
+    def __init__(self, uses, code, clues):
         self.uses = uses
         self.values = Values(uses.module)
+        self.clues = clues
         self._code = code
 
     @property
@@ -59,14 +61,14 @@ class Surroundings:
         """Raise `NotUnderstood` if a call unpacks what may hold `argument`, in a file that speaks of that at all."""
         for arg in call.args if argument in self._code else ():
             if arg.star == "**" and not _is_without(self.constant(arg.value), argument):
-                raise NotUnderstood("what `**` unpacks into the call can't be told, and may be `{}`".format(argument))
+                raise NotUnderstood(f"what `**` unpacks into the call is not known, and may contain `{argument}`")
 
     def require_constant_rate(self, node):
         """Raise `NotUnderstood` unless a learning rate is left out or a number: schedules count something else."""
         if node is not None and not is_number(self.constant(node)):
             raise NotUnderstood(
-                "a schedule counts micro-batches there and steps here: if the learning rate is one, divide its lengths "
-                "by the number of micro-batches; if it is a number, rewrite the call by hand"
+                "a schedule counts micro-batches there, and steps in accum. If the learning rate is a schedule, divide "
+                "its lengths by the number of micro-batches; if it is a number, rewrite the call by hand"
             )
 
     def _is_at_top(self, statement):

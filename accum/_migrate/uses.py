@@ -1,6 +1,6 @@
-"""Where a file uses what it has imported, by its full name: aliases, scopes and shadows seen through."""
+"""Find where a file uses imported names, by full name; aliases, scopes and shadowing are resolved."""
 
-from typing import FrozenSet, NamedTuple, Optional, Tuple
+from typing import Any, FrozenSet, NamedTuple, Optional, Set, Tuple
 
 import libcst as cst
 from libcst import matchers
@@ -11,25 +11,23 @@ from accum._migrate.arguments import text_of
 
 IMPORTS = (cst.Import, cst.ImportFrom)
 
-Use = NamedTuple(
-    "Use",
-    [
-        ("names", FrozenSet[str]),
-        ("line", int),
-        ("node", cst.CSTNode),
-        ("call", Optional[cst.Call]),
-        ("imported_by", Tuple[cst.CSTNode, ...]),
-    ],
-)
-Use.__doc__ = """One place where an imported name is used.
 
-Attributes:
-  names: what it may stand for, in full: "runai.ga.keras.optimizers.Adam"; "" for what no import binds.
-  line: number of the line.
-  node: the name or dotted name as it stands there.
-  call: the call of it, or None if it is not called there.
-  imported_by: the import statements that bind it.
-"""
+class Use(NamedTuple):
+    """One place where an imported name is used.
+
+    Attributes:
+      names: what it may stand for, in full: "runai.ga.keras.optimizers.Adam"; "" for what no import binds.
+      line: number of the line.
+      node: the name or dotted name as it stands there.
+      call: the call of it, or None if it is not called there.
+      imported_by: the import statements that bind it.
+    """
+
+    names: FrozenSet[str]
+    line: int
+    node: cst.CSTNode
+    call: Optional[cst.Call]
+    imported_by: Tuple[cst.CSTNode, ...]
 
 
 class Uses:
@@ -164,7 +162,7 @@ class Uses:
 
 def _all(module):
     """The names in the `__all__` of a file."""
-    found = set()
+    found: Set[Any] = set()
     for line in module.body:
         for statement in line.body if isinstance(line, cst.SimpleStatementLine) else ():
             targets = [each.target for each in getattr(statement, "targets", ())] + [getattr(statement, "target", None)]

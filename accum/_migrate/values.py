@@ -1,4 +1,4 @@
-"""What the number of micro-batches may be: None is "no accumulation" to Keras 3, and no number to accum."""
+"""Which values the number of micro-batches may have: None means no accumulation in Keras 3, but accum rejects it."""
 
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
@@ -15,7 +15,7 @@ def is_none(node):
 
 
 class Values:
-    """What the names of a file may stand for, as far as the file says so itself.
+    """The possible values of the names in a file, as far as the file itself shows them.
 
     It goes by the name alone: `steps = …`, `self.steps = …`, `config["steps"] = …`, `{"steps": …}`, `f(steps=…)`,
     `def f(steps=…)` and `add_argument("--steps", …)` all say something of `steps`.
@@ -30,14 +30,14 @@ class Values:
         self._given = given.values
 
     def require_number(self, node):
-        """Raise `NotUnderstood` for a number of micro-batches that is none, or may be None."""
+        """Raise `NotUnderstood` for a value that is not a number of micro-batches, or may be None."""
         if self._may_be_none(node, set()):
             raise NotUnderstood(
-                "`{}` may be None, which is no accumulation in Keras 3 and no `accum_steps`: decide which it is, and "
-                "take the optimizer as it is where there is none".format(_code(node))
+                f"`{_code(node)}` may be None, which means no accumulation in Keras 3 but is not a valid "
+                "`accum_steps`. Use the plain optimizer when it is None"
             )
         if _is_no_number(node):
-            raise NotUnderstood("`{}` is no number of micro-batches".format(_code(node)))
+            raise NotUnderstood(f"`{_code(node)}` is not a number of micro-batches")
 
     def _may_be_none(self, node, seen):
         name = _name(node)

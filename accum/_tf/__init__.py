@@ -1,7 +1,7 @@
-"""Every difference between TensorFlow and Keras lines, under the name of what it means.
+"""All differences between TensorFlow and Keras lines, named after their meaning.
 
-Nothing else in the package looks at a version or probes TensorFlow. A new TensorFlow line is an edit of these files;
-each branch says with which line it dies.
+No other part of the package looks at a version or probes TensorFlow. Supporting a new TensorFlow line means editing
+these files. A comment at each branch says with which line it dies.
 """
 
 from accum._tf._batch_norm import (
@@ -14,35 +14,27 @@ from accum._tf._batch_norm import (
     unfused,
     uses_mask,
 )
-from accum._tf._families import (
-    FOR_STATIC_GRAPHS,
-    LegacyOptimizer,
-    NewOptimizer,
-    aggregated,
-    copy_of,
-    deserialize_keras_optimizer,
-    get_keras_optimizer,
-    is_graph_optimizer,
-    is_keras_optimizer,
-    is_loss_scale_optimizer,
-    is_new_optimizer,
-    is_sync_replicas_optimizer,
-    legacy_adam,
-    loss_scale_around,
-    register_keras_class,
-    serialize_keras_optimizer,
-    without_loss_scale,
-)
 from accum._tf._graphs import (
+    LOCKS,
+    are_traces_of_one_function,
     control_flow_for,
+    count_calls,
+    exclude_each_other,
+    forget_traces,
+    graphs_within,
     in_static_graph,
+    is_function,
+    is_loop_body,
     is_of_a_cluster,
     is_ref_variable,
     is_tracing,
-    no_record_of_locks,
+    record_train_op,
+    save_as_part,
+    slice_info,
+    unrecorded,
     untouched_by_autograph,
 )
-from accum._tf._inner import (
+from accum._tf._inner_optimizer import (
     apply_inner,
     as_operation,
     awaited,
@@ -52,18 +44,7 @@ from accum._tf._inner import (
     refused_by_inner,
     scale_gradient,
     slot_names,
-)
-from accum._tf._kept import (
-    CONVERTS,
-    has_odd_centering,
-    has_rate_in_momentum,
-    hyperparameter,
-    is_epsilon_beside_root,
-    is_of_several_replicas,
-    rate_of_step,
-    rule_name,
-    slot_variable,
-    write_bundle,
+    without_sum_of_one,
 )
 from accum._tf._layers import (
     DEPTHWISE_CONVOLUTIONS,
@@ -71,19 +52,17 @@ from accum._tf._layers import (
     TRANSPOSED_CONVOLUTIONS,
     is_no_real_call,
 )
-from accum._tf._line import (
-    HAS_KERAS_FACE,
-    IS_KERAS_3,
-    tf,
-)
 from accum._tf._losses import (
     LOSS_CONTAINER,
     count_examples,
     loss_denominator,
+    sums_over_examples,
     unpack_data,
+    without_empty_masks,
 )
 from accum._tf._models import (
     Functional,
+    bound_to,
     compute_dtypes,
     deserialize_compile_config,
     is_layered_model,
@@ -100,6 +79,42 @@ from accum._tf._models import (
     train_on,
     unpickled,
 )
+from accum._tf._optimizer_state import (
+    CONVERTS,
+    WITH_ROWS,
+    average_variable,
+    embeddings_of,
+    has_odd_centering,
+    has_rate_in_momentum,
+    hyperparameter,
+    is_epsilon_beside_root,
+    is_of_several_replicas,
+    moves_touched_rows_only,
+    rate_of_step,
+    rule_name,
+    slot_variable,
+    write_bundle,
+)
+from accum._tf._optimizers import (
+    FOR_STATIC_GRAPHS,
+    LegacyOptimizer,
+    NewOptimizer,
+    aggregated,
+    copy_of,
+    deserialize_keras_optimizer,
+    get_keras_optimizer,
+    is_graph_optimizer,
+    is_keras_optimizer,
+    is_loss_scale_optimizer,
+    is_new_optimizer,
+    is_optimizer_config,
+    is_sync_replicas_optimizer,
+    legacy_adam,
+    loss_scale_around,
+    register_keras_class,
+    serialize_keras_optimizer,
+    without_loss_scale,
+)
 from accum._tf._strategies import (
     is_central_storage,
     is_parameter_server,
@@ -113,6 +128,15 @@ from accum._tf._tracking import (
     stop_automatic_tracking,
     track,
 )
+from accum._tf._types import (
+    AccumSteps,
+    Gradient,
+    GradsAndVars,
+    MicroBatchWeight,
+    Names,
+    Scalar,
+    Transform,
+)
 from accum._tf._variables import (
     at_least_float32,
     is_overwritten,
@@ -125,4 +149,10 @@ from accum._tf._variables import (
     set_variable,
     values_of,
     variable_key,
+)
+from accum._tf._version import HAS_KERAS_FACE, IS_KERAS_3, tf
+from accum._tf._watching import (
+    tell_watcher,
+    unwatched,
+    watching_optimizers,
 )

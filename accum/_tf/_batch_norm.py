@@ -1,17 +1,18 @@
-"""Batch normalisation."""
+"""Differences in batch normalisation."""
 
 import inspect
+from typing import Any, Callable, Dict, Optional, Union
 
 from accum._tf._layers import keras_layers
-from accum._tf._line import IS_KERAS_3, tf
 from accum._tf._variables import native
+from accum._tf._version import IS_KERAS_3, tf
 
 BATCH_NORMS = keras_layers("BatchNormalization", "SyncBatchNormalization")
-"""Keras' own classes of batch normalisation; the second is an argument of the first from 2.12 on."""
+"""Keras' classes of batch normalisation; from 2.12 on, the second became an argument of the first."""
 
 
-def is_synchronized(batch_norm):
-    """Whether a layer's statistics are those of all replicas together."""
+def is_synchronized(batch_norm: tf.keras.layers.Layer) -> bool:
+    """Whether a layer computes its statistics over all replicas."""
     own = batch_norm.get_config().get("synchronized")
     return type(batch_norm) in BATCH_NORMS[1:] if own is None else bool(own)
 
@@ -19,38 +20,40 @@ def is_synchronized(batch_norm):
 _BATCH_NORM_TAKES_MASK = "mask" in inspect.signature(tf.keras.layers.BatchNormalization.call).parameters
 
 
-def call_batch_norm(call, inputs, training, mask):
-    """Call Keras' own batch normalisation; only from 2.12 on does it have a use for a mask."""
+def call_batch_norm(
+    call: Callable[..., Any], inputs: tf.Tensor, training: Optional[Union[bool, tf.Tensor]], mask: Optional[tf.Tensor]
+) -> Any:
+    """Call Keras' batch normalisation, which supports a mask from 2.12 on."""
     if _BATCH_NORM_TAKES_MASK:
         return call(inputs, training=training, mask=mask)
     return call(inputs, training=training)  # dies with 2.11
 
 
-def is_fused(batch_norm):
-    """Whether a built layer computes by the fused kernel, of which Keras 3 knows nothing."""
+def is_fused(batch_norm: tf.keras.layers.Layer) -> bool:
+    """Whether a built layer uses the fused kernel, which Keras 3 does not have."""
     return bool(getattr(batch_norm, "fused", False))
 
 
-def unfused(options):
-    """The arguments of a batch normalisation that is not fused."""
+def unfused(options: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the arguments of a batch normalisation that is not fused."""
     return options if IS_KERAS_3 else dict(options, fused=False)
 
 
 class Resting:
-    """Stands in for a variable of Keras 3: has its value, and takes no other."""
+    """Stand in for a variable of Keras 3: has its value, and ignores assignments."""
 
-    def __init__(self, variable):
+    def __init__(self, variable: Any) -> None:
         self._variable = variable
 
-    def __tf_tensor__(self, dtype=None, name=None):
+    def __tf_tensor__(self, dtype: Any = None, name: Optional[str] = None) -> tf.Tensor:
         return tf.convert_to_tensor(native(self._variable), dtype=dtype, name=name)
 
-    def assign(self, value):
-        """Leave the variable as it is."""
+    def assign(self, value: Any) -> None:
+        """Leave the variable unchanged."""
 
 
-def _resting(name):
-    def get(self):
+def _resting(name: str) -> property:
+    def get(self: Any) -> Any:
         variable = self.__dict__.get(name)
         return Resting(variable) if variable is not None and self.accum_is_capturing else variable
 
@@ -58,30 +61,32 @@ def _resting(name):
 
 
 class _HandsOver:
-    """The part of a batch normalisation by which Keras 3 computes statistics, and assigns to the moving ones in `call`.
+    """Override how Keras 3 computes batch statistics and assigns to the moving statistics in `call`.
 
-    They rest while `accum_is_capturing`, and what is computed goes through `accum_hand_over`.
+    While `accum_is_capturing`, the moving statistics do not change. Batch statistics go through `accum_hand_over`.
     """
+
+    accum_hand_over: Any
 
     moving_mean = _resting("moving_mean")
     moving_variance = _resting("moving_variance")
 
-    def _moments(self, inputs, mask):
-        return self.accum_hand_over(super()._moments, inputs, mask)
+    def _moments(self, inputs: tf.Tensor, mask: Optional[tf.Tensor]) -> Any:
+        return self.accum_hand_over(super()._moments, inputs, mask)  # type: ignore[misc]
 
 
 BATCH_NORM_BASES = ((_HandsOver,) if IS_KERAS_3 else ()) + (tf.keras.layers.BatchNormalization,)
-"""What a batch normalisation with an eye on its statistics derives from: in Keras 2 its own methods are enough."""
+"""The base classes of a batch normalisation that captures its statistics; in Keras 2, its own methods are enough."""
 
 
-def uses_mask(batch_norm):
+def uses_mask(batch_norm: tf.keras.layers.Layer) -> bool:
     """Whether a built layer leaves masked values out of its statistics."""
     return _BATCH_NORM_TAKES_MASK and not is_fused(batch_norm)
 
 
-def records_unbiased_variance(batch_norm):
+def records_unbiased_variance(batch_norm: tf.keras.layers.Layer) -> bool:
     """Whether a built layer records its batches' variance with Bessel's correction.
 
-    The fused kernel does, which Keras takes for rank 4, and later for rank 5 too; its own computation does not.
+    The fused kernel does, which Keras uses for rank 4 and later also for rank 5; its unfused computation does not.
     """
     return is_fused(batch_norm)

@@ -1,37 +1,62 @@
-"""Static graphs and traces."""
+"""Questions about static graphs and traces."""
 
 import contextlib
+import re
+from typing import Any, Iterable, Iterator, Sequence
 
-from accum._tf._line import tf
+from accum._tf._version import tf
 
 
-def in_static_graph():
+def in_static_graph() -> bool:
     """Whether ops are being added to a `tf.compat.v1` graph rather than run, or traced for a `tf.function`."""
     with tf.init_scope():
         return not tf.executing_eagerly()
 
 
-def is_tracing():
+def is_tracing() -> bool:
     """Whether a `tf.function` is being traced or a static graph built."""
     return not tf.executing_eagerly()
 
 
-def is_ref_variable(var):
-    """Whether a variable is one of TF 1's, whose value is a mutable tensor of the graph. Dies with `tf.compat.v1`."""
+def is_ref_variable(var: Any) -> bool:
+    """Whether this is a TF 1 ref variable, whose value is a mutable tensor in the graph. Dies with `tf.compat.v1`."""
     return isinstance(var, tf.Variable) and not hasattr(var, "handle")
 
 
-def is_of_a_cluster(var):
+def is_of_a_cluster(var: Any) -> bool:
     """Whether a variable's device names a job, such as that of a parameter server. Dies with `tf.compat.v1`."""
     return tf.compat.v1.DeviceSpec.from_string(var.device or "").job not in (None, "localhost")
 
 
-@contextlib.contextmanager
-def control_flow_for(variables):
-    """Build conditionals that can hold `variables`: those of TF 2 are functions, which no ref variable can enter.
+def slice_info(var: Any) -> Any:
+    """Return the `SaveSliceInfo` of a part of a partitioned variable, else None. Dies with `tf.compat.v1`."""
+    return var._get_save_slice_info() if hasattr(var, "_get_save_slice_info") else None
 
-    On some lines (2.10) neither can one of a parameter server, beside the ops of a worker. There is no switch but the
-    process-wide one; it is set back at once. Dies with `tf.compat.v1`.
+
+def save_as_part(slot: tf.Variable, var: Any) -> None:
+    """Let a `Saver` save the slot of one part of a partitioned variable, even if the slot has fewer axes.
+
+    TF 1.15 gives a row mask the slice information of its variable, for which no `Saver` can be built. If the parts
+    share rows, because the variable is partitioned by columns, each part saves a mask under its own name. Dies with
+    `tf.compat.v1`.
+    """
+    info, rank = slice_info(slot), slot.shape.rank
+    if info is None or rank == len(slice_info(var).full_shape):
+        return
+    whole = slice_info(var)
+    part = None
+    if rank and list(whole.full_shape[rank:]) == list(whole.var_shape[rank:]):
+        shapes = whole.full_shape[:rank], whole.var_offset[:rank], whole.var_shape[:rank]
+        part = tf.Variable.SaveSliceInfo(info.full_name, *shapes)
+    slot._set_save_slice_info(part)
+
+
+@contextlib.contextmanager
+def control_flow_for(variables: Iterable[Any]) -> Iterator[None]:
+    """Build conditionals that can use `variables`: conditionals of TF 2 are functions, which reject ref variables.
+
+    On some lines (2.10) they also reject a variable on a parameter server together with ops on a worker. The only
+    switch is process-wide, so it is reset immediately. Dies with `tf.compat.v1`.
     """
     needs_old = any(is_ref_variable(var) or is_of_a_cluster(var) for var in variables)
     must_switch = needs_old and tf.compat.v1.control_flow_v2_enabled()
@@ -45,14 +70,92 @@ def control_flow_for(variables):
 
 
 @contextlib.contextmanager
-def no_record_of_locks():
-    """Drop what a `tf.CriticalSection` notes in its graph: no MetaGraph can hold it, and each `Saver` would warn so."""
-    records = tf.compat.v1.get_collection_ref("critical_section_executions")
-    before = list(records)
+def unrecorded(collection: str) -> Iterator[None]:
+    """Discard additions to a collection of the graph in this context; the graphs of conditionals share collections.
+
+    A MetaGraph can't store the executions that a `tf.CriticalSection` records, nor an op inside a conditional.
+    """
+    before = list(tf.compat.v1.get_collection(collection))
     try:
         yield
     finally:
-        records[:] = before
+        tf.compat.v1.get_collection_ref(collection)[:] = before
 
+
+def record_train_op(op: tf.Operation) -> None:
+    """Add an op to the collection TRAIN_OP, as every v1 optimizer does, unless it is inside a conditional."""
+    if op.graph is not _outermost_graph() or not op.graph.is_fetchable(op):
+        return
+    recorded = op.graph.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
+    if not any(op is known for known in recorded):
+        recorded.append(op)
+
+
+def _outermost_graph() -> tf.Graph:
+    with tf.init_scope():
+        return tf.compat.v1.get_default_graph()
+
+
+LOCKS = "critical_section_executions"
+"""The collection in which a `tf.CriticalSection` records its executions."""
 
 untouched_by_autograph = tf.autograph.experimental.do_not_convert
+
+
+def graphs_within(outer: Any) -> Any:
+    """Return the graphs being built, from the innermost out to `outer`, exclusive; None means eager execution."""
+    if tf.executing_eagerly():
+        return []
+    graphs, graph = [], tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not outer:
+        graphs.append(graph)
+        graph = getattr(graph, "outer_graph", None)
+    return [graph for graph in graphs if hasattr(graph, "outer_graph")]  # eager code has a default graph too
+
+
+_BRANCH = re.compile(r"(.*)_(true|false|branch\d+)_\d+$")
+
+
+def is_loop_body(graph: tf.Graph) -> bool:
+    """Whether a graph is the body of a `tf.while_loop`, which may run any number of times."""
+    return type(graph).__name__ == "WhileBodyFuncGraph"
+
+
+def forget_traces(instance: Any) -> None:
+    """Let the methods of an object that are a `tf.function` be traced anew."""
+    for cls in type(instance).__mro__:
+        for method in list(vars(cls).values()):
+            getattr(method, "_descriptor_cache", {}).pop(instance, None)  # instance -> its function; no public name
+
+
+def is_function(graph: tf.Graph) -> bool:
+    """Whether a graph belongs to a `tf.function`, which later traces may call without tracing it again."""
+    return type(graph).__name__ == "FuncGraph"
+
+
+def exclude_each_other(graphs: Sequence[tf.Graph], others: Sequence[tf.Graph]) -> bool:
+    """Whether two paths from `graphs_within` lead through different branches of one conditional: only one runs."""
+    return any(
+        conditional == other and branch != another
+        for conditional, branch in _branches(graphs)
+        for other, another in _branches(others)
+    )
+
+
+def _branches(graphs: Sequence[tf.Graph]) -> Any:
+    """Return the set of (conditional, branch) through which a path leads."""
+    matches = [(graph, _BRANCH.match(graph.name)) for graph in graphs]
+    return {((id(graph.outer_graph), match.group(1)), match.group(2)) for graph, match in matches if match}
+
+
+def are_traces_of_one_function(path: Sequence[tf.Graph], other: Sequence[tf.Graph]) -> bool:
+    """Whether two paths from `graphs_within` lead through two traces of what may be the same `tf.function`."""
+    names = [[graph.name for graph in reversed(graphs) if is_function(graph)] for graphs in (path, other)]
+    return bool(names[0]) and names[0] == names[1] and path[0] is not other[0]
+
+
+def count_calls(graph: tf.Graph, function_graph: tf.Graph) -> int:
+    """Count how often ops of `graph` call a `tf.function` of the name of the one traced as `function_graph`."""
+    name = re.compile(r"__(inference|forward)_{}_\d+$".format(re.escape(function_graph.name)))
+    calls = [op for op in graph.get_operations() if op.type in ("PartitionedCall", "StatefulPartitionedCall")]
+    return len([op for op in calls if name.match(op.get_attr("f").name)])

@@ -1,13 +1,14 @@
-"""Layers: what there is, and whether a call of them computes."""
+"""Which layers this line of Keras has, and whether a call of a layer computes."""
 
 import importlib
 import sys
+from typing import Any, Tuple
 
-from accum._tf._line import IS_KERAS_3, tf
+from accum._tf._version import IS_KERAS_3, tf
 
 
-def keras_layers(*names):
-    """Those of Keras' layers that this line has, the experimental ones included."""
+def keras_layers(*names: str) -> Tuple[Any, ...]:
+    """Return the Keras layers with these names that this line has, including experimental ones."""
     homes = tf.keras.layers, getattr(tf.keras.layers, "experimental", None)
     found = [getattr(home, name, None) for home in homes for name in names]
     return tuple(layer for layer in found if layer is not None)
@@ -17,17 +18,17 @@ DEPTHWISE_CONVOLUTIONS = keras_layers("DepthwiseConv1D", "DepthwiseConv2D")
 """Layers whose kernels are [..., in, multiplier]. Up to Keras 2 they are called `depthwise_kernel`."""
 
 TRANSPOSED_CONVOLUTIONS = keras_layers("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
-"""Layers whose kernels are [..., out, in]. The first is there from 2.3 on."""
+"""Layers whose kernels are [..., out, in]. The first exists from 2.3 on."""
 
 EINSUM_LAYERS = keras_layers("EinsumDense")
-"""Layers whose `equation` says what their kernel's axes are; experimental in 2.3, and there from 2.4 on."""
+"""Layers whose `equation` names the axes of the kernel; experimental in 2.3, public from 2.4 on."""
 
 
-def is_no_real_call():
+def is_no_real_call() -> bool:
     """Whether Keras calls its layers to lay out a functional model or to export one, rather than to compute.
 
-    No public name says so. The module in which `Layer` stands knows, but for exports of some lines (2.9, 2.10), whose
-    traces have names of their own.
+    There is no public API for this. The module that defines `Layer` knows, except for exports on some lines (2.9,
+    2.10), which are recognised by the names of their traces.
     """
     if IS_KERAS_3:
         return importlib.import_module(tf.keras.Model.__module__.split(".models")[0] + ".backend").in_stateless_scope()

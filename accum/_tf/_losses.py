@@ -1,69 +1,106 @@
-"""What a train step unpacks, and what its loss divides by."""
+"""The data that a train step unpacks, and the number by which its loss divides."""
 
 import functools
+from typing import Any, List, Optional, Sequence, Tuple
 
-from accum._tf._line import IS_KERAS_3, VERSION, tf
+from accum._tf._version import IS_KERAS_3, VERSION, tf
 
 
-def unpack_data(data):
-    """(x, y, sample_weight) of what a `train_step` is given."""
+def unpack_data(data: Any) -> Tuple[Any, Any, Any]:
+    """Unpack the data of a `train_step` into (x, y, sample_weight); data of any other structure is x."""
+    if isinstance(data, tuple) and not 1 <= len(data) <= 3:
+        return data, None, None
     if VERSION >= (2, 3):
         return tf.keras.utils.unpack_x_y_sample_weight(data)
     data = data if isinstance(data, tuple) else (data,)  # dies with 2.2
     return data + (None,) * (3 - len(data))
 
 
-def count_examples(data):
-    """The number of examples in what a `train_step` is given, a float32 scalar."""
-    first = tf.nest.flatten(unpack_data(data)[0])[0]
+def count_examples(data: Any) -> tf.Tensor:
+    """Count the examples in the data of a `train_step`, as a float32 scalar.
+
+    Targets and sample weights have one entry for each example. Inputs may also contain other things, such as the edges
+    of a graph, so they are used last.
+    """
+    x, y, sample_weight = unpack_data(data)
+    batched = [leaf for leaf in tf.nest.flatten((y, sample_weight, x)) if _has_axes(leaf)]
+    if not batched:
+        raise ValueError(
+            "There is no batch whose examples could be counted: pass `micro_batch_weight`, 'equal' or a function "
+            f"of the data. Received: {data!r}."
+        )
+    first = batched[0]
     if isinstance(first, tf.RaggedTensor):
         return tf.cast(first.nrows(), tf.float32)
     shape = first.dense_shape if isinstance(first, tf.SparseTensor) else tf.shape(first)
     return tf.cast(shape[0], tf.float32)
 
 
-def loss_denominator(container, y_true, y_pred):
-    """What the losses of a model divided by, a float32 scalar, or None where that was the number of examples.
+def _has_axes(leaf: Any) -> Any:
+    shape = getattr(leaf, "shape", ())
+    rank = shape.rank if isinstance(shape, tf.TensorShape) else len(shape)
+    return leaf is not None and rank != 0
 
-    From 2.11 on, a built-in reduction divides the loss of a masked output by the number of its unmasked elements, and
-    from 2.10 on one with an `ignore_class` by the number of the others. Of several outputs that differ in it, no one
-    number is right: None if any has no mask, and otherwise the sum over the outputs, right where their masks are one.
+
+def loss_denominator(container: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Optional[tf.Tensor]:
+    """Compute the number by which the losses of a model divide: a float32 scalar, or None if it is the example count.
+
+    From 2.11 on, a built-in reduction divides the loss of a masked output by the number of unmasked elements. From
+    2.10 on, a loss with an `ignore_class` divides by the number of elements of other classes. "mean_with_sample_weight"
+    of Keras 3 divides by the sum of the weights. If several outputs have different numbers, no single number is exact.
+    The result is None if any output divides by its examples, and otherwise the sum over the outputs, which is exact if
+    all outputs share the same mask and weights.
     """
     if VERSION < (2, 10):  # dies with 2.9
         return None
-    counts = [_unmasked_elements(*entry) for entry in _losses_of_outputs(container, y_true, y_pred)]
+    counts = [_denominator(*entry) for entry in _losses_of_outputs(container, y_true, y_pred, sample_weight)]
     return tf.add_n(counts) if counts and not any(count is None for count in counts) else None
 
 
 LOSS_CONTAINER = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
-"""The attribute of a compiled model that holds and computes its losses; has no public name in Keras 3."""
+"""The attribute of a compiled model that computes its losses; in Keras 3 it has no public name."""
 
 
-def _at(path, structure):
+def _at(path: Sequence[Any], structure: Any) -> Any:
     return functools.reduce(lambda part, key: part[key], path, structure)
 
 
-def _losses_of_outputs(container, y_true, y_pred):
-    """List of (loss, target, output) of what a model was compiled with, where there is a loss and a target."""
+def sums_over_examples(container: Any) -> bool:
+    """Whether a loss that a model was compiled with has the reduction SUM."""
+    given = getattr(container, "_user_loss" if IS_KERAS_3 else "_user_losses", None)  # has no public name on any line
+    return any(getattr(loss, "reduction", None) == "sum" for loss in tf.nest.flatten(given))
+
+
+def _losses_of_outputs(container: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> List[Tuple[Any, ...]]:
+    """Return a list of (loss, target, output, weights or None) for the outputs of a compiled model with a target."""
     if not IS_KERAS_3:
         places = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
         entries = list(zip(container._losses, *places))
+        entries = [entry + (None,) for entry in entries]
     else:
         try:
             entries = [
-                (entry.loss, _at(entry.path, y_true), _at(entry.path, y_pred)) for entry in container._flat_losses
+                (entry.loss, _at(entry.path, y_true), _at(entry.path, y_pred), _weights_at(entry.path, sample_weight))
+                for entry in container._flat_losses
             ]
-        except (IndexError, KeyError, TypeError):  # targets of another structure, which Keras matches by itself
+        except (IndexError, KeyError, TypeError):  # targets of another structure, which only Keras can match
             entries = []
     return [entry for entry in entries if entry[0] is not None and entry[1] is not None]
 
 
-def _unmasked_elements(loss, target, output):
-    """How many elements a loss was divided by, if a mask tells it: a float32 scalar or None."""
-    if loss.reduction not in ("auto", "sum_over_batch_size", "mean"):
-        return None
+def _weights_at(path: Sequence[Any], sample_weight: Any) -> Any:
+    """Return the weights of one output; a single tensor applies to all outputs."""
+    return sample_weight if sample_weight is None or tf.is_tensor(sample_weight) else _at(path, sample_weight)
+
+
+def _denominator(loss: Any, target: Any, output: Any, weights: Any) -> Optional[tf.Tensor]:
+    """Compute the number by which a loss divides, a float32 scalar, or None if it is the number of elements."""
     mask = getattr(output, "_keras_mask", None) if VERSION >= (2, 11) else None  # has no public name; dies with 2.10
     mask = None if mask is None else tf.cast(mask, tf.float32)
+    if loss.reduction == "mean_with_sample_weight":
+        return _sum_of_weights(weights, mask)
+    if loss.reduction not in ("auto", "sum_over_batch_size", "mean"):
+        return None
     is_sparse = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
     ignored = loss.get_config().get("ignore_class") if is_sparse else None
     if ignored is not None:
@@ -71,3 +108,42 @@ def _unmasked_elements(loss, target, output):
         taken = tf.reshape(taken, tf.shape(output)[:-1])
         mask = taken if mask is None else mask * taken
     return None if mask is None else tf.reduce_sum(mask)
+
+
+def _sum_of_weights(weights: Any, mask: Optional[tf.Tensor]) -> Optional[tf.Tensor]:
+    """Sum the unmasked sample weights; None if there are neither weights nor a mask."""
+    if weights is None:
+        return None if mask is None else tf.reduce_sum(mask)
+    weights = tf.cast(weights, tf.float32)
+    if mask is not None:  # as in Keras 3, append axes of length 1 to the one with fewer axes
+        missing = mask.shape.rank - weights.shape.rank
+        weights = tf.reshape(weights, tf.concat([tf.shape(weights), [1] * max(missing, 0)], axis=0))
+        mask = tf.reshape(mask, tf.concat([tf.shape(mask), [1] * max(-missing, 0)], axis=0))
+        weights = weights * mask
+    return tf.reduce_sum(weights)
+
+
+def without_empty_masks(y_pred: Any, sample_weight: Any) -> Any:
+    """Return (outputs, sample weights) for which a micro-batch that is all padding has loss 0 and no gradient.
+
+    From 2.11 to 2.15, Keras divides by 0 unmasked elements: the loss is NaN, which a `LossScaleOptimizer` mistakes for
+    an overflow.
+    """
+    masks = [getattr(output, "_keras_mask", None) for output in tf.nest.flatten(y_pred)]
+    if IS_KERAS_3 or VERSION < (2, 11) or not any(mask is not None for mask in masks):
+        return y_pred, sample_weight
+    if sample_weight is not None and not tf.is_tensor(sample_weight):
+        return y_pred, sample_weight  # weights of a structure that only Keras can match
+    outputs, weights = [], []
+    for output, mask in zip(tf.nest.flatten(y_pred), masks):
+        weight = sample_weight
+        if mask is not None:
+            mask = tf.cast(mask, tf.bool)
+            is_any = tf.reduce_any(mask)
+            output = tf.identity(output)
+            output._keras_mask = mask | ~is_any
+            ones = tf.ones(tf.shape(mask)) if weight is None else weight
+            weight = tf.where(is_any, ones, tf.zeros_like(ones))
+        outputs.append(output)
+        weights.append(weight)
+    return tf.nest.pack_sequence_as(y_pred, outputs), tf.nest.pack_sequence_as(y_pred, weights)

@@ -1,13 +1,14 @@
-"""Models: copies, files, training on one batch."""
+"""Differences in models: copies, files, training on one batch."""
 
 import importlib
 import inspect
 import sys
+from typing import Any, Dict, List, Optional, Set, Tuple
 
-from accum._tf._line import HAS_KERAS_FACE, IS_KERAS_3, VERSION, tf
+from accum._tf._version import HAS_KERAS_FACE, IS_KERAS_3, VERSION, tf
 
 
-def _functional():
+def _functional() -> Optional[type]:
     if not HAS_KERAS_FACE:
         return None
     if IS_KERAS_3:
@@ -15,8 +16,8 @@ def _functional():
     return tf.keras.Sequential.__bases__[0]
 
 
-Functional = _functional()
-"""The class of functional models: one of its own from 2.3 on, which has no public name. Dies with none."""
+Functional: Any = _functional()
+"""The class of functional models: from 2.3 on a separate class without a public name. Dies with no line."""
 
 _OF_ONE_MODEL = {
     "_checkpoint",
@@ -28,14 +29,14 @@ _OF_ONE_MODEL = {
     "train_function",
     "train_tf_function",
 }
-"""What a Keras model makes for itself, and what was traced for it: a model made of another one needs its own."""
+"""Attributes that Keras creates or traces for one model, so a model made from another one must not share them."""
 
-if IS_KERAS_3:  # closures over the model, and what fills its lists
+if IS_KERAS_3:  # closures over the model, and the tracker that fills its lists
     _OF_ONE_MODEL |= {"_tracker", "build", "quantize"}
 
 
-def model_like(model, cls):
-    """An instance of `cls`, a subclass of the class of `model`, that shares its layers and variables."""
+def model_like(model: tf.keras.Model, cls: type) -> tf.keras.Model:
+    """Create an instance of `cls`, a subclass of the class of `model`, that shares its layers and variables."""
     made = tf.keras.Model.__new__(cls)
     tf.keras.Model.__init__(made, name=model.name)
     stores = _stores_like(model, made) if IS_KERAS_3 else {}
@@ -45,8 +46,8 @@ def model_like(model, cls):
     return made
 
 
-def _stores_like(model, made):
-    """{id of a list that the tracker of `model` fills: that of `made`, with the same in it}. Keras 3 alone."""
+def _stores_like(model: tf.keras.Model, made: Any) -> Dict[int, List[Any]]:
+    """Copy the lists that the tracker of `model` fills to `made`; returns {id of a list: its copy}. Only in Keras 3."""
     theirs, ours = model._tracker, made._tracker
     for store, (_, listed) in ours.config.items():
         listed[:] = theirs.config[store][1]
@@ -58,28 +59,35 @@ def _stores_like(model, made):
     return {id(theirs.config[store][1]): listed for store, (_, listed) in ours.config.items()}
 
 
-def _own_copy(value, made):
+def _own_copy(value: Any, made: Any) -> Any:
     if IS_KERAS_3 and type(value).__name__ in ("TrackedList", "TrackedDict", "TrackedSet", "TrackedOrderedDict"):
         return type(value)(value, made._tracker)
     return value.copy() if type(value) in (list, dict, set) else value
 
 
-def unpickled(content):
-    """What the pickle of an object of Keras 3 holds."""
+def bound_to(made: Any, model: tf.keras.Model, method: Any) -> Any:
+    """Rebind a method of the instance `model` to `made`; return any other function, or None, unchanged."""
+    if getattr(method, "__self__", None) is not model:
+        return method
+    return method.__func__.__get__(made, type(made))
+
+
+def unpickled(content: Any) -> tf.keras.Model:
+    """Load a model from its content in a pickle of Keras 3."""
     return tf.keras.Model._unpickle_model(content)
 
 
-def pickled_by_name(reduced):
-    """What Keras' own `__reduce__` gave, without its class: a pickle finds none that was made at run time.
+def pickled_by_name(reduced: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    """Remove the class from the result of Keras' `__reduce__`, because a pickle cannot refer to a run-time class.
 
-    In its place a pickle names `unpickled`, so that whoever loads it imports accum and knows its classes.
+    The pickle refers to `unpickled` instead, so that loading it imports accum, which registers its classes.
     """
     is_by_keras = getattr(reduced[0], "__func__", None) is tf.keras.Model._unpickle_model.__func__
     return (unpickled,) + reduced[1:] if is_by_keras else reduced
 
 
-def not_made_as_functional(cls):
-    """A decorator of `cls`, of which Keras 3 must not think that (inputs, outputs) make it, for its `*args`."""
+def not_made_as_functional(cls: Any) -> Any:
+    """Decorate `cls`, so that Keras 3 does not infer from its `*args` that it takes (inputs, outputs)."""
     if IS_KERAS_3:
         shown = inspect.signature(cls.__init__)
         kept = [parameter for parameter in shown.parameters.values() if parameter.kind != parameter.VAR_POSITIONAL]
@@ -87,12 +95,12 @@ def not_made_as_functional(cls):
     return cls
 
 
-def plain_config(model, base):
-    """(class name, config) of what `model` would be as an instance of `base`, one of its bases."""
+def plain_config(model: tf.keras.Model, base: Any) -> Tuple[str, Dict[str, Any]]:
+    """Return the (class name, config) that `model` would have as an instance of its base class `base`."""
     if base is not Functional and not (VERSION < (2, 3) and is_layered_model(model) and model._is_graph_network):
         return registered_name(base) or base.__name__, base.get_config(model)
-    # TF 2.2 makes a functional model of whatever stands in a SavedModel under an unknown name, a Sequential one too.
-    # From 2.12 on a class with arguments of its own is taken for one that is made from them alone.
+    # TF 2.2 makes a functional model of anything in a SavedModel with an unknown class name, even of a Sequential one.
+    # From 2.12 on, Keras assumes that a class with its own arguments is constructed from these alone.
     if IS_KERAS_3:
         twin = tf.keras.Model(model._inputs_struct, model._outputs_struct, name=model.name)
     else:
@@ -100,21 +108,23 @@ def plain_config(model, base):
     return "Functional", twin.get_config()
 
 
-def model_from_plain_config(class_name, config, custom_objects=None):
-    """The model that `plain_config` described; one of the user's own classes has to be registered with Keras."""
+def model_from_plain_config(
+    class_name: str, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
+) -> tf.keras.Model:
+    """Create the model that `plain_config` described; a custom class must be registered with Keras."""
     own = {"Functional": tf.keras.Model, "Sequential": tf.keras.Sequential}
     cls = own.get(class_name) or registered_object(class_name, custom_objects)
     if cls is None:
         raise ValueError(
-            "The class of the model must be registered with Keras, or given in `custom_objects`. "
-            "Received: {!r}.".format(class_name)
+            "The class of the model must be registered with Keras, or passed in `custom_objects`. Received: "
+            f"{class_name!r}."
         )
     takes_objects = "custom_objects" in inspect.signature(cls.from_config).parameters
     return cls.from_config(config, **({"custom_objects": custom_objects} if takes_objects else {}))
 
 
-def deserialize_compile_config(config):
-    """The arguments of `compile` from a file in the `.keras` format, which 2.12 brought."""
+def deserialize_compile_config(config: Dict[str, Any]) -> Dict[str, Any]:
+    """Deserialize the arguments of `compile` from a file in the `.keras` format (TF >= 2.12)."""
     if IS_KERAS_3:
         return tf.keras.utils.deserialize_keras_object(config)
     if VERSION < (2, 13):  # no public name for it; dies with 2.12
@@ -122,48 +132,48 @@ def deserialize_compile_config(config):
     return tf.keras.saving.deserialize_keras_object(config)
 
 
-def registered_name(value):
-    """The name under which a function or class is registered with Keras, or None."""
+def registered_name(value: Any) -> Optional[str]:
+    """Return the name under which a function or class is registered with Keras, or None."""
     names = [name for name, known in tf.keras.utils.get_custom_objects().items() if known is value]
     return names[0] if names else None
 
 
-def registered_object(name, custom_objects=None):
-    """What is registered with Keras under `name`, or None."""
+def registered_object(name: Any, custom_objects: Optional[Dict[str, Any]] = None) -> Any:
+    """Return the object that is registered with Keras under `name`, or None."""
     return (custom_objects or {}).get(name, tf.keras.utils.get_custom_objects().get(name))
 
 
-def set_untracked(model, name, value):
-    """Set a Python attribute of a Keras model that no checkpoint and no layer list shall see."""
+def set_untracked(model: tf.keras.Model, name: str, value: Any) -> None:
+    """Set an attribute of a Keras model that is hidden from checkpoints and from the list of layers."""
     model.__dict__[name] = value
 
 
-def is_layered_model(model):
-    """Whether `model` is a functional or Sequential model, made of layers that Keras can copy."""
+def is_layered_model(model: tf.keras.Model) -> bool:
+    """Whether `model` is a functional or Sequential model, which Keras can copy layer by layer."""
     if IS_KERAS_3:
         return isinstance(model, (tf.keras.Sequential, Functional))
     return isinstance(model, tf.keras.Sequential) or bool(getattr(model, "_is_graph_network", False))
 
 
-def layers_of(model):
-    """Every layer in a model, however deep, once each."""
+def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
+    """Return every layer in a model, at any depth, once each."""
     if not hasattr(model, "_flatten_layers"):
         return model._gather_unique_layers()[1:]  # without the model itself; dies with 2.2
     # `submodules` fails for a subclassed model that is compiled (2.10 and before), and for recurrent dropout (2.2).
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
-def compute_dtypes(model):
-    """The names of the dtypes in which the layers of a model compute."""
+def compute_dtypes(model: tf.keras.Model) -> Set[str]:
+    """Return the names of the dtypes in which the layers of a model compute."""
     dtypes = [getattr(layer, "compute_dtype", None) or layer._compute_dtype for layer in layers_of(model)]  # 2.3's name
     return {tf.as_dtype(dtype).name for dtype in dtypes if dtype is not None}
 
 
-def train_on(model, batch):
-    """Train a model on one batch, a tuple (x, y, sample_weight) of those that there are, as `fit` would.
+def train_on(model: tf.keras.Model, batch: Tuple[Any, ...]) -> None:
+    """Train a model on one batch, a tuple (x, y, sample_weight) in which the last ones may be missing, as `fit` would.
 
-    `train_on_batch` of Keras 3 hands all three to the train step, where `fit` hands those that there are: a step of the
-    user's own may not know them.
+    `train_on_batch` of Keras 3 always passes all three to the train step, and `fit` only those that exist: a custom
+    train step may not accept all of them.
     """
     if IS_KERAS_3 and all(leaf is not None for leaf in tf.nest.flatten(batch)):
         model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
@@ -171,8 +181,8 @@ def train_on(model, batch):
         model.train_on_batch(*batch)
 
 
-def shape_built_for(model):
-    """The shape of input for which a Sequential model was built that had none at first."""
-    if VERSION < (2, 3):  # dies with 2.2, where it does not become a functional one
+def shape_built_for(model: tf.keras.Model) -> Any:
+    """Return the input shape for which a Sequential model without an input shape was built later."""
+    if VERSION < (2, 3):  # dies with 2.2, where such a model does not become functional
         return model._build_input_shape
     return model.input_shape

@@ -1,36 +1,38 @@
-"""What checkpoints and exports see of an object."""
+"""Control which attributes of an object checkpoints and exports track."""
 
-from accum._tf._line import IS_KERAS_3, VERSION, tf
+from typing import Any, Callable, Dict
+
+from accum._tf._version import IS_KERAS_3, VERSION, tf
 
 
-def _forwarded(name, attribute):
-    """An attribute that is the one of `self._inner`."""
+def _forwarded(name: str, attribute: Any) -> Any:
+    """Make an attribute that forwards to `self._inner`."""
     if isinstance(attribute, property):
         return property(lambda self: getattr(self._inner, name), lambda self, value: setattr(self._inner, name, value))
     return lambda self, *args, **kwargs: getattr(self._inner, name)(*args, **kwargs)
 
 
-def _tracking_attributes():
-    """Everything by which TensorFlow tracks an object for checkpoints: the names differ from line to line."""
+def _tracking_attributes() -> Dict[str, Any]:
+    """Forward all attributes by which TensorFlow tracks an object for checkpoints; their names differ between lines."""
     trackable = [base for base in tf.Module.__mro__ if base.__name__ == "Trackable"][0]
-    # From 2.9 on, a class that defines the last two is taken for one that holds tensors itself.
+    # From 2.9 on, TensorFlow assumes that a class that defines the last two holds tensors itself.
     kept = "__", "_tf_api", "_serialize_to_tensors", "_restore_from_tensors"
     names = [name for name in vars(trackable) if name.startswith("_") and not name.startswith(kept)]
     return {name: _forwarded(name, vars(trackable)[name]) for name in names}
 
 
-TrackedAsInner = type("TrackedAsInner", (), _tracking_attributes())
-"""To a checkpoint, such an optimizer is the one that it wraps, so that either's checkpoint restores into the other.
+TrackedAsInner: Any = type("TrackedAsInner", (), _tracking_attributes())
+"""A base class that makes an optimizer look like its inner one in checkpoints, so that each can restore the other's.
 
 `LossScaleOptimizer` does the same from 2.4 on, with a class that has no public name.
 """
 
 
-def _hidden_from_exports():
-    """The overrides by which a module has its children in checkpoints and none in a SavedModel."""
+def _hidden_from_exports() -> Dict[str, Any]:
+    """Return overrides that let a checkpoint see a module's children, and hide them from a SavedModel."""
     if hasattr(tf.Module, "_trackable_children"):
 
-        def children(self, *args, **kwargs):
+        def children(self: Any, *args: Any, **kwargs: Any) -> Any:
             save_type = args[0] if args else kwargs.get("save_type")
             is_export = getattr(save_type, "value", save_type) == "savedmodel"  # an enum; dies with 2.8
             return {} if is_export else super(CheckpointOnly, self)._trackable_children(*args, **kwargs)
@@ -38,11 +40,11 @@ def _hidden_from_exports():
         return {"_trackable_children": children}
 
     # An export asks for extra dependencies right before the dependencies; a checkpoint does not. Dies with 2.7.
-    def announce_export(self, serialization_cache):
+    def announce_export(self: Any, serialization_cache: Any) -> Any:
         self.__dict__["_is_exporting"] = True
         return {}
 
-    def dependencies(self):
+    def dependencies(self: Any) -> Any:
         is_export = self.__dict__.pop("_is_exporting", False)
         return [] if is_export else super(CheckpointOnly, self)._checkpoint_dependencies
 
@@ -52,12 +54,12 @@ def _hidden_from_exports():
     }
 
 
-CheckpointOnly = type("CheckpointOnly", (tf.Module,), _hidden_from_exports())
-"""A `tf.Module` whose content a checkpoint keeps and a SavedModel leaves out (law L12)."""
+CheckpointOnly: Any = type("CheckpointOnly", (tf.Module,), _hidden_from_exports())
+"""A `tf.Module` whose content is saved in checkpoints but not in a SavedModel (law L12)."""
 
 
-def begin_as_optimizer(optimizer, base_init, name):
-    """Run the initialiser of an optimizer's Keras base, which in Keras 3 makes variables that nobody is to see."""
+def begin_as_optimizer(optimizer: Any, base_init: Callable[..., None], name: str) -> None:
+    """Run the initialiser of the Keras base class, and in Keras 3 discard the variables that it creates."""
     if IS_KERAS_3:
         base_init(learning_rate=0.0, name=name)
         optimizer._variables.clear()
@@ -65,17 +67,17 @@ def begin_as_optimizer(optimizer, base_init, name):
         base_init(name=name)
 
 
-def read_checkpoint(checkpoint, path):
-    """Restore what `write` or `save` of a `tf.train.Checkpoint` has written; returns the status."""
+def read_checkpoint(checkpoint: tf.train.Checkpoint, path: str) -> Any:
+    """Restore the result of `write` or `save` of a `tf.train.Checkpoint`; returns the status."""
     if VERSION < (2, 3):  # dies with 2.2
-        return checkpoint._saver.restore(path)  # `restore` makes a counter of saves, which `write` has not
+        return checkpoint._saver.restore(path)  # `restore` would create a save counter, which `write` does not save
     return checkpoint.read(path)
 
 
-def stop_automatic_tracking(optimizer):
-    """Keep a new-style optimizer from tracking its own attributes, which would be those of its inner one."""
+def stop_automatic_tracking(optimizer: Any) -> None:
+    """Keep a new-style optimizer from tracking its own attributes, which would be those of the inner optimizer."""
     optimizer.__dict__["_self_setattr_tracking"] = False
 
 
-def track(owner, value, name):
+def track(owner: Any, value: Any, name: str) -> None:
     owner._track_trackable(value, name, overwrite=True)

@@ -1,61 +1,63 @@
-"""Variables: which is which, and how to make one."""
+"""Identify and create TensorFlow and Keras variables."""
 
 import contextlib
 import functools
 import platform
+from typing import Any, Callable, Iterable, Iterator, List, Optional
 
 import numpy as np
 
-from accum._tf._families import is_legacy_optimizer
 from accum._tf._graphs import in_static_graph
-from accum._tf._line import IS_KERAS_3, VERSION, tf
+from accum._tf._optimizers import is_legacy_optimizer
+from accum._tf._version import IS_KERAS_3, VERSION, tf
 
 
-def native(var):
-    """The `tf.Variable` of a `keras.Variable`, which Keras 3 has; anything else itself."""
+def native(var: Any) -> tf.Variable:
+    """Return the `tf.Variable` inside a `keras.Variable` of Keras 3, or any other variable unchanged."""
     return var.value if IS_KERAS_3 and isinstance(var, tf.keras.Variable) else var
 
 
-def is_overwritten(var):
-    """Whether a variable takes its gradient as its value, as Keras 3 has it for scales of float8."""
+def is_overwritten(var: Any) -> bool:
+    """Whether a variable is overwritten with its gradient, as Keras 3 does for float8 scales."""
     return bool(getattr(var, "overwrite_with_gradient", False))
 
 
-def path_of(var):
-    """The whole name of a variable, with those of what it is in, without the number of an output."""
+def path_of(var: Any) -> str:
+    """Return the full path of a variable, including its scopes, without an output number such as ":0"."""
     return getattr(var, "path", var.name).split(":")[0]
 
 
-def variable_key(var):
-    """What identifies a variable for as long as it lives, also one copy of a mirrored one."""
+def variable_key(var: Any) -> int:
+    """Return a key that identifies a variable during its lifetime; the copies of a mirrored variable share one."""
     var = native(var)
-    if hasattr(var, "_distributed_container"):  # a replica's own copy; the container has no public name
+    if hasattr(var, "_distributed_container"):  # one replica's copy; the container has no public name
         var = var._distributed_container() or var
     return id(var)
 
 
-def at_least_float32(dtype):
-    """`dtype`, or float32 in the place of one of 16 bits."""
+def at_least_float32(dtype: tf.DType) -> tf.DType:
+    """Return `dtype`, or float32 if it has fewer than 32 bits."""
     return tf.float32 if dtype.size < 4 else dtype
 
 
-def known_value(value):
-    """The value of a scalar that is known now, as a float; None for a tensor that is computed later."""
+def known_value(value: Any) -> Optional[float]:
+    """Return a scalar as a float if its value is already known, or None for a tensor that is computed later."""
     known = tf.get_static_value(value) if isinstance(value, tf.Tensor) else value
     return float(known) if isinstance(known, (int, float, np.number, np.ndarray)) and np.ndim(known) == 0 else None
 
 
-def _has_metal():
-    """Whether TensorFlow has one of Apple's GPUs: on macOS it knows no others."""
+def _has_metal() -> bool:
+    """Whether TensorFlow uses an Apple GPU: on macOS it supports no others."""
     return platform.system() == "Darwin" and bool(tf.config.experimental.list_physical_devices("GPU"))
 
 
 @contextlib.contextmanager
-def on_host():
-    """Put the counters made within, and what is computed of them, on the host where the GPU lacks int64: Apple's.
+def on_host() -> Iterator[None]:
+    """Place counters created in this context, and computations with them, on the host if the GPU is Apple's.
 
-    Elsewhere they stand where TensorFlow puts them, as Keras' `iterations` does: XLA compiles no function for one
-    device that uses a variable of another. Strategies and static graphs place everything by themselves.
+    Apple's GPUs do not support int64. Elsewhere TensorFlow chooses the device, as for Keras' `iterations`, because XLA
+    can't compile a function for one device that uses a variable on another. Strategies and static graphs place
+    everything themselves.
     """
     if not _has_metal() or tf.distribute.has_strategy() or in_static_graph():
         yield
@@ -64,11 +66,11 @@ def on_host():
         yield
 
 
-def new_keras_variable(optimizer, name, initial_value, per_replica):
-    """A variable that belongs to a Keras optimizer and is no weight of it.
+def new_keras_variable(optimizer: Any, name: str, initial_value: Any, per_replica: bool) -> tf.Variable:
+    """Create a variable that belongs to a Keras optimizer but is not one of its weights.
 
-    Keras in graph mode initialises only what was made through it, and only legacy optimizers work there; so those
-    make it through `add_weight`. A per-replica variable is summed where it is read.
+    In graph mode, Keras only initialises variables that it created, and only legacy optimizers work. There, the
+    variable is created with `add_weight`. A per-replica variable is summed when it is read.
     """
     initial_value = tf.convert_to_tensor(initial_value)
     kind = tf.VariableSynchronization, tf.VariableAggregation
@@ -92,15 +94,15 @@ def new_keras_variable(optimizer, name, initial_value, per_replica):
     return made
 
 
-def _restore_over_all_workers(var):
-    """Split a restored sum over the replicas of all workers: TF 2.2 and 2.3 see those of one. Dies with 2.3."""
+def _restore_over_all_workers(var: Any) -> None:
+    """Split a restored sum over the replicas of all workers: TF 2.2 and 2.3 only count one worker's. Dies with 2.3."""
     strategy = tf.distribute.get_strategy()
     if not tf.distribute.has_strategy() or len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync:
         return
     share = len(strategy.extended.worker_devices) / strategy.num_replicas_in_sync
     gather = var._gather_saveables_for_checkpoint
 
-    def shared(factory, **kwargs):
+    def shared(factory: Callable[..., Any], **kwargs: Any) -> Any:
         saveable = factory(**kwargs)
         restore = saveable.restore
         saveable.restore = lambda restored_tensors, restored_shapes: restore(
@@ -113,8 +115,8 @@ def _restore_over_all_workers(var):
     }
 
 
-def new_statistic(name, shape, dtype):
-    """A variable of zeros that belongs to one replica, and is read and saved as the mean over them, as Keras' own."""
+def new_statistic(name: str, shape: Any, dtype: tf.DType) -> tf.Variable:
+    """Create a per-replica variable of zeros that is read and saved as the mean over replicas, as in Keras' layer."""
     return tf.Variable(
         tf.zeros(shape, dtype),
         trainable=False,
@@ -124,16 +126,16 @@ def new_statistic(name, shape, dtype):
     )
 
 
-def set_variable(var, value):
-    """Assign to a scalar variable from Python, also in a static graph that Keras holds the session of."""
+def set_variable(var: Any, value: Any) -> None:
+    """Assign to a scalar variable from Python; in a static graph, through Keras' session."""
     if in_static_graph():
         tf.compat.v1.keras.backend.set_value(var, value)
     else:
         var.assign(tf.cast(value, var.dtype))
 
 
-def values_of(variables):
-    """The values of Keras' variables as arrays, also in a static graph that Keras holds the session of."""
+def values_of(variables: Iterable[Any]) -> List[np.ndarray]:
+    """Return the values of Keras' variables as arrays; in a static graph, through Keras' session."""
     if in_static_graph():
         return tf.compat.v1.keras.backend.batch_get_value(variables)
     return [np.asarray(var.numpy() if hasattr(var, "numpy") else var) for var in variables]

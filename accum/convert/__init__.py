@@ -1,8 +1,8 @@
-"""Runs that go on on the other side: from a `tf.compat.v1.train.Saver` checkpoint into Keras, and back, in mid-cycle.
+"""Continue a run on the other side: from a `tf.compat.v1.train.Saver` checkpoint in Keras, or back, also mid-cycle.
 
-Both sides come down to one neutral description, a `RunState`: weights, the slots of the inner optimizer by their role,
-accumulators and counters. `_v1` reads and writes it as a Saver's checkpoint, `_keras` as a live model and optimizer,
-and `_rules` does the arithmetic where the two keep the same thing by different conventions.
+Both sides are reduced to one neutral description, a `RunState`: weights, the slots of the inner optimizer by role,
+accumulators and counters. `_v1` reads and writes it as a Saver's checkpoint, `_keras` as a live model and optimizer.
+`_rules` does the arithmetic where the two sides store the same thing by different conventions.
 """
 
 from accum.convert._conversion import from_v1, to_v1

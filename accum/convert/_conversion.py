@@ -1,8 +1,10 @@
 """`from_v1` and `to_v1`: everything is read and checked before anything is set or written."""
 
+from typing import Any, Dict, List, Optional, Sequence, Union
+
 from accum import _check
 from accum.convert import _names, _rules, _v1
-from accum.convert._agreement import Given, check_agreement, require_rate
+from accum.convert._compatibility import ConversionOptions, check_compatibility, in_unit_of, require_rate
 from accum.convert._keras import KerasRun
 from accum.convert._reading import read_state
 from accum.convert._report import Report
@@ -10,61 +12,65 @@ from accum.convert._writing import KnownLayout, NewLayout, Writing, names_of_wei
 
 
 def from_v1(
-    checkpoint_path,
-    model,
-    optimizer=None,
-    names=None,
-    strict=True,
+    checkpoint_path: str,
+    model: Any,
+    optimizer: Any = None,
+    names: Optional[Union[Dict[str, Optional[str]], List[Optional[str]], None]] = None,
+    strict: bool = True,
     *,
-    dry_run=False,
-    iterations=None,
-    epsilon=None,
-    micro_batch_weight=None,
-    optimizer_name=None,
-    accum_name=None,
-    ignore=(),
-):
-    """Let a Keras model and its optimizer go on with the run that a static graph's `Saver` has saved, in mid-cycle.
+    dry_run: bool = False,
+    iterations: Optional[int] = None,
+    epsilon: Optional[float] = None,
+    micro_batch_weight: Optional[float] = None,
+    optimizer_name: Optional[str] = None,
+    accum_name: Optional[str] = None,
+    ignore: Sequence[str] = (),
+) -> Report:
+    """Continue in Keras the run that a static graph's `Saver` has saved, also in the middle of a cycle.
 
-    Weights, the inner optimizer's slots, steps made, and what the unfinished cycle has accumulated are taken over, the
-    slots by the arithmetic that leads to the same steps: v1's sum of gradients m becomes Keras' velocity
-    -learning_rate * m, for one. The checkpoint holds no hyperparameters: give the optimizer those of the static graph.
+    The model and optimizer receive the weights, the inner optimizer's slots, the number of steps, and what the
+    unfinished cycle has accumulated. Slots are converted so that the following steps are the same: for instance, v1's
+    sum of gradients m becomes Keras' velocity -learning_rate * m. The checkpoint holds no hyperparameters, so give the
+    optimizer those of the static graph.
 
     Args:
-      checkpoint_path: prefix of a checkpoint of `tf.compat.v1.train.Saver`, or the folder in which it is the latest.
-      model: a built Keras model, or a list of variables, all of them trained.
-      optimizer: SGD, Adam, RMSprop or Adagrad of either Keras family, bare or in a `GradientAccumulateOptimizer`, which
-        an unfinished cycle needs; None: that of the compiled model.
+      checkpoint_path: prefix of a checkpoint of `tf.compat.v1.train.Saver`, or a folder, whose latest one is read.
+      model: a built Keras model, or a list of variables, all of them trainable.
+      optimizer: SGD, Adam, RMSprop or Adagrad of either Keras family, bare or in a `GradientAccumulateOptimizer`. An
+        unfinished cycle needs the latter. None: the optimizer of the compiled model.
       names: dict {variable of the model: variable of the graph}, or a list of the graph's names in the order of
-        `model.weights`. What it does not say is found by the same name, by tf-slim's name for it, or by the number of
-        a layer among those of its kind. None for a name leaves that variable as it is. The keys "iterations",
-        "beta1_power" and "beta2_power" say where the graph has its counters.
-      strict: whether to refuse what does not agree on both sides or has no counterpart; False names it in the report.
-      dry_run: only report, change nothing.
-      iterations: the steps made, where the checkpoint does not say it or says it wrong (`count_micro_steps=True`).
-      epsilon: that of the v1 optimizer; None: that of the Keras optimizer, wherever v1 has one.
-      micro_batch_weight: what each micro-batch of the checkpoint weighs, in the unit of those to come, where it counted
-        as 1 there: its number of examples, in a `GradientAccumulateModel`.
-      optimizer_name: the `name` given to the v1 optimizer, if its slots are not found without.
-      accum_name: the `name` of the `AccumOptimizer`, where the checkpoint has several.
-      ignore: names, or scopes of variables in the checkpoint, that are not this model's.
+        `model.weights`. Other variables are matched by the same name, by tf-slim's name for the same thing, or by the
+        position of a layer among those of its kind. None for a name leaves that variable unchanged. The keys
+        "iterations", "beta1_power" and "beta2_power" name the counters of the graph.
+      strict: whether a disagreement between the two sides, or a variable without a counterpart, raises an error; if
+        False, the report lists it.
+      dry_run: whether only to report, and change nothing.
+      iterations: the number of steps made, if the checkpoint does not hold it or counts micro steps
+        (`count_micro_steps=True`).
+      epsilon: epsilon of the v1 optimizer; None: the same as in the Keras optimizer.
+      micro_batch_weight: the weight of each micro-batch in the checkpoint, in the unit of the micro-batches to come, if
+        it counted as 1 there. In a `GradientAccumulateModel` it is the number of examples.
+      optimizer_name: the `name` given to the v1 optimizer, if its slots are not found otherwise.
+      accum_name: the `name` of the `AccumOptimizer`, if the checkpoint has several.
+      ignore: variables in the checkpoint that do not belong to this model: names, scopes, or patterns such as
+        `"*/ExponentialMovingAverage"`.
 
     Returns:
       A `Report`.
 
     Raises:
-      ConversionError: the checkpoint can't be read, or is not of this model and rule; nothing was changed.
-      Disagreement: as `strict` says; nothing was changed.
+      ConversionError: the checkpoint can't be read, or does not fit this model and rule; nothing was changed.
+      Disagreement: see `strict`; nothing was changed.
     """
     run = KerasRun(model, optimizer)
     file = _v1.V1File(checkpoint_path)
     layout = _v1.Layout(file.shapes, names, optimizer_name, accum_name)
     mapped = _names.match(run.wanted, layout.weights(), _v1.of_variables(names))
     report = Report()
-    given = Given(iterations, epsilon, _factor(micro_batch_weight), True)
+    given = ConversionOptions(iterations, epsilon, _factor(micro_batch_weight), True)
     state = read_state(file, layout, run, mapped, given.iterations, report)
-    report.problems += ["Nothing takes {}.".format(name) for name in layout.left(ignore)]
-    check_agreement(run, state, given, report)
+    report.problems += [f"{name} has no counterpart." for name in layout.left(ignore)]
+    check_compatibility(run, state, given, report)
     converted = _for_keras(run, state, given)
     report.raise_if(strict)
     if not dry_run:
@@ -73,62 +79,67 @@ def from_v1(
 
 
 def to_v1(
-    model,
-    path,
-    optimizer=None,
-    names=None,
-    strict=True,
+    model: Any,
+    path: str,
+    optimizer: Any = None,
+    names: Optional[Union[Dict[str, Optional[str]], List[Optional[str]], None]] = None,
+    strict: bool = True,
     *,
-    like=None,
-    dry_run=False,
-    overwrite=False,
-    epsilon=None,
-    micro_batch_weight=None,
-    optimizer_name=None,
-    accum_name=None,
-):
+    like: Optional[str] = None,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    epsilon: Optional[float] = None,
+    micro_batch_weight: Optional[float] = None,
+    optimizer_name: Optional[str] = None,
+    accum_name: Optional[str] = None,
+) -> Report:
     """Write the run of a Keras model and its optimizer as a checkpoint that a static graph's `Saver` restores.
 
     Args:
       model, optimizer, strict, epsilon, optimizer_name: as for `from_v1`.
       path: prefix of the checkpoint to write, in an existing folder.
-      names: as for `from_v1`; what it does not say is called as in the model, or as `like` has it.
-      like: prefix or folder of a checkpoint of the static graph, whatever its values: its variables are those that are
-        written, by its names. None: the names that `tf.compat.v1.train` and `AccumOptimizer` give outside of any scope.
-      dry_run: only report, write nothing.
-      overwrite: whether a checkpoint may stand at `path` already.
-      micro_batch_weight: what the checkpoint's micro-batches weigh in the unit of the static graph, per unit of this
-        side: 1 / examples, where a `GradientAccumulateModel` goes on as a graph that gives no `weight`.
-      accum_name: the `name` of the graph's `AccumOptimizer`; None: as `like` has it, or "AccumOptimizer".
+      names: as for `from_v1`. Other variables are named as in `like`, or else as in the model.
+      like: prefix or folder of any checkpoint of the static graph. It determines which variables are written, and their
+        names; its values do not matter. None: the names that `tf.compat.v1.train` and `AccumOptimizer` give outside any
+        scope.
+      dry_run: whether only to report, and write nothing.
+      overwrite: whether to replace an existing checkpoint at `path`.
+      micro_batch_weight: the factor from weights of micro-batches on this side to those in the static graph: 1 /
+        examples if a `GradientAccumulateModel` continues in a graph that passes no `weight`. None: taken from the
+        unfinished cycle of `like`, if there is one.
+      accum_name: the `name` of the graph's `AccumOptimizer`; None: the one in `like`, or "AccumOptimizer".
 
     Returns:
       A `Report`.
 
     Raises:
-      ConversionError: the rule has no counterpart, `like` is of another model, or `path` can't be written to; nothing
-        was written.
-      Disagreement: as `strict` says; nothing was written.
+      ConversionError: the rule has no counterpart, `like` belongs to another model, or `path` can't be written to;
+        nothing was written.
+      Disagreement: see `strict`; nothing was written.
     """
     run = KerasRun(model, optimizer)
     report = Report()
-    given = Given(None, epsilon, _factor(micro_batch_weight), False)
+    given = ConversionOptions(None, epsilon, _factor(micro_batch_weight), False)
     _v1.check_target(path, overwrite)
     file = None if like is None else _v1.V1File(like)
     mapped = names_of_weights(run, names, file, optimizer_name, accum_name)
-    state, convention = _for_v1(run, given)
     rule = _rules.RULES[run.rule]
     if file is None:
-        layout = NewLayout(rule, names, optimizer_name, accum_name)
+        layout: Any = NewLayout(rule, names, optimizer_name, accum_name)
     else:
-        weights = [mapped[place] for place in run.trained if mapped[place] is not None]
+        weights = [mapped[index] for index in run.trained if mapped[index] is not None]
         layout = KnownLayout(file, rule, names, optimizer_name, accum_name, weights)
+    state = run.read()
+    given = in_unit_of(layout, run, state, given, report)
+    state, convention = _for_v1(run, state, given)
     writing = Writing(run, state, mapped, layout, report)
     writing.weights()
     writing.slots(convention)
+    writing.averages()
     writing.counters()
     writing.cycle()
     writing.rest()
-    check_agreement(run, state, given, report)
+    check_compatibility(run, state, given, report, writing.rows_there())
     report.raise_if(strict)
     if not dry_run:
         _v1.write(path, writing.values)
@@ -136,26 +147,25 @@ def to_v1(
 
 
 def _for_keras(run, state, given):
-    """The `RunState` by the conventions of the run's optimizer, from one by v1's."""
+    """Convert a `RunState` from v1's conventions to those of the run's optimizer."""
     convention = run.convention(state.iterations)
     require_rate(convention)
-    converted = state.weighed_anew(given.micro_batch_weight or 1.0, run.reduction)
+    converted = state.reweighted(given.micro_batch_weight or 1.0, run.reduction)
     for role in convention.slots:
         converted.slots[role] = {
-            place: _rules.to_keras(role, value, convention) for place, value in state.slots[role].items()
+            index: _rules.to_keras(role, value, convention) for index, value in state.slots[role].items()
         }
     return converted
 
 
-def _for_v1(run, given):
-    """The `RunState` by v1's conventions, and the `Convention` that the run's optimizer has."""
-    state = run.read()
+def _for_v1(run, state, given):
+    """Returns the `RunState` in v1's conventions, and the `Convention` of the run's optimizer."""
     convention = run.convention(state.iterations)
     require_rate(convention)
-    converted = state.weighed_anew(given.micro_batch_weight or 1.0, run.reduction)
+    converted = state.reweighted(given.micro_batch_weight or 1.0, run.reduction)
     for role, values in state.slots.items():
         converted.slots[role] = {
-            place: _rules.to_v1(role, value, convention).astype(value.dtype) for place, value in values.items()
+            index: _rules.to_v1(role, value, convention).astype(value.dtype) for index, value in values.items()
         }
     return converted, convention
 

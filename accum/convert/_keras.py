@@ -1,19 +1,20 @@
 """A live Keras model and its optimizer, bare or accumulating, read and set as a `RunState`."""
 
 import re
+from typing import Dict, List
 
 import numpy as np
 
 from accum import _tf
 from accum._tf import tf
-from accum.convert._admitted import require_eager, rule_of, unwrapped, weights_of
 from accum.convert._report import ConversionError
 from accum.convert._rules import RULES, Convention
 from accum.convert._state import Norm, RunState
+from accum.convert._supported import require_eager, rule_of, unwrapped, weights_of
 
 if _tf.HAS_KERAS_FACE:
-    from accum._batch_norm import batch_norms_of
-    from accum._model import GradientAccumulateModel
+    from accum._keras._batch_norm import batch_norms_of
+    from accum._keras._model import GradientAccumulateModel
 
 _MADE_A_STEP = re.compile(r"iter/|_variables/[1-9]")
 _ACCUMULATOR = re.compile(r"accumulation/accumulators/(\d+)/(\w+)/")
@@ -27,7 +28,7 @@ class KerasRun:
       optimizer: its optimizer, in whatever wrappers; None: that of a compiled model.
 
     Raises:
-      ConversionError: the model has no weights yet, several replicas, or an optimizer whose rule is not known here.
+      ConversionError: the model has no weights yet, is on several replicas, or has an optimizer with an unknown rule.
     """
 
     def __init__(self, model, optimizer=None):
@@ -35,19 +36,20 @@ class KerasRun:
         is_listed = isinstance(model, (list, tuple))
         self.variables = list(model) if is_listed else weights_of(model)
         if not self.variables:
-            raise ConversionError(
-                "The model has no weights yet: build it, or call it once. Received: {!r}.".format(model)
-            )
+            raise ConversionError(f"The model has no weights yet: build it, or call it once. Received: {model!r}.")
         trainable = self.variables if is_listed else model.trainable_variables
         keys = {_tf.variable_key(var) for var in trainable}
-        self.trained = [place for place, var in enumerate(self.variables) if _tf.variable_key(var) in keys]
+        self.trained = [index for index, var in enumerate(self.variables) if _tf.variable_key(var) in keys]
         if any(_tf.is_of_several_replicas(var) for var in self.variables):
             raise ConversionError(
-                "Convert without a strategy, keep the outcome in a `tf.train.Checkpoint`, and restore that under it."
+                "A run on several replicas can't be converted. Convert without a strategy, save a "
+                "`tf.train.Checkpoint`, and restore it under the strategy."
             )
-        self._order = [self._place_of(var) for var in trainable]
+        self._order = [self._index_of(var) for var in trainable]
         optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         self.wrapper, self.inner = unwrapped(optimizer)
+        tables = {_tf.variable_key(var) for var in ([] if is_listed else _tf.embeddings_of(model))}
+        self.tables = {index for index in self.trained if _tf.variable_key(self.variables[index]) in tables}
         self.has_loss_scale = _tf.is_loss_scale_optimizer(optimizer)
         self.rule = rule_of(self.inner)
         self.follows = isinstance(model, GradientAccumulateModel)  # whether batch normalisation is on its clock
@@ -55,42 +57,52 @@ class KerasRun:
         self.weighs_by_examples = bool(getattr(getattr(model, "_accum", None), "weighs_as_keras", False))
 
     def _norms_of(self, model):
-        """{place of the moving mean: (place of the moving variance, `AccumBatchNormalization`)}."""
+        """{index of the moving mean: (index of the moving variance, `AccumBatchNormalization`)}."""
         layers = [layer for layer in batch_norms_of(model) if layer.built]
-        places = [(self._place_of(layer.moving_mean), self._place_of(layer.moving_variance)) for layer in layers]
-        return {mean: (variance, layer) for (mean, variance), layer in zip(places, layers)}
+        indices = [(self._index_of(layer.moving_mean), self._index_of(layer.moving_variance)) for layer in layers]
+        return {mean: (variance, layer) for (mean, variance), layer in zip(indices, layers)}
 
-    def _place_of(self, var):
+    def _index_of(self, var):
         keys = [_tf.variable_key(known) for known in self.variables]
         if _tf.variable_key(var) not in keys:
-            raise ConversionError("{} is no weight of the model.".format(var.name))
+            raise ConversionError(f"{_tf.path_of(var)} is not a weight of the model.")
         return keys.index(_tf.variable_key(var))
 
     @property
     def wanted(self):
-        """List of (name, shape), one a variable."""
-        return [(var.name.split(":")[0], tuple(var.shape)) for var in self.variables]
+        """List of (name, shape), one per variable."""
+        return [(_tf.path_of(var), tuple(var.shape)) for var in self.variables]
 
-    def name(self, place):
-        return self.variables[place].name.split(":")[0]
+    def name(self, index):
+        return _tf.path_of(self.variables[index])
 
-    def dtype(self, place):
-        return np.dtype(self.variables[place].dtype.as_numpy_dtype)
+    def dtype(self, index):
+        return np.dtype(_tf.native(self.variables[index]).dtype.as_numpy_dtype)
 
-    def dtype_of_sums(self, place):
-        """The dtype of an accumulator of that variable."""
-        given = self.wrapper.cycle.dtype if self.accumulates else None
+    def dtype_of_sums(self, index):
+        """The dtype of that variable's accumulator."""
+        given = self.wrapper._internals.cycle.dtype if self.accumulates else None
         if given is not None:
             return np.dtype(given.as_numpy_dtype)
-        return np.dtype(np.float32) if self.dtype(place).itemsize < 4 else self.dtype(place)
+        return np.dtype(np.float32) if self.dtype(index).itemsize < 4 else self.dtype(index)
 
     @property
     def accumulates(self):
-        return self.wrapper is not None and not self.wrapper.is_bare
+        return self.wrapper is not None and not self.wrapper._internals.is_bare
 
     @property
     def reduction(self):
-        return self.wrapper.cycle.plan.reduction if self.accumulates else "mean"
+        return self.wrapper._internals.cycle.plan.reduction if self.accumulates else "mean"
+
+    def moves_touched_rows_only(self):
+        """Whether sparse gradients reach an optimizer that moves only the touched rows."""
+        is_kept = not self.accumulates or self.wrapper._internals.cycle.plan.sparse == "rows"
+        return is_kept and _tf.moves_touched_rows_only(self.inner)
+
+    @property
+    def averages(self):
+        """Whether the optimizer keeps moving averages of the weights."""
+        return bool(getattr(self.inner, "use_ema", False))
 
     @property
     def betas(self):
@@ -113,122 +125,135 @@ class KerasRun:
             has_rate_inside=_tf.has_rate_in_momentum(self.inner),
         )
 
-    def without_counterpart(self, is_to_v1):
-        """What this optimizer does or keeps that v1's of its rule does not, as sentences."""
-        fate = "is left out" if is_to_v1 else "begins anew"
+    def without_counterpart(self, is_to_v1, has_averages):
+        """What only this side's optimizer does or stores, as sentences."""
+        fate = "is left out" if is_to_v1 else "starts anew"
         found = []
         if getattr(self.inner, "amsgrad", False):
-            found.append("amsgrad: v1's Adam keeps no maximum of v; `vhat` {}.".format(fate))
-        if getattr(self.inner, "use_ema", False):
-            found.append("use_ema: v1's optimizers keep no average of the weights; it {}.".format(fate))
+            found.append(f"amsgrad: v1's Adam keeps no maximum of v; `vhat` {fate}.")
+        if self.averages and not has_averages:
+            found.append(f"use_ema: the static graph has no `ExponentialMovingAverage`; the average {fate}.")
         if getattr(self.inner, "weight_decay", None):
-            found.append("weight_decay={}: v1's rule has none.".format(self.inner.weight_decay))
+            found.append(f"weight_decay={self.inner.weight_decay}: v1's rule has none.")
         return found
 
     # ------------------------------------------------------------------------------------------------------------
     # Reading
 
     def read(self):
-        """The `RunState` as it stands."""
-        _tf.build_inner(self.inner, [self.variables[place] for place in self._order])
+        """Returns the current `RunState`."""
+        self._build_inner()
         state = RunState(int(self.inner.iterations.numpy()))
-        state.weights = {place: var.numpy() for place, var in enumerate(self.variables)}
+        state.weights = {index: var.numpy() for index, var in enumerate(self.variables)}
         for role in self.convention(state.iterations).slots:
-            state.slots[role] = {place: self._slot(place, role).numpy() for place in self.trained}
-        if self.accumulates and self.wrapper.cycle.is_built:
+            state.slots[role] = {index: self._slot(index, role).numpy() for index in self.trained}
+        if self.averages:
+            state.averages = {index: self._average(index).numpy() for index in self.trained}
+        state.sparse = dict.fromkeys(self.tables, True)
+        if self.accumulates and self.wrapper._internals.cycle.is_built:
             self._read_cycle(state)
         self._read_moments(state)
         return state
 
     def _read_cycle(self, state):
-        cycle = self.wrapper.cycle
+        cycle = self.wrapper._internals.cycle
         state.micro_step = int(cycle.state.micro_step.numpy())
         state.weight_sum = float(cycle.state.weight_sum.numpy()) if state.micro_step else 0.0
-        for place in self.trained:
-            accumulator = cycle.slot(self.variables[place])
+        for index in self.trained:
+            accumulator = cycle.accumulator_of(self.variables[index])
+            if accumulator is not None:
+                state.sparse[index] = accumulator.rows is not None
             if accumulator is not None and accumulator.rows is not None:
                 touched = accumulator.rows.numpy()
-                state.rows[place] = touched if state.micro_step else np.zeros_like(touched)
+                state.rows[index] = touched if state.micro_step else np.zeros_like(touched)
             if accumulator is not None and state.micro_step:
-                state.sums[place] = accumulator.total.numpy()
+                state.sums[index] = accumulator.total.numpy()
 
     def _read_moments(self, state):
-        for place, (variance, layer) in self.norms.items():
+        for index, (variance, layer) in self.norms.items():
             statistics = layer.accum_statistics
             if not self.follows and not statistics.is_bare and statistics.calls_made() != state.micro_step:
                 raise ConversionError(
-                    "{} has counted {} calls in its cycle, the optimizer {} micro steps: v1 has one clock for both. "
-                    "Let the layer `flush` or `reset` first.".format(
-                        layer.name, statistics.calls_made(), state.micro_step
-                    )
+                    f"{layer.name} has counted {statistics.calls_made()} calls in its cycle, but the optimizer "
+                    f"{state.micro_step} micro steps, and v1 has one counter for both. Call `flush` or `reset` of the "
+                    "layer first."
                 )
             begun = [[part.numpy() for part in total] for total in statistics.begun(self.follows)]
             if len(begun) > 1 and state.micro_step:
                 raise ConversionError(
-                    "{} is called several times in a micro step, which v1 has no place for: convert between two "
-                    "cycles.".format(layer.name)
+                    f"{layer.name} is called several times per micro step, which v1 cannot store in mid-cycle. "
+                    "Convert between two cycles."
                 )
             if state.micro_step and begun and begun[0][0] > 0.0:
-                state.moments[place] = Norm(variance, begun[0])
+                state.moments[index] = Norm(variance, begun[0])
 
-    def _slot(self, place, role):
-        return _tf.slot_variable(self.inner, self.variables[place], role)
+    def _slot(self, index, role):
+        return _tf.slot_variable(self.inner, self.variables[index], role)
+
+    def _average(self, index):
+        return _tf.average_variable(self.inner, self.variables[index])
+
+    def _build_inner(self):
+        _tf.build_inner(self.inner, [self.variables[index] for index in self._order])
 
     # ------------------------------------------------------------------------------------------------------------
     # Setting
 
     def build_for(self, saved):
-        """Create what a checkpoint of this run has in it, so that all of it is there to be restored.
+        """Create the variables that a checkpoint of this run holds, so that all of them can be restored.
 
         Args:
-          saved: names of what stands under "optimizer" in a `tf.train.Checkpoint`.
+          saved: names under "optimizer" in a `tf.train.Checkpoint`.
         """
-        variables = [self.variables[place] for place in self._order]
+        variables = [_tf.native(self.variables[index]) for index in self._order]
         if any(_MADE_A_STEP.match(name) for name in saved):
-            _tf.build_inner(self.inner, variables)
-        found = {int(match.group(1)): [] for match in map(_ACCUMULATOR.match, saved) if match}
+            self._build_inner()
+        found: Dict[int, List[str]] = {int(match.group(1)): [] for match in map(_ACCUMULATOR.match, saved) if match}
         for match in filter(None, map(_ACCUMULATOR.match, saved)):
             found[int(match.group(1))].append(match.group(2))
         if not found:
             return
         if not self.accumulates or len(found) != len(variables):
             raise ConversionError(
-                "It has accumulators for {} variables, and the optimizer of the model {}.".format(
-                    len(found), "for {}".format(len(variables)) if self.accumulates else "accumulates nothing"
+                "It has accumulators for {} variables, but the optimizer of the model {}.".format(
+                    len(found), f"has them for {len(variables)}" if self.accumulates else "accumulates nothing"
                 )
             )
         sparse = [_sparse() if "rows" in found[number] else 0.0 for number in sorted(found)]
-        self.wrapper.cycle.build(variables, sparse)
+        self.wrapper._internals.cycle.build(variables, sparse)
 
     def set(self, state):
-        """Make the run the one that `state` describes. All of it has been checked before."""
-        _tf.build_inner(self.inner, [self.variables[place] for place in self._order])
-        for place, value in state.weights.items():
-            _assign(self.variables[place], value)
+        """Set the variables of the run to `state`, which has been checked before."""
+        self._build_inner()
+        for index, value in state.weights.items():
+            _assign(self.variables[index], value)
+        for index, value in (state.averages.items() if self.averages else ()):
+            _assign(self._average(index), value)
         for role, values in state.slots.items():
-            for place, value in values.items():
-                _assign(self._slot(place, role), value)
+            for index, value in values.items():
+                _assign(self._slot(index, role), value)
         self.inner.iterations.assign(state.iterations)
         if self.accumulates and state.micro_step:
             self._set_cycle(state)
         elif self.accumulates:
             self.wrapper.reset()
-        for place, (_, layer) in self.norms.items():
+        for index, (_, layer) in self.norms.items():
             layer.reset()
-            if place in state.moments:
-                layer.accum_statistics.resume(state.moments[place].moments, state.micro_step, self.follows)
+            if index in state.moments:
+                layer.accum_statistics.resume(state.moments[index].moments, state.micro_step, self.follows)
 
     def _set_cycle(self, state):
-        cycle = self.wrapper.cycle
-        cycle.build([self.variables[place] for place in self._order], [_like_gradient(state, p) for p in self._order])
-        for place in self.trained:
-            accumulator = cycle.slot(self.variables[place])
+        cycle = self.wrapper._internals.cycle
+        variables = [_tf.native(self.variables[index]) for index in self._order]
+        cycle.build(variables, [_like_gradient(state, index) for index in self._order])
+        for index in self.trained:
+            accumulator = cycle.accumulator_of(self.variables[index])
             if accumulator is None:
                 continue
-            _assign(accumulator.total, state.sums.get(place, np.zeros(accumulator.total.shape)))
+            _assign(accumulator.total, state.sums.get(index, np.zeros(accumulator.total.shape)))
             if accumulator.rows is not None:
-                everything = np.full(accumulator.rows.shape, place in state.sums)
-                accumulator.rows.assign(state.rows.get(place, everything))
+                everything = np.full(accumulator.rows.shape, index in state.sums)
+                accumulator.rows.assign(state.rows.get(index, everything))
         cycle.state.weight_sum.assign(state.weight_sum)
         if cycle.state.length is not None:
             cycle.state.length.assign(cycle.plan.accum_steps)
@@ -239,11 +264,11 @@ def _assign(var, value):
     var.assign(tf.cast(tf.constant(value), var.dtype))
 
 
-def _like_gradient(state, place):
-    """What tells a cycle which accumulator a variable needs: none, a sparse or a dense one."""
-    if place not in state.sums:
+def _like_gradient(state, index):
+    """A stand-in for a gradient, from which a cycle sees whether it needs no, a sparse or a dense accumulator."""
+    if index not in state.sums:
         return None
-    return _sparse() if place in state.rows else 0.0
+    return _sparse() if index in state.rows else 0.0
 
 
 def _sparse():

@@ -1,6 +1,7 @@
-"""Which variable of a static graph is which of a Keras model: by name, by what tf-slim calls it, or by its number."""
+"""Match the variables of a static graph with those of a Keras model: by name, tf-slim's name, or position."""
 
 import re
+from typing import Any, Dict
 
 from accum.convert._report import ConversionError
 
@@ -10,7 +11,7 @@ LEAVES = {
     "depthwise_weights": "depthwise_kernel",
     "pointwise_weights": "pointwise_kernel",
 }
-"""What tf-slim calls a variable, and what Keras and `tf.compat.v1.layers` do."""
+"""tf-slim's names of variables, and those of Keras and `tf.compat.v1.layers`."""
 
 KINDS = {
     "fully_connected": "dense",
@@ -22,7 +23,7 @@ KINDS = {
     "accum_batch_normalization": "batch_normalization",
     "sync_batch_normalization": "batch_normalization",
 }
-"""Names that tf-slim, and layers that take the place of others, are numbered under; and what Keras calls these."""
+"""Names under which tf-slim, and replacements of Keras layers, number their layers; and the names in Keras."""
 
 _NUMBERED_NAME = re.compile(r"^(.*?)(?:_(\d+))?$")
 
@@ -33,54 +34,53 @@ def match(wanted, found, names=None):
     Args:
       wanted: list of (name, shape), the model's variables in order.
       found: dict {name: shape} of the static graph's weights.
-      names: dict {name in the model: name in the graph}, which goes before what is found here; or a list of names of
-        the graph, one for each of `wanted`. None for a name leaves that variable as it is.
+      names: dict {name in the model: name in the graph}, which takes precedence over matching; or a list of names in
+        the graph, one for each of `wanted`. None for a name leaves that variable unchanged.
 
     Returns:
       List of names in the graph, or None where `names` says so, in the order of `wanted`.
 
     Raises:
-      ConversionError: a variable is found on one side only, twice, or has another shape there.
+      ConversionError: a variable is on one side only, matches twice, or has another shape there.
     """
     given = said(wanted, names)
     missing = sorted({name for name in given.values() if name is not None and name not in found})
     if missing:
-        raise ConversionError("`names` says {}, which the static graph does not have.".format(missing))
-    places = [place for place in range(len(wanted)) if place not in given]
+        raise ConversionError(f"`names` has {missing}, which the static graph does not have.")
+    indices = [index for index in range(len(wanted)) if index not in given]
     rest = {name: shape for name, shape in found.items() if name not in given.values()}
-    by_name = _found_by_name(places, wanted, rest)
-    # All by name or all by number: where one side counts its layers from another number, some names fit by chance.
-    given.update(by_name if len(by_name) == len(places) else _found_by_number(places, wanted, rest) or by_name)
+    by_name = _found_by_name(indices, wanted, rest)
+    # All by name or all by position: if the two sides number layers from different numbers, some names match by chance.
+    given.update(by_name if len(by_name) == len(indices) else _found_by_number(indices, wanted, rest) or by_name)
     check(wanted, found, given)
-    return [given[place] for place in range(len(wanted))]
+    return [given[index] for index in range(len(wanted))]
 
 
 def said(wanted, names):
-    """{place: name in the graph, or None}, of what `names` says."""
+    """`names` as {index: name in the graph, or None}."""
     if names is None:
         return {}
     if isinstance(names, (list, tuple)):
         if len(names) != len(wanted):
             raise ConversionError(
-                "A list of `names` must have one for each of the model's {} variables. Received: {}.".format(
-                    len(wanted), len(names)
-                )
+                f"A list of `names` must have one name for each of the model's {len(wanted)} variables. Received: "
+                f"{len(names)} names."
             )
         return dict(enumerate(names))
     unknown = sorted(set(names) - {name for name, _ in wanted})
     if unknown:
         raise ConversionError(
-            "`names` says {}, which the model does not have. It has: {}.".format(unknown, [name for name, _ in wanted])
+            f"`names` has {unknown}, which the model does not have. It has: {[name for name, _ in wanted]}."
         )
-    return {place: names[name] for place, (name, _) in enumerate(wanted) if name in names}
+    return {index: names[name] for index, (name, _) in enumerate(wanted) if name in names}
 
 
-def _found_by_name(places, wanted, found):
+def _found_by_name(indices, wanted, found):
     result = {}
-    for place in places:
-        same = [other for other in (wanted[place][0], _as_slim(wanted[place][0])) if other in found]
+    for index in indices:
+        same = [other for other in (wanted[index][0], _as_slim(wanted[index][0])) if other in found]
         if same:
-            result[place] = same[0]
+            result[index] = same[0]
     return result
 
 
@@ -90,10 +90,10 @@ def _as_slim(name):
     return scope + "/" + leaf if scope else leaf
 
 
-def _found_by_number(places, wanted, found):
-    """Match what layers of the same kind, numbered alike, hold: with their scopes, or within one scope of the graph."""
-    ours = {place: wanted[place][0] for place in places}
-    shapes = {place: tuple(wanted[place][1]) for place in places}
+def _found_by_number(indices, wanted, found):
+    """Match layers by kind and position: with their scopes, or within one scope of the graph."""
+    ours = {index: wanted[index][0] for index in indices}
+    shapes = {index: tuple(wanted[index][1]) for index in indices}
     for names in (ours, _within(_first_scopes(ours.values()), ours)):
         if len(names) < len(ours):
             continue
@@ -107,9 +107,7 @@ def _found_by_number(places, wanted, found):
         fitting = {scope: pairs for scope, pairs in fitting.items() if pairs}
         if len(fitting) > 1:
             raise ConversionError(
-                "The model fits what the static graph has in each of {}: say by `names` which it is.".format(
-                    sorted(fitting)
-                )
+                f"The model fits several scopes of the static graph: {sorted(fitting)}. Choose one with `names`."
             )
         if fitting:
             return list(fitting.values())[0]
@@ -117,14 +115,14 @@ def _found_by_number(places, wanted, found):
 
 
 def _pair(ours, theirs, shapes, found):
-    """{place: name in the graph} where each of `ours` has one of its own there, in its shape; or {}."""
+    """{index: name in the graph} if each of `ours` has exactly one counterpart of its shape; otherwise {}."""
     wanted, there = _keys(ours), _keys(theirs)
-    by_key = {}
+    by_key: Dict[Any, Any] = {}
     for name, key in there.items():
         by_key.setdefault(key, []).append(name)
-    pairs = {place: by_key.get(key, []) for place, key in wanted.items()}
-    fits = all(len(names) == 1 and tuple(found[names[0]]) == shapes[place] for place, names in pairs.items())
-    return {place: names[0] for place, names in pairs.items()} if fits else {}
+    pairs = {index: by_key.get(key, []) for index, key in wanted.items()}
+    fits = all(len(names) == 1 and tuple(found[names[0]]) == shapes[index] for index, names in pairs.items())
+    return {index: names[0] for index, names in pairs.items()} if fits else {}
 
 
 def _first_scopes(names):
@@ -133,23 +131,23 @@ def _first_scopes(names):
 
 
 def _within(scopes, names):
-    """What of `names`, {key: name}, stands in one of `scopes`, without it."""
+    """Those of `names`, {key: name}, that are in one of `scopes`, without that scope."""
     split = {key: name.partition("/") for key, name in names.items()}
     return {key: rest for key, (first, _, rest) in split.items() if rest and first in scopes}
 
 
 def _keys(names):
-    """{key of `names`: what says the layer and its variable}.
+    """{key of `names`: a key that identifies the layer and its variable}.
 
-    A layer's number is its place among those of its kind and scope, and how many there are: where one side has more of
-    them, none fits.
+    A layer is identified by its position among those of its kind and scope, and by how many there are. If one side has
+    more of them, none matches.
     """
     split = {key: _split(name) for key, name in names.items()}
-    numbers = {}
+    numbers: Dict[Any, Any] = {}
     for scopes, _ in split.values():
         for depth, (kind, number) in enumerate(scopes):
             numbers.setdefault((scopes[:depth], kind), set()).add(number)
-    ranks = {place: {number: rank for rank, number in enumerate(sorted(there))} for place, there in numbers.items()}
+    ranks = {index: {number: rank for rank, number in enumerate(sorted(there))} for index, there in numbers.items()}
 
     def ranked(scopes):
         of_kinds = [(ranks[scopes[:depth], kind], kind, number) for depth, (kind, number) in enumerate(scopes)]
@@ -159,35 +157,41 @@ def _keys(names):
 
 
 def _split(name):
-    """((kind, number) of each scope, leaf). tf-slim puts a batch normalisation inside of the layer that it follows."""
+    """((kind, number) of each scope, leaf). tf-slim puts a batch normalisation inside the layer that it follows."""
     *scopes, leaf = name.split("/")
     split = tuple(_kind(scope) for scope in scopes)
-    if len(scopes) > 1 and scopes[-1] == "BatchNorm" and _NUMBERED_NAME.match(scopes[-2]).group(1) in KINDS:
+    if len(scopes) > 1 and scopes[-1] == "BatchNorm" and _numbered(scopes[-2])[0] in KINDS:
         split = split[:-2] + (("batch_normalization", split[-2][1]),)
     return split, LEAVES.get(leaf, leaf)
 
 
 def _kind(scope):
-    name, number = _NUMBERED_NAME.match(scope).groups()
-    return KINDS.get(name, name), int(number or 0)
+    name, number = _numbered(scope)
+    return KINDS.get(name, name), number
+
+
+def _numbered(scope):
+    """(name, number) of a scope such as "dense_1"; the number is 0 if there is none."""
+    match = _NUMBERED_NAME.match(scope)
+    return (match.group(1), int(match.group(2) or 0)) if match else (scope, 0)
 
 
 def check(wanted, found, given):
-    """Raise unless `given`, {place: name or None}, has each of `wanted` once, in its shape."""
+    """Raise unless `given`, {index: name or None}, has each of `wanted` once, with its shape."""
     taken = [name for name in given.values() if name is not None]
-    lost = [name for place, (name, _) in enumerate(wanted) if place not in given]
+    lost = [name for index, (name, _) in enumerate(wanted) if index not in given]
     if lost:
         raise ConversionError(
-            "Nothing in the static graph was found for {}; left there are {}. Say which is which: "
-            "`names={{{!r}: name in the graph}}`.".format(lost, sorted(set(found) - set(taken)), lost[0])
+            f"Nothing in the static graph matches {lost}. Unmatched there: {sorted(set(found) - set(taken))}. Pass the "
+            f"counterparts: `names={{{lost[0]!r}: name in the graph}}`."
         )
     twice = sorted({name for name in taken if taken.count(name) > 1})
     if twice:
-        raise ConversionError("Several variables of the model are {}: give `names` as a list, in order.".format(twice))
+        raise ConversionError(f"Several variables of the model match {twice}. Pass `names` as a list, in order.")
     wrong = [
-        "{} has shape {}, and {} {}".format(wanted[place][0], list(wanted[place][1]), name, list(found[name]))
-        for place, name in sorted(given.items())
-        if name is not None and tuple(found[name]) != tuple(wanted[place][1])
+        f"{wanted[index][0]} has shape {list(wanted[index][1])}, but {name} has {list(found[name])}"
+        for index, name in sorted(given.items())
+        if name is not None and tuple(found[name]) != tuple(wanted[index][1])
     ]
     if wrong:
-        raise ConversionError("Shapes differ: {}. Is it a checkpoint of another model?".format("; ".join(wrong)))
+        raise ConversionError(f"Shapes differ: {'; '.join(wrong)}. Is this the checkpoint of another model?")

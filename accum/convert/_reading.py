@@ -1,4 +1,4 @@
-"""A `RunState` out of a `Saver`'s checkpoint."""
+"""Read a `RunState` from a `Saver`'s checkpoint."""
 
 import math
 
@@ -8,15 +8,16 @@ from accum.convert import _rules
 from accum.convert._report import ConversionError
 from accum.convert._rules import RULES
 from accum.convert._state import Norm, RunState
+from accum.convert._v1 import AVERAGE
 
 
 class Reading:
-    """What turns a checkpoint into a `RunState` that Keras can take, noting each variable in a report.
+    """Turns a checkpoint into a `RunState` for Keras, and lists each variable in a report.
 
     Args:
       file: the `V1File`.
       layout: its `Layout`.
-      run: the `KerasRun` that will take it.
+      run: the `KerasRun` that will receive it.
       mapped: for each variable of the run, its name in the checkpoint or None.
       report: the `Report`.
     """
@@ -27,103 +28,120 @@ class Reading:
         self._run = run
         self._mapped = mapped
         self._report = report
-        self._trained = [place for place in run.trained if mapped[place] is not None]
+        self._trained = [index for index in run.trained if mapped[index] is not None]
 
     def weights(self):
-        """{place: array}, in the dtype of the model."""
-        left = [self._run.name(place) for place, name in enumerate(self._mapped) if name is None]
+        """{index: array}, in the dtype of the model."""
+        left = [self._run.name(index) for index, name in enumerate(self._mapped) if name is None]
         if left:
-            self._report.problems.append("Left as they are, with what belongs to them: {}.".format(left))
+            self._report.problems.append(f"Left unchanged, with their slots and sums: {left}.")
         return {
-            place: self._take(name, self._run.name(place), self._run.dtype(place))
-            for place, name in enumerate(self._mapped)
+            index: self._take(name, self._run.name(index), self._run.dtype(index))
+            for index, name in enumerate(self._mapped)
             if name is not None
         }
 
     def slots(self, convention):
-        """{role: {place: array}}, by v1's conventions."""
+        """{role: {index: array}}, by v1's conventions."""
         rule = RULES[self._run.rule]
         if not rule.slots:
             return {}
-        weights = [self._mapped[place] for place in self._trained]
+        weights = [self._mapped[index] for index in self._trained]
         slot_name = self._layout.slot_name(rule, weights)
-        found = {place: self._layout.slots(self._mapped[place], slot_name) for place in self._trained}
+        found = {index: self._layout.slots(self._mapped[index], slot_name) for index in self._trained}
         self._check_slots(rule, slot_name, found)
         result = {}
         for number, role in enumerate(rule.slots):
-            names = {place: listed[number] for place, listed in found.items() if listed}
-            result[role] = {place: self._slot(place, name, role, convention) for place, name in names.items()}
+            names = {index: listed[number] for index, listed in found.items() if listed}
+            result[role] = {index: self._slot(index, name, role, convention) for index, name in names.items()}
         return result
 
-    def _slot(self, place, name, role, convention):
+    def _slot(self, index, name, role, convention):
         value = self._file.value(name)
         if role in convention.slots:
-            target = "{}/{}".format(self._run.name(place), role)
+            target = f"{self._run.name(index)}/{role}"
             self._report.add(name, target, value, _rules.arithmetic(role, convention, True))
         else:
-            self._report.notes.append("{} is left out: without momentum, nothing reads it.".format(name))
+            self._report.notes.append(f"{name} is left out, because an optimizer without momentum does not read it.")
         return value
 
     def _check_slots(self, rule, slot_name, found):
         counts = {len(names) for names in found.values()}
         if counts - {0, len(rule.slots)} or counts == {0}:
             raise ConversionError(
-                "The optimizer has the rule of v1's {}, which keeps {} for each variable. The checkpoint has {} under "
-                "the name {!r}: is it of another rule, or of an optimizer with a name of its own "
-                "(`optimizer_name=`)?".format(
-                    rule.v1_class, list(rule.slots), sum(found.values(), []) or "none", slot_name
-                )
+                f"The optimizer has the rule of v1's {rule.v1_class}, which keeps {list(rule.slots)} for each "
+                f"variable. The checkpoint has {sum(found.values(), []) or 'none'} under the name {slot_name!r}. "
+                "It may be of another rule, or of an optimizer with another name (pass `optimizer_name=`)."
             )
-        for place, names in found.items():
+        for index, names in found.items():
             if not names:
                 self._report.problems.append(
-                    "{} has no slots in the checkpoint, so it was not trained there; those here stay.".format(
-                        self._run.name(place)
-                    )
+                    f"{self._run.name(index)} has no slots in the checkpoint, so it was not trained there. Its slots "
+                    "here stay unchanged."
                 )
             for name in names:
                 self._layout.take(name)
 
+    def averages(self):
+        """{index: array}, the shadow variables of an `ExponentialMovingAverage`."""
+        names = {index: self._layout.belonging(self._mapped[index], AVERAGE) for index in self._trained}
+        names = {index: self._layout.take(name) for index, name in names.items() if name is not None}
+        if names and not self._run.averages:
+            self._report.problems.append(
+                "Moving averages of the weights are left out, because this optimizer keeps none (`use_ema=True`, from "
+                f"TensorFlow 2.11 on): {sorted(names.values())}."
+            )
+            return {}
+        result = {index: self._file.value(name) for index, name in names.items()}
+        for index, value in result.items():
+            self._report.add(names[index], self._run.name(index) + " average", value)
+        if names:
+            self._report.notes.append(
+                f"Averages now move by `ema_momentum`, once per step. Set it to the decay of the `{AVERAGE}`."
+            )
+        return result
+
     def iterations(self, given):
-        """The steps made: as was said, by the graph's clock, or by Adam's powers."""
+        """The number of steps made: as given, or from the graph's counter, or from Adam's powers."""
         name = self._layout.counter("iterations")
         clock = None if name is None else int(self._file.value(self._layout.take(name)))
         by_powers = self._steps_by_powers() if self._run.rule == "adam" else None
         steps = next((value for value in (given, clock, by_powers) if value is not None), None)
         if steps is None:
-            raise ConversionError("The checkpoint has no `global_step`: say by `iterations=` how many steps were made.")
+            raise ConversionError(
+                "The checkpoint has no `global_step`. Pass the number of steps made as `iterations=`."
+            )
         source = name if given is None and clock is not None else "(iterations)"
         self._report.add(source, "iterations", np.int64(steps))
         return steps
 
     def _steps_by_powers(self):
-        """The steps by which v1's Adam corrects its bias, or None where its powers do not tell."""
+        """The number of steps in the bias correction of v1's Adam, or None if its powers have underflowed."""
         steps = None
         for name, beta in zip(("beta1_power", "beta2_power"), self._run.betas):
             found = self._layout.counter(name)
             if found is None:
-                raise ConversionError("The checkpoint has no {}, which v1's Adam keeps.".format(name))
+                raise ConversionError(f"The checkpoint has no {name}, which v1's Adam keeps.")
             power = float(self._file.value(self._layout.take(found)))
             if 1e-30 < power < 1.0:
                 steps = int(round(math.log(power) / math.log(float(np.float32(beta))))) - 1
         return steps
 
     def check_powers(self, steps):
-        """Keras corrects Adam's bias by `iterations`, v1 by powers that it multiplies up: they must say the same."""
+        """Check that v1's powers of Adam's betas agree with `iterations`, by which Keras corrects the bias."""
         for name, beta in zip(("beta1_power", "beta2_power"), self._run.betas):
             power = float(self._file.value(self._layout.counter(name)))
-            self._report.add(
-                self._layout.counter(name), "iterations", np.float32(power), "{:g} ** (t + 1)".format(beta)
-            )
+            self._report.add(self._layout.counter(name), "iterations", np.float32(power), f"{beta:g} ** (t + 1)")
             if _rules.power_disagrees(power, beta, steps):
                 self._report.problems.append(
-                    "{} is {:g}, and {:g} ** (t + 1) with t = {} is {:g}: Keras has one clock for the bias "
-                    "correction and the schedule. Another beta, or a `global_step` that counts something else "
-                    "(`iterations=` says the steps)?".format(name, power, beta, steps, _rules.powers([beta], steps)[0])
+                    f"{name} is {power:g}, but {beta:g} ** (t + 1) with t = {steps} is "
+                    f"{_rules.powers([beta], steps)[0]:g}. Keras has one counter for the bias correction and the "
+                    "schedule. Either beta differs, or `global_step` does not count steps (then pass the number of "
+                    "steps as `iterations=`)."
                 )
 
     def cycle(self, state):
-        """Read what the unfinished cycle has accumulated into `state`."""
+        """Read into `state` what the unfinished cycle has accumulated."""
         layout = self._layout
         if layout.accum_name is None:
             return
@@ -134,8 +152,8 @@ class Reading:
         self._read_moments(state, made, is_taken)
         if made and not is_taken:
             self._report.problems.append(
-                "An unfinished cycle of {} micro steps is left out: `GradientAccumulateOptimizer(optimizer, "
-                "accum_steps)` would go on with it.".format(made)
+                f"An unfinished cycle of {made} micro steps is left out. To keep it, wrap the optimizer in "
+                "`GradientAccumulateOptimizer(optimizer, accum_steps)`."
             )
         if is_taken:
             state.micro_step, state.weight_sum = made, float(self._file.value(weight_sum))
@@ -143,62 +161,68 @@ class Reading:
             self._report.add(weight_sum, "weight_sum", np.float32(state.weight_sum))
 
     def _read_sums(self, state, is_taken):
-        found = {place: self._beside(place, "accum") for place in self._trained}
-        lacking = [self._run.name(place) for place, name in found.items() if name is None]
+        found = {index: self._beside(index, "accum") for index in self._trained}
+        lacking = [self._run.name(index) for index, name in found.items() if name is None]
         if lacking and len(lacking) < len(found):
-            self._report.problems.append("{} had no gradient there, and no accumulator.".format(lacking))
-        for place, name in found.items():
-            rows = self._beside(place, "accum_rows")
+            self._report.problems.append(f"{lacking} had no gradient in the static graph, and no accumulator.")
+        for index, name in found.items():
+            rows = self._beside(index, "accum_rows")
+            if name is not None:
+                state.sparse[index] = rows is not None
             for taken in (name, rows):
                 if taken is not None:
                     self._layout.take(taken)
             if name is not None and is_taken:
-                state.sums[place] = self._file.value(name)
-                self._report.add(name, self._run.name(place) + " accumulated", state.sums[place])
+                state.sums[index] = self._file.value(name)
+                self._report.add(name, self._run.name(index) + " accumulated", state.sums[index])
             if rows is not None and is_taken:
-                state.rows[place] = self._file.value(rows).astype(bool)
-                self._report.add(rows, self._run.name(place) + " rows", state.rows[place])
+                state.rows[index] = self._file.value(rows).astype(bool)
+                self._report.add(rows, self._run.name(index) + " rows", state.rows[index])
 
     def _read_moments(self, state, made, is_taken):
-        """What batch normalisations have gathered in the cycle, beside their averages; nothing between cycles."""
-        for place, (variance, layer) in self._run.norms.items():
-            names = [self._moment(place, "accum_count"), self._moment(place, "accum"), self._moment(variance, "accum")]
+        """Read the statistics that batch normalisation has gathered in the cycle; none between cycles."""
+        for index, (variance, layer) in self._run.norms.items():
+            names = [self._moment(index, "accum_count"), self._moment(index, "accum"), self._moment(variance, "accum")]
             if None in names:
                 if is_taken:
-                    self._report.problems.append("{} begins its cycle here, and misses what was.".format(layer.name))
+                    self._report.problems.append(
+                        f"{layer.name} starts its cycle now, without the micro-batches so far."
+                    )
             elif is_taken:
                 moments = [self._file.value(self._layout.take(name)) for name in names]
-                state.moments[place] = Norm(variance, moments)
+                state.moments[index] = Norm(variance, moments)
                 for name, part, value in zip(names, ("count", "mean", "variance"), moments):
-                    self._report.add(name, "{} {} so far".format(layer.name, part), value)
+                    self._report.add(name, f"{layer.name} {part} so far", value)
         if not made:
-            for place in set(range(len(self._mapped))) - set(self._trained):
-                for name in (self._moment(place, "accum"), self._moment(place, "accum_count")):
+            for index in set(range(len(self._mapped))) - set(self._trained):
+                for name in (self._moment(index, "accum"), self._moment(index, "accum_count")):
                     self._layout.taken.add(name)
 
-    def _moment(self, place, what):
-        return None if self._mapped[place] is None else self._beside(place, what)
+    def _moment(self, index, what):
+        return None if self._mapped[index] is None else self._beside(index, what)
 
-    def _beside(self, place, what):
-        return self._layout.belonging(self._mapped[place], self._layout.of_cycle(what))
+    def _beside(self, index, what):
+        return self._layout.belonging(self._mapped[index], self._layout.of_cycle(what))
 
     def _take(self, name, target, dtype):
         value = self._file.value(self._layout.take(name))
-        words = "" if value.dtype == dtype else "cast from {}".format(value.dtype)
+        words = "" if value.dtype == dtype else f"cast from {value.dtype}"
         if words and not np.can_cast(value.dtype, dtype, "safe"):
-            self._report.problems.append("{} is {} in the checkpoint, {} in Keras.".format(name, value.dtype, dtype))
+            self._report.problems.append(f"{name} is {value.dtype} in the checkpoint, but {dtype} in Keras.")
         cast = value.astype(dtype)
         self._report.add(name, target, cast, words)
         return cast
 
 
 def read_state(file, layout, run, mapped, iterations, report):
-    """The `RunState` of a checkpoint, by v1's conventions; `iterations` is what the user says of it, or None."""
+    """Returns the `RunState` of a checkpoint in v1's conventions; `iterations` is what the user passed, or None."""
     reading = Reading(file, layout, run, mapped, report)
     state = RunState()
     state.weights = reading.weights()
     state.iterations = reading.iterations(iterations)
     state.slots = reading.slots(run.convention(state.iterations))
+    state.averages = reading.averages()
+    state.sparse = dict.fromkeys(run.tables, True)
     if run.rule == "adam":
         reading.check_powers(state.iterations)
     reading.cycle(state)

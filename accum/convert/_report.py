@@ -1,11 +1,16 @@
-"""What a conversion did or would do, and what it refuses."""
+"""The report of a conversion, and its errors."""
 
-from collections import namedtuple
+from typing import Any, List, NamedTuple, Tuple
 
-Entry = namedtuple("Entry", ["source", "target", "shape", "dtype", "arithmetic"])
-Entry.__doc__ = (
-    """One variable of a conversion: names, shape, dtype of the target, and what is computed, "" for nothing."""
-)
+
+class Entry(NamedTuple):
+    """One variable of a conversion: its names, its shape, the dtype of the target, and the arithmetic ("" if none)."""
+
+    source: str
+    target: str
+    shape: Tuple[int, ...]
+    dtype: str
+    arithmetic: str
 
 
 class ConversionError(ValueError):
@@ -13,43 +18,43 @@ class ConversionError(ValueError):
 
 
 class Disagreement(ConversionError):
-    """A run that can be converted only with what the message names, which `strict=False` accepts."""
+    """A run that can be converted only with the disagreements that the message lists; `strict=False` accepts them."""
 
 
 class Report:
     """What a conversion did, or with `dry_run` would do.
 
     Attributes:
-      entries: list of `Entry`, one a variable.
-      iterations: steps made.
+      entries: list of `Entry`, one per variable.
+      iterations: number of steps made.
       micro_step: micro steps of the unfinished cycle, 0 between cycles.
-      problems: list of str: what does not agree or has no counterpart, and `strict=False` has accepted.
-      notes: list of str: what the file cannot say, and what was taken as given for it.
+      problems: list of str: disagreements and missing counterparts, which `strict=False` accepts.
+      notes: list of str: what the file does not hold, and what was assumed instead.
     """
 
-    def __init__(self):
-        self.entries = []
+    def __init__(self) -> None:
+        self.entries: List[Entry] = []
         self.iterations = 0
         self.micro_step = 0
-        self.problems = []
-        self.notes = []
+        self.problems: List[str] = []
+        self.notes: List[str] = []
 
-    def add(self, source, target, value, arithmetic=""):
+    def add(self, source: str, target: str, value: Any, arithmetic: str = "") -> None:
         self.entries.append(Entry(source, target, tuple(value.shape), str(value.dtype), arithmetic))
 
-    def raise_if(self, strict):
-        """Raise what `strict` does not accept."""
+    def raise_if(self, strict: bool) -> None:
+        """Raise `Disagreement` if there are problems and `strict` is true."""
         if strict and self.problems:
             raise Disagreement(
-                "The two sides do not agree, and nothing was changed:\n- {}\n`strict=False` goes on "
-                "nevertheless.".format("\n- ".join(self.problems))
+                "The two sides disagree, and nothing was changed:\n- {}\nPass `strict=False` (--lenient on the command "
+                "line) to convert nevertheless.".format("\n- ".join(self.problems))
             )
 
-    def __str__(self):
+    def __str__(self) -> str:
         rows = [(e.source, "->", e.target, str(list(e.shape)), e.dtype, e.arithmetic) for e in self.entries]
         widths = [max(len(row[column]) for row in rows) for column in range(6)] if rows else []
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-        lines.append("{} steps, {} micro steps of the next cycle.".format(self.iterations, self.micro_step))
+        lines.append(f"{self.iterations} steps, {self.micro_step} micro steps of the next cycle.")
         lines += ["Note: " + note for note in self.notes]
-        lines += ["Does not agree: " + problem for problem in self.problems]
+        lines += ["Disagreement: " + problem for problem in self.problems]
         return "\n".join(lines)

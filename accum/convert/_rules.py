@@ -1,6 +1,6 @@
-"""The update rules that can be converted, and the arithmetic between what v1 and Keras keep for them. NumPy only.
+"""The update rules that can be converted, and the arithmetic between v1's slots and Keras' slots. NumPy only.
 
-What the sources of TensorFlow 1.15 to 2.15 compute, with g the gradient and r the learning rate:
+The rules in the sources of TensorFlow 1.15 to 2.15, where g is the gradient and r the learning rate:
 
     rule      v1 (`tf.compat.v1.train`)                 Keras
     momentum  m = mu m + g;  w -= r m                   v = mu v - r g;  w += v
@@ -11,24 +11,30 @@ What the sources of TensorFlow 1.15 to 2.15 compute, with g the gradient and r t
                                                         2.9 and 2.10's preview: p = mu p + g / (sqrt(s) + e); w -= r p
     adagrad   w -= r g / sqrt(a)                        r g / sqrt(a + e); legacy: r g / (sqrt(a) + e)
 
-    r' = r sqrt(1 - b2^t) / (1 - b1^t): v1 keeps the powers of the step that comes, Keras computes them from
-    `iterations`. v1's s begins at 1, Keras' at 0; a state that is carried over is that of the side it came from.
+    r' = r sqrt(1 - b2^t) / (1 - b1^t): v1 stores the powers for the next step, Keras computes them from `iterations`.
+    v1's s starts at 1, Keras' at 0; a converted run keeps the s of the side that started it.
 
 Source: core/kernels/training_ops.cc, python/training/*.py, keras/optimizers/**/{sgd,adam,rmsprop,adagrad}.py.
 """
 
-from collections import namedtuple
+from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 
-Rule = namedtuple("Rule", ["v1_class", "v1_name", "slots"])
-Rule.__doc__ = """A rule as v1 has it.
 
-Attributes:
-  v1_class: name of its class in `tf.compat.v1.train`.
-  v1_name: what its slots are named by, unless the optimizer was given a name; None where it has none.
-  slots: the roles of its slots, in the order in which v1 makes and numbers them.
-"""
+class Rule(NamedTuple):
+    """A rule in v1.
+
+    Attributes:
+      v1_class: name of its class in `tf.compat.v1.train`.
+      v1_name: the name of its slots, unless the optimizer was given another; None if it has no slots.
+      slots: the roles of its slots, in the order in which v1 creates and numbers them.
+    """
+
+    v1_class: str
+    v1_name: Optional[str]
+    slots: Tuple[str, ...]
+
 
 RULES = {
     "sgd": Rule("GradientDescentOptimizer", None, ()),
@@ -39,27 +45,35 @@ RULES = {
     "adagrad": Rule("AdagradOptimizer", "Adagrad", ("accumulator",)),
 }
 V1_EPSILONS = {"adam": 1e-8, "rmsprop": 1e-10, "centered rmsprop": 1e-10}
-"""The defaults of v1's constructors; Keras' is 1e-7 for all."""
+"""The defaults in v1's constructors; in Keras it is 1e-7 for all."""
 
-Convention = namedtuple(
-    "Convention", ["rule", "slots", "rate", "is_scheduled", "momentum", "epsilon", "is_beside_root", "has_rate_inside"]
-)
-Convention.__doc__ = """How one Keras optimizer keeps the state of its rule.
 
-Attributes:
-  rule: key of `RULES`.
-  slots: the roles of the slots that it keeps.
-  rate: the learning rate of the step that comes next.
-  is_scheduled: whether the rate follows a schedule.
-  momentum: float, 0 where it has none.
-  epsilon: float, None where it has none.
-  is_beside_root: whether epsilon is added to the root, not under it.
-  has_rate_inside: whether RMSprop's momentum sums steps; one that does not sums what the rate multiplies later.
-"""
+class Convention(NamedTuple):
+    """How a Keras optimizer stores the state of its rule.
+
+    Attributes:
+      rule: key of `RULES`.
+      slots: the roles of the slots that it has.
+      rate: the learning rate of the next step.
+      is_scheduled: whether the rate follows a schedule.
+      momentum: float, 0 if it has none.
+      epsilon: float, None if it has none.
+      is_beside_root: whether epsilon is added to the root, not under it.
+      has_rate_inside: whether RMSprop's momentum is a sum of steps, learning rate included.
+    """
+
+    rule: str
+    slots: Tuple[str, ...]
+    rate: float
+    is_scheduled: bool
+    momentum: float
+    epsilon: Optional[float]
+    is_beside_root: bool
+    has_rate_inside: bool
 
 
 def to_keras(role, value, convention):
-    """What Keras keeps for the `role` for which v1 keeps `value`, in float64."""
+    """Convert `value` of a slot with this `role` from v1 to Keras, in float64."""
     value = np.asarray(value, np.float64)
     if convention.rule == "momentum":
         return -convention.rate * value
@@ -71,7 +85,7 @@ def to_keras(role, value, convention):
 
 
 def to_v1(role, value, convention):
-    """What v1 keeps for the `role` for which Keras keeps `value`, in float64."""
+    """Convert `value` of a slot with this `role` from Keras to v1, in float64."""
     value = np.asarray(value, np.float64)
     if convention.rule == "momentum":
         return value / -convention.rate
@@ -83,9 +97,9 @@ def to_v1(role, value, convention):
 
 
 def arithmetic(role, convention, is_to_keras):
-    """What `to_keras` or `to_v1` does, in words."""
+    """What `to_keras` or `to_v1` does, as text for the report."""
     if convention.rule == "momentum":
-        return "* -{:g} (learning rate)".format(convention.rate) if is_to_keras else "/ -{:g}".format(convention.rate)
+        return f"* -{convention.rate:g} (learning rate)" if is_to_keras else f"/ -{convention.rate:g}"
     if convention.rule == "adagrad" and not convention.is_beside_root:
         return "{} {:g} (epsilon)".format("-" if is_to_keras else "+", convention.epsilon)
     if _is_sum_without_rate(role, convention):
@@ -108,14 +122,14 @@ def _is_sum_without_rate(role, convention):
 
 
 def powers(betas, iterations):
-    """v1's powers of Adam's betas after `iterations` steps: those of the step that comes."""
+    """v1's powers of Adam's betas after `iterations` steps: those for the next step."""
     return tuple(float(np.float64(np.float32(beta)) ** (iterations + 1)) for beta in betas)
 
 
 def power_disagrees(power, beta, iterations):
-    """Whether a float32 `power` that v1 has multiplied up is not that of `iterations` steps.
+    """Whether v1's `power`, a repeated product in float32, disagrees with `iterations` steps.
 
-    Each product may lose half a unit in the last place; what is about to underflow says nothing.
+    Each product may lose half a unit in the last place. A value close to underflow is not judged.
     """
     expected = powers([beta], iterations)[0]
     if expected < 1e-30 or power < 1e-30:
@@ -128,18 +142,18 @@ def power_disagrees(power, beta, iterations):
 
 
 def formulas(convention):
-    """The step of either side as (v1, Keras), where their epsilon stands in different places; or None."""
+    """The steps of both sides as (v1, Keras) if epsilon is in different places; otherwise None."""
     if not convention.is_beside_root or convention.rule == "adam":
         return None
     if convention.rule == "adagrad":
-        return "g / sqrt(a)", "g / (sqrt(a) + {:g})".format(convention.epsilon)
+        return "g / sqrt(a)", f"g / (sqrt(a) + {convention.epsilon:g})"
     if convention.rule.endswith("rmsprop"):
-        return "g / sqrt(s + e)", "g / (sqrt(s) + {:g})".format(convention.epsilon)
+        return "g / sqrt(s + e)", f"g / (sqrt(s) + {convention.epsilon:g})"
     return None
 
 
 def largest_deviation(convention, second, v1_epsilon):
-    """How far the next step of Keras is from v1's at most, relatively, where the slot is `second` already.
+    """The largest relative difference between the next steps of Keras and v1, given the slot `second`.
 
     Args:
       convention: a `Convention` that has `formulas`.

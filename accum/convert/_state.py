@@ -1,28 +1,36 @@
-"""The neutral description of a run, which each side reads and writes."""
+"""The neutral description of a run, which both sides read and write."""
 
-from collections import namedtuple
+from typing import Any, NamedTuple
 
-Norm = namedtuple("Norm", ["variance_place", "moments"])
-Norm.__doc__ = """The place of the moving variance, and (count, mean, variance divided by count) so far."""
+
+class Norm(NamedTuple):
+    """The index of the moving variance, and the moments (count, mean, variance divided by count) so far."""
+
+    variance_place: int
+    moments: Any
 
 
 class RunState:
-    """A run between two micro steps. What belongs to a variable is keyed by its place in the model's list.
+    """A run between two micro steps. Values that belong to a variable are keyed by its index in the model's list.
 
     Attributes:
-      weights: {place: array}.
-      slots: {role: {place: array}}, of the inner optimizer.
-      sums: {place: array}, what the unfinished cycle has accumulated; empty between cycles.
-      rows: {place: bool array [rows]}, which rows of a sparse variable's sum were touched.
-      moments: {place of a moving mean: `Norm`}, what batch normalisations have gathered in the unfinished cycle.
-      iterations: int, steps made.
+      weights: {index: array}.
+      slots: {role: {index: array}}, of the inner optimizer.
+      averages: {index: array}, moving averages of the weights.
+      sparse: {index: bool}, whether a variable's gradients are sparse, if known.
+      sums: {index: array}, what the unfinished cycle has accumulated; empty between cycles.
+      rows: {index: bool array [rows]}, which rows of a sparse variable's sum were touched.
+      moments: {index of a moving mean: `Norm`}, statistics of batch normalisation in the unfinished cycle.
+      iterations: int, number of steps made.
       micro_step: int, micro steps of the unfinished cycle.
-      weight_sum: float, what its micro-batches weighed together.
+      weight_sum: float, the sum of the weights of its micro-batches.
     """
 
     def __init__(self, iterations=0, micro_step=0, weight_sum=0.0):
         self.weights = {}
         self.slots = {}
+        self.averages = {}
+        self.sparse = {}
         self.sums = {}
         self.rows = {}
         self.moments = {}
@@ -30,13 +38,14 @@ class RunState:
         self.micro_step = micro_step
         self.weight_sum = weight_sum
 
-    def weighed_anew(self, factor, reduction):
-        """The same run without its slots, whose micro-batches weighed `factor` times as much.
+    def reweighted(self, factor, reduction):
+        """The same run, without slots, with the weights of its micro-batches multiplied by `factor`.
 
-        A running mean stays what it is.
+        A running mean stays unchanged.
         """
         scaled = RunState(self.iterations, self.micro_step, self.weight_sum * factor)
         scaled.weights, scaled.rows, scaled.moments = self.weights, self.rows, self.moments
+        scaled.averages, scaled.sparse = self.averages, self.sparse
         scale = 1.0 if reduction == "running_mean" else factor
-        scaled.sums = {place: value * value.dtype.type(scale) for place, value in self.sums.items()}
+        scaled.sums = {index: value * value.dtype.type(scale) for index, value in self.sums.items()}
         return scaled

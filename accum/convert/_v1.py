@@ -1,7 +1,9 @@
-"""A checkpoint of `tf.compat.v1.train.Saver`: what is in it, by the names that v1 optimizers and `accum` give."""
+"""Read and write checkpoints of `tf.compat.v1.train.Saver`, by the names that v1 optimizers and `accum` give."""
 
+import fnmatch
 import os
 import re
+from typing import Any, Dict
 
 import numpy as np
 
@@ -11,17 +13,20 @@ from accum.convert._report import ConversionError
 from accum.convert._rules import RULES
 
 COUNTERS = ("iterations", "beta1_power", "beta2_power")
-"""What `names` may say beside the model's variables."""
+"""The counters that `names` may contain beside the model's variables."""
 
 UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError, OSError)
-"""What TensorFlow raises for files that are none, or cut off, from line to line."""
+"""What TensorFlow raises, depending on the line, for files that are not checkpoints or are cut off."""
+
+AVERAGE = "ExponentialMovingAverage"
+"""The name of a weight's shadow variable, unless the average was given another."""
 
 OF_OPTIMIZERS = [rule.v1_name for rule in RULES.values() if rule.v1_name]
-OF_OPTIMIZERS += ["Adadelta", "Ftrl", "ExponentialMovingAverage"]
+OF_OPTIMIZERS += ["Adadelta", "Ftrl", AVERAGE]
 
 
 def of_variables(names):
-    """`names` without what they say of counters."""
+    """`names` without the counters."""
     if not isinstance(names, dict):
         return names
     return {name: other for name, other in names.items() if name not in COUNTERS}
@@ -31,10 +36,10 @@ class V1File:
     """The variables of a checkpoint, by name.
 
     Args:
-      path: its prefix, as `Saver.save` returned it, or the folder in which it is the latest.
+      path: its prefix, as returned by `Saver.save`, or a folder, whose latest checkpoint is read.
 
     Raises:
-      ConversionError: there is none, it can't be read, or it is one of `tf.train.Checkpoint`.
+      ConversionError: there is none, it can't be read, or `tf.train.Checkpoint` wrote it.
     """
 
     def __init__(self, path):
@@ -44,11 +49,11 @@ class V1File:
             self._reader = tf.train.load_checkpoint(self.path)
             self.shapes = {name: tuple(shape) for name, shape in self._reader.get_variable_to_shape_map().items()}
         except UNREADABLE as error:
-            raise ConversionError("No checkpoint can be read from {}: {}".format(path, error)) from None
+            raise ConversionError(f"No checkpoint can be read from {path}: {error}") from None
         if "_CHECKPOINTABLE_OBJECT_GRAPH" in self.shapes:
             raise ConversionError(
-                "{} is a checkpoint of `tf.train.Checkpoint`, and no `Saver`'s: restore it into the model and the "
-                "optimizer, from which `to_v1` converts.".format(path)
+                f"{path} was written by `tf.train.Checkpoint`, not by a `Saver`. Restore it into the model and the "
+                "optimizer; `to_v1` converts from them."
             )
 
     def dtype(self, name):
@@ -58,22 +63,22 @@ class V1File:
         try:
             return np.asarray(self._reader.get_tensor(name))
         except UNREADABLE as error:
-            raise ConversionError("{} can't be read from {}: {}".format(name, self.path, error)) from None
+            raise ConversionError(f"{name} can't be read from {self.path}: {error}") from None
 
 
 class Layout:
-    """Which of a static graph's variables is what.
+    """Identifies the variables of a static graph.
 
     Args:
       shapes: dict {name: shape}, of all of them.
-      names: dict that may say where "iterations", "beta1_power" and "beta2_power" are, or None.
+      names: dict that may name "iterations", "beta1_power" and "beta2_power", or None.
       optimizer_name: the `name` of the v1 optimizer, if it was given one.
-      accum_name: the `name` of the `AccumOptimizer`, needed where there are several.
+      accum_name: the `name` of the `AccumOptimizer`, needed if there are several.
     """
 
     def __init__(self, shapes, names=None, optimizer_name=None, accum_name=None):
         self.shapes = shapes
-        self._by_leaf = {}
+        self._by_leaf: Dict[Any, Any] = {}
         for name in shapes:
             self._by_leaf.setdefault(name.rpartition("/")[2], []).append(name)
         self._said = {key: names[key] for key in COUNTERS if key in names} if isinstance(names, dict) else {}
@@ -85,30 +90,31 @@ class Layout:
     def _check_said(self):
         missing = sorted(name for name in self._said.values() if name not in self.shapes)
         if missing:
-            raise ConversionError("`names` says {}, which the static graph does not have.".format(missing))
+            raise ConversionError(f"`names` has {missing}, which the static graph does not have.")
 
     def _find_accum(self, given):
         found = [name[: -len("/micro_step")] for name in self.shapes if name.endswith("/micro_step")]
         found = sorted(name for name in found if name + "/weight_sum" in self.shapes)
         if given is not None:
             if given not in found:
-                raise ConversionError("No `AccumOptimizer` is called {!r} there, but: {}.".format(given, found))
+                raise ConversionError(f"The checkpoint has no `AccumOptimizer` called {given!r}. It has: {found}.")
             return given
         if len(found) > 1:
             raise ConversionError(
-                "Several `AccumOptimizer`s are there: say by `accum_name` which of {} is the model's.".format(found)
+                f"The checkpoint has several `AccumOptimizer`s. Pass the model's as `accum_name`, one of {found}."
             )
         return found[0] if found else None
 
     def weights(self):
-        """{name: shape} of what may be a weight: all that is neither a slot, nor a sum, nor a counter."""
+        """{name: shape} of possible weights: all but slots, sums and counters."""
         stems = "|".join(re.escape(name) for name in OF_OPTIMIZERS + [self._optimizer_name or "Adam"])
         of_optimizers = re.compile(r"/({})(_\d+)?$".format(stems))
-        own = "/{}/".format(self.accum_name)
+        own = f"/{self.accum_name}/"
         return {
             name: shape
             for name, shape in self.shapes.items()
             if not of_optimizers.search(name)
+            and not re.search(f"/{AVERAGE}/(biased|local_step)$", name)
             and own not in "/" + name
             and name not in self._said.values()
             and not re.search(r"(^|/)(global_step|beta[12]_power(_\d+)?)$", name)
@@ -122,7 +128,7 @@ class Layout:
     # What belongs to a weight
 
     def belonging(self, weight, suffix):
-        """The name of what stands under `suffix` beside `weight`, in whatever scope it was made, or None."""
+        """The name of the variable that belongs to `weight` and ends in `suffix`, in any scope, or None."""
         ends = "/" + weight + "/" + suffix
         found = [name for name in self._by_leaf.get(suffix.rpartition("/")[2], ()) if ("/" + name).endswith(ends)]
         # `net/w/Adam` is of `net/w`, not of `w`.
@@ -134,22 +140,22 @@ class Layout:
         if len(found) > 1:
             direct = [name for name in found if name == weight + "/" + suffix]
             if not direct:
-                raise ConversionError("Which is the {} of {}: {}?".format(suffix, weight, sorted(found)))
+                raise ConversionError(f"The {suffix} of {weight} is ambiguous. Found: {sorted(found)}.")
             found = direct
         return found[0] if found else None
 
     def slots(self, weight, slot_name):
-        """The names of a weight's slots, in the order in which they were made."""
+        """The names of a weight's slots, in the order of creation."""
         found = []
         for number in range(len(self.shapes)):
-            name = self.belonging(weight, slot_name if not number else "{}_{}".format(slot_name, number))
+            name = self.belonging(weight, slot_name if not number else f"{slot_name}_{number}")
             if name is None:
                 break
             found.append(name)
         return found
 
     def slot_name(self, rule, weights):
-        """What the slots of `rule` are named by: as was said, as v1 names them, or as all of `weights` have some."""
+        """The name of the slots of `rule`: as given, or v1's default, or the one that all `weights` share."""
         if self._optimizer_name is not None or rule.v1_name is None:
             return self._optimizer_name
         if any(self.belonging(weight, rule.v1_name) for weight in weights):
@@ -167,7 +173,7 @@ class Layout:
     # Counters
 
     def counter(self, name):
-        """The name of a counter of the graph, or None: as was said, or the only one that ends so."""
+        """The name of a counter of the graph: as given, or the only one with that ending; or None."""
         if name in self._said:
             return self._said[name]
         ending = "global_step" if name == "iterations" else name
@@ -175,33 +181,42 @@ class Layout:
             return ending
         found = [other for other in self.shapes if re.search(r"/{}(_\d+)?$".format(ending), other)]
         if len(found) > 1:
-            raise ConversionError("Which is the model's? `names={{{!r}: …}}` says it: {}.".format(name, sorted(found)))
+            raise ConversionError(
+                f"The model's {ending} is ambiguous. Pass `names={{{name!r}: …}}`, one of {sorted(found)}."
+            )
         return found[0] if found else None
 
     def of_cycle(self, name):
-        """The name of `micro_step` or `weight_sum` of the cycle, or None where nothing accumulates."""
-        return None if self.accum_name is None else "{}/{}".format(self.accum_name, name)
+        """The name of `micro_step` or `weight_sum` of the cycle, or None if nothing accumulates."""
+        return None if self.accum_name is None else f"{self.accum_name}/{name}"
 
     def left(self, ignore=()):
-        """Names that nothing has taken, but for those that begin with one of `ignore`."""
-        rest = sorted(set(self.shapes) - self.taken)
-        return [name for name in rest if not any(name == part or name.startswith(part + "/") for part in ignore)]
+        """Names without a counterpart, except those that match a name, scope or pattern in `ignore`."""
+        ignore = [ignore] if isinstance(ignore, str) else list(ignore)
+        return [name for name in sorted(set(self.shapes) - self.taken) if not _is_ignored(name, ignore)]
+
+
+def _is_ignored(name, ignore):
+    patterns = [pattern for part in ignore for pattern in (part, part + "/*")]
+    return name in ignore or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_target(path, overwrite):
-    """(folder, name) of the checkpoint to be written to `path`, where one can be."""
+    """Check that a checkpoint can be written to `path`. Returns (folder, name)."""
     folder, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(folder) or os.path.isdir(path) or not name:
-        raise ConversionError("A checkpoint needs a name in an existing folder. Received: {}.".format(path))
+        raise ConversionError(f"The checkpoint to write must have a name in an existing folder. Received: {path}.")
     if os.path.exists(os.path.join(folder, name + ".index")) and not overwrite:
-        raise ConversionError("{} exists already: name another, or give `overwrite=True`.".format(path))
+        raise ConversionError(
+            f"{path} exists already. Choose another path, or pass `overwrite=True` (--overwrite on the command line)."
+        )
     return folder, name
 
 
 def write(path, values):
-    """Write `values`, {name: array}, as a `Saver` does: beside the target first, then in its place."""
+    """Write `values`, {name: array}, as a `Saver` does: first beside the target, then moved into place."""
     folder, name = os.path.split(os.path.abspath(path))
-    begun = os.path.join(folder, ".{}.{}".format(name, os.getpid()))
+    begun = os.path.join(folder, f".{name}.{os.getpid()}")
     _tf.write_bundle(begun, values)
     for ending in (".data-00000-of-00001", ".index"):
         os.replace(begun + ending, os.path.join(folder, name + ending))
@@ -209,12 +224,12 @@ def write(path, values):
 
 
 def _tell_checkpoint_state(folder, name):
-    """Make the written checkpoint the latest of its folder, where a restored Session looks for it."""
+    """Make the written checkpoint the latest of its folder, so that a Session finds it."""
     state = tf.train.get_checkpoint_state(folder)
     known = state.all_model_checkpoint_paths if state else ()
     before = [path for path in known if os.path.basename(path) != name]
     told = tf.compat.v1.train.generate_checkpoint_state_proto(folder, name, before + [name])
-    begun = os.path.join(folder, ".checkpoint.{}".format(os.getpid()))
+    begun = os.path.join(folder, f".checkpoint.{os.getpid()}")
     with open(begun, "w") as file:
         file.write(str(told))
     os.replace(begun, os.path.join(folder, "checkpoint"))

@@ -1,4 +1,4 @@
-"""The values of a `Saver`'s checkpoint out of a `RunState`, under the names of one static graph."""
+"""Turn a `RunState` into the values of a `Saver`'s checkpoint, under the names of one static graph."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ ACCUM_NAME = "AccumOptimizer"
 
 
 class NewLayout:
-    """The names that `tf.compat.v1.train` and `AccumOptimizer` give outside of any scope."""
+    """The names that `tf.compat.v1.train` and `AccumOptimizer` give outside any scope."""
 
     def __init__(self, rule, names, optimizer_name, accum_name):
         said = names if isinstance(names, dict) else {}
@@ -26,14 +26,25 @@ class NewLayout:
         return self._counters[name]
 
     def beside(self, weight, what):
-        return "{}/{}/{}".format(weight, self.accum_name, what)
+        return f"{weight}/{self.accum_name}/{what}"
+
+    def average(self, weight):
+        return f"{weight}/{_v1.AVERAGE}"
 
     def of_cycle(self, name):
-        return "{}/{}".format(self.accum_name, name)
+        return f"{self.accum_name}/{name}"
+
+    def has_rows(self, weight):
+        """Whether the gradient of `weight` is sparse in the static graph; None if unknown."""
+        return None
+
+    def weight_of_micro_batches(self):
+        """The weight of each micro-batch in the unfinished cycle of `like`; None if there is none."""
+        return None
 
 
 class KnownLayout:
-    """The names that a checkpoint of the static graph has."""
+    """The names in a checkpoint of the static graph."""
 
     def __init__(self, file, rule, names, optimizer_name, accum_name, weights):
         self.file = file
@@ -46,9 +57,7 @@ class KnownLayout:
         names = self._layout.slots(weight, self._slot_name)
         if len(names) not in (0, count):
             raise ConversionError(
-                "v1's {} keeps {} for each variable. `like` has {}.".format(
-                    self._rule.v1_class, list(self._rule.slots), names
-                )
+                f"v1's {self._rule.v1_class} keeps {list(self._rule.slots)} for each variable, but `like` has {names}."
             )
         return names
 
@@ -58,8 +67,22 @@ class KnownLayout:
     def beside(self, weight, what):
         return self._layout.belonging(weight, self._layout.of_cycle(what))
 
+    def average(self, weight):
+        return self._layout.belonging(weight, _v1.AVERAGE)
+
     def of_cycle(self, name):
         return self._layout.of_cycle(name)
+
+    def has_rows(self, weight):
+        if self.accum_name is None or self.beside(weight, "accum") is None:
+            return None
+        return self.beside(weight, "accum_rows") is not None
+
+    def weight_of_micro_batches(self):
+        if self.accum_name is None:
+            return None
+        made, weight_sum = (float(self.file.value(self.of_cycle(name))) for name in ("micro_step", "weight_sum"))
+        return weight_sum / made if made > 0.0 else None
 
 
 def names_of_weights(run, names, file, optimizer_name, accum_name):
@@ -70,17 +93,17 @@ def names_of_weights(run, names, file, optimizer_name, accum_name):
         return _names.match(run.wanted, found, said)
     given = dict(enumerate(name for name, _ in run.wanted))
     given.update(_names.said(run.wanted, said))
-    found = {given[place]: shape for place, (_, shape) in enumerate(run.wanted) if given[place] is not None}
+    found = {given[index]: shape for index, (_, shape) in enumerate(run.wanted) if given[index] is not None}
     _names.check(run.wanted, found, given)
-    return [given[place] for place in range(len(run.wanted))]
+    return [given[index] for index in range(len(run.wanted))]
 
 
 class Writing:
-    """Collects the values of a checkpoint, noting each in a report.
+    """Collects the values of a checkpoint, and lists each in a report.
 
     Args:
-      run: the `KerasRun` that they come from.
-      state: its `RunState`, by v1's conventions.
+      run: the `KerasRun` from which they come.
+      state: its `RunState`, in v1's conventions.
       mapped: for each variable of the run, its name in the static graph.
       layout: a `NewLayout` or a `KnownLayout`.
       report: the `Report`.
@@ -95,31 +118,40 @@ class Writing:
         self._report = report
 
     def weights(self):
-        for place, name in enumerate(self._mapped):
+        for index, name in enumerate(self._mapped):
             if name is None:
-                self._report.problems.append("{} is left out.".format(self._run.name(place)))
+                self._report.problems.append(f"{self._run.name(index)} is left out.")
             else:
-                self._put(self._run.name(place), name, self._state.weights[place])
+                self._put(self._run.name(index), name, self._state.weights[index])
 
     def slots(self, convention):
         roles = RULES[self._run.rule].slots
-        for place in self._trained():
-            names = self._layout.slot_names(self._mapped[place], len(roles)) if roles else []
+        for index in self._trained():
+            names = self._layout.slot_names(self._mapped[index], len(roles)) if roles else []
             if roles and not names:
-                self._report.problems.append("{} has no slots in `like`.".format(self._mapped[place]))
+                self._report.problems.append(f"{self._mapped[index]} has no slots in `like`.")
             for role, name in zip(roles, names):
-                source = "{}/{}".format(self._run.name(place), role)
+                source = f"{self._run.name(index)}/{role}"
                 if role in self._state.slots:
                     words = _rules.arithmetic(role, convention, False)
-                    self._put(source, name, self._state.slots[role][place], words)
+                    self._put(source, name, self._state.slots[role][index], words)
                 else:  # RMSprop without momentum: v1 multiplies it by 0
-                    self._put("(zeros)", name, np.zeros_like(self._state.weights[place]))
+                    self._put("(zeros)", name, np.zeros_like(self._state.weights[index]))
+
+    def averages(self):
+        """Write the optimizer's averages as the shadow variables of an `ExponentialMovingAverage`."""
+        for index, value in sorted(self._state.averages.items()):
+            name = None if self._mapped[index] is None else self._layout.average(self._mapped[index])
+            if name is not None:
+                self._put(self._run.name(index) + " average", name, value)
+            elif self._mapped[index] is not None:
+                self._report.problems.append(f"The average of {self._mapped[index]} is left out.")
 
     def counters(self):
         steps = self._state.iterations
         name = self._layout.counter("iterations")
         if name is None:
-            self._report.problems.append("`like` has no `global_step`, which would go on from {}.".format(steps))
+            self._report.problems.append(f"`like` has no `global_step`, so the number of steps, {steps}, is left out.")
         else:
             self._put("iterations", name, np.asarray(steps, np.int64))
         if self._run.rule != "adam":
@@ -128,81 +160,86 @@ class Writing:
         for counter, beta, power in zip(("beta1_power", "beta2_power"), betas, _rules.powers(betas, steps)):
             name = self._layout.counter(counter)
             if name is None:
-                raise ConversionError("`like` has no {}, which v1's Adam keeps.".format(counter))
-            self._put("iterations", name, np.asarray(power, np.float32), "{:g} ** (t + 1)".format(beta))
+                raise ConversionError(f"`like` has no {counter}, which v1's Adam keeps.")
+            self._put("iterations", name, np.asarray(power, np.float32), f"{beta:g} ** (t + 1)")
 
     def cycle(self):
-        """The sums of an unfinished cycle, or the zeros of none."""
+        """Write the sums of an unfinished cycle, or zeros between cycles."""
         state = self._state
         if self._layout.accum_name is None:
             if state.micro_step:
-                self._report.problems.append("`like` accumulates nothing: the unfinished cycle is left out.")
+                self._report.problems.append("`like` does not accumulate, so the unfinished cycle is left out.")
             return
         if not self._run.accumulates and not isinstance(self._layout, KnownLayout):
             return
-        for place in self._trained():
-            self._put_sum(place)
-        for place, (variance, layer) in self._run.norms.items():
-            self._put_moments(place, variance, layer)
+        for index in self._trained():
+            self._put_sum(index)
+        for index, (variance, layer) in self._run.norms.items():
+            self._put_moments(index, variance, layer)
         self._put("micro_step", self._layout.of_cycle("micro_step"), np.asarray(state.micro_step, np.int64))
         self._put("weight_sum", self._layout.of_cycle("weight_sum"), np.asarray(state.weight_sum, np.float32))
 
-    def _put_sum(self, place):
-        weight, source = self._mapped[place], self._run.name(place)
+    def _put_sum(self, index):
+        weight, source = self._mapped[index], self._run.name(index)
         total = self._layout.beside(weight, "accum")
-        value = self._state.sums.get(place)
+        value = self._state.sums.get(index)
         if total is not None:
-            zeros = np.zeros(self._state.weights[place].shape, self._run.dtype_of_sums(place))
+            zeros = np.zeros(self._state.weights[index].shape, self._run.dtype_of_sums(index))
             self._put(source + " accumulated", total, zeros if value is None else value)
         elif value is not None:
-            self._report.problems.append("`like` has no accumulator for {}.".format(weight))
+            self._report.problems.append(f"`like` has no accumulator for {weight}.")
         rows = self._layout.beside(weight, "accum_rows")
         is_known = isinstance(self._layout, KnownLayout)
-        if rows is not None and (is_known or place in self._state.rows):
-            touched = np.full(self._state.weights[place].shape[:1], value is not None)
-            self._put(source + " rows", rows, self._state.rows.get(place, touched))
-        elif rows is None and place in self._state.rows:
-            self._report.notes.append("{} is dense in `like`.".format(weight))
+        if rows is not None and (is_known or index in self._state.rows):
+            touched = np.full(self._state.weights[index].shape[:1], value is not None)
+            self._put(source + " rows", rows, self._state.rows.get(index, touched))
+        elif rows is None and index in self._state.rows:
+            self._report.notes.append(f"{weight} is dense in `like`.")
 
-    def _put_moments(self, place, variance, layer):
-        """What a batch normalisation has gathered in the cycle, where the graph has taken its averages over."""
+    def _put_moments(self, index, variance, layer):
+        """Write the statistics that batch normalisation has gathered, if the graph uses `accumulate_update_ops`."""
         beside, at = self._layout.beside, self._mapped
-        if at[place] is None or at[variance] is None:
+        if at[index] is None or at[variance] is None:
             return
-        names = [beside(at[place], "accum_count"), beside(at[place], "accum"), beside(at[variance], "accum")]
-        mean = self._state.weights[place]
-        norm = self._state.moments.get(place)
+        names = [beside(at[index], "accum_count"), beside(at[index], "accum"), beside(at[variance], "accum")]
+        mean = self._state.weights[index]
+        norm = self._state.moments.get(index)
         moments = [np.zeros([], mean.dtype), np.zeros_like(mean), np.zeros_like(mean)] if norm is None else norm.moments
         is_known = isinstance(self._layout, KnownLayout)
         is_lacking = norm is None and self._state.micro_step > 0
         if is_lacking and is_known and None not in names:
-            self._report.problems.append("{} gathers nothing in a cycle, as `like` does.".format(layer.name))
+            self._report.problems.append(f"{layer.name} does not gather statistics over a cycle, but `like` does.")
         if None not in names and (is_known or not is_lacking):
             for name, part, value in zip(names, ("count", "mean", "variance"), moments):
-                self._put("{} {} so far".format(layer.name, part), name, value)
+                self._put(f"{layer.name} {part} so far", name, value)
         elif norm is not None:
-            self._report.problems.append("`like` does not gather what {} has so far.".format(layer.name))
+            self._report.problems.append(f"`like` has no place for the statistics that {layer.name} has gathered.")
+
+    def rows_there(self):
+        """{index: whether its gradient is sparse in the static graph}, if the layout tells."""
+        found = {index: self._layout.has_rows(self._mapped[index]) for index in self._trained()}
+        return {index: has_rows for index, has_rows in found.items() if has_rows is not None}
 
     def rest(self):
-        """What else `like` has keeps its value there, so that the checkpoint is whole."""
+        """Copy the other variables of `like` with their values, so that the checkpoint is complete."""
         if isinstance(self._layout, KnownLayout):
             file = self._layout.file
             for name in sorted(set(file.shapes) - set(self.values)):
-                self._report.problems.append("{} keeps the value that it has in `like`.".format(name))
+                self._report.problems.append(f"{name} keeps its value in `like`.")
                 self.values[name] = file.value(name)
 
     def _trained(self):
-        return [place for place in self._run.trained if self._mapped[place] is not None]
+        return [index for index in self._run.trained if self._mapped[index] is not None]
 
     def _put(self, source, name, value, words=""):
         if name in self.values:
-            raise ConversionError("Two variables would be called {} in the static graph.".format(name))
+            raise ConversionError(f"Two variables would be called {name} in the static graph.")
         if isinstance(self._layout, KnownLayout):
             dtype = self._layout.file.dtype(name)
             if dtype != value.dtype:
-                words = ", ".join(filter(None, [words, "cast from {}".format(value.dtype)]))
+                words = ", ".join(filter(None, [words, f"cast from {value.dtype}"]))
                 if not np.can_cast(value.dtype, dtype, "same_kind") or dtype.itemsize < value.dtype.itemsize:
-                    self._report.problems.append("{} is {} here, {} in `like`.".format(name, value.dtype, dtype))
+                    self._report.problems.append(f"{name} is {value.dtype} here, but {dtype} in `like`.")
                 value = value.astype(dtype)
         self.values[name] = value
         self._report.add(source, name, value, words)

@@ -9,16 +9,16 @@ from accum._tf import tf
 
 
 def full_batches(data, batch_size, steps):
-    """The first `steps` full batches, begun anew where the data end: a list of tuples (x, y, sample_weight)."""
+    """The first `steps` full batches, starting over when the data end: a list of tuples (x, y, sample_weight)."""
     batches = _batches_of_arrays(data, batch_size) if _holds_arrays(data) else _batches_given(data, batch_size)
     found = list(itertools.islice(batches, steps))
     if not found:
-        raise ValueError("`data` must hold a batch at least. Received: {!r}.".format(data))
+        raise ValueError(f"`data` must hold at least one batch. Received: {data!r}.")
     return [found[step % len(found)] for step in range(steps)]
 
 
 def micro_batches(batch, accum_steps, micro_batch_size):
-    """A full batch in parts: `accum_steps`, or fewer of that size where it is too small a batch."""
+    """Split a full batch into `accum_steps` micro-batches, or into fewer where the batch is too small."""
     size = examples_of(batch)
     parts = min(accum_steps, -(-size // micro_batch_size))
     edges = [size * part // parts for part in range(parts + 1)]
@@ -29,7 +29,7 @@ def examples_of(batch):
     """The number of examples, which every array of a batch must have."""
     sizes = sorted({int(leaf.shape[0]) for leaf in tf.nest.flatten(batch) if leaf is not None})
     if len(sizes) != 1:
-        raise ValueError("All arrays of `data` must hold equally many examples. Received: {}.".format(sizes))
+        raise ValueError(f"All arrays of `data` must hold the same number of examples. Received: {sizes}.")
     return sizes[0]
 
 
@@ -41,7 +41,7 @@ def _holds_arrays(data):
     if isinstance(data, (tuple, list, dict, tf.RaggedTensor)) or hasattr(data, "__array__"):
         return True
     if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
-        raise TypeError("`data` must be arrays, or an iterable of full batches. Received: {!r}.".format(data))
+        raise TypeError(f"`data` must be arrays, or an iterable of full batches. Received: {data!r}.")
     return False
 
 
@@ -56,7 +56,7 @@ def _batches_of_arrays(data, batch_size):
 def _batches_given(data, batch_size):
     if batch_size is not None:
         raise ValueError(
-            "`batch_size` is for arrays; these data come in full batches. Received: batch_size={!r}.".format(batch_size)
+            f"`batch_size` is for arrays; this `data` comes in full batches. Received: batch_size={batch_size!r}."
         )
     for element in data:
         batch = _as_batch(element)
@@ -67,10 +67,10 @@ def _batches_given(data, batch_size):
 def _as_batch(element):
     parts = element if isinstance(element, tuple) else (element,)
     if not 1 <= len(parts) <= 3:
-        raise ValueError("`data` must be (x, y, sample_weight) at most. Received: a tuple of {}.".format(len(parts)))
+        raise ValueError(f"`data` must be a tuple of at most (x, y, sample_weight). Received: a tuple of {len(parts)}.")
     batch = tuple(tf.nest.map_structure(_as_array, part) for part in parts)
     if not any(leaf is not None for leaf in tf.nest.flatten(batch)):
-        raise ValueError("`data` must hold an array at least. Received: {!r}.".format(element))
+        raise ValueError(f"`data` must hold at least one array. Received: {element!r}.")
     return batch
 
 
@@ -78,10 +78,10 @@ def _as_array(leaf):
     if leaf is None or isinstance(leaf, tf.RaggedTensor):
         return leaf
     if isinstance(leaf, tf.SparseTensor):
-        raise TypeError("`data` must be dense or ragged: a sparse tensor can't be cut. Received: {!r}.".format(leaf))
+        raise TypeError(
+            "`data` must be dense or ragged: a sparse tensor can't be split into micro-batches. Received: " f"{leaf!r}."
+        )
     array = np.asarray(leaf)
     if array.ndim == 0:
-        raise ValueError(
-            "`data` must hold arrays whose first axis is that of the examples. Received: {!r}.".format(leaf)
-        )
+        raise ValueError(f"The first axis of every array in `data` must be that of the examples. Received: {leaf!r}.")
     return array

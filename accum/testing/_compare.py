@@ -1,9 +1,9 @@
-"""Comparing two recordings, with NumPy alone."""
+"""Compare two recordings, with only NumPy."""
 
 import math
 import numbers
 import os
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from accum.testing._file import read
 from accum.testing._fingerprint import distance
@@ -12,33 +12,40 @@ from accum.testing._match import Pair, match
 TOLERANCE = 1e-5
 SHOWN = 10  # names in a line of the summary
 
-Divergence = NamedTuple("Divergence", [("step", int), ("what", str), ("size", float), ("allowed", float)])
-Divergence.__doc__ = """How far apart two runs are at a step.
 
-Attributes:
-  step: int.
-  what: "loss", or the name of a variable in the first recording.
-  size: float, the absolute difference of the losses, or the estimated root of the mean squared difference of the
-    elements of the variable.
-  allowed: float, the tolerance in that place.
-"""
+class Divergence(NamedTuple):
+    """How far apart two runs are at a step.
+
+    Attributes:
+      step: int.
+      what: "loss", or the name of a variable in the first recording.
+      size: float, the absolute difference of the losses, or the estimated root mean square of the difference of the
+        variables.
+      allowed: float, the largest `size` that is within the tolerance.
+    """
+
+    step: int
+    what: str
+    size: float
+    allowed: float
 
 
 class Comparison(NamedTuple):
-    """What `compare` has found.
+    """The result of `compare`.
 
     Attributes:
-      first: the `Divergence` that is furthest past its tolerance in the first step that has one, or None.
-      largest: the `Divergence` that is furthest past, or nearest to, its tolerance in all steps.
-      tolerance: float, as it was asked for.
+      first: the largest `Divergence`, relative to what is allowed, of the first step that has one past the tolerance;
+        None if no step has.
+      largest: the largest `Divergence` of all steps, relative to what is allowed, past the tolerance or not.
+      tolerance: float, as given.
       steps: list of the steps that were compared.
-      only_in_a, only_in_b: lists of the steps that the other recording does not have.
+      only_in_a, only_in_b: lists of the steps that the other recording lacks.
       pairs: list of `Pair`, the variables that were compared.
-      unmatched_a, unmatched_b: lists of the names of variables that have no counterpart.
+      unmatched_a, unmatched_b: lists of the names of variables without a counterpart.
       has_losses: pair of bools, whether the recordings have losses.
       headers: pair of dicts: versions of TensorFlow, Python, NumPy and accum.
-      curves: dict of "steps", "loss_a", "loss_b" and "deviation", lists of equal lengths: by step the losses (NaN where
-        there is none) and the largest deviation as a multiple of what is allowed.
+      curves: dict of "steps", "loss_a", "loss_b" and "deviation", lists of equal lengths: for each step the losses (NaN
+        where there is none) and the largest deviation as a multiple of what is allowed.
     """
 
     first: Optional[Divergence]
@@ -55,61 +62,67 @@ class Comparison(NamedTuple):
     curves: Dict[str, list]
 
     @property
-    def agrees(self):
-        """Whether all that was compared is within the tolerance, and no variable was without a counterpart."""
+    def agrees(self) -> bool:
+        """Whether everything compared is within the tolerance, and every variable has a counterpart."""
         return self.first is None and not self.unmatched_a and not self.unmatched_b
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "\n".join(_verdict(self) + _caveats(self))
 
 
-def compare(a, b, *, tolerance=TOLERANCE, names=None, ignore=()):
+def compare(
+    a: str, b: str, *, tolerance: float = TOLERANCE, names: Optional[Dict[str, str]] = None, ignore: Sequence[str] = ()
+) -> Comparison:
     """Compare two recordings of `record`, step by step.
 
     Without TensorFlow, which `import accum` needs, `python -m accum compare` does the same.
 
-    Steps are compared by their number, variables by their name. Where names differ, they are paired by `names`, or in
-    their order: the whole lists if they have the same shapes, or else those of each shape that as many of them have in
-    both recordings. Nothing is left out in silence: what has no counterpart makes the recordings disagree, unless it is
-    named in `ignore`. At each step it has to be
+    Steps are matched by number, variables by name. Variables with different names are paired by `names`, or else in
+    their order: all of them if both recordings have the same list of shapes, or else those of each shape that occurs
+    equally often in both. A variable without a counterpart makes the recordings disagree, unless it is named in
+    `ignore`. At each step,
 
         |loss_a - loss_b|  <=  tolerance * max(1, |loss_b|) + errors of the losses as recorded
         rms(v_a - v_b)     <=  tolerance * max(1, rms(v_b))         for each variable
 
-    rms being the root of the mean square of the elements, of a difference as the fingerprints estimate it (see
-    `record`). What is not a number in both recordings agrees.
+    must hold, where rms is the root mean square of the elements; that of a difference is estimated from the
+    fingerprints (see `record`). NaN agrees with NaN.
 
     Args:
       a, b: files of recordings, `str` or `os.PathLike`.
       tolerance: float > 0.
-      names: dict of names of variables in `a` to names in `b`, for those whose names differ.
-      ignore: names of variables of either recording that are not compared.
+      names: dict from names of variables in `a` to names in `b`, for those whose names differ.
+      ignore: names of variables in either recording to leave out.
 
     Returns:
-      A `Comparison`, whose `str` says it in words.
+      A `Comparison`, whose `str` is a summary for people.
 
     Raises:
       OSError: a file can't be read.
-      TypeError, ValueError: a file is no recording, or one of another version; the recordings have no step, or nothing
-        at their steps, in common; `names` or `ignore` name variables that are not there, or pair different shapes.
+      TypeError, ValueError: a file is not a recording, or is of another version; the recordings share no step, or
+        nothing at their steps; they share only the values that the runs start from, because one ends before its first
+        step; `names` or `ignore` name variables that do not exist, or pair different shapes.
 
     Example:
       >>> found = accum.testing.compare("tf1.json", "keras.json", names={"w": "dense/kernel"})
       >>> print(found.first.step if found.first else "they agree")
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real) or not tolerance > 0:
-        raise ValueError("`tolerance` must be a number > 0. Received: tolerance={!r}.".format(tolerance))
+        raise ValueError(f"`tolerance` must be a number > 0. Received: tolerance={tolerance!r}.")
     ours, theirs = read(os.fspath(a)), read(os.fspath(b))
     pairs, unmatched = match(ours.variables, theirs.variables, names or {}, ignore)
     steps = sorted(set(ours.steps) & set(theirs.steps))
     if not steps:
-        raise ValueError("The recordings have no step in common: {} and {}.".format(_range(ours), _range(theirs)))
+        raise ValueError(f"The recordings have no step in common: {_range(ours)} and {_range(theirs)}.")
     by_step = [_divergences(ours, theirs, pairs, step, float(tolerance)) for step in steps]
     if not any(by_step):
         raise ValueError("The recordings have nothing in common to compare: no step with a loss or a variable in both.")
     worst = [max(found, key=_excess) if found else None for found in by_step]
+    first = next((found for found in worst if found and _excess(found) > 1.0), None)
+    if first is None:
+        _check_trained(ours, theirs, [found.step for found in worst if found])
     return Comparison(
-        first=next((found for found in worst if found and _excess(found) > 1.0), None),
+        first=first,
         largest=max((found for found in worst if found), key=_excess),
         tolerance=float(tolerance),
         steps=steps,
@@ -122,6 +135,16 @@ def compare(a, b, *, tolerance=TOLERANCE, names=None, ignore=()):
         headers=(ours.header, theirs.header),
         curves=_curves(ours, theirs, steps, worst),
     )
+
+
+def _check_trained(ours, theirs, compared):
+    """Refuse to let runs agree that have nothing in common but their start."""
+    if not set(compared) - ours.starts - theirs.starts:
+        raise ValueError(
+            "The recordings agree in the values that the runs start from, but share no step of training to "
+            f"compare: {ours.path} holds steps {_range(ours)}, and {theirs.path} steps {_range(theirs)}. Record at "
+            "least one step in both."
+        )
 
 
 def _divergences(ours, theirs, pairs, step, tolerance):
@@ -164,23 +187,23 @@ def _curves(ours, theirs, steps, worst):
 
 
 def _verdict(found):
-    compared = "{} steps ({} to {}), {} variables".format(
-        len(found.steps), found.steps[0], found.steps[-1], len(found.pairs)
-    )
-    worst = "{} at step {}, by {:.1e} where {:.1e} is allowed".format(
-        _named(found.largest.what), found.largest.step, found.largest.size, found.largest.allowed
+    compared = f"{len(found.steps)} steps ({found.steps[0]} to {found.steps[-1]}), {len(found.pairs)} variables"
+    worst = (
+        f"{_named(found.largest.what)} at step {found.largest.step}, by {found.largest.size:.1e} where "
+        f"{found.largest.allowed:.1e} is allowed"
     )
     if found.first is None:
-        lines = ["No divergence in {}; the largest difference: {}.".format(compared, worst)]
+        lines = [f"No divergence in {compared}; the largest difference: {worst}."]
     else:
         lines = [
-            "First divergence: step {}, {}, by {:.1e} where {:.1e} is allowed.".format(
-                found.first.step, _named(found.first.what), found.first.size, found.first.allowed
+            (
+                f"First divergence: step {found.first.step}, {_named(found.first.what)}, by {found.first.size:.1e} "
+                f"where {found.first.allowed:.1e} is allowed."
             ),
-            "Largest: {}. Compared: {}.".format(worst, compared),
+            f"Largest: {worst}. Compared: {compared}.",
         ]
         if found.first.step == 0:
-            lines.append("The runs start from different values: give both the same ones, or pair them by `names`.")
+            lines.append("The runs start from different values: use the same ones, or pair the variables with `names`.")
     return lines
 
 
@@ -189,29 +212,29 @@ def _caveats(found):
     for where, names in (("first", found.unmatched_a), ("second", found.unmatched_b)):
         if names:
             lines.append(
-                "Without a counterpart, so not compared: {} of the {}. Pair them by `names`, or leave them out by "
-                "`ignore`.".format(_listed(names), where)
+                f"Without a counterpart, so not compared: {_listed(names)} of the {where}. Pair them with `names`, "
+                "or leave them out with `ignore`."
             )
-    by_order = ["{} with {}".format(pair.name_a, pair.name_b) for pair in found.pairs if pair.how == "order"]
+    by_order = [f"{pair.name_a} with {pair.name_b}" for pair in found.pairs if pair.how == "order"]
     if by_order:
-        lines.append("Paired by their order, as the names differ: {}.".format(_listed(by_order)))
+        lines.append(f"Paired by their order, because the names differ: {_listed(by_order)}.")
     for where, steps in (("first", found.only_in_a), ("second", found.only_in_b)):
         if steps:
-            lines.append("Only in the {}: {} steps, from {} to {}.".format(where, len(steps), steps[0], steps[-1]))
+            lines.append(f"Only in the {where}: {len(steps)} steps, from {steps[0]} to {steps[-1]}.")
     if found.has_losses[0] != found.has_losses[1]:
         lines.append("Only the {} has losses.".format("first" if found.has_losses[0] else "second"))
     return lines
 
 
 def _named(what):
-    return "the loss" if what == "loss" else "`{}`".format(what)
+    return "the loss" if what == "loss" else f"`{what}`"
 
 
 def _listed(names):
     more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (" and {} more".format(more) if more > 0 else "")
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _range(recording):
     steps = recording.steps
-    return "{} to {}".format(steps[0], steps[-1]) if steps else "none"
+    return f"{steps[0]} to {steps[-1]}" if steps else "none"

@@ -1,115 +1,61 @@
-"""The check of a model of the user's own against the full batch: its public face, and what it reports."""
+"""The public check of a user's model against the full batch."""
 
-from typing import Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
-Suspect = NamedTuple("Suspect", [("what", str), ("reason", str), ("remedy", str)])
-Suspect.__doc__ = """What makes a model's micro-batches differ from its full batch, why, and what to do about it."""
-
-Deviation = NamedTuple("Deviation", [("variable", str), ("size", float), ("allowed", float)])
-Deviation.__doc__ = (
-    """How far a variable is off: the largest absolute difference of its elements, and what is allowed."""
-)
-
-SHOWN = 5  # further variables in a message
-
-
-class EqualityReport(NamedTuple):
-    """What the check of a model has found.
-
-    Attributes:
-      steps: int, the steps that were compared.
-      accum_steps: int, the micro-batches a step.
-      tolerance: float, as it was asked for.
-      deviations: dict of the name of each variable to the largest absolute difference of its elements in any step.
-      diverged_at: int, the first step past the tolerance, from 1 on; None if there was none.
-      diverged: list of `(variable, size, allowed)` of that step, the one that is furthest past the tolerance first.
-      suspects: list of `(what, reason, remedy)`, of what can't agree in this model, if it diverged.
-    """
-
-    steps: int
-    accum_steps: int
-    tolerance: float
-    deviations: Dict[str, float]
-    diverged_at: Optional[int] = None
-    diverged: List[Deviation] = []
-    suspects: List[Suspect] = []
-
-    @property
-    def is_equal(self):
-        """Whether no variable has left the tolerance."""
-        return self.diverged_at is None
-
-    def __str__(self):
-        return self._equal() if self.is_equal else "\n".join(self._divergence() + self._explanation())
-
-    def _equal(self):
-        name = max(self.deviations, key=lambda name: self.deviations[name])
-        return (
-            "Accumulation equals the full batch: {} of {} micro-batches, and the largest deviation is {:.1e}, of `{}` "
-            "(tolerance {:.0e}).".format(
-                _counted(self.steps, "step"), self.accum_steps, self.deviations[name], name, self.tolerance
-            )
-        )
-
-    def _divergence(self):
-        first, others = self.diverged[0], self.diverged[1:]
-        lines = [
-            "Accumulation diverges from the full batch at step {}: `{}` is off by {:.1e}, where {:.1e} is allowed "
-            "(accum_steps={}, tolerance {:.0e}).".format(
-                self.diverged_at, first.variable, first.size, first.allowed, self.accum_steps, self.tolerance
-            )
-        ]
-        if others:
-            shown = ["`{}` by {:.1e}".format(other.variable, other.size) for other in others[:SHOWN]]
-            more = len(others) - len(shown)
-            lines.append("Also off: {}{}.".format(", ".join(shown), " and {} more".format(more) if more else ""))
-        return lines
-
-    def _explanation(self):
-        return ["What can make it so in this model:"] + [
-            "  - {}: {}. {}.".format(suspect.what, suspect.reason, suspect.remedy) for suspect in self.suspects
-        ]
+from accum.testing._report import EqualityReport
 
 
 def assert_accumulation_equals_full_batch(
-    build_model, data, accum_steps, *, batch_size=None, steps=3, tolerance=None, **options
-):
+    build_model: Callable[[], Any],
+    data: Any,
+    accum_steps: int,
+    *,
+    batch_size: Optional[int] = None,
+    steps: int = 3,
+    tolerance: Optional[float] = None,
+    **options: Any,
+) -> EqualityReport:
     """Assert that `accum_steps` micro-batches train a model as the full batch does, step by step.
 
-    Two models are built and given the same weights. One is trained on full batches by plain Keras, the other, as a
-    `GradientAccumulateModel`, on their micro-batches. After each step every weight of the model, moving statistics
-    included, has to satisfy
+    Two models are built and given the same weights. Plain Keras trains one on full batches; `GradientAccumulateModel`
+    trains the other on their micro-batches. After each step every weight of the model, moving statistics included, must
+    satisfy
 
         max |accumulated - full batch| <= tolerance * max(1, max |full batch|)
 
-    so that the tolerance is absolute for weights of order 1 and below, and relative to the largest element of a
-    variable above. Metrics and the state of the optimizer are not compared.
+    The tolerance is absolute for variables whose elements are at most 1, and relative to the largest element otherwise.
+    Metrics and the state of the optimizer are not compared.
+
+    If all weights agree, a third model shows whether a mistake would have been seen. It drops all micro-batches of a
+    step but the first, and must end at least 100 tolerances away from the full batch (10 with 16-bit types, whose
+    rounding comes to hundredths of a step). A very small learning rate is therefore refused.
 
     Args:
-      build_model: function without arguments that makes a compiled `tf.keras.Model` that does not accumulate, a new one
-        at each call. It may start from random weights: those of the first model are copied to the second.
-      data: arrays `(x, y)` or `(x, y, sample_weight)` in a tuple, each an array or nest of arrays whose first axis is
-        that of the examples; anything else that is or nests arrays is `x` alone, as in Keras. Or full batches of that
-        form, one after the other: a `tf.data.Dataset`, a `keras.utils.Sequence`, a generator.
-      accum_steps: int >= 1, the micro-batches a step. Each full batch is cut into as many, of sizes that differ by 1 at
-        most; one that is smaller than the first into as few as `fit` would, and its cycle is flushed.
-      batch_size: int >= `accum_steps`, the examples of a full batch; None: all arrays are one. Only for arrays.
-      steps: int >= 1, the steps to compare. Data that end before begin again.
-      tolerance: float > 0; None: 2e-6, or 3e-4 where a layer computes in float16, 2.4e-3 where it does in bfloat16, and
-        two units of their last place where variables have 16 bit themselves.
-      **options: as for `GradientAccumulateModel`: `reduction`, `micro_batch_weight`, `nonfinite`, `accumulator_dtype`,
-        `sparse`. There are no others, as plain Keras has nothing to compare them with.
+      build_model: function without arguments that returns a new compiled `tf.keras.Model` at each call. The model must
+        not accumulate. It may start from random weights: those of the first model are copied to the others.
+      data: a tuple `(x, y)` or `(x, y, sample_weight)`, each an array or a nest of arrays whose first axis is that of
+        the examples. Any other array or nest of arrays is `x` alone, as in Keras. Or an iterable of full batches of
+        that form: a `tf.data.Dataset`, a `keras.utils.Sequence`, a generator.
+      accum_steps: int >= 1, the micro-batches per step. Each full batch is split into that many, whose sizes differ by
+        at most 1. A batch smaller than the first has fewer, as in `fit`, and its cycle is flushed.
+      batch_size: int >= `accum_steps`, the examples of a full batch; None makes one batch of all examples. Only for
+        arrays.
+      steps: int >= 1, the steps to compare. Data that end sooner start over.
+      tolerance: float > 0. None is 2e-6, or 3e-4 where a layer computes in float16, 2.4e-3 where one computes in
+        bfloat16, and two units in the last place where variables are stored in 16 bit.
+      **options: `reduction`, `micro_batch_weight`, `nonfinite`, `accumulator_dtype` and `sparse`, as for
+        `GradientAccumulateModel`. Plain Keras has nothing to compare its other options with.
 
     Returns:
       An `EqualityReport`.
 
     Raises:
-      AssertionError: the runs diverge. Its message names the first step that does, the variable that is furthest off
-        and by how much, and what in the model can't agree, each with what to do about it; its attribute `report` is the
+      AssertionError: the runs diverge. The message names the first step that does, the variable that is furthest off
+        and by how much, and what in the model can cause it, each with a remedy. The attribute `report` is the
         `EqualityReport`.
-      TypeError, ValueError: an argument is none of these, or the check could not fail: no weight moves by more than the
-        tolerance, or the full batch itself ends in a NaN or an infinity.
-      NotImplementedError: Keras runs in a static graph, where `record` and `compare` serve.
+      TypeError, ValueError: an argument is not valid; the check can't tell a wrong step from rounding, because the
+        weights hardly move; or the full batch itself ends in NaN or Inf.
+      NotImplementedError: Keras runs in a static graph. Use `record` and `compare` there.
 
     Example:
       >>> def build_model():
@@ -123,10 +69,6 @@ def assert_accumulation_equals_full_batch(
     report = train_both_ways(build_model, data, accum_steps, batch_size, steps, tolerance, options)
     if not report.is_equal:
         error = AssertionError(str(report))
-        error.report = report
+        error.report = report  # type: ignore[attr-defined]
         raise error
     return report
-
-
-def _counted(number, what):
-    return "{} {}{}".format(number, what, "" if number == 1 else "s")

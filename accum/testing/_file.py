@@ -5,8 +5,8 @@
     {"step": 1, "loss": 0.5, "loss_error": 1e-07, "fingerprints": [[norm, mean, p_1, ..., p_8], ...]}
 
 The second line comes before the first step that has fingerprints, which are in its order. `loss`, `loss_error` and
-`fingerprints` are left out where there are none. What is not finite is "nan", "inf" or "-inf", as JSON has no such
-numbers.
+`fingerprints` are left out where there are none. A step that has `"start": true` is what the run starts from, and so is
+step 0. What is not finite is "nan", "inf" or "-inf", as JSON has no such numbers.
 """
 
 import json
@@ -14,7 +14,7 @@ import math
 import os
 import platform
 import sys
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Set, Tuple
 
 import numpy as np
 
@@ -22,38 +22,40 @@ from accum.testing._fingerprint import PROJECTIONS
 
 SCHEMA, VERSION = "accum.testing.record", 1
 
-Variable = NamedTuple("Variable", [("name", str), ("shape", Tuple[int, ...]), ("dtype", str)])
-Recording = NamedTuple(
-    "Recording",
-    [
-        ("path", str),
-        ("header", dict),
-        ("variables", List[Variable]),
-        ("steps", List[int]),
-        ("losses", Dict[int, Tuple[float, float]]),
-        ("fingerprints", Dict[int, np.ndarray]),
-    ],
-)
-Recording.__doc__ = """What a file holds: by step, (loss, its error) and float64 [variables, 10]."""
+
+class Variable(NamedTuple):
+    name: str
+    shape: Tuple[int, ...]
+    dtype: str
+
+
+class Recording(NamedTuple):
+    """What a file holds: by step, (loss, its error) and float64 [variables, 10]; and the steps before training."""
+
+    path: str
+    header: dict
+    variables: List[Variable]
+    steps: List[int]
+    losses: Dict[int, Tuple[float, float]]
+    fingerprints: Dict[int, np.ndarray]
+    starts: Set[int]
 
 
 class Writer:
-    """Appends the lines of a recording to its file, each at once.
+    """Appends each line of a recording to its file at once.
 
-    The file comes into being with its first lines, in the place of what has been there, or not at all.
+    The file is created with its first lines, which replace an existing file as a whole or not at all.
     """
 
     def __init__(self, path, overwrite):
         self.path = os.fspath(path)
         folder = os.path.dirname(self.path) or "."
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-            raise ValueError("`path` must be a file in an existing, writable folder. Received: {!r}.".format(path))
+            raise ValueError(f"`path` must be a file in an existing, writable folder. Received: {path!r}.")
         if os.path.isdir(self.path):
-            raise ValueError("`path` must be a file. Received the folder {!r}.".format(path))
+            raise ValueError(f"`path` must be a file. Received the folder {path!r}.")
         if os.path.exists(self.path) and not overwrite:
-            raise ValueError(
-                "The file is there already: give overwrite=True to replace it. Received: {!r}.".format(path)
-            )
+            raise ValueError(f"`path` must be a new file, or pass overwrite=True to replace it. Received: {path!r}.")
         self._file = None
 
     def write(self, *documents):
@@ -65,7 +67,7 @@ class Writer:
             self._file.flush()
 
     def _begin(self, lines):
-        unfinished = "{}.{}.tmp".format(self.path, os.getpid())
+        unfinished = f"{self.path}.{os.getpid()}.tmp"
         try:
             with open(unfinished, "w", encoding="utf-8", newline="\n") as file:
                 file.write(lines)
@@ -89,7 +91,7 @@ def _header():
 def to_json(number):
     """A float for JSON: to 12 digits, or its name where it is not finite."""
     number = float(number)
-    return float("{:.12g}".format(number)) if math.isfinite(number) else str(number)
+    return float(f"{number:.12g}") if math.isfinite(number) else str(number)
 
 
 def read(path):
@@ -97,35 +99,34 @@ def read(path):
 
     Raises:
       OSError: it can't be read.
-      ValueError: it is no recording, or one of another version, or damaged.
+      ValueError: it is not a recording, is of another version, or is damaged.
     """
     with open(path, encoding="utf-8") as file:
         try:
             lines = file.read().split("\n")[:-1]
             documents = [_object(line) for line in lines]
         except (RecursionError, ValueError) as error:  # of JSON and of Unicode
-            raise ValueError("{} is no recording: {}.".format(path, error)) from None
+            raise ValueError(f"{path} is not a recording: {error}.") from None
     if not documents or documents[0].get("schema") != SCHEMA:
-        raise ValueError("{} is no recording of `accum.testing.record`.".format(path))
+        raise ValueError(f"{path} is not a recording of `accum.testing.record`.")
     if documents[0].get("version") != VERSION:
         raise ValueError(
-            "{} is a recording of version {}, and this accum reads version {}: take the accum that wrote it.".format(
-                path, documents[0].get("version"), VERSION
-            )
+            f"{path} is a recording of version {documents[0].get('version')}, but this accum reads version "
+            f"{VERSION}: use the accum that wrote it."
         )
-    recording = Recording(str(path), documents[0], [], [], {}, {})
+    recording = Recording(str(path), documents[0], [], [], {}, {}, set())
     try:
         for document in documents[1:]:
             _take(recording, document)
     except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError("{} is a damaged recording: {!r}.".format(path, error)) from None
+        raise ValueError(f"{path} is a damaged recording: {error!r}.") from None
     return recording
 
 
 def _object(line):
     document = json.loads(line)
     if not isinstance(document, dict):
-        raise ValueError("a line is no object")
+        raise ValueError("a line is not an object")
     return document
 
 
@@ -138,12 +139,14 @@ def _take(recording, document):
         return
     step = int(document["step"])
     if recording.steps and step <= recording.steps[-1]:
-        raise ValueError("step {} after step {}".format(step, recording.steps[-1]))
+        raise ValueError(f"step {step} after step {recording.steps[-1]}")
     recording.steps.append(step)
+    if step == 0 or document.get("start"):
+        recording.starts.add(step)
     if "loss" in document:
         recording.losses[step] = float(document["loss"]), float(document.get("loss_error", 0.0))
     if "fingerprints" in document:
         rows = np.array([[float(number) for number in row] for row in document["fingerprints"]])
         if rows.shape != (len(recording.variables), PROJECTIONS + 2):
-            raise ValueError("the fingerprints of step {}".format(step))
+            raise ValueError(f"the fingerprints of step {step}")
         recording.fingerprints[step] = rows

@@ -1,4 +1,4 @@
-"""A few numbers that stand for an array: what recordings of it are compared by.
+"""A few numbers that represent an array; recordings are compared by them.
 
     norm = |v|,  mean = sum_i(v_i) / n,  p_j = sum_i(u_ji v_i),  j = 1 ... 8
 
@@ -70,7 +70,7 @@ def as_numbers(values):
     if values.dtype.kind == "c":
         values = np.stack([values.real, values.imag], axis=-1)
     if values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
-        raise TypeError("A recorded variable must hold numbers. Received: an array of {}.".format(values.dtype))
+        raise TypeError(f"A recorded variable must hold numbers. Received: an array of {values.dtype}.")
     return values.reshape(-1)
 
 

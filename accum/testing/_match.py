@@ -1,19 +1,24 @@
-"""Which variable of one recording is which of another."""
+"""Match the variables of two recordings."""
 
 from typing import NamedTuple
 
-Pair = NamedTuple(
-    "Pair",
-    [("name_a", str), ("name_b", str), ("how", str), ("index_a", int), ("index_b", int), ("size", int)],
-)
-Pair.__doc__ = """Two variables that were compared.
 
-Attributes:
-  name_a, name_b: their names.
-  how: "names" for a pair that the user gave, "name" for the same name, "order" for the same place in the order.
-  index_a, index_b: their places in the recordings.
-  size: the number of their elements.
-"""
+class Pair(NamedTuple):
+    """Two variables that were compared.
+
+    Attributes:
+      name_a, name_b: their names.
+      how: "names" for a pair that the user gave, "name" for the same name, "order" for the same position.
+      index_a, index_b: their places in the recordings.
+      size: the number of their elements.
+    """
+
+    name_a: str
+    name_b: str
+    how: str
+    index_a: int
+    index_b: int
+    size: int
 
 
 def match(ours, theirs, names, ignore):
@@ -65,9 +70,8 @@ class _Matching:
         ours, theirs = self._lists[0][index], self._lists[1][other]
         if ours.shape != theirs.shape:
             raise ValueError(
-                "`names` must pair variables of one shape. Received: {} {} and {} {}.".format(
-                    ours.name, ours.shape, theirs.name, theirs.shape
-                )
+                f"`names` must pair variables of one shape. Received: {ours.name} {ours.shape} and {theirs.name} "
+                f"{theirs.shape}."
             )
         size = 2 if "complex" in ours.dtype else 1
         for length in ours.shape:
@@ -100,9 +104,9 @@ class _Matching:
 
 def _check_names(ours, theirs, names, ignore):
     if not isinstance(names, dict) or not all(isinstance(name, str) for pair in names.items() for name in pair):
-        raise TypeError("`names` must be a dict of names to names. Received: {!r}.".format(names))
+        raise TypeError(f"`names` must be a dict of names to names. Received: {names!r}.")
     if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
-        raise TypeError("`ignore` must be a list of names. Received: {!r}.".format(ignore))
+        raise TypeError(f"`ignore` must be a list of names. Received: {ignore!r}.")
     known = {var.name for var in ours}, {var.name for var in theirs}
     for argument, given, there in (
         ("The keys of `names`", names, known[0]),
@@ -112,9 +116,7 @@ def _check_names(ours, theirs, names, ignore):
         missing = sorted(set(given) - there)
         if missing:
             raise ValueError(
-                "{} must be names of recorded variables. Received: {}; there are {}.".format(
-                    argument, missing, sorted(there)
-                )
+                f"{argument} must be names of recorded variables. Received: {missing}; there are {sorted(there)}."
             )
     if len(set(names.values())) < len(names) or (set(names) | set(names.values())) & set(ignore):
-        raise ValueError("`names` must pair each variable once, and none of `ignore`. Received: {}.".format(names))
+        raise ValueError(f"`names` must pair each variable once, and none of `ignore`. Received: {names}.")

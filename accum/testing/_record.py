@@ -1,42 +1,44 @@
-"""Writing a run down, step by step: by hand, from a Keras callback or from a hook of a static graph's session."""
+"""Record a run step by step: by hand, from a Keras callback, or from a hook of a static graph's session."""
 
 import numbers
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 
+from accum import _check
 from accum.testing._file import Writer, to_json
 from accum.testing._fingerprint import as_numbers, fingerprint
 from accum.testing._names import names_of
 
 
-def record(path, *, every=1, overwrite=False):
+def record(path: str, *, every: int = 1, overwrite: bool = False) -> "Recorder":
     """Record a run in a file: its losses, and a fingerprint of its variables after each step.
 
-    Two recordings, also of different TensorFlow lines and of different faces, are compared by `compare` or by
-    `python -m accum compare`. Of each variable a recording has name, shape and dtype, and at each step its norm, its
-    mean and 8 projections on fixed pseudo-random vectors,
+    Compare two recordings with `compare` or `python -m accum compare`. They may come from different TensorFlow
+    versions, and from Keras and a static graph. A recording holds each variable's name, shape and dtype, and at each
+    step its norm, its mean and 8 projections on fixed pseudo-random vectors,
 
         p_j = sum_i(u_ji v_i),   u_ji uniform on [-1/2, 1/2], a hash of i and j,
 
-    some 200 bytes a step. Where the projections of two variables agree, so do the variables: if d is their difference
-    and e = sqrt(12 mean_j(x_j^2)) what its projections x_j say of its norm, then P(|d| > c e) <= (2.31 / c)^8, which is
-    8e-6 for c = 10, whatever d is.
+    which take about 200 bytes per step. If the projections of two variables agree, so do the variables: let d be their
+    difference, x_j its projections, and e = sqrt(12 mean_j(x_j^2)) the estimate of its norm. Then
+    P(|d| > c e) <= (2.31 / c)^8, whatever d is, which is 8e-6 for c = 10.
 
-    Each step is in the file when it has been recorded: a run that is killed leaves all the steps before. The file has
-    one JSON document a line, and comes into being, or replaces another, with its first step.
+    Each step is written to the file at once, so a run that is killed leaves all earlier steps. The file has one JSON
+    document per line. It is created, or replaces another, with its first step.
 
     Args:
       path: file, `str` or `os.PathLike`, in an existing folder.
-      every: int >= 1: only steps whose number it divides are recorded (and step 0). A fingerprint costs some 50 ns for
-        each element, so a second for 25 million.
-      overwrite: whether to replace a file that is there.
+      every: int >= 1: record only steps whose number it divides (and step 0). A fingerprint takes about 50 ns per
+        element: a second for 20 million.
+      overwrite: whether to replace an existing file.
 
     Returns:
       A `Recorder`.
 
     Raises:
-      TypeError, ValueError: `path` is no file in an existing, writable folder, or is there already; `every` is no
-        int >= 1.
+      TypeError, ValueError: `path` is not in an existing, writable folder, is a folder, or exists already; `every` is
+        not an int >= 1.
 
     Example:
       >>> with accum.testing.record("run.json") as recorder:
@@ -53,43 +55,52 @@ def record(path, *, every=1, overwrite=False):
 
 
 class Recorder:
-    """What `record` gives: takes a run in, step by step. As a context manager it closes its file.
+    """The result of `record`: records a run step by step. As a context manager, it closes its file.
 
     Attributes:
       path: the file.
-      last_step: int, the number of the step that was last given, recorded or passed over by `every`; None before.
+      last_step: int, the number of the last step given, recorded or skipped because of `every`; None before the first.
     """
 
-    def __init__(self, path, *, every=1, overwrite=False):
-        if isinstance(every, bool) or not isinstance(every, numbers.Integral):
-            raise TypeError("`every` must be an int >= 1. Received: every={!r}.".format(every))
-        if every < 1:
-            raise ValueError("`every` must be an int >= 1. Received: every={!r}.".format(every))
+    def __init__(self, path: str, *, every: int = 1, overwrite: bool = False) -> None:
+        every = _check.accum_steps(every, "every")
         self._writer = Writer(path, overwrite)
-        self._every = int(every)
-        self._variables = None
+        self._every = every
+        self._variables: Optional[List[Any]] = None
         self._is_closed = False
         self.path = self._writer.path
-        self.last_step = None
+        self.last_step: Optional[int] = None
 
-    def step(self, loss=None, variables=None, step=None, *, loss_error=0.0):
+    def step(
+        self,
+        loss: Any = None,
+        variables: Any = None,
+        step: Optional[int] = None,
+        *,
+        loss_error: Optional[float] = 0.0,
+        is_start: bool = False,
+    ) -> None:
         """Record one step.
 
         Args:
-          loss: scalar number, array or eager tensor: the loss of the step, that of all of its micro-batches together.
-          variables: dict of names to arrays or eager tensors of any shape, or an iterable of eager variables, whose
-            names are taken: their values after the step. The same ones at each step that has any. Or a function that
-            gives them, which is called where the step is recorded.
+          loss: scalar number, array or eager tensor: the loss of the step, over all of its micro-batches.
+          variables: the values after the step: a dict from names to arrays or eager tensors of any shape, or an
+            iterable of eager variables, which are recorded by name. The same variables at each step that has any. Or a
+            function that returns them, which is called only if the step is recorded.
           step: int >= 0 that grows from one call to the next, such as the value of `global_step`; None: one more than
-            the last, or 1. Step 0 is what a run starts from.
-          loss_error: float >= 0, by how much rounding may have made `loss` wrong; `compare` allows for it.
+            the last, or 1. Step 0 holds the values that a run starts from.
+          loss_error: float >= 0, the largest rounding error of `loss`; `compare` allows for it.
+          is_start: whether the variables are those from which a resumed run starts; step 0 always is a start.
 
         Raises:
-          TypeError, ValueError: neither `loss` nor `variables` are given, or they are not of this kind; `step` does not
-            grow; other variables than before; the recorder is closed.
+          TypeError, ValueError: neither `loss` nor `variables` is given, or one is not valid; `step` does not grow; the
+            variables are not those of the steps before; the recorder is closed.
         """
         number = self._number_of(step)
-        document, table = {"step": number}, None
+        document: Dict[str, Any] = {"step": number}
+        table = None
+        if is_start:
+            document["start"] = True
         if loss is None and variables is None:
             raise ValueError("A step must have a `loss` or `variables`.")
         if loss is not None:
@@ -105,71 +116,69 @@ class Recorder:
             self._variables = table or self._variables
         self.last_step = number
 
-    def keras_callback(self, variables=None):
+    def keras_callback(self, variables: Any = None) -> Any:
         """A callback that records the steps of Keras' `fit`.
 
-        A step is what moves the optimizer's `iterations`: with accumulation one of several micro-batches. Its loss is
-        that of what Keras counts in it: the mean over its examples. Keras keeps a mean over the epoch, in float32, from
-        which it is taken; `loss_error` says how much rounding that may have cost. Of several steps in one execution
-        (`steps_per_execution`) the last is recorded, without a loss.
+        A step is what advances the optimizer's `iterations`: with accumulation, several micro-batches. Its loss is the
+        mean over its examples, as Keras counts them. It is computed from the mean over the epoch, which Keras keeps in
+        float32; `loss_error` holds the largest rounding error of that. Of several steps in one execution
+        (`steps_per_execution`), only the last is recorded, without a loss.
 
         Args:
-          variables: function of the model that gives those to record; None: its trainable ones.
+          variables: function that takes the model and returns the variables to record; None: the trainable ones.
 
         Returns:
-          A `tf.keras.callbacks.Callback`. It closes no file.
+          A `tf.keras.callbacks.Callback`. It does not close the file.
 
         Raises:
-          TypeError: `variables` is no function.
-          ValueError: in `fit`, if the optimizer has made fewer steps than are recorded: a recorder is for one run.
+          TypeError: `variables` is not a function.
+          ValueError: in `fit`, if the optimizer has made fewer steps than the recording: a recorder is for one run.
         """
         from accum.testing._watch import KerasCallback  # needs TensorFlow
 
         return KerasCallback(self, variables)
 
-    def session_hook(self, loss=None, variables=None):
+    def session_hook(self, loss: Any = None, variables: Any = None) -> Any:
         """A hook that records the steps of a `MonitoredSession` or an `Estimator` in a static graph.
 
-        A step is what moves `global_step`: with `AccumOptimizer` one of several runs, and its loss is the mean over
-        them. In a graph without a global step each run is a step.
+        A step is what advances `global_step`: with `AccumOptimizer`, several runs of the session, and its loss is the
+        mean over them. In a graph without a global step, each run is a step.
 
         Args:
           loss: scalar tensor of the graph, or its name such as "loss:0"; None: no loss is recorded.
-          variables: list of variables of the graph, or a function without arguments that gives them when the session is
-            made; None: the trainable ones.
+          variables: list of variables of the graph, or a function without arguments that returns them when the session
+            is created; None: the trainable ones.
 
         Returns:
-          A `tf.compat.v1.train.SessionRunHook`. It closes no file.
+          A `tf.compat.v1.train.SessionRunHook`. It does not close the file.
 
         Raises:
-          ValueError: when the session is made, if there is no variable to record.
+          ValueError: when the session is created, if there is no variable to record.
         """
         from accum.testing._watch import SessionHook  # needs TensorFlow
 
         return SessionHook(self, loss, variables)
 
-    def close(self):
-        """Close the file; nothing can be recorded after. Closing twice does no harm."""
+    def close(self) -> None:
+        """Close the file; nothing can be recorded afterwards. Closing twice does nothing."""
         self._is_closed = True
         self._writer.close()
 
-    def __enter__(self):
+    def __enter__(self) -> "Recorder":
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         self.close()
 
     def _number_of(self, step):
         if self._is_closed:
-            raise ValueError("The recorder is closed: {}.".format(self.path))
+            raise ValueError(f"The recorder is closed: {self.path}.")
         if step is None:
             return 1 if self.last_step is None else self.last_step + 1
         if isinstance(step, bool) or not isinstance(step, numbers.Integral):
-            raise TypeError("`step` must be an int >= 0. Received: step={!r}.".format(step))
+            raise TypeError(f"`step` must be an int >= 0. Received: step={step!r}.")
         if step < 0 or (self.last_step is not None and step <= self.last_step):
-            raise ValueError(
-                "`step` must be an int >= 0 that grows. Received: step={} after {}.".format(step, self.last_step)
-            )
+            raise ValueError(f"`step` must be an int >= 0 that grows. Received: step={step} after {self.last_step}.")
         return int(step)
 
     def _fingerprints(self, variables):
@@ -180,9 +189,8 @@ class Recorder:
         ]
         if self._variables is not None and table != self._variables:
             raise ValueError(
-                "Each step must have the same variables. Received: {}, and before {}.".format(
-                    [tuple(var.values()) for var in table], [tuple(var.values()) for var in self._variables]
-                )
+                f"Each step must have the same variables. Received: {[tuple(var.values()) for var in table]}, "
+                f"after {[tuple(var.values()) for var in self._variables]}."
             )
         return table, [[to_json(number) for number in fingerprint(value)] for _, value in values]
 
@@ -194,11 +202,11 @@ def _by_name(variables):
         variables = list(variables)
         if not all(hasattr(var, "name") and hasattr(var, "numpy") for var in variables):
             raise TypeError(
-                "`variables` must be a dict of names to arrays, or eager variables. Received: {!r}.".format(variables)
+                f"`variables` must be a dict of names to arrays, or eager variables. Received: {variables!r}."
             )
         pairs = list(zip(names_of(variables), variables))
     if not pairs or not all(isinstance(name, str) for name, _ in pairs):
-        raise ValueError("`variables` must hold one at least, by names. Received: {!r}.".format(variables))
+        raise ValueError(f"`variables` must hold at least one variable, by name. Received: {variables!r}.")
     values = [(name[:-2] if name.endswith(":0") else name, _array(value)) for name, value in pairs]
     for _, value in values:
         as_numbers(value)  # raises
@@ -212,5 +220,5 @@ def _array(value):
 def _scalar(name, value):
     value = _array(value)
     if value.size != 1 or value.dtype.kind not in "fiub" and value.dtype.name != "bfloat16":
-        raise TypeError("`{}` must be a scalar number. Received: {!r}.".format(name, value))
+        raise TypeError(f"`{name}` must be a scalar number. Received: {value!r}.")
     return float(value.reshape(()).astype(np.float64))

@@ -4,10 +4,12 @@ import numpy as np
 
 from accum import _check, _tf
 from accum._tf import tf
-from accum.testing import _suspects
+from accum.testing import _diagnosis
 from accum.testing._batches import examples_of, full_batches, micro_batches
-from accum.testing._equality import Deviation, EqualityReport
+from accum.testing._deviations import deviation, scale, wide
 from accum.testing._names import names_of
+from accum.testing._report import Deviation, EqualityReport
+from accum.testing._sensitivity import checked_sensitivity
 
 COMPUTED = {"float16": 3e-4, "bfloat16": 2.4e-3}  # tolerances where layers compute in 16 bit
 STORED = {"float16": 2.0**-9, "bfloat16": 2.0**-6}  # and where variables have 16: two units of their last place
@@ -22,9 +24,8 @@ def train_both_ways(build_model, data, accum_steps, batch_size, steps, tolerance
     size = examples_of(batches[0])
     if size < accum_steps:
         raise ValueError(
-            "A full batch must hold `accum_steps` examples at least. Received: {} with accum_steps={}.".format(
-                size, accum_steps
-            )
+            f"A full batch must hold at least `accum_steps` examples. Received: {size} with "
+            f"accum_steps={accum_steps}."
         )
     cut = [micro_batches(batch, accum_steps, size // accum_steps) for batch in batches]
     pair = _Pair(build_model, cut[0][0], accum_steps, options)
@@ -35,78 +36,49 @@ def train_both_ways(build_model, data, accum_steps, batch_size, steps, tolerance
 def _check_arguments(build_model, tolerance, options):
     if not _tf.HAS_KERAS_FACE or _tf.in_static_graph():
         raise NotImplementedError(
-            "In a static graph, and on TensorFlow 1.15, Keras has no train step that accumulates: record a run of "
-            "each kind with `accum.testing.record`, and compare them with `accum.testing.compare`."
+            "In a static graph, and on TensorFlow 1.15, Keras has no train step that accumulates. Record a run of each "
+            "kind with `accum.testing.record`, and compare them with `accum.testing.compare`."
         )
     if not callable(build_model) or isinstance(build_model, tf.keras.Model):
-        raise TypeError(
-            "`build_model` must be a function that makes a compiled model. Received: {!r}.".format(build_model)
-        )
+        raise TypeError(f"`build_model` must be a function that returns a compiled model. Received: {build_model!r}.")
     if tolerance is not None:
         _check.positive("tolerance", tolerance)
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
         raise TypeError(
-            "The options must be of {}: plain Keras has nothing to compare others with. Received: {}.".format(
-                list(OPTIONS), unknown
-            )
+            f"The options must be among {list(OPTIONS)}: plain Keras has nothing to compare others with. Received: "
+            f"{unknown}."
         )
 
 
 def _compared(pair, batches, cut, tolerance, accum_steps):
     before = pair.full.get_weights()
-    deviations, diverged, moved = dict.fromkeys(pair.names, 0.0), [], 0.0
+    deviations, diverged = dict.fromkeys(pair.names, 0.0), []
     for step, (batch, parts) in enumerate(zip(batches, cut), start=1):
         pair.make_step(batch, parts, step)
         full, accumulated = pair.full.get_weights(), pair.accumulated.get_weights()
         if step == 1:
             pair.note_state(before, full)
-        for name, first, ours, theirs in zip(pair.names, before, accumulated, full):
-            size, allowed = _deviation(ours, theirs), tolerance * _scale(theirs)
+        for name, ours, theirs in zip(pair.names, accumulated, full):
+            size, allowed = deviation(ours, theirs), tolerance * scale(theirs)
             deviations[name] = max(deviations[name], size)
-            if name in pair.trained:
-                moved = max(moved, _deviation(theirs, first), _deviation(ours, first))
             if not size <= allowed:
                 diverged.append(Deviation(name, size, allowed))
         if diverged:
             diverged.sort(key=lambda deviation: -deviation.size / deviation.allowed)
-            suspects = _suspects.suspects(pair, batch, parts, tolerance)
+            names = {deviation.variable for deviation in diverged}
+            variables = [var for name, var in zip(pair.names, pair.full.weights) if name in names]
+            suspects = _diagnosis.suspects(pair, batch, parts, tolerance, variables)
             return EqualityReport(step, accum_steps, tolerance, deviations, step, diverged, suspects)
         trained = [(name, theirs) for name, theirs in zip(pair.names, full) if name in pair.trained]
-        lost = [name for name, theirs in trained if not np.all(np.isfinite(_wide(theirs)))]
+        lost = [name for name, theirs in trained if not np.all(np.isfinite(wide(theirs)))]
         if lost:
             raise ValueError(
-                "The full batch's own step {} makes `{}` a NaN or an infinity: nothing to compare with. Look at the "
-                "data and at the learning rate.".format(step, lost[0])
+                f"Step {step} of the full batch itself turns `{lost[0]}` into NaN or Inf, so there is nothing to "
+                "compare with. Check the data and the learning rate."
             )
-    if moved <= tolerance:
-        raise ValueError(
-            "No weight moves by more than the tolerance, so that the check can't fail: train with a larger learning "
-            "rate or for more `steps`, and freeze less. Received: {:.1e} in {} steps, tolerance={:.0e}.".format(
-                moved, len(batches), tolerance
-            )
-        )
-    return EqualityReport(len(batches), accum_steps, tolerance, deviations)
-
-
-def _deviation(ours, theirs):
-    """The largest absolute difference, where what is equal, or not a number in both, does not differ."""
-    ours, theirs = _wide(ours), _wide(theirs)
-    same = (ours == theirs) | ((ours != ours) & (theirs != theirs))
-    with np.errstate(invalid="ignore"):
-        off = np.where(same, 0.0, np.abs(ours - theirs))
-    return float(np.max(np.where(off == off, off, np.inf))) if off.size else 0.0
-
-
-def _scale(values):
-    finite = np.abs(_wide(values))
-    finite = finite[np.isfinite(finite)]
-    return max(1.0, float(finite.max())) if finite.size else 1.0
-
-
-def _wide(values):
-    values = np.asarray(values)
-    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+    sensitivity = checked_sensitivity(pair, before, cut, tolerance)
+    return EqualityReport(len(batches), accum_steps, tolerance, deviations, sensitivity=sensitivity)
 
 
 class _Pair:
@@ -122,10 +94,11 @@ class _Pair:
     """
 
     def __init__(self, build_model, micro_batch, accum_steps, options):
-        from accum._callbacks import FlushCallback
-        from accum._model import GradientAccumulateModel
+        from accum._keras._callbacks import FlushCallback
+        from accum._keras._model import GradientAccumulateModel
 
-        self.full, twin = (_built(build_model, micro_batch) for _ in range(2))
+        self._build = lambda: _built(build_model, micro_batch)
+        self.full, twin = self._build(), self._build()
         _check_twins(self.full, twin)
         twin.set_weights(self.full.get_weights())
         self.accumulated = GradientAccumulateModel.from_model(twin, accum_steps, last_cycle="carry", **options)
@@ -149,18 +122,24 @@ class _Pair:
             for part in parts:
                 _tf.train_on(self.accumulated, part)
         except tf.errors.OutOfRangeError:
-            raise ValueError("The check needs a model that is compiled with `steps_per_execution=1`.") from None
+            raise ValueError("`build_model` must compile its model with `steps_per_execution=1`.") from None
         self._ending.end_cycle_of(self.accumulated)
         if not len(self.full.weights) == len(self.accumulated.weights) == len(self.names):
-            raise ValueError(
-                "`build_model` must make a model that has all its variables: step {} made more.".format(step)
-            )
+            raise ValueError(f"`build_model` must return a model that has all its variables: step {step} created more.")
+
+    def train_on_first_parts(self, before, cut):
+        """The weights of a third model, by plain Keras, after steps on the first micro-batch of each full batch."""
+        model = self._build()
+        model.set_weights(before)
+        for parts in cut:
+            _tf.train_on(model, parts[0])
+        return model.get_weights()
 
     def note_state(self, before, after):
         """Find the weights that a call in training moves by itself."""
         both = zip(self.names, self.full.weights, before, after)
         self.moved_in_calls = [
-            var for name, var, old, new in both if name not in self.trained and _deviation(new, old) > 0
+            var for name, var, old, new in both if name not in self.trained and deviation(new, old) > 0
         ]
 
     def _is_trained(self, var):
@@ -170,14 +149,12 @@ class _Pair:
 def _built(build_model, micro_batch):
     model = build_model()
     if not isinstance(model, tf.keras.Model):
-        raise TypeError("`build_model` must make a `tf.keras.Model`. Received: {!r}.".format(model))
+        raise TypeError(f"`build_model` must return a `tf.keras.Model`. Received: {model!r}.")
     if getattr(model, "optimizer", None) is None:
-        raise ValueError("`build_model` must compile its model, with one optimizer. Received: {!r}.".format(model))
+        raise ValueError(f"`build_model` must compile its model with one optimizer. Received: {model!r}.")
     if _accumulates(model):
         raise ValueError(
-            "`build_model` must make a model that does not accumulate: the check wraps it. Received: {!r}.".format(
-                model
-            )
+            f"`build_model` must return a model that does not accumulate: the check wraps it. Received: {model!r}."
         )
     if not model.built:
         model(tf.nest.map_structure(lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), micro_batch[0]))
@@ -186,14 +163,15 @@ def _built(build_model, micro_batch):
         is_number = dtype.is_floating or dtype.is_complex or dtype.is_integer or dtype.is_bool
         if not is_number or (var.trainable and not (dtype.is_floating or dtype.is_complex)):
             raise TypeError(
-                "Weights must be numbers, and trainable ones floating. Received: `{}` of {}.".format(name, dtype.name)
+                f"Weights must be numbers, and trainable weights floating point. Received: `{name}` of "
+                f"{dtype.name}."
             )
     return model
 
 
 def _accumulates(model):
-    from accum._model import GradientAccumulateModel
-    from accum._optimizer import GradientAccumulateOptimizer
+    from accum._keras._model import GradientAccumulateModel
+    from accum._keras._optimizer import GradientAccumulateOptimizer
 
     optimizer = _tf.without_loss_scale(model.optimizer)
     return isinstance(model, GradientAccumulateModel) or isinstance(optimizer, GradientAccumulateOptimizer)
@@ -201,9 +179,9 @@ def _accumulates(model):
 
 def _check_twins(full, twin):
     if full is twin or {id(var) for var in full.weights} & {id(var) for var in twin.weights}:
-        raise ValueError("`build_model` must make a new model at each call: two calls gave the same variables.")
+        raise ValueError("`build_model` must return a new model at each call: two calls returned the same variables.")
     shapes = [[tuple(var.shape) for var in model.weights] for model in (full, twin)]
     if shapes[0] != shapes[1]:
-        raise ValueError("`build_model` must make the same model at each call. Received: {} and {}.".format(*shapes))
+        raise ValueError("`build_model` must return the same model at each call. Received: {} and {}.".format(*shapes))
     if not full.trainable_weights:
-        raise ValueError("`build_model` must make a model with a weight to train. Received: {!r}.".format(full))
+        raise ValueError(f"`build_model` must return a model with at least one trainable weight. Received: {full!r}.")

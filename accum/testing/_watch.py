@@ -1,4 +1,4 @@
-"""What watches a run for a recorder: a Keras callback, and a hook of a static graph's session."""
+"""The Keras callback and the session hook that record a run."""
 
 from accum import _tf
 from accum._tf import tf
@@ -40,12 +40,12 @@ class _LossOfStep:
 
 
 class KerasCallback(tf.keras.callbacks.Callback):
-    """Records the steps of `fit`: those of the optimizer, not the micro steps between."""
+    """Records the optimizer's steps in `fit`, not the micro steps between them."""
 
     def __init__(self, recorder, variables=None):
         super().__init__()
         if variables is not None and not callable(variables):
-            raise TypeError("`variables` must be a function of the model. Received: {!r}.".format(variables))
+            raise TypeError(f"`variables` must be a function that takes the model. Received: {variables!r}.")
         self._recorder = recorder
         self._variables = variables or (lambda model: model.trainable_variables)
         self._loss = _LossOfStep()
@@ -56,12 +56,12 @@ class KerasCallback(tf.keras.callbacks.Callback):
         step, last = self._clock(), self._recorder.last_step
         if last is not None and step < last:
             raise ValueError(
-                "A recorder records one run: take another file for another model. Received: a model that has made {} "
-                "steps, after {} were recorded.".format(step, last)
+                "A recorder records one run: use another file for another model. Received: a model that has made "
+                f"{step} steps, after {last} were recorded."
             )
         self._last_step = step
         if self.model.built and (last is None or step > last):
-            self._recorder.step(variables=self._values, step=step)
+            self._recorder.step(variables=self._values, step=step, is_start=last is None)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._loss.begin_epoch()
@@ -105,7 +105,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
 
 
 class SessionHook(tf.compat.v1.train.SessionRunHook):
-    """Records the steps of a session: what moves the global step, not the runs between."""
+    """Records a session's steps, which advance the global step, not the runs between them."""
 
     def __init__(self, recorder, loss=None, variables=None):
         self._recorder = recorder
@@ -121,13 +121,13 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         given = tf.compat.v1.trainable_variables() if self._given is None else self._given
         variables = list(given() if callable(given) else given)
         if not variables:
-            raise ValueError("There is no variable to record: give `variables`, or make the graph before the session.")
+            raise ValueError("There is no variable to record: pass `variables`, or build the graph before the session.")
         self._variables = dict(zip(names_of(variables), variables))
         self._global_step = tf.compat.v1.train.get_global_step(graph)
 
     def after_create_session(self, session, coord):
         self._losses = []
-        self._record_step(session)
+        self._record_step(session, is_start=self._recorder.last_step is None)
 
     def before_run(self, run_context):
         return None if self._loss is None else tf.compat.v1.train.SessionRunArgs(self._loss)
@@ -142,10 +142,10 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
     def end(self, session):
         self._record_step(session)  # a hook before this one may have flushed the last cycle
 
-    def _record_step(self, session):
+    def _record_step(self, session, is_start=False):
         step = self._runs if self._global_step is None else int(session.run(self._global_step))
         if self._recorder.last_step is not None and step <= self._recorder.last_step:
             return
         loss = sum(self._losses) / len(self._losses) if self._losses else None
-        self._recorder.step(loss, lambda: session.run(self._variables), step)
+        self._recorder.step(loss, lambda: session.run(self._variables), step, is_start=is_start)
         self._losses = []

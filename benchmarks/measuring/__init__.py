@@ -1,1 +1,1 @@
-"""What `benchmarks/speed.py` measures, and how. Nothing here is imported by the library."""
+"""The measurements of `benchmarks/speed.py`. The library imports nothing from here."""

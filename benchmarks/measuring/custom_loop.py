@@ -1,4 +1,4 @@
-"""The optimizer face: loops of one's own around a `tf.function`, and the limit of a cycle."""
+"""The optimizer face: custom loops around a `tf.function`, and the limit of a cycle."""
 
 import tensorflow as tf
 
@@ -18,7 +18,7 @@ def inner_optimizer(name, family=tf.keras.optimizers, **options):
 
 
 def tensors_of(grads):
-    """The tensors that gradients consist of, in one list."""
+    """The tensors of all gradients, in one list."""
     pairs = [[grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad] for grad in grads]
     return [tensor for pair in pairs for tensor in pair]
 
@@ -36,7 +36,7 @@ def consumed(loss, grads):
 
 
 def mean_of(grads):
-    """The mean of the gradients of one variable over a cycle; of `tf.IndexedSlices` the rows, each once."""
+    """The mean gradient of one variable over a cycle; for `tf.IndexedSlices`, each row once."""
     if not isinstance(grads[0], tf.IndexedSlices):
         return tf.add_n(grads) / len(grads)
     indices, values = tf.concat([grad.indices for grad in grads], 0), tf.concat([grad.values for grad in grads], 0)
@@ -46,7 +46,7 @@ def mean_of(grads):
 
 
 class Loop:
-    """What the contenders have in common.
+    """What the contenders share.
 
     Args:
       workload, initial: the network and its first weights.
@@ -75,7 +75,7 @@ class Loop:
         return loss
 
     def prepare(self, batches, times=1):
-        """What is handed to `run`: `batches`, NumPy arrays, all over again `times` times."""
+        """The input of `run`: `batches`, NumPy arrays, repeated `times` times."""
         return [(tf.constant(x), tf.constant(y)) for x, y in batches] * times
 
     def run(self, batches):
@@ -84,7 +84,7 @@ class Loop:
         return [float(loss) for loss in losses]
 
     def settle(self):
-        """Wait for the weights, which a GPU may still be at work on."""
+        """Wait for the weights, which a GPU may still be computing."""
         float(tf.reshape(self._variables[-1], [-1])[0])
 
     def weights(self):
@@ -103,7 +103,7 @@ class Ours(Loop):
 
 
 class HandWritten(Loop):
-    """What one writes by hand: accumulate, apply, zero, as three functions."""
+    """Accumulation by hand: accumulate, apply and zero as three functions."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -136,7 +136,7 @@ class HandWritten(Loop):
 
 
 class GradientAccumulator(Loop):
-    """gradient-accumulator 0.5.2, which takes optimizers of the old family alone."""
+    """gradient-accumulator 0.5.2, which accepts only legacy optimizers."""
 
     def _make_optimizer(self, name):
         import gradient_accumulator
@@ -152,7 +152,7 @@ class Keras3(Loop):
 
 
 class Limit(Loop):
-    """K times forward and backward, and one bare `apply_gradients` of a gradient that is there already."""
+    """K forward and backward passes, and one bare `apply_gradients` of an existing gradient."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -181,7 +181,7 @@ class Limit(Loop):
         self.settle()
 
     def run_in_earnest(self, batches):
-        """The cycles that the limit stands for: what the others' weights are compared with."""
+        """Make the steps that the limit stands for; the others' weights are compared with the result."""
         for first in range(0, len(batches), self.accum_steps):
             means = self._mean(batches[first : first + self.accum_steps])
             self._optimizer.apply_gradients(list(zip(means, self._variables)))
@@ -197,7 +197,7 @@ class Limit(Loop):
 
 
 def contenders():
-    """name -> (class, what has to be importable for it)."""
+    """name -> (class, module that it needs)."""
     found = {"accum": (Ours, None), "an update every micro-batch": (Plain, None), "by hand": (HandWritten, None)}
     found["gradient-accumulator, optimizer"] = (GradientAccumulator, "gradient_accumulator")
     found["Keras 3"] = (Keras3, "keras 3")

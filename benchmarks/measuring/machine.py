@@ -1,4 +1,4 @@
-"""The machine that is measured, named by what matters for a timing; no name of its own."""
+"""Describe the machine by what matters for timing, without its name."""
 
 import datetime
 import os
@@ -7,13 +7,13 @@ import subprocess
 
 
 def described():
-    """A dict of the machine; the versions are those of the environment, and come from a worker."""
+    """A dict that describes the machine; `versions` are those of the environment, from a worker."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "cores allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": _memory_gib(),
-        "os": "{} {}".format(platform.system(), platform.machine()),
+        "os": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
     }
@@ -38,7 +38,7 @@ def _memory_gib():
 
 
 def versions():
-    """Versions of TensorFlow and what was installed beside it, and the devices. Imports TensorFlow."""
+    """Versions of TensorFlow and related packages, and the devices. Imports TensorFlow."""
     import numpy as np
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""A worker that measures the memory of one run: every run is a process of its own, as a peak can't be taken back."""
+"""A worker that measures the memory of one run. Each run needs its own process, because a peak cannot be reset."""
 
 import numpy as np
 
@@ -9,14 +9,14 @@ MIB = 2**20
 
 
 def measure_one(task):
-    """Peak memory of training by one face, and the bytes of the variables that it made.
+    """Measure the peak memory of training with one face, and the bytes of the variables that it creates.
 
     The task's "kind" is "micro-batch" (an update on every micro-batch, without the library), "accumulated", or "full
     batch" (K times as many examples at once).
     """
     import tensorflow as tf
 
-    from accum._demo.memory import peak_mib
+    from accum._cli.demo.memory import peak_mib
     from measuring import workloads
 
     is_full, accum_steps = task["kind"] == "full batch", task["accum_steps"]
@@ -33,7 +33,7 @@ def measure_one(task):
         run = contender(workload, initial, accum_steps, task["optimizer"])
         losses = run.run(run.prepare(batches, times))
     if not np.all(np.isfinite(losses)):
-        raise AssertionError("The loss is no number: {}.".format(losses))
+        raise AssertionError(f"The loss is no number: {losses}.")
     result = {key: task[key] for key in ("workload", "face", "kind", "accum_steps", "batch")}
     result.update(
         peak_mib=peak_mib(),
@@ -52,7 +52,7 @@ def _has_gpu_memory(tf):
 
 
 class _RecordedVariables:
-    """Counts the bytes of the variables made within, outside static graphs."""
+    """Counts the bytes of variables created within it, outside static graphs."""
 
     def __init__(self, tf):
         self.bytes = 0

@@ -1,4 +1,4 @@
-"""Tables and a figure from what has been measured: a list of results, each of one environment."""
+"""Tables and a figure from a list of results, each of one environment."""
 
 import os
 
@@ -7,14 +7,12 @@ NOTHING = "Not measured yet."
 
 
 def environment(result):
-    """One line that says where and with what a result was measured."""
+    """One line that says on which machine and with which versions a result was measured."""
     machine, versions = result["machine"], result["versions"]
-    kinds = [
-        "{} {}".format(kind, versions[kind]) for kind in ("tensorflow", "keras", "numpy", "accum") if kind in versions
-    ]
+    kinds = [f"{kind} {versions[kind]}" for kind in ("tensorflow", "keras", "numpy", "accum") if kind in versions]
     cores = "{cores allowed} of {cores} cores".format(**machine)
     threads = "threads as TensorFlow chooses" if not any(versions["threads"]) else str(versions["threads"])
-    parts = [machine["date"], machine["cpu"], cores, "{} GiB".format(machine["memory_gib"]), machine["os"]]
+    parts = [machine["date"], machine["cpu"], cores, f"{machine['memory_gib']} GiB", machine["os"]]
     parts += ["Python " + machine["python"]] + kinds + versions["gpus"] + [threads]
     return ", ".join(parts + (["SMOKE TEST: no measurement"] if result["settings"]["smoke"] else []))
 
@@ -28,7 +26,7 @@ def table(head, rows):
 
 
 def time_tables(result):
-    """A table a workload: one row a contender and face, one column a K."""
+    """One table per workload, with a row per contender and face, and a column per K."""
     times, lines = result["times"], []
     for workload in _met(row["workload"] for row in times):
         mine = [row for row in times if row["workload"] == workload]
@@ -37,7 +35,7 @@ def time_tables(result):
         for face, name in _met((row["face"], row["contender"]) for row in mine):
             found = {row["accum_steps"]: row for row in mine if (row["face"], row["contender"]) == (face, name)}
             rows.append([face, name] + [_time_cell(found.get(k)) for k in steps])
-        head = ["face", workload] + ["K = {}".format(k) for k in steps]
+        head = ["face", workload] + [f"K = {k}" for k in steps]
         lines += table(head, rows) + [""]
     return lines
 
@@ -46,12 +44,12 @@ def _time_cell(row):
     if row is None:
         return ""
     if row["contender"] == "limit":
-        return "{:.1f} ms".format(1000 * row["seconds"])
+        return f"{1000 * row['seconds']:.1f} ms"
     return "{ratio:.2f} ({ratio_25:.2f}–{ratio_75:.2f})".format(**row)
 
 
 def memory_table(result):
-    """Medians over the processes of one kind, against the run of micro-batches without the library."""
+    """Medians over processes of one kind, relative to micro-batches without the library."""
     rows, found = [], {}
     for row in result["memory"]:
         key = row["workload"], row["face"], row["kind"], row["batch"], row["accum_steps"]
@@ -61,10 +59,10 @@ def memory_table(result):
         bare = [v for key, v in medians.items() if key[:4] == (workload, face, "micro-batch", batch)]
         more = {name: now[name] - bare[0][name] if bare else float("nan") for name in ("peak_mib", "variables_mib")}
         share = more["variables_mib"] / now["parameters_mib"]
-        size = "{} x {}".format(k, batch) if kind == "accumulated" else str(batch * (k if kind == "full batch" else 1))
+        size = f"{k} x {batch}" if kind == "accumulated" else str(batch * (k if kind == "full batch" else 1))
         cells = [now["peak_mib"], now["idle_mib"], more["peak_mib"], now["parameters_mib"], share]
         cells += [now["gpu_peak_mib"]] if "gpu_peak_mib" in now else []
-        rows.append([workload, face, kind, size] + ["{:.2f}".format(value) for value in cells])
+        rows.append([workload, face, kind, size] + [f"{value:.2f}" for value in cells])
     head = ["MiB", "face", "run", "batch", "peak", "of it idle", "more", "parameters", "accumulators / parameters"]
     head += ["GPU peak"] if any(len(row) > len(head) for row in rows) else []
     return table(head, [row + [""] * (len(head) - len(row)) for row in rows]) + [""] if rows else []
@@ -78,14 +76,14 @@ def _median(rows, name="peak_mib"):
 def as_text(result):
     lines = [environment(result) + ".", ""] + time_tables(result) + memory_table(result)
     for name, off in sorted(_deviations(result).items()):
-        lines.append("- {}: up to {:.0e} off the limit's weights after two cycles.".format(name, off))
+        lines.append(f"- {name}: up to {off:.0e} off the limit's weights after two cycles.")
     for why, names in _absences(result).items():
-        lines.append("- {}: {}".format(", ".join(names), why))
+        lines.append(f"- {', '.join(names)}: {why}")
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _deviations(result):
-    """contender -> how far off it ends at most, of those that mean to make the limit's steps and do not."""
+    """contender -> its largest deviation, for those that should make the limit's steps but do not."""
     found = {}
     for row in result["times"]:
         if (
@@ -98,7 +96,7 @@ def _deviations(result):
 
 
 def _absences(result):
-    """reason -> contenders that are in no table for it."""
+    """reason -> contenders that it keeps out of the tables."""
     found = {}
     for row in result["absent"]:
         rest = "" if row["why"] == "not installed" else " ({face}, {workload})".format(**row)
@@ -109,12 +107,12 @@ def _absences(result):
 
 
 def merged(text, results):
-    """`text` with what stands between the markers replaced by the tables of `results`."""
+    """Replace what is between the markers in `text` by the tables of `results`."""
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     parts = []
     for result in sorted(results, key=_line):
-        parts.append("### TensorFlow {}\n\n{}".format(result["versions"]["tensorflow"], as_text(result)))
+        parts.append(f"### TensorFlow {result['versions']['tensorflow']}\n\n{as_text(result)}")
     return before + BEGIN + "\n" + ("\n".join(parts) or NOTHING + "\n") + END + after
 
 
@@ -126,7 +124,7 @@ def _line(result):
 
 
 def draw(results, path):
-    """A PNG of what was measured at several K: a row an environment and face, a column a workload, and memory."""
+    """Draw results for several K as a PNG: one row per environment and face, one column per workload, and memory."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -139,14 +137,14 @@ def draw(results, path):
     workloads = _met(row["workload"] for result in results for row in result["times"])
     names = _met(row["contender"] for result in results for row in result["times"])
     told = [name for name in names if name != "limit" and ", to the limit" not in name]
-    colours = {name: "C{}".format(i) for i, name in enumerate(told)}
+    colours = {name: f"C{i}" for i, name in enumerate(told)}
     shape = max(1, len(lines)), len(workloads) + 1
     figure, axes = pyplot.subplots(*shape, figsize=(3.6 * shape[1], 2.9 * shape[0] + 0.8), squeeze=False)
     for line, (result, face) in zip(axes, lines):
         for axis, workload in zip(line, workloads):
             mine = [row for row in result["times"] if (row["workload"], row["face"]) == (workload, face)]
             _draw_times(axis, mine, colours)
-            axis.set_title("{}, {}, TensorFlow {}".format(workload, face, result["versions"]["tensorflow"]), fontsize=9)
+            axis.set_title(f"{workload}, {face}, TensorFlow {result['versions']['tensorflow']}", fontsize=9)
         _draw_memory(line[-1], result, face)
     handles = [pyplot.Line2D([], [], color=colours[name], marker="o", lw=_width(name)) for name in told]
     figure.legend(handles, told, loc="lower center", ncol=4, fontsize=9, frameon=False)
@@ -171,7 +169,7 @@ def _draw_times(axis, rows, colours):
 
 
 def _draw_memory(axis, result, face):
-    """Peak memory beyond that of micro-batches alone, in units of the parameters, where several K were measured."""
+    """Peak memory beyond that of plain micro-batches, in units of the parameters, if several K were measured."""
     shown = set()
     for workload in _met(row["workload"] for row in result["memory"] if row["face"] == face):
         mine = [row for row in result["memory"] if (row["workload"], row["face"]) == (workload, face)]
@@ -181,7 +179,7 @@ def _draw_memory(axis, result, face):
         peaks = [_median([r for r in mine if (r["kind"], r["accum_steps"]) == ("accumulated", k)]) for k in steps]
         bare = _median([row for row in mine if row["kind"] == "micro-batch"])
         axis.plot(steps, [(peak - bare) / mine[0]["parameters_mib"] for peak in peaks], marker="o", ms=4, color="black")
-        axis.set_title("{}, {}: memory".format(workload, face), fontsize=9)
+        axis.set_title(f"{workload}, {face}: memory", fontsize=9)
         shown.update(steps)
     axis.set(ylabel="more than micro-batches / parameters", ylim=(-0.1, 2.0))
     axis.yaxis.label.set_fontsize(8)
@@ -199,5 +197,5 @@ def _finish(axis, steps):
 
 
 def _met(values):
-    """Each value once, in the order in which they are met."""
+    """Each value once, in order of first occurrence."""
     return list(dict.fromkeys(values))

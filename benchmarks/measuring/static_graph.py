@@ -15,7 +15,7 @@ def inner_optimizer(name):
 
 
 class InSession:
-    """What the contenders have in common: see `custom_loop.Loop`."""
+    """What the contenders share; see `custom_loop.Loop`."""
 
     def __init__(self, workload, initial, accum_steps, optimizer):
         self.accum_steps = accum_steps
@@ -41,7 +41,7 @@ class InSession:
         return [self._run(self._train_op, batch) for batch in batches]
 
     def settle(self):
-        """Wait for the weights, which a GPU may still be at work on."""
+        """Wait for the weights, which a GPU may still be computing."""
         self._session.run(self._one_weight)
 
     def _run(self, op, batch):
@@ -68,7 +68,7 @@ class Ours(InSession):
 
 
 class OurOps(InSession):
-    """The explicit ops, for those who drive the cycle: `apply` clears."""
+    """The separate ops, for loops that drive the cycle themselves; `apply` also clears."""
 
     def _make_ops(self, optimizer):
         from accum.compat.v1 import AccumOptimizer
@@ -85,7 +85,7 @@ class OurOps(InSession):
 
 
 class HandWritten(InSession):
-    """What one writes by hand: accumulate, apply, zero, as three ops."""
+    """Accumulation by hand: accumulate, apply and zero as three ops."""
 
     def _make_ops(self, optimizer):
         inner = inner_optimizer(optimizer)
@@ -110,7 +110,7 @@ class HandWritten(InSession):
 
 
 class RunAi(InSession):
-    """Run:AI's wrapper of an optimizer of the package `keras`, whose update ops are run as that package would."""
+    """Run:AI's wrapper around an optimizer of the package `keras`; its update ops run as that package runs them."""
 
     def _make_ops(self, optimizer):
         import keras.optimizers
@@ -123,7 +123,7 @@ class RunAi(InSession):
 
 
 class Limit(InSession):
-    """K times forward and backward, and one bare `apply_gradients` of a gradient that stands in variables."""
+    """K forward and backward passes, and one bare `apply_gradients` of a gradient held in variables."""
 
     def _make_ops(self, optimizer):
         inner = inner_optimizer(optimizer)
@@ -149,7 +149,7 @@ class Limit(InSession):
         return batches
 
     def _make_fixed(self, means):
-        """The op that is timed. The gradient goes into variables from outside, as constants would be folded."""
+        """The op that is timed. The gradient is fed into variables, because constants would be folded."""
         with self._graph.as_default():
             fixed, filled = [], {}
             for grad in means:
@@ -176,7 +176,7 @@ class Limit(InSession):
         return losses
 
     def run_in_earnest(self, batches):
-        """The cycles that the limit stands for: what the others' weights are compared with."""
+        """Make the steps that the limit stands for; the others' weights are compared with the result."""
         for first in range(0, len(batches), self.accum_steps):
             means = self._mean(batches[first : first + self.accum_steps])
             fed = [[grad] if isinstance(grad, tuple) else [(grad,)] for grad in means]
@@ -193,7 +193,7 @@ def _one_element(tensor):
 
 
 def _mean_of(grads):
-    """As `custom_loop.mean_of`, of NumPy arrays; rows are a pair of values and indices."""
+    """As `custom_loop.mean_of`, for NumPy arrays; sparse rows are a pair of values and indices."""
     if not hasattr(grads[0], "indices"):
         return sum(grads) / np.float32(len(grads))
     indices = np.concatenate([grad.indices for grad in grads]).astype("int64")
@@ -205,7 +205,7 @@ def _mean_of(grads):
 
 
 def contenders():
-    """name -> (class, what has to be importable for it)."""
+    """name -> (class, module that it needs)."""
     found = {"accum": (Ours, None), "accum, explicit ops": (OurOps, None)}
     found.update({"an update every micro-batch": (Plain, None), "by hand": (HandWritten, None)})
     found["Run:AI"] = (RunAi, "runai")

@@ -1,10 +1,10 @@
-"""Medians, and ratios of neighbours."""
+"""Medians, and ratios of neighbouring measurements."""
 
 import numpy as np
 
 
 def row(name, seconds, base="limit"):
-    """What is told of a contender.
+    """The result for a contender.
 
     Args:
       name: of the contender.

@@ -1,4 +1,4 @@
-"""The model face: `fit` over a dataset, by every contender, so that each bears what Keras itself costs."""
+"""The model face: every contender uses `fit` over a dataset, so each includes the overhead of Keras."""
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,7 @@ class Network(tf.keras.layers.Layer):
 
     def build(self, input_shape):
         named = enumerate(self._workload.shapes)
-        self._parts = [self.add_weight(name="w{}".format(i), shape=shape, initializer="zeros") for i, shape in named]
+        self._parts = [self.add_weight(name=f"w{i}", shape=shape, initializer="zeros") for i, shape in named]
         super().build(input_shape)
 
     def call(self, x):
@@ -26,7 +26,7 @@ class Network(tf.keras.layers.Layer):
 
 
 class Fit:
-    """What the contenders have in common: see `custom_loop.Loop`."""
+    """What the contenders share; see `custom_loop.Loop`."""
 
     def __init__(self, workload, initial, accum_steps, optimizer):
         self.accum_steps = accum_steps
@@ -52,7 +52,7 @@ class Fit:
         return self._model.fit(batches, verbose=0).history["loss"]
 
     def settle(self):
-        """Nothing to wait for: `fit` has read its metrics."""
+        """Do nothing, because `fit` has already read its metrics."""
 
     def weights(self):
         return self._network.get_weights()
@@ -94,7 +94,7 @@ class Keras3(Fit):
 
 
 class ForwardBackward(tf.keras.Model):
-    """A model whose `fit` computes gradients and makes no use of them."""
+    """A model whose `fit` computes gradients but does not use them."""
 
     def train_step(self, data):
         x, y = data
@@ -107,7 +107,7 @@ class ForwardBackward(tf.keras.Model):
 
 
 class LimitInFit(Fit):
-    """The limit with what Keras costs: forward and backward in a `fit` that makes no step, and bare applies."""
+    """The limit including Keras: forward and backward passes in a `fit` that makes no step, and bare applies."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -129,7 +129,7 @@ class LimitInFit(Fit):
 
 
 def contenders():
-    """name -> (class, what has to be importable for it)."""
+    """name -> (class, module that it needs)."""
     found = {"accum": (Ours, None), "accum, optimizer": (OurOptimizer, None)}
     found["an update every micro-batch"] = (Plain, None)
     found["limit in fit"] = (LimitInFit, "no gpu")

@@ -1,4 +1,4 @@
-"""A worker that times one workload by one face at one K: all contenders take turns, in an order drawn each round."""
+"""A worker that times one workload with one face and one K; contenders take turns, in random order each round."""
 
 import gc
 import importlib.util
@@ -38,7 +38,7 @@ def missing(needed):
 
 
 def time_one(task):
-    """Returns the rows of the table, and the contenders that are not in it, with the reason."""
+    """Returns the rows of the table, and the contenders left out of it, with reasons."""
     from measuring import workloads
 
     workload = workloads.BY_NAME[task["workload"]](task["smoke"])
@@ -63,14 +63,14 @@ def time_one(task):
             if name.startswith("accum"):
                 raise
             made.pop(name, None)
-            absent[name] = "fails: {}: {}".format(type(error).__name__, str(error).strip().splitlines()[:1])
+            absent[name] = f"fails: {type(error).__name__}: {str(error).strip().splitlines()[:1]}"
             continue
         if name == IN_FIT:  # makes no step
             continue
         pairs = zip(made[name].weights(), goal)
         deviations[name] = max(float(np.abs(ours - theirs).max()) for ours, theirs in pairs)
         if name.startswith("accum") and not deviations[name] <= TOLERANCE[task["optimizer"]]:
-            raise AssertionError("{} ends {:.1e} off the limit's weights.".format(name, deviations[name]))
+            raise AssertionError(f"{name} ends {deviations[name]:.1e} off the limit's weights.")
     moved = max(float(np.abs(after - before).max()) for after, before in zip(goal, settings[1]))
     if not moved > 100 * TOLERANCE[task["optimizer"]]:
         raise AssertionError("The weights hardly move, which proves nothing.")
@@ -78,7 +78,7 @@ def time_one(task):
     rows = [dict(statistics.row(name, seconds), deviation=deviations.get(name)) for name in made]
     if IN_FIT in made:
         told = [statistics.row(name, seconds, IN_FIT) for name in made if name.startswith("accum")]
-        rows += [dict(row, contender="{}, to the {}".format(row["contender"], IN_FIT)) for row in told]
+        rows += [dict(row, contender=f"{row['contender']}, to the {IN_FIT}") for row in told]
     keys = {key: task[key] for key in ("workload", "face", "accum_steps")}
     return {
         "times": [dict(row, **keys) for row in rows],
@@ -88,7 +88,7 @@ def time_one(task):
 
 
 def _in_turns(made, batches, cycles, rounds, warm_up):
-    """Seconds a cycle, one a round, for each contender."""
+    """Seconds per cycle, one value per round, for each contender."""
     prepared = {name: contender.prepare(batches) for name, contender in made.items()}
     seconds = {name: [] for name in made}
     order = random.Random(0)
@@ -102,7 +102,7 @@ def _in_turns(made, batches, cycles, rounds, warm_up):
             made[name].settle()
             taken = time.perf_counter() - start
             if not np.all(np.isfinite(losses)):
-                raise AssertionError("{} ends in a loss that is no number: {}.".format(name, losses))
+                raise AssertionError(f"{name} ends in a loss that is no number: {losses}.")
             if count >= warm_up:
                 seconds[name].append(taken / cycles)
     return seconds

@@ -1,11 +1,11 @@
-"""The three networks, each as one function of its weights and inputs, so that every face computes the same."""
+"""The three networks, each as one function of weights and inputs, so that every face computes the same."""
 
 import numpy as np
 import tensorflow as tf
 
 
 class Mlp:
-    """Four layers of 2,048 units and batches of 16: nearly all time goes into moving weights and gradients."""
+    """Four layers of 2,048 units and batches of 16: nearly all time is spent on moving weights and gradients."""
 
     name = "mlp"
     classes = 10
@@ -29,7 +29,7 @@ class Mlp:
 
 
 class Conv(Mlp):
-    """A convolutional net on 32 x 32 images: many operations a weight, and activations fill the memory."""
+    """A convolutional net on 32 x 32 images: many operations per weight; activations fill the memory."""
 
     name = "conv"
 
@@ -51,7 +51,7 @@ class Conv(Mlp):
 
 
 class Transformer(Mlp):
-    """Two blocks behind an embedding of 30,000 rows, whose gradient is `tf.IndexedSlices`."""
+    """Two transformer blocks after an embedding of 30,000 rows, whose gradient is `tf.IndexedSlices`."""
 
     name = "transformer"
     input_dtype = "int32"
@@ -108,7 +108,7 @@ def loss_of(workload, weights, x, y):
 
 
 def initial_weights(workload, seed=0):
-    """NumPy arrays, the same on every line: initialisers of TensorFlow do not repeat themselves on all of them."""
+    """NumPy arrays, the same on every line; TensorFlow's initialisers are not reproducible across lines."""
     random = np.random.RandomState(seed)
     is_kernel = lambda shape: len(shape) > 1
     scales = [np.prod(shape[:-1]) ** -0.5 if is_kernel(shape) else 0.0 for shape in workload.shapes]

@@ -1,7 +1,7 @@
-"""The static-graph face: an optimizer for `tf.compat.v1` graphs, Sessions and the loops around them."""
+"""An accumulating optimizer for `tf.compat.v1` graphs, sessions and the training loops around them."""
 
 from accum.compat.v1._hooks import FlushHook
-from accum.compat.v1._lineage import AdamAccumulated
+from accum.compat.v1._old_spellings import AdamAccumulated
 from accum.compat.v1._optimizer import AccumOps, AccumOptimizer
 from accum.compat.v1._saver import Saver
 

@@ -1,23 +1,23 @@
-"""What a hooked loop needs: the last, unfinished cycle applied when the loop ends."""
+"""A hook that makes the step of the last, unfinished cycle when a training loop ends."""
 
 from accum._tf import tf
 from accum.compat.v1._optimizer import AccumOptimizer
 
 
 class FlushHook(tf.compat.v1.train.SessionRunHook):
-    """Make the step of an unfinished cycle when a hooked session ends without an error.
+    """Make the step of an unfinished cycle when a session with hooks ends without an error.
 
-    Hooks end in their order, and one of them writes the last checkpoint: give this one to `MonitoredTrainingSession` as
-    one of the `chief_only_hooks`, which come first, so that the checkpoint holds its step. An `Estimator` puts a saver
-    of its own before all others: give it both, as `EstimatorSpec(training_chief_hooks=[FlushHook(optimizer),
-    CheckpointSaverHook(model_dir, save_steps=…)])`.
+    The `end` methods of hooks run in order, and one of them writes the last checkpoint. Pass this hook to
+    `MonitoredTrainingSession` in `chief_only_hooks`, which come first, so that the checkpoint includes the last step.
+    An `Estimator` puts its own saver before all other hooks: pass it both hooks, as in
+    `EstimatorSpec(training_chief_hooks=[FlushHook(optimizer), CheckpointSaverHook(model_dir, save_steps=…)])`.
 
     Args:
-      optimizer: the `AccumOptimizer` of the session's graph, whose train op exists when the session is made.
+      optimizer: the `AccumOptimizer` of the session's graph. Its train op must exist when the session is created.
 
     Raises:
-      TypeError: `optimizer` is no `AccumOptimizer`.
-      ValueError: when the session is made, if the optimizer has made no op yet.
+      TypeError: `optimizer` is not an `AccumOptimizer`.
+      ValueError: when the session is created, if the optimizer has no train op yet.
 
     Example:
       >>> hooks = [FlushHook(optimizer)]
@@ -26,14 +26,14 @@ class FlushHook(tf.compat.v1.train.SessionRunHook):
       ...         session.run(train_op)
     """
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer: AccumOptimizer) -> None:
         if not isinstance(optimizer, AccumOptimizer):
-            raise TypeError("`optimizer` must be an `AccumOptimizer`. Received: {!r}.".format(optimizer))
+            raise TypeError(f"`optimizer` must be an `AccumOptimizer`. Received: {optimizer!r}.")
         self._optimizer = optimizer
         self._flush_op = None
 
-    def begin(self):
+    def begin(self) -> None:
         self._flush_op = self._optimizer.flush()
 
-    def end(self, session):
+    def end(self, session: tf.compat.v1.Session) -> None:
         session.run(self._flush_op)

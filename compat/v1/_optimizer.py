@@ -1,181 +1,218 @@
-"""`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or all three in one conditional op."""
+"""`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or combined in one conditional op."""
 
 import contextlib
 import warnings
-from typing import NamedTuple
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _check, _tf
-from accum._cycle import Cycle, check_options
-from accum._tf import tf
-from accum.compat.v1._host import GraphHost
-from accum.compat.v1._update_ops import CycleMoments, read_averages
+from accum._engine._cycle import Cycle, check_options
+from accum._engine._replicas import across_replicas
+from accum._tf import AccumSteps, Gradient, GradsAndVars, Scalar, Transform, tf
+from accum.compat.v1._adapter import GraphAdapter
+from accum.compat.v1._moving_statistics import MovingStatistics
+from accum.compat.v1._update_ops import read_averages
 
-AccumOps = NamedTuple(
-    "AccumOps",
-    [("accumulate", tf.Operation), ("apply", tf.Operation), ("zero", tf.Operation), ("micro_step", tf.Tensor)],
-)
-AccumOps.__doc__ = """The ops of a cycle, for users who drive it themselves.
 
-Attributes:
-  accumulate: op, takes in the gradients of one micro-batch; makes no step.
-  apply: op, makes the step with what has been accumulated, in whatever number, and clears it; without anything
-    accumulated it changes nothing.
-  zero: op, discards what has been accumulated.
-  micro_step: int64 tensor [], micro steps made in the current cycle.
-"""
+class AccumOps(NamedTuple):
+    """The ops of a cycle, for users who run them in their own loop.
+
+    Attributes:
+      accumulate: op that accumulates the gradients of one micro-batch, without making a step.
+      apply: op that makes the step from any number of accumulated micro-batches and clears the accumulators. If
+        nothing has been accumulated, it changes nothing.
+      zero: op that discards the accumulated gradients.
+      micro_step: int64 scalar tensor, the number of micro steps in the current cycle so far.
+    """
+
+    accumulate: tf.Operation
+    apply: tf.Operation
+    zero: tf.Operation
+    micro_step: tf.Tensor
 
 
 class AccumOptimizer(tf.compat.v1.train.Optimizer):
-    """Make one step of `optimizer` for the gradients of every `accum_steps` micro-batches, in a static graph.
+    """In a static graph, accumulate the gradients of `accum_steps` micro-batches, then make one step of `optimizer`.
 
-    Its step is the one that the full batch would have made:
+    The step is the one that the full batch would have made:
 
         mean:  optimizer.apply(sum_i(w_i g_i) / sum_i(w_i)),   i = 1 … accum_steps
 
-    `minimize` and `apply_gradients` return one op, to be run once a micro-batch; `accumulation_ops` returns the ops for
-    those who drive the cycle. `global_step` counts steps. Accumulators are global variables `<var>/<name>/accum`,
-    colocated with their variable and saved by any `Saver`.
+    `minimize` and `apply_gradients` return one op, to be run once per micro-batch. `accumulation_ops` returns separate
+    ops for custom loops. `global_step` counts steps. Accumulators are global variables `<var>/<name>/accum`, colocated
+    with their variable and saved by any `Saver`.
 
     Args:
       optimizer: a `tf.compat.v1.train.Optimizer` or a Keras optimizer.
-      accum_steps: micro steps per step, an int >= 1; or a schedule `{first step: accum_steps}` that holds step 0.
-        With the plain int 1 this is the bare optimizer.
-      reduction: "mean", "sum" or "running_mean" (which never holds a sum, for low precision), in any case.
+      accum_steps: micro steps per step, >= 1; or a schedule `{first step: accum_steps}` that includes step 0. With the
+        plain int 1 it behaves like `optimizer` alone.
+      reduction: "mean", "sum" or "running_mean" (which never holds a sum, for low precision); case-insensitive.
       name: name of the ops and of the accumulators.
-      steps_per_update: what H2G-Net calls `accum_steps`.
-      use_locking: accepted as every `tf.compat.v1.train.Optimizer` does; two train ops of one graph never race.
-      transform: function `grads_and_vars -> grads_and_vars`, run once a cycle on the accumulated gradient.
-      nonfinite: what a NaN or Inf in a gradient does: "propagate" as in a full batch; "skip_micro" leaves the
-        micro-batch out and takes one more; "skip_cycle" makes no step at the end of its cycle.
-      accumulator_dtype: dtype of the accumulators. None: that of the variable, float32 for a 16-bit one.
-      sparse: "rows" hands `tf.IndexedSlices` on as the union of the cycle's rows; "dense" hands on a dense gradient.
-      count_micro_steps: let `global_step` count micro steps, for hooks that insist on seeing it move.
-      local_accumulators: make the accumulators local variables of this worker, which no default `Saver` saves. Needed
-        where workers share variables on a parameter server: accumulators that they would share are refused.
+      steps_per_update: the name of `accum_steps` in H2G-Net.
+      use_locking: accepted for compatibility with `tf.compat.v1.train.Optimizer`; two train ops of one graph never
+        race.
+      transform: function `grads_and_vars -> grads_and_vars`, called once per cycle with the accumulated gradients.
+      nonfinite: how a NaN or Inf in a gradient is handled. "propagate": as in a full batch. "skip_micro": leave out
+        this micro-batch and take one more. "skip_cycle": finish the cycle without a step.
+      accumulator_dtype: dtype of the accumulators. None: the dtype of the variable, but float32 for a 16-bit variable.
+      sparse: how `tf.IndexedSlices` reach the inner optimizer. "rows": as the union of the cycle's rows. "dense": as a
+        dense gradient.
+      count_micro_steps: whether `global_step` counts micro steps, for hooks that expect it to change on every run.
+      local_accumulators: whether the accumulators are local variables of this worker, which a default `Saver` does not
+        save. Required if workers share variables on a parameter server, because they must not share accumulators.
 
     Raises:
-      TypeError, ValueError: for any argument that is none of these.
+      TypeError, ValueError: an argument does not match its description above.
 
     Example:
       >>> optimizer = AccumOptimizer(tf.compat.v1.train.AdamOptimizer(1e-3), accum_steps=4)
       >>> train_op = optimizer.minimize(loss, global_step)
-      >>> for batch in batches:  # a step with every fourth
+      >>> for batch in batches:  # every fourth run makes a step
       ...     session.run(train_op, {x: batch})
     """
 
     def __init__(
         self,
-        optimizer,
-        accum_steps=1,
-        reduction="mean",
-        name="AccumOptimizer",
+        optimizer: Any,
+        accum_steps: AccumSteps = 1,
+        reduction: str = "mean",
+        name: str = "AccumOptimizer",
         *,
-        steps_per_update=None,
-        use_locking=False,
-        transform=None,
-        nonfinite="propagate",
-        accumulator_dtype=None,
-        sparse="rows",
-        count_micro_steps=False,
-        local_accumulators=False,
-    ):
+        steps_per_update: Optional[int] = None,
+        use_locking: bool = False,
+        transform: Optional[Transform] = None,
+        nonfinite: str = "propagate",
+        accumulator_dtype: Any = None,
+        sparse: str = "rows",
+        count_micro_steps: bool = False,
+        local_accumulators: bool = False,
+    ) -> None:
         accum_steps = _either(accum_steps, steps_per_update)
         plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
         super().__init__(use_locking, name)
         self._inner = _inner_optimizer(optimizer)
         self._count_micro_steps = bool(count_micro_steps)
-        self._host = GraphHost(self, name, self._count_micro_steps, bool(local_accumulators))
-        self._cycle = Cycle(plan, self._host, transform, accumulator_dtype)
+        self._adapter = GraphAdapter(self, name, self._count_micro_steps, bool(local_accumulators))
+        self._cycle = Cycle(plan, self._adapter, transform, accumulator_dtype)
 
     # ------------------------------------------------------------------------------------------------------------
     # Ops
 
-    def compute_gradients(self, loss, *args, **kwargs):
-        """As the inner optimizer's `compute_gradients`, to which every argument goes."""
+    def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> List[Tuple[Optional[Gradient], tf.Variable]]:
+        """Compute gradients with the inner optimizer's `compute_gradients`, which receives all arguments."""
         _require_graph()
         if _tf.is_graph_optimizer(self._inner):
             return self._inner.compute_gradients(loss, *args, **kwargs)
         return super().compute_gradients(loss, *args, **kwargs)
 
-    def minimize(self, loss, global_step=None, *args, weight=None, **kwargs):
-        """Compute the gradients of `loss` and take them in, as `apply_gradients` does.
+    def minimize(
+        self,
+        loss: tf.Tensor,
+        global_step: Optional[tf.Variable] = None,
+        *args: Any,
+        weight: Optional[Scalar] = None,
+        **kwargs: Any,
+    ) -> tf.Operation:
+        """Compute the gradients of `loss` and accumulate them, as `apply_gradients` does.
 
         Args:
           loss: scalar tensor.
           global_step: variable that counts steps, or None.
-          *args: as `tf.compat.v1.train.Optimizer.minimize` takes them.
+          *args: as for `tf.compat.v1.train.Optimizer.minimize`.
           weight: as for `apply_gradients`.
-          **kwargs: as `args`.
+          **kwargs: as for `tf.compat.v1.train.Optimizer.minimize`.
+
+        Returns:
+          An op, to be run once per micro-batch.
         """
         with self.weighing(weight):
             return super().minimize(loss, global_step, *args, **kwargs)
 
     @contextlib.contextmanager
-    def weighing(self, weight):
-        """Give the train ops made within `weight` as default, where another's code makes them; None changes nothing.
+    def weighing(self, weight: Optional[Scalar]) -> Iterator[None]:
+        """Set the default `weight` of train ops that are created in this context, such as by a library.
+
+        Args:
+          weight: as for `apply_gradients`; None leaves the default unchanged.
 
         Example:
           >>> with optimizer.weighing(tf.shape(images)[0]):
           ...     train_op = slim.learning.create_train_op(loss, optimizer)
         """
-        before = self._host.weight
-        self._host.weight = before if weight is None else weight
+        before = self._adapter.weight
+        self._adapter.weight = before if weight is None else weight
         try:
             yield
         finally:
-            self._host.weight = before
+            self._adapter.weight = before
 
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None, *, weight=None):
-        """The conditional train op: takes in one micro-batch, and on the last one of a cycle makes the step.
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[Any],
+        global_step: Optional[tf.Variable] = None,
+        name: Optional[str] = None,
+        *,
+        weight: Optional[Scalar] = None,
+    ) -> tf.Operation:
+        """Create the train op: it accumulates one micro-batch, and makes the step on the last one of a cycle.
 
         Args:
           grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape,
             `tf.IndexedSlices` or None.
           global_step: variable that counts steps (micro steps with `count_micro_steps`), or None.
           name: name of the op.
-          weight: scalar >= 0, this micro-batch's weight in the mean, such as its number of examples; None: 1.
+          weight: scalar >= 0, the weight of this micro-batch in the mean, such as its number of examples; None: 1.
 
         Returns:
-          An op, to be run once a micro-batch.
+          An op, to be run once per micro-batch. It is added to the graph's collection TRAIN_OP.
 
         Raises:
           RuntimeError: when executing eagerly.
-          ValueError: no gradient at all, a gradient of another shape, a negative weight, or other variables or another
-            `global_step` than in an earlier call.
+          ValueError: there is no gradient at all, a gradient has the wrong shape, the weight is negative, or the
+            variables or `global_step` differ from those of an earlier call.
         """
         _require_graph()
-        weight = self._host.weight if weight is None else weight
+        weight = self._adapter.weight if weight is None else weight
         listed = _check.pairs(grads_and_vars)
         self._require_no_waiting(listed)
         if self._cycle.is_bare and weight is None:
             return _tf.as_operation(_tf.apply_inner(self._inner, listed, 1, global_step, name))
         self._enter(listed, global_step)
         with tf.name_scope(name or self._name):
-            return self._cycle.micro_step(listed, weight)
+            train_op = self._cycle.micro_step(listed, weight)
+        _tf.record_train_op(train_op)
+        return train_op
 
-    def accumulation_ops(self, loss=None, grads_and_vars=None, var_list=None, global_step=None, weight=None):
-        """The ops of a cycle, for those who drive it: `AccumOps(accumulate, apply, zero, micro_step)`.
+    def accumulation_ops(
+        self,
+        loss: Optional[tf.Tensor] = None,
+        grads_and_vars: Optional[GradsAndVars] = None,
+        var_list: Optional[Sequence[tf.Variable]] = None,
+        global_step: Optional[tf.Variable] = None,
+        weight: Optional[Scalar] = None,
+    ) -> AccumOps:
+        """Create the ops of a cycle separately, for custom loops.
 
         Args:
-          loss: scalar tensor; or None, with `grads_and_vars`.
-          grads_and_vars: list of (gradient, variable); or None, with `loss`.
-          var_list: variables to differentiate `loss` by; None: the trainable ones.
+          loss: scalar tensor; None if `grads_and_vars` is given.
+          grads_and_vars: list of (gradient, variable); None if `loss` is given.
+          var_list: variables with respect to which `loss` is differentiated; None: the trainable variables.
           global_step: variable that counts steps (micro steps with `count_micro_steps`), or None.
-          weight: scalar >= 0, this micro-batch's weight in the mean; None: 1.
+          weight: scalar >= 0, the weight of this micro-batch in the mean; None: 1.
+
+        Returns:
+          `AccumOps(accumulate, apply, zero, micro_step)`.
 
         Raises:
           RuntimeError: when executing eagerly.
-          ValueError: both or neither of `loss` and `grads_and_vars`, or as `apply_gradients`.
+          ValueError: both or neither of `loss` and `grads_and_vars` are given; or as for `apply_gradients`.
         """
         _require_graph()
         if (loss is None) == (grads_and_vars is None):
-            raise ValueError(
-                "Give either `loss` or `grads_and_vars`. Received: {!r}, {!r}.".format(loss, grads_and_vars)
-            )
+            raise ValueError(f"Pass either `loss` or `grads_and_vars`. Received: {loss!r}, {grads_and_vars!r}.")
         if loss is not None:
             grads_and_vars = self.compute_gradients(loss, var_list=var_list)
-        listed = _check.pairs(grads_and_vars)
-        weight = self._host.weight if weight is None else weight
+        listed = _check.pairs(grads_and_vars or ())
+        weight = self._adapter.weight if weight is None else weight
         self._enter(listed, global_step)
         with tf.name_scope(self._name):
             with tf.name_scope("accumulate"):
@@ -186,27 +223,28 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
                 zero = self._cycle.zero()
             return AccumOps(accumulate, apply, zero, self._cycle.state.micro_step.read_value())
 
-    def accumulate_update_ops(self, update_ops=None):
-        """Take over the averages that batch normalisation moves: once a cycle, to the full batch's statistics.
+    def accumulate_update_ops(self, update_ops: Optional[Sequence[Any]] = None) -> List[Any]:
+        """Update the moving averages of batch normalisation once per cycle, with the full batch's statistics.
 
-        Call it when the model is there and before the train op is made: the ops taken leave the graph's UPDATE_OPS, so
-        that `slim.learning.create_train_op` and `tf.control_dependencies` find those that are left only.
+        Call it after building the model and before creating the train op. The ops that are taken over are removed from
+        the graph's UPDATE_OPS, so `slim.learning.create_train_op` and `tf.control_dependencies` only find the others.
 
-        What can be taken over are the updates that `slim.batch_norm` and `tf.compat.v1.layers.batch_normalization` put
-        into UPDATE_OPS. What can't: updates made in place (`updates_collections=None`), `renorm`,
-        `zero_debias_moving_mean`, virtual batches, a tensor for `training` under TF 2's control flow, and anything that
-        is no batch normalisation. Training still normalises by the micro-batch's own statistics.
+        Supported are the updates that `slim.batch_norm` and `tf.compat.v1.layers.batch_normalization` add to
+        UPDATE_OPS. Not supported are updates made in place (`updates_collections=None`), `renorm`,
+        `zero_debias_moving_mean`, virtual batches, a tensor for `training` under TF 2's control flow, and anything
+        other than batch normalisation. Training still normalises by the statistics of the micro-batch.
 
         Args:
-          update_ops: list of update ops; None: all of the graph's. Of several optimizers in one graph, such as those of
-            a GAN, each is given the ops of its own network.
+          update_ops: list of update ops; None: all in the graph. If a graph has several optimizers, such as those of a
+            GAN, pass each optimizer the ops of its own network.
 
         Returns:
-          List of the ops taken over: nothing has to run them any more.
+          List of the ops that were taken over and no longer need to be run.
 
         Raises:
           RuntimeError: when executing eagerly.
-          ValueError: an op can't be taken over (then none is), a train op exists already, or several replicas.
+          ValueError: an op can't be taken over (then none is), a train op exists already, or there are several
+            replicas.
         """
         _require_graph()
         collection = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.UPDATE_OPS)
@@ -214,153 +252,166 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         if self._cycle.is_bare:
             return []
         if self._cycle.is_built:
-            raise ValueError("`accumulate_update_ops` has to come before the first train op, which moves the averages.")
+            raise ValueError(
+                "`accumulate_update_ops` must be called before the first train op is created, which updates the "
+                "averages."
+            )
         if tf.distribute.get_strategy().num_replicas_in_sync > 1:
             raise ValueError(
-                "`accumulate_update_ops` takes nothing over from several replicas: leave UPDATE_OPS to them."
+                "`accumulate_update_ops` does not support several replicas: run the ops in UPDATE_OPS on each replica."
             )
         averages = read_averages(taken)
-        self._cycle.companions += [CycleMoments(mean, variance, self._host) for mean, variance in averages]
-        self._host.gathered, self._host.state = self._host.gathered + self._host.state, []
+        self._cycle.listeners += [MovingStatistics(mean, variance, self._adapter) for mean, variance in averages]
+        self._adapter.gathered, self._adapter.state = self._adapter.gathered + self._adapter.state, []
         collection[:] = [left for left in collection if not any(left is update_op for update_op in taken)]
         return taken
 
-    def flush(self):
-        """An op that makes the step of an unfinished cycle from the micro-batches that are there.
+    def flush(self) -> tf.Operation:
+        """Create an op that makes the step of an unfinished cycle from the micro-batches so far.
 
-        It is the `apply` of `accumulation_ops`, for those who train by the conditional op.
+        It is the same as `apply` of `accumulation_ops`, for use with the train op of `minimize`.
 
         Raises:
-          ValueError: before the first train op has been made.
+          ValueError: no train op has been created yet.
         """
         return self._between_steps(self._cycle.apply, "flush")
 
-    def reset(self):
-        """An op that discards an unfinished cycle: the `zero` of `accumulation_ops`.
+    def reset(self) -> tf.Operation:
+        """Create an op that discards an unfinished cycle, the same as `zero` of `accumulation_ops`.
 
         Raises:
-          ValueError: before the first train op has been made.
+          ValueError: no train op has been created yet.
         """
         return self._between_steps(self._cycle.zero, "reset")
 
-    def _between_steps(self, function, name):
+    def _between_steps(self, function: Callable[..., Any], name: str) -> tf.Operation:
         if self._cycle.is_bare:
             return tf.no_op()
-        if self._host.waits_for_others:
-            raise ValueError("With `SyncReplicasOptimizer`, `{}` is the op of `accumulation_ops`.".format(name))
+        if self._adapter.waits_for_others:
+            raise ValueError(f"With `SyncReplicasOptimizer`, use the ops of `accumulation_ops` instead of `{name}`.")
         if not self._cycle.is_built:
-            raise ValueError("`{}` needs the train op to be made first, by `minimize` or otherwise.".format(name))
+            raise ValueError(f"`{name}` needs a train op: create it first, such as with `minimize`.")
         with tf.name_scope(self._name), tf.name_scope(name):
             return function()
 
-    def _require_no_waiting(self, listed):
-        """Workers that wait for each other do so on every run, which a train op that is conditional would not take."""
+    def _require_no_waiting(self, listed: GradsAndVars) -> None:
+        """Reject workers that wait for each other on every run, because a conditional train op does not step then."""
         is_around = any("AccumulatorTakeGradient" in grad.op.type for grad, _ in listed if isinstance(grad, tf.Tensor))
-        if is_around or (self._host.waits_for_others and not self._cycle.is_bare):
+        if is_around or (self._adapter.waits_for_others and not self._cycle.is_bare):
             raise ValueError(
-                "`SyncReplicasOptimizer` can stand in no conditional, and makes steps only: make it the inner "
-                "optimizer, and drive the cycle by `accumulation_ops`, whose `apply` every worker runs once a step."
+                "`SyncReplicasOptimizer` makes a step on every run and can't be inside a conditional: make it the "
+                "inner optimizer, and run the ops of `accumulation_ops`, with `apply` once per step on every worker."
             )
 
-    def _enter(self, listed, global_step):
+    def _enter(self, listed: GradsAndVars, global_step: Optional[tf.Variable]) -> None:
         if self._cycle.plan.is_schedule and (global_step is None or self._count_micro_steps):
             raise ValueError(
-                "A schedule of `accum_steps` counts steps: pass a `global_step` that does, without `count_micro_steps`."
+                "A schedule of `accum_steps` needs a step counter: pass a `global_step`, without `count_micro_steps`."
             )
         if self._cycle.is_built and self._cycle.state.micro_step.graph is not tf.compat.v1.get_default_graph():
-            raise ValueError("An `AccumOptimizer` belongs to the graph of its first call: make one for each graph.")
-        if self._cycle.is_built and self._host.global_step is not global_step:
+            raise ValueError("An `AccumOptimizer` belongs to the graph of its first call: create one for each graph.")
+        if self._cycle.is_built and self._adapter.global_step is not global_step:
             raise ValueError(
-                "`global_step` must be the one given before. Received: {!r}, after {!r}.".format(
-                    global_step, self._host.global_step
-                )
+                f"`global_step` must be the same in all calls. Received: {global_step!r}, after "
+                f"{self._adapter.global_step!r}."
             )
-        self._host.global_step = global_step
-        self._host.variables = [var for _, var in listed]
-        if _tf.is_keras_optimizer(self._inner) and any(map(_tf.is_ref_variable, self._host.variables)):
+        self._adapter.global_step = global_step
+        self._adapter.variables = [var for _, var in listed]
+        self._adapter.scope = tf.compat.v1.get_default_graph().get_name_scope()
+        if _tf.is_keras_optimizer(self._inner) and any(map(_tf.is_ref_variable, self._adapter.variables)):
             raise ValueError(
-                "A Keras optimizer updates resource variables only: create them with `use_resource=True`, or give "
-                "`AccumOptimizer` a `tf.compat.v1.train.Optimizer`."
+                "A Keras optimizer only updates resource variables: create them with `use_resource=True`, or pass a "
+                "`tf.compat.v1.train.Optimizer` to `AccumOptimizer`."
             )
-        _tf.create_graph_slots(self._inner, [var for grad, var in listed if grad is not None])
+        self._create_inner_slots([var for grad, var in listed if grad is not None])
+
+    def _create_inner_slots(self, variables: Sequence[tf.Variable]) -> None:
+        if _tf.is_graph_optimizer(self._inner):
+            across_replicas(lambda _, mirrored: _tf.create_graph_slots(self._inner, mirrored), [variables])
+        else:
+            _tf.create_graph_slots(self._inner, variables)
 
     # ------------------------------------------------------------------------------------------------------------
     # What can be seen
 
     @property
-    def optimizer(self):
+    def optimizer(self) -> Any:
         """The inner optimizer."""
         return self._inner
 
     @property
-    def accum_steps(self):
-        """Micro steps per step, or the schedule of it."""
+    def accum_steps(self) -> AccumSteps:
+        """Micro steps per step, or their schedule."""
         return self._cycle.plan.accum_steps
 
+    def __repr__(self) -> str:
+        if "_cycle" not in self.__dict__:  # still being constructed
+            return object.__repr__(self)
+        arguments = f"accum_steps={self.accum_steps!r}, reduction={self._cycle.plan.reduction!r}"
+        return f"{type(self).__name__}({type(self._inner).__name__}, {arguments})"
+
     @property
-    def has_train_op(self):
-        """Whether an op has been made that accumulates, or that never will because `accum_steps` is 1."""
+    def has_train_op(self) -> bool:
+        """Whether a train op has been created, or no accumulators are needed because `accum_steps` is 1."""
         return self._cycle.is_built or self._cycle.is_bare
 
     @property
-    def micro_step(self):
-        """Micro steps made in the current cycle, an int64 tensor []; None before the first op is made."""
+    def micro_step(self) -> Optional[tf.Tensor]:
+        """Number of micro steps in the current cycle so far, an int64 scalar; None before the first op is created."""
         return self._cycle.state.micro_step.read_value() if self._cycle.is_built else None
 
-    def get_slot(self, var, name):
-        """The accumulator of `var` for the name "accum", any other slot from the inner optimizer."""
+    def get_slot(self, var: tf.Variable, name: str) -> Any:
+        """Return the accumulator of `var` for the name "accum", and any other slot from the inner optimizer."""
         if name in super().get_slot_names():
             return super().get_slot(var, name)
         return self._inner.get_slot(var, name)
 
-    def get_slot_names(self):
-        """Names of this optimizer's slots and of the inner one's."""
+    def get_slot_names(self) -> List[str]:
+        """Return the names of the slots of this optimizer and the inner optimizer."""
         return sorted(super().get_slot_names()) + _tf.slot_names(self._inner)
 
-    def saved_groups(self):
-        """The variables that accumulation adds to a checkpoint, in lists of those that came together."""
-        return [group for group in (self._host.gathered, self._host.state) if group]
+    def saved_groups(self) -> List[List[tf.Variable]]:
+        """Return the variables that accumulation adds to a checkpoint, grouped by the feature that added them."""
+        return [group for group in (self._adapter.gathered, self._adapter.state) if group]
 
-    def variables(self):
-        """All variables of this optimizer and of the inner one."""
+    def variables(self) -> List[tf.Variable]:
+        """Return all variables of this optimizer and the inner optimizer."""
         inner = self._inner.variables
         return super().variables() + list(inner() if callable(inner) else inner)
 
 
-def _either(accum_steps, steps_per_update):
+def _either(accum_steps: AccumSteps, steps_per_update: Optional[int]) -> AccumSteps:
     if steps_per_update is None:
         return accum_steps
     if accum_steps != 1:
-        raise ValueError("Give `accum_steps` only: `steps_per_update` is another name of it.")
+        raise ValueError("Pass `accum_steps` only: `steps_per_update` is another name of it.")
     warnings.warn("`steps_per_update` is now called `accum_steps`.", DeprecationWarning, stacklevel=3)
     return _check.accum_steps(steps_per_update, "steps_per_update")
 
 
-def _require_graph():
-    if not _tf.in_static_graph():  # in a `tf.function` neither, such as the train step of Keras' `fit`
+def _require_graph() -> None:
+    if not _tf.in_static_graph():  # a `tf.function`, such as the train step of Keras' `fit`, is not one either
         raise RuntimeError(
-            "`AccumOptimizer` builds ops of a static graph and was called eagerly: enter a `tf.Graph`, or use "
+            "`AccumOptimizer` creates ops of a static graph but was called eagerly: enter a `tf.Graph`, or use "
             "`accum.GradientAccumulateOptimizer`."
         )
 
 
-def _inner_optimizer(optimizer):
+def _inner_optimizer(optimizer: Any) -> Any:
     if isinstance(optimizer, AccumOptimizer):
-        raise ValueError("`optimizer` accumulates already: set its `accum_steps`. Received: {!r}.".format(optimizer))
+        raise ValueError(f"`optimizer` accumulates already: set its `accum_steps`. Received: {optimizer!r}.")
     if _tf.is_loss_scale_optimizer(optimizer):
         raise ValueError(
-            "A loss scale optimizer has to be outermost, where it judges each micro-batch: put {} around the "
-            "`AccumOptimizer`.".format(type(optimizer).__name__)
+            "A loss scale optimizer has to be outermost, where it checks each micro-batch for overflow: put "
+            f"{type(optimizer).__name__} around the `AccumOptimizer`."
         )
     if not _tf.is_graph_optimizer(optimizer) and not _tf.is_keras_optimizer(optimizer):
         raise TypeError(
-            "`optimizer` must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer. Received: {!r}.".format(
-                optimizer
-            )
+            f"`optimizer` must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer. Received: {optimizer!r}."
         )
     if _tf.is_new_optimizer(optimizer):
         raise TypeError(
-            "A Keras optimizer that is built from a list of variables leaves them as they are in a static graph, where "
-            "nothing but its counter is run: use {}. Received: {!r}.".format(_tf.FOR_STATIC_GRAPHS, optimizer)
+            "A Keras optimizer that is built from a list of variables does not update them in a static graph, where "
+            f"only its counter is run: use {_tf.FOR_STATIC_GRAPHS}. Received: {optimizer!r}."
         )
     return optimizer

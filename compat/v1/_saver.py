@@ -1,24 +1,27 @@
-"""Checkpoints from before accumulation was added: everything else restored, the accumulators zeroed."""
+"""Restore checkpoints that were saved before accumulation was added: the accumulators then start at zero."""
 
+from typing import Any, List, Optional, Sequence, Tuple
+
+from accum import _tf
 from accum._tf import tf
 from accum.compat.v1._optimizer import AccumOptimizer
 
 
 class Saver(tf.compat.v1.train.Saver):
-    """A `tf.compat.v1.train.Saver` that also restores checkpoints which know nothing of accumulation.
+    """A `tf.compat.v1.train.Saver` that also restores checkpoints without accumulators.
 
-    What such a checkpoint holds is restored as ever; the accumulators and the micro step, which it does not hold, begin
-    at zero, so that the run goes on with a new cycle. It takes the place of a `Saver` wherever one is taken:
-    `saver.restore`, `tf.compat.v1.train.Scaffold(saver=…)` of a `MonitoredTrainingSession` or an `EstimatorSpec`,
+    The variables in such a checkpoint are restored as usual. The accumulators and the micro step, which it lacks,
+    start at zero, so the run continues with a new cycle. Use it wherever a `Saver` is accepted: `saver.restore`,
+    `tf.compat.v1.train.Scaffold(saver=…)` for a `MonitoredTrainingSession` or an `EstimatorSpec`,
     `slim.learning.train(saver=…)`.
 
     Args:
-      optimizers: an `AccumOptimizer` or a list of them, whose train ops exist.
-      var_list: list of variables to save; None: all that a default `Saver` saves.
-      **kwargs: as `tf.compat.v1.train.Saver` takes them.
+      optimizers: an `AccumOptimizer` or a list of them. Their train ops must exist.
+      var_list: list of variables to save; None: all variables that a default `Saver` saves.
+      **kwargs: as for `tf.compat.v1.train.Saver`.
 
     Raises:
-      TypeError: `optimizers` holds something else, or `var_list` is a dict.
+      TypeError: `optimizers` contains anything other than `AccumOptimizer`s, or `var_list` is a dict.
       ValueError: an optimizer has no train op yet.
 
     Example:
@@ -28,20 +31,20 @@ class Saver(tf.compat.v1.train.Saver):
       ...     session.run(train_op)
     """
 
-    def __init__(self, optimizers, var_list=None, **kwargs):
+    def __init__(self, optimizers: Any, var_list: Optional[Sequence[tf.Variable]] = None, **kwargs: Any) -> None:
         self._optimizers = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
         for optimizer in self._optimizers:
             if not isinstance(optimizer, AccumOptimizer):
-                raise TypeError("`optimizers` must be `AccumOptimizer`s. Received: {!r}.".format(optimizer))
+                raise TypeError(f"`optimizers` must be `AccumOptimizer`s. Received: {optimizer!r}.")
             if not optimizer.has_train_op:
-                raise ValueError("A `Saver` needs the train op to be made first, by `minimize` or otherwise.")
+                raise ValueError("A `Saver` needs a train op: create it first, such as with `minimize`.")
         if isinstance(var_list, dict):
-            raise TypeError("`var_list` must be a list of variables. Received: {!r}.".format(var_list))
-        self._parts = []
+            raise TypeError(f"`var_list` must be a list of variables. Received: {var_list!r}.")
+        self._parts: List[Tuple[str, Any, tf.Operation]] = []
         super().__init__(var_list, **kwargs)
 
-    def build(self):
-        """Build the ops that save and restore, also without what older checkpoints lack."""
+    def build(self) -> None:
+        """Build the ops that save and restore, including those for checkpoints without accumulators."""
         super().build()
         saved = self._var_list
         groups = [group for optimizer in self._optimizers for group in optimizer.saved_groups()]
@@ -54,8 +57,8 @@ class Saver(tf.compat.v1.train.Saver):
             for group in groups
         ]
 
-    def restore(self, sess, save_path):
-        """As `tf.compat.v1.train.Saver.restore`; what only accumulation has and the checkpoint lacks is zeroed."""
+    def restore(self, sess: tf.compat.v1.Session, save_path: str) -> None:
+        """Restore as `tf.compat.v1.train.Saver.restore` does, and zero accumulators that the checkpoint lacks."""
         names = {name for name, _ in tf.compat.v1.train.list_variables(save_path)} if save_path else set()
         if not save_path or all(name in names for name, _, _ in self._parts):
             super().restore(sess, save_path)
@@ -68,15 +71,15 @@ class Saver(tf.compat.v1.train.Saver):
                 sess.run(initialize)
 
 
-def _holds(variables, var):
+def _holds(variables: Sequence[tf.Variable], var: tf.Variable) -> bool:
     return any(known is var for known in variables)
 
 
-def _initializers(group):
+def _initializers(group: Sequence[tf.Variable]) -> List[tf.Operation]:
     return [var.initializer for var in group]
 
 
-def _saved_name(var):
-    """The name under which a `Saver` saves `var`, which for a part of a partitioned variable is that of the whole."""
-    info = var._get_save_slice_info() if hasattr(var, "_get_save_slice_info") else None
+def _saved_name(var: tf.Variable) -> str:
+    """Return the name under which a `Saver` saves `var`: for a part of a partitioned variable, that of the whole."""
+    info = _tf.slice_info(var)
     return var.op.name if info is None else info.full_name

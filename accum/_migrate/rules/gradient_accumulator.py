@@ -11,16 +11,17 @@ MODEL = ("accum_steps", "mixed_precision", "use_agc", "clip_factor", "eps")
 OPTIMIZER = ("optimizer", "accum_steps", "reduction", "name")
 LAYER = ("accum_steps", "momentum", "epsilon", "trainable")
 NOTE_MODEL = (
-    "GradientAccumulator goes on with an unfinished cycle in the next epoch, and counts every micro-batch alike: "
-    "`last_cycle` and `micro_batch_weight` say so. Without the two, ragged batches and the end of an epoch are exact"
+    "GradientAccumulator continues an unfinished cycle in the next epoch, and gives every micro-batch the same weight. "
+    "`last_cycle` and `micro_batch_weight` keep that. Without them, ragged batches and the end of an epoch are exact"
 )
 NOTE_OPTIMIZER = (
-    "the inner optimizer now runs once a cycle, clips and counts steps. In 0.3 and 0.4 it counted micro-batches, in "
-    "0.5 it ran on zeros between steps, and it never clipped: momentum, Adam, schedules and clipping come out different"
+    "the inner optimizer now runs once per cycle, clips, and counts steps. In 0.3 and 0.4 it counted micro-batches, in "
+    "0.5 it ran on zeros between steps, and it never clipped. So results with momentum, Adam, schedules and clipping "
+    "change"
 )
 NOTE_LAYER = (
-    "the moving variance is now that of the full batch (that of 0.5 lacks the variance between micro-batches); 0.4 had "
-    "`momentum=0.9` by default, which has to be written now"
+    "the moving variance is now that of the full batch (in 0.5 it lacks the variance between micro-batches). In 0.4 "
+    "the default was `momentum=0.9`, which you must now write"
 )
 
 
@@ -45,11 +46,11 @@ def _old_names(arguments):
     for name in ("use_agc", "use_acg", "agc"):
         if arguments.value(name) is not None and arguments.code(name) != "False":
             raise NotUnderstood(
-                "adaptive clipping acts on each micro-batch there and on the accumulated gradient here: `use_agc=True` "
-                "of `accum.GradientAccumulateModel` is another clipping"
+                "GradientAccumulator clips each micro-batch adaptively, and accum the accumulated gradient, so "
+                "`use_agc=True` of `accum.GradientAccumulateModel` is another clipping"
             )
     if "accum_steps" in arguments.names and "n_gradients" in arguments.names:
-        raise NotUnderstood("`n_gradients` and `accum_steps` are two names of one argument")
+        raise NotUnderstood("`n_gradients` and `accum_steps` are two names for the same argument")
 
 
 def optimizer(call, surroundings):
@@ -57,11 +58,13 @@ def optimizer(call, surroundings):
     arguments = Arguments(call, OPTIMIZER)
     _only(arguments, OPTIMIZER)
     if "accum_steps" not in arguments.names:
-        raise NotUnderstood("`accum_steps` was 4 by default in 0.3.1 and 1 later: write the number that you mean")
+        raise NotUnderstood(
+            "`accum_steps` was 4 by default in 0.3.1 and is 1 in later versions. Write the number that you want"
+        )
     if "reduction" in arguments.names and arguments.code("reduction").strip("\"'") != "MEAN":
         raise NotUnderstood(
-            'up to 0.4 any `reduction` but "MEAN" is a sum, and 0.5 takes the mean whatever is given: write which you '
-            'had, as `accum.GradientAccumulateOptimizer(…, reduction="sum")` or "mean"'
+            'up to 0.4 any `reduction` but "MEAN" is a sum, and 0.5 takes the mean whatever is given. Write what you '
+            'had: `accum.GradientAccumulateOptimizer(…, reduction="sum")` or "mean"'
         )
     return Change(_edit_optimizer, ("import accum",), NOTE_OPTIMIZER)
 
@@ -72,7 +75,7 @@ def wrapper(call, surroundings):
     _only(arguments, OPTIMIZER + ("n_gradients",))
     given = arguments.code("reduction") if "reduction" in arguments.names else '"MEAN"'
     if given.strip("\"'") not in ("MEAN", "SUM"):
-        raise NotUnderstood('any `reduction` but "MEAN" is a sum there: `{}` can\'t be told'.format(given))
+        raise NotUnderstood(f'any `reduction` but "MEAN" is a sum there, and the value of `{given}` is not known')
     return Change(_edit_optimizer, ("import accum",), NOTE_OPTIMIZER)
 
 
@@ -86,21 +89,21 @@ def _edit_optimizer(call):
 def _only(arguments, names):
     for name in arguments.names:
         if name not in names:
-            raise NotUnderstood("`{}` is no argument here: give the inner optimizer what it knows".format(name))
+            raise NotUnderstood(
+                f"`{name}` is not an argument of accum's optimizer. Pass it to the inner optimizer if it belongs there"
+            )
 
 
 def layer(call, surroundings):
     """`AccumBatchNormalization`, whose positional arguments have another order than those of Keras' layer."""
     if "accum_steps" not in Arguments(call, LAYER).names:
-        raise NotUnderstood(
-            "in 0.3, `AccumBatchNormalization` knows nothing of `accum_steps`: write the number you mean"
-        )
+        raise NotUnderstood("in 0.3, `AccumBatchNormalization` has no `accum_steps`. Write the number that you want")
     edit = lambda call: Arguments(call, LAYER).spell_out().call("accum.AccumBatchNormalization")
     return Change(edit, ("import accum",), NOTE_LAYER)
 
 
 def same(name):
-    """A rule for a function that has its name and its arguments here too."""
+    """A rule for a function that has the same name and arguments in accum."""
     edit = lambda call: call.with_changes(func=Arguments(call, ("",) * 9).call("accum." + name).func)
     return lambda call, surroundings: Change(edit, ("import accum",))
 

@@ -12,8 +12,8 @@ MODULE = "accum_optimizers"
 ACCUM = ("optimizer", "steps_per_update")
 ADAM = ("accumulation_steps", "learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad", "name")
 NOTE_ACCUM = (
-    "the step now comes with the last micro-batch of a cycle, and the optimizer rests in between. H2G-Net's fires on "
-    "the first one, and lets momentum and moments drift"
+    "the step is now made on the last micro-batch of a cycle, and nothing moves in between. H2G-Net's `AccumOptimizer` "
+    "makes it on the first one, and lets momentum and moments drift"
 )
 NOTE_ADAM = (
     "`iterations` now counts steps, not micro-batches. `epsilon` is multiplied because H2G-Net divides gradients by "
@@ -22,10 +22,12 @@ NOTE_ADAM = (
 
 
 def accum_optimizer(call, surroundings):
-    """`AccumOptimizer(optimizer, steps_per_update)`: made for graphs, so the static-graph face takes its place."""
+    """`AccumOptimizer(optimizer, steps_per_update)`: made for graphs, so the static-graph optimizer replaces it."""
     for name in Arguments(call, ACCUM).names:
         if name not in ACCUM:
-            raise NotUnderstood("`{}` is not the inner optimizer's there: give it to that".format(name))
+            raise NotUnderstood(
+                f"`{name}` is not passed to the inner optimizer in H2G-Net. Pass it to the inner optimizer yourself"
+            )
 
     def edit(call):
         arguments = Arguments(call, ACCUM).rename("steps_per_update", "accum_steps")
@@ -35,13 +37,15 @@ def accum_optimizer(call, surroundings):
 
 
 def adam_accumulated(call, surroundings):
-    """`AdamAccumulated(accumulation_steps, …)`: the static-graph face where eager execution is off, else Keras'."""
+    """`AdamAccumulated(accumulation_steps, …)`: the static-graph optimizer if eager execution is off, else Keras'."""
     arguments = Arguments(call, ADAM)
     for name in arguments.names:
         if name not in ADAM + ("lr",):
-            raise NotUnderstood("`{}` acts on each micro-batch there, and on steps here".format(name))
+            raise NotUnderstood(f"`{name}` acts on each micro-batch there, and on steps in accum")
     if "accumulation_steps" not in arguments.names or not is_simple(arguments.value("accumulation_steps")):
-        raise NotUnderstood("`accumulation_steps` is not a plain number or name, by which to multiply `epsilon`")
+        raise NotUnderstood(
+            "`accumulation_steps` is not a plain number or name, so `epsilon` can't be multiplied by it"
+        )
     for name in ("learning_rate", "lr"):
         surroundings.require_constant_rate(arguments.value(name))
     if surroundings.is_graph_mode:
@@ -64,12 +68,14 @@ def _by_keras(surroundings):
 
 
 def _scaled(arguments):
-    """With gradients K times larger, an `epsilon` that is K times larger makes the same updates."""
+    """Multiply `epsilon` by K: with gradients K times larger, that makes the same updates."""
     steps = arguments.code("accumulation_steps")
-    epsilon = arguments.code("epsilon") if "epsilon" in arguments.names else "1e-7"
-    if "epsilon" in arguments.names and not is_simple(arguments.value("epsilon")):
-        epsilon = "({})".format(epsilon)
-    return arguments.set("epsilon", "{} * {}".format(steps, epsilon))
+    value = arguments.value("epsilon")
+    is_given = value is not None and not is_none(value)
+    epsilon = arguments.code("epsilon") if is_given else "1e-7"
+    if is_given and not is_simple(value):
+        epsilon = f"({epsilon})"
+    return arguments.set("epsilon", f"{steps} * {epsilon}")
 
 
 def is_simple(node):

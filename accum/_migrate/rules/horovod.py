@@ -1,21 +1,45 @@
 """Horovod's `backward_passes_per_step`: found and reported, never rewritten."""
 
-from accum._migrate.arguments import NotUnderstood
+import libcst as cst
+from libcst import matchers
+
+from accum._migrate.arguments import NotUnderstood, last_name
 
 ARGUMENT = "backward_passes_per_step"
 LIBRARY = "Horovod"
 WORDS = (ARGUMENT,)
 NAMES = ()
+OURS = ("tensorflow", "keras", "_keras")
 OTHERS = ("torch", "mxnet")
+WRAPS = ("DistributedOptimizer", "DistributedAdasumOptimizer", "DistributedGradientTape")
+REASON = "reduce over workers once per step, with `transform=`; see docs/migrating.md, Horovod"
+BESIDE = (
+    "it reduces every micro-batch over the workers. Remove it beside an optimizer that accumulates, and reduce once "
+    "per step with `transform=`; see docs/migrating.md, Horovod"
+)
 
 
 def distributed_optimizer(call, surroundings):
-    """Not for a tool: the reduction over workers has to go to another place in the program."""
+    """Always report: the reduction over workers must move to another place in the program."""
     surroundings.require_not_unpacked(call, ARGUMENT)
     given = [arg for arg in call.args if arg.keyword and arg.keyword.value == ARGUMENT]
     if not given or is_off(given[0].value):
         return None
-    raise NotUnderstood("workers have to be reduced once a step, by `transform=`: see docs/migrating.md, Horovod")
+    raise NotUnderstood(REASON)
+
+
+def wraps(uses):
+    """What Horovod has to wrap optimizers and tapes, as (call, name): imported, or handed on by the name `hvd`."""
+    for call in matchers.findall(uses.module, matchers.Call()):
+        if last_name(call.func) in WRAPS and _is_theirs(uses, call.func):
+            yield call, uses.code(call.func)
+
+
+def _is_theirs(uses, function):
+    names = uses.names(function) - {""}
+    if names:
+        return any(map(is_home, names))
+    return isinstance(function, cst.Attribute) and last_name(function.value) == "hvd"
 
 
 def is_off(value):
@@ -26,7 +50,8 @@ def is_off(value):
 def is_home(name):
     """Whether an import of `name` makes a file one that may use this library."""
     parts = name.split(".")
-    return parts[0] == "horovod" and not any(part in OTHERS for part in parts[1:2])
+    is_ours = len(parts) == 1 or any(part in OURS for part in parts)
+    return parts[0] == "horovod" and is_ours and not any(part in OTHERS for part in parts)
 
 
 def rule(name):

@@ -17,7 +17,7 @@ SEEN_EACH_TIME = ("use_ema", "loss_scale_factor")
 
 
 def optimizer(call, surroundings):
-    """A Keras optimizer, maybe with `gradient_accumulation_steps`; without, it is none of ours and None is returned."""
+    """A Keras optimizer, maybe with `gradient_accumulation_steps`. Returns None for one without."""
     surroundings.require_not_unpacked(call, ARGUMENT)
     if not any(arg.keyword and arg.keyword.value == ARGUMENT for arg in call.args):
         return None
@@ -25,11 +25,11 @@ def optimizer(call, surroundings):
     if is_off(arguments.value(ARGUMENT)):
         return None
     if surroundings.other_backend:
-        raise NotUnderstood("accum runs on TensorFlow, and this file names another backend of Keras")
+        raise NotUnderstood("accum runs on TensorFlow, but this file asks for another backend of Keras")
     surroundings.values.require_number(arguments.value(ARGUMENT))
     for name in SEEN_EACH_TIME:
         if arguments.value(name) is not None and arguments.code(name) not in ("False", "None"):
-            raise NotUnderstood("`{}` acts on each micro-batch in Keras 3, and on steps here".format(name))
+            raise NotUnderstood(f"`{name}` acts on each micro-batch in Keras 3, and on steps in accum")
     arguments.require_no_comment(ARGUMENT)
     surroundings.require_constant_rate(arguments.value("learning_rate"))
 

@@ -13,14 +13,16 @@ HOLDERS = ("runai", "runai.ga", "runai.ga.keras")
 SAME_IN_TF_KERAS = ("SGD", "RMSprop", "Adam")
 OTHERS = ("Adagrad", "Adadelta", "Adamax", "Nadam")
 ON_EACH = ("clipnorm", "clipvalue")
-NOTE = "the inner optimizer's clipping now acts once, on the accumulated gradient; Run:AI's acts on each micro-batch"
+NOTE = (
+    "the inner optimizer's clipping now acts once, on the accumulated gradient; with Run:AI it acts on each micro-batch"
+)
 
 
 def wrap(call, surroundings):
     """`Optimizer(optimizer, steps)`."""
     arguments = Arguments(call, ("optimizer", "steps"))
     if sorted(arguments.names) != ["optimizer", "steps"]:
-        raise NotUnderstood("it takes an optimizer and `steps`")
+        raise NotUnderstood("it must have an optimizer and `steps`")
 
     def edit(call):
         arguments = Arguments(call, ("optimizer", "steps")).rename("steps", "accum_steps")
@@ -39,7 +41,7 @@ def made(name, call, surroundings):
     def edit(call):
         steps = Arguments(call, ("steps",)).code("steps")
         arguments = Arguments(call, ("steps",)).drop("steps").rename("lr", "learning_rate")
-        inner = arguments.call("{}.keras.optimizers.{}".format(tensorflow, name))
+        inner = arguments.call(f"{tensorflow}.keras.optimizers.{name}")
         return wrapped(inner, "accum.GradientAccumulateOptimizer", "accum_steps=" + steps)
 
     return Change(edit, ("import accum",) + ((needed,) if needed else ()))
@@ -48,17 +50,19 @@ def made(name, call, surroundings):
 def _require_same_rule(arguments):
     for name in arguments.names:
         if name in ON_EACH:
-            raise NotUnderstood("`{}` clips each micro-batch there, and the step's gradient here".format(name))
+            raise NotUnderstood(f"`{name}` clips each micro-batch there, and the accumulated gradient in accum")
     if "steps" not in arguments.names:
-        raise NotUnderstood("it takes `steps`")
+        raise NotUnderstood("it must have `steps`")
     if "decay" in arguments.names:
-        raise NotUnderstood("newer optimizers know no `decay`: use a schedule, which counts steps here as it did there")
+        raise NotUnderstood(
+            "newer optimizers have no `decay`. Instead use a schedule, which counts steps, as `decay` did"
+        )
 
 
 def other(call, surroundings):
-    """What would not be the same optimizer in tf.keras."""
+    """An optimizer that is not the same in tf.keras."""
     raise NotUnderstood(
-        "tf.keras' has other defaults than the one of Keras 2 that Run:AI wraps: write it with all its arguments"
+        "in tf.keras this optimizer has other defaults than in the Keras 2 that Run:AI wraps. Write all its arguments"
     )
 
 

@@ -1,5 +1,7 @@
 """tensorpack's `AccumGradOptimizer`."""
 
+from typing import Tuple
+
 from accum._migrate.arguments import Arguments, NotUnderstood
 from accum._migrate.rules import Change, copied
 
@@ -9,18 +11,41 @@ PACKAGE = "tensorpack"
 HOLDERS = ("tensorpack", "tensorpack.tfutils", "tensorpack.tfutils.optimizer")
 NAMES = ("AccumGradOptimizer",)
 
+# They call `apply_gradients` of one optimizer once per GPU or variable; in tensorpack each call has its own counter.
+PER_TOWER: Tuple[str, ...] = (
+    "SyncMultiGPUTrainerReplicated",
+    "AsyncMultiGPUTrainer",
+    "DistributedTrainerReplicated",
+    "SyncMultiGPUReplicatedBuilder",
+    "AsyncMultiGPUBuilder",
+    "DistributedReplicatedBuilder",
+)
+
+NOTE = (
+    "steps are now made on micro-batches K, 2K, 3K, … tensorpack reads its counter before it advances: with TensorFlow "
+    "1's own variables, it makes its steps on micro-batches 1, K + 1, 2K + 1, …, the first from a single gradient. "
+    f"Trainers that call the optimizer once per GPU ({', '.join(PER_TOWER[:3])}) can't be used with accum"
+)
+
 
 def accum_grad_optimizer(call, surroundings):
-    """It sums, and `global_step` counts micro-batches: both are said, so that both stay."""
+    """It sums, and `global_step` counts micro-batches; explicit arguments keep both."""
     if sorted(Arguments(call, PARAMETERS).names) != sorted(PARAMETERS):
-        raise NotUnderstood("it takes `opt` and `niter`")
+        raise NotUnderstood("it must have `opt` and `niter`")
+    for trainer in PER_TOWER:
+        if trainer in surroundings.clues:
+            raise NotUnderstood(
+                f"`{trainer}` ({surroundings.clues[trainer]}) calls one optimizer once per GPU, but an optimizer "
+                "of accum takes one list of variables. Use `SyncMultiGPUTrainerParameterServer`; or, if that trainer "
+                "belongs to another program, migrate this file alone"
+            )
 
     def edit(call):
         arguments = Arguments(call, PARAMETERS).rename("opt", "optimizer").rename("niter", "accum_steps")
         arguments.set("reduction", '"sum"').set("count_micro_steps", "True")
         return arguments.call("accum.compat.v1.AccumOptimizer")
 
-    return Change(edit, ("import accum.compat.v1",))
+    return Change(edit, ("import accum.compat.v1",), NOTE)
 
 
 def rule(name):

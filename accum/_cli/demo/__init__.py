@@ -1,0 +1,11 @@
+"""`python -m accum demo`: train with full batches, with accumulated ones and with micro-batches, and compare.
+
+command    the arguments, checked before anything is trained
+settings   the settings, and the three runs that follow from them
+data       the digits, split and ordered by a seed
+network    the network, with initial weights drawn by NumPy
+faces      the training, through each interface of the library
+runs       one process per run, and its measurements
+report     the table
+plot       the loss curves
+"""

@@ -1,0 +1,128 @@
+"""Run each training in a process of its own, so that peak memory is measured separately."""
+
+import multiprocessing
+import os
+import sys
+import time
+from typing import List, NamedTuple, Optional
+
+import numpy as np
+
+from accum._cli import requirements
+from accum._cli.demo import data, faces, memory, network
+from accum._cli.demo.settings import Run, three_runs
+from accum._tf import tf
+
+
+class Outcome(NamedTuple):
+    """The result of a run.
+
+    Attributes:
+      run: the run.
+      losses: mean training loss of each epoch, in nats per example.
+      accuracy: share of test examples classified correctly, 0 to 1.
+      weights: the trained weights.
+      updates: number of steps made.
+      seconds: duration of the training, including tracing of graphs.
+      peak_mib: peak memory of its process up to the end of the training, in MiB, or None.
+      idle_mib: peak memory before the training.
+    """
+
+    run: Run
+    losses: List[float]
+    accuracy: float
+    weights: List[np.ndarray]
+    updates: int
+    seconds: float
+    peak_mib: Optional[float]
+    idle_mib: Optional[float]
+
+
+class RunFailed(Exception):
+    """A run's process ended without an outcome."""
+
+
+def run_all(settings):
+    """Run the three trainings one after the other. Returns their outcomes.
+
+    Raises:
+      RunFailed: if one of the processes ended without an outcome.
+      BrokenPipeError: if nobody reads the progress any more.
+    """
+    os.environ.setdefault(
+        "TF_CPP_MIN_LOG_LEVEL", "2"
+    )  # for the new processes; this one has imported TensorFlow already
+    context = _process_context()
+    return [_in_own_process(context, settings, run) for run in three_runs(settings)]
+
+
+def _process_context():
+    """How to start processes: never as a fork of this one, whose TensorFlow may already have threads.
+
+    On Linux they are forks of a fresh process that has only imported TensorFlow, which saves seconds per run.
+    """
+    if not sys.platform.startswith("linux"):
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _in_own_process(context, settings, run):
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_execute, args=(sender, settings, run), daemon=True)
+    process.start()
+    sender.close()  # the child has its own copy: if the child dies, `recv` sees the end
+    try:
+        outcome = receiver.recv()
+    except EOFError:
+        process.join()
+        message = f"the run {run.label!r} ended with exit code {process.exitcode}."
+        raise RunFailed(message) from None
+    finally:
+        process.join()
+    if isinstance(outcome, BrokenPipeError):
+        raise outcome
+    return outcome
+
+
+def _execute(sender, settings, run):
+    """Train and measure, and send the outcome, or the error if nobody reads the progress any more."""
+    try:
+        outcome = _outcome(settings, run)
+    except BrokenPipeError as error:
+        requirements.discard_output()
+        outcome = error
+    sender.send(outcome)
+
+
+def _outcome(settings, run):
+    tf.get_logger().setLevel("ERROR")  # TensorFlow's deprecation warnings would break the progress bar
+    train, test = data.load(settings.seed)
+    face = faces.BY_NAME[settings.face](run, network.initial_weights(settings.seed))
+    progress = _Progress(run.label, settings.epochs * -(-len(train.labels) // run.batch_size))
+    idle_mib, start = memory.peak_mib(), time.perf_counter()
+    losses = face.train(train, settings.epochs, progress)
+    seconds, peak_mib = time.perf_counter() - start, memory.peak_mib()
+    accuracy = np.mean(np.argmax(face.logits(test.images), axis=-1) == test.labels)
+    numbers = float(accuracy), face.weights(), int(face.updates()), seconds, peak_mib, idle_mib
+    return Outcome(run, losses, *numbers)
+
+
+class _Progress:
+    """A progress bar that counts backward passes; without a terminal, one line at the end."""
+
+    def __init__(self, label, passes):
+        self._is_watched = sys.stdout.isatty()
+        verbose = 1 if self._is_watched else 0
+        self._bar = tf.keras.utils.Progbar(passes, verbose=verbose, stateful_metrics=["loss"])
+        self._label = label
+        self._done = 0
+        if self._is_watched:
+            print(label, flush=True)
+
+    def __call__(self, loss):
+        self._done += 1
+        self._bar.update(self._done, [("loss", float(loss))])
+        if self._done == self._bar.target and not self._is_watched:
+            print(f"{self._label}: {self._done} backward passes, loss {loss:.4f}", flush=True)

@@ -1,0 +1,4 @@
+"""`python -m accum doctor`: check this environment against the matrix of supported ones.
+
+Needs only the standard library.
+"""

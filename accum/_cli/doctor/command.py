@@ -1,0 +1,137 @@
+"""`python -m accum doctor`: say whether this environment is supported, and what to change if not."""
+
+import argparse
+import json
+import os
+import platform
+import struct
+import sys
+
+import accum
+from accum._cli.doctor import checks, installed, matrix, remedies, trial
+
+TIMEOUT = 120
+
+
+def add_parser(commands):
+    """Add `doctor` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say whether this Python and TensorFlow are supported, and what to change",
+        description="Say whether this combination of TensorFlow, Python and system is supported and works, which file "
+        "pins its packages, and what to change. Also runs if TensorFlow is missing or broken. "
+        "Exit status: 0 if supported, 1 if not supported or broken.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=TIMEOUT,
+        metavar="S",
+        help="seconds that importing TensorFlow may take (default: %(default)s)",
+    )
+    parser.set_defaults(perform=perform)
+
+
+def _seconds(text):
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number > 0. Received: {text}")
+    return value
+
+
+_seconds.__name__ = "float"  # argparse says "invalid float value" by it
+
+
+def perform(arguments):
+    case = checks.Case(facts(), trial.run(arguments.timeout))
+    report = diagnosis(case)
+    print(json.dumps(report, indent=2) if arguments.json else text(report))
+    return 0 if report["verdict"] == "supported" else 1
+
+
+def facts():
+    """Facts about the environment that this process can find without importing any package."""
+    return checks.Facts(
+        system=system(sys.platform, platform.machine()),
+        python=platform.python_version(),
+        bits=8 * struct.calcsize("P"),
+        implementation=platform.python_implementation(),
+        packages=installed.packages(),
+        environ=dict(os.environ),
+        keras_config=_keras_config(),
+    )
+
+
+def system(name, machine):
+    """The name of a system in the matrix, or the name it would have there."""
+    machine = {"amd64": "x86_64", "aarch64": "arm64"}.get(machine.lower(), machine.lower())
+    if name == "darwin":
+        return "macos-" + machine
+    name = {"win32": "windows"}.get(name, name)
+    return name if machine == "x86_64" else f"{name}-{machine}"
+
+
+def _keras_config():
+    folder = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+    try:
+        with open(os.path.join(folder, "keras.json"), encoding="utf-8") as file:
+            config = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def diagnosis(case):
+    """The report, as `--json` prints it."""
+    found = checks.findings(case)
+    has_problem = any(finding.level == "problem" for finding in found)
+    works = case.trial.error is None
+    verdict = "not supported" if not case.is_in_matrix else "broken" if not works else "not supported"
+    faces = ["accum", "accum.compat.v1"] if case.is_known and matrix.has_keras_face(case.line) else ["accum.compat.v1"]
+    return {
+        "verdict": verdict if has_problem or not works else "supported",
+        "cell": case.cell,
+        "accum": accum.__version__,
+        "system": case.facts.system,
+        "python": case.facts.python,
+        "tensorflow": case.version,
+        "distributions": {package.name: package.version for package in case.found},
+        "keras": case.keras,
+        "import_seconds": case.trial.seconds,
+        "faces": faces if case.is_known else [],
+        "constraints": remedies.constraints(case.line) if case.is_known else None,
+        "install": case.install(),
+        "findings": [dict(finding._asdict()) for finding in found],
+    }
+
+
+_FACES = {
+    "accum": "Keras models and optimizers (accum)",
+    "accum.compat.v1": "static graphs (accum.compat.v1)",
+}
+
+
+def text(report):
+    """The report as text."""
+    names = ", ".join("{} {}".format(*pair) for pair in sorted(report["distributions"].items()))
+    seconds = report["import_seconds"]
+    took = "" if seconds is None else f"; imported in {seconds} s"
+    rows = [
+        ("tested as", report["cell"] or "nothing"),
+        ("system", matrix.SYSTEMS.get(report["system"], report["system"])),
+        ("Python", report["python"]),
+        ("TensorFlow", f"{report['tensorflow']} ({names or 'no metadata'}{took})"),
+        ("Keras", report["keras"]),
+        ("supports", ", ".join(_FACES[face] for face in report["faces"])),
+        ("pins", report["constraints"]),
+        ("install", report["install"]),
+    ]
+    if report["tensorflow"] is None:
+        rows[3] = ("TensorFlow", "not found")
+    lines = [f"accum {report['accum']}: this environment is {report['verdict']}.", ""]
+    lines += [f"  {name:<12}{value}" for name, value in rows if value]
+    for finding in report["findings"]:
+        lines += ["", f"{finding['level'].capitalize()}: {finding['what']}"]
+        lines += [f"  Change: {finding['change']}"] if finding["change"] else []
+    return "\n".join(lines)

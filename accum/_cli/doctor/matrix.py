@@ -1,0 +1,144 @@
+"""The matrix as data: which TensorFlow lines run on which Pythons and systems, and which packages they need.
+
+Needs no TensorFlow. `python -m accum doctor` and the scripts read it; a test compares it with the cells of tox.ini.
+"""
+
+PYTHONS = {
+    "1.15": ("3.6", "3.7"),
+    "2.2": ("3.6", "3.7", "3.8"),
+    "2.3": ("3.6", "3.7", "3.8"),
+    "2.4": ("3.6", "3.7", "3.8"),
+    "2.5": ("3.6", "3.7", "3.8", "3.9"),
+    "2.6": ("3.6", "3.7", "3.8", "3.9"),
+    "2.7": ("3.7", "3.8", "3.9"),
+    "2.8": ("3.7", "3.8", "3.9", "3.10"),
+    "2.9": ("3.7", "3.8", "3.9", "3.10"),
+    "2.10": ("3.7", "3.8", "3.9", "3.10"),
+    "2.11": ("3.7", "3.8", "3.9", "3.10"),
+    "2.12": ("3.8", "3.9", "3.10", "3.11"),
+    "2.13": ("3.8", "3.9", "3.10", "3.11"),
+    "2.14": ("3.9", "3.10", "3.11"),
+    "2.15": ("3.9", "3.10", "3.11"),
+    "2.16": ("3.9", "3.10", "3.11", "3.12"),
+    "2.17": ("3.9", "3.10", "3.11", "3.12"),
+    "2.18": ("3.9", "3.10", "3.11", "3.12"),
+    "2.19": ("3.9", "3.10", "3.11", "3.12"),
+    "2.20": ("3.9", "3.10", "3.11", "3.12", "3.13"),
+    "2.21": ("3.10", "3.11", "3.12", "3.13"),
+}
+"""The Pythons for which each TensorFlow line has wheels on Linux x86_64, from the oldest line to the newest."""
+
+LINES = tuple(PYTHONS)
+
+SYSTEMS = {
+    "linux": "Linux x86_64",
+    "windows": "Windows",
+    "macos-x86_64": "macOS on Intel",
+    "macos-arm64": "macOS on Apple silicon",
+}
+"""The systems of the matrix, by their names in results."""
+
+_INTEL_MAC_ENDS = "2.16"
+_ARM_MAC_PYTHONS = {
+    "1.15": (),
+    "2.2": (),
+    "2.3": (),
+    "2.4": (),
+    "2.5": ("3.8", "3.9"),
+    "2.6": ("3.8", "3.9"),
+    "2.7": ("3.8", "3.9"),
+    "2.8": ("3.8", "3.9"),
+    "2.9": ("3.8", "3.9", "3.10"),
+    "2.10": ("3.8", "3.9", "3.10"),
+    "2.11": ("3.8", "3.9", "3.10"),
+}
+
+METAL = {
+    "2.5": "0.1.2",
+    "2.6": "0.2.0",
+    "2.7": "0.3.0",
+    "2.8": "0.4.0",
+    "2.9": "0.5.0",
+    "2.10": "0.6.0",
+    "2.11": "0.7.0",
+    "2.12": "0.8.0",
+    "2.13": "1.0.0",
+    "2.14": "1.1.0",
+    "2.15": "1.1.0",
+    "2.16": "1.1.0",
+    "2.17": "1.1.0",
+    "2.18": "1.1.0",
+}
+"""The tensorflow-metal that fits each line; its wheels do not say which TensorFlow they were built for."""
+
+PINS = {
+    "protobuf": ("1.15", "2.11", "<3.21", "TensorFlow up to 2.11 was built before protobuf 4"),
+    "numpy": ("2.7", "2.11", "<2", "TensorFlow up to 2.11 was built against NumPy 1"),
+}
+"""Limits missing from TensorFlow's own metadata: {package: (first line, last line, limit, reason)}."""
+
+EXACT = {
+    ("windows", "2.13", "3.8"): "2.13.0",
+    ("macos-arm64", "2.13", "3.8"): "2.13.0",
+}
+"""Where the newest patch cannot be installed: 2.13.1 requires packages without a wheel for Python 3.8 there."""
+
+_ORDER = {line: number for number, line in enumerate(LINES)}
+
+
+def pythons(line, system="linux"):
+    """The Pythons on which a line is supported; () for a line or system outside the matrix."""
+    if line not in PYTHONS or system not in SYSTEMS:
+        return ()
+    if system == "macos-x86_64" and is_after(line, _INTEL_MAC_ENDS):
+        return ()
+    if system == "macos-arm64":
+        return _ARM_MAC_PYTHONS.get(line, PYTHONS[line])
+    return PYTHONS[line]
+
+
+def lines(python, system="linux"):
+    """The lines that support a Python, from the oldest to the newest."""
+    return [line for line in LINES if python in pythons(line, system)]
+
+
+def is_after(line, other):
+    return _ORDER[line] > _ORDER[other]
+
+
+def has_keras_3(line):
+    """Whether Keras 3 is the default of the line, and Keras 2 must be requested."""
+    return is_after(line, "2.15")
+
+
+def has_keras_face(line):
+    return line != "1.15"
+
+
+def cell(python, line, keras_2=False):
+    """The name of a cell in tox.ini: py311-tf2.15, py311-tf2.16 (Keras 3) or py311-tf2.16-keras2."""
+    return "py{}-tf{}{}".format(python.replace(".", ""), line, "-keras2" if keras_2 and has_keras_3(line) else "")
+
+
+def cells(system="linux"):
+    """Every cell of a system as (name, line, python, whether it uses Keras 2 although Keras 3 is the default)."""
+    return [
+        (cell(python, line, keras_2), line, python, keras_2)
+        for line in LINES
+        for keras_2 in ((False, True) if has_keras_3(line) else (False,))
+        for python in pythons(line, system)
+    ]
+
+
+def distribution(line, system):
+    """The distribution that pip must install to get a line on a system."""
+    return "tensorflow-macos" if system == "macos-arm64" and not is_after(line, "2.12") else "tensorflow"
+
+
+def pins(line):
+    """[(package, limit, reason)] of what must be pinned on a line beyond TensorFlow's own metadata."""
+    return [
+        (package, limit, reason)
+        for package, (first, last, limit, reason) in sorted(PINS.items())
+        if not is_after(first, line) and not is_after(line, last)
+    ]

@@ -1,0 +1,25 @@
+"""`python -m accum` runs without TensorFlow: a command that needs it imports it later."""
+
+import importlib
+import os
+import sys
+
+import accum
+from accum._cli.error_text import one_line
+
+
+def without_tensorflow():
+    """Import TensorFlow and all of `accum`. Returns None, or the reason why that is impossible."""
+    if "accum._tf" in sys.modules:
+        return None
+    try:
+        importlib.reload(accum)
+    except Exception as error:  # whatever a broken installation of TensorFlow raises
+        words = str(error) if str(error).startswith("accum needs ") else one_line(error)
+        return words if "accum doctor" in words else f"{words.rstrip('.')}: run `python -m accum doctor` for details."
+    return None
+
+
+def discard_output():
+    """Redirect a closed standard output to nowhere, because Python flushes it once more when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

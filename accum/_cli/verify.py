@@ -1,0 +1,110 @@
+"""`python -m accum verify`: check the user's own model against the full batch."""
+
+import argparse
+import importlib
+import os
+import sys
+
+from accum._cli.compare.command import positive
+from accum._cli.error_text import one_line
+from accum.testing._equality import assert_accumulation_equals_full_batch
+
+REQUIRED = ("build_model", "data", "accum_steps")
+
+
+def add_parser(commands):
+    """Add `verify` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "verify",
+        help="check that your model trains on micro-batches as on the full batch",
+        description="Train a model on full batches and on their micro-batches, and compare the weights step by step. "
+        "Exit status: 0 if they agree, 1 if they diverge, 2 if the check cannot be run.",
+    )
+    add = parser.add_argument
+    add(
+        "function",
+        metavar="MODULE:FUNCTION",
+        help="a function without arguments that returns (build_model, data, accum_steps), or a dict of arguments for "
+        "`accum.testing.assert_accumulation_equals_full_batch`",
+    )
+    add("--accum-steps", type=_at_least_one, metavar="K", help="micro-batches per step (default: the function's)")
+    add("--batch-size", type=_at_least_one, metavar="N", help="examples per step (default: the function's)")
+    add("--steps", type=_at_least_one, metavar="S", help="steps to compare (default: the function's, or 3)")
+    add("--tolerance", type=positive, metavar="T", help="tolerance (default: the function's, or 2e-6)")
+    parser.set_defaults(perform=_perform)
+
+
+def _at_least_one(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be an int >= 1. Received: {text}")
+    return value
+
+
+_at_least_one.__name__ = "int"  # argparse says "invalid int value" by it
+
+
+class _Unusable(Exception):
+    """The check cannot be run on what the user named."""
+
+
+def _perform(arguments):
+    overriding = {name: getattr(arguments, name) for name in ("accum_steps", "batch_size", "steps", "tolerance")}
+    try:
+        given = _arguments_of(_function(arguments.function), arguments.function)
+        given.update({name: value for name, value in overriding.items() if value is not None})
+        print(_checked(given, arguments.function))
+    except AssertionError as error:
+        print(error)
+        return 1
+    except _Unusable as error:
+        print(f"python -m accum verify: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _function(named):
+    module_name, _, name = named.partition(":")
+    if not module_name or not name or module_name.endswith(".py") or os.sep in module_name:
+        raise _Unusable(
+            f"MODULE:FUNCTION must name a module and a function, such as `package.module:function`. Received: {named}."
+        )
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # `python -m` does so; an installed script would not
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a script that calls `sys.exit` gives no verdict
+        raise _Unusable(f"{module_name} could not be imported: {one_line(error)}.") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise _Unusable(f"{module_name} has no function {name}.")
+    return function
+
+
+def _arguments_of(function, named):
+    try:
+        given = function()
+    except (Exception, SystemExit) as error:
+        raise _Unusable(f"{named} failed: {one_line(error)}.") from error
+    if isinstance(given, tuple) and len(given) == len(REQUIRED):
+        given = dict(zip(REQUIRED, given))
+    if not isinstance(given, dict) or not set(REQUIRED[:2]) <= set(given):
+        raise _Unusable(
+            f"{named} must return (build_model, data, accum_steps), or a dict of arguments with these names. "
+            f"Received: {type(given).__name__}."
+        )
+    return dict(given)
+
+
+def _checked(given, named):
+    """Returns the report. An `AssertionError` means that the runs diverge; any other error, that the check failed."""
+    if "accum_steps" not in given:
+        raise _Unusable(f"{named} returned no accum_steps. Pass --accum-steps.")
+    try:
+        return assert_accumulation_equals_full_batch(**given)
+    except AssertionError as error:
+        if hasattr(error, "report"):
+            raise
+        raise _Unusable(f"the check failed: {one_line(error)}.") from error
+    except (Exception, SystemExit) as error:
+        raise _Unusable(f"the check failed: {one_line(error)}.") from error

@@ -1,0 +1,155 @@
+"""Adaptive gradient clipping as the `transform` of an accumulating optimizer: choose variables and their layout."""
+
+import warnings
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from accum import _check, _config, _tf
+from accum._clipping._adaptive import CLIP_FACTOR, EPS, adaptive_clip_grad, unit_axes_in
+from accum._tf import Gradient, GradsAndVars, Names, Transform, tf
+
+
+class AdaptiveClipping:
+    """Clip the accumulated gradient once per cycle: `adaptive_clip_grad` as a `transform`.
+
+    A name in `exclude` or `unit_axes` matches one or more consecutive parts of a variable's name, as separated by
+    slashes: "bias" matches every bias, "logits/kernel" one kernel. If a model is known, a layer's name matches all
+    variables of that layer, including layers of nested models.
+
+    Args:
+      clip_factor: > 0, as for `adaptive_clip_grad`.
+      eps: > 0, as for `adaptive_clip_grad`.
+      exclude: the variables that are not clipped: a list of names, or a function `variable -> bool`. The paper
+        excludes the last linear layer.
+      unit_axes: dict `{name: axes}`, as for `unitwise_norm`, for variables whose units follow neither from their rank
+        nor from `model`.
+      model: a Keras model or layer, from which the layout of depthwise and transposed kernels, of embeddings and of
+        `EinsumDense` is read. A `GradientAccumulateModel` registers itself.
+      before: another transform, applied first, or None.
+
+    Raises:
+      TypeError, ValueError: an argument does not match its description above.
+
+    Example:
+      >>> clipping = accum.AdaptiveClipping(clip_factor=0.01, exclude=["bias", "logits"], model=model)
+      >>> optimizer = accum.GradientAccumulateOptimizer("sgd", accum_steps=4, transform=clipping)
+    """
+
+    def __init__(
+        self,
+        clip_factor: float = CLIP_FACTOR,
+        eps: float = EPS,
+        *,
+        exclude: Names = (),
+        unit_axes: Optional[Dict[str, Sequence[int]]] = None,
+        model: Optional[tf.keras.layers.Layer] = None,
+        before: Optional[Transform] = None,
+    ) -> None:
+        self._clip_factor = _check.positive("clip_factor", clip_factor)
+        self._eps = _check.positive("eps", eps)
+        self._exclude = _check.names_or_function("exclude", _config.from_config("exclude", exclude))
+        self._unit_axes = _check.axes_by_name("unit_axes", unit_axes or {})
+        self._before: Any = _check.callable_or_none("transform", _config.from_config("transform", before))
+        self._models: List[tf.keras.layers.Layer] = []
+        self._has_met = False
+        if model is not None:
+            self.watch(model)
+
+    def watch(self, model: tf.keras.Model) -> None:
+        """Read the layout of kernels from the layers of `model`, including layers that are created later."""
+        if not any(known is model for known in self._models):
+            self._models.append(model)
+        if hasattr(self._before, "watch"):
+            self._before.watch(model)
+
+    def __call__(self, grads_and_vars: GradsAndVars) -> List[Tuple[Optional[Gradient], tf.Variable]]:
+        if self._before is not None:
+            grads_and_vars = self._before(grads_and_vars)
+        grads, variables = zip(*grads_and_vars)
+        known = Known(self._models)
+        self._check_names(known, variables)
+        axes = [self._axes_of(var, known) for var in variables]
+        clipped = adaptive_clip_grad(variables, grads, self._clip_factor, self._eps, unit_axes=axes)
+        return [
+            (grad if self._is_excluded(var, known) else clip, var) for grad, clip, var in zip(grads, clipped, variables)
+        ]
+
+    def _is_excluded(self, var: tf.Variable, known: "Known") -> bool:
+        if callable(self._exclude):
+            return bool(self._exclude(var))
+        return any(is_part(name, known.names(var)) for name in self._exclude)
+
+    def _axes_of(self, var: tf.Variable, known: "Known") -> Optional[Tuple[int, ...]]:
+        by_name = [axes for name, axes in self._unit_axes.items() if is_part(name, known.names(var))]
+        return by_name[-1] if by_name else known.unit_axes.get(_tf.variable_key(var))
+
+    def _check_names(self, known: "Known", variables: Sequence[tf.Variable]) -> None:
+        """Raise for a name that matches nothing; without a model only warn, as the variable may have no gradient."""
+        if self._has_met:
+            return
+        everything = known.all_names() + [name for var in variables for name in known.names(var)]
+        names = list(self._unit_axes) + ([] if callable(self._exclude) else list(self._exclude))
+        unknown = [name for name in names if not is_part(name, everything)]
+        words = f"Adaptive clipping found no variable named {unknown}. Known names: {sorted(set(everything))}."
+        if unknown and self._models:
+            raise ValueError(words)
+        if unknown:
+            warnings.warn(words, stacklevel=2)
+        self._has_met = True
+
+    def get_config(self) -> Dict[str, Any]:
+        """Return the arguments; unit axes that were read from a model are stored by name."""
+        known = Known(self._models)
+        unit_axes = dict(known.unit_axes_by_name, **self._unit_axes)
+        return {
+            "clip_factor": self._clip_factor,
+            "eps": self._eps,
+            "exclude": _config.to_config("exclude", self._exclude) or (),
+            "unit_axes": {name: list(axes) for name, axes in unit_axes.items()},
+            "before": _config.to_config("transform", self._before),
+        }
+
+
+class Known:
+    """Names and unit axes of variables, read from the layers of some models.
+
+    Attributes:
+      by_layer: {variable key: names}, with a name "<layer>/<variable>" for each layer that contains the variable,
+        including nested models. On TF 2.2 a variable's own name may contain "logits_1" although its layer is "logits".
+      unit_axes: {variable key: unit axes}, for variables whose units the rank does not tell.
+      unit_axes_by_name: the same, by "<layer>/<variable>".
+    """
+
+    def __init__(self, models: Sequence[Any]) -> None:
+        self.by_layer: Dict[int, List[str]] = {}
+        self.unit_axes: Dict[int, Tuple[int, ...]] = {}
+        self.unit_axes_by_name: Dict[str, Tuple[int, ...]] = {}
+        for layer in [layer for model in models for layer in [model] + _tf.layers_of(model) if layer.built]:
+            for var in layer.weights:
+                self.by_layer.setdefault(_tf.variable_key(var), []).append(_name_in(layer, var))
+            for var, axes in unit_axes_in(layer):
+                self.unit_axes[_tf.variable_key(var)] = self.unit_axes_by_name[_name_in(layer, var)] = axes
+
+    def names(self, var: tf.Variable) -> List[str]:
+        """Return all names by which a variable is known."""
+        return [_plain_name(var)] + self.by_layer.get(_tf.variable_key(var), [])
+
+    def all_names(self) -> List[str]:
+        return [name for names in self.by_layer.values() for name in names]
+
+
+def _plain_name(var: tf.Variable) -> str:
+    return _tf.path_of(var)
+
+
+def _name_in(layer: tf.keras.layers.Layer, var: tf.Variable) -> str:
+    return f"{layer.name}/{_plain_name(var).split('/')[-1]}"
+
+
+def is_part(name: str, names: Sequence[str]) -> bool:
+    """Whether `name` equals one or more consecutive parts of any of `names`."""
+    wanted = name.split(":")[0].split("/")
+    listed = [known.split("/") for known in names]
+    return any(parts[start : start + len(wanted)] == wanted for parts in listed for start in range(len(parts)))
+
+
+_tf.register_keras_class(AdaptiveClipping, "accum>AdaptiveClipping")

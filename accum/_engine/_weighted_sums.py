@@ -1,0 +1,169 @@
+"""The weighted sums of one replica over the micro steps of a cycle: those of gradients, and that of their weights."""
+
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+from accum import _tf
+from accum._engine import _replicas
+from accum._engine._accumulators import Accumulator
+from accum._engine._listener import CycleListener
+from accum._engine._plan import Plan
+from accum._engine._replicas import true_after
+from accum._tf import Gradient, Scalar, tf
+
+
+class WeightedSums:
+    """Adds up one replica's gradients and weights. Every method runs on one replica, and none communicates.
+
+    Args:
+      state: the cycle's `State`.
+      accumulators: list of `Accumulator`, one a variable.
+      plan: a `Plan`.
+      listeners: `CycleListener`s, which take in each micro-batch too.
+      is_reduced: whether the gradients are already the same on every replica.
+    """
+
+    def __init__(
+        self,
+        state: Any,
+        accumulators: List[Accumulator],
+        plan: Plan,
+        listeners: Sequence[CycleListener],
+        is_reduced: bool,
+    ) -> None:
+        self._state = state
+        self._accumulators = accumulators
+        self._plan = plan
+        self._listeners = listeners
+        self._is_reduced = is_reduced
+        self._is_running = plan.reduction == "running_mean"
+
+    def keep(self, how: str, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar]) -> tf.Tensor:
+        """Start or continue the sums by one micro-batch."""
+        with tf.name_scope(how):
+            kept = [self._start(grads, weight) if how == "start" else self._add(grads, weight)]
+            total = _replicas.local_variable(self._state.weight_sum)
+            assign = total.assign if how == "start" else total.assign_add
+            kept.append(assign(self._weight_of(weight), read_value=False))
+            return true_after(kept + [listener.on_micro_step(how == "start") for listener in self._listeners])
+
+    def _start(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar]) -> List[Any]:
+        factor = self._factor(weight)
+        return [accumulator.start(grad, factor) for accumulator, grad in zip(self._accumulators, grads)]
+
+    def _add(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar]) -> List[Any]:
+        """Add a micro-batch to the sums. Of one of weight 0 rows are touched, and no number is taken in."""
+        factor = self._factor(weight)
+        in_one, added = [], []
+        for accumulator, grad in zip(self._accumulators, grads):
+            if factor is not None and accumulator.has_one_pass(grad):
+                in_one.append((accumulator, grad))
+            else:
+                added.append(accumulator.add(grad, factor))
+
+        def add() -> tf.Tensor:
+            return true_after([accumulator.add_in_one_pass(grad, factor) for accumulator, grad in in_one])
+
+        if in_one:
+            added.append(add() if weight is None else tf.cond(tf.not_equal(weight, 0.0), add, true, name="if_weighs"))
+        return added
+
+    def keep_running(
+        self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], is_first: Union[bool, tf.Tensor]
+    ) -> tf.Tensor:
+        """Move the running means by one micro-batch that ends no cycle."""
+        blended = self._blend(grads, weight, is_first)
+        return true_after([blended] + [listener.on_micro_step(is_first) for listener in self._listeners])
+
+    def _blend(
+        self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], is_first: Union[bool, tf.Tensor]
+    ) -> tf.Tensor:
+        """m += (w / W) (g - m), W the weights so far with w."""
+        so_far = self._weight_so_far(weight, is_first)
+        share = tf.math.divide_no_nan(self._weight_of(weight), so_far)
+        factor = self._factor(None)  # the weight is in the share
+        if factor is not None:
+            grads = [grad if grad is None else _tf.scale_gradient(grad, factor) for grad in grads]
+        moved = [accumulator.blend(grad, share, is_first) for accumulator, grad in zip(self._accumulators, grads)]
+        with tf.control_dependencies([share]):
+            moved.append(_replicas.local_variable(self._state.weight_sum).assign(so_far, read_value=False))
+        return true_after(moved)
+
+    def _weight_so_far(self, weight: Optional[Scalar], is_first: Union[bool, tf.Tensor]) -> tf.Tensor:
+        stored = _replicas.local_variable(self._state.weight_sum).read_value()
+        if is_first is not False:
+            stored = tf.where(is_first, 0.0, stored)
+        return stored + self._weight_of(weight)
+
+    def total(
+        self, grads: Any, weight: Any, micro_step_index: tf.Tensor, is_first: Union[bool, tf.Tensor], is_for_all: bool
+    ) -> Tuple[List[Gradient], tf.Tensor]:
+        """This replica's sums over the cycle and its sum of weights, the last micro-batch included.
+
+        A running mean becomes the sum for which it stands if it `is_for_all`, to be added to those of other replicas.
+        """
+        if grads is not None and not self._is_running:
+            factor = self._factor(weight)
+            sums = [accumulator.peek(grad, factor, is_first) for accumulator, grad in zip(self._accumulators, grads)]
+            return sums, self._weight_so_far(weight, is_first)
+        kept = [] if grads is None else [self._blend(grads, weight, is_first_micro_step(micro_step_index))]
+        with tf.control_dependencies(kept):
+            sums = [accumulator.stored() for accumulator in self._accumulators]
+            weight = _replicas.local_variable(self._state.weight_sum).read_value()
+            if is_for_all and self._is_running:  # in float32 the sum cannot overflow
+                sums = [_tf.scale_gradient(cast_gradient(mean, tf.float32), weight) for mean in sums]
+            return sums, weight
+
+    # What the replicas hold means the same for any number of them: their sums add up to `w_i` times the micro-batch's
+    # whole gradient, their weights to `w_i`, which is 1 if none was given. A gradient comes scaled by 1 / replicas, as
+    # Keras scales each replica's loss; one that is reduced already comes whole to each.
+
+    def _factor(self, weight: Optional[Scalar]) -> Optional[Scalar]:
+        """What multiplies a gradient on its way into the sum, or None for 1."""
+        replicas = _replicas.count()
+        if replicas == 1:
+            return weight
+        if self._is_reduced:
+            return 1.0 / replicas
+        return None if weight is None else float(replicas) * weight
+
+    def _weight_of(self, weight: Optional[Scalar]) -> Scalar:
+        """What is added to this replica's sum of weights."""
+        return 1.0 / _replicas.count() if weight is None else weight
+
+    def divisor(self, weight: tf.Tensor) -> Optional[Scalar]:
+        """What divides a replica's total to the gradient of the step, or None for 1."""
+        replicas = _replicas.count()
+        if self._plan.reduction == "mean":
+            return weight
+        if replicas == 1:
+            return None
+        if self._is_reduced:  # nothing is added up: each replica has its share, and makes it whole by itself
+            return 1.0 / replicas
+        return weight / replicas if self._is_running else None
+
+    def clear(self) -> tf.Tensor:
+        cleared = [accumulator.clear() for accumulator in self._accumulators]
+        weight = _replicas.local_variable(self._state.weight_sum)
+        return true_after(cleared + [weight.assign(0.0, read_value=False)])
+
+    def clear_rows(self) -> tf.Tensor:
+        return true_after(
+            [accumulator.clear_rows() for accumulator in self._accumulators if accumulator.rows is not None]
+        )
+
+
+def true() -> tf.Tensor:
+    return tf.constant(True)
+
+
+def is_first_micro_step(micro_step_index: tf.Tensor) -> tf.Tensor:
+    with _tf.on_host():
+        return tf.equal(micro_step_index, 0)
+
+
+def cast_gradient(grad: Gradient, dtype: tf.DType) -> Gradient:
+    if grad.dtype == dtype:
+        return grad
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.cast(grad.values, dtype), grad.indices, grad.dense_shape)
+    return tf.cast(grad, dtype)

@@ -1,0 +1,110 @@
+"""Callbacks that end unfinished cycles at the end of an epoch, and that set the cycle length by epoch."""
+
+import warnings
+from typing import Any, Dict, List, Optional
+
+from accum import _check, _tf
+from accum._keras._batch_norm import batch_norms_of
+from accum._keras._optimizer import GradientAccumulateOptimizer
+from accum._tf import tf
+
+LAST_CYCLE = ("flush", "carry", "drop")
+
+
+def accumulating_optimizer(optimizer: Any) -> GradientAccumulateOptimizer:
+    """Return the `GradientAccumulateOptimizer` of a compiled model, which may be inside a `LossScaleOptimizer`."""
+    inner = _tf.without_loss_scale(optimizer)
+    if not isinstance(inner, GradientAccumulateOptimizer):
+        raise ValueError(
+            f"The model must be compiled with a `GradientAccumulateOptimizer`. Received: optimizer={inner!r}."
+        )
+    return inner
+
+
+def accumulating_optimizers(model: tf.keras.Model) -> List[GradientAccumulateOptimizer]:
+    """Return all accumulating optimizers of a model: one with a custom `compile` may have several."""
+    several = map(accumulating_optimizer, model.__dict__.get("_accum_optimizers") or [model.optimizer])
+    # One may be there twice, if it is kept alone and in the `LossScaleOptimizer` that Keras puts around it.
+    return list({id(optimizer): optimizer for optimizer in several}.values())
+
+
+def _cycles_of(model: tf.keras.Model) -> List[Any]:
+    """Return the parts of a model that have cycles: accumulating optimizers, and batch normalisation layers."""
+    layers = batch_norms_of(model)
+    optimizer = _tf.without_loss_scale(model.optimizer)
+    is_plain = "_accum_optimizers" not in model.__dict__ and not isinstance(optimizer, GradientAccumulateOptimizer)
+    return layers if layers and is_plain else accumulating_optimizers(model) + layers
+
+
+class FlushCallback(tf.keras.callbacks.Callback):
+    """End the last cycle of each epoch of `fit`, before the epoch's validation.
+
+    If the model's optimizer does not accumulate, the callback ends the cycles of each `AccumBatchNormalization`.
+
+    Args:
+      last_cycle: how to handle an unfinished cycle. "flush": make the step from the micro-batches so far, divided by
+        their weight. "drop": discard them. "carry": continue the cycle in the next epoch.
+
+    Raises:
+      ValueError: `last_cycle` has another value; in `fit`, nothing in the model accumulates.
+    """
+
+    def __init__(self, last_cycle: str = "flush") -> None:
+        super().__init__()
+        self.last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
+
+    def on_test_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        # Keras validates before `on_epoch_end`. In `fit`, only this validation calls `on_test_begin`.
+        self.end_cycle_of(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self.end_cycle_of(self.model)
+
+    def end_cycle_of(self, model: tf.keras.Model) -> None:
+        """End the current cycle of a model as `last_cycle` specifies."""
+        if self.last_cycle == "carry":
+            return
+        for ending in _cycles_of(model):
+            if self.last_cycle == "flush":
+                ending.flush()
+            else:
+                ending.reset()
+
+    def end_interrupted_cycle_of(self, model: tf.keras.Model) -> None:
+        """End the cycle that an exception interrupted. If that fails too, only warn: the user sees the first one."""
+        try:
+            self.end_cycle_of(model)
+        except Exception as error:
+            warnings.warn(
+                "The interrupted cycle could not be ended: call `reset()` of the optimizer, or continue the cycle. "
+                f"Received: {error!r}.",
+                stacklevel=3,
+            )
+
+
+class AccumulationScheduler(tf.keras.callbacks.Callback):
+    """Set `accum_steps` by epoch.
+
+    Args:
+      schedule: dict `{first epoch: accum_steps}` that includes epoch 0, such as `{0: 8, 4: 2}`.
+
+    Raises:
+      TypeError, ValueError: `schedule` is not a dict, lacks epoch 0, or contains values other than ints >= 1.
+    """
+
+    def __init__(self, schedule: Dict[int, int]) -> None:
+        super().__init__()
+        if not isinstance(schedule, dict):
+            raise TypeError(f"`schedule` must be a dict. Received: schedule={schedule!r}.")
+        self.schedule = dict(_check.schedule(schedule, "schedule"))
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        # Raise now, rather than in a later epoch, if there can be no accumulators.
+        for optimizer in accumulating_optimizers(self.model):
+            optimizer.accum_steps = max(self.schedule.values())
+
+    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        first = max(known for known in self.schedule if known <= epoch)
+        for optimizer in accumulating_optimizers(self.model):
+            if optimizer.accum_steps != self.schedule[first]:
+                optimizer.accum_steps = self.schedule[first]

@@ -1,0 +1,362 @@
+"""The model face: a Keras model whose `fit` makes one step for several micro-batches.
+
+It adds to the optimizer what only a model knows: the weight of each micro-batch and the end of each epoch. A custom
+`train_step` remains in use.
+"""
+
+import contextlib
+import inspect
+import os
+import warnings
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+from accum import _check, _tf
+from accum._clipping._adaptive import CLIP_FACTOR, EPS
+from accum._keras._batch_norm import batch_norm_following, batch_norms_of
+from accum._keras._callbacks import FlushCallback, accumulating_optimizers
+from accum._keras._internals import internals_of
+from accum._keras._loss import ReportingLoss, warn_of_inexact_loss
+from accum._keras._model_classes import MODEL_OPTIONS, concrete_class, is_functional
+from accum._keras._model_optimizers import replace_optimizers, replaced_within
+from accum._keras._model_options import ModelOptions
+from accum._keras._optimizer import GradientAccumulateOptimizer
+from accum._keras._train_step import TrainStep
+from accum._keras._weight_variable import WeightVariable
+from accum._tf import AccumSteps, tf
+
+
+@_tf.not_made_as_functional
+class GradientAccumulateModel(tf.keras.Model):
+    """A Keras model that makes one step of its optimizer for every `accum_steps` micro-batches.
+
+    The step is the one that the full batch would have made. It uses the mean of the micro-batches' gradients, each
+    weighted by its number of examples, so a smaller last micro-batch is exact too.
+
+    Args:
+      accum_steps: micro steps per step, >= 1; or a schedule `{first step: accum_steps}` that includes step 0. If left
+        out, it is 1, with a warning: nothing accumulates.
+      mixed_precision: ignored; the policy is detected.
+      use_agc: whether to clip the accumulated gradient adaptively (`adaptive_clip_grad`). `agc` is another name of it.
+      clip_factor: > 0, as for `adaptive_clip_grad`.
+      eps: > 0, as for `adaptive_clip_grad`.
+      agc_exclude: the variables that are not clipped, as `exclude` of `AdaptiveClipping`: a list of names, such as
+        "bias" or the name of the last layer, or a function `variable -> bool`.
+      experimental_distributed_support: ignored; strategies are detected.
+      *args: as for `tf.keras.Model`.
+      reduction: "mean", "sum" or "running_mean".
+      last_cycle: how an unfinished cycle is handled at the end of an epoch, before validation: "flush", "carry" or
+        "drop", as for `FlushCallback`.
+      micro_batch_weight: "examples", "equal", or a function `(x, y, sample_weight) -> scalar`, such as one that counts
+        non-padding tokens. "examples" is the number by which Keras' losses divide. This is the number of unmasked
+        elements instead of examples if the losses of all outputs divide by it in the installed TensorFlow: the losses
+        of masked outputs do since TF 2.11, losses with an `ignore_class` since TF 2.10.
+      transform, nonfinite, accumulator_dtype, sparse: as for `GradientAccumulateOptimizer`.
+      **kwargs: as for `tf.keras.Model`: `inputs`, `outputs`, `name`.
+
+    Raises:
+      TypeError, ValueError: an argument does not match its description above.
+
+    Example:
+      >>> model = accum.GradientAccumulateModel(accum_steps=4, inputs=model.inputs, outputs=model.outputs)
+      >>> model.compile("adam", loss="mse")
+      >>> model.fit(x, y, batch_size=8)  # steps as with batch_size=32
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "GradientAccumulateModel":
+        """Create an instance; for a functional model, of a separate class that only functional models share."""
+        base = _tf.Functional if is_functional(args, kwargs) else tf.keras.Model
+        return super().__new__(concrete_class(cls, base), *args, **kwargs)
+
+    def __init__(
+        self,
+        accum_steps: AccumSteps = _check.LEFT_OUT,
+        mixed_precision: bool = False,
+        use_agc: bool = False,
+        clip_factor: float = CLIP_FACTOR,
+        eps: float = EPS,
+        experimental_distributed_support: bool = False,
+        *args: Any,
+        agc: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        del mixed_precision, experimental_distributed_support
+        _check.known_options(kwargs, (*MODEL_OPTIONS, *ModelOptions.NAMES))
+        options = {name: kwargs.pop(name) for name in ModelOptions.NAMES if name in kwargs}
+        options.update(accum_steps=accum_steps, use_agc=bool(use_agc or agc), clip_factor=clip_factor, eps=eps)
+        model_options = ModelOptions.of(**options)
+        if not args and not ("inputs" in kwargs and "outputs" in kwargs):
+            raise ValueError(
+                "`GradientAccumulateModel` takes the `inputs` and `outputs` of a functional model. For any other "
+                "model, use `GradientAccumulateModel.from_model`."
+            )
+        if is_functional((), kwargs) and not isinstance(self, _tf.Functional):
+            # A subclass creates its layers in `__init__`: Keras would make the class functional for all its models.
+            self.__class__ = concrete_class(type(self), _tf.Functional)
+        super().__init__(*args, **kwargs)
+        _tf.set_untracked(self, "_accum", model_options)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: tf.keras.Model,
+        accum_steps: AccumSteps = _check.LEFT_OUT,
+        mixed_precision: bool = False,
+        use_agc: bool = False,
+        clip_factor: float = CLIP_FACTOR,
+        eps: float = EPS,
+        experimental_distributed_support: bool = False,
+        *,
+        agc: bool = False,
+        **options: Any,
+    ) -> "GradientAccumulateModel":
+        """Create an accumulating model from any other model: functional, Sequential or subclassed.
+
+        It shares the layers, variables and compiled state of `model`, and has the methods of its class: a custom
+        `train_step`, `call` or `compile` remains in use. `model` itself is not changed.
+
+        Args:
+          model: a `tf.keras.Model`.
+          accum_steps, use_agc, clip_factor, eps, agc, **options: as for the class.
+
+        Returns:
+          A `GradientAccumulateModel` that is also an instance of the class of `model`. If `model` is compiled, the
+          new model is compiled too: it wraps the same optimizer, which keeps its state, and has the same loss and
+          metrics.
+
+        Raises:
+          TypeError: `model` is not a `tf.keras.Model`; an option is unknown.
+          ValueError: `model` accumulates already, or has made steps with a `LossScaleOptimizer`.
+        """
+        del mixed_precision, experimental_distributed_support
+        if not isinstance(model, tf.keras.Model):
+            raise TypeError(f"`model` must be a `tf.keras.Model`. Received: model={model!r}.")
+        if isinstance(model, GradientAccumulateModel):
+            raise ValueError(f"`model` accumulates already: set its optimizer's `accum_steps`. Received: {model!r}.")
+        _check.known_options(options, ModelOptions.NAMES)
+        options.update(accum_steps=accum_steps, use_agc=bool(use_agc or agc), clip_factor=clip_factor, eps=eps)
+        model_options = ModelOptions.of(**options)
+        made = _tf.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
+        _tf.set_untracked(made, "_accum", model_options)
+        made._keep_train_step(_tf.bound_to(made, model, vars(model).get("train_step")))
+        if getattr(model, "optimizer", None) is not None:
+            made._take_over_optimizers()
+        return made
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Wrap each optimizer, and compile with the `compile` of the model's class.
+
+        An optimizer is an instance, a name or a config, alone or in a list, tuple or dict. Optimizers that a custom
+        `compile` or `__init__` creates are found among the model's attributes. A `LossScaleOptimizer` must be
+        outermost, where it scales the loss: a new one is created around the accumulating optimizer, which wraps a copy
+        of the inner optimizer, because one optimizer cannot have two loss scales. A `GradientAccumulateOptimizer` is
+        used unchanged if it accumulates like the model.
+
+        Raises:
+          ValueError: an optimizer accumulates differently, or is in a `LossScaleOptimizer` and has made steps.
+        """
+        signature = inspect.signature(super().compile)
+        given = signature.bind_partial(*args, **kwargs)
+        _tf.set_untracked(self, "_accum_wrapped", {})
+        _tf.forget_traces(self)  # which know the optimizers of the last `compile`
+        for arguments in (given.arguments, given.kwargs):
+            for name, value in arguments.items():
+                arguments[name] = replaced_within(value, self._accumulating)
+        if "optimizer" in signature.parameters:
+            optimizer = given.arguments.get("optimizer", signature.parameters["optimizer"].default)
+            if isinstance(optimizer, str) or _tf.is_optimizer_config(optimizer):
+                given.arguments["optimizer"] = self._accumulating(optimizer)
+        super().compile(*given.args, **given.kwargs)
+        self._take_over_optimizers()
+        warn_of_inexact_loss(self, self._accum)
+        optimizers = accumulating_optimizers(self) if self._accum_optimizers else []
+        if len(optimizers) == 1:  # it may be the same optimizer after layers were frozen or unfrozen
+            internals_of(optimizers[0]).expect(self)
+
+    def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the train function; also wrap an optimizer that was set after `compile`."""
+        if self._take_over_optimizers():
+            self.train_function = None
+        return super().make_train_function(*args, **kwargs)
+
+    def _take_over_optimizers(self) -> Any:
+        """Wrap every optimizer of the model. Returns whether its optimizers have changed since the last call."""
+        before = self.__dict__.get("_accum_optimizers")
+        known_before = accumulating_optimizers(self) if before else []
+        found = replace_optimizers(self, self._accumulating)
+        main = [optimizer for optimizer in found if optimizer is getattr(self, "optimizer", None)]
+        others = [optimizer for optimizer in found if optimizer not in main]
+        # Where a custom `compile` takes no `optimizer`, Keras' default is there, and probably unused.
+        is_default = "optimizer" not in inspect.signature(super().compile).parameters
+        optimizers = others + main if is_default else main + others
+        _tf.set_untracked(self, "_accum_optimizers", optimizers)
+        accumulating = accumulating_optimizers(self) if optimizers else []
+        for optimizer in accumulating:
+            internals_of(optimizer).show(self)
+        gone = [optimizer for optimizer in known_before if optimizer not in accumulating]
+        for name in ("_accum_seen", "_accum_called_by_functions"):
+            called = [optimizer for optimizer in self.__dict__.get(name, ()) if optimizer not in gone]
+            _tf.set_untracked(self, name, called)
+        # On the instance, so that a subclass's `train_step` is weighted too, even if it does not call `super()`.
+        _tf.set_untracked(self, "train_step", self._weighted_train_step)
+        container = getattr(self, _tf.LOSS_CONTAINER, None)
+        if "_accum_weight" not in self.__dict__:
+            _tf.set_untracked(self, "_accum_weight", WeightVariable())
+        if self._accum.weighs_as_keras and container is not None and not isinstance(container, ReportingLoss):
+            _tf.set_untracked(self, _tf.LOSS_CONTAINER, ReportingLoss(container, self._accum_weight.set))
+        return before is not None and {id(optimizer) for optimizer in before} != {id(known) for known in optimizers}
+
+    def _accumulating(self, optimizer: Any) -> Any:
+        """Return the accumulating optimizer around `optimizer`, one for each since the last `compile`."""
+        wrapped = self.__dict__.setdefault("_accum_wrapped", {})  # id of an optimizer -> (itself, the one around it)
+        if isinstance(optimizer, str) or _tf.is_optimizer_config(optimizer):
+            return self._newly_accumulating(optimizer)
+        if id(optimizer) not in wrapped:
+            wrapped[id(optimizer)] = optimizer, self._newly_accumulating(optimizer)
+        return wrapped[id(optimizer)][1]
+
+    def _newly_accumulating(self, optimizer: Any) -> Any:
+        options = self._accum.options
+        inner = _tf.without_loss_scale(optimizer)
+        if isinstance(inner, GradientAccumulateOptimizer):
+            is_own = any(known is optimizer for known in self.__dict__.get("_accum_optimizers", ()))
+            if is_own or internals_of(inner).accumulates_as(options):
+                return optimizer
+        if not _tf.is_loss_scale_optimizer(optimizer):
+            return GradientAccumulateOptimizer(optimizer, **options)
+        if int(inner.iterations.numpy()) > 0:  # the outer `iterations` stay 0 up to Keras 3.8
+            raise ValueError(
+                "This LossScaleOptimizer has made steps and must be recreated to accumulate: compile with a new "
+                "optimizer, or restore a checkpoint after `compile`."
+            )
+        inner = _tf.copy_of(inner)
+        return _tf.loss_scale_around(GradientAccumulateOptimizer(inner, **options), like=optimizer)
+
+    def __repr__(self) -> str:
+        shown = super().__repr__()
+        if "_accum" not in self.__dict__:  # still being constructed
+            return shown
+        if " object at 0x" in shown:  # the default of Python; Keras 3 has its own
+            shown = f"<{type(self).__name__} name={self.name}, built={self.built}>"
+        optimizers = self.__dict__.get("_accum_optimizers") or ()
+        accum_steps = [_tf.without_loss_scale(optimizer).accum_steps for optimizer in optimizers]
+        options = dict(self._accum.options, accum_steps=(accum_steps or [self._accum.options["accum_steps"]])[0])
+        arguments = ", ".join(f"{name}={options[name]!r}" for name in ("accum_steps", "reduction"))
+        return f"{shown[:-1]}, {arguments}>" if shown.endswith(">") else f"{shown} ({arguments})"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "train_step" and "_accum_optimizers" in self.__dict__:
+            if value != self._weighted_train_step:
+                self._keep_train_step(value)
+        else:
+            super().__setattr__(name, value)
+
+    def _keep_train_step(self, function: Callable[..., Any]) -> None:
+        """Run `function`, which the user has set on the model, as its train step. None: run the class's train step."""
+        _tf.set_untracked(self, "_accum_train_step", function)
+
+    def _weighted_train_step(self, data: Any) -> Any:
+        """Run the train step of the class or the user, so that its gradients are weighted by the micro-batch."""
+        # `__get__`, because a `tf.function` as method makes one function for each instance, the class one for all.
+        own = self.__dict__.get("_accum_train_step")
+        function = type(self).train_step.__get__(self, type(self)) if own is None else own
+        optimizers = accumulating_optimizers(self)
+        if all(internals_of(optimizer).is_bare for optimizer in optimizers):
+            with batch_norm_following(optimizers[0], self):
+                return function(data)
+        train_step = TrainStep(f"{type(self).__name__}.train_step", optimizers)
+        with contextlib.ExitStack() as stack:
+            weight = self._accum_weight.begin(self._accum.weight_of(data))
+            for optimizer in optimizers:
+                stack.enter_context(internals_of(optimizer).weighing(weight))
+            stack.enter_context(batch_norm_following(optimizers[0], self))
+            stack.enter_context(train_step.watching())
+            logs = function(data)
+        self._check_train_step(train_step, optimizers)
+        return logs
+
+    def _check_train_step(self, train_step: Any, optimizers: Sequence[Any]) -> None:
+        """Raise if the train step that just ran, or was traced, does not accumulate as it should."""
+        overflows = any(map(_tf.is_loss_scale_optimizer, self._accum_optimizers))
+        may_skip = not train_step.is_traced and (overflows or bool(self._accum_seen))
+        # A train step may call a `tf.function` without a new trace, and then none of the calls in it is seen.
+        may_call_none = may_skip or bool(self._accum_called_by_functions) or not self.trainable_variables
+        train_step.check(may_call_none, optimizers[0] if batch_norms_of(self) else None)
+        self._accum_seen.extend(known for known in train_step.called if known not in self._accum_seen)
+        if train_step.calls_through_function:
+            self._accum_called_by_functions.extend(train_step.called)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as `tf.keras.Model.fit` does; `last_cycle` decides how the last or an interrupted cycle ends."""
+        given = inspect.signature(super().fit).bind_partial(*args, **kwargs)
+        ending = FlushCallback(self._accum.last_cycle)
+        given.arguments["callbacks"] = _with_callback(given.arguments.get("callbacks"), ending)
+        try:
+            return super().fit(*given.args, **given.kwargs)
+        except BaseException:
+            if "_accum_optimizers" in self.__dict__:
+                ending.end_interrupted_cycle_of(self)
+            raise
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save as `tf.keras.Model.save` does. H5 and `.keras` files leave out an unfinished cycle, with a warning."""
+        kind = kwargs.get("save_format") or os.path.splitext(str(filepath))[1]
+        if str(kind).lstrip(".") in ("h5", "hdf5", "keras"):
+            self._warn_of_unfinished_cycle(filepath)
+        return super().save(filepath, *args, **kwargs)
+
+    if _tf.IS_KERAS_3:  # in Keras 2, a pickle does not name the class
+
+        def __reduce__(self) -> Tuple[Any, ...]:
+            """Pickle and copy the model as the content of a `.keras` file, as Keras does."""
+            self._warn_of_unfinished_cycle("a pickle or copy")
+            return _tf.pickled_by_name(super().__reduce__())
+
+    def _warn_of_unfinished_cycle(self, where: str) -> None:
+        optimizers = accumulating_optimizers(self) if "_accum_optimizers" in self.__dict__ else []
+        if any(int(optimizer.micro_step) > 0 for optimizer in optimizers):
+            warnings.warn(
+                f"An unfinished cycle is left out of {where}: call `model.optimizer.flush()` first, or save a "
+                "`tf.train.Checkpoint`, which keeps it.",
+                stacklevel=3,
+            )
+
+    def get_config(self) -> Dict[str, Any]:
+        """Return the config of the model without accumulation, plus this class's arguments under "accumulation".
+
+        Raises:
+          NotImplementedError: the model is subclassed and has no config.
+        """
+        class_name, config = _tf.plain_config(self, getattr(type(self), "_base", _tf.Functional))
+        return dict(config, accumulation=dict(self._accum.get_config(), model=class_name))
+
+    @classmethod
+    def from_config(
+        cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
+    ) -> "GradientAccumulateModel":
+        """Create a model, not yet compiled, from the config that `get_config` returned."""
+        config = dict(config)
+        accumulation = config.pop("accumulation")
+        model = _tf.model_from_plain_config(accumulation["model"], config, custom_objects)
+        return cls.from_model(model, **ModelOptions.arguments_from(accumulation, custom_objects))
+
+    def compile_from_config(self, config: Dict[str, Any]) -> None:
+        """Compile from the content of a `.keras` file (TF >= 2.13), unless the class overrides `compile`."""
+        if getattr(type(self), "_base", tf.keras.Model).compile is not tf.keras.Model.compile:
+            super().compile_from_config(config)
+            return
+        self.compile(**_tf.deserialize_compile_config(config))
+        if _tf.is_new_optimizer(self.optimizer) and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+
+def _with_callback(callbacks: Any, callback: Any) -> Any:
+    """Add a callback to the `callbacks` that the user passed, before the others."""
+    if hasattr(callbacks, "append") and hasattr(callbacks, "on_train_begin"):  # a CallbackList, private up to 2.2
+        callbacks.append(callback)
+        return callbacks
+    if callbacks is None:
+        return [callback]
+    return [callback] + (list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks])
+
+
+_tf.register_keras_class(GradientAccumulateModel, "GradientAccumulateModel")

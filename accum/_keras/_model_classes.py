@@ -1,0 +1,39 @@
+"""The classes of accumulating models: one for each class of models that is made to accumulate."""
+
+from typing import Any, Dict, Sequence, Tuple
+
+from accum import _tf
+
+MODEL_OPTIONS = ("inputs", "outputs", "name", "trainable", "dtype", "dynamic", "autocast")
+"""Further arguments of `tf.keras.Model`. Keras 3 accepts any other name too, and ignores it."""
+
+_CONCRETE: Dict[Tuple[type, type], type] = {}
+
+
+def concrete_class(cls: type, base: type) -> type:
+    """Return a subclass of both `cls` and the model class `base`, always the same one for each pair.
+
+    When Keras creates the first functional model of a class, it makes the class functional for all its models.
+    """
+    if issubclass(cls, base):
+        return cls
+    if (cls, base) not in _CONCRETE:
+        namespace = {"_root": cls, "_base": base, "__module__": cls.__module__, "__doc__": cls.__doc__}
+        if hasattr(base, "save_pretrained"):  # `transformers` saves the class name
+            namespace["save_pretrained"] = _as_plain("save_pretrained")
+        _CONCRETE[cls, base] = type(cls.__name__, (cls, base), dict(namespace, __qualname__=cls.__qualname__))
+    return _CONCRETE[cls, base]
+
+
+def _as_plain(name: str) -> Any:
+    """Make a method that runs on the model as an instance of its original class, without accumulation."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(_tf.model_like(self, type(self)._base), name)(*args, **kwargs)
+
+    return method
+
+
+def is_functional(args: Sequence[Any], kwargs: Dict[str, Any]) -> bool:
+    """Whether the arguments of `GradientAccumulateModel` make a functional model."""
+    return "inputs" in kwargs or len(args) > 6

@@ -1,0 +1,110 @@
+"""The arguments of a `GradientAccumulateModel`: check them, write them into its config, and read them from it."""
+
+import inspect
+import warnings
+from typing import Any, Dict, Optional, Tuple
+
+from accum import _check, _config, _tf
+from accum._clipping._adaptive import CLIP_FACTOR, EPS
+from accum._clipping._transform import AdaptiveClipping
+from accum._engine._cycle import check_options
+from accum._keras._callbacks import LAST_CYCLE
+from accum._tf import AccumSteps, MicroBatchWeight, Names, Scalar, Transform, tf
+
+WEIGHTS = ("examples", "equal")
+FUNCTIONS = ("transform", "micro_batch_weight", "agc_exclude")
+
+
+class ModelOptions:
+    """The checked arguments of a model.
+
+    Attributes:
+      arguments: dict of all arguments, as passed.
+      options: dict of the arguments for its optimizers.
+      last_cycle: "flush", "carry" or "drop".
+    """
+
+    NAMES: Tuple[str, ...]
+
+    def __init__(self, arguments: Dict[str, Any], options: Dict[str, Any], last_cycle: str, weight: Any) -> None:
+        self.arguments = arguments
+        self.options = options
+        self.last_cycle = last_cycle
+        self._weight = weight
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        accum_steps: AccumSteps = _check.LEFT_OUT,
+        use_agc: bool = False,
+        clip_factor: float = CLIP_FACTOR,
+        eps: float = EPS,
+        agc_exclude: Names = (),
+        reduction: str = "mean",
+        last_cycle: str = "flush",
+        micro_batch_weight: MicroBatchWeight = "examples",
+        transform: Optional[Transform] = None,
+        nonfinite: str = "propagate",
+        accumulator_dtype: Any = None,
+        sparse: str = "rows",
+    ) -> "ModelOptions":
+        """Check the arguments, with the error messages of law L17."""
+        if accum_steps is _check.LEFT_OUT:
+            warnings.warn(
+                "`accum_steps` was not given, so every batch makes a step and nothing accumulates: pass `accum_steps`.",
+                stacklevel=4,
+            )
+            accum_steps = 1
+        agc_exclude = _check.names_or_function("agc_exclude", agc_exclude)
+        arguments = {name: value for name, value in locals().items() if name != "cls"}
+        if use_agc:
+            transform = AdaptiveClipping(clip_factor, eps, exclude=agc_exclude, before=transform)
+        options = {name: arguments[name] for name in ("accum_steps", "reduction", "nonfinite", "sparse")}
+        options.update(transform=transform, accumulator_dtype=accumulator_dtype)
+        check_options(**options)
+        last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
+        if not callable(micro_batch_weight):
+            micro_batch_weight = _check.one_of("micro_batch_weight", micro_batch_weight, WEIGHTS)
+        if micro_batch_weight != "equal" and _tf.in_static_graph():
+            raise ValueError(
+                "Keras in graph mode never calls `train_step`, which would weight the micro-batches: compile a plain "
+                "model with `GradientAccumulateOptimizer`, or pass micro_batch_weight='equal'."
+            )
+        return cls(arguments, options, last_cycle, micro_batch_weight)
+
+    @property
+    def weighs_as_keras(self) -> bool:
+        """Whether a micro-batch's weight is the number by which Keras' losses divide: without a mask, its examples."""
+        return not callable(self._weight) and self._weight == "examples"
+
+    def weight_of(self, data: Any) -> Optional[Scalar]:
+        """Compute the weight of the data that a `train_step` receives: a scalar tensor, or None for 1."""
+        if self._weight == "equal":
+            return None
+        if callable(self._weight):
+            return self._weight(*_tf.unpack_data(data))
+        return _tf.count_examples(data)
+
+    def get_config(self) -> Dict[str, Any]:
+        """Return the arguments as JSON; a function that is not registered is left out, with a warning."""
+        config = dict(self.arguments, accum_steps=_config.int_keys_to_config(self.arguments["accum_steps"]))
+        if config["accumulator_dtype"] is not None:
+            config["accumulator_dtype"] = tf.as_dtype(config["accumulator_dtype"]).name
+        for name in FUNCTIONS:
+            config[name] = _config.to_config(name, config[name])
+        if config["micro_batch_weight"] is None:
+            config["micro_batch_weight"] = "examples"
+        return config
+
+    @staticmethod
+    def arguments_from(config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+        """Read the arguments from a config that contains what `get_config` returned."""
+        arguments = {name: config[name] for name in inspect.signature(ModelOptions.of).parameters if name in config}
+        arguments["accum_steps"] = _config.int_keys_from_config(arguments["accum_steps"])
+        for name in FUNCTIONS:
+            arguments[name] = _config.from_config(name, arguments.get(name), custom_objects)
+        return arguments
+
+
+ModelOptions.NAMES = tuple(inspect.signature(ModelOptions.of).parameters)

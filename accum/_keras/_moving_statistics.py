@@ -1,0 +1,173 @@
+"""The cycle of one layer's moving statistics, which follows a model's optimizer or counts the layer's own calls."""
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+
+from accum import _tf
+from accum._engine import _replicas
+from accum._engine._listener import CycleListener
+from accum._engine._moments import Moments, MomentsAccumulator, with_bessel
+from accum._engine._replicas import local_variable, true_after
+from accum._keras._internals import internals_of
+from accum._tf import Scalar, tf
+
+
+class MovingStatistics(_tf.CheckpointOnly, CycleListener):
+    """Keep the moments of a cycle, and update a layer's `moving_mean` and `moving_variance` at its end.
+
+    Args:
+      layer: a built or unbuilt batch normalisation layer.
+      accum_steps: calls per cycle, >= 1, if the layer does not follow an optimizer.
+
+    Attributes:
+      places: one `MomentsAccumulator` for each call of the layer in a micro step of a model, in order.
+      alone: `MomentsAccumulator` of the calls that the layer counts itself, or None.
+      calls: scalar per replica, the number of such calls in the current cycle, or None.
+    """
+
+    def __init__(self, layer: tf.keras.layers.Layer, accum_steps: int) -> None:
+        super().__init__()
+        self.places: List[MomentsAccumulator] = []
+        self.alone: Any = None
+        self.calls: Any = None
+        # Hidden from checkpoints and from the list of a model's layers.
+        self.__dict__["_layer"] = layer
+        self.__dict__["accum_steps"] = accum_steps
+        self.__dict__["_clocks"] = {}  # replica -> (the optimizer whose micro step is running, calls so far)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether a call of the layer on this replica should now run Keras' layer unmodified."""
+        clock, _ = self._clock()
+        return self.accum_steps == 1 if clock is None else internals_of(clock).is_bare
+
+    def weight_of(self) -> Optional[Callable[[], Scalar]]:
+        """Return a function that returns the weight of this replica's micro-batch, or None if all weights are 1."""
+        clock, _ = self._clock()
+        return None if clock is None or internals_of(clock).weight is None else lambda: internals_of(clock).weight
+
+    def follow(self, clock: Any) -> None:
+        """Follow an accumulating optimizer from this replica's next call on; None: count the layer's calls again."""
+        self._clocks[_replicas.replica_number()] = clock, 0
+
+    def receive(self, moments: Moments) -> Any:
+        """Accumulate the moments of one call in training."""
+        clock, number = self._clock()
+        if clock is None:
+            return self._count(moments)
+        self._clocks[_replicas.replica_number()] = clock, number + 1
+        internals_of(clock).add_listener(self)
+        return self._place(number).receive(moments)
+
+    def _clock(self) -> Tuple[Any, int]:
+        return self._clocks.get(_replicas.replica_number(), (None, 0))
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Following an optimizer
+
+    def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
+        self.follow(self._clock()[0])
+        return true_after([place.keep(is_first) for place in self.places])
+
+    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
+        self.follow(self._clock()[0])
+        return self._move([place.whole(is_first, has_latest) for place in self.places])
+
+    def _place(self, number: int) -> MomentsAccumulator:
+        with tf.init_scope():
+            if number == len(self.places):
+                self.places.append(self._new_moments(f"place_{number}"))
+        return self.places[number]
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Counting the layer's own calls
+
+    def _count(self, moments: Moments) -> Any:
+        """Keep the moments of a call; on the last call of a cycle, update the moving statistics."""
+        self._begin_alone()
+        calls = local_variable(self.calls)
+        number = calls.read_value()
+        is_last = number + 1.0 >= float(self.accum_steps)
+        with tf.control_dependencies([self.alone.receive(moments)]):
+            done = tf.cond(
+                is_last,
+                lambda: self._move([self.alone.whole(False, True)]),
+                lambda: self.alone.keep(tf.equal(number, 0.0)),
+            )
+        with tf.control_dependencies([done]):
+            return calls.assign(tf.where(is_last, 0.0, number + 1.0), read_value=False)
+
+    def _begin_alone(self) -> None:
+        with tf.init_scope():
+            if self.alone is None:
+                self.alone = self._new_moments("alone")
+                self.calls = _tf.new_statistic(self._layer.name + "/calls", [], tf.float32)
+
+    def flush(self) -> Any:
+        """Update with an unfinished cycle of calls, if there is one. Returns an op or tensor to wait for, or None."""
+        return self._end_cycle(lambda: self._move([self.alone.whole(False, False)]))
+
+    def reset(self) -> Any:
+        """Discard an unfinished cycle of calls. Returns an op or tensor to wait for, or None."""
+        return self._end_cycle(lambda: true_after([]))
+
+    def _end_cycle(self, function: Callable[..., Any]) -> Any:
+        if self.calls is None:
+            return None
+        return _replicas.across_replicas(lambda strategy: _replicas.on_each(strategy, self._on_end, [function]))
+
+    def _on_end(self, function: Callable[..., Any]) -> Any:
+        calls = local_variable(self.calls)
+        done = tf.cond(calls.read_value() > 0.0, function, lambda: true_after([]))
+        with tf.control_dependencies([done]):
+            return true_after(calls.assign(0.0, read_value=False))
+
+    # ------------------------------------------------------------------------------------------------------------
+    # The state of a cycle, read and set outside any trace
+
+    def begun(self, follows: bool) -> List[Moments]:
+        """Return the `Moments` so far of an unfinished cycle.
+
+        Args:
+          follows: whether the layer follows a model; the list then has one entry per place.
+        """
+        if follows:
+            return [kept.total for kept in self.places]
+        return [self.alone.total] if self.calls_made() else []
+
+    def calls_made(self) -> int:
+        """Return how many calls the layer has counted in its own cycle."""
+        return 0 if self.calls is None else int(self.calls.numpy())
+
+    def resume(self, moments: Sequence[Any], micro_step: int, follows: bool) -> None:
+        """Continue a cycle whose first `micro_step` micro-batches had the given `Moments`, as numbers and arrays."""
+        if not follows:
+            self._begin_alone()
+            self.calls.assign(float(micro_step))
+        for var, value in zip(self._place(0).total if follows else self.alone.total, moments):
+            var.assign(tf.cast(value, var.dtype))
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _move(self, wholes: Sequence[Moments]) -> Any:
+        """Update as Keras' layer would, once for each of `wholes` that covers any value."""
+        layer, done = self._layer, true_after([])
+        for count, mean, variance in wholes:
+            if _tf.records_unbiased_variance(layer):
+                variance = with_bessel(variance, count)
+            with tf.control_dependencies([done]):
+                moved = [_moved(_tf.native(layer.moving_mean), mean, count, layer.momentum)]
+                moved.append(_moved(_tf.native(layer.moving_variance), variance, count, layer.momentum))
+                done = true_after(moved)
+        return done
+
+    def _new_moments(self, name: str) -> MomentsAccumulator:
+        mean = _tf.native(self._layer.moving_mean)
+        dtype = _tf.at_least_float32(mean.dtype.base_dtype)
+        return MomentsAccumulator(f"{self._layer.name}/{name}", mean.shape, dtype)
+
+
+def _moved(variable: tf.Variable, value: tf.Tensor, count: tf.Tensor, momentum: float) -> tf.Operation:
+    variable = local_variable(variable)
+    way = (tf.cast(variable.read_value(), value.dtype) - value) * tf.cast(1.0 - momentum, value.dtype)
+    way = tf.where(count > 0.0, way, tf.zeros_like(way))
+    return variable.assign_sub(tf.cast(way, variable.dtype.base_dtype), read_value=False)

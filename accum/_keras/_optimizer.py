@@ -1,0 +1,376 @@
+"""The Keras face: an optimizer that wraps another one, for `compile`, custom loops and `strategy.run`."""
+
+import contextlib
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+
+from accum import _check, _config, _tf
+from accum._engine._cycle import Cycle, check_options
+from accum._engine._plan import make_plan
+from accum._keras._adapter import KerasAdapter
+from accum._keras._internals import Internals
+from accum._keras._optimizer_interface import concrete_class
+from accum._tf import AccumSteps, GradsAndVars, Scalar, Transform, tf
+
+
+class GradientAccumulateOptimizer:
+    """Accumulate the gradients of `accum_steps` micro-batches, then make one step of `optimizer`.
+
+    The step is the one that the full batch would have made:
+
+        mean:  optimizer.apply(sum_i(w_i g_i) / sum_i(w_i)),   i = 1 … accum_steps
+
+    The inner optimizer does not run before the last micro step: until then, weights, slots, `iterations`, learning
+    rate schedules and weight decay do not change. The object belongs to the same family of optimizers as the inner one
+    (`tf.keras.optimizers.Optimizer`, or `tf.keras.optimizers.legacy.Optimizer` since TF 2.11), so `compile` and
+    `LossScaleOptimizer` accept it.
+
+    Args:
+      optimizer: a Keras optimizer, its name or its config.
+      accum_steps: micro steps per step, >= 1; or a schedule `{first step: accum_steps}` that includes step 0, such as
+        `{0: 8, 1000: 2}`. With the plain int 1 it behaves like `optimizer` alone.
+      reduction: "mean", "sum" or "running_mean" (which never holds a sum, for low precision); case-insensitive.
+      name: name of the optimizer, also part of the names of its variables.
+      transform: function `grads_and_vars -> grads_and_vars`, called once per cycle with the accumulated gradients.
+      nonfinite: how a NaN or Inf in a gradient is handled. "propagate": as in a full batch. "skip_micro": leave out
+        this micro-batch and take one more. "skip_cycle": finish the cycle without a step.
+      accumulator_dtype: dtype of the accumulators. None: the dtype of the variable, but float32 for a 16-bit variable.
+      sparse: how `tf.IndexedSlices` reach the inner optimizer. "rows": as the union of the cycle's rows. "dense": as a
+        dense gradient.
+
+    Raises:
+      TypeError, ValueError: an argument does not match its description above.
+
+    Example:
+      >>> optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(1e-3), accum_steps=4)
+      >>> model.compile(optimizer, loss="mse")
+      >>> model.fit(x, y, batch_size=8)  # steps as with batch_size=32
+    """
+
+    _inner: Any
+    _adapter: KerasAdapter
+    _cycle: Cycle
+    _internals: Any
+    _returned: Callable[[Any], Any]
+    _takes_back: Callable[[], bool]
+    _handed_back: Set[int]
+    _has_run: bool
+
+    def __new__(cls, optimizer: Any = "SGD", *args: Any, **kwargs: Any) -> "GradientAccumulateOptimizer":
+        """Create an instance that is also a Keras optimizer of the same family as `optimizer`."""
+        inner = _resolve(optimizer)
+        base = _tf.NewOptimizer if _tf.is_new_optimizer(inner) else _tf.LegacyOptimizer
+        made: Any = object.__new__(concrete_class(cls, base))
+        made.__dict__["_resolved"] = inner
+        return made
+
+    def __init__(
+        self,
+        optimizer: Any = "SGD",
+        accum_steps: AccumSteps = 1,
+        reduction: str = "mean",
+        name: str = "GradientAccumulateOptimizer",
+        *,
+        transform: Optional[Transform] = None,
+        nonfinite: str = "propagate",
+        accumulator_dtype: Any = None,
+        sparse: str = "rows",
+    ) -> None:
+        plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
+        self.__dict__["_inner"] = inner = self.__dict__.pop("_resolved")
+        if transform is not None and getattr(inner, "loss_scale_factor", None) is not None:
+            raise ValueError(
+                "With `loss_scale_factor`, only the inner optimizer sees unscaled gradients; a `transform` does "
+                "not: use a LossScaleOptimizer around this optimizer. Received: "
+                f"loss_scale_factor={inner.loss_scale_factor!r}."
+            )
+        _tf.stop_automatic_tracking(self)
+        _tf.begin_as_optimizer(self, super().__init__, name)
+        self.__dict__["_adapter"] = adapter = KerasAdapter(self, name)
+        self._use_cycle(Cycle(plan, adapter, transform, accumulator_dtype, not plan.is_bare))
+        self.__dict__["_internals"] = Internals(self)
+        self.__dict__["_handed_back"] = set()  # replicas whose gradients a LossScaleOptimizer assumes reduced
+        self.__dict__["_has_run"] = False
+        self.__dict__["_is_ready"] = True
+
+    def _use_cycle(self, cycle: Cycle) -> None:
+        self.__dict__["_cycle"] = cycle
+        if not cycle.is_bare:
+            _tf.track(self, cycle.state, "accumulation")
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Micro steps
+
+    @_tf.untouched_by_autograph
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[Any],
+        name: Optional[str] = None,
+        skip_gradients_aggregation: bool = False,
+        *,
+        weight: Optional[Scalar] = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> Any:
+        """Accumulate the gradients of one micro-batch; on the last micro-batch of a cycle, make the step.
+
+        Args:
+          grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape,
+            `tf.IndexedSlices` or None. Under a strategy: the gradients of this replica's loss, scaled by 1 / replicas
+            as Keras does.
+          name: ignored; accepted for compatibility with Keras.
+          skip_gradients_aggregation: whether the gradients are already summed over replicas (Keras >= 2.11).
+          weight: scalar >= 0, the weight of this micro-batch in the mean, such as its number of examples; under a
+            strategy, the weight of this replica's part. None: 1, for all replicas together.
+          experimental_aggregate_gradients: False is equivalent to `skip_gradients_aggregation=True`.
+
+        Returns:
+          The same as the inner optimizer: since TF 2.11 the number of steps, an int64 scalar (in Keras 3, the
+          variable itself); for a legacy optimizer an op, or None in eager execution.
+
+        Raises:
+          ValueError: there is no gradient at all, a gradient has the wrong shape, the weight is negative, the
+            variables change within a cycle, or this is the second call in one train step of a
+            `GradientAccumulateModel`.
+        """
+        del name
+        listed = self._adapter.unwrapped(grads_and_vars)
+        train_step = self._internals.train_step
+        if train_step is None:
+            _tf.tell_watcher(self)  # the train step of a model that does not know this optimizer
+        else:
+            train_step.note(self)
+            if not listed:  # Keras also trains models without trainable weights
+                return self._returned(None)
+        weight = self._internals.weight if weight is None else weight
+        is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        is_reduced = is_reduced and not self._takes_back()
+        self.__dict__["_has_run"] = True
+        listed = _check.pairs(listed)
+        if self._cycle.is_bare and weight is None and not self._cycle.is_built:
+            return self._apply_bare(listed, is_reduced)
+        return self._returned(self._cycle.micro_step(listed, weight, is_reduced))
+
+    def minimize(self, loss: Any, var_list: Any, *args: Any, weight: Optional[Scalar] = None, **kwargs: Any) -> Any:
+        """Compute the gradients of `loss` and accumulate them, as `apply_gradients` does.
+
+        Args:
+          loss: a function without arguments; or a tensor, together with `tape=`.
+          var_list: list of variables, or a function that returns one.
+          *args: as for the inner optimizer's `minimize`.
+          weight: as for `apply_gradients`.
+          **kwargs: as for the inner optimizer's `minimize`.
+        """
+        with self.weighing(weight):
+            return super().minimize(loss, var_list, *args, **kwargs)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def weighing(self, weight: Optional[Scalar]) -> Iterator[None]:
+        """Set the default `weight` for calls of `apply_gradients` inside this context, on this replica.
+
+        Args:
+          weight: as for `apply_gradients`; None leaves the default unchanged.
+        """
+        with self._internals.weighing(weight):
+            yield
+
+    def flush(self) -> Any:
+        """Make the step of an unfinished cycle from the micro-batches so far.
+
+        Returns:
+          An op, or None.
+        """
+        return self._between_replicas(self._cycle.apply)
+
+    def reset(self) -> Any:
+        """Discard an unfinished cycle.
+
+        Returns:
+          An op, or None.
+        """
+        return self._between_replicas(self._cycle.zero)
+
+    def build(self, var_list: Iterable[Any]) -> None:
+        """Create the inner optimizer's variables for `var_list`, and accumulate for these variables from now on.
+
+        Args:
+          var_list: list of trainable variables.
+
+        Raises:
+          ValueError: a cycle with other variables is unfinished; or the inner optimizer comes from Keras 2.11 or later
+            and was built without some of these variables.
+        """
+        self._adapter.check(list(var_list))
+        self._cycle.announce(list(var_list))
+        with tf.init_scope():
+            _tf.build_inner(self._inner, list(var_list))
+
+    def _between_replicas(self, function: Callable[..., Any]) -> Any:
+        if not self._cycle.is_built:
+            if _tf.is_tracing() and not self._cycle.is_bare:
+                raise ValueError("`flush` and `reset` can't be traced before the first micro step has been traced.")
+            return None
+        if tf.distribute.has_strategy() or not self._cycle.strategy:
+            return function()
+        with self._cycle.strategy.scope():
+            return function()
+
+    def _apply_bare(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Any:
+        with tf.init_scope():
+            self._adapter.prepare([var for _, var in grads_and_vars])
+        listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
+        return _tf.apply_inner(self._inner, self._adapter.wrapped(listed), replicas)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What can be seen
+
+    @property
+    def optimizer(self) -> Any:
+        """The inner optimizer."""
+        return self._inner
+
+    @property
+    def accum_steps(self) -> AccumSteps:
+        """Micro steps per step, or their schedule. Assigning an int takes effect from the next cycle on."""
+        return self._cycle.plan.accum_steps
+
+    @accum_steps.setter
+    def accum_steps(self, value: AccumSteps) -> None:
+        old = self._cycle.plan
+        new = make_plan(value, old.reduction, old.nonfinite, old.sparse)
+        if old.is_schedule or new.is_schedule:
+            raise ValueError("A schedule of `accum_steps` can't be set or replaced: pass it to a new optimizer.")
+        if self._cycle.is_settable:
+            self._cycle.set_accum_steps(new)
+        elif not new.is_bare and not self._has_run:
+            self._use_cycle(self._cycle.planned_anew(new))
+        elif not new.is_bare:
+            raise ValueError(
+                f"`accum_steps` was 1 from the start, so there are no accumulators. To change it to {value} later, "
+                f"construct the optimizer with accum_steps={{0: 1, first_step: {value}}}."
+            )
+
+    @property
+    def micro_step(self) -> tf.Tensor:
+        """The number of micro steps in the current cycle so far, an int64 scalar."""
+        if not self._cycle.is_built:
+            return tf.constant(0, tf.int64)
+        return self._cycle.state.micro_step.read_value()
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether the last micro step made a step, a bool scalar. Useful to update moving averages or target networks.
+
+        False before the first micro step, and after a cycle that made no step: all weights were zero, or
+        `nonfinite="skip_cycle"` skipped it.
+        """
+        if self._cycle.is_built:
+            return self._cycle.has_stepped()
+        return tf.constant(self._cycle.is_bare and self._has_run)
+
+    @property
+    def gradients(self) -> List[tf.Tensor]:
+        """The gradients accumulated in the current cycle: a list with one tensor per variable, summed over replicas."""
+        return self._cycle.accumulated()
+
+    # Attributes that Keras reads and sets belong to the inner optimizer.
+
+    @property
+    def iterations(self) -> Any:
+        """The number of steps made, an int64 variable of the inner optimizer."""
+        return self._inner.iterations
+
+    @iterations.setter
+    def iterations(self, variable: Any) -> None:
+        self._inner.iterations = variable
+
+    @property
+    def learning_rate(self) -> Any:
+        return self._inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._inner.learning_rate = value
+
+    lr = learning_rate
+
+    @property
+    def weights(self) -> List[Any]:
+        return self._inner.weights
+
+    def get_weights(self) -> List[Any]:
+        return self._inner.get_weights()
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        self._inner.set_weights(weights)
+
+    if _tf.IS_KERAS_3:  # Keras 2 does not pickle optimizers
+
+        def __reduce__(self) -> Tuple[Any, ...]:
+            """Pickle and copy the optimizer by its config, without its state, as Keras does."""
+            return _tf.pickled_by_name(super().__reduce__())  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        if not self.__dict__.get("_is_ready"):  # still being constructed or copied
+            return object.__repr__(self)
+        arguments = f"accum_steps={self.accum_steps!r}, reduction={self._cycle.plan.reduction!r}"
+        return f"{type(self).__name__}({type(self._inner).__name__}, {arguments})"
+
+    def get_config(self) -> Dict[str, Any]:
+        """Return the config, from which `from_config` makes the same optimizer without custom objects.
+
+        A `transform` is included by name if it is registered with `tf.keras.utils.register_keras_serializable`;
+        otherwise it is left out, with a warning.
+        """
+        plan = self._cycle.plan
+        config = {
+            "optimizer": _tf.serialize_keras_optimizer(self._inner),
+            "accum_steps": _config.int_keys_to_config(plan.accum_steps),
+            "reduction": plan.reduction,
+            "name": self._adapter.name,
+            "nonfinite": plan.nonfinite,
+            "sparse": plan.sparse,
+        }
+        if self._cycle.dtype is not None:
+            config["accumulator_dtype"] = self._cycle.dtype.name
+        if self._cycle.transform is not None:
+            config["transform"] = _config.to_config("transform", self._cycle.transform)
+        return config
+
+    @classmethod
+    def from_config(
+        cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
+    ) -> "GradientAccumulateOptimizer":
+        """Create an optimizer from the config that `get_config` returned."""
+        config = dict(config)
+        config.pop("is_legacy_optimizer", None)
+        config["transform"] = _config.from_config("transform", config.get("transform"), custom_objects)
+        config["optimizer"] = _tf.deserialize_keras_optimizer(config["optimizer"], custom_objects)
+        config["accum_steps"] = _config.int_keys_from_config(config["accum_steps"])
+        return getattr(cls, "_root", cls)(**config)
+
+
+def _resolve(optimizer: Any) -> Any:
+    """Return the inner optimizer for an instance, a name or a config."""
+    if isinstance(optimizer, GradientAccumulateOptimizer):
+        raise ValueError(f"`optimizer` accumulates already: set its `accum_steps`. Received: {optimizer!r}.")
+    if not _tf.is_keras_optimizer(optimizer) and not isinstance(optimizer, (str, dict)):
+        hint = " Use `accum.compat.v1.AccumOptimizer` for it." if _tf.is_graph_optimizer(optimizer) else ""
+        raise TypeError(
+            f"`optimizer` must be a Keras optimizer, its name or its config. Received: {optimizer!r}.{hint}"
+        )
+    inner = _tf.get_keras_optimizer(optimizer)
+    for part in [inner] + list(getattr(inner, "optimizers", ())):  # the parts of Keras 3's `MultiOptimizer`
+        if getattr(part, "gradient_accumulation_steps", None):
+            raise ValueError(
+                "`optimizer` accumulates already, through Keras: leave out its `gradient_accumulation_steps`. "
+                f"Received: gradient_accumulation_steps={part.gradient_accumulation_steps!r}."
+            )
+    if _tf.is_loss_scale_optimizer(inner):
+        raise ValueError(
+            "A LossScaleOptimizer has to be outermost, where it scales the loss: "
+            "LossScaleOptimizer(GradientAccumulateOptimizer(optimizer, accum_steps))."
+        )
+    return inner
+
+
+_tf.register_keras_class(GradientAccumulateOptimizer, "GradientAccumulateOptimizer")

@@ -1,0 +1,229 @@
+"""The interfaces of the two families of Keras optimizers: the attributes that Keras and its users expect."""
+
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+from accum import _tf
+from accum._engine import _replicas
+from accum._engine._ops import count_nonfinite
+from accum._tf import Gradient, GradsAndVars, tf
+
+
+def _of_inner(name: str) -> property:
+    """Make a property that reads and sets an attribute of the inner optimizer, if the inner optimizer has it."""
+
+    def set_it(self: Any, value: Any) -> None:
+        if self.__dict__.get("_is_ready"):  # ignore the defaults that the base class sets before
+            setattr(self._inner, name, value)
+
+    return property(lambda self: getattr(self._inner, name, None), set_it)
+
+
+class _Interface(_tf.TrackedAsInner):
+    """The attributes that Keras and its users read and set on any optimizer."""
+
+    _inner: Any
+    _handed_back: Set[int]
+
+    clipnorm = _of_inner("clipnorm")
+    clipvalue = _of_inner("clipvalue")
+    global_clipnorm = _of_inner("global_clipnorm")
+    weight_decay = _of_inner("weight_decay")
+    use_ema = _of_inner("use_ema")
+    ema_momentum = _of_inner("ema_momentum")
+    ema_overwrite_frequency = _of_inner("ema_overwrite_frequency")
+
+    def _hand_back(self, grads_and_vars: GradsAndVars) -> Any:
+        """Return the gradients unreduced, because the cycle reduces them; share only whether any is not finite.
+
+        `LossScaleOptimizer` asks for reduced gradients on every micro step, checks them for overflow on one replica
+        only, and then calls `apply_gradients` as if they were reduced.
+        """
+        listed = list(grads_and_vars)
+        self._handed_back.add(_replicas.replica_number())
+        grads = [grad for grad, _ in listed]
+        return list(zip(_replicas.spoil_together(grads, count_nonfinite(grads)), [var for _, var in listed]))
+
+    def _takes_back(self) -> bool:
+        """Whether this replica's gradients were handed back since the last call."""
+        replica = _replicas.replica_number()
+        is_handed_back = replica in self._handed_back
+        self._handed_back.discard(replica)
+        return is_handed_back
+
+    def __getattr__(self, name: str) -> Any:
+        """Read hyperparameters such as `momentum` from the inner optimizer."""
+        if name.startswith("_") or "_inner" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_public = self.__dict__.get("_is_ready") and not name.startswith("_") and not hasattr(type(self), name)
+        if is_public and name not in self.__dict__ and hasattr(self._inner, name):
+            setattr(self._inner, name, value)
+        else:
+            super().__setattr__(name, value)
+
+
+class _LegacyInterface(_Interface):
+    """The attributes that Keras reads on an optimizer that keeps slots."""
+
+    @staticmethod
+    def _returned(op: Any) -> Any:
+        return op
+
+    _HAS_AGGREGATE_GRAD = False  # if True, TF 2.2 reduces every micro-batch in `fit`; dies with 2.2
+
+    # A `LossScaleOptimizer` exposes the entries of `_hyper`: without them, callbacks on TF 2.4 find no learning rate.
+
+    @property
+    def _hyper(self) -> Any:
+        return self.__dict__["_inner"]._hyper if "_inner" in self.__dict__ else {}  # not set yet during a copy
+
+    @_hyper.setter
+    def _hyper(self, value: Any) -> Any:
+        """Ignore the initial value of the base class: the inner optimizer's is used."""
+
+    def _get_hyper(self, *args: Any, **kwargs: Any) -> Any:
+        return self._inner._get_hyper(*args, **kwargs)
+
+    def _set_hyper(self, *args: Any, **kwargs: Any) -> None:
+        self._inner._set_hyper(*args, **kwargs)
+
+    def _aggregate_gradients(self, grads_and_vars: GradsAndVars) -> Any:
+        return _tf.aggregated(self._hand_back(grads_and_vars))
+
+    def _clip_gradients(self, grads: Sequence[Optional[Gradient]]) -> Any:
+        return grads  # TF 2.2 and 2.3 would clip each micro-batch in `fit`; dies with 2.3
+
+    def _create_all_weights(self, var_list: Any) -> None:
+        _tf.build_inner(self._inner, var_list)
+
+    def variables(self) -> Any:
+        return self._inner.variables()
+
+    def get_slot_names(self) -> List[str]:
+        return self._inner.get_slot_names()
+
+    def get_slot(self, var: tf.Variable, slot_name: str) -> Any:
+        return self._inner.get_slot(var, slot_name)
+
+    def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
+        return self._inner._create_or_restore_slot_variable(*args, **kwargs)
+
+
+class _NewInterface(_Interface):
+    """The attributes that Keras reads on an optimizer that is built from a list of variables."""
+
+    def _returned(self, op: Any) -> Any:
+        with tf.control_dependencies([] if op is None else [op]):
+            return tf.identity(self._inner.iterations)
+
+    @property
+    def _learning_rate(self) -> Any:
+        return self._inner._learning_rate  # may be a schedule, which `TensorBoard` reads
+
+    def aggregate_gradients(self, grads_and_vars: GradsAndVars) -> Any:
+        return self._hand_back(grads_and_vars)
+
+    @property
+    def variables(self) -> Any:
+        return self._inner.variables
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        self._inner.exclude_from_weight_decay(*args, **kwargs)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        self._inner.finalize_variable_values(var_list)
+
+    def save_own_variables(self, store: Any) -> None:
+        self._inner.save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        self._inner.load_own_variables(store)
+
+
+class _Keras3Interface(_NewInterface):
+    """The attributes that Keras 3 reads on an optimizer."""
+
+    def _returned(self, op: Any) -> Any:
+        return self._inner.iterations  # the variable itself, as in Keras 3
+
+    loss_scale_factor = _of_inner("loss_scale_factor")
+    gradient_accumulation_steps = _of_inner("gradient_accumulation_steps")
+
+    @property
+    def built(self) -> bool:
+        return self.__dict__.get("_is_ready", False) and self._inner.built
+
+    @built.setter
+    def built(self, value: Any) -> bool:
+        """Ignore what the base class or a `LossScaleOptimizer` sets: only the inner optimizer decides."""
+
+    @property
+    def _learning_rate(self) -> Any:
+        return self._inner._learning_rate
+
+    @_learning_rate.setter
+    def _learning_rate(self, value: Any) -> Any:
+        """Ignore the initial value of the base class: the inner optimizer's is used."""
+
+    @property
+    def _model_variables_moving_average(self) -> Any:
+        return self._inner._model_variables_moving_average  # read by `SwapEMAWeights`
+
+    @property
+    def _trainable_variables(self) -> Any:
+        return self._inner._trainable_variables
+
+    @_trainable_variables.setter
+    def _trainable_variables(self, value: Any) -> Any:
+        """Ignore the initial value of the base class: the inner optimizer's is used."""
+
+    def apply(self, grads: Sequence[Optional[Gradient]], trainable_variables: Any = None) -> None:
+        """Accumulate the gradients of one micro-batch.
+
+        Args:
+          grads: list of gradients.
+          trainable_variables: their variables; None: the variables for which the optimizer was built.
+        """
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if len(grads) != len(variables):
+            raise ValueError(
+                "There must be a gradient, or None, for each variable for which the optimizer was built: call `build` "
+                f"first, or pass the variables. Received: {len(grads)} gradients for {len(variables)} variables."
+            )
+        self.apply_gradients(list(zip(grads, variables)))
+
+    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Compute the gradients of `loss` and accumulate them. Keras 3 has no `minimize`, but older code calls it."""
+        if callable(loss):
+            with tf.GradientTape() as tape:
+                loss = loss()
+        elif tape is None:
+            raise ValueError("`tape` is required when a `tf.Tensor` is passed as `loss`.")
+        variables = list(var_list() if callable(var_list) else var_list)
+        grads = tape.gradient(loss, [_tf.native(var) for var in variables])
+        return self.apply_gradients(list(zip(grads, variables)))
+
+    def scale_loss(self, loss: Any) -> Any:
+        return self._inner.scale_loss(loss)
+
+
+_CONCRETE: Dict[Tuple[type, type], type] = {}
+
+
+def concrete_class(cls: type, base: type) -> type:
+    """Return a subclass of both `cls` and the Keras optimizer `base`, always the same one for each pair."""
+    if issubclass(cls, base):
+        return cls
+    if (cls, base) not in _CONCRETE:
+        new = _Keras3Interface if _tf.IS_KERAS_3 else _NewInterface
+        interface = _LegacyInterface if base is _tf.LegacyOptimizer else new
+        namespace = {
+            "_root": cls,
+            "__module__": cls.__module__,
+            "__doc__": cls.__doc__,
+            "__qualname__": cls.__qualname__,
+        }
+        _CONCRETE[cls, base] = type(cls.__name__, (cls, interface, base), namespace)
+    return _CONCRETE[cls, base]

@@ -1,0 +1,125 @@
+"""Watch one run of a model's train step: which optimizers it calls, how often, and whether they accumulate."""
+
+import contextlib
+import warnings
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+from accum import _tf
+from accum._keras._internals import internals_of, is_accumulating
+from accum._tf import tf
+
+_REMEDY = (
+    "Pass each optimizer to `compile`, or keep it as an attribute of the model, or wrap it: "
+    "`accum.GradientAccumulateOptimizer(optimizer, accum_steps)`."
+)
+
+
+class TrainStep:
+    """Watch one replica's run, or trace, of a train step.
+
+    Args:
+      name: name of the train step in error messages.
+      optimizers: the model's `GradientAccumulateOptimizer`s.
+    """
+
+    def __init__(self, name: str, optimizers: Sequence[Any]) -> None:
+        self._name = name
+        self._optimizers = optimizers
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._calls: Dict[int, Tuple[Any, List[Any]]] = {}  # id -> (optimizer, where it was called: paths of graphs)
+        self.calls_through_function = False
+
+    @property
+    def is_traced(self) -> bool:
+        return self._graph is not None
+
+    @property
+    def called(self) -> List[Any]:
+        """The accumulating optimizers that were called."""
+        return [optimizer for optimizer, _ in self._calls.values()]
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the optimizers that are called in this context."""
+        with contextlib.ExitStack() as stack:
+            for optimizer in self._optimizers:
+                stack.enter_context(internals_of(optimizer).within(self))
+            stack.enter_context(_tf.watching_optimizers(self._see))
+            yield
+
+    def note(self, optimizer: Any) -> None:
+        """Record that an accumulating optimizer begins a micro step.
+
+        Raises:
+          ValueError: the optimizer has already begun one in this train step, or may begin several in a loop.
+        """
+        path = _tf.graphs_within(self._graph)
+        _, earlier = self._calls.setdefault(id(optimizer), (optimizer, []))
+        if any(map(_tf.is_loop_body, path)) or any(_both_run(path, other) for other in earlier):
+            self._refuse_several(optimizer)
+        earlier.append(path)
+        self.calls_through_function |= any(map(_tf.is_function, path))
+
+    def _refuse_several(self, optimizer: Any) -> None:
+        if not internals_of(optimizer).is_bare:
+            raise ValueError(
+                f"`{self._name}` calls the optimizer around {type(optimizer.optimizer).__name__} several times. "
+                "One cycle would mix gradients for different weights, unlike any full batch: use a separate train "
+                "step or loop, and a separate optimizer, for each update."
+            )
+
+    def _see(self, optimizer: Any) -> None:
+        """Take note of an optimizer that the model does not know; raise if it does not accumulate."""
+        if is_accumulating(optimizer):
+            self.note(optimizer)
+            warnings.warn(
+                f"`{self._name}` calls {optimizer!r}, which is not an attribute of the model: each micro-batch has the "
+                "same weight in it, and `fit` does not end its last cycle. Keep it as an attribute of the model.",
+                stacklevel=2,
+            )
+            return
+        raise ValueError(
+            f"`{self._name}` applies gradients with an optimizer that does not accumulate. {_REMEDY} Received: "
+            f"{optimizer!r}."
+        )
+
+    def check(self, may_call_none: bool, followed: Any) -> None:
+        """Raise if no accumulating optimizer was called, or if one was called several times through a `tf.function`.
+
+        Args:
+          may_call_none: whether it is legitimate that no call of an optimizer was seen.
+          followed: the optimizer whose cycles the model's batch normalisation follows, or None.
+        """
+        if not self._calls and not may_call_none:
+            raise ValueError(
+                f"`{self._name}` has called none of the model's accumulating optimizers, so nothing accumulates. "
+                f"{_REMEDY} Found: {[type(known.optimizer).__name__ for known in self._optimizers]}."
+            )
+        if followed is not None and id(followed) not in self._calls and not may_call_none:
+            raise ValueError(
+                f"Batch normalisation follows the cycles of {followed!r}, which `{self._name}` does not call: take "
+                "it out of the model's attributes, or pass to `compile` the optimizers that are called."
+            )
+        for optimizer, paths in self._calls.values() if self.is_traced else ():
+            self._check_functions(optimizer, paths)
+
+    def _check_functions(self, optimizer: Any, paths: Sequence[Any]) -> None:
+        for function in filter(None, map(_outermost_function, paths)):
+            others = {
+                id(other)
+                for known, theirs in self._calls.values()
+                for other in map(_outermost_function, theirs)
+                if known is not optimizer and other is not None and other.name == function.name
+            }
+            if _tf.count_calls(self._graph, function) > 1 + len(others):
+                self._refuse_several(optimizer)
+
+
+def _outermost_function(path: Sequence[Any]) -> Any:
+    """Return the graph of the `tf.function` that a train step calls itself, on a path to an optimizer, or None."""
+    functions = [graph for graph in path if _tf.is_function(graph)]
+    return functions[-1] if functions else None
+
+
+def _both_run(path: Any, other: Any) -> bool:
+    return not (_tf.exclude_each_other(path, other) or _tf.are_traces_of_one_function(path, other))

@@ -1,0 +1,40 @@
+"""The weight of the micro-batch that a model is trained on."""
+
+from typing import Any, Optional
+
+from accum import _check, _tf
+from accum._engine import _replicas
+from accum._tf import Scalar, tf
+
+
+class WeightVariable:
+    """Holds the weight of each replica's micro-batch, a float32 scalar.
+
+    It is a variable because a `tf.function` in a train step, once traced, is called again for the next micro-batch.
+    """
+
+    def __init__(self) -> None:
+        self._variable: Any = None
+
+    def begin(self, weight: Optional[Scalar]) -> Any:
+        """Set the weight of a new micro-batch.
+
+        Returns:
+          The variable, or None for the weight None.
+
+        Raises:
+          ValueError: the weight is negative.
+        """
+        if weight is None:
+            return None
+        _check.not_negative("micro_batch_weight", weight, _tf.known_value(weight))
+        if self._variable is None:
+            with tf.init_scope():
+                self._variable = _tf.new_statistic("micro_batch_weight", [], tf.float32)
+        self.set(weight)
+        return self._variable
+
+    def set(self, weight: Scalar) -> None:
+        """Replace the weight of the micro-batch, if it has one."""
+        if self._variable is not None:
+            _replicas.local_variable(self._variable).assign(tf.cast(weight, tf.float32))

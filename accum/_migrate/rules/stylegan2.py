@@ -1,0 +1,48 @@
+"""StyleGAN2's `dnnlib.tflib.Optimizer(minibatch_multiplier=…)`: found and reported, never rewritten."""
+
+from accum._migrate.arguments import NotUnderstood
+from accum._migrate.values import is_none
+
+ARGUMENT = "minibatch_multiplier"
+LIBRARY = "StyleGAN2's dnnlib"
+WORDS = (ARGUMENT,)
+NAMES = ()
+MODULES = ("dnnlib", "tflib")
+NEEDS_ITS_IMPORT = True
+"""Other libraries use the argument's name too, so without an import of this one nothing is reported."""
+
+REASON = (
+    "it makes its steps with `register_gradients` and `apply_updates`, which a single call can't replace; see "
+    "docs/migrating.md, StyleGAN2"
+)
+MADE = REASON
+
+
+def optimizer(call, surroundings):
+    """Always report: gradients are registered in one place, for each GPU, and applied in another."""
+    given = [arg for arg in call.args if arg.keyword and arg.keyword.value == ARGUMENT]
+    if given and is_off(given[0].value):
+        return None
+    if given or any(arg.star for arg in call.args):
+        raise NotUnderstood(REASON)
+    return None
+
+
+def is_off(value):
+    """Whether the argument's value says that nothing is accumulated."""
+    return is_none(value)
+
+
+def is_home(name):
+    """Whether an import of `name` makes a file one that may use this library."""
+    return any(part in MODULES for part in name.split("."))
+
+
+def rule(name):
+    """The rule for a full name, or None."""
+    return optimizer if name.endswith(("tflib.Optimizer", "tflib.optimizer.Optimizer")) else None
+
+
+def is_module(name):
+    """Star imports do not matter: it is the argument that accumulates, not the name."""
+    return False

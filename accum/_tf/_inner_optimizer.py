@@ -1,0 +1,193 @@
+"""Call the inner optimizer as a black box."""
+
+import contextlib
+from typing import Any, Iterator, List, Optional, Sequence
+
+from accum._tf._optimizers import (
+    LegacyOptimizer,
+    NewOptimizer,
+    is_graph_optimizer,
+    is_legacy_optimizer,
+    is_new_optimizer,
+)
+from accum._tf._types import Gradient, GradsAndVars, Scalar
+from accum._tf._variables import variable_key
+from accum._tf._version import IS_KERAS_3, VERSION, tf
+from accum._tf._watching import unwatched
+
+
+def build_inner(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    """Create the inner optimizer's variables now, rather than while a branch is traced."""
+    if is_new_optimizer(optimizer):
+        if not (IS_KERAS_3 and optimizer.built):  # building again would recreate all variables
+            optimizer.build(list(variables))
+    elif is_legacy_optimizer(optimizer):
+        if VERSION >= (2, 2):
+            optimizer._create_all_weights(variables)
+        else:  # dies with 1.15
+            _ = optimizer.iterations  # created when it is first read
+            optimizer._create_hypers()
+            optimizer._create_slots(variables)
+    # v1 optimizers lift their slots out of the branch by themselves.
+
+
+def create_graph_slots(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    """Create the inner optimizer's variables where it would create them on its own, so that checkpoint names match.
+
+    If they were created in a branch of the conditional, their names would include it. A v1 optimizer creates its
+    variables in cross-replica context; a Keras optimizer creates them on each replica, in its own scope.
+    """
+    if is_graph_optimizer(optimizer):
+        with tf.init_scope():
+            optimizer._create_slots(variables)
+    else:
+        with tf.name_scope(optimizer._name), tf.init_scope():
+            build_inner(optimizer, variables)
+
+
+def prepare_inner(optimizer: Any, variables: Sequence[tf.Variable], used: Sequence[tf.Variable]) -> None:
+    """Create the variables that the inner optimizer needs now.
+
+    A new optimizer is built once, as Keras does: for the whole list, including variables without a gradient yet. A
+    legacy optimizer creates only the slots for `used`, the subset of `variables` that a trace updates.
+    """
+    if is_new_optimizer(optimizer):
+        build_inner(optimizer, variables)
+    elif used:
+        build_inner(optimizer, used)
+
+
+def refused_by_inner(optimizer: Any, variables: Sequence[tf.Variable]) -> List[tf.Variable]:
+    """Return the `variables` that the inner optimizer can't update: a new optimizer is built once, for one list."""
+    names = ("_trainable_variables_indices", "built") if IS_KERAS_3 else ("_index_dict", "_built")
+    index = getattr(optimizer, names[0], None) if is_new_optimizer(optimizer) else None
+    if index is None or not getattr(optimizer, names[1], False):
+        return []
+    return [var for var in variables if optimizer._var_key(var) not in index]
+
+
+def _clipped_as_in_fit(optimizer: Any, grads_and_vars: GradsAndVars) -> GradsAndVars:
+    """Clip by the inner optimizer's `clipnorm` / `clipvalue` if its own `apply_gradients` does not.
+
+    TF 2.2 and 2.3 clip in `minimize` and in `fit`; from 2.4 on `apply_gradients` does. Dies with 2.3.
+    """
+    if not is_legacy_optimizer(optimizer) or VERSION >= (2, 4):
+        return grads_and_vars
+    clipnorm, clipvalue = getattr(optimizer, "clipnorm", None), getattr(optimizer, "clipvalue", None)
+
+    def clip(grad: Gradient) -> Gradient:
+        grad = grad if clipnorm is None else tf.clip_by_norm(grad, clipnorm)
+        return grad if clipvalue is None else tf.clip_by_value(grad, -clipvalue, clipvalue)
+
+    return [(grad if grad is None else clip(grad), var) for grad, var in grads_and_vars]
+
+
+def apply_inner(
+    optimizer: Any,
+    grads_and_vars: GradsAndVars,
+    replicas: int,
+    global_step: Optional[tf.Variable] = None,
+    name: Optional[str] = None,
+) -> Any:
+    """Make one step of the inner optimizer with fully reduced gradients, which it must not reduce again."""
+    with unwatched():
+        return _apply_inner(optimizer, grads_and_vars, replicas, global_step, name)
+
+
+def _apply_inner(
+    optimizer: Any, grads_and_vars: GradsAndVars, replicas: int, global_step: Optional[tf.Variable], name: Optional[str]
+) -> Any:
+    if is_graph_optimizer(optimizer):
+        # v1 always sums over replicas: each replica passes its share of the gradient. Dies with the v1 optimizers.
+        if replicas > 1:
+            grads_and_vars = [(scale_gradient(grad, 1.0 / replicas), var) for grad, var in grads_and_vars]
+        return optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+    grads_and_vars = _clipped_as_in_fit(optimizer, grads_and_vars)
+    if IS_KERAS_3:
+        if hasattr(optimizer, "optimizers"):  # a MultiOptimizer expects all of its variables
+            given = {variable_key(var) for _, var in grads_and_vars}
+            missing = [var for var in optimizer._trainable_variables if variable_key(var) not in given]
+            grads_and_vars = list(grads_and_vars) + [(None, var) for var in missing]
+        with _without_reduction(optimizer, replicas):
+            done = optimizer.apply_gradients(grads_and_vars)
+    elif replicas == 1 or VERSION < (2, 2):
+        if replicas > 1:  # in TF 1.15 they always reduce, like v1 optimizers; dies with 1.15
+            grads_and_vars = [(scale_gradient(grad, 1.0 / replicas), var) for grad, var in grads_and_vars]
+        done = optimizer.apply_gradients(grads_and_vars)
+    elif is_new_optimizer(optimizer):
+        done = optimizer.apply_gradients(grads_and_vars, skip_gradients_aggregation=True)
+    else:
+        done = optimizer.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False)
+    if global_step is not None:
+        with tf.control_dependencies([done]):
+            done = global_step.assign_add(tf.ones([], global_step.dtype.base_dtype))
+    return done
+
+
+def awaited(done: Any) -> Any:
+    """Return what to wait for after `apply_inner`: nothing in Keras 3, where traces order ops automatically."""
+    return None if IS_KERAS_3 else done
+
+
+@contextlib.contextmanager
+def _without_reduction(optimizer: Any, replicas: int) -> Iterator[None]:
+    """Keep a Keras 3 optimizer from summing over replicas after clipping, which has no public switch."""
+    with _reductions_replaced(_parts(optimizer) if replicas > 1 else [], "_all_reduce_sum_gradients"):
+        yield
+
+
+def without_sum_of_one(optimizer: Any) -> Any:
+    """Return a context in which an optimizer does not sum over replicas, if there is only one.
+
+    That sum changes nothing, but since 2.11 TensorFlow registers a gradient for it that is never released. It keeps the
+    graph in which it was traced: here that of a conditional, and with it all the others of a micro step.
+    """
+    is_single = VERSION >= (2, 11) and tf.distribute.get_strategy().num_replicas_in_sync == 1
+    name = _name_of_reduction(optimizer)
+    parts = [part for part in _parts(optimizer) if is_single and _reduces_as_keras(part, name)]
+    return _reductions_replaced(parts, name)
+
+
+def _parts(optimizer: Any) -> List[Any]:
+    return [optimizer] + list(getattr(optimizer, "optimizers", ()))  # the parts of a MultiOptimizer
+
+
+@contextlib.contextmanager
+def _reductions_replaced(parts: Sequence[Any], name: str) -> Iterator[None]:
+    for part in parts:
+        part.__dict__[name] = list
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.__dict__.pop(name, None)  # each replica's thread does so
+
+
+def _name_of_reduction(optimizer: Any) -> str:
+    if IS_KERAS_3:
+        return "_all_reduce_sum_gradients"
+    return "aggregate_gradients" if is_new_optimizer(optimizer) else "_aggregate_gradients"
+
+
+def _reduces_as_keras(optimizer: Any, name: str) -> bool:
+    """Whether an optimizer sums as Keras does, rather than as a library makes it that sums over processes."""
+    base: Any = NewOptimizer if is_new_optimizer(optimizer) else LegacyOptimizer
+    is_own = name not in vars(optimizer) and getattr(type(optimizer), name) is getattr(base, name)
+    aggregator = getattr(optimizer, "gradient_aggregator", None)  # an argument of legacy optimizers; dies with 2.15
+    return is_own and (aggregator is None or aggregator is base("any").gradient_aggregator)
+
+
+def slot_names(optimizer: Any) -> List[str]:
+    """Return the names of an optimizer's slots; an optimizer that is built from a list of variables has none."""
+    return [] if is_new_optimizer(optimizer) else sorted(optimizer.get_slot_names())
+
+
+def as_operation(value: Any) -> tf.Operation:
+    """Convert a tensor, a variable or an operation to an operation, which `session.run` runs for its effect."""
+    return value if isinstance(value, tf.Operation) else tf.group(value)
+
+
+def scale_gradient(grad: Gradient, factor: Scalar) -> Gradient:
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(grad.values * tf.cast(factor, grad.dtype), grad.indices, grad.dense_shape)
+    return grad * tf.cast(factor, grad.dtype)

@@ -1,0 +1,160 @@
+"""The families of optimizers."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from accum._tf._types import GradsAndVars
+from accum._tf._version import HAS_KERAS_FACE, IS_KERAS_3, VERSION, tf
+
+
+def _legacy_base() -> Any:
+    if IS_KERAS_3:
+        return None
+    if VERSION >= (2, 11):  # 2.11 made the new optimizers the default; dies with 2.15
+        return tf.keras.optimizers.legacy.Optimizer
+    return tf.keras.optimizers.Optimizer
+
+
+def _new_base() -> Any:
+    if VERSION >= (2, 11):
+        return tf.keras.optimizers.Optimizer
+    if VERSION >= (2, 9):  # a preview of the 2.11 optimizers; dies with 2.10
+        return tf.keras.optimizers.experimental.Optimizer
+    return None
+
+
+LegacyOptimizer = _legacy_base()
+"""Base class of the Keras optimizers that keep slots and hyperparameters (all up to 2.10), or None in Keras 3."""
+
+NewOptimizer = _new_base()
+"""Base class of the Keras optimizers that are built from a variable list (the default from 2.11 on), or None."""
+
+GraphOptimizer = tf.compat.v1.train.Optimizer
+
+FOR_STATIC_GRAPHS = "one of `tf.compat.v1.train`"
+if NewOptimizer is not None and not IS_KERAS_3:  # dies with 2.15
+    FOR_STATIC_GRAPHS += " or `tf.keras.optimizers.legacy`"
+
+
+def is_legacy_optimizer(optimizer: Any) -> bool:
+    return LegacyOptimizer is not None and isinstance(optimizer, LegacyOptimizer)
+
+
+def is_new_optimizer(optimizer: Any) -> bool:
+    return NewOptimizer is not None and isinstance(optimizer, NewOptimizer)
+
+
+def is_keras_optimizer(optimizer: Any) -> bool:
+    return is_legacy_optimizer(optimizer) or is_new_optimizer(optimizer)
+
+
+def is_graph_optimizer(optimizer: Any) -> bool:
+    return isinstance(optimizer, GraphOptimizer)
+
+
+def is_sync_replicas_optimizer(optimizer: Any) -> bool:
+    return isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer)
+
+
+def _loss_scale_classes() -> Tuple[type, ...]:
+    classes = []
+    if HAS_KERAS_FACE:
+        if VERSION >= (2, 4):
+            classes.append(tf.keras.mixed_precision.LossScaleOptimizer)
+        if VERSION < (2, 11):  # dies with 2.10
+            experimental = getattr(tf.keras.mixed_precision, "experimental", None)
+            if experimental is not None:
+                classes.append(experimental.LossScaleOptimizer)
+    return tuple(classes)
+
+
+_LOSS_SCALE_CLASSES = _loss_scale_classes()
+
+
+def is_loss_scale_optimizer(optimizer: Any) -> bool:
+    if _LOSS_SCALE_CLASSES and isinstance(optimizer, _LOSS_SCALE_CLASSES):
+        return True
+    # From 2.11 on, the class for new optimizers does not derive from the concrete class behind the public name. Dies
+    # with 2.15. The class of `tf.compat.v1` moved between namespaces.
+    return type(optimizer).__name__.startswith(("LossScaleOptimizer", "MixedPrecisionLossScaleOptimizer"))
+
+
+def without_loss_scale(optimizer: Any) -> Any:
+    """Return the optimizer inside a `LossScaleOptimizer`, or any other optimizer unchanged."""
+    if not is_loss_scale_optimizer(optimizer):
+        return optimizer
+    if hasattr(optimizer, "inner_optimizer"):
+        return optimizer.inner_optimizer
+    return optimizer._optimizer  # 2.2 and 2.3 have no public name for it; dies with 2.3
+
+
+def get_keras_optimizer(identifier: Any) -> Any:
+    """Return a Keras optimizer for an instance, a name or a config; raises the errors of Keras."""
+    return tf.keras.optimizers.get(identifier)
+
+
+def serialize_keras_optimizer(optimizer: Any) -> Dict[str, Any]:
+    return tf.keras.optimizers.serialize(optimizer)
+
+
+def deserialize_keras_optimizer(config: Any, custom_objects: Optional[Dict[str, Any]] = None) -> Any:
+    if is_keras_optimizer(config):
+        return config  # Keras 2.13 and later may have deserialized it already
+    if VERSION >= (2, 11):
+        # `optimizers.deserialize` returns the string "AdamW" for AdamW up to 2.15, and "Lamb" for Lamb in Keras 3. The
+        # general `deserialize` does not find SGD while Keras reads H5. So look up Keras' classes here.
+        inside = config.get("config", {})
+        # The configs of legacy optimizers do not always contain `is_legacy_optimizer`.
+        is_legacy = not IS_KERAS_3 and inside.get("is_legacy_optimizer", "decay" in inside)
+        family = tf.keras.optimizers.legacy if is_legacy else tf.keras.optimizers
+        cls = getattr(family, config["class_name"], None)
+        is_own = bool(config.get("registered_name")) or config["class_name"] in (custom_objects or {})  # a custom class
+        if cls is not None and not is_own:
+            return cls.from_config(dict(config["config"]))
+    return tf.keras.optimizers.deserialize(config, custom_objects=custom_objects)
+
+
+def aggregated(grads_and_vars: GradsAndVars) -> List[Any]:
+    """Return what `_aggregate_gradients` of a legacy optimizer returns if there is nothing to aggregate."""
+    if VERSION < (2, 4):  # gradients only; dies with 2.3
+        return [grad for grad, _ in grads_and_vars]
+    return list(grads_and_vars)
+
+
+def legacy_adam(*args: Any, **kwargs: Any) -> Any:
+    """Create Keras' Adam from the family that also works in a static graph, which Keras 3 does not have."""
+    if IS_KERAS_3:
+        raise NotImplementedError(
+            "Keras 3 has no optimizer for static graphs: install tf-keras and set TF_USE_LEGACY_KERAS=1, "
+            "or use `AccumOptimizer(tf.compat.v1.train.AdamOptimizer(...), accum_steps=...)`."
+        )
+    family = tf.keras.optimizers.legacy if VERSION >= (2, 11) else tf.keras.optimizers
+    return family.Adam(*args, **kwargs)
+
+
+def copy_of(optimizer: Any) -> Any:
+    """Create an optimizer of the same class and hyperparameters that has made no step."""
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+def loss_scale_around(optimizer: Any, like: Any) -> Any:
+    """Create a `LossScaleOptimizer` around `optimizer`, with the settings of the loss scale optimizer `like`."""
+    if IS_KERAS_3:
+        return type(like)(optimizer, like.initial_scale, like.dynamic_growth_steps)
+    if VERSION < (2, 4):  # dies with 2.3
+        return type(like)(optimizer, like.loss_scale)
+    return tf.keras.mixed_precision.LossScaleOptimizer(
+        optimizer,
+        dynamic=like.dynamic,
+        initial_scale=like.initial_scale,
+        dynamic_growth_steps=like.dynamic_growth_steps,
+    )
+
+
+def register_keras_class(cls: type, name: str) -> None:
+    """Let Keras find `cls` by its bare name when it loads a file, without custom objects."""
+    tf.keras.utils.get_custom_objects()[name] = cls
+
+
+def is_optimizer_config(value: Any) -> bool:
+    """Whether `value` is a config as returned by `tf.keras.optimizers.serialize`."""
+    return isinstance(value, dict) and "class_name" in value

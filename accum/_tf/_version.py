@@ -1,0 +1,41 @@
+"""Detect the TensorFlow and Keras versions, and check that accum supports them."""
+
+import re
+
+SUPPORTED = "TensorFlow 1.15 or 2.2 to 2.21"
+
+try:
+    import tensorflow as tf
+except ModuleNotFoundError as error:
+    if error.name != "tensorflow":
+        raise
+    raise ImportError(
+        f"accum needs {SUPPORTED}, but TensorFlow is not installed: install it with `pip install "
+        "'tensorflow<2.22'`, or with the pins that `python -m accum doctor` prints."
+    ) from None
+
+VERSION = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:3])
+
+if not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 21)):
+    raise ImportError(
+        f"accum needs {SUPPORTED}, but found TensorFlow {tf.__version__}: install a supported version, such as with "
+        "`pip install 'tensorflow==2.15.*'`."
+    )
+
+HAS_KERAS_FACE = VERSION >= (2, 2)
+"""TF 1.15 never calls an overridden `train_step`, so it only has the static-graph face. Dies with 1.15."""
+
+IS_KERAS_3 = VERSION >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
+"""Whether `tf.keras` is Keras 3: from 2.16 on it is, unless TF_USE_LEGACY_KERAS selects `tf-keras`, Keras 2."""
+
+if IS_KERAS_3 and tuple(int(part) for part in tf.keras.__version__.split(".")[:2]) < (3, 7):
+    raise ImportError(
+        f"accum needs Keras 3.7 or later, but found Keras {tf.keras.__version__}: run `pip install -U keras`, or "
+        "install tf-keras and set TF_USE_LEGACY_KERAS=1."
+    )
+
+if IS_KERAS_3 and tf.keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        f"accum needs the TensorFlow backend of Keras 3, but found {tf.keras.backend.backend()}: set "
+        "KERAS_BACKEND=tensorflow."
+    )

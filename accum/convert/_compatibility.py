@@ -1,0 +1,170 @@
+"""Where the two sides differ in more than how they store the same thing."""
+
+from typing import NamedTuple, Optional
+
+from accum import _tf
+from accum.convert import _rules
+from accum.convert._report import ConversionError
+
+OF_ROWS = ("momentum", "rmsprop", "centered rmsprop")
+"""The rules that v1 applies only to the touched rows. With Adam, all rows decay on both sides."""
+
+ROWS = _tf.WITH_ROWS and _tf.WITH_ROWS[0].upper() + _tf.WITH_ROWS[1:]
+
+
+class ConversionOptions(NamedTuple):
+    """What the user passed about the other side (None: nothing), and the direction of the conversion."""
+
+    iterations: Optional[int]
+    epsilon: Optional[float]
+    micro_batch_weight: Optional[float]
+    is_to_keras: bool
+
+
+def check_compatibility(run, state, given, report, rows_there=None):
+    """Add disagreements to `report`, and notes on what cannot be known.
+
+    Args:
+      run: the `KerasRun`.
+      state: the `RunState`, by v1's conventions.
+      given: a `ConversionOptions`.
+      report: the `Report`.
+      rows_there: {index: whether its gradient is sparse in the static graph}, if known from a source other than
+        `state`.
+    """
+    convention = run.convention(state.iterations)
+    report.iterations, report.micro_step = state.iterations, state.micro_step
+    report.problems += run.without_counterpart(not given.is_to_keras, bool(state.averages))
+    _check_rate(convention, report)
+    _check_epsilon(convention, state, given, report)
+    _check_rows(run, state.sparse, {**state.sparse, **(rows_there or {})}, report)
+    if state.micro_step:
+        _check_cycle(run, state, given, report)
+    if run.has_loss_scale:
+        report.notes.append("The loss scale is not converted. It starts again from its initial value.")
+    v1_class = _rules.RULES[run.rule].v1_class
+    report.notes.append(
+        f"A `Saver`'s checkpoint holds no hyperparameters. Give {type(run.inner).__name__} and {v1_class} the same "
+        "ones."
+    )
+
+
+def _check_rate(convention, report):
+    if not _rules.uses_rate(convention):
+        return
+    if convention.is_scheduled:
+        report.problems.append(
+            "The learning rate follows a schedule. v1 multiplies its whole sum of gradients by the current rate; Keras "
+            "multiplies each gradient by the rate of its own step. They agree only while the rate is constant. The "
+            f"rate used for the conversion is {convention.rate:g}."
+        )
+
+
+def require_rate(convention):
+    """Raise if the arithmetic would multiply or divide by a learning rate that is not positive."""
+    if _rules.uses_rate(convention) and not convention.rate > 0.0:
+        raise ConversionError(
+            f"The momentum can't be converted with a learning rate of {convention.rate:g}: Keras stores it multiplied "
+            "by the learning rate of the next step, and v1 without that factor. Set that rate first."
+        )
+
+
+def _check_epsilon(convention, state, given, report):
+    default = _rules.V1_EPSILONS.get(convention.rule)
+    if given.epsilon is not None and default is None:
+        raise ConversionError(f"v1's {_rules.RULES[convention.rule].v1_class} has no epsilon.")
+    epsilon = convention.epsilon if given.epsilon is None else given.epsilon
+    sides = _rules.formulas(convention)
+    if sides is not None:
+        second = state.slots.get("accumulator") or state.slots.get("rms") or {}
+        deviation = _rules.largest_deviation(convention, list(second.values()), epsilon)
+        report.problems.append(
+            f"Epsilon is in another place: v1 moves by {sides[0]}, Keras by {sides[1]}. With the present slots, the "
+            f"next step differs by a relative {deviation:.1e} at most."
+        )
+    if default is None:
+        return
+    if given.epsilon is None:
+        report.notes.append(
+            f"Epsilon is {convention.epsilon:g} in Keras, and assumed to be the same in the static graph, where the "
+            f"default is {default:g}. Pass `epsilon=` if it is another."
+        )
+    elif given.epsilon != convention.epsilon:
+        report.problems.append(f"Epsilon is {given.epsilon:g} in v1, but {convention.epsilon:g} in Keras.")
+
+
+def _check_rows(run, here, there, report):
+    """Report the variables whose sparse gradients move different rows on the two sides.
+
+    Args:
+      run: the `KerasRun`.
+      here, there: {index: whether its gradients are sparse}, in Keras and in the static graph, if known.
+      report: the `Report`.
+    """
+    if run.rule not in OF_ROWS:
+        return
+    moved_here = {index for index in run.trained if here.get(index, there.get(index)) and run.moves_touched_rows_only()}
+    moved_there = {index for index in run.trained if there.get(index)}
+    classes = _rules.RULES[run.rule].v1_class, type(run.inner).__name__
+    lost, gained = (
+        [run.name(index) for index in sorted(found)] for found in (moved_there - moved_here, moved_here - moved_there)
+    )
+    if lost:
+        report.problems.append(
+            "{} have sparse gradients. v1's {} moves only the rows that a step touches, but with this {} all rows "
+            'decay and move. {} with `sparse="rows"` moves only the touched rows, like v1.'.format(
+                lost, *(classes + (ROWS,))
+            )
+        )
+    if gained:
+        report.problems.append(
+            "{} have dense gradients in the static graph, where v1's {} moves every row, and sparse ones here, where "
+            'this {} moves only the rows that a step touches: give the wrapper `sparse="dense"`.'.format(
+                gained, *classes
+            )
+        )
+    if not run.moves_touched_rows_only() and any(index not in there for index in run.trained):
+        report.notes.append(
+            "Nothing tells whether the gradients of some variables are sparse. With sparse ones, v1's {} and this {} "
+            "are two rules.".format(*classes)
+        )
+
+
+def in_unit_of(layout, run, state, given, report):
+    """Complete `given` with the weight of micro-batches in the unfinished cycle of `like`, if there is one."""
+    theirs = layout.weight_of_micro_batches()
+    if given.micro_batch_weight is not None or theirs is None or not state.micro_step:
+        return given
+    ours = state.weight_sum / state.micro_step
+    factor = 1.0
+    if _is_one(ours) != _is_one(theirs):
+        factor = 1.0 / ours if _is_one(theirs) else theirs
+    report.notes.append(
+        f"The micro-batches of `like` have a weight of {theirs:g} each, and those here of {ours:g}, so the conversion "
+        f"uses `micro_batch_weight={factor:g}`."
+    )
+    return given._replace(micro_batch_weight=factor)
+
+
+def _is_one(weight):
+    return abs(weight - 1.0) < 1e-6
+
+
+def _check_cycle(run, state, given, report):
+    report.notes.append(
+        f"The unfinished cycle has {state.micro_step} micro steps, assumed to be accumulated with "
+        f"reduction={run.reduction!r} on both sides. It ends after the `accum_steps` of the side that continues."
+    )
+    if given.micro_batch_weight is not None:
+        return
+    is_counted = _is_one(state.weight_sum / state.micro_step)
+    if given.is_to_keras and is_counted and run.weighs_by_examples:
+        report.problems.append(
+            "The micro-batches of the checkpoint have a weight of 1 each, but the next ones will be weighted by their "
+            "number of examples. Pass the number of examples in one micro-batch as `micro_batch_weight=`."
+        )
+    if not given.is_to_keras and not is_counted:
+        report.problems.append(
+            f"The micro-batches have a weight of {state.weight_sum / state.micro_step:g} each, not 1. If the static "
+            "graph passes `weight` in the same unit, pass `micro_batch_weight=1`; if it passes none, 1 / examples."
+        )

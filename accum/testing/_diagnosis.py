@@ -1,0 +1,209 @@
+"""Find what in a model cannot agree with its full batch, from the class names of its layers at any depth."""
+
+import re
+from typing import Any, Dict, Set
+
+from accum import _tf
+from accum._tf import tf
+from accum.testing._duplicates import adds_duplicates_up, clips, variables_with_duplicate_rows
+from accum.testing._loss_diagnosis import loss_suspects
+from accum.testing._report import Suspect
+
+BATCH_NORM = re.compile("batch_?norm", re.I)
+RANDOM = re.compile(
+    "^Random|^RandAug|^AugMix|^MixUp|^CutMix|dropout|drop_?path|drop_?block|stochastic_?depth|noise", re.I
+)
+NOT_RANDOM = re.compile("^DropoutRNNCell|^RandomFourierFeatures$")  # depends on its rates; drawn once, when it is built
+RATES = ("rate", "stddev", "drop_prob")  # of layers that are random by name
+OWN_RATES = ("dropout", "recurrent_dropout", "attention_dropout", "dropout_rate", "drop_connect_rate")  # of others
+BY_GRADIENT_SIZE = re.compile("Ada|Nadam|RMSprop|Ftrl|Lion|LAMB", re.I)
+SHOWN = 4  # layers of a kind
+
+
+def suspects(pair, batch, parts, tolerance, diverged):
+    """Find what cannot agree, or else the remaining possible causes: a list of `Suspect`.
+
+    Args:
+      pair: the two models.
+      batch, parts: the full batch of the step that diverges, and its micro-batches.
+      tolerance: float, as the check uses it.
+      diverged: the variables of the full batch's model that are past it.
+    """
+    layers = [layer for layer in _tf.layers_of(pair.full) if not isinstance(layer, tf.keras.metrics.Metric)]
+    found = loss_suspects(pair.full, batch, parts, pair.options, max(1e-4, 10.0 * tolerance, 10.0 * pair.tolerance))
+    found += _layer_suspects(layers, pair.moved_in_calls)
+    found += _duplicate_suspects(pair.full, layers, batch, diverged)
+    found += _model_suspects(pair)
+    return found or _whatever_is_left(pair)
+
+
+def _layer_suspects(layers, moved_in_calls):
+    kinds: Dict[Any, Any] = {}  # kind -> layers, the outermost of each
+    inner: Set[Any] = set()
+    for layer in layers:
+        kind = None if id(layer) in inner else _kind(layer)
+        if kind is None and any(var is own for var in moved_in_calls for own in _own_variables(layer)):
+            kind = _STATE
+        if kind is not None:
+            kinds.setdefault(kind, []).append(layer)
+            inner.update(id(part) for part in _tf.layers_of(layer))
+    return [Suspect(_listed(found), *kind) for kind, found in kinds.items()]
+
+
+def _own_variables(layer):
+    inner = {id(var) for part in _tf.layers_of(layer) for var in part.weights}
+    return [var for var in layer.weights if id(var) not in inner]
+
+
+_IN_TRAINING = (
+    "in training it normalises each micro-batch by its own statistics, which are not those of the full batch",
+    "Freeze it (`layer.trainable = False`), or use a layer that does not depend on the batch, such as "
+    "LayerNormalization; accumulation can't make the step agree",
+)
+_BATCH_NORM = (
+    _IN_TRAINING[0] + ", and updates its moving statistics for each micro-batch",
+    "`accum.replace_batchnorm_layers(model, accum_steps)` and `accum.AccumBatchNormalization` update the moving "
+    "statistics once per step, as the full batch does (with `synchronized=True`, over replicas too). In training they "
+    "still normalise each micro-batch by itself: for this check, freeze the layer (`layer.trainable = False`)",
+)
+_DRAWS = (
+    "it draws new random numbers for each micro-batch, as it would for each batch",
+    "For this check, build the model with a rate of 0, or without it. In training it does no harm: the steps are equal "
+    "in the mean over draws",
+)
+_STATEFUL = (
+    "it is stateful and carries its state from one micro-batch to the next",
+    "Build it with `stateful=False`, or carry the state yourself",
+)
+_STATE = (
+    "each call in training updates variables that have no gradient, so they change once per micro-batch",
+    "Freeze it for this check, and update those variables once per step: in a callback, when `optimizer.iterations` "
+    "has advanced",
+)
+
+
+def _kind(layer):
+    names = [cls.__name__ for cls in type(layer).__mro__]
+    if any(BATCH_NORM.search(name) for name in names):
+        if not layer.trainable:
+            return None  # then it normalises by its moving statistics
+        return _IN_TRAINING if "AccumBatchNormalization" in names else _BATCH_NORM
+    config = _config(layer)
+    if _is_random(names, layer, config):
+        return _DRAWS
+    return _STATEFUL if config.get("stateful") is True else None
+
+
+def _is_random(names, layer, config):
+    if any(_positive(config.get(key)) for key in OWN_RATES):
+        return True
+    if not any(RANDOM.search(name) and not NOT_RANDOM.search(name) for name in names):
+        return False
+    rates = [config.get(key, getattr(layer, key, None)) for key in RATES]
+    rates = [rate for rate in rates if rate is not None]
+    return not rates or any(_positive(rate) for rate in rates)
+
+
+def _positive(value):
+    return isinstance(value, (int, float)) and value > 0
+
+
+def _config(layer):
+    try:
+        return dict(layer.get_config())
+    except Exception:  # a user's own class may raise anything; then its name has to do
+        return {}
+
+
+def _duplicate_suspects(model, layers, batch, diverged):
+    optimizer = _tf.without_loss_scale(model.optimizer)
+    is_clipping = clips(optimizer)
+    if not is_clipping and adds_duplicates_up(optimizer):
+        return []
+    variables = variables_with_duplicate_rows(model, batch[0])
+    variables = [var for var in variables if any(var is other for other in diverged)]
+    fed = [layer for layer in layers if any(var is own for own in _own_variables(layer) for var in variables)]
+    if not fed:
+        return []
+    name = type(optimizer).__name__ + (" with its clipping" if is_clipping else "")
+    return [
+        Suspect(
+            f"duplicate rows of {_listed(fed)}",
+            "an id that occurs several times in the full batch gives its row of the gradient in several slices, "
+            f"which {name} takes one by one; accumulation hands each row over once, with the sum of its slices",
+            "Nothing is wrong in training: the accumulated step is that of the summed gradient. To check the rest of "
+            "the model, use full batches in which no id repeats, or SGD without clipping, which adds the slices up",
+        )
+    ]
+
+
+def _listed(layers):
+    shown = [f"`{layer.name}` ({type(layer).__name__})" for layer in layers[:SHOWN]]
+    more = len(layers) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _model_suspects(pair):
+    model, found = pair.full, []
+    if type(model).train_step is not tf.keras.Model.train_step:
+        found.append(
+            Suspect(
+                f"`train_step` of {type(model).__name__}",
+                "whatever it does to gradients before `apply_gradients`, such as clipping, it does to those of each "
+                "micro-batch",
+                "Clip in the optimizer (`clipnorm`) or with `transform=`, which see the accumulated gradient. Divide "
+                "the loss by the number of examples, or pass a function that counts what it divides by as "
+                "`micro_batch_weight=`",
+            )
+        )
+    if _tf.is_loss_scale_optimizer(model.optimizer):
+        found.append(
+            Suspect(
+                "the loss scale",
+                "an overflow costs the full batch its step, but accumulation only one micro-batch",
+                "Give the `LossScaleOptimizer` a fixed scale for this check",
+            )
+        )
+    if pair.options.get("reduction") == "sum" and model.losses:
+        found.append(
+            Suspect(
+                "regularisation",
+                "with reduction='sum' its losses count once per micro-batch",
+                "Use reduction='mean', or divide them by `accum_steps`",
+            )
+        )
+    return found
+
+
+def _whatever_is_left(pair):
+    found = []
+    short = sorted({"float16", "bfloat16"} & _tf.compute_dtypes(pair.full))
+    if short:
+        found.append(
+            Suspect(
+                "rounding",
+                f"layers compute in {' and '.join(short)}, where the rounding error of a large step is about as "
+                "large as the tolerance, and where a unit may be active for the full batch but not for a "
+                "micro-batch",
+                "Check in float32, with smaller steps, or with a larger `tolerance=`",
+            )
+        )
+    found.append(
+        Suspect(
+            "the loss",
+            "no layer of this model is known to cause it, so the training loss may not be a mean over examples",
+            "For a mean over something else, such as tokens, pass a function that counts it as `micro_batch_weight=`. "
+            "Look for random or batch-dependent operations in your own layers",
+        )
+    )
+    optimizer = _tf.without_loss_scale(pair.full.optimizer)
+    if any(BY_GRADIENT_SIZE.search(cls.__name__) for cls in type(optimizer).__mro__):
+        found.append(
+            Suspect(
+                "rounding",
+                f"{type(optimizer).__name__} divides by the size of the gradient, so where the true gradient is 0, "
+                "rounding errors become steps as large as the learning rate",
+                "Check with SGD, or with a larger `epsilon`",
+            )
+        )
+    return found

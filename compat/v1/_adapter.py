@@ -1,0 +1,125 @@
+"""What a static graph lends to the engine: variables and where they stand, the inner optimizer, the clock."""
+
+import contextlib
+from typing import Any, Callable, Iterator, List, Optional, Sequence
+
+from accum import _check, _tf
+from accum._engine._adapter import OptimizerAdapter
+from accum._tf import GradsAndVars, Transform, tf
+
+
+class GraphAdapter(OptimizerAdapter):
+    """Lends the optimizer of a static graph to the engine.
+
+    Args:
+      wrapper: the `AccumOptimizer`.
+      name: what its variables are named by.
+      counts_micro_steps: whether `global_step` counts micro steps.
+      is_local: whether accumulators are local variables of this worker.
+    """
+
+    def __init__(self, wrapper: Any, name: str, counts_micro_steps: bool, is_local: bool) -> None:
+        self.global_step: Any = None
+        self.weight: Any = None  # of the train ops that are being made, if they say none
+        self.variables: Sequence[tf.Variable] = ()  # of the call under way: the scalars stand beside the first
+        self.scope = ""  # the name scope that the user has called it in
+        self.state: List[tf.Variable] = []  # what has been made here for the cycle itself
+        self.gathered: List[tf.Variable] = []  # what has been made here for its listeners
+        self._wrapper = wrapper
+        self.name = name
+        self._counts_micro_steps = counts_micro_steps
+        self._is_local = is_local
+
+    def scalar(self, name: str, initial_value: tf.Tensor, per_replica: bool = False) -> tf.Variable:
+        beside = min(self.variables, key=lambda var: var.name)
+        name = f"{self.name}/{name}"
+        with self._making(beside, per_replica):
+            with tf.compat.v1.name_scope(None):  # one name wherever `minimize` is called: checkpoints go by it
+                made = self._wrapper._create_non_slot_variable(initial_value, name, beside)
+        self.state.append(made)
+        return made
+
+    def buffer(self, var: tf.Variable, name: str, shape: tf.TensorShape, dtype: tf.DType) -> tf.Variable:
+        # The optimizers' own helper: colocated, with the slice information of a partitioned variable, saved.
+        zeros = tf.compat.v1.zeros_initializer()
+        scope = f"{self.name}/{name}"
+        with self._making(var, per_replica=True):
+            made = self._wrapper._get_or_make_slot_with_initializer(var, zeros, shape, dtype, name, scope)
+        _tf.save_as_part(made, var)
+        self.state.append(made)
+        return made
+
+    @contextlib.contextmanager
+    def _making(self, var: tf.Variable, per_replica: bool) -> Iterator[None]:
+        """Make the variable created within one of this worker's own, and one of each replica's own."""
+        worker = _worker_that_shares(var)
+        if worker is not None and not self._is_local:
+            raise ValueError(
+                f"{var.name} stands on {var.device}, where workers share it. Its accumulator would stand there "
+                "too, and mix the micro-batches of all of them: pass `local_accumulators=True`."
+            )
+
+        def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+            if self._is_local:
+                kwargs["collections"] = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
+            if per_replica and tf.distribute.has_strategy():
+                kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
+                kwargs["aggregation"] = tf.VariableAggregation.SUM
+            if worker is None:
+                return next_creator(**kwargs)
+            with tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True):
+                with tf.device(None), tf.device(worker):
+                    return next_creator(**kwargs)
+
+        with tf.variable_creator_scope(creator):
+            yield
+
+    @property
+    def waits_for_others(self) -> bool:  # type: ignore[override]
+        return _tf.is_sync_replicas_optimizer(self._wrapper.optimizer)
+
+    @property
+    def reduces(self) -> bool:  # type: ignore[override]
+        return _tf.is_graph_optimizer(self._wrapper.optimizer)
+
+    def when(self, condition: tf.Tensor, function: Callable[..., Any]) -> Any:
+        if not self.waits_for_others:
+            return super().when(condition, function)
+        message = "Nothing has been accumulated here, and the other workers wait for a gradient from this one."
+        with tf.control_dependencies([tf.compat.v1.Assert(condition, [message])]):
+            return function()
+
+    def prepare(self, variables: Sequence[tf.Variable], used: Sequence[tf.Variable] = ()) -> None:
+        _tf.prepare_inner(self._wrapper.optimizer, variables, used)
+
+    def make_step(
+        self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int
+    ) -> Optional[tf.Operation]:
+        if transform is not None:
+            grads_and_vars = _check.pairs(transform(list(grads_and_vars)))
+        global_step = None if self._counts_micro_steps else self.global_step
+        # Where workers wait, the chief's queue runner runs some of these ops by themselves: no cycle must hold them up.
+        waits = tf.control_dependencies(None if self.waits_for_others else [])
+        # What it still has to create is not to be named after the conditional, nor is its op, which nobody can run, to
+        # be found as the train op.
+        scope = tf.compat.v1.name_scope(self.scope + "/" if self.scope else None)
+        with waits, scope, _tf.unrecorded(tf.compat.v1.GraphKeys.TRAIN_OP):
+            return _tf.apply_inner(self._wrapper.optimizer, grads_and_vars, replicas, global_step)
+
+    def count_micro_step(self, counts: Optional[tf.Tensor]) -> Optional[tf.Operation]:
+        if not self._counts_micro_steps or self.global_step is None:
+            return None
+        one = tf.constant(True) if counts is None else counts
+        return self.global_step.assign_add(tf.cast(one, self.global_step.dtype.base_dtype))
+
+    def steps(self) -> tf.Tensor:
+        return tf.identity(self.global_step)
+
+
+def _worker_that_shares(var: tf.Variable) -> Optional[str]:
+    """The device of ops made here, where `var` stands in another process than they do; None where it does not."""
+    if not _tf.is_of_a_cluster(var):
+        return None
+    worker = tf.no_op(name="worker").device  # whatever device function is in force has its say
+    here, there = (tf.compat.v1.DeviceSpec.from_string(device) for device in (worker, var.device))
+    return None if (here.job, here.task) == (there.job, there.task) else worker

@@ -1,0 +1,100 @@
+"""One task of a TF 1 cluster, run by test_cluster.py: `cluster.py {addresses as JSON} job task`."""
+
+import json
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+ADDRESSES, JOB, TASK = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+CLUSTER = tf1.train.ClusterSpec(ADDRESSES)
+IS_CHIEF = TASK == 0
+MICRO_BATCHES, SYNC_STEPS = 400, 20
+GRADIENTS = np.array([1.0, 3.0, 2.0], "float32")  # of a cycle: K = 3, mean 2
+
+
+def build(accum_steps, make_inner):
+    """Variables on the parameter server, accumulators on this worker."""
+    worker = f"/job:worker/task:{TASK}"
+    with tf1.device(tf1.train.replica_device_setter(cluster=CLUSTER, worker_device=worker)):
+        with tf1.variable_scope("", use_resource=True):
+            step = tf1.train.get_or_create_global_step()
+            weights = tf1.get_variable("w", initializer=[0.0])
+            done = tf1.get_variable("done", [], tf.int32, tf1.zeros_initializer(), trainable=False)
+        fed = tf1.placeholder(tf.float32, [1])
+        inner = make_inner()
+        optimizer = accum.compat.v1.AccumOptimizer(inner, accum_steps, local_accumulators=True)
+    return step, weights, done, fed, inner, optimizer
+
+
+def session_of(target, hooks=()):
+    """A monitored session. By default, a worker that is not the chief checks for variables only every 30 seconds."""
+    if not IS_CHIEF:
+        missing = tf1.report_uninitialized_variables(tf1.global_variables())
+        while True:
+            with tf1.Session(target) as session:
+                if not len(session.run(missing)):
+                    break
+            time.sleep(0.1)
+    return tf1.train.MonitoredTrainingSession(target, is_chief=IS_CHIEF, hooks=hooks)
+
+
+def asynchronous(target):
+    """Both workers apply asynchronously. Reports weights, steps and the device of the accumulator."""
+    with tf.Graph().as_default() as graph, graph.container("asynchronous"):
+        step, weights, done, fed, _, optimizer = build(
+            2, lambda: tf1.train.GradientDescentOptimizer(1.0, use_locking=True)
+        )
+        worker = f"/job:worker/task:{TASK}"
+        with tf1.device(tf1.train.replica_device_setter(cluster=CLUSTER, worker_device=worker)):
+            train_op = optimizer.apply_gradients([(fed, weights)], step)
+            finish = done.assign_add(1, read_value=False)
+        with session_of(target) as session:
+            for _ in range(MICRO_BATCHES // 2):
+                session.run(train_op, {fed: [0.0]})
+                session.run(train_op, {fed: [1.0]})
+            session.run(finish)
+            while IS_CHIEF and session.run(done) < 2:
+                pass
+            values = session.run([weights, step])
+        place = optimizer.get_slot(weights, "accum").device
+        report("asynchronous", [float(values[0][0]), int(values[1]), place])
+
+
+def synchronous(target):
+    """Each step uses one cycle of each worker. Reports weights and steps."""
+    with tf.Graph().as_default() as graph, graph.container("synchronous"):
+        step, weights, _, fed, inner, optimizer = build(
+            len(GRADIENTS),
+            lambda: tf1.train.SyncReplicasOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), 2, total_num_replicas=2),
+        )
+        worker = f"/job:worker/task:{TASK}"
+        with tf1.device(tf1.train.replica_device_setter(cluster=CLUSTER, worker_device=worker)):
+            ops = optimizer.accumulation_ops(grads_and_vars=[(fed, weights)], global_step=step)
+        hooks = [inner.make_session_run_hook(IS_CHIEF)]
+        with session_of(target, hooks) as session:
+            values = session.run([weights, step])
+            while values[1] < SYNC_STEPS or not IS_CHIEF:  # the test ends the other worker
+                for grad in GRADIENTS:
+                    session.run(ops.accumulate, {fed: [grad]})
+                session.run(ops.apply)
+                values = session.run([weights, step])
+            # Before the session closes: its queue runner waits for workers that wait for it, and is given two minutes.
+            report("synchronous", [float(values[0][0]), int(values[1])])
+
+
+def report(name, result):
+    print(json.dumps([name, result]), flush=True)
+
+
+if __name__ == "__main__":
+    server = tf1.train.Server(CLUSTER, job_name=JOB, task_index=TASK)
+    if JOB == "ps":
+        server.join()
+    asynchronous(server.target)
+    synchronous(server.target)

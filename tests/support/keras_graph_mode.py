@@ -1,0 +1,57 @@
+"""Compare `fit` of Keras in graph mode with the full batch; test_keras_graph_mode.py runs this in its own process."""
+
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+if sys.argv[1] == "disable_v2_behavior":
+    tf1.disable_v2_behavior()
+else:
+    tf1.disable_eager_execution()
+
+import accum  # noqa: E402
+import accum.compat.v1  # noqa: E402
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.normal(size=(24, 4)).astype("float32"), RANDOM.normal(size=(24, 1)).astype("float32")
+WEIGHTS = [RANDOM.normal(size=shape) for shape in [(4, 3), (3,), (3, 1), (1,)]]
+LEGACY = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)  # the new ones need eager execution
+
+
+def momentum():
+    return tf1.train.MomentumOptimizer(0.05, 0.9)
+
+
+def adam():
+    return LEGACY.Adam(0.05)
+
+
+def trained(make_optimizer, batch_size):
+    tf1.keras.backend.clear_session()
+    hidden = tf.keras.layers.Dense(3, activation="tanh", input_shape=(4,))
+    model = tf.keras.Sequential([hidden, tf.keras.layers.Dense(1)])
+    model.set_weights(WEIGHTS)
+    model.compile(make_optimizer(), "mse")
+    model.fit(X, Y, batch_size=batch_size, epochs=3, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def compare(name, bare, wrapped):
+    off = max(np.abs(one - other).max() for one, other in zip(trained(bare, 12), trained(wrapped, 4)))
+    print(name, f"is {off:.1e} from the full batch")
+    assert off <= 2e-6
+
+
+compare("AccumOptimizer(v1)", momentum, lambda: accum.compat.v1.AccumOptimizer(momentum(), 3))
+compare("AccumOptimizer(Keras)", adam, lambda: accum.compat.v1.AccumOptimizer(adam(), 3))
+if hasattr(accum, "GradientAccumulateOptimizer"):
+    compare("GradientAccumulateOptimizer", adam, lambda: accum.GradientAccumulateOptimizer(adam(), 3))
+    try:
+        inputs = tf.keras.Input((4,))
+        accum.GradientAccumulateModel(3, inputs=inputs, outputs=tf.keras.layers.Dense(1)(inputs))
+    except ValueError as error:
+        assert "graph mode" in str(error)
+    else:
+        raise AssertionError("the model face weighs nothing in graph mode, and did not say so")

@@ -1,0 +1,131 @@
+"""Every optimizer class in the cell's TensorFlow, found rather than listed, with the variants worth testing."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3, LINE
+
+tf1 = tf.compat.v1
+
+KERAS_VARIANTS = {
+    "SGD": [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}],
+    "RMSprop": [{"centered": True, "momentum": 0.5}],
+    "Adam": [{"amsgrad": True}],
+}
+GRAPH_ARGUMENTS = {
+    "MomentumOptimizer": [{"momentum": 0.9}, {"momentum": 0.9, "use_nesterov": True}],
+    "RMSPropOptimizer": [{}, {"centered": True, "momentum": 0.5}],
+}
+KERAS = tuple(int(part) for part in re.findall(r"\d+", getattr(tf.keras, "__version__", "2"))[:2])
+NOT_ALONE = ("SyncReplicasOptimizer", "Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
+
+
+EAGER_AND_TRACED = [pytest.param(False, id="eager", marks=pytest.mark.line), pytest.param(True, id="function")]
+"""pytest parameters: whether a micro step is a `tf.function`."""
+
+
+def _keras_modules():
+    modules = {"keras": tf.keras.optimizers}
+    for name in () if IS_KERAS_3 else ("legacy", "experimental"):
+        module = getattr(tf.keras.optimizers, name, None)
+        if module is not None:
+            modules[name] = module
+    return modules
+
+
+def _classes(module):
+    for name in sorted(dir(module)):
+        value = getattr(module, name)
+        if isinstance(value, type) and name not in NOT_ALONE:
+            yield name, value
+
+
+def legacy_family():
+    """The module of the optimizers that keep slots, or None in Keras 3."""
+    return None if IS_KERAS_3 else getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+
+
+def new_family():
+    """The module of the optimizers that are built from a list of variables, or None before TF 2.9."""
+    for module in (tf.keras.optimizers, getattr(tf.keras.optimizers, "experimental", None)):
+        if hasattr(getattr(module, "SGD", None), "update_step"):
+            return module
+    return None
+
+
+def families(pick=lambda module: module):
+    """pytest parameters: what `pick` takes from the module of Keras' optimizers, and of the legacy ones beside them."""
+    found = {"keras": tf.keras.optimizers}
+    if LINE >= (2, 11) and not IS_KERAS_3:
+        found["legacy"] = tf.keras.optimizers.legacy
+    return [pytest.param(pick(module), id=name) for name, module in found.items()]
+
+
+def slot_families():
+    """pytest parameters: the module of the optimizers that keep slots, and that of those built from a list."""
+    found = {"legacy": legacy_family(), "new": new_family()}
+    return [pytest.param(module, id=name) for name, module in found.items() if module is not None]
+
+
+def _label(*parts):
+    return "-".join(str(part) for part in parts)
+
+
+def keras_optimizers(but=()):
+    """pytest parameters: functions that make an optimizer, each class once however many names it has."""
+    seen, found = set(), []
+    for family, module in _keras_modules().items():
+        for name, cls in _classes(module):
+            if cls in seen or name in but or (name == "Muon" and KERAS < (3, 15)):  # which failed on its own at first
+                continue
+            seen.add(cls)
+            for arguments in [{}] + KERAS_VARIANTS.get(name, []):
+                make = lambda cls=cls, arguments=arguments: cls(learning_rate=0.05, **arguments)
+                found.append(pytest.param(make, id=_label(family, name, *sorted(arguments))))
+    return found
+
+
+def graph_optimizers():
+    """pytest parameters: functions of a global step that make a `tf.compat.v1.train` optimizer."""
+    found = []
+    for name, cls in _classes(tf1.train):
+        if not name.endswith("Optimizer") or name in NOT_ALONE:
+            continue
+        for arguments in GRAPH_ARGUMENTS.get(name, [{}]):
+
+            def make(step, cls=cls, arguments=arguments):
+                given = dict(arguments, global_step=step) if "AdagradDA" in cls.__name__ else arguments
+                return cls(0.05, **given)
+
+            found.append(pytest.param(make, id=_label(name, *sorted(arguments))))
+    return found
+
+
+def random_gradients(count, shapes, seed=0):
+    """`count` lists of float32 gradients of the given shapes."""
+    random = np.random.RandomState(seed)
+    return [[random.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(count)]
+
+
+def keras_weights(values):
+    """The variables of a custom loop. Keras 3 has a class for them, whose names some optimizers read."""
+    if IS_KERAS_3:
+        return [tf.keras.Variable(value, name=f"weight_{place}") for place, value in enumerate(values)]
+    return [tf.Variable(value) for value in values]
+
+
+def built(optimizer, variables):
+    """`optimizer`, built before anything is traced, as Keras 3 does; some of its optimizers cannot be built later."""
+    if IS_KERAS_3:
+        optimizer.build(variables)
+    return optimizer
+
+
+def float32_mean(grads):
+    """The mean in float32, added in order, which both sides of a bit-equal comparison receive."""
+    total = grads[0]
+    for grad in grads[1:]:
+        total = total + grad
+    return total / np.float32(len(grads))

@@ -1,0 +1,112 @@
+"""One worker of a `MultiWorkerMirroredStrategy`, run by test_workers.py: `worker.py {what to do, as JSON}`.
+
+It prints one line of JSON: the weights and how many steps they have made.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import numpy as np
+import tensorflow as tf
+from replicas import look_often_for_the_end_of_replicas
+
+import accum
+
+TASK = json.loads(sys.argv[1])
+INDEX, WORKERS = TASK["index"], len(TASK["addresses"])
+os.environ["TF_CONFIG"] = json.dumps(
+    {"cluster": {"worker": TASK["addresses"]}, "task": {"type": "worker", "index": INDEX}}
+)
+
+RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
+STRATEGY = getattr(tf.distribute, "MultiWorkerMirroredStrategy", None) or (
+    tf.distribute.experimental.MultiWorkerMirroredStrategy
+)
+BACKUP = getattr(tf.keras.callbacks, "BackupAndRestore", None) or (  # of 2.3 and later
+    getattr(getattr(tf.keras.callbacks, "experimental", None), "BackupAndRestore", None)
+)
+K = 3
+
+
+def problem():
+    """The data of the whole job: 6 micro-batches of 12 examples, and initial weights."""
+    random = np.random.RandomState(0)
+    x = random.normal(size=(72, 5)).astype("float32")
+    return x, random.normal(size=(72, 1)).astype("float32"), random.normal(size=(5, 1)).astype("float32")
+
+
+def shares(count):
+    """How many of a micro-batch's 12 examples each worker has; the numbers differ."""
+    return {2: [9, 3], 4: [5, 3, 4, 0]}[count]
+
+
+def folder_of(name):
+    """The path where this worker saves: all workers must save, but only the first one's files are kept."""
+    return os.path.join(TASK["folder"], name if INDEX == 0 else f"{name}-{INDEX}")
+
+
+def die_at(micro_step):
+    if TASK.get("dies_at") == micro_step:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loop(strategy):
+    """A custom loop, weighted by examples, with a checkpoint after every two micro steps."""
+    x, y, first = problem()
+    with strategy.scope():
+        weights = tf.Variable(first)
+        optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.1), accum_steps=K)
+        at = tf.Variable(0)
+        checkpoint = tf.train.Checkpoint(weights=weights, optimizer=optimizer, at=at)
+        latest = tf.train.latest_checkpoint(os.path.join(TASK["folder"], "at"))
+        if latest:
+            checkpoint.restore(latest)
+    manager = tf.train.CheckpointManager(checkpoint, folder_of("at"), max_to_keep=2)
+
+    def micro_step(x_now, y_now):
+        count = tf.shape(x_now)[0]
+        with tf.GradientTape() as tape:
+            # As Keras scales it: each replica's mean, by 1 / replicas.
+            loss = tf.reduce_sum((x_now @ weights - y_now) ** 2) / tf.cast(tf.maximum(count, 1), tf.float32) / WORKERS
+        optimizer.apply_gradients([(tape.gradient(loss, weights), weights)], weight=count)
+
+    spec = tf.TensorSpec([None, 5]), tf.TensorSpec([None, 1])
+    run = tf.function(lambda a, b: getattr(strategy, RUN)(micro_step, args=(a, b)), input_signature=spec)
+    before = sum(shares(WORKERS)[:INDEX])
+    for number in range(int(at.numpy()), 6):
+        start = 12 * number + before
+        part = slice(start, start + shares(WORKERS)[INDEX])
+        run(x[part], y[part])
+        at.assign(number + 1)
+        die_at(number + 1)
+        if number % 2:
+            manager.save()
+    return weights, optimizer
+
+
+def fit(strategy):
+    """`fit` of the model face; a cycle of 3 continues past the end of an epoch of 4 micro-batches, and is backed up."""
+    x, y, first = problem()
+    x, y = x[:24], y[:24]
+    with strategy.scope():
+        inputs = tf.keras.Input((5,))
+        outputs = tf.keras.layers.Dense(1, use_bias=False)(inputs)
+        model = accum.GradientAccumulateModel(K, inputs=inputs, outputs=outputs, last_cycle="carry")
+        model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+        model.set_weights([first])
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(6).repeat()
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    made = []
+    die = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: (made.append(1), die_at(len(made))))
+    callbacks = [BACKUP(os.path.join(TASK["folder"], "backup")), die]
+    model.fit(data.with_options(options), epochs=3, steps_per_epoch=4, verbose=0, callbacks=callbacks)
+    return model.weights[0], model.optimizer
+
+
+if __name__ == "__main__":
+    look_often_for_the_end_of_replicas()
+    weights, optimizer = {"loop": loop, "fit": fit}[TASK["what"]](STRATEGY())
+    print(json.dumps([np.ravel(weights.numpy()).tolist(), int(optimizer.iterations.numpy())]), flush=True)

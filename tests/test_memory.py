@@ -1,0 +1,71 @@
+"""What an optimizer has traced is freed with it, and freeing it leaves the sums of other libraries alone."""
+
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3
+
+import accum
+
+pytestmark = [pytest.mark.line, pytest.mark.keras_face]
+
+
+def graphs_alive():
+    gc.collect()
+    return sum(issubclass(type(known), tf.Graph) for known in gc.get_objects())
+
+
+def train_by_a_function():
+    var = tf.Variable([1.0])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), accum_steps=2)
+
+    @tf.function
+    def micro_step(grad):
+        optimizer.apply_gradients([(grad, var)])
+
+    micro_step(tf.ones([1]))
+
+
+def test_what_was_traced_is_freed_with_its_optimizer():
+    train_by_a_function()  # makes what is made once
+    before = graphs_alive()
+    train_by_a_function()
+    assert graphs_alive() == before
+
+
+def sums_doubled(grads_and_vars):
+    return [(2.0 * grad, var) for grad, var in grads_and_vars]
+
+
+class SumsByItself(tf.keras.optimizers.SGD):
+    """As Horovod makes one: its sum is not Keras'."""
+
+    def aggregate_gradients(self, grads_and_vars):
+        return sums_doubled(grads_and_vars)
+
+
+def moved_by_one_step(inner):
+    var = tf.Variable([1.0])
+    optimizer = accum.GradientAccumulateOptimizer(inner, accum_steps=2)
+    for _ in range(2):
+        optimizer.apply_gradients([(tf.ones([1]), var)])
+    return var.numpy()
+
+
+@pytest.mark.law("L7")
+@pytest.mark.skipif(
+    IS_KERAS_3 or not hasattr(tf.keras.optimizers.SGD, "aggregate_gradients"), reason="Keras 2 since 2.11 calls it"
+)
+def test_an_inner_optimizer_that_sums_in_its_own_way_still_does():
+    np.testing.assert_allclose(moved_by_one_step(SumsByItself(0.1)), [0.8], rtol=1e-6)
+
+
+@pytest.mark.law("L7")
+@pytest.mark.skipif(
+    IS_KERAS_3 or not hasattr(tf.keras.optimizers, "legacy"), reason="legacy optimizers have a name of their own here"
+)
+def test_a_gradient_aggregator_of_the_inner_optimizer_still_sums():
+    inner = tf.keras.optimizers.legacy.SGD(0.1, gradient_aggregator=sums_doubled)
+    np.testing.assert_allclose(moved_by_one_step(inner), [0.8], rtol=1e-6)

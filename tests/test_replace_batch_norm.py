@@ -1,0 +1,136 @@
+"""The swap of a model's batch normalisation leaves everything else as it was (law L13)."""
+
+import inspect
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L13")]
+
+layers = tf.keras.layers
+KERAS = layers.BatchNormalization
+
+
+def sequential():
+    inner = [layers.Dense(4, input_shape=(6,)), KERAS(momentum=0.7, epsilon=0.02, name="norm"), layers.ReLU()]
+    return tf.keras.Sequential(inner + [layers.Dense(2)])
+
+
+def deferred():
+    model = tf.keras.Sequential([layers.Dense(4), KERAS(), layers.Dense(2)])
+    model.build((None, 6))
+    return model
+
+
+def functional():
+    """Batch normalisation shared by two inputs, on another axis, in a nested model that is used twice, and frozen."""
+    inputs = tf.keras.Input((6,))
+    shared = KERAS(name="shared", scale=False)
+    both = layers.Add()([shared(inputs), shared(layers.Dense(6)(inputs))])
+    nested_in = tf.keras.Input((3, 2))
+    nested_out = layers.Flatten()(KERAS(axis=1, name="axis")(nested_in))
+    nested = tf.keras.Model(nested_in, KERAS(name="frozen", trainable=False)(nested_out), name="nested")
+    one, other = nested(layers.Reshape((3, 2))(both)), nested(layers.Reshape((3, 2))(inputs), training=False)
+    return tf.keras.Model(inputs, [layers.Dense(2, name="left")(one), layers.Dense(2, name="right")(other)])
+
+
+MODELS = [sequential, deferred, functional]
+
+
+def trained(make):
+    """A model whose moving statistics are none that it began with."""
+    random = np.random.RandomState(0)
+    model = make()
+    model.set_weights([random.uniform(0.5, 1.5, size=weight.shape) for weight in model.get_weights()])
+    return model, random.normal(size=(8, 6)).astype("float32")
+
+
+def names(weights):
+    """Without the scope, which TF 2.2 makes unique in a process."""
+    return [weight.name.split("/")[-1] for weight in weights]
+
+
+def all_layers(model):
+    for layer in model.layers:
+        yield layer
+        if hasattr(layer, "layers"):
+            for inner in all_layers(layer):
+                yield inner
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_predict_gives_the_same_bits(make):
+    model, x = trained(make)
+    swapped = accum.replace_batchnorm_layers(model, accum_steps=4)
+    before = [np.copy(weight) for weight in model.get_weights()]
+    for ours, theirs in zip(tf.nest.flatten(swapped.predict(x)), tf.nest.flatten(model.predict(x))):
+        np.testing.assert_array_equal(ours, theirs)
+    swapped.set_weights([weight + 1.0 for weight in before])  # they share no variable
+    for ours, theirs in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_every_batch_norm_is_swapped_and_keeps_its_name_arguments_and_state(make):
+    model, _ = trained(make)
+    swapped = accum.replace_batchnorm_layers(model, accum_steps=4)
+    assert type(swapped) is type(model)
+    assert swapped.name == model.name
+    pairs = list(zip(all_layers(swapped), all_layers(model)))
+    assert len(pairs) == len(list(all_layers(model)))
+    for ours, theirs in pairs:
+        if isinstance(theirs, tf.keras.layers.InputLayer):
+            continue  # Keras 3 gives that of a copy a name of its own
+        assert (ours.name, ours.trainable) == (theirs.name, theirs.trainable)
+        if type(theirs) is not KERAS:
+            assert type(ours) is type(theirs)
+            continue
+        assert isinstance(ours, accum.AccumBatchNormalization)
+        assert ours.get_config() == dict(theirs.get_config(), accum_steps=4, synchronized=False)
+        assert names(ours.weights) == names(theirs.weights)
+        for one, other in zip(ours.get_weights(), theirs.get_weights()):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_what_was_frozen_stays_frozen_and_nothing_else():
+    model, _ = trained(functional)
+    model.get_layer("nested").get_layer("axis").trainable = False
+    model.get_layer("left").trainable = False
+    swapped = accum.replace_batchnorm_layers(model, 2)
+    assert names(swapped.trainable_weights) == names(model.trainable_weights)
+    assert [w.shape for w in swapped.trainable_weights] == [w.shape for w in model.trainable_weights]
+
+
+def test_swapping_again_sets_accum_steps():
+    swapped = accum.replace_batchnorm_layers(accum.replace_batchnorm_layers(sequential(), 2), 5)
+    assert swapped.get_layer("norm").accum_steps == 5
+
+
+def test_a_subclass_with_code_of_its_own_stays_with_a_warning():
+    class Mine(KERAS):
+        pass
+
+    model = tf.keras.Sequential([layers.Dense(2, input_shape=(3,)), Mine(name="mine")])
+    with pytest.warns(UserWarning, match="mine is a Mine, .* it is not replaced"):
+        assert type(accum.replace_batchnorm_layers(model, 2).get_layer("mine")) is Mine
+
+
+@pytest.mark.law("L17")
+def test_bad_arguments_are_refused():
+    class Subclassed(tf.keras.Model):
+        pass
+
+    for model in (Subclassed(), None, layers.Dense(2)):
+        with pytest.raises(TypeError, match="`model` must be a functional or Sequential model. Received"):
+            accum.replace_batchnorm_layers(model, 2)
+    with pytest.raises(ValueError, match="`accum_steps` must be an int >= 1. Received: accum_steps=0."):
+        accum.replace_batchnorm_layers(sequential(), 0)
+    with pytest.raises(ValueError, match="`position` must be one of"):
+        accum.replace_batchnorm_layers(sequential(), 2, position="after")
+    if "renorm" in inspect.signature(KERAS.__init__).parameters:  # Keras 3 had none at first
+        renorm = tf.keras.Sequential([KERAS(renorm=True, input_shape=(3,))])
+        with pytest.raises(ValueError, match="does not support `renorm`"):
+            accum.replace_batchnorm_layers(renorm, 2)

@@ -1,0 +1,627 @@
+"""No silence: a model whose train step does not accumulate says so, and so does an argument that means nothing."""
+
+import types
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from loss_scales import loss_scale_optimizer
+
+import accum
+
+pytestmark = [pytest.mark.line, pytest.mark.keras_face]
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.normal(size=(16, 3)).astype("float32"), RANDOM.normal(size=(16, 2)).astype("float32")
+layers = tf.keras.layers
+
+
+def from_model(*args, **kwargs):
+    return accum.GradientAccumulateModel.from_model(*args, **kwargs)
+
+
+def sgd():
+    return tf.keras.optimizers.SGD(0.1)
+
+
+def functional():
+    inputs = tf.keras.Input((3,))
+    return tf.keras.Model(inputs, layers.Dense(2)(inputs))
+
+
+class Own(tf.keras.Model):
+    """A model whose train step asks `apply` for the optimizers that it calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def step_by(self, optimizer, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        variables = self.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return {"loss": loss}
+
+    def train_step(self, data):
+        return self.step_by(self.chosen(), data)
+
+
+class InList(Own):
+    def compile(self, optimizers):
+        super().compile()
+        self.both = optimizers
+
+    def chosen(self):
+        return self.both[1]
+
+
+class InDict(Own):
+    def compile(self, optimizers):
+        super().compile()
+        self.by_name = {"outer": [optimizers]}
+
+    def chosen(self):
+        return self.by_name["outer"][0]["d"]
+
+
+class ByName(Own):
+    def compile(self, d_optimizer):
+        super().compile()
+        self.d_optimizer = tf.keras.optimizers.get(d_optimizer)
+
+    def chosen(self):
+        return self.d_optimizer
+
+
+class MadeInCompile(Own):
+    def compile(self, rate):
+        super().compile(loss="mse")
+        self.own_optimizer = tf.keras.optimizers.SGD(rate)
+
+    def chosen(self):
+        return self.own_optimizer
+
+
+class MadeInInit(Own):
+    def __init__(self):
+        super().__init__()
+        self.own_optimizer = sgd()
+
+    def chosen(self):
+        return self.own_optimizer
+
+
+class Decorated(Own):
+    @tf.function
+    def train_step(self, data):
+        return self.step_by(self.optimizer, data)
+
+
+def steps_of(model):
+    return int(model.chosen().iterations.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.law("L3")
+@pytest.mark.parametrize(
+    "make,given",
+    [
+        (InList, lambda: [[sgd(), sgd()]]),
+        (InDict, lambda: [{"g": sgd(), "d": sgd()}]),
+        (ByName, lambda: ["sgd"]),
+        (MadeInCompile, lambda: [0.1]),
+        (MadeInInit, lambda: ["adam"]),
+    ],
+)
+def test_optimizers_are_found_wherever_a_model_keeps_them(make, given):
+    model = from_model(make(), accum_steps=4)
+    model.compile(*given())
+    model.fit(X, Y, batch_size=2, verbose=0)  # 8 micro-batches
+    assert steps_of(model) == 2
+
+
+@pytest.mark.law("L3")
+def test_optimizers_of_a_compiled_model_are_found_too():
+    plain = InList()
+    plain.compile([sgd(), sgd()])
+    model = from_model(plain, accum_steps=4)
+    model.fit(X, Y, batch_size=2, verbose=0)
+    assert steps_of(model) == 2
+    assert not isinstance(plain.both[1], accum.GradientAccumulateOptimizer)
+
+
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_an_optimizer_that_is_set_after_compile_accumulates(has_trained):
+    model = from_model(functional(), accum_steps=4)
+    model.compile("sgd", "mse")
+    if has_trained:
+        model.fit(X, Y, batch_size=2, verbose=0)
+    model.optimizer = tf.keras.optimizers.Adam(0.1)
+    model.fit(X, Y, batch_size=2, verbose=0)
+    assert isinstance(model.optimizer, accum.GradientAccumulateOptimizer)
+    assert type(model.optimizer.optimizer).__name__ == "Adam" and int(model.optimizer.iterations.numpy()) == 2
+
+
+class Hidden(Own):
+    """Its optimizer is bound into a function that was made before anything could find it."""
+
+    def __init__(self):
+        super().__init__()
+        optimizer = sgd()
+        self.update = tf.function(lambda data: self.step_by(optimizer, data))
+
+    def train_step(self, data):
+        return self.update(data)
+
+
+class HiddenButAccumulating(Own):
+    """As `Hidden`, with the remedy that its error gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.iterations_of = lambda: int(optimizer.iterations.numpy())
+        optimizer = accum.GradientAccumulateOptimizer(sgd(), accum_steps=4)
+        self.update = tf.function(lambda data: self.step_by(optimizer, data))
+
+    def train_step(self, data):
+        return self.update(data)
+
+
+@pytest.mark.slow
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_hidden_optimizer_that_accumulates_is_called_with_a_warning(run_eagerly):
+    model = from_model(HiddenButAccumulating(), accum_steps=4)
+    model(X)
+    model.compile("sgd", run_eagerly=run_eagerly)
+    with pytest.warns(UserWarning, match="is not an attribute of the model"):
+        model.fit(X, Y, batch_size=2, verbose=0)
+    assert model.iterations_of() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.law("L3")
+def test_an_attribute_that_contains_itself_is_no_obstacle():
+    plain = Own()
+    plain.__dict__["around"] = around = {"optimizers": []}
+    around["optimizers"].append(around)
+    plain.train_step = types.MethodType(double_loss, plain)
+    model = from_model(plain, accum_steps=4)
+    model.compile("sgd")
+    model.fit(X, Y, batch_size=2, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 2
+
+
+class Gan(Own):
+    """As keras.io writes one: its `compile` lets Keras make an optimizer, and nobody calls that."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = accum.AccumBatchNormalization(accum_steps=2)
+
+    def compile(self, d_optimizer, g_optimizer):
+        super().compile()
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+
+    def call(self, inputs, training=None):
+        return self.dense(self.norm(inputs, training=training))
+
+    def train_step(self, data):
+        self.step_by(self.d_optimizer, data)
+        return self.step_by(self.g_optimizer, data)
+
+
+class TwoFunctions(Own):
+    """Two functions of one name, each with an optimizer of its own."""
+
+    def compile(self, d_optimizer, g_optimizer):
+        super().compile()
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+        self.update_d = tf.function(lambda data: self.step_by(self.d_optimizer, data))
+        self.update_g = tf.function(lambda data: self.step_by(self.g_optimizer, data))
+
+    def train_step(self, data):
+        self.update_d(data)
+        return self.update_g(data)
+
+
+@pytest.mark.slow
+@pytest.mark.law("L3")
+def test_two_functions_of_one_name_are_not_one_that_is_called_twice():
+    model = from_model(TwoFunctions(), accum_steps=4)
+    model(X)
+    model.compile(sgd(), sgd())
+    model.fit(X, Y, batch_size=2, verbose=0)
+    assert [int(one.iterations.numpy()) for one in (model.d_optimizer, model.g_optimizer)] == [2, 2]
+
+
+@pytest.mark.law("L3")
+@pytest.mark.law("L13")
+def test_batch_normalisation_follows_an_optimizer_that_is_called():
+    model = from_model(Gan(), accum_steps=4)
+    model(X)
+    before = model.norm.moving_mean.numpy()
+    model.compile(sgd(), sgd())
+    model.fit(X, Y, batch_size=2, verbose=0)
+    assert [int(one.iterations.numpy()) for one in (model.d_optimizer, model.g_optimizer)] == [2, 2]
+    assert np.abs(model.norm.moving_mean.numpy() - before).max() > 1e-4
+
+
+class IgnoresItsArgument(MadeInInit):
+    def __init__(self):
+        super().__init__()
+        self.norm = accum.AccumBatchNormalization(accum_steps=2)
+
+    def call(self, inputs, training=None):
+        return self.dense(self.norm(inputs, training=training))
+
+
+@pytest.mark.slow
+@pytest.mark.law("L17")
+def test_batch_normalisation_that_follows_an_optimizer_nobody_calls_is_refused():
+    model = from_model(IgnoresItsArgument(), accum_steps=4)
+    model(X)
+    model.compile("adam")
+    with pytest.raises(ValueError, match="Batch normalisation follows the cycles of"):
+        model.fit(X, Y, batch_size=2, verbose=0)
+
+
+class KeepsItsArgument(Own):
+    def compile(self, optimizer, **kwargs):
+        super().compile(optimizer=optimizer, **kwargs)
+        self.chosen_one = optimizer
+
+    def chosen(self):
+        return self.optimizer
+
+
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_an_optimizer_that_is_kept_twice_accumulates_once(is_scaled):
+    model = from_model(KeepsItsArgument(), accum_steps=4)
+    optimizer = sgd()
+    model.compile(loss_scale_optimizer(optimizer, 8.0) if is_scaled else optimizer, loss="mse")
+    model.train_step = types.MethodType(lambda self, data: base_train_step(self, data), model)
+    model.fit(X, Y, batch_size=2, verbose=0)
+    assert model.optimizer is model.chosen_one and int(model.optimizer.iterations.numpy()) == 2
+
+
+def base_train_step(model, data):
+    return tf.keras.Model.train_step(model, data)
+
+
+class SkipsAtTimes(Own):
+    def train_step(self, data):
+        if float(tf.reduce_sum(data[0])) < 0.0 and self.has_begun:
+            return {"loss": 0.0}
+        self.has_begun = True
+        return self.step_by(self.optimizer, data)
+
+
+@pytest.mark.slow
+@pytest.mark.law("L3")
+def test_an_eager_train_step_may_skip_a_micro_batch():
+    model = from_model(SkipsAtTimes(), accum_steps=4)
+    model.has_begun = False
+    model(X)
+    model.compile(sgd(), run_eagerly=True)
+    model.fit(X, Y, batch_size=2, verbose=0, shuffle=False)
+    made = 4 * int(model.optimizer.iterations.numpy())
+    assert model.has_begun and made <= 8
+
+
+class ByHand(Own):
+    def train_step(self, data):
+        self.trainable_variables[0].assign_sub(0.1 * tf.ones_like(self.trainable_variables[0]))
+        return {"loss": 0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_an_optimizer_that_does_not_accumulate_is_refused_in_a_train_step(run_eagerly):
+    model = from_model(Hidden(), accum_steps=4)
+    model.compile("sgd", run_eagerly=run_eagerly)
+    with pytest.raises(ValueError, match="applies gradients with an optimizer that does not accumulate"):
+        model.fit(X, Y, batch_size=2, verbose=0)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_train_step_that_calls_no_accumulating_optimizer_is_refused(run_eagerly):
+    model = from_model(ByHand(), accum_steps=4)
+    model(X)
+    model.compile("sgd", run_eagerly=run_eagerly)
+    with pytest.raises(ValueError, match="has called none of the model's accumulating optimizers"):
+        model.fit(X, Y, batch_size=2, verbose=0)
+
+
+@pytest.mark.slow
+def test_a_refused_train_step_leaves_other_models_alone():
+    model = from_model(Hidden(), accum_steps=4)
+    model.compile("sgd")
+    with pytest.raises(ValueError, match="does not accumulate"):
+        model.fit(X, Y, batch_size=2, verbose=0)
+    plain = functional()
+    plain.compile(sgd(), "mse")
+    plain.fit(X, Y, batch_size=2, verbose=0)
+    assert int(plain.optimizer.iterations.numpy()) == 8
+
+
+def double_loss(self, data):
+    return dict(self.step_by(self.optimizer, data), patched=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_train_step_that_was_set_on_the_instance_is_run(when):
+    plain = Own()
+    model = plain if when == "before" else from_model(plain, accum_steps=4)
+    model.train_step = types.MethodType(double_loss, model)
+    model = from_model(model, accum_steps=4) if when == "before" else model
+    model.compile(sgd())
+    model.train_step = types.MethodType(double_loss, model) if when == "after" else model.train_step
+    assert "patched" in model.fit(X, Y, batch_size=2, verbose=0).history
+    assert int(model.optimizer.iterations.numpy()) == 2
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# One optimizer, called several times in a train step
+
+
+class Critic(Own):
+    def train_step(self, data):
+        self.step_by(self.optimizer, data)
+        return self.step_by(self.optimizer, data)
+
+
+class CriticInLoop(Own):
+    def train_step(self, data):
+        def update(turn):
+            self.step_by(self.optimizer, data)
+            return (turn + 1,)
+
+        tf.while_loop(lambda turn: turn < 3, update, (tf.constant(0),), name="critic")
+        return {"loss": 0.0}
+
+
+class CriticInFunction(Own):
+    @tf.function
+    def update(self, data):
+        return self.step_by(self.optimizer, data)
+
+    def train_step(self, data):
+        self.update(data)
+        return self.update(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Critic, CriticInLoop, CriticInFunction])
+def test_one_optimizer_that_is_called_several_times_is_refused(make):
+    model = from_model(make(), accum_steps=4)
+    model(X)
+    model.compile(sgd())
+    with pytest.raises(ValueError, match="several times"):
+        model.fit(X, Y, batch_size=2, verbose=0)
+
+
+class EitherBranch(Own):
+    def train_step(self, data):
+        def update():
+            return self.step_by(self.optimizer, data)["loss"]
+
+        return {"loss": tf.cond(tf.reduce_sum(data[0]) > 0.0, update, update)}
+
+
+@pytest.mark.slow
+@pytest.mark.law("L3")
+def test_one_call_in_each_branch_of_a_conditional_is_one_call():
+    model = from_model(EitherBranch(), accum_steps=4)
+    model(X)
+    model.compile(sgd())
+    model.fit(X, Y, batch_size=2, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 2
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# A train step that is a `tf.function`
+
+
+def weights_after(model, batch_size, rate=0.1, **compiled):
+    model(X)
+    model.set_weights([np.ones((3, 2)), np.zeros(2)])
+    model.compile(tf.keras.optimizers.SGD(rate), **compiled)
+    model.fit(X[:14], Y[:14], batch_size=batch_size, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+class Signed(Own):
+    @tf.function(input_signature=[(tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2]))])
+    def train_step(self, data):
+        return self.step_by(self.optimizer, data)
+
+
+class Helped(Own):
+    """The compiled loss is called in a `tf.function`, and the optimizer outside."""
+
+    @tf.function
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs) if hasattr(self, "compute_loss") else self.compiled_loss(y, outputs)
+        return loss, tape.gradient(loss, self.trainable_variables)
+
+    def train_step(self, data):
+        loss, grads = self.gradients(*data)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.law("L1")
+@pytest.mark.law("L5")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("make", [Decorated, Signed, Helped])
+def test_a_decorated_train_step_equals_the_full_batch_for_each_model_and_compile(make, run_eagerly):
+    compiled = {"run_eagerly": run_eagerly, "loss": "mse"}
+    expected = {rate: weights_after(functional(), 8, rate, loss="mse") for rate in (0.1, 0.02)}  # batches of 8 and 6
+    for model in (from_model(make(), accum_steps=2), from_model(make(), accum_steps=2)):
+        for rate in (0.1, 0.02):  # compiled again, and trained from the same weights
+            got = weights_after(model, 4, rate, **compiled)  # 4 + 4, 4 + 2
+            for ours, theirs in zip(got, expected[rate]):
+                np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    mean_of_means = weights_after(from_model(make(), accum_steps=2, micro_batch_weight="equal"), 4, **compiled)
+    assert np.abs(mean_of_means[0] - expected[0.1][0]).max() > 1e-3
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Arguments
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "given,hint",
+    [
+        ({"acum_steps": 4}, "Did you mean `accum_steps`"),
+        ({"gradient_accumulation_steps": 4}, "Did you mean `accum_steps`"),
+        ({"foo": 1}, "`foo` is an unknown argument. Received: foo=1"),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_the_name_that_was_meant(given, hint):
+    plain = functional()
+    with pytest.raises(TypeError, match=hint):
+        accum.GradientAccumulateModel(accum_steps=2, inputs=plain.inputs, outputs=plain.outputs, **given)
+    with pytest.raises(TypeError, match=hint):
+        from_model(plain, 2, **given)
+
+
+@pytest.mark.law("L17")
+def test_a_model_without_accum_steps_warns_that_nothing_accumulates():
+    plain = functional()
+    for make in (
+        lambda **given: from_model(plain, **given),
+        lambda **given: accum.GradientAccumulateModel(inputs=plain.inputs, outputs=plain.outputs, **given),
+    ):
+        with pytest.warns(UserWarning, match="`accum_steps` was not given") as caught:
+            make()
+        assert len([w for w in caught if "accum_steps" in str(w.message)]) == 1 and caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            make(accum_steps=1)
+
+
+@pytest.mark.law("L17")
+def test_a_loss_with_reduction_sum_warns_at_compile_unless_sums_were_asked_for():
+    loss = tf.keras.losses.MeanSquaredError(reduction="sum")
+    with pytest.warns(UserWarning, match="pass `reduction='sum', micro_batch_weight='equal'`"):
+        from_model(functional(), 2).compile("sgd", loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_model(functional(), 2, reduction="sum", micro_batch_weight="equal").compile("sgd", loss)
+        from_model(functional(), 2).compile("sgd", "mse")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# `has_stepped`
+
+
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_has_stepped_tells_the_micro_steps_that_make_a_step(is_traced):
+    var = tf.Variable([1.0])
+    optimizer = accum.GradientAccumulateOptimizer(sgd(), accum_steps=3)
+
+    def micro_step(weight):
+        optimizer.apply_gradients([(tf.ones([1]), var)], weight=weight)
+        return optimizer.has_stepped
+
+    run = tf.function(micro_step) if is_traced else micro_step
+    assert not optimizer.has_stepped
+    weights = [1.0] * 6 + [0.0] * 3 + [1.0] * 3
+    told = [bool(run(tf.constant(weight))) for weight in weights]
+    assert told == [False, False, True] * 2 + [False] * 3 + [False, False, True]
+    assert bool(optimizer.has_stepped)
+
+
+@pytest.mark.law("L3")
+@pytest.mark.law("L9")
+def test_a_micro_batch_that_is_skipped_has_not_stepped():
+    var = tf.Variable([1.0])
+    optimizer = accum.GradientAccumulateOptimizer(sgd(), accum_steps=2, nonfinite="skip_micro")
+    told = []
+    for value in (1.0, np.nan, 1.0, np.nan, 1.0, 1.0):
+        optimizer.apply_gradients([(tf.constant([value]), var)])
+        told.append(bool(optimizer.has_stepped))
+    assert told == [False, False, True, False, False, True]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What needs no word
+
+
+@pytest.mark.slow
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("by", ["scheduler", "accum_steps"])
+def test_a_model_takes_its_own_optimizer_again_whatever_its_accum_steps(by):
+    model = from_model(functional(), 4)
+    model.compile("sgd", "mse")
+    scheduler = accum.AccumulationScheduler({0: 2})
+    if by == "accum_steps":
+        model.optimizer.accum_steps = 2
+    model.fit(X, Y, batch_size=4, verbose=0, callbacks=[scheduler] if by == "scheduler" else [])
+    model.compile(model.optimizer, "mse")
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert model.optimizer.accum_steps == 2 and int(model.optimizer.iterations.numpy()) == 4
+
+
+def test_a_model_without_trainable_weights_fits_as_a_plain_one():
+    plain = functional()
+    plain.trainable = False
+    model = from_model(plain, 2)
+    before = model.get_weights()
+    model.compile("sgd", "mse")
+    plain.compile("sgd", "mse")
+    losses = [one.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history["loss"] for one in (model, plain)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    for now, then in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.slow
+@pytest.mark.law("L13")
+def test_flush_callback_ends_the_cycles_of_batch_normalisation_in_a_plain_model():
+    def make(layer):
+        inputs = tf.keras.Input((3,))
+        return tf.keras.Model(inputs, layers.Dense(2)(layer(inputs)))
+
+    layer, keras = accum.AccumBatchNormalization(accum_steps=4, momentum=0.9), layers.BatchNormalization(momentum=0.9)
+    model = make(layer)
+    model.compile("sgd", "mse")
+    model.fit(X[:12], Y[:12], batch_size=4, shuffle=False, verbose=0, callbacks=[accum.FlushCallback()])  # 3 of 4
+    make(keras)
+    keras(X[:12], training=True)
+    np.testing.assert_allclose(layer.moving_mean.numpy(), keras.moving_mean.numpy(), rtol=0, atol=2e-6)
+    assert np.abs(layer.moving_mean.numpy()).max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.law("L17")
+def test_flush_callback_in_a_model_that_accumulates_nothing_is_refused():
+    model = functional()
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="compiled with a `GradientAccumulateOptimizer`"):
+        model.fit(X, Y, verbose=0, callbacks=[accum.FlushCallback()])
+
+
+def test_fit_of_a_model_that_is_not_compiled_says_that_alone():
+    model = from_model(functional(), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises((RuntimeError, ValueError), match="compile"):
+            model.fit(X, Y, verbose=0)

@@ -1,0 +1,51 @@
+"""Types for users: every public signature has them, and the package says so."""
+
+import inspect
+import os
+
+import pytest
+
+import accum
+import accum.compat.v1
+import accum.convert
+import accum.testing
+
+PUBLIC = [
+    pytest.param(getattr(module, name), id=f"{module.__name__}.{name}")
+    for module in (accum, accum.compat.v1, accum.convert, accum.testing)
+    for name in module.__all__
+    if name != "__version__"
+]
+
+
+def functions_of(value):
+    """{name: function} of what is called of a public function or class, where it is accum's own and not inherited."""
+    if not inspect.isclass(value):
+        return {value.__name__: value}
+    found = {}
+    for name, member in vars(value).items():
+        member = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        is_shown = not name.startswith("_") or name in ("__init__", "__call__")
+        if is_shown and inspect.isfunction(member) and member.__module__.startswith("accum."):
+            found[name] = inspect.unwrap(member)
+    return found
+
+
+def without_type(value):
+    """The parameters and results that have none, as "function(parameter)" or "function ->"."""
+    missing = [field for field in getattr(value, "_fields", ()) if field not in value.__annotations__]
+    for name, function in functions_of(value).items():
+        signature = inspect.signature(function, follow_wrapped=False)
+        parameters = list(signature.parameters.values())[1 if inspect.isclass(value) else 0 :]
+        missing += [f"{name}({one.name})" for one in parameters if one.annotation is one.empty]
+        missing += [f"{name} ->"] if signature.return_annotation is signature.empty else []
+    return missing
+
+
+@pytest.mark.parametrize("value", PUBLIC)
+def test_a_public_signature_has_types(value):
+    assert without_type(value) == []
+
+
+def test_the_package_says_that_it_has_types():
+    assert os.path.isfile(os.path.join(os.path.dirname(accum.__file__), "py.typed"))

@@ -1,0 +1,213 @@
+"""What a micro-batch weighs in the mean: what the loss of the full batch divides by, whatever the data look like."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3
+from loss_scales import loss_scale_optimizer
+
+import accum
+
+pytestmark = [pytest.mark.line, pytest.mark.keras_face]
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.normal(size=(14, 3)).astype("float32"), RANDOM.normal(size=(14, 2)).astype("float32")
+layers = tf.keras.layers
+PARTS = (slice(0, 8), slice(8, 14)), (slice(0, 4), slice(4, 8), slice(8, 12), slice(12, 14))
+
+
+def from_model(*args, **kwargs):
+    return accum.GradientAccumulateModel.from_model(*args, **kwargs)
+
+
+def assert_near(ours, theirs):
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+class Own(tf.keras.Model):
+    """Takes its inputs out of whatever data it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+        self.dense.build((None, 3))
+        self.dense.set_weights([np.ones((3, 2)), np.zeros(2)])
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        x, y = self.taken_from(data)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.dense(x) - y) ** 2)
+        variables = self.dense.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return {"loss": loss}
+
+
+class WithTemperature(Own):
+    """Its first input is a scalar, the next one is no batch."""
+
+    @staticmethod
+    def data(part):
+        return {"edges": np.zeros((5, 2), "float32"), "a_temperature": np.float32(2.0), "x": X[part]}, Y[part]
+
+    def taken_from(self, data):
+        x, y = data
+        return x["x"] * (x["a_temperature"] / 2.0), y
+
+
+class OfFourTensors(Own):
+    @staticmethod
+    def data(part):
+        return X[part], Y[part], X[part], Y[part]
+
+    def taken_from(self, data):
+        return data[0], data[3]
+
+
+def trained(model, parts):
+    first = model.data(parts[0])
+    flat = [tuple(tf.nest.flatten(model.data(part))) for part in parts]
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(flat),
+        tuple(tf.as_dtype(leaf.dtype) for leaf in flat[0]),
+        tuple((None,) + leaf.shape[1:] if leaf.ndim else () for leaf in flat[0]),
+    )
+    dataset = dataset.map(lambda *leaves: tf.nest.pack_sequence_as(first, leaves))
+    model.compile(tf.keras.optimizers.SGD(0.1))
+    model.fit(dataset, epochs=1, verbose=0)
+    return model.dense.get_weights()
+
+
+@pytest.mark.law("L5")
+@pytest.mark.parametrize("make", [WithTemperature, OfFourTensors])
+def test_examples_are_counted_where_the_data_have_a_batch(make):
+    batches, micro_batches = PARTS
+    full = trained(make(), batches)
+    assert_near(trained(from_model(make(), 2), micro_batches), full)
+    mean_of_means = trained(from_model(make(), 2, micro_batch_weight="equal"), micro_batches)
+    assert np.abs(mean_of_means[0] - full[0]).max() > 1e-3
+
+
+@pytest.mark.law("L17")
+def test_data_without_a_batch_ask_for_a_weight():
+    model = from_model(Own(), 2)
+    model.taken_from = lambda data: (X, Y)
+    model.compile("sgd")
+    with pytest.raises(ValueError, match="no batch whose examples could be counted: pass `micro_batch_weight`"):
+        model.train_step((tf.constant(1.0),))
+
+
+@pytest.mark.law("L5")
+@pytest.mark.skipif(not IS_KERAS_3, reason="the reduction is Keras 3's")
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_loss_that_divides_by_the_sum_of_sample_weights_equals_the_full_batch(is_masked):
+    tokens = np.array([[1, 2, 0], [3, 0, 0], [2, 2, 2], [1, 3, 0], [2, 0, 0], [3, 3, 1]])
+    targets = RANDOM.normal(size=(6, 3, 2)).astype("float32")
+    weights = RANDOM.uniform(0.1, 3.0, size=(6, 3)).astype("float32")
+
+    def make():
+        inputs = tf.keras.Input((3,), dtype="int32")
+        outputs = layers.Embedding(4, 2, mask_zero=is_masked, name="table")(inputs)
+        return tf.keras.Model(inputs, layers.Dense(2)(outputs))
+
+    def fitted(model, batch_size):
+        model.set_weights([np.ones((4, 2)), np.eye(2), np.zeros(2)])
+        model.compile(tf.keras.optimizers.SGD(0.1), tf.keras.losses.MeanSquaredError("mean_with_sample_weight"))
+        model.fit(tokens, targets, sample_weight=weights, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    full = fitted(make(), 6)
+    assert_near(fitted(from_model(make(), 3), 2), full)
+    by_examples = from_model(make(), 3, micro_batch_weight=lambda x, y, sample_weight: tf.shape(x)[0])
+    assert max(np.abs(a - b).max() for a, b in zip(fitted(by_examples, 2), full)) > 1e-3
+
+
+@pytest.mark.law("L5")
+@pytest.mark.law("L10")
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_a_micro_batch_of_nothing_but_padding_is_no_overflow(is_scaled):
+    tokens = np.array([[1, 2, 0], [3, 0, 0], [0, 0, 0], [0, 0, 0]])
+    targets = RANDOM.normal(size=(4, 3, 2)).astype("float32")
+
+    def make():
+        inputs = tf.keras.Input((3,), dtype="int32")
+        outputs = layers.Embedding(4, 2, mask_zero=True)(inputs)
+        return tf.keras.Model(inputs, layers.Dense(2)(outputs))
+
+    def fitted(model, batch_size):
+        model.set_weights([np.ones((4, 2)), np.eye(2), np.zeros(2)])
+        optimizer = tf.keras.optimizers.SGD(0.1)
+        model.compile(loss_scale_optimizer(optimizer, 64.0) if is_scaled else optimizer, "mse")
+        losses = model.fit(tokens, targets, batch_size=batch_size, shuffle=False, verbose=0).history["loss"]
+        return model.get_weights(), losses
+
+    full, _ = fitted(make(), 4)
+    model = from_model(make(), 2)
+    ours, losses = fitted(model, 2)
+    assert_near(ours, full)
+    assert np.isfinite(losses).all()
+    optimizer = getattr(model.optimizer, "inner_optimizer", getattr(model.optimizer, "_optimizer", model.optimizer))
+    assert int(optimizer.iterations.numpy()) == 1
+
+
+class MaskedHelper(tf.keras.Model):
+    """Its compiled loss is computed in a `tf.function`, which the trace of the next `fit` calls without tracing it."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [layers.Embedding(4, 2, mask_zero=True), layers.Dense(2)]
+
+    def call(self, inputs):
+        hidden = self.parts[0](inputs)
+        return self.parts[1](hidden)
+
+    @tf.function
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs) if IS_KERAS_3 else self.compiled_loss(y, outputs)
+        return loss, tape.gradient(loss, self.trainable_variables)
+
+    def train_step(self, data):
+        loss, grads = self.gradients(*data)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.law("L5")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_masked_loss_in_a_function_of_its_own_equals_the_full_batch(run_eagerly):
+    tokens = np.array([[1, 2, 3], [3, 0, 0], [2, 2, 2], [1, 3, 0], [2, 0, 0], [3, 0, 0]])
+    targets = RANDOM.normal(size=(6, 3, 2)).astype("float32")
+
+    def fitted(model, batch_size, compiles):
+        model(tokens)
+        for _ in range(compiles):  # the second time, the function is there already
+            model.set_weights([np.ones((4, 2)), np.eye(2), np.zeros(2)])
+            model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=run_eagerly)
+            model.fit(tokens, targets, batch_size=batch_size, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    assert_near(fitted(from_model(MaskedHelper(), 3), 2, compiles=2), fitted(MaskedHelper(), 6, compiles=1))
+
+
+@pytest.mark.law("L5")
+def test_an_output_without_a_mask_beside_a_masked_one_has_the_loss_of_plain_keras():
+    tokens, images = np.array([[1, 2, 0], [3, 0, 0]]), RANDOM.normal(size=(2, 4, 4, 1)).astype("float32")
+    y = [RANDOM.normal(size=(2, 3, 2)).astype("float32"), images]
+
+    def make():
+        text, picture = tf.keras.Input((3,), dtype="int32"), tf.keras.Input((4, 4, 1))
+        hidden = layers.Embedding(4, 2, mask_zero=True)(text)
+        return tf.keras.Model([text, picture], [layers.Dense(2)(hidden), layers.Conv2D(1, 1)(picture)])
+
+    losses = []
+    for model in (make(), from_model(make(), 2)):
+        model.set_weights([np.ones((4, 2)), np.eye(2), np.zeros(2), np.ones((1, 1, 1, 1)), np.ones(1)])
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        losses.append(model.train_on_batch([tokens, images], y))
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
