@@ -43,9 +43,19 @@ napoleon_use_param = False
 nitpick_ignore_regex = [("py:class", r"tensorflow\..*|accum\.testing\._.*")]
 napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]
 
-# Pages of the repository that are no guides. A link to any of them stays within the site.
-PAGES = {"index": "README.md", "benchmarks": "benchmarks/README.md", "matrix": "MATRIX.md"}
+# Pages outside docs/. A link to any of them stays within the site.
+PAGES = {
+    "index": "README.md",
+    "benchmarks": "benchmarks/README.md",
+    "matrix": "MATRIX.md",
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+}
 SITE = {
+    "../CONTRIBUTING.md": "contributing.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "../CHANGELOG.md": "changelog.md",
+    "CHANGELOG.md": "changelog.md",
     "../MATRIX.md": "matrix.md",
     "MATRIX.md": "matrix.md",
     "docs/": "",
@@ -89,7 +99,8 @@ def show_arguments(app, what, name, obj, options, signature, returns):
     if what != "class" or "__init__" not in vars(obj):
         return None
     taken = inspect.signature(obj.__init__)
-    return str(taken.replace(parameters=list(taken.parameters.values())[1:])), returns
+    shown = [one.replace(annotation=one.empty) for one in list(taken.parameters.values())[1:]]
+    return str(taken.replace(parameters=shown, return_annotation=taken.empty)), returns
 
 
 def setup(app):
