@@ -59,6 +59,19 @@ def known_options(given: Dict[str, Any], names: Sequence[str]) -> None:
             raise TypeError(f"`{name}` is an unknown argument.{hint} Received: {name}={given[name]!r}.")
 
 
+def micro_batch_size(value: Any) -> Any:
+    """Return a size of micro-batches, after checking that it is an int >= 1, "auto" or None."""
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"`micro_batch_size` must be an int >= 1, 'auto' or None. Received: micro_batch_size={value!r}.")
+    if value < 1:
+        raise ValueError(
+            f"`micro_batch_size` must be an int >= 1, 'auto' or None. Received: micro_batch_size={value!r}."
+        )
+    return int(value)
+
+
 def callable_or_none(name: str, value: Any) -> Optional[Callable[..., Any]]:
     if value is not None and not callable(value):
         raise TypeError(f"`{name}` must be a function or None. Received: {name}={value!r}.")

@@ -228,11 +228,17 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def batch_norm_following(optimizer: Any, model: tf.keras.Model) -> Iterator[None]:
-    """Let the batch normalisation in `model` follow `optimizer` within this context, which surrounds a train step."""
+def batch_norm_following(optimizer: Any, model: tf.keras.Model, collector: Any = None) -> Iterator[None]:
+    """Let the batch normalisation in `model` follow `optimizer` within this context, which surrounds a train step.
+
+    Args:
+      optimizer: a `GradientAccumulateOptimizer`.
+      model: a Keras model.
+      collector: what takes the moments over, if the context is one micro-batch of a batch; or None.
+    """
     layers = batch_norms_of(model)
     for layer in layers:
-        layer.accum_statistics.follow(optimizer)
+        layer.accum_statistics.follow(optimizer, collector)
     try:
         yield
     finally:

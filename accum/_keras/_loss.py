@@ -1,7 +1,7 @@
 """Report the number by which the compiled losses of a model divide, each time that they are computed (law L5)."""
 
 import warnings
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from accum import _tf
 from accum._tf import tf
@@ -12,14 +12,21 @@ class ReportingLoss:
 
     Args:
       container: the container that Keras' `compile` made; all other attributes are read from it.
-      report: function of the denominator, a float32 scalar tensor.
+      report: function of the denominator, a float32 scalar tensor; None: report nothing.
+      before: function of the outputs, called before the losses are computed.
     """
 
-    def __init__(self, container: Any, report: Callable[[tf.Tensor], None]) -> None:
+    def __init__(
+        self, container: Any, report: Optional[Callable[[tf.Tensor], None]], before: Callable[[Any], None]
+    ) -> None:
         self._container = container
         self._report = report
+        self._before = before
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, *args: Any, **kwargs: Any) -> tf.Tensor:
+        self._before(y_pred)
+        if self._report is None:
+            return self._container(y_true, y_pred, sample_weight, *args, **kwargs)
         outputs, weights = _tf.without_empty_masks(y_pred, sample_weight)
         total = self._container(y_true, outputs, weights, *args, **kwargs)
         denominator = _tf.loss_denominator(self._container, y_true, y_pred, sample_weight)
@@ -46,7 +53,9 @@ _MEANS_OVER_LABELS = {
 def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
     container = getattr(model, _tf.LOSS_CONTAINER, None)
-    if model_options.options["reduction"] != "sum" and _tf.sums_over_examples(container):
+    options, arguments = model_options.options, model_options.arguments
+    is_split_alone = arguments["micro_batch_size"] is not None and options["accum_steps"] == 1  # which is exact
+    if options["reduction"] != "sum" and not is_split_alone and _tf.sums_over_examples(container):
         warnings.warn(
             "A loss with reduction SUM sums over examples, so the mean over micro-batches differs from the full batch: "
             "pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that is a mean.",

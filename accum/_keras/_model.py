@@ -4,29 +4,26 @@ It adds to the optimizer what only a model knows: the weight of each micro-batch
 `train_step` remains in use.
 """
 
-import contextlib
 import inspect
 import os
 import warnings
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Tuple, Union
 
 from accum import _check, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
-from accum._keras._batch_norm import batch_norm_following, batch_norms_of
 from accum._keras._callbacks import FlushCallback, accumulating_optimizers
 from accum._keras._internals import internals_of
-from accum._keras._loss import ReportingLoss, warn_of_inexact_loss
+from accum._keras._loss import warn_of_inexact_loss
+from accum._keras._micro_batch_size import MicroBatchSize
 from accum._keras._model_classes import MODEL_OPTIONS, concrete_class, is_functional
-from accum._keras._model_optimizers import replace_optimizers, replaced_within
+from accum._keras._model_optimizers import ModelOptimizers, replaced_within
 from accum._keras._model_options import ModelOptions
-from accum._keras._optimizer import GradientAccumulateOptimizer
-from accum._keras._train_step import TrainStep
-from accum._keras._weight_variable import WeightVariable
+from accum._keras._model_steps import ModelSteps
 from accum._tf import AccumSteps, tf
 
 
 @_tf.not_made_as_functional
-class GradientAccumulateModel(tf.keras.Model):
+class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # type: ignore[misc]
     """A Keras model that makes one step of its optimizer for every `accum_steps` micro-batches.
 
     The step is the one that the full batch would have made. It uses the mean of the micro-batches' gradients, each
@@ -93,7 +90,7 @@ class GradientAccumulateModel(tf.keras.Model):
             # A subclass creates its layers in `__init__`: Keras would make the class functional for all its models.
             self.__class__ = concrete_class(type(self), _tf.Functional)
         super().__init__(*args, **kwargs)
-        _tf.set_untracked(self, "_accum", model_options)
+        self._use_options(model_options)
 
     @classmethod
     def from_model(
@@ -136,11 +133,26 @@ class GradientAccumulateModel(tf.keras.Model):
         options.update(accum_steps=accum_steps, use_agc=bool(use_agc or agc), clip_factor=clip_factor, eps=eps)
         model_options = ModelOptions.of(**options)
         made = _tf.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
-        _tf.set_untracked(made, "_accum", model_options)
-        made._keep_train_step(_tf.bound_to(made, model, vars(model).get("train_step")))
+        for name in ("train_step", "test_step", "predict_step"):
+            if name in vars(model):
+                made._keep_step(name, _tf.bound_to(made, model, made.__dict__.pop(name)))
+        made._use_options(model_options)
         if getattr(model, "optimizer", None) is not None:
             made._take_over_optimizers()
         return made
+
+    def _use_options(self, model_options: ModelOptions) -> None:
+        _tf.set_untracked(self, "_accum", model_options)
+        _tf.set_untracked(self, "_accum_size", MicroBatchSize(model_options.arguments["micro_batch_size"]))
+        self._split_steps()
+
+    @property
+    def micro_batch_size(self) -> Union[int, str, None]:
+        """The largest number of examples that are computed at once.
+
+        None if the model does not split its batches, and "auto" while it has not yet had to.
+        """
+        return self._accum_size.in_use
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Wrap each optimizer, and compile with the `compile` of the model's class.
@@ -178,59 +190,6 @@ class GradientAccumulateModel(tf.keras.Model):
             self.train_function = None
         return super().make_train_function(*args, **kwargs)
 
-    def _take_over_optimizers(self) -> Any:
-        """Wrap every optimizer of the model. Returns whether its optimizers have changed since the last call."""
-        before = self.__dict__.get("_accum_optimizers")
-        known_before = accumulating_optimizers(self) if before else []
-        found = replace_optimizers(self, self._accumulating)
-        main = [optimizer for optimizer in found if optimizer is getattr(self, "optimizer", None)]
-        others = [optimizer for optimizer in found if optimizer not in main]
-        # Where a custom `compile` takes no `optimizer`, Keras' default is there, and probably unused.
-        is_default = "optimizer" not in inspect.signature(super().compile).parameters
-        optimizers = others + main if is_default else main + others
-        _tf.set_untracked(self, "_accum_optimizers", optimizers)
-        accumulating = accumulating_optimizers(self) if optimizers else []
-        for optimizer in accumulating:
-            internals_of(optimizer).show(self)
-        gone = [optimizer for optimizer in known_before if optimizer not in accumulating]
-        for name in ("_accum_seen", "_accum_called_by_functions"):
-            called = [optimizer for optimizer in self.__dict__.get(name, ()) if optimizer not in gone]
-            _tf.set_untracked(self, name, called)
-        # On the instance, so that a subclass's `train_step` is weighted too, even if it does not call `super()`.
-        _tf.set_untracked(self, "train_step", self._weighted_train_step)
-        container = getattr(self, _tf.LOSS_CONTAINER, None)
-        if "_accum_weight" not in self.__dict__:
-            _tf.set_untracked(self, "_accum_weight", WeightVariable())
-        if self._accum.weighs_as_keras and container is not None and not isinstance(container, ReportingLoss):
-            _tf.set_untracked(self, _tf.LOSS_CONTAINER, ReportingLoss(container, self._accum_weight.set))
-        return before is not None and {id(optimizer) for optimizer in before} != {id(known) for known in optimizers}
-
-    def _accumulating(self, optimizer: Any) -> Any:
-        """Return the accumulating optimizer around `optimizer`, one for each since the last `compile`."""
-        wrapped = self.__dict__.setdefault("_accum_wrapped", {})  # id of an optimizer -> (itself, the one around it)
-        if isinstance(optimizer, str) or _tf.is_optimizer_config(optimizer):
-            return self._newly_accumulating(optimizer)
-        if id(optimizer) not in wrapped:
-            wrapped[id(optimizer)] = optimizer, self._newly_accumulating(optimizer)
-        return wrapped[id(optimizer)][1]
-
-    def _newly_accumulating(self, optimizer: Any) -> Any:
-        options = self._accum.options
-        inner = _tf.without_loss_scale(optimizer)
-        if isinstance(inner, GradientAccumulateOptimizer):
-            is_own = any(known is optimizer for known in self.__dict__.get("_accum_optimizers", ()))
-            if is_own or internals_of(inner).accumulates_as(options):
-                return optimizer
-        if not _tf.is_loss_scale_optimizer(optimizer):
-            return GradientAccumulateOptimizer(optimizer, **options)
-        if int(inner.iterations.numpy()) > 0:  # the outer `iterations` stay 0 up to Keras 3.8
-            raise ValueError(
-                "This LossScaleOptimizer has made steps and must be recreated to accumulate: compile with a new "
-                "optimizer, or restore a checkpoint after `compile`."
-            )
-        inner = _tf.copy_of(inner)
-        return _tf.loss_scale_around(GradientAccumulateOptimizer(inner, **options), like=optimizer)
-
     def __repr__(self) -> str:
         shown = super().__repr__()
         if "_accum" not in self.__dict__:  # still being constructed
@@ -242,48 +201,6 @@ class GradientAccumulateModel(tf.keras.Model):
         options = dict(self._accum.options, accum_steps=(accum_steps or [self._accum.options["accum_steps"]])[0])
         arguments = ", ".join(f"{name}={options[name]!r}" for name in ("accum_steps", "reduction"))
         return f"{shown[:-1]}, {arguments}>" if shown.endswith(">") else f"{shown} ({arguments})"
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "train_step" and "_accum_optimizers" in self.__dict__:
-            if value != self._weighted_train_step:
-                self._keep_train_step(value)
-        else:
-            super().__setattr__(name, value)
-
-    def _keep_train_step(self, function: Callable[..., Any]) -> None:
-        """Run `function`, which the user has set on the model, as its train step. None: run the class's train step."""
-        _tf.set_untracked(self, "_accum_train_step", function)
-
-    def _weighted_train_step(self, data: Any) -> Any:
-        """Run the train step of the class or the user, so that its gradients are weighted by the micro-batch."""
-        # `__get__`, because a `tf.function` as method makes one function for each instance, the class one for all.
-        own = self.__dict__.get("_accum_train_step")
-        function = type(self).train_step.__get__(self, type(self)) if own is None else own
-        optimizers = accumulating_optimizers(self)
-        if all(internals_of(optimizer).is_bare for optimizer in optimizers):
-            with batch_norm_following(optimizers[0], self):
-                return function(data)
-        train_step = TrainStep(f"{type(self).__name__}.train_step", optimizers)
-        with contextlib.ExitStack() as stack:
-            weight = self._accum_weight.begin(self._accum.weight_of(data))
-            for optimizer in optimizers:
-                stack.enter_context(internals_of(optimizer).weighing(weight))
-            stack.enter_context(batch_norm_following(optimizers[0], self))
-            stack.enter_context(train_step.watching())
-            logs = function(data)
-        self._check_train_step(train_step, optimizers)
-        return logs
-
-    def _check_train_step(self, train_step: Any, optimizers: Sequence[Any]) -> None:
-        """Raise if the train step that just ran, or was traced, does not accumulate as it should."""
-        overflows = any(map(_tf.is_loss_scale_optimizer, self._accum_optimizers))
-        may_skip = not train_step.is_traced and (overflows or bool(self._accum_seen))
-        # A train step may call a `tf.function` without a new trace, and then none of the calls in it is seen.
-        may_call_none = may_skip or bool(self._accum_called_by_functions) or not self.trainable_variables
-        train_step.check(may_call_none, optimizers[0] if batch_norms_of(self) else None)
-        self._accum_seen.extend(known for known in train_step.called if known not in self._accum_seen)
-        if train_step.calls_through_function:
-            self._accum_called_by_functions.extend(train_step.called)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `tf.keras.Model.fit` does; `last_cycle` decides how the last or an interrupted cycle ends."""

@@ -1,14 +1,91 @@
-"""Find and replace the optimizers of a model, in its attributes and in lists, tuples and dicts there."""
+"""Find the optimizers of a model, in its attributes and in lists, tuples and dicts there, and let them accumulate."""
 
 import collections
 import copy
+import inspect
 from typing import Any, Callable, Dict, List, Tuple
 
 from accum import _tf
+from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._internals import internals_of
+from accum._keras._loss import ReportingLoss
+from accum._keras._optimizer import GradientAccumulateOptimizer
+from accum._keras._weight_variable import WeightVariable
 from accum._tf import tf
 
 # Prefixes of internal attributes of Keras, TensorFlow and accum, which may refer to optimizers too.
 _NOT_THE_USERS = ("_self_", "_unconditional_", "_obj_reference", "_accum", "_layers")
+
+
+class ModelOptimizers:
+    """The part of `GradientAccumulateModel` that wraps the optimizers of a model."""
+
+    _accum: Any
+    _accum_size: Any
+    _accum_weight: Any
+    _weighted_train_step: Any
+    _before_losses: Any
+
+    def _take_over_optimizers(self) -> Any:
+        """Wrap every optimizer of the model. Returns whether its optimizers have changed since the last call."""
+        before = self.__dict__.get("_accum_optimizers")
+        known_before = accumulating_optimizers(self) if before else []
+        found = replace_optimizers(self, self._accumulating)
+        main = [optimizer for optimizer in found if optimizer is getattr(self, "optimizer", None)]
+        others = [optimizer for optimizer in found if optimizer not in main]
+        # Where a custom `compile` takes no `optimizer`, Keras' default is there, and probably unused.
+        is_default = "optimizer" not in inspect.signature(super().compile).parameters
+        optimizers = others + main if is_default else main + others
+        _tf.set_untracked(self, "_accum_optimizers", optimizers)
+        accumulating = accumulating_optimizers(self) if optimizers else []
+        for optimizer in accumulating:
+            internals_of(optimizer).show(self)
+        gone = [optimizer for optimizer in known_before if optimizer not in accumulating]
+        for name in ("_accum_seen", "_accum_called_by_functions"):
+            called = [optimizer for optimizer in self.__dict__.get(name, ()) if optimizer not in gone]
+            _tf.set_untracked(self, name, called)
+        # On the instance, so that a subclass's `train_step` is weighted too, even if it does not call `super()`.
+        self.__dict__.setdefault("_accum_train_step", None)
+        _tf.set_untracked(self, "train_step", self._weighted_train_step)
+        self._watch_losses()
+        return before is not None and {id(optimizer) for optimizer in before} != {id(known) for known in optimizers}
+
+    def _accumulating(self, optimizer: Any) -> Any:
+        """Return the accumulating optimizer around `optimizer`, one for each since the last `compile`."""
+        wrapped = self.__dict__.setdefault("_accum_wrapped", {})  # id of an optimizer -> (itself, the one around it)
+        if isinstance(optimizer, str) or _tf.is_optimizer_config(optimizer):
+            return self._newly_accumulating(optimizer)
+        if id(optimizer) not in wrapped:
+            wrapped[id(optimizer)] = optimizer, self._newly_accumulating(optimizer)
+        return wrapped[id(optimizer)][1]
+
+    def _newly_accumulating(self, optimizer: Any) -> Any:
+        options = self._accum.options
+        inner = _tf.without_loss_scale(optimizer)
+        if isinstance(inner, GradientAccumulateOptimizer):
+            is_own = any(known is optimizer for known in self.__dict__.get("_accum_optimizers", ()))
+            if is_own or internals_of(inner).accumulates_as(options):
+                return optimizer
+        if not _tf.is_loss_scale_optimizer(optimizer):
+            return GradientAccumulateOptimizer(optimizer, **options)
+        if int(inner.iterations.numpy()) > 0:  # the outer `iterations` stay 0 up to Keras 3.8
+            raise ValueError(
+                "This LossScaleOptimizer has made steps and must be recreated to accumulate: compile with a new "
+                "optimizer, or restore a checkpoint after `compile`."
+            )
+        inner = _tf.copy_of(inner)
+        return _tf.loss_scale_around(GradientAccumulateOptimizer(inner, **options), like=optimizer)
+
+    def _watch_losses(self) -> None:
+        """Let the compiled losses report the number by which they divide."""
+        if "_accum_weight" not in self.__dict__:
+            _tf.set_untracked(self, "_accum_weight", WeightVariable())
+        container = getattr(self, _tf.LOSS_CONTAINER, None)
+        splits = self._accum_size.given is not None
+        if container is None or isinstance(container, ReportingLoss) or not (self._accum.weighs_as_keras or splits):
+            return
+        report = self._accum_weight.set if self._accum.weighs_as_keras else None
+        _tf.set_untracked(self, _tf.LOSS_CONTAINER, ReportingLoss(container, report, self._before_losses))
 
 
 def replace_optimizers(model: tf.keras.Model, replace: Callable[[Any], Any]) -> List[Any]:

@@ -9,7 +9,7 @@ from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._clipping._transform import AdaptiveClipping
 from accum._engine._cycle import check_options
 from accum._keras._callbacks import LAST_CYCLE
-from accum._tf import AccumSteps, MicroBatchWeight, Names, Scalar, Transform, tf
+from accum._tf import AccumSteps, MicroBatchSize, MicroBatchWeight, Names, Scalar, Transform, tf
 
 WEIGHTS = ("examples", "equal")
 FUNCTIONS = ("transform", "micro_batch_weight", "agc_exclude")
@@ -48,11 +48,15 @@ class ModelOptions:
         nonfinite: str = "propagate",
         accumulator_dtype: Any = None,
         sparse: str = "rows",
+        micro_batch_size: MicroBatchSize = None,
     ) -> "ModelOptions":
         """Check the arguments, with the error messages of law L17."""
+        micro_batch_size = _check.micro_batch_size(micro_batch_size)
+        if accum_steps is _check.LEFT_OUT and micro_batch_size is not None:
+            accum_steps = 1
         if accum_steps is _check.LEFT_OUT:
             warnings.warn(
-                "`accum_steps` was not given, so every batch makes a step and nothing accumulates: pass `accum_steps`.",
+                "`accum_steps` was not given, so every batch makes a step and nothing accumulates: pass `accum_steps` or `micro_batch_size`.",
                 stacklevel=4,
             )
             accum_steps = 1

@@ -33,30 +33,50 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         self.__dict__["_layer"] = layer
         self.__dict__["accum_steps"] = accum_steps
         self.__dict__["_clocks"] = {}  # replica -> (the optimizer whose micro step is running, calls so far)
+        self.__dict__["_collectors"] = {}  # replica -> what takes over the moments of one micro-batch of a batch
 
     @property
     def is_bare(self) -> bool:
         """Whether a call of the layer on this replica should now run Keras' layer unmodified."""
         clock, _ = self._clock()
+        if self._collector is not None:
+            return False
         return self.accum_steps == 1 if clock is None else internals_of(clock).is_bare
+
+    @property
+    def _collector(self) -> Any:
+        return self._collectors.get(_replicas.replica_number())
 
     def weight_of(self) -> Optional[Callable[[], Scalar]]:
         """Return a function that returns the weight of this replica's micro-batch, or None if all weights are 1."""
         clock, _ = self._clock()
         return None if clock is None or internals_of(clock).weight is None else lambda: internals_of(clock).weight
 
-    def follow(self, clock: Any) -> None:
-        """Follow an accumulating optimizer from this replica's next call on; None: count the layer's calls again."""
+    def follow(self, clock: Any, collector: Any = None) -> None:
+        """Follow an accumulating optimizer from this replica's next call on; None: count the layer's calls again.
+
+        Args:
+          clock: a `GradientAccumulateOptimizer`, or None.
+          collector: what takes the moments over, or None to keep them here.
+        """
         self._clocks[_replicas.replica_number()] = clock, 0
+        self._collectors[_replicas.replica_number()] = collector
 
     def receive(self, moments: Moments) -> Any:
         """Accumulate the moments of one call in training."""
+        if self._collector is not None:
+            self._collector.moments.append((self, moments))
+            return None
         clock, number = self._clock()
         if clock is None:
             return self._count(moments)
         self._clocks[_replicas.replica_number()] = clock, number + 1
         internals_of(clock).add_listener(self)
         return self._place(number).receive(moments)
+
+    def receive_whole(self, moments: Moments) -> Any:
+        """Accumulate the moments of one call over all micro-batches of a batch, or update with them at once."""
+        return self._move([moments]) if internals_of(self._clock()[0]).is_bare else self.receive(moments)
 
     def _clock(self) -> Tuple[Any, int]:
         return self._clocks.get(_replicas.replica_number(), (None, 0))

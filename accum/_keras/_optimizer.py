@@ -132,8 +132,18 @@ class GradientAccumulateOptimizer:
             `GradientAccumulateModel`.
         """
         del name
-        listed = self._adapter.unwrapped(grads_and_vars)
         train_step = self._internals.train_step
+        if train_step is not None and train_step.collector is not None:
+            train_step.note(self)
+            options = dict(
+                skip_gradients_aggregation=skip_gradients_aggregation,
+                experimental_aggregate_gradients=experimental_aggregate_gradients,
+            )
+            train_step.collector.take(
+                self, grads_and_vars, weight, lambda pairs, *own: self._apply_collected(pairs, *own, **options)
+            )
+            return self._returned(None)
+        listed = self._adapter.unwrapped(grads_and_vars)
         if train_step is None:
             _tf.tell_watcher(self)  # the train step of a model that does not know this optimizer
         else:
@@ -148,6 +158,9 @@ class GradientAccumulateOptimizer:
         if self._cycle.is_bare and weight is None and not self._cycle.is_built:
             return self._apply_bare(listed, is_reduced)
         return self._returned(self._cycle.micro_step(listed, weight, is_reduced))
+
+    def _apply_collected(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, **options: Any) -> Any:
+        return self.apply_gradients(grads_and_vars, weight=weight, **options)
 
     def minimize(self, loss: Any, var_list: Any, *args: Any, weight: Optional[Scalar] = None, **kwargs: Any) -> Any:
         """Compute the gradients of `loss` and accumulate them, as `apply_gradients` does.

@@ -39,6 +39,10 @@ class _Interface(_tf.TrackedAsInner):
         only, and then calls `apply_gradients` as if they were reduced.
         """
         listed = list(grads_and_vars)
+        train_step = self.__dict__["_internals"].train_step
+        if train_step is not None and train_step.collector is not None:  # in a loop, where nothing may communicate
+            train_step.collector.shares_overflow.append(id(self))
+            return listed
         self._handed_back.add(_replicas.replica_number())
         grads = [grad for grad, _ in listed]
         return list(zip(_replicas.spoil_together(grads, count_nonfinite(grads)), [var for _, var in listed]))

@@ -20,9 +20,11 @@ class TrainStep:
     Args:
       name: name of the train step in error messages.
       optimizers: the model's `GradientAccumulateOptimizer`s.
+      collector: what takes the gradients over, if this is one micro-batch of a batch; or None.
     """
 
-    def __init__(self, name: str, optimizers: Sequence[Any]) -> None:
+    def __init__(self, name: str, optimizers: Sequence[Any], collector: Any = None) -> None:
+        self.collector = collector
         self._name = name
         self._optimizers = optimizers
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -61,7 +63,7 @@ class TrainStep:
         self.calls_through_function |= any(map(_tf.is_function, path))
 
     def _refuse_several(self, optimizer: Any) -> None:
-        if not internals_of(optimizer).is_bare:
+        if self.collector is not None or not internals_of(optimizer).is_bare:
             raise ValueError(
                 f"`{self._name}` calls the optimizer around {type(optimizer.optimizer).__name__} several times. "
                 "One cycle would mix gradients for different weights, unlike any full batch: use a separate train "

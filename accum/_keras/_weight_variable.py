@@ -38,3 +38,8 @@ class WeightVariable:
         """Replace the weight of the micro-batch, if it has one."""
         if self._variable is not None:
             _replicas.local_variable(self._variable).assign(tf.cast(weight, tf.float32))
+
+    @staticmethod
+    def read(variable: Any) -> Any:
+        """Return the value of what `begin` returned."""
+        return None if variable is None else _replicas.local_variable(variable).read_value()

@@ -115,6 +115,14 @@ from accum._tf._optimizers import (
     serialize_keras_optimizer,
     without_loss_scale,
 )
+from accum._tf._steps import (
+    build_loss_trackers,
+    intercepting_loss_scale,
+    is_compiled_by_xla,
+    loss_trackers,
+    own_methods,
+    raw_result,
+)
 from accum._tf._strategies import (
     is_central_storage,
     is_parameter_server,
@@ -132,6 +140,7 @@ from accum._tf._types import (
     AccumSteps,
     Gradient,
     GradsAndVars,
+    MicroBatchSize,
     MicroBatchWeight,
     Names,
     Scalar,

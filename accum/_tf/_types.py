@@ -21,3 +21,6 @@ Names = Union[Sequence[str], Callable[[Any], bool]]
 
 MicroBatchWeight = Union[str, Callable[[Any, Any, Any], Scalar]]
 """How to weight a micro-batch: a named rule, or a function of `(x, y, sample_weight)`."""
+
+MicroBatchSize = Union[int, str, None]
+"""The largest number of examples in a micro-batch, or "auto"."""

@@ -1,0 +1,295 @@
+"""Micro-batches within one batch: run a function on each of them in turn, and combine what it returns (law L18).
+
+    batch -> remainder -> m examples -> m examples -> ...
+               |             |             |
+             function      function      function
+               '------ + ----'------ + ----'------> sums, pooled moments, rows
+
+A batch of n examples is cut into ceil(n / m) micro-batches. The first has the remainder, between 1 and m examples, and
+runs outside of the loop: it creates the variables and tells what is summed. All others have exactly m examples and run
+in a `tf.while_loop`, one after the other, so that the memory of only one is needed. Their constant size is what XLA can
+compile.
+
+Nothing in here communicates between replicas: each replica runs its own part.
+"""
+
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from accum import _tf
+from accum._engine._accumulators import weighted
+from accum._engine._moments import Moments, pooled
+from accum._tf import Gradient, Scalar, tf
+
+Size = Union[int, tf.Tensor]
+
+
+class Batch:
+    """A batch of examples: a nested structure of tensors that share their first axis.
+
+    Scalars, `None` and what is no tensor belong to every micro-batch as a whole.
+
+    Args:
+      data: nested structure of tensors, `tf.RaggedTensor`, `tf.SparseTensor` or arrays.
+
+    Attributes:
+      count: the number of examples: an int if it is known now, otherwise an int32 scalar tensor.
+
+    Raises:
+      ValueError: nothing in `data` has an axis, or the first axes differ.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(data)]
+        self._batched = [_has_axis(leaf) for leaf in self._leaves]
+        counts = [_length(leaf) for leaf, batched in zip(self._leaves, self._batched) if batched]
+        if not counts:
+            raise ValueError(f"There is no batch to split into micro-batches: nothing has an axis. Received: {data!r}.")
+        self.count = _the_same(counts)
+
+    def part(self, start: Size, size: Size) -> Any:
+        """Return the examples from `start` to `start + size`, in the structure of the data."""
+        parts = [
+            _slice(leaf, start, size) if batched else leaf for leaf, batched in zip(self._leaves, self._batched)
+        ]
+        return tf.nest.pack_sequence_as(self._data, parts)
+
+
+def _as_tensor(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+        return leaf
+    return tf.convert_to_tensor(leaf) if hasattr(leaf, "__array__") or isinstance(leaf, tf.Variable) else leaf
+
+
+def _has_axis(leaf: Any) -> bool:
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        return True
+    return isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0
+
+
+def _length(leaf: Any) -> Size:
+    """Return the length of the first axis: an int if it is known, otherwise an int32 scalar tensor."""
+    known = leaf.shape[0] if leaf.shape.rank else None
+    known = getattr(known, "value", known)  # a `Dimension` in a static graph of TF 1.15
+    if known is not None:
+        return int(known)
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int32)
+    return tf.cast(leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0], tf.int32)
+
+
+def _the_same(counts: Sequence[Size]) -> Size:
+    """Return the one number that all `counts` are, and check that they are, now or when the graph runs."""
+    message = (
+        "Micro-batches split the first axis of everything that has one, so it must be the batch in all of them: "
+        "give the others a batch axis, or make them part of the model."
+    )
+    known = sorted({count for count in counts if isinstance(count, int)})
+    if len(known) > 1:
+        raise ValueError(f"{message} Received: first axes of lengths {known}.")
+    unknown = [count for count in counts if not isinstance(count, int)]
+    if not unknown:
+        return known[0]
+    first, others = unknown[0], unknown[1:] + known
+    checks = [tf.debugging.assert_equal(other, first, message=message) for other in others]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(first) if others else first
+
+
+def _slice(leaf: Any, start: Size, size: Size) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf[start : start + size]
+    if isinstance(leaf, tf.SparseTensor):
+        shape = leaf.dense_shape
+        begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], axis=0)
+        sizes = tf.concat([[tf.cast(size, tf.int64)], shape[1:]], axis=0)
+        part = tf.sparse.slice(leaf, begin, sizes)
+        return tf.SparseTensor(part.indices, part.values, sizes)
+    rest = leaf.shape.rank - 1 if leaf.shape.rank is not None else tf.rank(leaf) - 1
+    begin, sizes = tf.pad([start], [[0, rest]]), tf.pad([size], [[0, rest]], constant_values=-1)
+    if isinstance(rest, int):  # constants keep the static shape
+        begin, sizes = tf.stack([start] + [0] * rest), [size] + [-1] * rest
+    part = tf.slice(leaf, begin, sizes)
+    if leaf.shape.rank is not None:
+        part.set_shape([size if isinstance(size, int) else None] + leaf.shape.as_list()[1:])
+    return part
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What a function returns of a micro-batch, and how it is combined
+
+
+class Sum:
+    """A tensor to be added up over the micro-batches."""
+
+    def __init__(self, value: tf.Tensor) -> None:
+        self._value = value
+
+    def start(self, loops: Size, compiled: bool) -> List[Any]:
+        """Return the loop variables after the first micro-batch."""
+        return [self._value]
+
+    def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
+        """Return the loop variables after this micro-batch, the `index`-th in the loop."""
+        total = state[0] + self._value
+        total.set_shape(state[0].shape)
+        return [total]
+
+    def end(self, state: Sequence[Any], compiled: bool) -> Any:
+        """Return the result after the last micro-batch. Called on what the first one returned."""
+        return state[0]
+
+
+class Pooled:
+    """`Moments` to be pooled over the micro-batches."""
+
+    def __init__(self, moments: Moments) -> None:
+        self._moments = moments
+
+    def start(self, loops: Size, compiled: bool) -> List[Any]:
+        return list(self._moments)
+
+    def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
+        return list(pooled(Moments(*state), self._moments))
+
+    def end(self, state: Sequence[Any], compiled: bool) -> Moments:
+        return Moments(*state)
+
+
+class Rows:
+    """A tensor to be concatenated along its first axis, in the order of the micro-batches.
+
+    XLA knows no concatenation of a list. It gets a stack, for which all micro-batches of the loop must have equally
+    many rows.
+    """
+
+    _loops: Size
+
+    def __init__(self, value: tf.Tensor) -> None:
+        self._value = value
+
+    def start(self, loops: Size, compiled: bool) -> List[Any]:
+        shape = self._value.shape
+        shape = tf.TensorShape([None] + shape.as_list()[1:]) if shape.rank is not None else shape
+        self._loops = loops
+        length = tf.maximum(loops, 1) if compiled else loops + 1  # XLA compiles a loop that never runs, too
+        rows = tf.TensorArray(self._value.dtype, size=length, element_shape=shape, infer_shape=False)
+        return [rows if compiled else rows.write(0, self._value)]
+
+    def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
+        return [state[0].write(index if compiled else index + 1, self._value)]
+
+    def end(self, state: Sequence[Any], compiled: bool) -> tf.Tensor:
+        if not compiled:
+            return state[0].concat()
+        rest = tf.shape(self._value)[1:]
+        stacked = tf.reshape(state[0].stack()[: self._loops], tf.concat([[-1], rest], axis=0))
+        return tf.concat([self._value, stacked], axis=0)
+
+
+class SlicesSum:
+    """`tf.IndexedSlices` to be added up: their rows are concatenated, which costs no pass over the whole table."""
+
+    def __init__(self, grad: tf.IndexedSlices, dense_shape: Sequence[int]) -> None:
+        self._parts = Rows(grad.values), Rows(grad.indices)
+        self._dense_shape = dense_shape
+
+    def start(self, loops: Size, compiled: bool) -> List[Any]:
+        return [part.start(loops, compiled)[0] for part in self._parts]
+
+    def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
+        return [part.add([rows], index, compiled)[0] for part, rows in zip(self._parts, state)]
+
+    def end(self, state: Sequence[Any], compiled: bool) -> tf.IndexedSlices:
+        values, indices = (part.end([rows], compiled) for part, rows in zip(self._parts, state))
+        return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
+
+
+def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Scalar]) -> Any:
+    """Return `weight * grad` as something to be added up, in float32 at least; None for no gradient."""
+    if grad is None:
+        return None
+    dtype = _tf.at_least_float32(grad.dtype)
+    if isinstance(grad, tf.IndexedSlices):
+        values = weighted(tf.cast(grad.values, dtype), weight)
+        return SlicesSum(tf.IndexedSlices(values, grad.indices), var.shape.as_list())
+    grad = weighted(tf.cast(grad, dtype), weight)
+    grad.set_shape(var.shape)
+    return Sum(grad)
+
+
+def divided(total: Optional[Gradient], weight: Optional[Scalar], dtype: tf.DType) -> Optional[Gradient]:
+    """Return a sum of gradients divided by `weight`, in the dtype of the variable's gradients. Weight 0 gives 0."""
+    if total is None:
+        return None
+    if isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(divided(total.values, weight, dtype), total.indices, total.dense_shape)
+    if weight is not None:
+        total = tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
+    return tf.cast(total, dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+
+
+class _Cuts(NamedTuple):
+    """Where a batch is cut: `first` examples, then `loops` times `size`."""
+
+    first: Size
+    loops: Size
+    size: Size
+
+
+def _cut(count: Size, size: Size) -> _Cuts:
+    if isinstance(count, int) and isinstance(size, int):
+        first = (count - 1) % size + 1 if count else 0
+        return _Cuts(first, (count - first) // size, size)
+    first = tf.minimum(tf.math.floormod(count - 1, size) + 1, count)
+    # No micro-batch is larger than the batch: XLA compiles the loop's body even if it never runs.
+    return _Cuts(first, (count - first) // size, tf.minimum(size, tf.maximum(count, 1)))
+
+
+def over_micro_batches(function: Callable[[Any], Any], batch: Batch, size: Size, compiled: bool = False) -> Any:
+    """Run `function` on each micro-batch in turn, and combine the results.
+
+    Args:
+      function: function of a micro-batch, in the structure of the batch's data. It returns a nested structure of `Sum`,
+        `SlicesSum`, `Rows`, `Pooled` and None, the same for each micro-batch.
+      batch: a `Batch`.
+      size: int >= 1 or an int32 scalar tensor, the largest number of examples in a micro-batch.
+      compiled: whether XLA compiles this, which needs shapes that are known when it does.
+
+    Returns:
+      The structure that `function` returns, with the combined values.
+    """
+    cuts = _cut(batch.count, size)
+    first = function(batch.part(0, cuts.first))
+    leaves = [leaf for leaf in tf.nest.flatten(first) if leaf is not None]
+    states = [leaf.start(cuts.loops, compiled) for leaf in leaves]
+
+    def body(index: Any, states: Any) -> Tuple[Any, Any]:
+        result = function(batch.part(cuts.first + index * cuts.size, cuts.size))
+        new = [leaf for leaf in tf.nest.flatten(result) if leaf is not None]
+        if [type(leaf) for leaf in new] != [type(leaf) for leaf in leaves]:
+            raise ValueError("A micro-batch computes other gradients or values than the one before it.")
+        return index + 1, [leaf.add(state, index, compiled) for leaf, state in zip(new, states)]
+
+    if isinstance(cuts.loops, int) and cuts.loops == 0:
+        pass
+    elif tf.executing_eagerly():
+        for index in range(int(cuts.loops)):
+            _, states = body(index, states)
+    else:
+        states = _loop(body, cuts.loops, states)
+    ended = iter([leaf.end(state, compiled) for leaf, state in zip(leaves, states)])
+    flat = [None if leaf is None else next(ended) for leaf in tf.nest.flatten(first)]
+    return tf.nest.pack_sequence_as(first, flat)
+
+
+def _loop(body: Callable[..., Any], loops: Size, states: Any) -> Any:
+    """Run `body` `loops` times in a graph, after the first micro-batch has ended: their memory must not add up."""
+    ended = [part for part in tf.nest.flatten(states) if isinstance(part, tf.Tensor)]
+    with tf.control_dependencies(ended):
+        index = tf.identity(tf.constant(0))
+    _, states = tf.while_loop(lambda index, _: index < loops, body, (index, states), parallel_iterations=1)
+    return states

@@ -1,0 +1,201 @@
+"""A step of a model that holds a whole batch and runs on its micro-batches itself (law L18).
+
+    train_step(batch) -> for each micro-batch: the model's own train step, whose optimizers hand over their gradients
+                      -> once: metrics, batch normalisation, and each optimizer with the gradients of the whole batch
+"""
+
+import contextlib
+import warnings
+from typing import Any, Callable, List, NamedTuple, Optional
+
+from accum import _check, _tf
+from accum._engine._micro_batches import Batch, Pooled, Rows, Sum, divided, gradient_sum, over_micro_batches
+from accum._engine._moments import Moments
+from accum._keras._batch_norm import batch_norm_following
+from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._internals import internals_of
+from accum._keras._step_metrics import StepMetrics
+from accum._tf import GradsAndVars, Scalar, tf
+
+
+class _Call(NamedTuple):
+    """One call of an optimizer during the step of one micro-batch."""
+
+    optimizer: Any  # the `GradientAccumulateOptimizer`
+    given: List[Any]  # the variables, as the train step gave them
+    grads_and_vars: List[Any]
+    weight: Optional[tf.Tensor]
+    has_own_weight: bool
+    apply: Callable[..., Any]  # function of a list of (gradient, given variable), and of a weight if there is an own one
+
+
+class Collector:
+    """What the train step of one micro-batch leaves for the whole batch.
+
+    Attributes:
+      calls: the calls of optimizers.
+      moments: list of (`MovingStatistics`, `Moments`), one entry for each call of a batch normalisation layer.
+      shares_overflow: ids of the optimizers whose gradients TF 2.2 reduces outside of them.
+    """
+
+    def __init__(self) -> None:
+        self.calls: List[_Call] = []
+        self.moments: List[Any] = []
+        self.shares_overflow: List[int] = []
+
+    def take(self, optimizer: Any, given: GradsAndVars, weight: Optional[Scalar], apply: Callable[..., Any]) -> None:
+        """Take over the gradients of one call.
+
+        Args:
+          optimizer: the `GradientAccumulateOptimizer`.
+          given: list of (gradient, variable) from the train step.
+          weight: the `weight` of the call, or None.
+          apply: function of a list of (gradient, variable), and of `weight` if the call has one, that applies them.
+        """
+        given = list(given)
+        if not given:  # Keras also trains models without trainable weights
+            return
+        listed = _check.pairs(optimizer._adapter.unwrapped(given))
+        has_own = weight is not None
+        weight = internals_of(optimizer).weight if weight is None else weight
+        weight = None if weight is None else tf.cast(weight, tf.float32)
+        variables = [var for _, var in given]
+        self.calls.append(_Call(optimizer, variables, listed, weight, has_own, apply))
+
+
+class BatchStep:
+    """Runs the steps of a model over the micro-batches of one batch, on one replica.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
+    """
+
+    def __init__(self, model: Any, size: Any) -> None:
+        self._model = model
+        self._size = size
+        self._compiled = _tf.is_compiled_by_xla(model)
+        self._metrics: Any = None
+        self._collector: Any = None
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Training
+
+    def train(self, data: Any, train_step: Callable[..., Any]) -> Any:
+        """Train on a batch. Returns the logs.
+
+        Args:
+          data: what Keras gives to a train step.
+          train_step: function of the data of a micro-batch and a `Collector`, which runs the model's train step.
+        """
+        return self.apply(self.gradients(data, train_step))
+
+    def gradients(self, data: Any, train_step: Callable[..., Any]) -> Any:
+        """Run the train step on each micro-batch. Returns what `apply` takes: a nested structure of tensors."""
+        sums = self._model.sums_losses
+
+        def micro_batch(part: Any) -> Any:
+            self._collector, self._metrics = Collector(), StepMetrics(self._model)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._metrics.watching())
+                for optimizer in self._model.__dict__["_accum_optimizers"]:
+                    if _tf.is_loss_scale_optimizer(optimizer):
+                        stack.enter_context(self._intercepting(optimizer, self._collector))
+                logs, weight = train_step(part, self._collector)
+            calls = [self._parts_of(call) for call in self._collector.calls]
+            moments = [Pooled(Moments(*each)) for _, each in self._collector.moments]
+            return [calls, moments, self._metrics.parts(logs, weight, sums)]
+
+        totals = over_micro_batches(micro_batch, Batch(data), self._size, self._compiled)
+        if sums and self._model.losses:
+            warnings.warn(
+                "A loss with reduction SUM adds up over micro-batches, and so do the regularization losses of the "
+                "model, which then count once for each micro-batch: compile a loss that is a mean.",
+                stacklevel=2,
+            )
+        return totals
+
+    @staticmethod
+    def _parts_of(call: _Call) -> Any:
+        grads = [gradient_sum(grad, var, call.weight) for grad, var in call.grads_and_vars]
+        weight = tf.constant(1.0) if call.weight is None else call.weight
+        return [grads, Sum(weight)]
+
+    def _intercepting(self, optimizer: Any, collector: Collector) -> Any:
+        """Return a context in which a `LossScaleOptimizer` hands over its gradients, unscaled or not."""
+        inner = _tf.without_loss_scale(optimizer)
+
+        def take(given: List[Any], apply: Callable[..., Any]) -> None:
+            internals_of(inner).train_step.note(inner)
+            collector.take(inner, given, None, apply)
+
+        return _tf.intercepting_loss_scale(optimizer, take)
+
+    def apply(self, totals: Any) -> Any:
+        """Let each optimizer of the train step have the gradients of the batch. Returns the logs."""
+        calls, moments, metrics = totals
+        with batch_norm_following(accumulating_optimizers(self._model)[0], self._model):
+            for (statistics, _), whole in zip(self._collector.moments, moments):
+                statistics.receive_whole(Moments(*whole))
+            for call, (grads, weight) in zip(self._collector.calls, calls):
+                self._apply_call(call, grads, weight)
+        return self._metrics.finish(metrics)
+
+    def _apply_call(self, call: _Call, totals: Any, weight: tf.Tensor) -> None:
+        sums = self._model.sums_gradients
+        dtypes = [None if grad is None else grad.dtype for grad, _ in call.grads_and_vars]
+        grads = [divided(total, None if sums else weight, dtype) for total, dtype in zip(totals, dtypes)]
+        pairs = list(zip(grads, call.given))
+        if id(call.optimizer) in self._collector.shares_overflow:
+            pairs = call.optimizer._hand_back(pairs)
+        if call.has_own_weight:
+            call.apply(pairs, weight)
+            return
+        is_weighted = call.weight is not None and not sums
+        current = self._model.__dict__["_accum_weight"].begin(weight) if is_weighted else None
+        with internals_of(call.optimizer).weighing(current):
+            call.apply(pairs)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Evaluation and prediction
+
+    def test(self, data: Any, test_step: Callable[..., Any]) -> Any:
+        """Evaluate a batch. Returns the logs.
+
+        Args:
+          data: what Keras gives to a test step.
+          test_step: function of the data of a micro-batch, which returns its logs and its weight.
+        """
+        sums = self._model.sums_losses
+
+        def micro_batch(part: Any) -> Any:
+            self._metrics = StepMetrics(self._model)
+            with self._metrics.watching():
+                logs, weight = test_step(part)
+            return self._metrics.parts(logs, weight, sums)
+
+        totals = over_micro_batches(micro_batch, Batch(data), self._size, self._compiled)
+        return self._metrics.finish(totals)
+
+    def predict(self, data: Any, predict_step: Callable[..., Any]) -> Any:
+        """Predict a batch. Returns the outputs of all examples.
+
+        Args:
+          data: what Keras gives to a predict step.
+          predict_step: function of the data of a micro-batch.
+
+        Raises:
+          ValueError: an output has no axis, so that there is nothing to concatenate.
+        """
+
+        def micro_batch(part: Any) -> Any:
+            outputs = predict_step(part)
+            for output in tf.nest.flatten(outputs):
+                if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+                    raise ValueError(
+                        "The outputs of micro-batches are concatenated, so each must be a tensor whose first axis is "
+                        f"the batch: predict with a model without `micro_batch_size`. Received: {output!r}."
+                    )
+            return tf.nest.map_structure(Rows, outputs)
+
+        return over_micro_batches(micro_batch, Batch(data), self._size, self._compiled)

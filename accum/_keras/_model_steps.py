@@ -1,0 +1,138 @@
+"""The train, test and predict steps of an accumulating model: weighted, watched, and split into micro-batches."""
+
+import contextlib
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+from accum import _tf
+from accum._keras._batch_norm import batch_norm_following, batch_norms_of
+from accum._keras._batch_step import BatchStep, Collector
+from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._internals import internals_of
+from accum._keras._micro_batch_size import MicroBatchSize
+from accum._keras._train_step import TrainStep
+from accum._tf import Scalar, tf
+
+
+class ModelSteps:
+    """The part of `GradientAccumulateModel` that runs the steps of its class or of the user."""
+
+    _accum: Any
+    _accum_optimizers: List[Any]
+    _accum_seen: List[Any]
+    _accum_called_by_functions: List[Any]
+    _accum_weight: Any
+    _accum_size: MicroBatchSize
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        replaced = name in ("train_step", "test_step", "predict_step") and name in self.__dict__
+        if replaced and f"_accum_{name}" in self.__dict__:
+            if value != self.__dict__[name]:
+                self._keep_step(name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _keep_step(self, name: str, function: Optional[Callable[..., Any]]) -> None:
+        """Run `function`, which the user has set on the model, as the step `name`. None: run that of the class."""
+        _tf.set_untracked(self, f"_accum_{name}", function)
+
+    def _own_step(self, name: str) -> Any:
+        """Return the step of the user or of the class."""
+        own = self.__dict__.get(f"_accum_{name}")
+        # `__get__`, because a `tf.function` as method makes one function for each instance, the class one for all.
+        return getattr(type(self), name).__get__(self, type(self)) if own is None else own
+
+    def _split_steps(self) -> None:
+        """Let the test and predict steps run on micro-batches, if the model has a size for them."""
+        if self._accum_size.given is not None:
+            for name, split in (("test_step", self._split_test_step), ("predict_step", self._split_predict_step)):
+                self.__dict__.setdefault(f"_accum_{name}", None)
+                _tf.set_untracked(self, name, split)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _weighted_train_step(self, data: Any) -> Any:
+        """Run the train step of the class or the user, so that its gradients are weighted by the micro-batch."""
+        size = self._accum_size.current
+        if size is not None:
+            return BatchStep(self, size).train(data, self._run_train_step)
+        optimizers = accumulating_optimizers(self)
+        if all(internals_of(optimizer).is_bare for optimizer in optimizers):
+            with batch_norm_following(optimizers[0], self):
+                return self._own_step("train_step")(data)
+        logs, _ = self._run_train_step(data)
+        return logs
+
+    def _run_train_step(self, data: Any, collector: Optional[Collector] = None) -> Tuple[Any, Optional[Scalar]]:
+        """Run the train step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1."""
+        function = self._own_step("train_step")
+        optimizers = accumulating_optimizers(self)
+        train_step = TrainStep(f"{type(self).__name__}.train_step", optimizers, collector)
+        with contextlib.ExitStack() as stack:
+            weight = self._accum_weight.begin(self._weight_of(data))
+            for optimizer in optimizers:
+                stack.enter_context(internals_of(optimizer).weighing(weight))
+            stack.enter_context(batch_norm_following(optimizers[0], self, collector))
+            stack.enter_context(train_step.watching())
+            logs = function(data)
+        self._check_train_step(train_step, optimizers)
+        return logs, self._accum_weight.read(weight)
+
+    def _weight_of(self, data: Any) -> Optional[Scalar]:
+        """Compute the weight of a micro-batch. The losses of those of one batch are added up unweighted if they sum."""
+        if self._accum_size.current is not None and self.sums_losses:
+            return None
+        return self._accum.weight_of(data)
+
+    @property
+    def sums_losses(self) -> bool:
+        """Whether the compiled losses sum over examples, so that those of the micro-batches of a batch add up."""
+        return _tf.sums_over_examples(getattr(self, _tf.LOSS_CONTAINER, None))
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether the gradients of the micro-batches of a batch are added up, and not averaged."""
+        return self.sums_losses or self._accum.options["reduction"] == "sum"
+
+    def _check_train_step(self, train_step: Any, optimizers: Sequence[Any]) -> None:
+        """Raise if the train step that just ran, or was traced, does not accumulate as it should."""
+        overflows = any(map(_tf.is_loss_scale_optimizer, self._accum_optimizers))
+        may_skip = not train_step.is_traced and (overflows or bool(self._accum_seen))
+        # A train step may call a `tf.function` without a new trace, and then none of the calls in it is seen.
+        may_call_none = may_skip or bool(self._accum_called_by_functions) or not self.trainable_variables
+        train_step.check(may_call_none, optimizers[0] if batch_norms_of(self) else None)
+        self._accum_seen.extend(known for known in train_step.called if known not in self._accum_seen)
+        if train_step.calls_through_function:
+            self._accum_called_by_functions.extend(train_step.called)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _split_test_step(self, data: Any) -> Any:
+        size = self._accum_size.current
+        if size is None:
+            return self._own_step("test_step")(data)
+        return BatchStep(self, size).test(data, self._run_test_step)
+
+    def _run_test_step(self, data: Any) -> Tuple[Any, Optional[Scalar]]:
+        """Run the test step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1."""
+        weight = self._accum_weight.begin(self._weight_of(data))
+        return self._own_step("test_step")(data), self._accum_weight.read(weight)
+
+    def _split_predict_step(self, data: Any) -> Any:
+        size = self._accum_size.current
+        if size is None:
+            return self._own_step("predict_step")(data)
+        return BatchStep(self, size).predict(data, self._own_step("predict_step"))
+
+    @property
+    def metrics(self) -> List[Any]:
+        found = super().metrics  # type: ignore[misc]
+        step_metrics = self.__dict__.get("_accum_step_metrics")
+        if step_metrics is not None:
+            step_metrics.watch(found)
+        return found
+
+    def _before_losses(self, y_pred: Any) -> None:
+        """Create what tracks the losses before they are computed, while metrics are watched."""
+        if "_accum_step_metrics" in self.__dict__:
+            _tf.build_loss_trackers(getattr(self, _tf.LOSS_CONTAINER, None), y_pred)
+            self.__dict__["_accum_step_metrics"].watch(super().metrics)  # type: ignore[misc]

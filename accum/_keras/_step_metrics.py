@@ -1,0 +1,150 @@
+"""Metrics of a step that runs on several micro-batches: asked for their results after the last of them."""
+
+import contextlib
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+from accum import _tf
+from accum._engine._accumulators import weighted
+from accum._engine._micro_batches import Sum
+from accum._tf import Scalar, tf
+
+
+class _Update(NamedTuple):
+    """One call of `update_state` of a mean, with a number for the whole micro-batch."""
+
+    metric: Any
+    value: tf.Tensor
+    sample_weight: Optional[tf.Tensor]
+
+
+class _Entry(NamedTuple):
+    """A value in the logs of a step: an entry in the result of `metric`, or a number to be averaged, or neither."""
+
+    metric: Any = None
+    key: Any = None
+    number: Any = None
+    other: Any = None
+
+
+class StepMetrics:
+    """Watches the metrics of a model while its step runs on one micro-batch.
+
+    Metrics add up over examples, so they take each micro-batch as it comes. There are two exceptions. Their result is
+    that of the whole batch only after the last micro-batch. And a mean that is given one number for a micro-batch, such
+    as a loss, has to be given the number of the whole batch, once.
+    """
+
+    def __init__(self, model: tf.keras.Model) -> None:
+        self._model = model
+        self._stack = contextlib.ExitStack()
+        self._known: List[Any] = []
+        self._results: Dict[int, Any] = {}  # id of a value -> (itself, metric, key in its result)
+        self._updates: List[_Update] = []
+        self._entries: List[_Entry] = []
+        self._logs: Any = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the metrics of the model in this context."""
+        with contextlib.ExitStack() as self._stack:
+            _tf.set_untracked(self._model, "_accum_step_metrics", self)
+            self._stack.callback(self._model.__dict__.pop, "_accum_step_metrics")
+            self.watch(self._model.metrics)
+            yield
+
+    def watch(self, metrics: Sequence[Any]) -> None:
+        """Watch `metrics` too: Keras creates some of them during the first step."""
+        for metric in metrics:
+            if any(known is metric for known in self._known):
+                continue
+            self._known.append(metric)
+            methods = {"result": self._result_of(metric)}
+            if type(metric) is tf.keras.metrics.Mean:
+                methods["update_state"] = self._update_state_of(metric)
+            self._stack.enter_context(_tf.own_methods(metric, **methods))
+
+    def _result_of(self, metric: Any) -> Any:
+        def result() -> Any:
+            value = _tf.raw_result(metric)
+            entries = value.items() if isinstance(value, dict) else [(None, value)]
+            self._results.update({id(part): (part, metric, key) for key, part in entries})
+            return value
+
+        return result
+
+    def _update_state_of(self, metric: Any) -> Any:
+        update_state = metric.update_state
+
+        def update(values: Any, sample_weight: Any = None) -> Any:
+            is_number = _is_scalar(values) and (sample_weight is None or _is_scalar(sample_weight))
+            if not is_number:
+                return update_state(values, sample_weight=sample_weight)
+            values = tf.cast(values, tf.float32)
+            sample_weight = None if sample_weight is None else tf.cast(sample_weight, tf.float32)
+            self._updates.append(_Update(metric, values, sample_weight))
+            return None
+
+        return update
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def parts(self, logs: Any, weight: Optional[Scalar], sums: bool) -> Any:
+        """Return what the micro-batch contributes to the metrics of the batch: a nested structure for the engine.
+
+        Args:
+          logs: what the step returned.
+          weight: the weight of the micro-batch, a scalar, or None for 1.
+          sums: whether the losses of a batch are the sums of those of its micro-batches, and not their means.
+        """
+        self._logs = logs
+        self._entries = [self._entry(leaf) for leaf in tf.nest.flatten(logs)]
+        one = tf.constant(1.0)
+        losses = _tf.loss_trackers(self._model) if sums else []
+        self._sums = [any(update.metric is loss for loss in losses) for update in self._updates]
+        return [
+            [None if entry.number is None else Sum(weighted(entry.number, weight)) for entry in self._entries],
+            [Sum(update.value if own else weighted(update.value, weight)) for update, own in self._weighed()],
+            [None if update.sample_weight is None else Sum(update.sample_weight) for update in self._updates],
+            Sum(one if weight is None else tf.cast(weight, tf.float32)),
+        ]
+
+    def _weighed(self) -> Any:
+        return zip(self._updates, self._sums)
+
+    def _entry(self, leaf: Any) -> _Entry:
+        if id(leaf) in self._results:
+            _, metric, key = self._results[id(leaf)]
+            return _Entry(metric=metric, key=key)
+        is_number = tf.is_tensor(leaf) or (isinstance(leaf, (int, float)) and not isinstance(leaf, bool))
+        if is_number and not (tf.is_tensor(leaf) and (leaf.dtype.is_bool or leaf.dtype == tf.string)):
+            return _Entry(number=tf.cast(leaf, tf.float32))
+        return _Entry(other=leaf)
+
+    def finish(self, totals: Any) -> Any:
+        """Give the metrics what they have waited for, and return the logs of the batch.
+
+        Args:
+          totals: the combined `parts` of all micro-batches.
+        """
+        numbers, values, sample_weights, weight = totals
+        for (update, own), value, sample_weight in zip(self._weighed(), values, sample_weights):
+            value = value if own else tf.math.divide_no_nan(value, weight)
+            update.metric.update_state(value, sample_weight=sample_weight)
+        results: Dict[int, Any] = {}
+        flat = []
+        for entry, number in zip(self._entries, numbers):
+            if entry.metric is not None and id(entry.metric) not in results:
+                results[id(entry.metric)] = entry.metric.result()
+            flat.append(self._value(entry, number, weight, results))
+        return tf.nest.pack_sequence_as(self._logs, flat)
+
+    @staticmethod
+    def _value(entry: _Entry, number: Any, weight: tf.Tensor, results: Dict[int, Any]) -> Any:
+        if entry.metric is not None:
+            result = results[id(entry.metric)]
+            return result if entry.key is None else result[entry.key]
+        return entry.other if number is None else tf.math.divide_no_nan(number, weight)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (tf.is_tensor(value) and value.shape.rank == 0)

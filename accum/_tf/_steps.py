@@ -1,0 +1,72 @@
+"""What a train, test or predict step of Keras reads and calls, so that it can run on one micro-batch of a batch."""
+
+import contextlib
+from typing import Any, Callable, Iterator, List
+
+from accum._tf._version import IS_KERAS_3, VERSION, tf
+
+
+def is_compiled_by_xla(model: tf.keras.Model) -> bool:
+    """Whether XLA compiles the steps of a model."""
+    if IS_KERAS_3:
+        return bool(model.jit_compile) and not model.run_eagerly
+    compiled = getattr(model, "_jit_compile", None)  # has no public name before 2.13; came with 2.5
+    return bool(compiled) and not getattr(model, "_run_eagerly", False)
+
+
+def raw_result(metric: tf.keras.metrics.Metric) -> Any:
+    """Compute the result of a metric from this replica's state alone.
+
+    In Keras 2, `metric.result` of a replica enters the cross-replica context, which no loop may do.
+    """
+    return type(metric).result(metric)
+
+
+@contextlib.contextmanager
+def own_methods(instance: Any, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Replace methods of one instance in this context, hidden from Keras' tracking of attributes."""
+    before = {name: instance.__dict__[name] for name in methods if name in instance.__dict__}
+    instance.__dict__.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            instance.__dict__.pop(name, None)
+        instance.__dict__.update(before)
+
+
+def intercepting_loss_scale(optimizer: Any, take: Callable[[List[Any], Callable[[List[Any]], Any]], None]) -> Any:
+    """Return a context in which a `LossScaleOptimizer` hands over its gradients instead of applying them.
+
+    Args:
+      optimizer: a `LossScaleOptimizer`.
+      take: function of a list of (gradient, variable), and of a function that applies such a list for real.
+    """
+    if IS_KERAS_3:  # `apply_gradients` calls `apply`, which unscales
+
+        def apply(grads: Any, trainable_variables: Any = None) -> None:
+            variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+            take(list(zip(grads, variables)), lambda pairs: optimizer.apply(*map(list, zip(*pairs))))
+
+        return own_methods(optimizer, apply=apply)
+
+    def apply_gradients(grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        take(list(grads_and_vars), lambda pairs: optimizer.apply_gradients(pairs, *args, **kwargs))
+        return tf.no_op() if not tf.executing_eagerly() else None
+
+    return own_methods(optimizer, apply_gradients=apply_gradients)
+
+
+def build_loss_trackers(container: Any, y_pred: Any) -> None:
+    """Create the metrics that track the losses of a model with several outputs, as its first batch would."""
+    if IS_KERAS_3 or container is None or container._built:
+        return
+    (container._build if VERSION < (2, 3) else container.build)(y_pred)
+
+
+def loss_trackers(model: tf.keras.Model) -> List[Any]:
+    """Return the metrics that track the compiled losses of a model."""
+    if IS_KERAS_3:
+        own = [getattr(model, "_loss_tracker", None)]
+        return [metric for metric in own if metric is not None] + list(getattr(model._compile_loss, "metrics", ()))
+    return list(getattr(getattr(model, "compiled_loss", None), "metrics", ()))
