@@ -1,8 +1,12 @@
 """The number of examples that a model computes at once."""
 
-from typing import Any, Optional
+import warnings
+from typing import Any, Optional, Union
 
 from accum import _check
+
+WHOLE_BATCH = 2**31 - 1
+"""A size that no batch reaches."""
 
 
 class MicroBatchSize:
@@ -19,9 +23,41 @@ class MicroBatchSize:
 
     def __init__(self, given: Any) -> None:
         self.given = _check.micro_batch_size(given)
-        self.current: Optional[Any] = None if given == "auto" else given
+        self.current: Optional[Any] = None if given == "auto" else self.given
+        self._limit = WHOLE_BATCH  # under "auto", the largest size that has not run out of memory
 
     @property
-    def in_use(self) -> Any:
+    def is_auto(self) -> bool:
+        return isinstance(self.given, str)
+
+    @property
+    def limit(self) -> int:
+        """The size under "auto", `WHOLE_BATCH` as long as whole batches fit."""
+        return self._limit
+
+    @property
+    def in_use(self) -> Union[int, str, None]:
         """What a user sees: the given or reduced size, "auto" as long as whole batches fit, or None."""
-        return self.given
+        return self.given if self._limit == WHOLE_BATCH else self._limit
+
+    def halve(self, count: int, error: Any) -> None:
+        """Halve the size after memory has run out.
+
+        Args:
+          count: the number of examples in the batch; of a replica, under a strategy.
+          error: the `ResourceExhaustedError`, or None if it was raised by another worker.
+
+        Raises:
+          RuntimeError: not even one example fits.
+        """
+        tried = min(self._limit, count)
+        if tried <= 1:
+            raise RuntimeError(
+                "Memory ran out with one example at a time: `micro_batch_size` can't be reduced further. Use smaller "
+                "examples or a smaller model, or recompute activations with `tf.recompute_grad`."
+            ) from error
+        self._limit = tried // 2
+
+    def report(self) -> None:
+        """Tell the user the size that has turned out to fit."""
+        warnings.warn(f"Memory ran out, so `micro_batch_size` is {self._limit} from now on.", stacklevel=2)

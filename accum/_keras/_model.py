@@ -184,12 +184,6 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         if len(optimizers) == 1:  # it may be the same optimizer after layers were frozen or unfrozen
             internals_of(optimizers[0]).expect(self)
 
-    def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the train function; also wrap an optimizer that was set after `compile`."""
-        if self._take_over_optimizers():
-            self.train_function = None
-        return super().make_train_function(*args, **kwargs)
-
     def __repr__(self) -> str:
         shown = super().__repr__()
         if "_accum" not in self.__dict__:  # still being constructed

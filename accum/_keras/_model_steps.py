@@ -4,6 +4,7 @@ import contextlib
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _tf
+from accum._keras._auto_size import AutoSizedSteps
 from accum._keras._batch_norm import batch_norm_following, batch_norms_of
 from accum._keras._batch_step import BatchStep, Collector
 from accum._keras._callbacks import accumulating_optimizers
@@ -22,6 +23,8 @@ class ModelSteps:
     _accum_called_by_functions: List[Any]
     _accum_weight: Any
     _accum_size: MicroBatchSize
+    _take_over_optimizers: Callable[[], bool]
+    train_function: Any
 
     def __setattr__(self, name: str, value: Any) -> None:
         replaced = name in ("train_step", "test_step", "predict_step") and name in self.__dict__
@@ -49,6 +52,27 @@ class ModelSteps:
                 _tf.set_untracked(self, name, split)
 
     # ------------------------------------------------------------------------------------------------------------
+
+    def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the train function; also wrap an optimizer that was set after `compile`."""
+        if self._take_over_optimizers():
+            self.train_function = None
+        return self._made_function("train_function", super().make_train_function, args, kwargs)  # type: ignore[misc]
+
+    def make_test_function(self, *args: Any, **kwargs: Any) -> Any:
+        return self._made_function("test_function", super().make_test_function, args, kwargs)  # type: ignore[misc]
+
+    def make_predict_function(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().make_predict_function  # type: ignore[misc]
+        return self._made_function("predict_function", made, args, kwargs)
+
+    def _made_function(self, name: str, make: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return the function that Keras calls for each batch: its own, or one that tries smaller micro-batches."""
+        if not self._accum_size.is_auto:
+            return make(*args, **kwargs)
+        if getattr(self, name, None) is None or any(args) or any(kwargs.values()):
+            setattr(self, name, getattr(AutoSizedSteps(self), name))
+        return getattr(self, name)
 
     def _weighted_train_step(self, data: Any) -> Any:
         """Run the train step of the class or the user, so that its gradients are weighted by the micro-batch."""
@@ -79,7 +103,7 @@ class ModelSteps:
 
     def _weight_of(self, data: Any) -> Optional[Scalar]:
         """Compute the weight of a micro-batch. The losses of those of one batch are added up unweighted if they sum."""
-        if self._accum_size.current is not None and self.sums_losses:
+        if self._accum_size.given is not None and self.sums_losses:
             return None
         return self._accum.weight_of(data)
 

@@ -117,13 +117,19 @@ from accum._tf._optimizers import (
 )
 from accum._tf._steps import (
     build_loss_trackers,
+    compiled_unless_eager,
+    count_batch,
     intercepting_loss_scale,
     is_compiled_by_xla,
     loss_trackers,
     own_methods,
     raw_result,
+    state_of,
+    steps_per_execution,
+    without_optionals,
 )
 from accum._tf._strategies import (
+    count_local_replicas,
     is_central_storage,
     is_parameter_server,
     per_replica_maker,

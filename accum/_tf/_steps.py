@@ -70,3 +70,40 @@ def loss_trackers(model: tf.keras.Model) -> List[Any]:
         own = [getattr(model, "_loss_tracker", None)]
         return [metric for metric in own if metric is not None] + list(getattr(model._compile_loss, "metrics", ()))
     return list(getattr(getattr(model, "compiled_loss", None), "metrics", ()))
+
+
+def compiled_unless_eager(model: tf.keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` traced and compiled as Keras would its train function, or itself if the model runs eagerly."""
+    if model.run_eagerly:
+        return function
+    if not is_compiled_by_xla(model):
+        return tf.function(function)
+    return tf.function(function, jit_compile=True)
+
+
+def steps_per_execution(model: tf.keras.Model) -> int:
+    """The number of batches that one call of the train function takes."""
+    steps = model.steps_per_execution if IS_KERAS_3 else getattr(model, "_steps_per_execution", None)
+    return 1 if steps is None else int(steps)  # a variable; None on 2.2
+
+
+def without_optionals(data: Any) -> Any:
+    """Return the data of an iterator with None for what is missing, which Keras 3 wraps in an empty `Optional`."""
+    if not IS_KERAS_3:
+        return data
+    return tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
+
+
+def count_batch(model: tf.keras.Model, name: str, waits: Any) -> None:
+    """Advance a counter of batches that Keras 2 keeps since 2.4, after `waits`."""
+    counter = getattr(model, name, None)
+    if counter is not None and not IS_KERAS_3:
+        with tf.control_dependencies([wait for wait in tf.nest.flatten(waits) if tf.is_tensor(wait)]):
+            counter.assign_add(1)
+
+
+def state_of(model: tf.keras.Model) -> List[Any]:
+    """Return the variables that a forward pass in training may change: statistics, metrics, the state of randomness."""
+    variables = list(model.non_trainable_variables)
+    variables += [var for metric in model.metrics for var in metric.variables]
+    return variables

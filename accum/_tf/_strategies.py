@@ -34,3 +34,10 @@ def per_replica_maker(strategy: tf.distribute.Strategy) -> Callable[..., Any]:
     if hasattr(one, "device_map"):  # dies with 1.15
         return functools.partial(kind, one.device_map)
     return kind
+
+
+def count_local_replicas(strategy: tf.distribute.Strategy) -> int:
+    """Return the number of replicas in this process."""
+    if strategy.num_replicas_in_sync == 1:  # the default strategy has no devices
+        return 1
+    return len(strategy.extended.worker_devices)

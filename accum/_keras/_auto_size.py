@@ -1,0 +1,181 @@
+"""Steps that try the same batch again with smaller micro-batches when memory runs out (law L18, "auto").
+
+    batch = next(iterator)                            fetched outside, so that it is still there
+    kept = the state that a forward pass changes
+    sums = gradients(batch, size)                     memory runs out: restore what was kept, halve the size, try again
+    logs = apply(sums)                                the only part that changes weights
+"""
+
+from typing import Any, Callable, Dict, List
+
+from accum import _tf
+from accum._engine import _replicas
+from accum._engine._micro_batches import Batch
+from accum._keras._batch_step import BatchStep
+from accum._tf import tf
+
+
+class AutoSizedSteps:
+    """Makes the functions that Keras calls for each batch, for a model whose micro-batches shrink.
+
+    Args:
+      model: a `GradientAccumulateModel` with `micro_batch_size="auto"`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._strategy = model.distribute_strategy
+        self._size = model.__dict__["_accum_size"]
+        self._steps: Dict[int, BatchStep] = {}  # replica -> what knows the structure of its sums
+        self._gradients = self._function(self._on_gradients)
+        self._apply = self._function(self._on_apply)
+        self._test = self._function(self._on_test)
+        self._predict = self._function(self._on_predict)
+        self._read = _tf.compiled_unless_eager(self._model, self._read_state)
+
+    def train_function(self, iterator: Any) -> Any:
+        return _each_step(iterator, _tf.steps_per_execution(self._model), self._train)
+
+    def test_function(self, iterator: Any) -> Any:
+        return _each_step(iterator, _tf.steps_per_execution(self._model), self._evaluate)
+
+    def predict_function(self, iterator: Any) -> Any:
+        outputs: List[Any] = []
+        _each_step(iterator, _tf.steps_per_execution(self._model), lambda data: outputs.append(self._outputs(data)))
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _train(self, data: Any) -> Any:
+        totals = self._retrying(self._gradients, data)
+        try:
+            logs = self._apply(totals)
+        except tf.errors.ResourceExhaustedError as error:
+            raise RuntimeError(
+                "Memory ran out while the optimizer made its step, so some weights may be updated and others not: "
+                "restore a checkpoint. Splitting the batch further does not help: the optimizer's variables and one "
+                "gradient have to fit beside the weights."
+            ) from error
+        return self._first(logs)
+
+    def _evaluate(self, data: Any) -> Any:
+        return self._first(self._retrying(self._test, data))
+
+    def _outputs(self, data: Any) -> Any:
+        outputs = self._retrying(self._predict, data)
+        return tf.nest.map_structure(lambda part: tf.concat(self._local(part), axis=0), outputs)
+
+    def _first(self, logs: Any) -> Any:
+        """Return the logs of the first replica: metrics are the same on all."""
+        return tf.nest.map_structure(lambda value: self._local(value)[0], logs)
+
+    def _local(self, value: Any) -> Any:
+        return self._strategy.experimental_local_results(value)
+
+    def _retrying(self, function: Callable[..., Any], data: Any) -> Any:
+        """Call `function(data, size)` with smaller and smaller sizes until memory suffices."""
+        kept = self._read()
+        has_halved = False
+        while True:
+            result, error = None, None
+            try:
+                result = function(data, self._argument())
+            except tf.errors.ResourceExhaustedError as raised:
+                error = raised
+            if not self._has_failed_anywhere(error):
+                break
+            self._restore(kept)
+            self._size.halve(self._count(data), error)
+            has_halved = True
+        if has_halved:
+            self._size.report()
+        return result
+
+    def _argument(self) -> Any:
+        """Return the size as an argument. A tensor traces nothing anew, but XLA has to know it."""
+        limit = self._size.limit
+        return limit if _tf.is_compiled_by_xla(self._model) else tf.constant(limit)
+
+    def _has_failed_anywhere(self, error: Any) -> bool:
+        """Whether memory ran out on any worker: all have to agree on a size."""
+        if self._strategy.num_replicas_in_sync == _tf.count_local_replicas(self._strategy):
+            return error is not None
+        flag = tf.constant(0.0 if error is None else 1.0)
+        flags = self._strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(_replicas.SUM, flag))
+        return float(self._local(flags)[0]) > 0.0
+
+    def _count(self, data: Any) -> int:
+        """The number of examples of the replica that has most of them."""
+        replicas = range(_tf.count_local_replicas(self._strategy))
+
+        def of(replica: int) -> Any:
+            return tf.nest.map_structure(lambda leaf: self._local(leaf)[replica], data)
+
+        return max(int(Batch(of(replica)).count) for replica in replicas)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # State
+
+    def _state(self) -> List[tf.Variable]:
+        """Every variable that a forward pass may change, one for each replica."""
+        found = [part for var in _tf.state_of(self._model) for part in self._local(_tf.native(var))]
+        return list({id(part): part for part in found}.values())
+
+    def _read_state(self) -> List[tf.Tensor]:
+        return [tf.identity(part) for part in self._state()]
+
+    def _restore(self, kept: List[tf.Tensor]) -> None:
+        state = self._state()
+        for part, value in zip(state, kept):
+            part.assign(value)
+        for part in state[len(kept) :]:  # created by the attempt that failed
+            part.assign(tf.zeros_like(part))
+
+    # ------------------------------------------------------------------------------------------------------------
+    # On each replica
+
+    def _function(self, on_replica: Callable[..., Any]) -> Any:
+        """Return a function that runs `on_replica` on each replica, traced unless the model runs eagerly."""
+
+        def function(*args: Any) -> Any:
+            return self._strategy.run(on_replica, args=args)
+
+        return _tf.compiled_unless_eager(self._model, function)
+
+    def _on_gradients(self, data: Any, size: Any) -> Any:
+        self._size.current = size
+        step = self._steps[_replicas.replica_number()] = BatchStep(self._model, size)
+        try:
+            return step.gradients(data, self._model._run_train_step)
+        finally:
+            self._size.current = None
+
+    def _on_apply(self, totals: Any) -> Any:
+        logs = self._steps[_replicas.replica_number()].apply(totals)
+        _tf.count_batch(self._model, "_train_counter", logs)
+        return logs
+
+    def _on_test(self, data: Any, size: Any) -> Any:
+        logs = BatchStep(self._model, size).test(data, self._model._run_test_step)
+        _tf.count_batch(self._model, "_test_counter", logs)
+        return logs
+
+    def _on_predict(self, data: Any, size: Any) -> Any:
+        outputs = BatchStep(self._model, size).predict(data, self._model._own_step("predict_step"))
+        _tf.count_batch(self._model, "_predict_counter", outputs)
+        return outputs
+
+
+def _each_step(iterator: Any, steps: int, function: Callable[[Any], Any]) -> Any:
+    """Call `function` on the next `steps` batches, or on as many as there are. Returns what the last call returned."""
+    result = None
+    batches = iter(iterator) if isinstance(iterator, list) else iterator  # Keras 3 predicts a list of batches
+    for number in range(steps):
+        try:
+            data = _tf.without_optionals(next(batches))
+        except (StopIteration, tf.errors.OutOfRangeError):
+            if number == 0:
+                raise
+            break
+        result = function(data)
+    return result
