@@ -119,45 +119,50 @@ def _slice(leaf: Any, start: Size, size: Size) -> Any:
 # What a function returns of a micro-batch, and how it is combined
 
 
-class Sum:
-    """A tensor to be added up over the micro-batches."""
+class Combined:
+    """What is combined over the micro-batches.
 
-    def __init__(self, value: tf.Tensor) -> None:
-        self._value = value
+    Attributes:
+      values: list of the tensors of this micro-batch.
+    """
+
+    def __init__(self, *values: tf.Tensor) -> None:
+        self.values: List[Any] = list(values)
 
     def start(self, loops: Size, compiled: bool) -> List[Any]:
         """Return the loop variables after the first micro-batch."""
-        return [self._value]
+        return self.values
 
     def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
         """Return the loop variables after this micro-batch, the `index`-th in the loop."""
-        total = state[0] + self._value
-        total.set_shape(state[0].shape)
-        return [total]
+        raise NotImplementedError
 
     def end(self, state: Sequence[Any], compiled: bool) -> Any:
         """Return the result after the last micro-batch. Called on what the first one returned."""
         return state[0]
 
 
-class Pooled:
-    """`Moments` to be pooled over the micro-batches."""
-
-    def __init__(self, moments: Moments) -> None:
-        self._moments = moments
-
-    def start(self, loops: Size, compiled: bool) -> List[Any]:
-        return list(self._moments)
+class Sum(Combined):
+    """A tensor to be added up over the micro-batches."""
 
     def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
-        return list(pooled(Moments(*state), self._moments))
+        total = state[0] + self.values[0]
+        total.set_shape(state[0].shape)
+        return [total]
+
+
+class Pooled(Combined):
+    """`Moments` to be pooled over the micro-batches."""
+
+    def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
+        return list(pooled(Moments(*state), Moments(*self.values)))
 
     def end(self, state: Sequence[Any], compiled: bool) -> Moments:
         return Moments(*state)
 
 
-class Rows:
-    """A tensor to be concatenated along its first axis, in the order of the micro-batches.
+class Rows(Combined):
+    """Tensors to be concatenated along their first axis, in the order of the micro-batches.
 
     XLA knows no concatenation of a list. It gets a stack, for which all micro-batches of the loop must have equally
     many rows.
@@ -165,43 +170,43 @@ class Rows:
 
     _loops: Size
 
-    def __init__(self, value: tf.Tensor) -> None:
-        self._value = value
-
     def start(self, loops: Size, compiled: bool) -> List[Any]:
-        shape = self._value.shape
-        shape = tf.TensorShape([None] + shape.as_list()[1:]) if shape.rank is not None else shape
         self._loops = loops
+        return [self._array(value, loops, compiled) for value in self.values]
+
+    @staticmethod
+    def _array(value: tf.Tensor, loops: Size, compiled: bool) -> tf.TensorArray:
+        shape = value.shape
+        shape = tf.TensorShape([None] + shape.as_list()[1:]) if shape.rank is not None else shape
         length = tf.maximum(loops, 1) if compiled else loops + 1  # XLA compiles a loop that never runs, too
-        rows = tf.TensorArray(self._value.dtype, size=length, element_shape=shape, infer_shape=False)
-        return [rows if compiled else rows.write(0, self._value)]
+        rows = tf.TensorArray(value.dtype, size=length, element_shape=shape, infer_shape=False)
+        return rows if compiled else rows.write(0, value)
 
     def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
-        return [state[0].write(index if compiled else index + 1, self._value)]
+        return [rows.write(index if compiled else index + 1, value) for rows, value in zip(state, self.values)]
 
-    def end(self, state: Sequence[Any], compiled: bool) -> tf.Tensor:
+    def end(self, state: Sequence[Any], compiled: bool) -> Any:
+        return self._joined(state, compiled)[0]
+
+    def _joined(self, state: Sequence[Any], compiled: bool) -> List[tf.Tensor]:
         if not compiled:
-            return state[0].concat()
-        rest = tf.shape(self._value)[1:]
-        stacked = tf.reshape(state[0].stack()[: self._loops], tf.concat([[-1], rest], axis=0))
-        return tf.concat([self._value, stacked], axis=0)
+            return [rows.concat() for rows in state]
+        return [self._after(value, rows) for value, rows in zip(self.values, state)]
+
+    def _after(self, value: tf.Tensor, rows: tf.TensorArray) -> tf.Tensor:
+        shape = tf.concat([[-1], tf.shape(value)[1:]], axis=0)
+        return tf.concat([value, tf.reshape(rows.stack()[: self._loops], shape)], axis=0)
 
 
-class SlicesSum:
+class SlicesSum(Rows):
     """`tf.IndexedSlices` to be added up: their rows are concatenated, which costs no pass over the whole table."""
 
     def __init__(self, grad: tf.IndexedSlices, dense_shape: Sequence[int]) -> None:
-        self._parts = Rows(grad.values), Rows(grad.indices)
+        super().__init__(grad.values, grad.indices)
         self._dense_shape = dense_shape
 
-    def start(self, loops: Size, compiled: bool) -> List[Any]:
-        return [part.start(loops, compiled)[0] for part in self._parts]
-
-    def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
-        return [part.add([rows], index, compiled)[0] for part, rows in zip(self._parts, state)]
-
     def end(self, state: Sequence[Any], compiled: bool) -> tf.IndexedSlices:
-        values, indices = (part.end([rows], compiled) for part, rows in zip(self._parts, state))
+        values, indices = self._joined(state, compiled)
         return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
 
 
@@ -249,27 +254,30 @@ def _cut(count: Size, size: Size) -> _Cuts:
     return _Cuts(first, (count - first) // size, tf.minimum(size, tf.maximum(count, 1)))
 
 
-def over_micro_batches(function: Callable[[Any], Any], batch: Batch, size: Size, compiled: bool = False) -> Any:
+def over_micro_batches(
+    function: Callable[[Any], Any], batch: Batch, size: Size, compiled: bool = False, as_function: bool = False
+) -> Any:
     """Run `function` on each micro-batch in turn, and combine the results.
 
     Args:
-      function: function of a micro-batch, in the structure of the batch's data. It returns a nested structure of `Sum`,
-        `SlicesSum`, `Rows`, `Pooled` and None, the same for each micro-batch.
+      function: function of a micro-batch, in the structure of the batch's data. It returns a nested structure of
+        `Combined` and None, the same for each micro-batch.
       batch: a `Batch`.
       size: int >= 1 or an int32 scalar tensor, the largest number of examples in a micro-batch.
       compiled: whether XLA compiles this, which needs shapes that are known when it does.
+      as_function: whether to call `function` as a `tf.function` in the loop, for code that must not be in a loop itself.
 
     Returns:
       The structure that `function` returns, with the combined values.
     """
     cuts = _cut(batch.count, size)
     first = function(batch.part(0, cuts.first))
-    leaves = [leaf for leaf in tf.nest.flatten(first) if leaf is not None]
+    leaves = _leaves(first)
     states = [leaf.start(cuts.loops, compiled) for leaf in leaves]
 
     def body(index: Any, states: Any) -> Tuple[Any, Any]:
-        result = function(batch.part(cuts.first + index * cuts.size, cuts.size))
-        new = [leaf for leaf in tf.nest.flatten(result) if leaf is not None]
+        part = batch.part(cuts.first + index * cuts.size, cuts.size)
+        new = _within_function(function, part) if as_function else _leaves(function(part))
         if [type(leaf) for leaf in new] != [type(leaf) for leaf in leaves]:
             raise ValueError("A micro-batch computes other gradients or values than the one before it.")
         return index + 1, [leaf.add(state, index, compiled) for leaf, state in zip(new, states)]
@@ -280,16 +288,33 @@ def over_micro_batches(function: Callable[[Any], Any], batch: Batch, size: Size,
         for index in range(int(cuts.loops)):
             _, states = body(index, states)
     else:
-        states = _loop(body, cuts.loops, states)
+        states = _loop(body, cuts.loops, states, [value for leaf in leaves for value in leaf.values])
     ended = iter([leaf.end(state, compiled) for leaf, state in zip(leaves, states)])
     flat = [None if leaf is None else next(ended) for leaf in tf.nest.flatten(first)]
     return tf.nest.pack_sequence_as(first, flat)
 
 
-def _loop(body: Callable[..., Any], loops: Size, states: Any) -> Any:
+def _leaves(result: Any) -> List[Combined]:
+    return [leaf for leaf in tf.nest.flatten(result) if leaf is not None]
+
+
+def _within_function(function: Callable[[Any], Any], part: Any) -> List[Combined]:
+    """Call `function(part)` within a `tf.function`, and bring the values that it returns out of it."""
+    found: List[Combined] = []
+
+    def values() -> List[List[Any]]:
+        found[:] = _leaves(function(part))
+        return [leaf.values for leaf in found]
+
+    outsides = tf.function(values)()
+    for leaf, outside in zip(found, outsides):
+        leaf.values = list(outside)
+    return found
+
+
+def _loop(body: Callable[..., Any], loops: Size, states: Any, first: Sequence[tf.Tensor]) -> Any:
     """Run `body` `loops` times in a graph, after the first micro-batch has ended: their memory must not add up."""
-    ended = [part for part in tf.nest.flatten(states) if isinstance(part, tf.Tensor)]
-    with tf.control_dependencies(ended):
+    with tf.control_dependencies(list(first)):
         index = tf.identity(tf.constant(0))
     _, states = tf.while_loop(lambda index, _: index < loops, body, (index, states), parallel_iterations=1)
     return states

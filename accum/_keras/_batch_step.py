@@ -75,8 +75,12 @@ class BatchStep:
         self._model = model
         self._size = size
         self._compiled = _tf.is_compiled_by_xla(model)
+        self._as_function = _tf.must_not_be_in_loop(model)
         self._metrics: Any = None
         self._collector: Any = None
+
+    def _over_micro_batches(self, function: Callable[..., Any], data: Any) -> Any:
+        return over_micro_batches(function, Batch(data), self._size, self._compiled, self._as_function)
 
     # ------------------------------------------------------------------------------------------------------------
     # Training
@@ -103,10 +107,10 @@ class BatchStep:
                         stack.enter_context(self._intercepting(optimizer, self._collector))
                 logs, weight = train_step(part, self._collector)
             calls = [self._parts_of(call) for call in self._collector.calls]
-            moments = [Pooled(Moments(*each)) for _, each in self._collector.moments]
+            moments = [Pooled(*each) for _, each in self._collector.moments]
             return [calls, moments, self._metrics.parts(logs, weight, sums)]
 
-        totals = over_micro_batches(micro_batch, Batch(data), self._size, self._compiled)
+        totals = self._over_micro_batches(micro_batch, data)
         if sums and self._model.losses:
             warnings.warn(
                 "A loss with reduction SUM adds up over micro-batches, and so do the regularization losses of the "
@@ -174,7 +178,7 @@ class BatchStep:
                 logs, weight = test_step(part)
             return self._metrics.parts(logs, weight, sums)
 
-        totals = over_micro_batches(micro_batch, Batch(data), self._size, self._compiled)
+        totals = self._over_micro_batches(micro_batch, data)
         return self._metrics.finish(totals)
 
     def predict(self, data: Any, predict_step: Callable[..., Any]) -> Any:
@@ -198,4 +202,4 @@ class BatchStep:
                     )
             return tf.nest.map_structure(Rows, outputs)
 
-        return over_micro_batches(micro_batch, Batch(data), self._size, self._compiled)
+        return self._over_micro_batches(micro_batch, data)

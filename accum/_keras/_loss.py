@@ -13,18 +13,18 @@ class ReportingLoss:
     Args:
       container: the container that Keras' `compile` made; all other attributes are read from it.
       report: function of the denominator, a float32 scalar tensor; None: report nothing.
-      before: function of the outputs, called before the losses are computed.
+      before: function of targets and outputs, called before the losses are computed.
     """
 
     def __init__(
-        self, container: Any, report: Optional[Callable[[tf.Tensor], None]], before: Callable[[Any], None]
+        self, container: Any, report: Optional[Callable[[tf.Tensor], None]], before: Callable[[Any, Any], None]
     ) -> None:
         self._container = container
         self._report = report
         self._before = before
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, *args: Any, **kwargs: Any) -> tf.Tensor:
-        self._before(y_pred)
+        self._before(y_true, y_pred)
         if self._report is None:
             return self._container(y_true, y_pred, sample_weight, *args, **kwargs)
         outputs, weights = _tf.without_empty_masks(y_pred, sample_weight)

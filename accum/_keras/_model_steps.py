@@ -155,8 +155,8 @@ class ModelSteps:
             step_metrics.watch(found)
         return found
 
-    def _before_losses(self, y_pred: Any) -> None:
+    def _before_losses(self, y_true: Any, y_pred: Any) -> None:
         """Create what tracks the losses before they are computed, while metrics are watched."""
         if "_accum_step_metrics" in self.__dict__:
-            _tf.build_loss_trackers(getattr(self, _tf.LOSS_CONTAINER, None), y_pred)
+            _tf.build_loss_trackers(getattr(self, _tf.LOSS_CONTAINER), y_true, y_pred)
             self.__dict__["_accum_step_metrics"].watch(super().metrics)  # type: ignore[misc]

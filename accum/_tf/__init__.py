@@ -122,6 +122,7 @@ from accum._tf._steps import (
     intercepting_loss_scale,
     is_compiled_by_xla,
     loss_trackers,
+    must_not_be_in_loop,
     own_methods,
     raw_result,
     state_of,

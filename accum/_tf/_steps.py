@@ -3,6 +3,7 @@
 import contextlib
 from typing import Any, Callable, Iterator, List
 
+from accum._tf._models import layers_of
 from accum._tf._version import IS_KERAS_3, VERSION, tf
 
 
@@ -57,11 +58,18 @@ def intercepting_loss_scale(optimizer: Any, take: Callable[[List[Any], Callable[
     return own_methods(optimizer, apply_gradients=apply_gradients)
 
 
-def build_loss_trackers(container: Any, y_pred: Any) -> None:
+def build_loss_trackers(container: Any, y_true: Any, y_pred: Any) -> None:
     """Create the metrics that track the losses of a model with several outputs, as its first batch would."""
-    if IS_KERAS_3 or container is None or container._built:
-        return
-    (container._build if VERSION < (2, 3) else container.build)(y_pred)
+    if IS_KERAS_3:
+        if not container.built:
+            container.build(y_true, y_pred)
+    elif not container._built:
+        (container._build if VERSION < (2, 3) else container.build)(y_pred)
+
+
+def must_not_be_in_loop(model: tf.keras.Model) -> bool:
+    """Whether Keras 2 refuses to run the layers of a model in a loop: those that regularize their activity."""
+    return not IS_KERAS_3 and any(getattr(layer, "activity_regularizer", None) for layer in layers_of(model))
 
 
 def loss_trackers(model: tf.keras.Model) -> List[Any]:
