@@ -84,7 +84,7 @@ def synchronous(target):
                     session.run(ops.accumulate, {fed: [grad]})
                 session.run(ops.apply)
                 values = session.run([weights, step])
-            # Before the session closes: its queue runner waits for workers that wait for it, and is given two minutes.
+            # Report before the session closes. Its queue runner and the workers wait for each other, up to two minutes.
             report("synchronous", [float(values[0][0]), int(values[1])])
 
 

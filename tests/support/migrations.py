@@ -17,7 +17,7 @@ class Left(NamedTuple):
 
 
 def _pair(name, *lines):
-    """Lines that start with "-" are in the code before, with "+" in the code after, all others in both."""
+    """Create a `Pair`: lines that start with "-" are in the code before, with "+" in the code after, others in both."""
     before = [line[2:] for line in lines if line[0] != "+"]
     after = [line[2:] for line in lines if line[0] != "-"]
     return Pair(name, "\n".join(before) + "\n", "\n".join(after) + "\n")
