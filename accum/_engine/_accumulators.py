@@ -16,7 +16,7 @@ from accum._tf import CheckpointOnly, Gradient, Scalar, is_ref_variable, tf
 
 
 def weighted(value: tf.Tensor, weight: Optional[Scalar]) -> tf.Tensor:
-    """Return `weight * value`, or 0 for weight 0 even if `value` is NaN, as the mean of an empty micro-batch is."""
+    """Return `weight * value`. Weight 0 gives 0 even for NaN, which is the mean of an empty micro-batch."""
     if weight is None:
         return value
     return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
@@ -109,7 +109,7 @@ class Accumulator(CheckpointOnly):
             return total.read_value()
         rows = tf.where(local_variable(self.rows).read_value())[:, 0]
         shape = tf.constant(total.shape.as_list(), tf.int64)
-        # Reading a resource variable copies the table, so gather from the variable. Ref variables must be read.
+        # Gather from the variable, because reading a resource variable copies the table. A ref variable must be read.
         table = total.read_value() if is_ref_variable(total) else total
         return tf.IndexedSlices(tf.gather(table, rows), rows, dense_shape=shape)
 

@@ -24,6 +24,6 @@ class CycleListener:
 
         Args:
           is_first: bool or bool tensor, whether the last micro-batch is the first of its cycle.
-          has_latest: bool, whether the current micro-batch belongs to the cycle; it does not when a cycle is flushed.
+          has_latest: bool, whether there is a current micro-batch to include; there is none when a cycle is flushed.
         """
         raise NotImplementedError

@@ -41,9 +41,9 @@ def over_replicas(moments: Moments, weight: Optional[Callable[[], Scalar]] = Non
     Args:
       moments: `Moments` of this replica's part, which may be empty.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later. It is
-        called when they are computed. None: 1. The gradient of one replica's loss with respect to the values of
-        another replica must be multiplied by the weight of the first, but will be multiplied by that of the second.
-        So it is multiplied by the one and divided by the other here.
+        called when they are computed. None: 1. The loss of a replica also depends on the values of other replicas.
+        That part of its gradient needs the weight of this replica, but will be multiplied by the weight of the replica
+        that holds the values. So it is multiplied by the former and divided by the latter here.
     """
     count, mean, variance = moments
     mean = tf.where(count > 0.0, mean, tf.zeros_like(mean))  # NaN on a replica without examples

@@ -11,7 +11,7 @@ SUM = tf.distribute.ReduceOp.SUM
 
 
 def across_replicas(function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
-    """Call `function(strategy, *args)` once for all replicas. Called on a replica, `args` become per-replica values."""
+    """Call `function(strategy, *args)` once for all replicas. On a replica, `args` become per-replica values first."""
     if tf.distribute.in_cross_replica_context():
         return function(tf.distribute.get_strategy(), *args)
     return tf.distribute.get_replica_context().merge_call(function, args=tuple(args))
@@ -109,7 +109,7 @@ def local_variable(var: tf.Variable) -> tf.Variable:
 
 
 def true_after(waits: Any) -> tf.Tensor:
-    """Return a true tensor that waits for `waits`: the branches of a `tf.cond` must return tensors of one kind."""
+    """Return a true tensor that waits for `waits`. All branches of a `tf.cond` can return one."""
     waits = [wait for wait in tf.nest.flatten(waits) if wait is not None]
     with tf.control_dependencies(waits):
         return tf.identity(tf.constant(True))

@@ -28,7 +28,7 @@ CLASS = (
 HINTS = (rb"apply_gradients|Optimizer\)", rb"(?i)accum|assign_add|zeros_like|steps_per_update|niter|\+=|in zip\(")
 GRADIENT_CALLS = ("compute_gradients", "get_gradients", "gradient", "gradients")
 ADDING = ("add", "add_n", "accumulate_n")
-STEPS = re.compile("accumulation|accum_?(steps|iters|num|freq)|steps_per_update|^niter$")  # no `accumulator` of Adagrad
+STEPS = re.compile("accumulation|accum_?(steps|iters|num|freq)|steps_per_update|^niter$")  # not Adagrad's `accumulator`
 ZERO = re.compile(r"^0(\.0*)?$")
 UPDATES = ("update_step", "_apply_", "_resource_apply_")
 OF_TENSORS = ("dtype", "device", "name", "op", "shape")
@@ -111,7 +111,10 @@ class _File(cst.CSTVisitor):
         return _has_gradient_call(added) or bool((self.names(added) - starts) & gradients)
 
     def is_a_sum(self, added, starts):
-        """Whether `starts` begin at zero, and something whose name says gradient, but no element of them, is added."""
+        """Whether `starts` begin at zero and a gradient, recognised by its name, is added to them.
+
+        An element of `starts` does not count as a gradient.
+        """
         others = [name for name in self.names(added) - starts if not self.iterated.get(name, set()) & starts]
         has_gradient = _has_gradient_call(added) or any(map(self._is_called_gradient, others))
         return has_gradient and self.starts_at_zero(starts)

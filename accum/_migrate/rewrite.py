@@ -105,7 +105,7 @@ def _spliced(code, read, rewritten):
 
 
 def _find_rule(name, is_whole=False):
-    """Return the rule for a full name, or None. A module of one of the libraries only has one if `is_whole`."""
+    """Return the rule for a full name, or None. A module has a rule only if it is used as a value (`is_whole`)."""
     found = [rule for rule in (source.rule(name) for source in SOURCES) if rule]
     found += [unknown] if is_whole and name in HOLDERS else []
     return found[0] if found else None

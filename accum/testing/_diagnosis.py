@@ -40,7 +40,7 @@ def suspects(pair, batch, parts, tolerance, diverged):
 
 
 def _layer_suspects(layers, moved_in_calls):
-    kinds: Dict[Any, Any] = {}  # kind -> layers that are not in another layer of a kind
+    kinds: Dict[Any, Any] = {}  # kind -> its outermost layers
     inner: Set[Any] = set()
     for layer in layers:
         kind = None if id(layer) in inner else _kind(layer)

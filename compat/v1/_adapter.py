@@ -61,7 +61,7 @@ class GraphAdapter(OptimizerAdapter):
 
     @contextlib.contextmanager
     def _making(self, var: tf.Variable, per_replica: bool) -> Iterator[None]:
-        """Create variables in this context on this worker, and if `per_replica` one for each replica."""
+        """Create accumulators in this context: on this worker if they are local, and one for each replica if asked."""
         worker = _worker_that_shares(var)
         if worker is not None and not self._is_local:
             raise ValueError(

@@ -56,7 +56,7 @@ def require_no_waiting(listed: GradsAndVars, waits_for_others: bool) -> None:
 
 
 def require_same_clock(cycle: Cycle, known_step: Any, global_step: Any, counts_micro_steps: bool) -> None:
-    """Raise unless `global_step` suits the schedule, and it and the graph are those of the earlier calls.
+    """Raise if a schedule has no step counter, or if `global_step` or the graph differs from that of earlier calls.
 
     Args:
       cycle: the optimizer's `Cycle`.

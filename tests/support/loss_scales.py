@@ -1,4 +1,4 @@
-"""Loss scaling in a custom loop: Keras 3 unscales gradients when it applies them; before, the loop has to do it."""
+"""Loss scaling in a custom loop: Keras 3 unscales gradients when it applies them; in Keras 2, the loop does it."""
 
 import tensorflow as tf
 from exceptions import IS_KERAS_3

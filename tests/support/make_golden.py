@@ -20,7 +20,7 @@ EPSILON = 1e-16
 
 
 def make_problem():
-    """Data for two batches and initial weights, rounded so that their decimals are the same numbers in float32."""
+    """Create data for two batches and initial weights, rounded to three decimals, which JSON stores exactly."""
     random = np.random.RandomState(2020)
     shapes = [(INPUTS, UNITS), (UNITS,), (UNITS, CLASSES), (CLASSES,)]
     return {
@@ -31,7 +31,7 @@ def make_problem():
 
 
 def gradients(weights, x, y):
-    """Gradients of the mean softmax cross-entropy over the batch, derived by hand."""
+    """Compute the gradients of the mean softmax cross-entropy over the batch, derived by hand."""
     w1, b1, w2, b2 = weights
     hidden = np.tanh(x @ w1 + b1)
     logits = hidden @ w2 + b2

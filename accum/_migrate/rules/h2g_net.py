@@ -22,7 +22,7 @@ NOTE_ADAM = (
 
 
 def accum_optimizer(call, surroundings):
-    """Rewrite `AccumOptimizer(optimizer, steps_per_update)`, which is for static graphs as accum's is."""
+    """Rewrite `AccumOptimizer(optimizer, steps_per_update)`, which is for static graphs, like accum's."""
     for name in Arguments(call, ACCUM).names:
         if name not in ACCUM:
             raise NotUnderstood(
