@@ -82,7 +82,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
         step, last = self._clock(), self._recorder.last_step
         if last is not None and step <= last:
             return
-        loss, error = self._loss.value if step - self._last_step == 1 else (None, 0.0)  # otherwise it covers several steps
+        loss, error = self._loss.value if step - self._last_step == 1 else (None, 0.0)  # else of several steps
         self._last_step = step
         self._recorder.step(loss, self._values, step, loss_error=error)
         self._loss.clear()
