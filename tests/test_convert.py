@@ -621,7 +621,7 @@ def test_what_only_keras_has_is_named(saved, tmp_path):
         to_v1(run.variables, str(tmp_path / "run"), run.optimizer)
     assert not os.listdir(str(tmp_path))
     report = from_v1(saved("adam"), run.variables, run.optimizer, strict=False)
-    assert report.problems == ["amsgrad: v1's Adam keeps no maximum of v; `vhat` starts anew."]
+    assert report.problems == ["amsgrad: v1's Adam keeps no maximum of v; `vhat` restarts."]
     if not IS_PREVIEW:
         run.optimizer = FAMILIES["new"].Adam(0.02, use_ema=True, weight_decay=0.1)
         said = refused(saved("adam"), run.variables, run.optimizer, Disagreement)

@@ -128,12 +128,12 @@ def test_an_import_stays_for_others_that_all_promises_it_to(migrate):
     start = "from gradient_accumulator import GAOptimizerWrapper\n"
     end = '__all__ = ["GAOptimizerWrapper"]\n'
     status, code, said = migrate(start + end + 'make = lambda: GAOptimizerWrapper("sgd", 4)\n')
-    assert status == 1 and "their.py:1: left as it is: `GAOptimizerWrapper`: others may import it" in said.err
+    assert status == 1 and "their.py:1: left as it is: `GAOptimizerWrapper`: other files may import it" in said.err
     assert code == start + "import accum\n" + end + 'make = lambda: accum.GradientAccumulateOptimizer("sgd", 4)\n'
 
 
 def test_the_micro_steps_at_which_tensorpack_steps_are_told(migrate):
-    assert "it makes its steps on micro-batches 1, K + 1, 2K + 1, …" in migrate(PAIR["tensorpack"].before)[2].err
+    assert "it makes steps on micro-batches 1, K + 1, 2K + 1, …" in migrate(PAIR["tensorpack"].before)[2].err
 
 
 @pytest.mark.law("L17")

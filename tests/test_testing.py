@@ -158,7 +158,7 @@ def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
             "it is the sum over the micro-batches, not their mean",
         ),
         (maker(loss=contrast), {}, "Losses that compare the examples of a batch"),
-        (maker(model=ClippingTrainStep), {}, "`train_step` of ClippingTrainStep: whatever it does to gradients"),
+        (maker(model=ClippingTrainStep), {}, "`train_step` of ClippingTrainStep: any change that it makes"),
         (
             maker(lambda: layers.Dense(2, kernel_regularizer="l2")),
             {"reduction": "sum"},
@@ -237,10 +237,10 @@ def embedding(optimizer):
 @pytest.mark.parametrize(
     "optimizer,is_line,said",
     [
-        (lambda: tf.keras.optimizers.Adagrad(0.1), IS_KERAS_3, "Adagrad takes one by one"),
-        (lambda: tf.keras.optimizers.Adam(), IS_KERAS_3, "Adam takes one by one"),
-        (lambda: sgd(clipnorm=0.01), True, "SGD with its clipping takes one by one"),
-        (lambda: sgd(clipvalue=0.01), True, "SGD with its clipping takes one by one"),
+        (lambda: tf.keras.optimizers.Adagrad(0.1), IS_KERAS_3, "Adagrad treats one by one"),
+        (lambda: tf.keras.optimizers.Adam(), IS_KERAS_3, "Adam treats one by one"),
+        (lambda: sgd(clipnorm=0.01), True, "SGD with its clipping treats one by one"),
+        (lambda: sgd(clipvalue=0.01), True, "SGD with its clipping treats one by one"),
     ],
     ids=["Adagrad", "Adam", "clipnorm", "clipvalue"],
 )
@@ -345,7 +345,7 @@ def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in
         ({"accum_steps": 0}, "`accum_steps` must be an int >= 1"),
         ({"steps": 0}, "`steps` must be an int >= 1"),
         ({"tolerance": 0.0}, "`tolerance` must be a number > 0"),
-        ({"use_agc": True}, "plain Keras has nothing to compare"),
+        ({"use_agc": True}, "plain Keras has no counterpart"),
         ({"build_model": lambda: 3}, "must return a `tf.keras.Model`"),
         ({"build_model": lambda: tf.keras.Sequential()}, "must compile its model"),
         ({"build_model": maker(optimizer=lambda: accum.GradientAccumulateOptimizer(sgd(), 2))}, "does not accumulate"),

@@ -96,7 +96,7 @@ def test_data_without_a_batch_ask_for_a_weight():
     model = from_model(Own(), 2)
     model.taken_from = lambda data: (X, Y)
     model.compile("sgd")
-    with pytest.raises(ValueError, match="no batch whose examples could be counted: pass `micro_batch_weight`"):
+    with pytest.raises(ValueError, match="no batch whose examples could be counted: pass `micro_batch_weight='equal'`"):
         model.train_step((tf.constant(1.0),))
 
 

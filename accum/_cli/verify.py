@@ -1,4 +1,4 @@
-"""`python -m accum verify`: check the user's own model against the full batch."""
+"""`python -m accum verify`: compare accumulation with the full batch on the user's own model."""
 
 import argparse
 import importlib
@@ -41,11 +41,11 @@ def _at_least_one(text):
     return value
 
 
-_at_least_one.__name__ = "int"  # argparse says "invalid int value" by it
+_at_least_one.__name__ = "int"  # argparse uses the name in "invalid int value"
 
 
 class _Unusable(Exception):
-    """The check cannot be run on what the user named."""
+    """Raised if the check can't be run on the function that the user named."""
 
 
 def _perform(arguments):
@@ -73,7 +73,7 @@ def _function(named):
         sys.path.insert(0, os.getcwd())  # `python -m` does so; an installed script would not
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a script that calls `sys.exit` gives no verdict
+    except (Exception, SystemExit) as error:  # if a script calls `sys.exit`, its status must not become the command's
         raise _Unusable(f"{module_name} could not be imported: {one_line(error)}.") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -97,7 +97,12 @@ def _arguments_of(function, named):
 
 
 def _checked(given, named):
-    """Returns the report. An `AssertionError` means that the runs diverge; any other error, that the check failed."""
+    """Run the check. Returns the report.
+
+    Raises:
+      AssertionError: the runs diverge.
+      _Unusable: the check failed.
+    """
     if "accum_steps" not in given:
         raise _Unusable(f"{named} returned no accum_steps. Pass --accum-steps.")
     try:

@@ -1,4 +1,4 @@
-"""What accumulates: cycles, sums, replicas and moments, behind the adapter of an optimizer.
+"""The accumulation engine: cycles, sums of gradients, replicas and moments.
 
-Knows neither Keras nor versions of TensorFlow.
+It calls an optimizer only through an `OptimizerAdapter`, and depends neither on Keras nor on TensorFlow versions.
 """

@@ -1,9 +1,12 @@
-"""The buffer of one variable: add a micro-batch's gradient, read the sum, clear. Every method runs on one replica.
+"""Accumulate the gradients of one variable: add those of a micro-batch, read the sum, clear it.
 
-A dense buffer is never zeroed in the fast path: the first micro-batch of a cycle is assigned, not added, and the last
-is added to what is read without being stored. Whatever stood there, a NaN included, is gone with the next cycle.
-A variable whose gradients are `tf.IndexedSlices` has a row mask beside its buffer: only touched rows are read, handed
-on and cleared, so that an embedding never costs a pass over its whole table.
+Every method runs on one replica.
+
+A dense buffer is not zeroed between cycles: the first micro-batch of a cycle overwrites it. So a NaN does not outlive
+its cycle. The gradient of the last micro-batch is added to the value that is read, and not stored.
+
+If the gradients are `tf.IndexedSlices`, a mask marks the rows that they touch. Only these rows are read, passed to the
+inner optimizer and cleared, so a cycle never processes the whole table of an embedding.
 """
 
 from typing import Optional, Union
@@ -13,7 +16,7 @@ from accum._tf import CheckpointOnly, Gradient, Scalar, is_ref_variable, tf
 
 
 def weighted(value: tf.Tensor, weight: Optional[Scalar]) -> tf.Tensor:
-    """`weight * value`, where weight 0 gives 0 whatever `value` holds: an empty micro-batch's mean is NaN."""
+    """Return `weight * value`. Weight 0 gives 0 even for NaN, which is the mean of an empty micro-batch."""
     if weight is None:
         return value
     return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
@@ -24,7 +27,7 @@ class Accumulator(CheckpointOnly):
 
     Attributes:
       total: variable of the trainable variable's shape, in the accumulator's dtype.
-      rows: bool variable of shape [rows], True where `total` was touched; None for dense gradients.
+      rows: bool variable of shape [rows], True for touched rows of `total`; None for dense gradients.
     """
 
     def __init__(self, total: tf.Variable, rows: Optional[tf.Variable] = None) -> None:
@@ -33,9 +36,9 @@ class Accumulator(CheckpointOnly):
         self.rows = rows
 
     def start(self, grad: Optional[Gradient], weight: Optional[Scalar]) -> tf.Operation:
-        """Make `weight * grad` the buffer's content, whatever it held. Returns an op."""
+        """Overwrite the buffer with `weight * grad`. Returns an op."""
         if self.rows is not None:
-            return self.add(grad, weight)  # touched rows were cleared when the last cycle ended
+            return self.add(grad, weight)  # the end of the last cycle cleared the touched rows
         total = local_variable(self.total)
         if grad is None:
             return total.assign(tf.zeros_like(total), read_value=False)
@@ -55,38 +58,38 @@ class Accumulator(CheckpointOnly):
         return added if self.rows is None else tf.group(added, self._touch_all())
 
     def has_one_pass(self, grad: Optional[Gradient]) -> bool:
-        """Whether `add_in_one_pass` can take `grad`: dense, and of a dtype in which no float32 weight becomes 0."""
+        """Whether `add_in_one_pass` accepts `grad`: a dense gradient whose dtype can represent any float32 weight."""
         dtype = self.total.dtype.base_dtype
         is_dense = self.rows is None and isinstance(grad, tf.Tensor)
         return is_dense and dtype in (tf.float32, tf.float64) and not is_ref_variable(local_variable(self.total))
 
     def add_in_one_pass(self, grad: tf.Tensor, weight: Scalar) -> tf.Operation:
-        """`add`, which reads and writes each number once, for a weight that is not 0. Returns an op."""
+        """Add `weight * grad`, with a weight other than 0, in a single pass over the buffer. Returns an op."""
         total = local_variable(self.total)
         grad, weight = (tf.cast(value, total.dtype.base_dtype) for value in (grad, weight))
-        # Gradient descent by any other name: the one kernel that multiplies and adds in place.
+        # The kernel of gradient descent is the only one that multiplies and adds in place.
         return tf.raw_ops.ResourceApplyGradientDescent(var=total.handle, alpha=-weight, delta=grad)
 
     def blend(self, grad: Optional[Gradient], share: tf.Tensor, is_first: Union[bool, tf.Tensor]) -> tf.Operation:
-        """Move the buffer towards `grad` by `share` of the way, from zero if `is_first`: the running mean."""
+        """Make the running mean (1 - share) * mean + share * grad, where mean is 0 if `is_first`. Returns an op."""
         total = local_variable(self.total)
         before = tf.where(is_first, tf.zeros_like(total), total.read_value())
         if grad is None:
             grad = tf.zeros_like(total)
         elif isinstance(grad, tf.IndexedSlices):
             grad = tf.convert_to_tensor(grad)
-        # The difference of the two might be no number of a 16-bit dtype; this sum is one.
+        # The form mean + share * (grad - mean) could overflow in a 16-bit dtype.
         kept = before * tf.cast(1.0 - share, before.dtype)
         moved = total.assign(kept + weighted(tf.cast(grad, before.dtype), share), read_value=False)
         return moved if self.rows is None else tf.group(moved, self._touch_all())
 
     def peek(self, grad: Optional[Gradient], weight: Optional[Scalar], is_first: Union[bool, tf.Tensor]) -> Gradient:
-        """The sum with `weight * grad` added, which for a dense gradient is not stored.
+        """Return the sum including `weight * grad`, without storing it if the gradient is dense.
 
         Args:
           grad: tensor, `tf.IndexedSlices` or None.
-          weight: scalar or None for 1.
-          is_first: bool tensor, or False where the cycle is known to hold an earlier micro step.
+          weight: scalar; None: 1.
+          is_first: whether this is the first micro step of the cycle: a bool tensor, or False if it is known not to be.
         """
         if self.rows is not None or isinstance(grad, tf.IndexedSlices):
             return self._peek_rows(grad, weight, is_first)
@@ -100,20 +103,20 @@ class Accumulator(CheckpointOnly):
         return tf.cond(is_first, lambda: tf.identity(grad), lambda: total.read_value() + grad)
 
     def stored(self) -> Gradient:
-        """The sum as it stands: a tensor, or `tf.IndexedSlices` of the touched rows, each once, ascending."""
+        """Return the stored sum: a tensor, or `tf.IndexedSlices` of the touched rows, each once, in ascending order."""
         total = local_variable(self.total)
         if self.rows is None:
             return total.read_value()
         rows = tf.where(local_variable(self.rows).read_value())[:, 0]
         shape = tf.constant(total.shape.as_list(), tf.int64)
-        # A read copies the table, so rows are gathered from the variable; a ref variable's value has to be read now.
+        # Gather from the variable, because reading a resource variable copies the table. A ref variable must be read.
         table = total.read_value() if is_ref_variable(total) else total
         return tf.IndexedSlices(tf.gather(table, rows), rows, dense_shape=shape)
 
     def _peek_rows(
         self, grad: Optional[Gradient], weight: Optional[Scalar], is_first: Union[bool, tf.Tensor]
     ) -> Gradient:
-        """A sparse gradient has to be stored to be merged with the rows that stand there."""
+        """Store a sparse gradient, which merges it with the rows already stored, and return the sum."""
         if is_first is False or self.rows is not None:
             kept = self.add(grad, weight)
         else:
@@ -126,7 +129,7 @@ class Accumulator(CheckpointOnly):
             return self.stored()
 
     def clear_rows(self) -> tf.Operation:
-        """Assign zeros to the touched rows and forget that they were touched. Returns an op."""
+        """Assign zeros to the touched rows, and clear the mask. Returns an op."""
         total, mask = local_variable(self.total), local_variable(self.rows)
         rows = tf.where(mask.read_value())[:, 0]
         row_shape = tf.concat([tf.shape(rows), total.shape.as_list()[1:]], axis=0)
@@ -135,7 +138,7 @@ class Accumulator(CheckpointOnly):
             return mask.assign(tf.zeros_like(mask), read_value=False)
 
     def clear(self) -> tf.Operation:
-        """Assign zeros to everything. Returns an op."""
+        """Assign zeros to the whole buffer, and clear the mask. Returns an op."""
         parts = [local_variable(self.total)] + ([] if self.rows is None else [local_variable(self.rows)])
         return tf.group(*[part.assign(tf.zeros_like(part), read_value=False) for part in parts])
 
@@ -153,6 +156,13 @@ class Accumulator(CheckpointOnly):
 
 
 def scatter(var: tf.Variable, indices: tf.Tensor, values: tf.Tensor, how: str = "update") -> tf.Operation:
-    """Scatter `values` into rows of a ref or resource variable, in place. Returns an op or tensor to wait for."""
+    """Assign or add `values` to rows of a ref or resource variable, in place. Returns an op or tensor to wait for.
+
+    Args:
+      var: the variable.
+      indices: the rows, an int tensor.
+      values: a tensor with one row for each index.
+      how: "update" to assign, "add" to add.
+    """
     function = {"update": tf.compat.v1.scatter_update, "add": tf.compat.v1.scatter_add}[how]
     return function(var, indices, values)

@@ -1,4 +1,4 @@
-"""What an optimizer lends to the engine: variables and where they stand, its step, its clock."""
+"""The interface through which the engine uses an optimizer: its variables, its step and its step counter."""
 
 from typing import Any, Callable, Optional, Sequence
 
@@ -6,12 +6,12 @@ from accum._tf import GradsAndVars, Transform, tf
 
 
 class OptimizerAdapter:
-    """What a face lends to the engine. The engine creates, applies and clocks through it alone.
+    """What each face implements, so that the engine can create variables, make steps and read the step counter.
 
     Attributes:
-      name: what its variables are named by.
-      waits_for_others: whether `apply` waits for other processes, and so can stand in no conditional and hold no lock.
-      reduces: whether `apply` sums over replicas, and can't be told not to.
+      name: prefix of the names of variables.
+      waits_for_others: whether a step waits for other processes, so it must not be in a conditional or hold a lock.
+      reduces: whether the inner optimizer always sums gradients over replicas.
     """
 
     name: str
@@ -19,40 +19,53 @@ class OptimizerAdapter:
     reduces = False
 
     def scalar(self, name: str, initial_value: tf.Tensor, per_replica: bool = False) -> tf.Variable:
-        """A new variable of shape []."""
+        """Create a scalar variable."""
         raise NotImplementedError
 
     def buffer(self, var: tf.Variable, name: str, shape: tf.TensorShape, dtype: tf.DType) -> tf.Variable:
-        """A new per-replica variable of zeros that belongs to `var`, beside it on its device."""
+        """Create a per-replica variable of zeros that belongs to `var`, on the same device."""
         raise NotImplementedError
 
     def check(self, variables: Sequence[tf.Variable]) -> None:
         """Raise if the inner optimizer can't update `variables`."""
 
     def prepare(self, variables: Sequence[tf.Variable], used: Sequence[tf.Variable] = ()) -> None:
-        """Create what the inner optimizer needs for `variables`, outside any trace; a trace updates `used` of them."""
+        """Create the inner optimizer's variables outside any trace.
+
+        Args:
+          variables: list of trainable variables.
+          used: those of `variables` that the current trace updates.
+        """
 
     def make_step(
         self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int
     ) -> Optional[tf.Operation]:
-        """Transform whole gradients, the same on `replicas`, and make one step of the inner optimizer.
+        """Transform the gradients and make one step of the inner optimizer.
+
+        Args:
+          grads_and_vars: list of (accumulated gradient, variable).
+          transform: function of such a list that returns one, or None.
+          replicas: the number of replicas on which the gradients are the same.
 
         Returns:
-          What waits for the step, or None.
+          An op that makes the step, or None.
         """
         raise NotImplementedError
 
     def when(self, condition: tf.Tensor, function: Callable[..., Any]) -> Any:
-        """`function()`, a bool tensor, where `condition` holds, and False elsewhere."""
+        """Return the bool tensor of `function()` if `condition` is true, otherwise False."""
         return tf.cond(condition, function, lambda: tf.constant(False), name="if_any")
 
     def count_micro_step(self, counts: Optional[tf.Tensor]) -> Optional[tf.Operation]:
-        """Advance a clock of the face's own by one micro step, unless `counts`, a bool tensor, is False.
+        """Advance the face's own counter of micro steps, if it has one.
+
+        Args:
+          counts: bool tensor, whether this micro step counts; None: it does.
 
         Returns:
-          An op, or None where the face has no such clock.
+          An op, or None if the face has no such counter.
         """
 
     def steps(self) -> tf.Tensor:
-        """The number of steps made, a scalar int tensor, for schedules."""
+        """Return the number of steps made so far, a scalar int tensor, for schedules."""
         raise NotImplementedError

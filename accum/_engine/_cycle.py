@@ -1,12 +1,12 @@
-"""The engine of both faces: accumulate -> is the cycle full? -> reduce -> mean -> transform -> apply.
+"""The engine of every face: accumulate -> is the cycle full? -> reduce -> mean -> transform -> apply.
 
-A cycle is the `accum_steps` micro steps that make one step. On each, one question is asked across all replicas: is
-this the cycle's last micro step? If not, every replica keeps its gradient to itself. If it is, sums and weights are
-reduced over the replicas (the cycle's one communication), the mean is taken, transforms run once on the whole
-gradient, and the inner optimizer's own `apply_gradients` makes the step.
+A cycle is the `accum_steps` micro steps that make one step. Each micro step asks one question across all replicas: is
+it the last of its cycle? If not, each replica only accumulates its own gradients. If it is, the sums and weights are
+reduced over the replicas (the only communication of the cycle), divided to give the mean, and transformed once. Then
+the inner optimizer's own `apply_gradients` makes the step.
 
-Every order is fixed by control dependencies, so the same code runs eagerly, in a `tf.function` and in a static graph,
-and no counter moves before the gradients that it counts exist.
+Control dependencies fix the order of all ops, so the same code runs eagerly, in a `tf.function` and in a static graph,
+and no counter advances before the gradients that it counts have been computed.
 """
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -16,28 +16,12 @@ from accum._engine import _replicas
 from accum._engine._accumulators import Accumulator
 from accum._engine._adapter import OptimizerAdapter
 from accum._engine._listener import CycleListener
+from accum._engine._lock import TrainOpLock
 from accum._engine._ops import CycleOps
 from accum._engine._plan import Plan, make_plan
+from accum._engine._state import State
 from accum._engine._variable_list import VariableList
 from accum._tf import AccumSteps, GradsAndVars, Scalar, Transform, tf
-
-
-class State(_tf.CheckpointOnly):
-    """What a checkpoint keeps of an unfinished cycle.
-
-    Attributes:
-      micro_step: int64 [], micro steps in the current cycle.
-      length: int64 [], micro steps that the current cycle takes; None where the graph fixes it.
-      weight_sum: float32 [] per replica, the sum of the micro-batches' weights.
-      accumulators: one `Accumulator` a variable, in the order in which the variables were met.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.micro_step: Any = None
-        self.length: Any = None
-        self.weight_sum: Any = None
-        self.accumulators: List[Accumulator] = []
 
 
 class Cycle:
@@ -46,9 +30,9 @@ class Cycle:
     Args:
       plan: a `Plan`.
       adapter: an `OptimizerAdapter`.
-      transform: function of a list of (gradient, variable) to such a list, or None.
-      accumulator_dtype: dtype of the accumulators; None: the variable's, but float32 for 16-bit ones.
-      is_settable: whether `accum_steps` of a plan that is no schedule may be set later on.
+      transform: function from a list of (gradient, variable) to such a list, or None.
+      accumulator_dtype: dtype of the accumulators. None: the dtype of the variable, but float32 for a 16-bit variable.
+      is_settable: whether `accum_steps` may be changed later, unless it is a schedule.
     """
 
     def __init__(
@@ -66,14 +50,14 @@ class Cycle:
         self.strategy: Any = None
         self.dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
         self.is_settable = is_settable and not plan.is_schedule
-        # what lives by the cycle beside the gradients, in the order in which it was met
         self.listeners: List[CycleListener] = []
-        self.stepped: Any = None  # whether the last micro step made a step: a variable that no checkpoint holds
-        self._requested: Any = None  # the accum_steps of the next cycle: a variable that no checkpoint holds
+        # Two variables that are not saved in checkpoints:
+        self.stepped: Any = None  # whether the last micro step made a step
+        self._requested: Any = None  # the accum_steps of the next cycle
         self._variables = VariableList()
-        # variable key -> (variable, Accumulator): an id is one only while the variable lives
+        # Variable key -> (variable, Accumulator). It holds the variable because the key is unique only while it exists.
         self._accumulators: Dict[int, Tuple[tf.Variable, Accumulator]] = {}
-        self._mutex: Any = None
+        self._lock: Optional[TrainOpLock] = None
         self._check_strategy()
 
     @property
@@ -82,7 +66,7 @@ class Cycle:
 
     @property
     def is_bare(self) -> bool:
-        """Whether every cycle is one micro step for ever, and nothing happens to its gradients (law L14)."""
+        """Whether every cycle is always one micro step whose gradients are passed on unchanged (law L14)."""
         return (
             self.plan.is_bare and not self.is_settable and self.transform is None and self.plan.nonfinite == "propagate"
         )
@@ -93,68 +77,73 @@ class Cycle:
         return self.is_settable or self.plan.has_single
 
     def length(self, micro_step_index: tf.Tensor) -> tf.Tensor:
-        """The micro steps of the cycle that has made `micro_step_index` of them, an int64 scalar.
+        """Return the length of the current cycle, an int64 scalar, which is fixed when the cycle begins.
 
-        Fixed when it begins.
+        Args:
+          micro_step_index: int64 scalar, the micro steps made so far in the cycle.
         """
         if self.is_settable:
             return tf.where(tf.equal(micro_step_index, 0), self._requested.read_value(), self.state.length.read_value())
         if not self.plan.is_schedule:
             return tf.constant(self.plan.accum_steps, tf.int64)
-        step = tf.cast(self.adapter.steps(), tf.int64)  # within the engine's `on_host`
+        step = tf.cast(self.adapter.steps(), tf.int64)  # the caller has entered `on_host`
         terms = [tf.where(step >= first, tf.constant(change, tf.int64), 0) for first, change in self.plan.increments]
         return tf.add_n(terms)
 
     def planned_anew(self, plan: Plan) -> "Cycle":
-        """A cycle that differs in its plan and can be set, before anything is built."""
+        """Return a cycle with another plan whose `accum_steps` can be changed; only before anything is built."""
         return Cycle(plan, self.adapter, self.transform, self.dtype, is_settable=True)
 
     def set_accum_steps(self, plan: Plan) -> None:
-        """Make `plan` hold from the next cycle on."""
+        """Use `plan` from the next cycle on."""
         self.plan = plan
         if self.is_built:
             _tf.set_variable(self._requested, plan.accum_steps)
 
     # ------------------------------------------------------------------------------------------------------------
-    # What a face calls, on each replica
+    # Calls of a face, on each replica
 
     def micro_step(
         self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, is_reduced: bool = False
     ) -> tf.Operation:
-        """Take in one micro-batch's gradients and, when the cycle is full, make the step. Returns an op.
+        """Accumulate the gradients of one micro-batch and, if it is the last of its cycle, make the step.
 
         Args:
-          grads_and_vars: list of (gradient, variable) that `_check.pairs` has seen; a gradient may be
+          grads_and_vars: list of (gradient, variable) that `_check.pairs` has checked; a gradient may be
             `tf.IndexedSlices` or None.
-          weight: scalar >= 0 of any dtype, the micro-batch's weight on this replica; None: 1 on all together.
+          weight: scalar >= 0 of any dtype, the weight of this replica's part of the micro-batch. None: 1 for all
+            replicas together.
           is_reduced: whether the gradients are already the same on every replica.
+
+        Returns:
+          An op.
         """
         if is_reduced and weight is not None and tf.distribute.get_strategy().num_replicas_in_sync > 1:
             raise ValueError(
-                "Gradients that are reduced over replicas already can't be weighed: give each replica's own."
+                "Gradients that are already reduced over replicas can't be weighted: pass each replica's own gradients."
             )
         grads, weight, entries = self._enter(grads_and_vars, weight)
         call = CycleOps(self, entries, weight is not None, is_reduced)
         return self._across(call.micro_step, grads, weight)
 
     def accumulate(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None) -> tf.Operation:
-        """Take in one micro-batch's gradients, as `micro_step` does, but never make the step. Returns an op."""
+        """Accumulate the gradients of one micro-batch as `micro_step` does, but never make the step. Returns an op."""
         grads, weight, entries = self._enter(grads_and_vars, weight)
         return self._across(CycleOps(self, entries, weight is not None).accumulate, grads, weight)
 
     def apply(self) -> tf.Operation:
-        """Make the step with what has been accumulated, if anything has been, and clear it. Returns an op."""
+        """Make the step from the accumulated gradients, if there are any, and clear them. Returns an op."""
         call = CycleOps(self, self._entries(self._variables.current), is_weighted=True)
         if self.adapter.waits_for_others:
             return _replicas.across_replicas(call.apply)
         return self._across(call.apply)
 
     def zero(self) -> tf.Operation:
-        """Discard what has been accumulated. Returns an op."""
+        """Discard the accumulated gradients. Returns an op."""
         return self._across(CycleOps(self, self._entries(self._variables.current)).zero)
 
     def accumulated(self) -> List[tf.Tensor]:
-        """The sums accumulated so far, one dense tensor a variable, zeros between cycles."""
+        """Return the sums so far, a list with one dense tensor for each variable; zeros between cycles."""
         if not self.is_built:
             return []
         is_first = tf.equal(self.state.micro_step, 0)
@@ -162,13 +151,13 @@ class Cycle:
         return [tf.where(is_first, tf.zeros_like(total), total) for total in totals]
 
     def has_stepped(self) -> tf.Tensor:
-        """Whether the last micro step made a step, a bool tensor.
+        """Return whether the last micro step made a step, a bool tensor.
 
         Raises:
-          RuntimeError: in a static graph, where `steps` tells.
+          RuntimeError: in a static graph.
         """
         if self.stepped is None:
-            raise RuntimeError("In a static graph there is no `has_stepped`: compare the number of steps.")
+            raise RuntimeError("`has_stepped` does not exist in a static graph: compare the number of steps instead.")
         return self.stepped.read_value()
 
     # ------------------------------------------------------------------------------------------------------------
@@ -179,7 +168,8 @@ class Cycle:
 
         Args:
           variables: list of trainable variables.
-          grads: their gradients, which tell sparse variables and those that have none; None: all are dense.
+          grads: their gradients, which show whether a variable needs a dense accumulator, a sparse one or none. None:
+            all are dense.
         """
         grads = [0.0] * len(variables) if grads is None else grads
         is_tracing = _tf.is_tracing()
@@ -190,12 +180,12 @@ class Cycle:
                 if grad is not None and self.accumulator_of(var) is None:
                     self._add_accumulator(var, isinstance(grad, tf.IndexedSlices) and self.plan.sparse == "rows")
             used = [var for var in variables if self.accumulator_of(var) is not None]
-            # Run eagerly, the inner optimizer sees for itself which variables get a gradient.
+            # In eager execution, the inner optimizer creates its variables when it receives gradients.
             self.adapter.prepare(variables, used if is_tracing else ())
         self._variables.current = tuple(variables)
 
     def _build_here(self, variables: Sequence[tf.Variable], grads: Sequence[Any]) -> None:
-        """`build`; in a static graph once for all replicas, each of which may have a face of its own there."""
+        """Call `build`; in a static graph, once for all replicas, even if each has its own accumulating optimizer."""
         if not (_tf.in_static_graph() and tf.distribute.has_strategy()):
             self.build(variables, grads)
             return
@@ -208,7 +198,7 @@ class Cycle:
         return self
 
     def accumulator_of(self, var: tf.Variable) -> Optional[Accumulator]:
-        """The `Accumulator` of `var`, or None where it has none."""
+        """Return the `Accumulator` of `var`, or None."""
         return self._accumulators.get(_tf.variable_key(var), (None, None))[1]
 
     def _check_strategy(self) -> None:
@@ -228,12 +218,12 @@ class Cycle:
         if not _tf.in_static_graph():
             self.stepped = self.adapter.scalar("has_stepped", tf.constant(False))
         elif not tf.distribute.has_strategy():
-            self._mutex = tf.CriticalSection(name="accum_cycle")  # nothing else orders two train ops of one graph
+            self._lock = TrainOpLock()
 
     def _add_accumulator(self, var: tf.Variable, is_sparse: bool) -> None:
         if not var.shape.is_fully_defined():
             raise ValueError(
-                f"An accumulator needs a variable of known shape. Received: {var.name} of shape {var.shape}."
+                f"An accumulator needs a variable of known shape. Received: {var.name} with shape {var.shape}."
             )
         dtype = self.dtype or _tf.at_least_float32(var.dtype.base_dtype)
         total = self.adapter.buffer(var, "accum", var.shape, dtype)
@@ -249,7 +239,7 @@ class Cycle:
     def _enter(
         self, listed: GradsAndVars, weight: Optional[Scalar]
     ) -> Tuple[List[Any], Optional[tf.Tensor], List[Tuple[tf.Variable, Accumulator]]]:
-        """Check a call and create what it needs. Returns gradients and weight as tensors, and what they belong to."""
+        """Check a call and create its state. Returns (gradients, weight, list of (variable, accumulator))."""
         weight = None if weight is None else _check.not_negative("weight", weight, _tf.known_value(weight))
         grads, variables = [grad for grad, _ in listed], [var for _, var in listed]
         _check.once_each([var.name for var in variables], [_tf.variable_key(var) for var in variables])
@@ -264,27 +254,19 @@ class Cycle:
         return grads, weight, self._entries(variables)
 
     def announce(self, variables: Sequence[tf.Variable]) -> None:
-        """Let the next call bring another list of variables than the last, if this is the first to hear of it."""
+        """Let the next call have another list of variables, unless this list is already known."""
         may_ask = self.is_built and not _tf.in_static_graph()
         self._variables.announce(variables, lambda: may_ask and self.is_in_cycle())
 
     def is_in_cycle(self) -> bool:
-        """Whether a cycle has begun, outside static graphs."""
+        """Whether a cycle has begun. Not for static graphs."""
         with tf.init_scope():
             return int(self.state.micro_step.numpy()) > 0
 
     def _across(self, function: Callable[..., Any], *args: Any) -> Any:
-        return _replicas.across_replicas(function if self._mutex is None else self._locked(function), args)
-
-    def _locked(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, holding the lock of this graph's train ops. Its arguments are computed before it is taken."""
-
-        def locked(strategy: tf.distribute.Strategy, *args: Any) -> tf.Operation:
-            waits = tf.control_dependencies(_replicas.local_tensors(strategy, args))
-            with waits, _tf.control_flow_for(self._variables.current), _tf.unrecorded(_tf.LOCKS):
-                return self._mutex.execute(lambda: _replicas.true_after(function(strategy, *args)), False, "cycle").op
-
-        return locked
+        if self._lock is not None:
+            function = self._lock.around(function, self._variables.current)
+        return _replicas.across_replicas(function, args)
 
 
 def check_options(
@@ -295,7 +277,7 @@ def check_options(
     accumulator_dtype: Any,
     sparse: str,
 ) -> Plan:
-    """Check the options of an accumulating optimizer, whatever makes it. Returns the `Plan`."""
+    """Check the options of an accumulating optimizer of any face. Returns the `Plan`."""
     _check.callable_or_none("transform", transform)
     if accumulator_dtype is not None:
         _check.floating_dtype("accumulator_dtype", tf.as_dtype(accumulator_dtype))

@@ -1,4 +1,4 @@
-"""What follows a cycle beside its gradients."""
+"""The interface of objects that follow a cycle, such as the moving statistics of batch normalisation."""
 
 from typing import Any, Union
 
@@ -6,12 +6,24 @@ from accum._tf import tf
 
 
 class CycleListener:
-    """What lives by the cycle beside the gradients. Every method runs on one replica and returns what to wait for."""
+    """An object that accumulates something other than gradients over a cycle.
+
+    Every method runs on one replica, and returns an op or tensor to wait for.
+    """
 
     def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
-        """Take in what the micro-batch has brought; it is the cycle's first if `is_first`, a bool or bool tensor."""
+        """Accumulate the current micro-batch.
+
+        Args:
+          is_first: bool or bool tensor, whether it is the first of its cycle.
+        """
         raise NotImplementedError
 
     def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
-        """Do what a step does, with what the last micro-batch has brought if `has_latest`, a bool."""
+        """Update with the whole cycle when the optimizer makes its step.
+
+        Args:
+          is_first: bool or bool tensor, whether the last micro-batch is the first of its cycle.
+          has_latest: bool, whether there is a current micro-batch to include; there is none when a cycle is flushed.
+        """
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""The mean and variance of a batch from those of its parts (law L13), and where they are kept until they are whole.
+"""Compute the mean and variance of a batch from those of its parts, and accumulate them over a cycle (law L13).
 
-The law of total variance: the variance of the whole is the mean of the parts' variances plus the variance of their
-means, each part weighed by its number of values. Nothing but operators and `tf.where`, so it serves every face.
+By the law of total variance, the variance of the whole is the mean of the parts' variances plus the variance of their
+means, where each part is weighted by its number of values.
 """
 
 from typing import Any, Callable, List, NamedTuple, Optional, Union
@@ -11,7 +11,7 @@ from accum._tf import CheckpointOnly, Scalar, new_statistic, tf
 
 
 class Moments(NamedTuple):
-    """`count` values a feature (scalar), their mean and their variance (divided by `count`)."""
+    """The number of values of each feature (a scalar), their mean, and their variance (divided by `count`)."""
 
     count: Any
     mean: Any
@@ -19,7 +19,7 @@ class Moments(NamedTuple):
 
 
 def pooled(one: Moments, other: Moments) -> Moments:
-    """The `Moments` of two parts together. A part of no values counts for nothing, whatever its mean holds."""
+    """Combine the `Moments` of two parts. A part without values has no effect, even if its mean is NaN."""
     share = tf.math.divide_no_nan(other.count, one.count + other.count)
     apart = other.mean - one.mean
     mean = one.mean + share * apart
@@ -33,19 +33,20 @@ def pooled(one: Moments, other: Moments) -> Moments:
 
 
 def over_replicas(moments: Moments, weight: Optional[Callable[[], Scalar]] = None) -> Moments:
-    """The `Moments` of all replicas' parts together, the same on each. Called on each; gradients flow through it.
+    """Combine the `Moments` of all replicas' parts. Every replica calls this and gets the same result.
 
-    The variance is taken around the whole mean, which costs a second reduction: E[x^2] - E[x]^2, for which one would
-    do, has no digits left where the mean is large.
+    Gradients flow through it. The variance is computed around the mean of all parts, which takes a second reduction.
+    The formula E[x^2] - E[x]^2 would take only one, but loses all digits if the mean is large.
 
     Args:
-      moments: `Moments` of this replica's part, which may hold no value.
-      weight: function that gives the scalar >= 0 by which this replica's gradients will be multiplied later, asked when
-        they are computed; None: 1. What its loss says of another replica's values is multiplied by it here, for there
-        it meets that replica's weight.
+      moments: `Moments` of this replica's part, which may be empty.
+      weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later. It is
+        called when they are computed. None: 1. The loss of a replica also depends on the values of other replicas.
+        That part of its gradient needs the weight of this replica, but will be multiplied by the weight of the replica
+        that holds the values. So it is multiplied by the former and divided by the latter here.
     """
     count, mean, variance = moments
-    mean = tf.where(count > 0.0, mean, tf.zeros_like(mean))  # that of a replica without an example is none
+    mean = tf.where(count > 0.0, mean, tf.zeros_like(mean))  # NaN on a replica without examples
     variance = tf.where(count > 0.0, variance, tf.zeros_like(variance))
     whole_count, total = _sum_over_replicas([count, count * mean], weight)
     whole_mean = tf.math.divide_no_nan(total, whole_count)
@@ -70,36 +71,36 @@ def _sum_over_replicas(values: List[tf.Tensor], weight: Optional[Callable[[], Sc
 
 
 def _with_gradient(tensor: tf.Tensor, change: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """`tensor`, whose gradient goes through the function `change`."""
+    """Return `tensor` unchanged, and apply the function `change` to its gradient."""
     return tf.custom_gradient(lambda value: (tf.identity(value), change))(tensor)
 
 
 def so_far(total: Moments, is_first: Union[bool, tf.Tensor]) -> Moments:
-    """The `Moments` of the micro-batches before, of which there are none if `is_first`, a bool or bool tensor."""
+    """Return the `Moments` of the earlier micro-batches of a cycle: `total`, or empty ones if `is_first`."""
     if is_first is False:
         return total
     return total._replace(count=tf.where(is_first, tf.zeros_like(total.count), total.count))
 
 
 def with_bessel(variance: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """The unbiased estimate from a variance that was divided by `count`; of one value, itself."""
+    """Convert a variance that was divided by `count` to the unbiased estimate. That of one value does not change."""
     return variance * (count / tf.maximum(count - 1.0, 1.0))
 
 
 def without_bessel(variance: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """The variance divided by `count` from the unbiased estimate."""
+    """Convert an unbiased estimate to the variance divided by `count`."""
     return variance * tf.math.divide_no_nan(tf.maximum(count - 1.0, 1.0), count)
 
 
 class MomentsAccumulator(CheckpointOnly):
-    """The moments of an unfinished cycle, and beside them those of a micro-batch that is not yet known to count.
+    """The moments of an unfinished cycle, and separately those of the latest micro-batch, which may yet be skipped.
 
-    Every method runs on one replica and returns an op or tensor to wait for. A micro-batch that is skipped, or whose
-    gradients overflow, is overwritten by the next: so nothing has to be undone.
+    Every method runs on one replica. If a micro-batch is skipped, or its gradients overflow, the next one overwrites
+    its moments, so nothing has to be undone.
 
     Attributes:
-      latest: `Moments` of variables, the micro-batch's.
-      total: `Moments` of variables, the cycle's.
+      latest: `Moments` of variables, for the latest micro-batch.
+      total: `Moments` of variables, for the cycle.
     """
 
     def __init__(self, name: str, shape: tf.TensorShape, dtype: tf.DType) -> None:
@@ -111,21 +112,21 @@ class MomentsAccumulator(CheckpointOnly):
         )
 
     def receive(self, moments: Moments) -> tf.Tensor:
-        """Hold the micro-batch's moments until `keep` or `whole` takes them in."""
+        """Store the moments of the latest micro-batch, for `keep` or `whole`. Returns a tensor to wait for."""
         return _assign(self.latest, moments)
 
     def keep(self, is_first: Union[bool, tf.Tensor]) -> tf.Tensor:
-        """Pool the micro-batch with those before, of which there are none if `is_first`."""
+        """Add the latest micro-batch to the cycle, which it begins if `is_first`. Returns a tensor to wait for."""
         kept = _assign(self.total, pooled(so_far(_read(self.total), is_first), _read(self.latest)))
         return self._forget_latest(kept)
 
     def whole(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Moments:
-        """The `Moments` of the cycle, with the micro-batch that was received if `has_latest`."""
+        """Return the `Moments` of the cycle, including the latest micro-batch if `has_latest`."""
         before = so_far(_read(self.total), is_first)
         return pooled(before, _read(self.latest)) if has_latest else before
 
     def clear(self) -> tf.Tensor:
-        """Forget everything."""
+        """Discard all moments. Returns a tensor to wait for."""
         zero = [local_variable(part.count).assign(0.0, read_value=False) for part in (self.latest, self.total)]
         return true_after(zero)
 

@@ -1,8 +1,7 @@
-"""The ops of one call of the engine: keep a micro-batch, make the step of a full cycle, clear, move the clock.
+"""Build the ops of one call of the engine: store a micro-batch, make the step of a full cycle, clear, count.
 
-Methods called `_on_*` are called for each replica, and but for the step itself never communicate; all others run once,
-across replicas. A `tf.cond` around anything that communicates has to stand across replicas: inside a replica TensorFlow
-refuses it (keras#20582).
+Methods named `_on_*` run on each replica, and of these only the step itself communicates. All other methods run once,
+in cross-replica context: on a replica, TensorFlow rejects a `tf.cond` around anything that communicates (keras#20582).
 """
 
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, Union
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CycleOps:
-    """The ops of one call of a face, built in cross-replica context. Per-replica functions are called `_on_*`."""
+    """Builds the ops of one call of a face in cross-replica context."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class CycleOps:
         self._variables = [var for var, _ in entries]
         self._accumulators = [accumulator for _, accumulator in entries]
         self._listeners = tuple(cycle.listeners)
-        self._is_weighted = is_weighted  # whether the weights may sum to zero
+        self._is_weighted = is_weighted  # then the weights may sum to zero
         self._is_reduced = is_reduced
         self._is_running = self._plan.reduction == "running_mean"
         self._sums = WeightedSums(self._state, self._accumulators, self._plan, self._listeners, is_reduced)
@@ -83,7 +82,7 @@ class CycleOps:
             with tf.control_dependencies([self._finish(strategy, None, None, micro_step_index)]):
                 return self._clear(strategy)
 
-        done = self._adapter.when(is_any, finish)  # an epoch that ends with a full cycle costs nothing
+        done = self._adapter.when(is_any, finish)  # nothing runs at the end of an epoch that ends with a full cycle
         return self._advance_clock(strategy, done, following, length)
 
     def zero(self, strategy: tf.distribute.Strategy) -> tf.Operation:
@@ -95,7 +94,7 @@ class CycleOps:
             return self._each(strategy, self._sums.clear)
 
     def _read_clock(self) -> Tuple[tf.Tensor, tf.Tensor]:
-        """The micro steps made in this cycle before this one, and the cycle's length: two int64 scalars."""
+        """Return two int64 scalars: the micro steps made so far in this cycle, and the cycle's length."""
         with tf.name_scope("clock"), _tf.on_host():
             micro_step_index = self._state.micro_step.read_value()
             return micro_step_index, self._cycle.length(micro_step_index)
@@ -108,7 +107,7 @@ class CycleOps:
         length: tf.Tensor,
         counts: Optional[tf.Tensor],
     ) -> tf.Operation:
-        """One op that advances every clock and keeps `has_stepped`, after what it stands for."""
+        """Create an op that, after the micro step, advances every counter and stores `has_stepped`."""
         with tf.control_dependencies([has_stepped]), tf.name_scope("clock"):
             counted = self._adapter.count_micro_step(counts)
             kept = None if self._cycle.stepped is None else _assign(strategy, self._cycle.stepped, has_stepped)
@@ -118,9 +117,9 @@ class CycleOps:
     def _advance_clock(
         self, strategy: tf.distribute.Strategy, done: tf.Tensor, micro_step_index: tf.Tensor, length: tf.Tensor
     ) -> tf.Operation:
-        """One op that moves the clock to `micro_step_index` and keeps the length of the cycle begun, after `done` only.
+        """Create an op that, after `done`, sets `micro_step` and stores the length of the cycle.
 
-        `done` waits for the gradients: where a dataset turns out to have ended, the clock stands still.
+        `done` waits for the gradients, so `micro_step` does not change when a dataset turns out to have ended.
         """
         with tf.control_dependencies([done]), tf.name_scope("clock"):
             ops = [_assign(strategy, self._state.micro_step, micro_step_index)]
@@ -129,7 +128,7 @@ class CycleOps:
             return tf.group(*[op for op in ops if op is not None])
 
     def _counts(self, strategy: tf.distribute.Strategy, grads: Any) -> Optional[tf.Tensor]:
-        """Whether the micro-batch counts, one verdict for all replicas; None where each does."""
+        """Return whether the micro-batch counts, a bool tensor common to all replicas; None if every one counts."""
         if self._plan.nonfinite != "skip_micro":
             return None
         with tf.name_scope("is_finite"):
@@ -139,7 +138,7 @@ class CycleOps:
     def _store(
         self, strategy: tf.distribute.Strategy, grads: Any, weight: Any, micro_step_index: tf.Tensor
     ) -> tf.Tensor:
-        """Keep a micro-batch that ends no cycle. Returns a tensor to wait for."""
+        """Store a micro-batch that is not the last of its cycle. Returns a tensor to wait for."""
         is_first = is_first_micro_step(micro_step_index)
         if self._is_running:
             return self._each(strategy, lambda g, w: self._sums.keep_running(g, w, is_first), grads, weight)
@@ -151,7 +150,11 @@ class CycleOps:
         )
 
     def _finish(self, strategy: tf.distribute.Strategy, grads: Any, weight: Any, micro_step_index: tf.Tensor) -> Any:
-        """Make the step of a full cycle, or with `grads` None of what is stored. Returns whether it was made."""
+        """Make the step of a cycle with the last micro-batch, or if `grads` is None from the stored sums alone.
+
+        Returns:
+          Bool tensor, whether the step was made.
+        """
         is_first = is_first_micro_step(micro_step_index) if grads is not None and self._cycle.has_single else False
         how = micro_step_index, is_first, self._reduces(strategy)
         with tf.name_scope("sum"):
@@ -170,20 +173,22 @@ class CycleOps:
         return strategy.num_replicas_in_sync > 1 and not self._is_reduced
 
     def _reduce(self, strategy: tf.distribute.Strategy, totals: Any, weight: Any) -> Tuple[Any, Any]:
-        """Sum over replicas, everything in one call: the cycle's one communication."""
+        """Sum everything over the replicas in one call, the only communication of the cycle."""
         pairs = [] if self._leaves_sums else list(zip(totals, self._variables))
         reduced = _replicas.sum_over_replicas(strategy, pairs + [(weight, self._state.micro_step)])
         return totals if self._leaves_sums else reduced[:-1], reduced[-1]
 
     @property
     def _leaves_sums(self) -> bool:
-        """Whether the inner optimizer sums over replicas, and nothing before it has to see the whole gradient."""
+        """Whether the inner optimizer sums over replicas, and nothing needs the summed gradient before that."""
         needs_whole = self._cycle.transform is not None or self._plan.nonfinite == "skip_cycle"
         return self._adapter.reduces and not needs_whole
 
     def _step(self, strategy: tf.distribute.Strategy, totals: Any, weight: Any, settle: Callable[[], Any]) -> Any:
-        """The inner optimizer's step, unless the weights sum to zero or the plan forbids what came out: whether it
-        was.
+        """Make the inner optimizer's step, unless the weights sum to zero or "skip_cycle" forbids the gradients.
+
+        Returns:
+          Bool tensor, whether the step was made.
         """
 
         def step() -> tf.Tensor:
@@ -200,7 +205,7 @@ class CycleOps:
 
     @staticmethod
     def _each(strategy: tf.distribute.Strategy, function: Callable[..., Any], *args: Any) -> tf.Tensor:
-        """Call `function` for every replica. Returns one tensor that waits for all of them."""
+        """Call `function` for every replica. Returns one tensor that waits for all results."""
         return true_after(_replicas.local_tensors(strategy, _replicas.on_each(strategy, function, args)))
 
     # ------------------------------------------------------------------------------------------------------------
@@ -210,7 +215,7 @@ class CycleOps:
         return [listener.on_step(is_first, has_latest) for listener in self._listeners]
 
     def _on_step(self, totals: Sequence[Gradient], weight: tf.Tensor, strategy: tf.distribute.Strategy) -> tf.Tensor:
-        """Reduce by the plan, transform, and let the inner optimizer make its step."""
+        """Reduce the totals as planned, transform them, and make the inner optimizer's step."""
         replicas = strategy.num_replicas_in_sync
         with tf.name_scope(self._plan.reduction):
             divisor = self._sums.divisor(weight)
@@ -224,14 +229,14 @@ class CycleOps:
 
 
 def count_nonfinite(grads: Sequence[Optional[Gradient]]) -> tf.Tensor:
-    """How many of `grads` hold a NaN or an infinity, a float32 scalar."""
+    """Count the gradients that contain NaN or infinity, as a float32 scalar."""
     flat = [tensor for tensor in tf.nest.flatten(grads, expand_composites=True) if tensor is not None]
     sizes = [tf.abs(tensor) for tensor in flat if tensor.dtype.is_floating or tensor.dtype.is_complex]
     return tf.add_n([tf.cast(tf.reduce_any(~tf.math.is_finite(size)), tf.float32) for size in sizes])
 
 
 def _if_counts(counts: Optional[tf.Tensor], function: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """`function()`, a bool tensor, for a micro-batch that counts, and False for one that is skipped."""
+    """Return the bool tensor of `function()` if the micro-batch counts, or False if it is skipped."""
     return function() if counts is None else tf.cond(counts, function, lambda: tf.constant(False), name="if_counts")
 
 

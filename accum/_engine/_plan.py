@@ -1,4 +1,4 @@
-"""The arithmetic of a cycle: how long it is, how it is weighed, how it is reduced. Knows nothing of TensorFlow."""
+"""The plan of an optimizer: the length of its cycles and how they are reduced. Does not use TensorFlow."""
 
 from typing import Any, Dict, NamedTuple, Tuple, Union
 
@@ -10,47 +10,47 @@ SPARSE = ("rows", "dense")
 
 
 class Plan(NamedTuple):
-    """What one optimizer was asked to do. A step is one update of the weights, a cycle the micro steps it takes."""
+    """The validated options of one optimizer. A step is one update of the weights; a cycle is its micro steps."""
 
-    schedule: Tuple[Tuple[int, int], ...]  # (first step, accum_steps from there on), by ascending step
-    is_schedule: bool  # False where a plain int was given
+    schedule: Tuple[Tuple[int, int], ...]  # (first step, accum_steps from that step on), in ascending order
+    is_schedule: bool  # False for a plain int
     reduction: str
     nonfinite: str
     sparse: str
 
     @property
     def accum_steps(self) -> Union[int, Dict[int, int]]:
-        """What the user said: an int, or a schedule `{first step: accum_steps}`."""
+        """The user's `accum_steps`: an int, or a schedule `{first step: accum_steps}`."""
         return dict(self.schedule) if self.is_schedule else self.schedule[0][1]
 
     @property
     def is_bare(self) -> bool:
-        """Whether every cycle is one micro step for ever, so that nothing has to be stored (law L14)."""
+        """Whether every cycle is always one micro step, so that nothing has to be stored (law L14)."""
         return not self.is_schedule and self.schedule[0][1] == 1
 
     @property
     def has_single(self) -> bool:
-        """Whether some cycle of the plan is one micro step long."""
+        """Whether any cycle of the plan is one micro step long."""
         return any(accum_steps == 1 for _, accum_steps in self.schedule)
 
     @property
     def increments(self) -> Tuple[Tuple[int, int], ...]:
-        """The schedule as (first step, change of accum_steps there): their sum up to a step is its cycle's length."""
+        """The schedule as (first step, change of accum_steps), whose changes up to a step sum to the cycle length."""
         lengths = [0] + [accum_steps for _, accum_steps in self.schedule]
         return tuple((first, new - old) for (first, new), old in zip(self.schedule, lengths))
 
 
 def make_plan(accum_steps: Any, reduction: str = "mean", nonfinite: str = "propagate", sparse: str = "rows") -> Plan:
-    """Check what the user asked for.
+    """Check the options and create a `Plan`.
 
     Args:
-      accum_steps: int >= 1, or a dict `{first step: int >= 1}` that holds step 0.
-      reduction: one of `REDUCTIONS`, in any case.
+      accum_steps: int >= 1, or a dict `{first step: int >= 1}` that includes step 0.
+      reduction: one of `REDUCTIONS`, case-insensitive.
       nonfinite: one of `NONFINITE`.
       sparse: one of `SPARSE`.
 
     Raises:
-      TypeError, ValueError: in the words of law L17.
+      TypeError, ValueError: an argument does not match its description (law L17).
     """
     is_schedule = isinstance(accum_steps, dict)
     return Plan(

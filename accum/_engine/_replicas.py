@@ -1,4 +1,4 @@
-"""Replicas: what runs once for all of them, what runs on each, and what belongs to one."""
+"""Run functions once for all replicas or on each of them, and find what belongs to one replica."""
 
 import contextlib
 import threading
@@ -11,27 +11,28 @@ SUM = tf.distribute.ReduceOp.SUM
 
 
 def across_replicas(function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
-    """Call `function(strategy, *args)` once for all replicas; from a replica, the arguments arrive per replica."""
+    """Call `function(strategy, *args)` once for all replicas. On a replica, `args` become per-replica values first."""
     if tf.distribute.in_cross_replica_context():
         return function(tf.distribute.get_strategy(), *args)
     return tf.distribute.get_replica_context().merge_call(function, args=tuple(args))
 
 
 def each_replica(strategy: tf.distribute.Strategy, function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
-    """Call `function(*args)` on every replica, each with its own part of `args`; it may communicate.
+    """Call `function(*args)` on every replica with its own part of `args`; the function may communicate.
 
-    TensorFlow runs each in a thread, and looks only once a second whether all have ended. `on_each` has no threads.
+    TensorFlow runs each replica in a thread, and checks only once a second whether all threads have ended. `on_each`
+    uses no threads.
     """
     return strategy.extended.call_for_each_replica(function, args=tuple(args))
 
 
 def on_each(strategy: tf.distribute.Strategy, function: Callable[..., Any], args: Sequence[Any] = ()) -> List[Any]:
-    """Call `function(*args)` for every replica of this process, each with its own part of `args`.
+    """Call `function(*args)` for every replica of this process with its own part of `args`.
 
-    They see no replica context, so they can't communicate; but `replica_number` and `local_variable` know the replica.
+    There is no replica context, so the function can't communicate. But `replica_number` and `local_variable` work.
 
     Returns:
-      List of what they returned, by replica.
+      List of the results, one for each replica.
     """
     if not tf.distribute.has_strategy():
         return [function(*args)]
@@ -44,7 +45,7 @@ def on_each(strategy: tf.distribute.Strategy, function: Callable[..., Any], args
 
 
 def per_replica(strategy: tf.distribute.Strategy, results: List[Any]) -> Any:
-    """One value a replica out of the list of structures that `on_each` returned."""
+    """Convert the list of results of `on_each` to per-replica values."""
     if len(results) == 1:
         return results[0]
     make = _tf.per_replica_maker(strategy)
@@ -72,7 +73,7 @@ def _being(number: int) -> Iterator[None]:
 
 
 def local_tensors(strategy: tf.distribute.Strategy, values: Any) -> List[Any]:
-    """All tensors and operations inside `values`, of every replica, in one flat list."""
+    """Return a flat list of all tensors and operations in `values`, of every replica."""
     flat = []
     for value in tf.nest.flatten(values):
         for local in strategy.experimental_local_results(value):
@@ -81,7 +82,7 @@ def local_tensors(strategy: tf.distribute.Strategy, values: Any) -> List[Any]:
 
 
 def replica_number() -> int:
-    """The number of the replica that is being traced among those of this process, 0 where there is only one."""
+    """Return the number of the current replica among those of this process; 0 if there is only one."""
     if getattr(_now, "number", None) is not None:
         return _now.number
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
@@ -92,37 +93,37 @@ def replica_number() -> int:
 
 
 def count() -> int:
-    """The number of replicas, of all workers."""
+    """Return the number of replicas of all workers."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def is_one_of_several() -> bool:
-    """Whether the code that is being run or traced is that of one replica among others."""
+    """Whether the current code runs, or is traced, on one of several replicas."""
     return count() > 1 and not tf.distribute.in_cross_replica_context()
 
 
 def local_variable(var: tf.Variable) -> tf.Variable:
-    """This replica's own part of a per-replica variable; any other variable itself."""
+    """Return this replica's part of a per-replica variable, or any other variable unchanged."""
     parts = tf.distribute.get_strategy().experimental_local_results(var)
     return parts[0] if len(parts) == 1 else parts[replica_number() % len(parts)]
 
 
 def true_after(waits: Any) -> tf.Tensor:
-    """A tensor that exists only after `waits`: what the branches of a `tf.cond` return, which must be alike."""
+    """Return a true tensor that waits for `waits`. All branches of a `tf.cond` can return one."""
     waits = [wait for wait in tf.nest.flatten(waits) if wait is not None]
     with tf.control_dependencies(waits):
         return tf.identity(tf.constant(True))
 
 
 def spoil_together(grads: List[Optional[Gradient]], bad: tf.Tensor) -> List[Optional[Gradient]]:
-    """Make this replica's gradients hold a NaN where any replica's do, by one scalar that all of them share.
+    """Put NaN into this replica's gradients if those of any replica are not finite. Replicas share one scalar for this.
 
     Args:
       grads: list of gradients of this replica; a gradient may be `tf.IndexedSlices` or None.
-      bad: float32 scalar, > 0 where `grads` hold a NaN or an infinity.
+      bad: float32 scalar, > 0 if `grads` contain NaN or infinity.
 
     Returns:
-      `grads`, the first of which is spoilt if that of any replica is.
+      `grads`; if any replica has such gradients, the first gradient is NaN.
     """
     if tf.distribute.get_strategy().num_replicas_in_sync == 1:
         return grads
@@ -139,10 +140,10 @@ def _plus(grad: Gradient, scalar: tf.Tensor) -> Gradient:
 
 
 def sum_over_replicas(strategy: tf.distribute.Strategy, pairs: Sequence[Tuple[Any, tf.Variable]]) -> List[Any]:
-    """Sum per-replica values over the replicas, all in one call. Called across replicas.
+    """Sum per-replica values over the replicas in one call, in cross-replica context.
 
     Args:
-      strategy: the `tf.distribute.Strategy` in force.
-      pairs: list of (per-replica value, variable), the variable says where the sum is needed.
+      strategy: the current `tf.distribute.Strategy`.
+      pairs: list of (per-replica value, variable); the sum is placed on the devices of the variable.
     """
     return strategy.extended.batch_reduce_to(SUM, pairs)

@@ -1,4 +1,4 @@
-"""The list of variables that a cycle accumulates for, and when it may change."""
+"""The list of variables that a cycle accumulates gradients for, and when the list may change."""
 
 from typing import Callable, Dict, Optional, Sequence, Set, Tuple
 
@@ -7,7 +7,7 @@ from accum._tf import GradsAndVars, tf
 
 
 class VariableList:
-    """Holds a cycle to one list of variables.
+    """Checks that all calls within a cycle have the same list of variables.
 
     Attributes:
       current: the variables of the last call, in order.
@@ -15,19 +15,19 @@ class VariableList:
 
     def __init__(self) -> None:
         self.current: Tuple[tf.Variable, ...] = ()
-        self._announced: Optional[Set[int]] = None  # keys of the list that was announced last
-        self._may_change = False  # whether the next call may bring another list, because one was announced
-        self._traced_without: Dict[int, str] = {}  # variable key -> name, of those without a gradient in some trace
+        self._announced: Optional[Set[int]] = None  # keys of the last announced list
+        self._may_change = False  # whether the next call may have another list, because one was announced
+        self._traced_without: Dict[int, str] = {}  # variable key -> name, for variables without a gradient in a trace
 
     def check(self, listed: GradsAndVars, accumulated: Sequence[tf.Variable], is_in_cycle: Callable[[], bool]) -> None:
-        """Raise if a call brings another list within a cycle. A trace may run at any time within a cycle.
+        """Raise if a call has another list of variables within a cycle. A traced call may run at any time in a cycle.
 
-        Variables that never had a gradient may come and go.
+        Variables that never had a gradient may be added and removed.
 
         Args:
-          listed: list of (gradient or None, variable), those of the call.
-          accumulated: the variables in `current` that have an accumulator.
-          is_in_cycle: function that tells whether a cycle has begun.
+          listed: list of (gradient or None, variable) of the call.
+          accumulated: those variables in `current` that have an accumulator.
+          is_in_cycle: function that returns whether a cycle has begun.
         """
         keys, current = _keys([var for _, var in listed]), _keys(self.current)
         gone = _keys(accumulated) - keys
@@ -57,18 +57,20 @@ class VariableList:
         late = [self._traced_without[key] for key in keys if key in self._traced_without]
         if late:
             raise ValueError(
-                f"A function was traced in which {late} had no gradient, and would lose the one that they get now. "
-                "Trace the function that gives them one first, or use an optimizer for each."
+                f"{late} had no gradient in a function that was traced earlier, which would lose the gradients that "
+                "they get now. Trace the function that computes these gradients first, or use an optimizer for each "
+                "function."
             )
 
     def note_without_gradient(self, variables: Sequence[tf.Variable]) -> None:
-        """Remember that a trace knows no gradient of `variables`."""
+        """Remember that a trace has no gradients for `variables`."""
         self._traced_without.update((_tf.variable_key(var), var.name) for var in variables)
 
     def announce(self, variables: Sequence[tf.Variable], is_in_cycle: Callable[[], bool]) -> None:
-        """Let the next call bring another list than the last, if this is the first to hear of it.
+        """Let the next call have another list of variables, unless this list is already known.
 
-        `LossScaleOptimizer` announces all variables before each call, and leaves out those without a gradient there.
+        `LossScaleOptimizer` announces all variables before each call, but then calls without those that have no
+        gradient.
         """
         keys = _keys(variables)
         if keys in (self._announced, _keys(self.current)):

@@ -1,4 +1,4 @@
-"""The weighted sums of one replica over the micro steps of a cycle: those of gradients, and that of their weights."""
+"""The weighted sum of one replica's gradients over a cycle, and the sum of the weights."""
 
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
@@ -12,13 +12,13 @@ from accum._tf import Gradient, Scalar, tf
 
 
 class WeightedSums:
-    """Adds up one replica's gradients and weights. Every method runs on one replica, and none communicates.
+    """Sums one replica's gradients and weights. Every method runs on one replica, and none communicates.
 
     Args:
       state: the cycle's `State`.
-      accumulators: list of `Accumulator`, one a variable.
+      accumulators: list of `Accumulator`, one for each variable.
       plan: a `Plan`.
-      listeners: `CycleListener`s, which take in each micro-batch too.
+      listeners: the `CycleListener`s that accumulate each micro-batch too.
       is_reduced: whether the gradients are already the same on every replica.
     """
 
@@ -38,7 +38,7 @@ class WeightedSums:
         self._is_running = plan.reduction == "running_mean"
 
     def keep(self, how: str, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar]) -> tf.Tensor:
-        """Start or continue the sums by one micro-batch."""
+        """Start the sums with a micro-batch, or add it to them; `how` is "start" or "add"."""
         with tf.name_scope(how):
             kept = [self._start(grads, weight) if how == "start" else self._add(grads, weight)]
             total = _replicas.local_variable(self._state.weight_sum)
@@ -51,7 +51,7 @@ class WeightedSums:
         return [accumulator.start(grad, factor) for accumulator, grad in zip(self._accumulators, grads)]
 
     def _add(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar]) -> List[Any]:
-        """Add a micro-batch to the sums. Of one of weight 0 rows are touched, and no number is taken in."""
+        """Add a micro-batch to the sums. With weight 0, its rows are marked as touched, but nothing is added."""
         factor = self._factor(weight)
         in_one, added = [], []
         for accumulator, grad in zip(self._accumulators, grads):
@@ -70,17 +70,17 @@ class WeightedSums:
     def keep_running(
         self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], is_first: Union[bool, tf.Tensor]
     ) -> tf.Tensor:
-        """Move the running means by one micro-batch that ends no cycle."""
+        """Update the running means with a micro-batch that is not the last of its cycle."""
         blended = self._blend(grads, weight, is_first)
         return true_after([blended] + [listener.on_micro_step(is_first) for listener in self._listeners])
 
     def _blend(
         self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], is_first: Union[bool, tf.Tensor]
     ) -> tf.Tensor:
-        """m += (w / W) (g - m), W the weights so far with w."""
+        """Update the running means: m += (w / W) (g - m), where W is the sum of the weights so far, including w."""
         so_far = self._weight_so_far(weight, is_first)
         share = tf.math.divide_no_nan(self._weight_of(weight), so_far)
-        factor = self._factor(None)  # the weight is in the share
+        factor = self._factor(None)  # `share` contains the weight
         if factor is not None:
             grads = [grad if grad is None else _tf.scale_gradient(grad, factor) for grad in grads]
         moved = [accumulator.blend(grad, share, is_first) for accumulator, grad in zip(self._accumulators, grads)]
@@ -97,9 +97,15 @@ class WeightedSums:
     def total(
         self, grads: Any, weight: Any, micro_step_index: tf.Tensor, is_first: Union[bool, tf.Tensor], is_for_all: bool
     ) -> Tuple[List[Gradient], tf.Tensor]:
-        """This replica's sums over the cycle and its sum of weights, the last micro-batch included.
+        """Return this replica's sums of gradients and of weights over the cycle, including the last micro-batch.
 
-        A running mean becomes the sum for which it stands if it `is_for_all`, to be added to those of other replicas.
+        Args:
+          grads: gradients of the last micro-batch; None to return the stored sums.
+          weight: its weight, or None.
+          micro_step_index: int64 scalar, the micro steps made before it in this cycle.
+          is_first: bool tensor, whether it is the first of its cycle; False if it is known not to be.
+          is_for_all: whether the sums will be added to those of other replicas. A running mean is then converted to
+            the sum.
         """
         if grads is not None and not self._is_running:
             factor = self._factor(weight)
@@ -109,16 +115,17 @@ class WeightedSums:
         with tf.control_dependencies(kept):
             sums = [accumulator.stored() for accumulator in self._accumulators]
             weight = _replicas.local_variable(self._state.weight_sum).read_value()
-            if is_for_all and self._is_running:  # in float32 the sum cannot overflow
+            if is_for_all and self._is_running:  # in float32, so that the sum does not overflow
                 sums = [_tf.scale_gradient(cast_gradient(mean, tf.float32), weight) for mean in sums]
             return sums, weight
 
-    # What the replicas hold means the same for any number of them: their sums add up to `w_i` times the micro-batch's
-    # whole gradient, their weights to `w_i`, which is 1 if none was given. A gradient comes scaled by 1 / replicas, as
-    # Keras scales each replica's loss; one that is reduced already comes whole to each.
+    # The state means the same for any number of replicas. Each micro-batch adds `w_i` times the gradient of the whole
+    # micro-batch to the sums of all replicas together, and `w_i` to their weights (1 if no weight was given). Each
+    # replica's gradient is scaled by 1 / replicas, as Keras scales its loss. A gradient that is already reduced is that
+    # of the whole micro-batch, and the same on every replica.
 
     def _factor(self, weight: Optional[Scalar]) -> Optional[Scalar]:
-        """What multiplies a gradient on its way into the sum, or None for 1."""
+        """Return the factor by which a gradient is multiplied before it is added to the sum, or None for 1."""
         replicas = _replicas.count()
         if replicas == 1:
             return weight
@@ -127,17 +134,17 @@ class WeightedSums:
         return None if weight is None else float(replicas) * weight
 
     def _weight_of(self, weight: Optional[Scalar]) -> Scalar:
-        """What is added to this replica's sum of weights."""
+        """Return the number that is added to this replica's sum of weights."""
         return 1.0 / _replicas.count() if weight is None else weight
 
     def divisor(self, weight: tf.Tensor) -> Optional[Scalar]:
-        """What divides a replica's total to the gradient of the step, or None for 1."""
+        """Return the number by which a total is divided to give the gradient of the step, or None for 1."""
         replicas = _replicas.count()
         if self._plan.reduction == "mean":
             return weight
         if replicas == 1:
             return None
-        if self._is_reduced:  # nothing is added up: each replica has its share, and makes it whole by itself
+        if self._is_reduced:  # the replicas' shares are not summed, so each replica scales its own share up
             return 1.0 / replicas
         return weight / replicas if self._is_running else None
 

@@ -1,4 +1,4 @@
-"""What a Keras optimizer lends to the engine."""
+"""The engine's adapter for Keras optimizers."""
 
 import contextlib
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
@@ -9,12 +9,17 @@ from accum._tf import Gradient, GradsAndVars, Transform, tf
 
 
 class KerasAdapter(OptimizerAdapter):
-    """Lends a Keras optimizer to the engine."""
+    """Lets the engine use a Keras optimizer.
+
+    Args:
+      wrapper: the `GradientAccumulateOptimizer`.
+      name: prefix of the names of variables.
+    """
 
     def __init__(self, wrapper: Any, name: str) -> None:
         self.name = name
         self._wrapper = wrapper
-        self._given: Dict[int, Any] = {}  # variable key -> what Keras 3 puts around the variable
+        self._given: Dict[int, Any] = {}  # variable key -> the `keras.Variable` around it, in Keras 3
 
     def scalar(self, name: str, initial_value: tf.Tensor, per_replica: bool = False) -> tf.Variable:
         name = f"{self.name}/{name}"
@@ -30,27 +35,27 @@ class KerasAdapter(OptimizerAdapter):
         overwritten = [var.name for var in variables if _tf.is_overwritten(self._as_given(var))]
         if overwritten:
             raise ValueError(
-                "Of a variable that its gradient replaces, such as a scale of float8, there is no mean over "
-                f"micro-batches. Received: {overwritten}."
+                "A variable that is overwritten with its gradient, such as a float8 scale, has no mean over "
+                f"micro-batches, so it can't be trained with accumulation. Received: {overwritten}."
             )
         refused = _tf.refused_by_inner(self._wrapper.optimizer, variables)
         if refused:
             raise ValueError(
-                "The inner optimizer was built for other variables, and one of its family takes no more: call "
-                "`build` with all of them first, or make a new optimizer. Received: "
+                "The inner optimizer has been built for a list of variables, to which no others can be added: call "
+                "`build` with all variables first, or create a new optimizer. Received: "
                 f"{[var.name for var in refused]}."
             )
 
     def unwrapped(self, grads_and_vars: Iterable[Any]) -> List[Tuple[Optional[Gradient], tf.Variable]]:
-        """List of (gradient, `tf.Variable`) from what a user gave: those are the engine's variables."""
+        """Convert the user's pairs to a list of (gradient, `tf.Variable`), which the engine needs."""
         listed = list(grads_and_vars)
         if not _tf.IS_KERAS_3 or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in listed):
-            return listed  # what is no pair is refused where all are checked
+            return listed  # anything that is not a pair raises an error later, in `_check.pairs`
         self._given.update((_tf.variable_key(var), var) for _, var in listed)
         return [(grad, _tf.native(var)) for grad, var in listed]
 
     def wrapped(self, grads_and_vars: Iterable[Any]) -> List[Tuple[Optional[Gradient], Any]]:
-        """The same list for Keras and for code of users: with the variables that they gave."""
+        """Convert the engine's pairs back, to pairs with the variables that the user passed."""
         return [(grad, self._as_given(var)) for grad, var in grads_and_vars]
 
     def _as_given(self, var: tf.Variable) -> Any:

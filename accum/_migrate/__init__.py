@@ -1,13 +1,17 @@
 """`python -m accum migrate`: rewrite code that accumulates with another library to use accum.
 
-files      find, read and write files
-uses       resolve imported names
-rules      the other libraries, one file each
-values     which expressions may be None
-mentions   arguments that accumulate but reach no known call
-by_hand    gradients that are added up without a library
-lines      keep lines short
-rewrite    all of it together, for one file
+files         find, read and replace files
+uses          resolve imported names
+arguments     read and edit the arguments of a call
+surroundings  the file around a call
+values        find expressions that may be None
+rules         the other libraries, one file each
+imports       rewrite import statements
+mentions      find arguments that accumulate but are not in a known call
+by_hand       find gradients that are added up without a library
+lines         break lines that have become too long
+rewrite       rewrite one file with all of these
 
-`accum._cli.migrate` is the command. Nothing here imports TensorFlow; all but `files` import LibCST, an extra.
+`accum._cli.migrate` is the command. No module here imports TensorFlow. All but `files` import LibCST, an optional
+dependency.
 """

@@ -1,4 +1,4 @@
-"""Read the arguments of a call by name, and edit them without changing the white space around them."""
+"""Read the arguments of a call by name, and edit them without changing the surrounding white space."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ NO_SPACE = cst.AssignEqual(whitespace_before=cst.SimpleWhitespace(""), whitespac
 
 
 class NotUnderstood(Exception):
-    """Code that can't be rewritten without changing the numbers, or is not understood; the message says why."""
+    """Raised for code that is not understood or can't be rewritten without changing its numbers."""
 
 
 class Arguments:
@@ -35,19 +35,19 @@ class Arguments:
 
     @property
     def names(self):
-        """Names of the arguments that are given, in order."""
+        """The names of the given arguments, in order."""
         return list(self._names)
 
     def value(self, name):
-        """The expression that is given for `name`, or None."""
+        """Return the expression that is given for `name`, or None."""
         return self._args[self._names.index(name)].value if name in self._names else None
 
     def code(self, name):
-        """The source text of `value(name)`."""
+        """Return the source text of `value(name)`."""
         return cst.Module([]).code_for_node(self.value(name))
 
     def rename(self, old, new):
-        """Rename an argument, if it is given; a positional one stays positional."""
+        """Rename an argument if it is given; a positional argument stays positional."""
         if old in self._names:
             index = self._names.index(old)
             self._names[index] = new
@@ -63,7 +63,7 @@ class Arguments:
         return self
 
     def set(self, name, code):
-        """Set `name` to the source text `code`: in its place if it is given, else as the last argument."""
+        """Set `name` to the source text `code`: in place if it is given, otherwise as a new last argument."""
         value = cst.parse_expression(code)
         if name in self._names:
             index = self._names.index(name)
@@ -78,10 +78,10 @@ class Arguments:
         if name in self._names:
             index = self._names.index(name)
             if any(matchers.findall(arg, matchers.Comment()) for arg in self._args[max(index - 1, 0) : index + 1]):
-                raise NotUnderstood(f"a comment stands beside `{name}`, which would move")
+                raise NotUnderstood(f"the comment beside `{name}` would be lost")
 
     def drop(self, name):
-        """Remove an argument, if it is given. No positional argument may follow it."""
+        """Remove an argument if it is given. No positional argument may follow it."""
         if name in self._names:
             index = self._names.index(name)
             del self._names[index]
@@ -92,19 +92,19 @@ class Arguments:
         return self
 
     def call(self, function):
-        """A call of `function`, a dotted name, with these arguments."""
+        """Return a call of `function`, a dotted name, with these arguments."""
         changes = {"func": cst.parse_expression(function), "args": self._args}
         if not self._args:
             changes["whitespace_before_args"] = cst.SimpleWhitespace("")
         return self._call.with_changes(**changes)
 
     def _append(self, arg):
-        """Add an argument: on a line of its own if the others are on such, with a comma if they end by one."""
+        """Add an argument in the style of the others: on its own line, and with a trailing comma, if they are."""
         if self._args:
             last = self._args[-1]
             comma, space = last.comma, last.whitespace_after_arg
             separator = self._separator(space if isinstance(comma, cst.MaybeSentinel) else comma.whitespace_after)
-            if _is_lines(separator):  # then a comment beside the last argument has gone into the separator
+            if _is_lines(separator):  # the separator now contains any comment beside the last argument
                 space = _without_comment(space)
                 comma = comma if isinstance(comma, cst.MaybeSentinel) else _bare(comma)
             arg = arg.with_changes(comma=comma, whitespace_after_arg=space)
@@ -113,7 +113,7 @@ class Arguments:
         self._args.append(arg)
 
     def _separator(self, end):
-        """The white space between the last argument, after which `end` stands now, and a new one."""
+        """Return the white space before a new argument; `end` is what follows the last argument now."""
         has_several = len(self._args) > 1
         space = self._args[0].comma.whitespace_after if has_several else self._call.whitespace_before_args
         if not _is_lines(space):
@@ -139,13 +139,13 @@ def _bare(comma):
 
 
 def last_name(node):
-    """The last part of a name: `c` of `a.b.c`, whatever `a.b` is; None for what is no name."""
+    """Return the last part of a name: `c` for `a.b.c`, where `a.b` may be any expression; None for anything else."""
     node = node.attr if isinstance(node, cst.Attribute) else node
     return node.value if isinstance(node, cst.Name) else None
 
 
 def text_of(node):
-    """What a string literal says, or None for anything else."""
+    """Return the value of a string literal, or None for anything else."""
     if not isinstance(node, cst.SimpleString):
         return None
     text = node.evaluated_value
@@ -153,6 +153,6 @@ def text_of(node):
 
 
 def wrapped(call, function, arguments):
-    """`function(call, arguments)`, where `arguments` is source text: `accum_steps=4`."""
+    """Return `function(call, arguments)`, where `arguments` is source text such as `accum_steps=4`."""
     outer: Any = cst.parse_expression(f"{function}(_, {arguments})")
     return outer.with_changes(args=[outer.args[0].with_changes(value=call)] + list(outer.args[1:]))

@@ -1,7 +1,7 @@
 """Find gradients that a file adds up by hand, and report them with the guide's recipe. They are never rewritten.
 
-A gradient is followed by name alone: from where it is computed, to what it is added to, to `apply_gradients`. If one of
-the three is missing, nothing is reported.
+A gradient is followed only by name: from its computation, through the addition, to `apply_gradients`. If one of the
+three is missing, nothing is reported.
 """
 
 import re
@@ -28,7 +28,7 @@ CLASS = (
 HINTS = (rb"apply_gradients|Optimizer\)", rb"(?i)accum|assign_add|zeros_like|steps_per_update|niter|\+=|in zip\(")
 GRADIENT_CALLS = ("compute_gradients", "get_gradients", "gradient", "gradients")
 ADDING = ("add", "add_n", "accumulate_n")
-STEPS = re.compile("accumulation|accum_?(steps|iters|num|freq)|steps_per_update|^niter$")  # no `accumulator` of Adagrad
+STEPS = re.compile("accumulation|accum_?(steps|iters|num|freq)|steps_per_update|^niter$")  # not Adagrad's `accumulator`
 ZERO = re.compile(r"^0(\.0*)?$")
 UPDATES = ("update_step", "_apply_", "_resource_apply_")
 OF_TENSORS = ("dtype", "device", "name", "op", "shape")
@@ -37,12 +37,12 @@ OTHERS = ("flax", "jax")
 
 
 def may_be_in(content):
-    """Whether the bytes of a file contain any hint of accumulation by hand."""
+    """Whether the bytes of a file contain any hint that it accumulates by hand."""
     return all(re.search(hint, content) for hint in HINTS)
 
 
 def find(module):
-    """The places where gradients are added up: [(node, name, reason)], each name once."""
+    """Find the places where gradients are added up: [(node, name, reason)], each name once."""
     file = _File()
     module.visit(file)
     if not file.is_of_tensorflow:
@@ -64,13 +64,13 @@ def find(module):
 
 
 class _File(cst.CSTVisitor):
-    """Collects what a file binds, adds and applies, by name: `grads` of `grads`, `self.grads` and `grads[0]`.
+    """Collects what a file binds, adds and applies, by name: `grads` for `grads`, `self.grads` and `grads[0]`.
 
     Attributes:
-      gradients: names that hold gradients from the start.
-      iterated: names that run over others, as {name: names}.
-      sums: additions, as (name, node, what is added, whether it certainly is a sum rather than a growing list).
-      accumulators: calls of `GradientAccumulator`, as transformers and others call theirs.
+      gradients: names that are bound to gradients directly.
+      iterated: {name: names over whose elements it iterates}.
+      sums: additions, as (name, node, what is added, whether it is certainly a sum rather than a growing list).
+      accumulators: calls of `GradientAccumulator`, a class name in transformers and other libraries.
       classes: definitions of optimizers that accumulate.
       is_eager: whether gradients come from a tape.
       is_of_tensorflow: whether the file imports TensorFlow or Keras, and no other library with the same names.
@@ -89,7 +89,7 @@ class _File(cst.CSTVisitor):
         return bool(self._modules & set(TENSORFLOW)) and not self._modules & set(OTHERS)
 
     def names(self, node):
-        """The names in an expression, except those from which gradients are computed."""
+        """Return the names in an expression, except those from which gradients are computed."""
         if isinstance(node, cst.Name):
             return set() if node.value in self._imported else {node.value}
         if isinstance(node, cst.Attribute):
@@ -111,7 +111,10 @@ class _File(cst.CSTVisitor):
         return _has_gradient_call(added) or bool((self.names(added) - starts) & gradients)
 
     def is_a_sum(self, added, starts):
-        """Whether `starts` is zero at first, and a gradient by name, not an element of `starts`, is added to it."""
+        """Whether `starts` begin at zero and a gradient, recognised by its name, is added to them.
+
+        An element of `starts` does not count as a gradient.
+        """
         others = [name for name in self.names(added) - starts if not self.iterated.get(name, set()) & starts]
         has_gradient = _has_gradient_call(added) or any(map(self._is_called_gradient, others))
         return has_gradient and self.starts_at_zero(starts)
@@ -120,7 +123,7 @@ class _File(cst.CSTVisitor):
         return any(each in self.gradients or "grad" in each.lower() for each in {name} | self.iterated.get(name, set()))
 
     def reached_from(self, starts):
-        """All names to which the values of `starts` may have been passed."""
+        """Return all names to which the values of `starts` may have been passed."""
         reached, is_new = set(starts), True
         while is_new:
             found = {name for name, names in self._flows() if names & reached}
@@ -136,16 +139,16 @@ class _File(cst.CSTVisitor):
                 yield name, self.names(node)
 
     def starts_at_zero(self, names):
-        """Whether one of `names` is bound to zeros or None somewhere."""
+        """Whether any of `names` is bound to zeros or None somewhere."""
         values = [value for name in names for value in self._values.get(name, ())]
         return any(_says_zero(value) for value in values)
 
     def is_applied(self, names):
-        """Whether one of `names` is given to `apply_gradients` as a gradient."""
+        """Whether any of `names` is passed to `apply_gradients` as a gradient."""
         return any(self.names(node) & names for node in self._applied)
 
     # ------------------------------------------------------------------------------------------------------------
-    # What is collected
+    # Visiting nodes
 
     def visit_Import(self, node):
         for alias in node.names:
@@ -166,7 +169,7 @@ class _File(cst.CSTVisitor):
 
     def visit_FunctionDef(self, node):
         if node.name.value.startswith(UPDATES):
-            return False  # an optimizer's update adds to variables
+            return False  # the update method of an optimizer adds to variables anyway
         parameters = [param.name.value for param in (*node.params.params, *node.params.kwonly_params)]
         self._functions[node.name.value] = [name for name in parameters if name not in ("self", "cls")]
         self.gradients.update(name for name in parameters if "grad" in name.lower() and "accum" not in name.lower())
@@ -184,7 +187,7 @@ class _File(cst.CSTVisitor):
             self.accumulators.append(node)
 
     def _visit_assign_op(self, node, adds):
-        """`sums.assign_add(gradient)`, `tf.assign(sums, sums + gradient)` and the like."""
+        """Visit `sums.assign_add(gradient)`, `tf.assign(sums, sums + gradient)` and the like."""
         is_method = len(node.args) == 1 or node.args[1].keyword is not None
         target = node.func.value if is_method and isinstance(node.func, cst.Attribute) else node.args[0].value
         value = node.args[0 if is_method else 1].value
@@ -233,7 +236,7 @@ class _File(cst.CSTVisitor):
                 self.iterated.setdefault(name, set()).update(self.names(value))
 
     def _iterate(self, target, iterable):
-        """`for a, b in zip(x, y)`, pair by pair."""
+        """Bind the targets of a loop to what they iterate over; `for a, b in zip(x, y)` pair by pair."""
         function = last_name(iterable.func) if isinstance(iterable, cst.Call) else None
         parts = [arg.value for arg in iterable.args if not arg.star] if function else []
         elements = [element.value for element in target.elements] if isinstance(target, cst.Tuple) else []
@@ -247,14 +250,14 @@ class _File(cst.CSTVisitor):
 
 
 def _base(node):
-    """The name that an assignment is to, in short: `sums` of `sums`, `self.sums` and `sums[i]`."""
+    """Return the short name of the target of an assignment: `sums` for `sums`, `self.sums` and `sums[i]`."""
     while isinstance(node, cst.Subscript):
         node = node.value
     return last_name(node)
 
 
 def _gradients_of(pairs):
-    """The gradients of `zip(gradients, variables)`, `[(gradient, variable) for …]` and the like."""
+    """Return the gradients in `zip(gradients, variables)`, `[(gradient, variable) for …]` and the like."""
     while isinstance(pairs, cst.Call) and last_name(pairs.func) in ("list", "tuple", "iter") and pairs.args:
         pairs = pairs.args[0].value
     if isinstance(pairs, cst.Call) and last_name(pairs.func) == "zip" and pairs.args:
@@ -285,7 +288,7 @@ def _says_zero(node):
 
 
 def _takes_steps(node):
-    """Whether a class is made with a number of micro-batches."""
+    """Whether a class is constructed with a number of micro-batches."""
     names = []
     for definition in matchers.findall(node, matchers.FunctionDef(name=matchers.Name("__init__"))):
         names += [param.name.value for param in (*definition.params.params, *definition.params.kwonly_params)]

@@ -1,4 +1,4 @@
-"""Find Python files, read them without losing a byte, and replace them."""
+"""Find Python files, read them without loss, and replace them."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ NOT_OURS = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
 
 
 class Text(NamedTuple):
-    """The text of a file, with what it takes to make the same bytes of it again: line ends are as they are."""
+    """The text of a file, with its encoding, so that the same bytes can be written again. Line ends are kept."""
 
     path: str
     code: str
@@ -23,11 +23,11 @@ class Text(NamedTuple):
 
 
 class Unreadable(Exception):
-    """A file or folder that can't be read, decoded, parsed or written; the message says which and why.
+    """Raised if a file or folder can't be read, decoded, parsed or written. The message names it and the reason.
 
     Args:
-      text: the text.
-      written: paths of files that are replaced all the same.
+      text: the message.
+      written: paths of the files that have been replaced nevertheless.
     """
 
     def __init__(self, text, written=()):
@@ -36,19 +36,19 @@ class Unreadable(Exception):
 
 
 def find(paths):
-    """The files that `paths` name, and the `*.py` in the folders that they name, in order and each once.
+    """Return the files in `paths` and the `*.py` files in its folders, in order and each once.
 
-    In folders, what is hidden, belongs to a virtual environment or is a symbolic link is left out: what a link points
-    at either is found by itself or was not asked for.
+    In folders, hidden files, virtual environments and symbolic links are skipped. The target of a link is either in
+    the folders too, or was not asked for.
 
     Raises:
-      Unreadable: a path that does not exist, or is neither a file nor a folder.
+      Unreadable: a path does not exist, or is neither a file nor a folder.
     """
     found: Dict[Any, Any] = {}
     for path in paths:
         if not os.path.exists(path):
             raise Unreadable("{}: no such file or folder".format(path or "''"))
-        if not (os.path.isfile(path) or os.path.isdir(path)):  # to read a pipe may wait for ever
+        if not (os.path.isfile(path) or os.path.isdir(path)):  # reading a pipe may block forever
             raise Unreadable(f"{path}: neither a file nor a folder")
         for file in _walk(path) if os.path.isdir(path) else [path]:
             found.setdefault(os.path.realpath(file), file)
@@ -74,7 +74,7 @@ def _raise(error):
 
 
 def clues(paths, words):
-    """Where each of `words` is found: {word: [paths]}. A file that can't be read has none; `content` says why."""
+    """Return the files in which each of `words` occurs: {word: [paths]}. Files that can't be read are skipped."""
     found: Dict[Any, Any] = {}
     for path in paths:
         with contextlib.suppress(Unreadable):
@@ -86,14 +86,14 @@ def clues(paths, words):
 
 
 def nearest(path, others):
-    """The one of `others` that shares most folders with `path`."""
+    """Return the path among `others` that shares the most folders with `path`."""
     folders = os.path.realpath(path).split(os.sep)
     shared = lambda other: len(os.path.commonprefix([folders, os.path.realpath(other).split(os.sep)]))
     return max(others, key=shared)
 
 
 def content(path):
-    """The bytes of a file.
+    """Return the bytes of a file.
 
     Raises:
       Unreadable: the file can't be read.
@@ -106,7 +106,7 @@ def content(path):
 
 
 def text(path, content):
-    """The `Text` of a file's bytes.
+    """Decode the bytes of a file to a `Text`.
 
     Raises:
       Unreadable: they are not in the encoding that they declare.
@@ -125,21 +125,24 @@ def text(path, content):
 
 
 def require_writable(path):
-    """Raise `Unreadable` unless `write` may replace the file: a read-only file is meant to be read only."""
+    """Raise `Unreadable` unless `write` may replace the file. A read-only file is never replaced."""
     path = os.path.realpath(path)
     if not (os.access(path, os.W_OK) and os.access(os.path.dirname(path), os.W_OK)):
         raise Unreadable(f"{path}: not writable")
 
 
 def write(texts):
-    """Replace files: `texts` is a list of (their `Text`, new code).
+    """Replace the content of files.
 
-    Each is replaced in one go: whoever reads it meanwhile sees the old or the new, never a half. All the new ones are
-    on the disk before the first takes its place, so that a full disk loses nothing. A symbolic link stays one, and the
-    file it points at is replaced; permissions stay as they are.
+    Each file is replaced atomically, so a reader sees either the old or the new content. All new files are on the disk
+    before the first one takes its place, so nothing is lost if the disk is full. For a symbolic link, its target is
+    replaced. Permissions do not change.
+
+    Args:
+      texts: list of (`Text` of a file, new code).
 
     Raises:
-      Unreadable: a file can't be replaced; it is then as it was, and the text says which others are not.
+      Unreadable: a file can't be replaced. It is unchanged, and the message lists the files that were replaced before.
     """
     ready, done = [], []
     try:
@@ -170,7 +173,7 @@ def _told(done):
 
 
 def _prepared(text, code):
-    """Path of a new file beside the old one, with its mode: a rename takes it over, within one file system."""
+    """Write the new content to a file beside the old one, with the same permissions. Returns its path."""
     path = os.path.realpath(text.path)
     with _named(text):
         handle, temporary = tempfile.mkstemp(prefix=".accum-migrate-", dir=os.path.dirname(path))
@@ -186,12 +189,12 @@ def _prepared(text, code):
 
 
 def _keep_owner(path, temporary):
-    """Where another's file is rewritten, by root say, it stays theirs; or its group's, or else becomes one's own."""
+    """Keep the owner and group of another user's file, or at least its group, if the system allows it."""
     before, now = os.stat(path), os.stat(temporary)
     if not hasattr(os, "chown") or (before.st_uid, before.st_gid) == (now.st_uid, now.st_gid):
         return
     for owner in (before.st_uid, -1):
-        # refused to all but root, and not to be done at all in some containers and on some mounts
+        # Only root may change the owner; some containers and file systems do not support it at all.
         with contextlib.suppress(OSError):
             os.chown(temporary, owner, before.st_gid)
             return

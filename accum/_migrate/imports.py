@@ -1,4 +1,4 @@
-"""Rewrite the import lines of a file: new ones replace the old ones, and unused ones are removed."""
+"""Rewrite the import statements of a file: add those that new code needs, and remove those that are no longer used."""
 
 import re
 from typing import Any, Dict
@@ -12,7 +12,7 @@ PLACEHOLDER = "accum_migrate_was_here"
 
 
 def without_placeholders(code):
-    """The rewritten text, without the placeholders of removed import lines; their comments stay."""
+    """Remove the placeholders of removed import lines from the rewritten text, but keep their comments."""
     return re.sub(PLACEHOLDER + r"[ \t]*(#|\r?\n)", r"\1", code)
 
 
@@ -21,13 +21,13 @@ class Imports:
 
     Args:
       uses: the file's `Uses`.
-      changes: dict `{Use: Change}` of what is rewritten.
+      changes: dict `{Use: Change}` of the code to rewrite.
     """
 
     def __init__(self, uses, changes):
         self._uses = uses
         self._gone = {use.node for use, change in changes.items() if not change.keeps_name}
-        self._needed: Dict[Any, Any] = {}  # import statement -> lines that its names' new expressions need
+        self._needed: Dict[Any, Any] = {}  # import statement -> import lines that the new code for its names needs
         for use, change in changes.items():
             for statement in use.imported_by:
                 lines = self._needed.setdefault(statement, [])
@@ -51,7 +51,7 @@ class Imports:
         return isinstance(self._uses.parent(self._uses.parent(statement)), cst.Module)
 
     def _place(self, statement, placed):
-        """A line that the module itself or another statement of the same block brings, this one doesn't have to."""
+        """Keep only the needed lines that neither the module nor an earlier statement of the same block provides."""
         block = self._uses.parent(self._uses.parent(statement))
         before = placed.setdefault(id(block), set())
         lines = [line for line in self._needed[statement] if line not in before | self._at_top]
@@ -61,7 +61,7 @@ class Imports:
         before.update(lines)
 
     def rewrite(self, original, updated):
-        """What takes the place of a line: itself, others, or nothing. For `leave_SimpleStatementLine`."""
+        """Return the replacement of a line: itself, other lines, or nothing. For `leave_SimpleStatementLine`."""
         lines = [line for statement in original.body for line in self._needed.get(statement, ())]
         body = [self._without_dead(*pair) for pair in zip(original.body, updated.body)]
         body = [statement for statement in body if statement is not None]
@@ -81,7 +81,7 @@ class Imports:
         return cst.FlattenSentinel(new)
 
     def _without_dead(self, original, updated):
-        """An import statement without the names that are no longer used; None if none is left."""
+        """Return an import statement without the names that are no longer used; None if no name is left."""
         if original not in self._needed:
             return updated
         kept = [alias for was, alias in zip(original.names, updated.names) if not self._is_dead(original, was)]
@@ -93,7 +93,7 @@ class Imports:
         return updated.with_changes(names=kept)
 
     def _is_dead(self, statement, alias):
-        """Whether all uses of a name were rewritten. An unused name may be there for other files to import."""
+        """Whether all uses of a name were rewritten. A name without any use may be meant for other files to import."""
         bound = [each for each in self._uses.imports if each.node is statement and _is_of(each, alias)]
         accesses = [access for each in bound for access in each.references]
         if any(self._uses.is_in_all(each.name) for each in bound):

@@ -1,4 +1,4 @@
-"""Lines that the rewrite has made longer than Black's 88 characters, broken as Black breaks them."""
+"""Break lines that the rewrite has made longer than 88 characters, in the style of Black."""
 
 import io
 from typing import Any, Set
@@ -11,12 +11,15 @@ LONGEST = 88
 
 
 def of(code):
-    """The lines of a text with their ends, of which "\\n" alone decides."""
+    """Split a text into lines at "\\n" only, keeping the line ends."""
     return io.StringIO(code, newline="\n").readlines()
 
 
 def shortened(before, after):
-    """`after`, in which no line that `before` lacks is too long, where brackets of calls allow it."""
+    """Return the text `after` with its new long lines broken within the brackets of calls, where that is possible.
+
+    Lines that are also in the text `before` stay as they are.
+    """
     known = set(of(before))
     tried: Set[Any] = set()
     while True:
@@ -31,7 +34,7 @@ def shortened(before, after):
 
 
 def _broken(code, line):
-    """`code` with the arguments of a call on lines of their own; None if no call on `line` can be broken."""
+    """Put the arguments of a call on `line` on their own lines. Returns new code, or None if no call can be broken."""
     wrapper = MetadataWrapper(cst.parse_module(code), unsafe_skip_copy=True)
     positions, lines = wrapper.resolve(PositionProvider), of(code)
     number = lines.index(line)
@@ -49,7 +52,7 @@ def _broken(code, line):
 
 
 def _calls(module):
-    """The calls of a module, but for those in f-strings, which may not hold line ends."""
+    """Return the calls in a module, except those in f-strings, which can't contain line ends."""
     texts = matchers.findall(module, matchers.FormattedString())
     inside = [call for text in texts for call in matchers.findall(text, matchers.Call())]
     return [call for call in matchers.findall(module, matchers.Call()) if call not in inside]
@@ -60,13 +63,13 @@ def _span(position):
 
 
 def _split(line, columns, opening, number, step):
-    """The lines in place of `line`, or None if that would change nothing."""
+    """Return the lines that replace `line`, or None if it can't be broken here."""
     texts = [line[start:end].strip().rstrip(",").rstrip() for start, end in columns]
     rest = line[columns[-1][1] :].lstrip(" \t,")
     is_generator = len(texts) == 1 and " for " in texts[0]
     indent = line[: len(line) - len(line.lstrip())]
     end = "\r\n" if line.endswith("\r\n") else "\n"
-    if opening[0] < number:  # the bracket opens above: each argument gets a line of its own
+    if opening[0] < number:  # the bracket opens on an earlier line: put each argument on its own line
         if len(texts) == 1 or line[: columns[0][0]].strip() or rest.strip():
             return None
         return [indent + text + "," + end for text in texts]
@@ -80,7 +83,7 @@ def _split(line, columns, opening, number, step):
 
 
 def _is_same(one, other):
-    """Whether two texts differ in white space and in commas before a closing bracket only, and the first is Python."""
+    """Whether the text `one` is valid Python, and differs from `other` only in white space and trailing commas."""
     try:
         cst.parse_module(one)
     except cst.ParserSyntaxError:

@@ -1,6 +1,6 @@
-"""An argument that accumulates where no call of a known name takes it: by an alias, a dict, a `partial`.
+"""Find arguments that accumulate but are not in the call of a known name, such as in a dict or `partial`.
 
-It is named and never rewritten: where it arrives can't be told.
+They are reported and never rewritten, because it is not known which function receives them.
 """
 
 import libcst as cst
@@ -10,7 +10,7 @@ from accum._migrate.arguments import last_name, text_of
 from accum._migrate.rules import FRAMEWORKS, is_in
 from accum._migrate.uses import module_of
 
-# modules whose arguments of that name reach no optimizer of Keras or Horovod
+# Modules whose arguments of the same name have nothing to do with optimizers of Keras or Horovod.
 HARMLESS = FRAMEWORKS | {"absl", "dataclasses", "datasets", "json", "logging", "mlflow", "pytest", "ray", "typing"}
 HARMLESS |= {"unittest", "wandb"}
 GIVEN = "`{}` is passed to something unknown. If that is an optimizer of {}, call it here by its own name"
@@ -22,12 +22,12 @@ IMPORTING = ("import_module", "__import__", "importorskip")
 
 
 def find(source, uses, is_seen):
-    """Mentions of `source.ARGUMENT` that may be of its library: [(node, name, reason)].
+    """Find mentions of `source.ARGUMENT` that may refer to its library: [(node, name, reason)].
 
     Args:
-      source: one of the `rules`, for a library that is known by an argument.
+      source: one of the `rules`, for a library that is recognised by an argument.
       uses: the file's `Uses`.
-      is_seen: function from a call to whether a rule has decided on it.
+      is_seen: function from a node to whether it is a call that a rule handles.
     """
     seen = _Mentions(source)
     uses.module.visit(seen)
@@ -42,7 +42,7 @@ def find(source, uses, is_seen):
 
 
 def _of_optimizers(seen, is_seen):
-    """Attributes whose owner is an optimizer, or may be one by its name: (node, reason)."""
+    """Yield (node, reason) for attributes of objects that are optimizers, or whose name suggests it."""
     optimizers = {name for name, call in seen.bound if is_seen(call)}
     options = {name for name, call in seen.bound if (last_name(call.func) or "").startswith("parse_")}
     for node, owner, reason in seen.attributes:
@@ -62,16 +62,16 @@ def _is_harmless(uses, call):
 
 
 class _Mentions(cst.CSTVisitor):
-    """Collects where a file speaks of the argument.
+    """Collects where a file mentions the argument.
 
     Attributes:
-      modules: full names of what is imported.
+      modules: full names of imported modules and names.
       calls: calls with the argument.
-      made: nodes where it is made otherwise.
-      attributes: where it is an attribute of anything, as (node, owner, reason to name it).
-      bound: calls that a name is bound to, as (name, call).
-      takers: names of functions and classes of the file itself that spell the argument out: what they do with it is in
-        this file too, and is found there.
+      made: nodes outside calls that set it, such as in a dict.
+      attributes: attributes with its name, as (node, owner, reason to report it).
+      bound: calls whose result is assigned to a name, as (name, call).
+      takers: names of functions and classes in this file that have a parameter with its name. What they do with it is
+        in this file too, and is found there.
     """
 
     def __init__(self, source):
@@ -128,7 +128,7 @@ class _Mentions(cst.CSTVisitor):
             self.made.append(node)
 
     def visit_Tuple(self, node):
-        """A pair, of which a dict may be made."""
+        """Visit a pair of name and value, which may become an item of a dict."""
         elements = [element.value for element in node.elements]
         if len(elements) == 2 and self._is_it(elements[0]) and text_of(elements[1]) is None:
             self.made.append(node)
@@ -141,11 +141,11 @@ class _Mentions(cst.CSTVisitor):
             if isinstance(node.value, cst.Lambda) and self._spells_it_out(node.value.params):
                 self.takers.add(last_name(target.target))
             self._visit_target(target.target, node.value)
-        if self._is_it(node.value):  # by whose name it may go anywhere
+        if self._is_it(node.value):  # under its new name it may be used anywhere
             self.made.append(node.targets[0].target)
 
     def _visit_target(self, target, value):
-        """`options["…"] = 4`, and `optimizer.… = 4`."""
+        """Visit the target of an assignment such as `options["…"] = 4` or `optimizer.… = 4`."""
         if isinstance(value, cst.Call):
             self.bound.append((last_name(target), value))
         if isinstance(target, cst.Subscript):
@@ -154,7 +154,7 @@ class _Mentions(cst.CSTVisitor):
             if isinstance(index, cst.Index) and self._is_it(index.value) and not is_off:
                 self.made.append(target)
         elif isinstance(target, cst.Attribute) and last_name(target) == self._source.ARGUMENT:
-            self._targets.add(target)  # None too: it ends what the optimizer was made with
+            self._targets.add(target)  # also if the value is None, which switches accumulation off
             self.attributes.append((target, target.value, MADE))
 
 
@@ -164,13 +164,13 @@ def _is_called_optimizer(name):
 
 
 def _is_called_options(node):
-    """`config.optimizer`, say."""
+    """Whether an expression looks like options rather than an optimizer, such as `config.optimizer`."""
     name = (get_full_name_for_node(node) or "").lower()
     return any(word in name for word in OPTIONS)
 
 
 def imports_by_text(sources, uses):
-    """Modules of `sources` that are imported by a function: [(node, name, reason)]."""
+    """Find modules of `sources` that are imported by calling a function: [(node, name, reason)]."""
     found = _ImportsByText()
     uses.module.visit(found)
     reason = "what is used from a module imported this way is not known. Use an import statement"

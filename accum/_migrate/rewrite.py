@@ -1,4 +1,4 @@
-"""Rewrite one file: first plan the changes, then make them in one pass."""
+"""Rewrite one file: plan the changes first, then make them in one pass."""
 
 import difflib
 from typing import Any, Dict, List, NamedTuple, Tuple
@@ -25,7 +25,7 @@ from accum._migrate.surroundings import Surroundings
 from accum._migrate.uses import Uses, module_of
 
 BY_NAME = (gradient_accumulator, cyberzhg, bojone, adam_accumulate, h2g_net, runai, tensorpack)
-"""The first library that has a rule for a name decides. H2G-Net's rule accepts its class names from any module."""
+"""The first library with a rule for a name applies. H2G-Net's rule accepts its class names from any module."""
 
 BY_ARGUMENT = (keras3, horovod, stylegan2)
 SOURCES = BY_NAME + BY_ARGUMENT
@@ -33,11 +33,11 @@ WORDS = tuple(word for source in SOURCES for word in source.WORDS)
 """A file without any of these words contains nothing to rewrite."""
 
 CLUES = tensorpack.PER_TOWER
-"""Words about which one file must know from the other files of the same run."""
+"""Words in one file that affect how other files of the same run are rewritten."""
 
 HOLDERS = runai.HOLDERS + tensorpack.HOLDERS
 RULES_BY_ARGUMENT = (keras3.optimizer, horovod.distributed_optimizer, stylegan2.optimizer)
-"""Rules for common names, which accumulate only with a certain argument."""
+"""Rules for common names that accumulate only with a certain argument."""
 
 Remark = Tuple[int, str]
 
@@ -46,10 +46,10 @@ class Outcome(NamedTuple):
     """The result for one file.
 
     Attributes:
-      code: its new text, equal to the old one if there is nothing to change.
-      notes: what comes out different, as (line, text).
+      code: its new text, equal to the old text if there is nothing to change.
+      notes: how numbers change, as (line, text).
       left: code that was not understood and stays unchanged, as (line, text).
-      is_rewritten: whether anything was.
+      is_rewritten: whether anything was rewritten.
     """
 
     code: str
@@ -59,14 +59,14 @@ class Outcome(NamedTuple):
 
 
 def rewrite(code, clues):
-    """The `Outcome` for the text of a file.
+    """Rewrite the text of a file. Returns an `Outcome`.
 
     Args:
       code: the text.
-      clues: dict {one of `CLUES`: path of the nearest file that has it}.
+      clues: dict {one of `CLUES`: path of the nearest file that contains it}.
 
     Raises:
-      SyntaxError: the text is not Python 3, or not one that this LibCST knows.
+      SyntaxError: the text is not Python 3, or uses syntax that the installed LibCST does not know.
     """
     wrapper = MetadataWrapper(_parsed(code))
     uses = Uses(wrapper)
@@ -89,12 +89,12 @@ def _parsed(code):
     except cst.ParserSyntaxError as error:
         raise SyntaxError(f"line {error.raw_line}: {error.message}") from None
     if len(lines.of(module.code)) != len(lines.of(code)):
-        raise SyntaxError("LibCST does not read it as it is")
+        raise SyntaxError("LibCST does not preserve its lines")
     return module
 
 
 def _spliced(code, read, rewritten):
-    """The lines that were rewritten, among those of the file: LibCST loses white space, as in `except (A, B) :`."""
+    """Put the rewritten lines among the original ones, because LibCST loses white space, as in `except (A, B) :`."""
     if read == code:
         return rewritten
     original, before, after = lines.of(code), lines.of(read), lines.of(rewritten)
@@ -105,14 +105,14 @@ def _spliced(code, read, rewritten):
 
 
 def _find_rule(name, is_whole=False):
-    """The rule for a full name, or None; for the name of a module that holds what accumulates, if it is taken whole."""
+    """Return the rule for a full name, or None. A module has a rule only if it is used as a value (`is_whole`)."""
     found = [rule for rule in (source.rule(name) for source in SOURCES) if rule]
     found += [unknown] if is_whole and name in HOLDERS else []
     return found[0] if found else None
 
 
 def _plan(uses, surroundings):
-    """Plan what to do with each use: ({use: change}, notes, left)."""
+    """Plan what to do with each use. Returns ({use: change}, notes, left)."""
     changes: Dict[Any, Any] = {}
     notes: Dict[Any, Any] = {}
     left: List[Any] = []
@@ -129,10 +129,10 @@ def _plan(uses, surroundings):
 
 
 def _change(use, surroundings):
-    """The `Change` for a use, or None if it does not accumulate.
+    """Return the `Change` for a use, or None if it does not accumulate.
 
     Raises:
-      NotUnderstood: it is, but can't be rewritten.
+      NotUnderstood: it accumulates, but can't be rewritten.
     """
     rules = [_find_rule(name, is_whole=True) for name in sorted(use.names)]
     known = [rule for rule in rules if rule]
@@ -151,18 +151,18 @@ def _change(use, surroundings):
 
 def _require_room(use, surroundings):
     if surroundings.is_taken("accum", "accum"):
-        raise NotUnderstood("`accum` is a name of your own in this file. Rename yours")
+        raise NotUnderstood("this file uses the name `accum` for something else. Rename that first")
     parents = [surroundings.uses.parent(statement) for statement in use.imported_by]
     if not all(isinstance(parent, cst.SimpleStatementLine) for parent in parents):
         raise NotUnderstood("its import shares a line with the statement that it depends on")
     if not all(surroundings.uses.is_in_the_block_of(statement, use.node) for statement in use.imported_by):
         raise NotUnderstood("its import is in a function, but it is used outside, where `accum` would not be imported")
     if surroundings.uses.is_in_f_string(use.node):
-        raise NotUnderstood("it stands in an f-string, which cannot contain the quotes that the new code needs")
+        raise NotUnderstood("it is in an f-string, which cannot contain the quotes that the new code needs")
 
 
 def _from_stars(module, uses):
-    """Names that may come from star imports; they are reported."""
+    """Report names that may come from star imports."""
     found = _StarImports()
     module.visit(found)
     known = [(stars, source) for stars in found.modules for source in SOURCES if source.is_module(stars)]
@@ -178,14 +178,14 @@ def _from_stars(module, uses):
 
 
 def _exported(uses):
-    """Names that other files may import from this one; their import stays."""
+    """Report names that other files may import from this one; their import stays."""
     is_known = lambda name: _find_rule(name) not in (None,) + RULES_BY_ARGUMENT
-    reason = "others may import it from here: where they don't, or do from `accum`, leave the import out"
+    reason = "other files may import it from here. If they don't, or import it from `accum`, remove this import"
     return [(uses.line(node), _remark(name, reason)) for node, name in uses.exported(is_known)]
 
 
 def _mentioned(uses, left):
-    """Arguments that accumulate but reach no rule, and have not been reported yet."""
+    """Report arguments that accumulate but that no rule handles, unless they have been reported already."""
     uses_of = {use.call: use for use in uses.find(_find_rule)}
     is_seen = lambda call: call in uses_of and any(
         _find_rule(name) in RULES_BY_ARGUMENT for name in uses_of[call].names
@@ -199,7 +199,7 @@ def _mentioned(uses, left):
 
 
 def _beside(uses, left):
-    """Horovod's optimizers beside code that accumulates; they would reduce every micro-batch."""
+    """Report Horovod's optimizers beside code that accumulates, because they would reduce every micro-batch."""
     named = {line for line, _ in left}
     found = [(uses.line(call), name) for call, name in horovod.wraps(uses)]
     return [(line, _remark(name, horovod.BESIDE)) for line, name in found if line not in named]

@@ -1,4 +1,4 @@
-"""What a rule can ask about the file around a call."""
+"""The file around a call, as rules see it."""
 
 import libcst as cst
 
@@ -14,7 +14,7 @@ class Surroundings:
     Args:
       uses: the file's `Uses`.
       code: its text.
-      clues: dict {word: path of the nearest file in this run that has it}, for what other files decide.
+      clues: dict {word: path of the nearest file in this run that contains it}, for rules that depend on other files.
     """
 
     def __init__(self, uses, code, clues):
@@ -25,20 +25,20 @@ class Surroundings:
 
     @property
     def is_graph_mode(self):
-        """Whether the file switches eager execution off."""
+        """Whether the file disables eager execution."""
         return any(word in self._code for word in GRAPH_MODE)
 
     @property
     def other_backend(self):
-        """Whether the file asks Keras 3 for another backend than TensorFlow."""
+        """Whether the file selects a backend of Keras 3 other than TensorFlow."""
         return "KERAS_BACKEND" in self._code and ("jax" in self._code or "torch" in self._code)
 
     def is_taken(self, name, by):
-        """Whether `name` is anything but the module `by`, anywhere in the file."""
+        """Whether `name` is bound to anything other than the module `by`, anywhere in the file."""
         return any(not _imports_module(each, name, by) for each in self.uses.assignments(name))
 
     def tensorflow(self):
-        """What TensorFlow is called here, and the import that this takes or None: ("tf", "import tensorflow as tf")."""
+        """Return (the name of TensorFlow in this file, the import line that the name needs or None)."""
         for assignment in self.uses.imports:
             name = assignment.name.split(".")[0]
             if self._is_at_top(assignment.node) and not self.is_taken(name, "tensorflow"):
@@ -48,7 +48,7 @@ class Surroundings:
         return "tensorflow", "import tensorflow"
 
     def constant(self, node):
-        """The expression that a name stands for, if it is bound once in the file, by `name = …`; else `node`."""
+        """Return the value of a name that is bound only once in the file, by `name = …`; otherwise return `node`."""
         if isinstance(node, cst.Name):
             assignments = self.uses.assignments(node.value)
             targets = [self.uses.parent(each.node) for each in assignments if hasattr(each, "node")]
@@ -58,17 +58,18 @@ class Surroundings:
         return node
 
     def require_not_unpacked(self, call, argument):
-        """Raise `NotUnderstood` if a call unpacks what may hold `argument`, in a file that speaks of that at all."""
+        """Raise `NotUnderstood` if the file mentions `argument` and the call unpacks a dict that may contain it."""
         for arg in call.args if argument in self._code else ():
             if arg.star == "**" and not _is_without(self.constant(arg.value), argument):
                 raise NotUnderstood(f"what `**` unpacks into the call is not known, and may contain `{argument}`")
 
     def require_constant_rate(self, node):
-        """Raise `NotUnderstood` unless a learning rate is left out or a number: schedules count something else."""
+        """Raise `NotUnderstood` unless a learning rate is a number or missing: a schedule would count differently."""
         if node is not None and not is_number(self.constant(node)):
             raise NotUnderstood(
-                "a schedule counts micro-batches there, and steps in accum. If the learning rate is a schedule, divide "
-                "its lengths by the number of micro-batches; if it is a number, rewrite the call by hand"
+                "a schedule counts micro-batches in that library, but steps in accum. If the learning rate is a "
+                "schedule, divide its lengths by the number of micro-batches; if it is a number, rewrite the call by "
+                "hand"
             )
 
     def _is_at_top(self, statement):
@@ -77,7 +78,7 @@ class Surroundings:
 
 
 def is_number(node):
-    """Whether an expression is made of literal numbers only."""
+    """Whether an expression consists of literal numbers only."""
     if isinstance(node, cst.BinaryOperation):
         return is_number(node.left) and is_number(node.right)
     if isinstance(node, cst.UnaryOperation):
@@ -86,7 +87,7 @@ def is_number(node):
 
 
 def _is_without(node, argument):
-    """Whether an expression is a dict that is spelled out without `argument`; what is added later is named there."""
+    """Whether an expression is a literal dict without `argument`. If it is added later, that is reported there."""
     if isinstance(node, cst.Dict):
         texts = [text_of(getattr(element, "key", None)) for element in node.elements]
         return None not in texts and argument not in texts
@@ -107,5 +108,5 @@ def _binds(alias, name):
 
 
 def _root(alias):
-    """The module that the name of `import a.b` or `import a.b as c` stands for: `a`, and `a.b`."""
+    """Return the module that the bound name refers to: `a` for `import a.b`, and `a.b` for `import a.b as c`."""
     return alias.evaluated_name if alias.evaluated_alias else alias.evaluated_name.split(".")[0]

@@ -1,4 +1,4 @@
-"""Find where a file uses imported names, by full name; aliases, scopes and shadowing are resolved."""
+"""Find the uses of imported names in a file by their full names, with aliases, scopes and shadowing resolved."""
 
 from typing import Any, FrozenSet, NamedTuple, Optional, Set, Tuple
 
@@ -16,9 +16,9 @@ class Use(NamedTuple):
     """One place where an imported name is used.
 
     Attributes:
-      names: what it may stand for, in full: "runai.ga.keras.optimizers.Adam"; "" for what no import binds.
-      line: number of the line.
-      node: the name or dotted name as it stands there.
+      names: full names that it may refer to, such as "runai.ga.keras.optimizers.Adam"; "" if not to an import.
+      line: line number.
+      node: the name or dotted name in the file.
       call: the call of it, or None if it is not called there.
       imported_by: the import statements that bind it.
     """
@@ -47,9 +47,13 @@ class Uses:
         self.imports = [each for scope in self.scopes for each in scope.assignments if is_import(each)]
 
     def find(self, is_known):
-        """The `Use`s of names for which `is_known(full name, is_whole)` is true, in the order of the file.
+        """Find the uses of known names, in the order of the file.
 
-        `is_whole` tells whether nothing of the dotted name follows.
+        Args:
+          is_known: function of (full name, is_whole), where `is_whole` is false for the beginning of a dotted name.
+
+        Returns:
+          List of `Use`.
         """
         found = {}
         for assignment in self.imports:
@@ -60,7 +64,7 @@ class Uses:
         return sorted(found.values(), key=lambda use: self._position(use.node))
 
     def _use(self, access, is_known):
-        """The longest dotted name around an access that is known: `a` is, and `a.b` is, in `a.b.c`."""
+        """Return the `Use` of the longest known dotted name that begins with an accessed name, or None."""
         node, known = access.node, None
         while True:
             names, parent = _names(access.scope, node), self._parents.get(node)
@@ -80,9 +84,9 @@ class Uses:
         return Use(frozenset(names), self.line(node), node, call, statements)
 
     def exported(self, is_known):
-        """Names imported from elsewhere that others may import from here, as (import statement, name).
+        """Yield (import statement, name) for imported names that other files may import from this one.
 
-        Such are those that the file doesn't use itself, and those in its `__all__`.
+        These are the names that this file does not use itself, and those in its `__all__`.
         """
         for each in self.imports:
             is_for_others = isinstance(each.node, cst.ImportFrom) and (not each.references or self.is_in_all(each.name))
@@ -90,11 +94,11 @@ class Uses:
                 yield each.node, each.name
 
     def is_in_all(self, name):
-        """Whether `__all__` of the file has a name."""
+        """Whether a name is in the file's `__all__`."""
         return name in self._all
 
     def unbound(self):
-        """The names and dotted names that nothing in the file binds: built in, or from a star import."""
+        """Yield names and dotted names that the file does not bind: they are built in, or come from a star import."""
         for scope in self.scopes:
             for access in scope.accesses:
                 node = access.node
@@ -104,17 +108,17 @@ class Uses:
                     yield node
 
     def is_within(self, node, nodes):
-        """Whether a name is one of `nodes`, or the beginning of one: `a` of `a.b.c`."""
+        """Whether a name is one of `nodes`, or the beginning of one, as `a` is of `a.b.c`."""
         while node not in nodes and isinstance(self._parents.get(node), cst.Attribute):
             node = self._parents[node]
         return node in nodes
 
     def assignments(self, name):
-        """All that binds `name` anywhere in the file."""
+        """Return all assignments, imports and definitions that bind `name` anywhere in the file."""
         return [each for scope in self.scopes for each in scope.assignments if each.name.split(".")[0] == name]
 
     def names(self, node):
-        """Full names that a dotted name may have; "" for what no import binds. Of anything else, none is known."""
+        """Return the full names that a dotted name may have; "" if it is not imported. Other expressions have none."""
         first = node
         while isinstance(first, cst.Attribute):
             first = first.value
@@ -122,18 +126,18 @@ class Uses:
         return _names(scope, node) if isinstance(first, cst.Name) and scope else set()
 
     def calls_around(self, node):
-        """The calls that a node is an argument of, and the node itself if it is one."""
+        """Yield the calls around a node, within its statement, and the node itself if it is a call."""
         while node is not None and not isinstance(node, cst.BaseSmallStatement):
             if isinstance(node, cst.Call):
                 yield node
             node = self._parents.get(node)
 
     def code(self, node):
-        """The source text of a node, on one line."""
+        """Return the source text of a node on one line."""
         return " ".join(self.module.code_for_node(node).split())
 
     def is_in_the_block_of(self, statement, node):
-        """Whether a name that a statement binds is known at `node` also without a `global` that says so."""
+        """Whether `node` is in the function, class or module in which `statement` binds its names."""
         block = statement
         while not isinstance(block, (cst.FunctionDef, cst.ClassDef, cst.Module)):
             block = self._parents[block]
@@ -142,17 +146,17 @@ class Uses:
         return node is block
 
     def is_in_f_string(self, node):
-        """Whether a node is part of a formatted string."""
+        """Whether a node is part of an f-string."""
         while node is not None and not isinstance(node, cst.FormattedString):
             node = self._parents.get(node)
         return node is not None
 
     def parent(self, node):
-        """The node that holds `node`."""
+        """Return the node that contains `node`."""
         return self._parents.get(node)
 
     def line(self, node):
-        """Number of the line on which `node` starts."""
+        """Return the number of the line on which `node` starts."""
         return self._position(node)[0]
 
     def _position(self, node):
@@ -161,7 +165,7 @@ class Uses:
 
 
 def _all(module):
-    """The names in the `__all__` of a file."""
+    """Return the names in the `__all__` of a file."""
     found: Set[Any] = set()
     for line in module.body:
         for statement in line.body if isinstance(line, cst.SimpleStatementLine) else ():
@@ -177,23 +181,26 @@ def is_import(assignment):
 
 
 def module_of(statement):
-    """Full name of what a `from … import` imports from, with its dots if it is relative."""
+    """Return the full name of the module in a `from … import`, including the dots of a relative import."""
     name = statement.module and get_full_name_for_node(statement.module)
     return "." * len(statement.relative) + (name or "")
 
 
 def _in_order(scopes):
-    """Each scope once; by a dict, for the same order every time."""
+    """Return each scope once, in a deterministic order."""
     return list({scope: None for scope in scopes if scope is not None})
 
 
 def _names(scope, node):
-    """Full names that a node may have; of one that is also bound by no import, an empty one beside it."""
+    """Return the full names that a node may have; "" is among them if something other than an import may bind it."""
     return _full(scope.get_qualified_names_for(node))
 
 
 def _names_anywhere(access, node):
-    """As `_names`, also by what binds the name later: newer LibCST leaves that out, but functions run later still."""
+    """Return the same as `_names`, including bindings later in the file, which functions see when they are called.
+
+    Newer versions of LibCST leave these out.
+    """
     dotted, found = get_full_name_for_node(node), set()
     for referent in access.referents if dotted else ():
         same = [each for each in referent.scope.assignments if each.name == referent.name]

@@ -1,4 +1,4 @@
-"""Which values the number of micro-batches may have: None means no accumulation in Keras 3, but accum rejects it."""
+"""Find numbers of micro-batches that may be None, which means no accumulation in Keras 3 but is rejected by accum."""
 
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
@@ -17,8 +17,8 @@ def is_none(node):
 class Values:
     """The possible values of the names in a file, as far as the file itself shows them.
 
-    It goes by the name alone: `steps = …`, `self.steps = …`, `config["steps"] = …`, `{"steps": …}`, `f(steps=…)`,
-    `def f(steps=…)` and `add_argument("--steps", …)` all say something of `steps`.
+    Only the name counts: `steps = …`, `self.steps = …`, `config["steps"] = …`, `{"steps": …}`, `f(steps=…)`,
+    `def f(steps=…)` and `add_argument("--steps", …)` all give a value of `steps`.
 
     Args:
       module: the file's `libcst.Module`.
@@ -53,7 +53,7 @@ class Values:
             return any(self._may_be_none(side, seen) for side in sides)
         if isinstance(node, cst.Call):
             return get_full_name_for_node(node.func) not in NUMBERS
-        # an operation on None fails there as well
+        # An operation on None already fails without accum.
         return not isinstance(node, (cst.BaseNumber, cst.BinaryOperation, cst.UnaryOperation, cst.Subscript, *LITERALS))
 
 
@@ -69,7 +69,7 @@ def _is_no_number(node):
 
 
 def _name(node):
-    """The name by which a value is spoken of: `steps` of `steps`, `self.steps` and `config["steps"]`, or None."""
+    """Return the name of a value: `steps` for `steps`, `self.steps` and `config["steps"]`; None if it has none."""
     if isinstance(node, cst.Subscript):
         return text_of(node.slice[0].slice.value) if isinstance(node.slice[0].slice, cst.Index) else None
     return last_name(node)
@@ -146,7 +146,7 @@ class _Given(cst.CSTVisitor):
             self._say(text_of(node.args[0].value), node.args[1].value)
 
     def _visit_option(self, node):
-        """An option of a command line that is neither required nor has a default is None."""
+        """Visit a command-line option. Its value may be None if it is neither required nor has a default."""
         given = {arg.keyword.value: arg.value for arg in node.args if arg.keyword}
         names = [text_of(arg.value) for arg in node.args if not arg.keyword] + [
             "--" + (text_of(given.get("dest")) or "")
@@ -159,7 +159,7 @@ class _Given(cst.CSTVisitor):
 
 
 def _says_none(node):
-    """Whether None, or Optional in an annotation, is anywhere in it."""
+    """Whether an expression contains None, or an annotation contains Optional."""
     found = _SaysNone()
     node.visit(found)
     return found.is_found

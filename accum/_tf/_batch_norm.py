@@ -8,7 +8,7 @@ from accum._tf._variables import native
 from accum._tf._version import IS_KERAS_3, tf
 
 BATCH_NORMS = keras_layers("BatchNormalization", "SyncBatchNormalization")
-"""Keras' classes of batch normalisation; from 2.12 on, the second became an argument of the first."""
+"""Keras' classes of batch normalisation. From 2.12 on, the second is an argument of the first."""
 
 
 def is_synchronized(batch_norm: tf.keras.layers.Layer) -> bool:
@@ -40,7 +40,7 @@ def unfused(options: Dict[str, Any]) -> Dict[str, Any]:
 
 
 class Resting:
-    """Stand in for a variable of Keras 3: has its value, and ignores assignments."""
+    """Stands in for a variable of Keras 3: it has the same value, but ignores assignments."""
 
     def __init__(self, variable: Any) -> None:
         self._variable = variable
@@ -61,9 +61,10 @@ def _resting(name: str) -> property:
 
 
 class _HandsOver:
-    """Override how Keras 3 computes batch statistics and assigns to the moving statistics in `call`.
+    """Overrides how Keras 3 computes batch statistics and assigns to the moving statistics in `call`.
 
-    While `accum_is_capturing`, the moving statistics do not change. Batch statistics go through `accum_hand_over`.
+    While `accum_is_capturing` is true, the moving statistics do not change. Batch statistics are computed by
+    `accum_hand_over`.
     """
 
     accum_hand_over: Any
@@ -87,6 +88,6 @@ def uses_mask(batch_norm: tf.keras.layers.Layer) -> bool:
 def records_unbiased_variance(batch_norm: tf.keras.layers.Layer) -> bool:
     """Whether a built layer records its batches' variance with Bessel's correction.
 
-    The fused kernel does, which Keras uses for rank 4 and later also for rank 5; its unfused computation does not.
+    The fused kernel does; Keras uses it for rank 4, and on later lines also for rank 5. The unfused code does not.
     """
     return is_fused(batch_norm)

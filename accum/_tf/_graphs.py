@@ -122,7 +122,7 @@ def is_loop_body(graph: tf.Graph) -> bool:
 
 
 def forget_traces(instance: Any) -> None:
-    """Let the methods of an object that are a `tf.function` be traced anew."""
+    """Let those methods of an object that are a `tf.function` be traced again."""
     for cls in type(instance).__mro__:
         for method in list(vars(cls).values()):
             getattr(method, "_descriptor_cache", {}).pop(instance, None)  # instance -> its function; no public name
@@ -134,7 +134,7 @@ def is_function(graph: tf.Graph) -> bool:
 
 
 def exclude_each_other(graphs: Sequence[tf.Graph], others: Sequence[tf.Graph]) -> bool:
-    """Whether two paths from `graphs_within` lead through different branches of one conditional: only one runs."""
+    """Whether two paths from `graphs_within` lead through different branches of one conditional, so only one runs."""
     return any(
         conditional == other and branch != another
         for conditional, branch in _branches(graphs)
@@ -155,7 +155,7 @@ def are_traces_of_one_function(path: Sequence[tf.Graph], other: Sequence[tf.Grap
 
 
 def count_calls(graph: tf.Graph, function_graph: tf.Graph) -> int:
-    """Count how often ops of `graph` call a `tf.function` of the name of the one traced as `function_graph`."""
+    """Count the calls in `graph` of a `tf.function` that has the name of the one traced as `function_graph`."""
     name = re.compile(r"__(inference|forward)_{}_\d+$".format(re.escape(function_graph.name)))
     calls = [op for op in graph.get_operations() if op.type in ("PartitionedCall", "StatefulPartitionedCall")]
     return len([op for op in calls if name.match(op.get_attr("f").name)])

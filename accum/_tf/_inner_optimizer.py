@@ -1,4 +1,4 @@
-"""Call the inner optimizer as a black box."""
+"""Build the inner optimizer and make its steps."""
 
 import contextlib
 from typing import Any, Iterator, List, Optional, Sequence
@@ -28,7 +28,7 @@ def build_inner(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
             _ = optimizer.iterations  # created when it is first read
             optimizer._create_hypers()
             optimizer._create_slots(variables)
-    # v1 optimizers lift their slots out of the branch by themselves.
+    # v1 optimizers lift the creation of slots out of the branch themselves.
 
 
 def create_graph_slots(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
@@ -58,7 +58,7 @@ def prepare_inner(optimizer: Any, variables: Sequence[tf.Variable], used: Sequen
 
 
 def refused_by_inner(optimizer: Any, variables: Sequence[tf.Variable]) -> List[tf.Variable]:
-    """Return the `variables` that the inner optimizer can't update: a new optimizer is built once, for one list."""
+    """Return those `variables` that the inner optimizer can't update: a new optimizer is built once, for one list."""
     names = ("_trainable_variables_indices", "built") if IS_KERAS_3 else ("_index_dict", "_built")
     index = getattr(optimizer, names[0], None) if is_new_optimizer(optimizer) else None
     if index is None or not getattr(optimizer, names[1], False):
@@ -131,7 +131,7 @@ def awaited(done: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_reduction(optimizer: Any, replicas: int) -> Iterator[None]:
-    """Keep a Keras 3 optimizer from summing over replicas after clipping, which has no public switch."""
+    """Keep a Keras 3 optimizer from summing over replicas after clipping; there is no public switch for that."""
     with _reductions_replaced(_parts(optimizer) if replicas > 1 else [], "_all_reduce_sum_gradients"):
         yield
 
@@ -139,8 +139,9 @@ def _without_reduction(optimizer: Any, replicas: int) -> Iterator[None]:
 def without_sum_of_one(optimizer: Any) -> Any:
     """Return a context in which an optimizer does not sum over replicas, if there is only one.
 
-    That sum changes nothing, but since 2.11 TensorFlow registers a gradient for it that is never released. It keeps the
-    graph in which it was traced: here that of a conditional, and with it all the others of a micro step.
+    That sum changes nothing, but since 2.11 TensorFlow registers a gradient for it that is never released. The gradient
+    keeps the graph in which it was traced. Here that is the graph of a conditional, which keeps all graphs of a micro
+    step.
     """
     is_single = VERSION >= (2, 11) and tf.distribute.get_strategy().num_replicas_in_sync == 1
     name = _name_of_reduction(optimizer)
@@ -160,7 +161,7 @@ def _reductions_replaced(parts: Sequence[Any], name: str) -> Iterator[None]:
         yield
     finally:
         for part in parts:
-            part.__dict__.pop(name, None)  # each replica's thread does so
+            part.__dict__.pop(name, None)  # the thread of another replica may have removed it
 
 
 def _name_of_reduction(optimizer: Any) -> str:
@@ -170,7 +171,7 @@ def _name_of_reduction(optimizer: Any) -> str:
 
 
 def _reduces_as_keras(optimizer: Any, name: str) -> bool:
-    """Whether an optimizer sums as Keras does, rather than as a library makes it that sums over processes."""
+    """Whether an optimizer sums gradients as Keras does; libraries that sum over processes override the method."""
     base: Any = NewOptimizer if is_new_optimizer(optimizer) else LegacyOptimizer
     is_own = name not in vars(optimizer) and getattr(type(optimizer), name) is getattr(base, name)
     aggregator = getattr(optimizer, "gradient_aggregator", None)  # an argument of legacy optimizers; dies with 2.15
@@ -178,7 +179,7 @@ def _reduces_as_keras(optimizer: Any, name: str) -> bool:
 
 
 def slot_names(optimizer: Any) -> List[str]:
-    """Return the names of an optimizer's slots; an optimizer that is built from a list of variables has none."""
+    """Return the names of an optimizer's slots. An optimizer that is built from a list of variables has none."""
     return [] if is_new_optimizer(optimizer) else sorted(optimizer.get_slot_names())
 
 

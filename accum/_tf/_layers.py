@@ -1,4 +1,4 @@
-"""Which layers this line of Keras has, and whether a call of a layer computes."""
+"""Find the layers that this line of Keras has, and recognise calls of a layer that do not compute anything."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""The data that a train step unpacks, and the number by which its loss divides."""
+"""Unpack the data of a train step, and find the number by which its loss divides."""
 
 import functools
 from typing import Any, List, Optional, Sequence, Tuple
@@ -26,8 +26,8 @@ def count_examples(data: Any) -> tf.Tensor:
     batched = [leaf for leaf in tf.nest.flatten((y, sample_weight, x)) if _has_axes(leaf)]
     if not batched:
         raise ValueError(
-            "There is no batch whose examples could be counted: pass `micro_batch_weight`, 'equal' or a function "
-            f"of the data. Received: {data!r}."
+            "There is no batch whose examples could be counted: pass `micro_batch_weight='equal'`, or a function of "
+            f"the data. Received: {data!r}."
         )
     first = batched[0]
     if isinstance(first, tf.RaggedTensor):
@@ -124,7 +124,7 @@ def _sum_of_weights(weights: Any, mask: Optional[tf.Tensor]) -> Optional[tf.Tens
 
 
 def without_empty_masks(y_pred: Any, sample_weight: Any) -> Any:
-    """Return (outputs, sample weights) for which a micro-batch that is all padding has loss 0 and no gradient.
+    """Return (outputs, sample weights) with which a micro-batch that is all padding has loss 0 and no gradient.
 
     From 2.11 to 2.15, Keras divides by 0 unmasked elements: the loss is NaN, which a `LossScaleOptimizer` mistakes for
     an overflow.

@@ -17,7 +17,7 @@ def _functional() -> Optional[type]:
 
 
 Functional: Any = _functional()
-"""The class of functional models: from 2.3 on a separate class without a public name. Dies with no line."""
+"""The class of functional models. From 2.3 on it is a separate class without a public name on any line."""
 
 _OF_ONE_MODEL = {
     "_checkpoint",
@@ -29,7 +29,7 @@ _OF_ONE_MODEL = {
     "train_function",
     "train_tf_function",
 }
-"""Attributes that Keras creates or traces for one model, so a model made from another one must not share them."""
+"""Attributes that Keras creates or traces for one model, which a model made from another one must not share."""
 
 if IS_KERAS_3:  # closures over the model, and the tracker that fills its lists
     _OF_ONE_MODEL |= {"_tracker", "build", "quantize"}
@@ -78,7 +78,7 @@ def unpickled(content: Any) -> tf.keras.Model:
 
 
 def pickled_by_name(reduced: Tuple[Any, ...]) -> Tuple[Any, ...]:
-    """Remove the class from the result of Keras' `__reduce__`, because a pickle cannot refer to a run-time class.
+    """Remove the class from the result of Keras' `__reduce__`: a pickle can't refer to a class made at run time.
 
     The pickle refers to `unpickled` instead, so that loading it imports accum, which registers its classes.
     """
@@ -99,8 +99,8 @@ def plain_config(model: tf.keras.Model, base: Any) -> Tuple[str, Dict[str, Any]]
     """Return the (class name, config) that `model` would have as an instance of its base class `base`."""
     if base is not Functional and not (VERSION < (2, 3) and is_layered_model(model) and model._is_graph_network):
         return registered_name(base) or base.__name__, base.get_config(model)
-    # TF 2.2 makes a functional model of anything in a SavedModel with an unknown class name, even of a Sequential one.
-    # From 2.12 on, Keras assumes that a class with its own arguments is constructed from these alone.
+    # If a SavedModel contains an unknown class name, TF 2.2 loads a functional model, even instead of a Sequential one.
+    # From 2.12 on, Keras assumes that a class with arguments of its own is constructed from these alone.
     if IS_KERAS_3:
         twin = tf.keras.Model(model._inputs_struct, model._outputs_struct, name=model.name)
     else:
@@ -159,7 +159,7 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
     """Return every layer in a model, at any depth, once each."""
     if not hasattr(model, "_flatten_layers"):
         return model._gather_unique_layers()[1:]  # without the model itself; dies with 2.2
-    # `submodules` fails for a subclassed model that is compiled (2.10 and before), and for recurrent dropout (2.2).
+    # `submodules` fails for compiled subclassed models (up to 2.10), and for recurrent dropout (2.2).
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
@@ -170,10 +170,10 @@ def compute_dtypes(model: tf.keras.Model) -> Set[str]:
 
 
 def train_on(model: tf.keras.Model, batch: Tuple[Any, ...]) -> None:
-    """Train a model on one batch, a tuple (x, y, sample_weight) in which the last ones may be missing, as `fit` would.
+    """Train a model on one batch, a tuple (x, y, sample_weight) whose last elements may be missing, as `fit` would.
 
-    `train_on_batch` of Keras 3 always passes all three to the train step, and `fit` only those that exist: a custom
-    train step may not accept all of them.
+    `train_on_batch` of Keras 3 always passes all three to the train step, but a custom train step may not accept all.
+    `fit` passes only those that exist.
     """
     if IS_KERAS_3 and all(leaf is not None for leaf in tf.nest.flatten(batch)):
         model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)

@@ -81,19 +81,19 @@ def is_epsilon_beside_root(optimizer: Any) -> bool:
 
 
 def has_rate_in_momentum(optimizer: Any) -> bool:
-    """Whether RMSprop's momentum accumulates steps, learning rate included; in the preview not. Dies with 2.10."""
+    """Whether RMSprop's momentum is a sum of steps that include the learning rate; not in the preview (2.9, 2.10)."""
     return not is_new_optimizer(optimizer) or VERSION >= (2, 11)
 
 
 def has_odd_centering(optimizer: Any) -> bool:
-    """Whether a centered RMSprop subtracts anything but the square of the mean, as the preview does. Dies with 2.10."""
+    """Whether a centered RMSprop subtracts something other than the squared mean, as the preview (2.9, 2.10) does."""
     return optimizer.centered and is_new_optimizer(optimizer) and VERSION < (2, 11)
 
 
 def moves_touched_rows_only(optimizer: Any) -> Any:
-    """Whether momentum and RMSprop leave rows unchanged that are not in a sparse gradient, as v1 optimizers do.
+    """Whether momentum and RMSprop only update the rows in a sparse gradient, as v1 optimizers do.
 
-    Legacy optimizers do. New optimizers decay the slots of every row, and update every row.
+    Legacy optimizers do. New optimizers decay the slots of all rows, and update all rows.
     """
     return is_legacy_optimizer(optimizer)
 
@@ -105,7 +105,7 @@ def _with_rows() -> Any:
 
 
 WITH_ROWS = _with_rows() if HAS_KERAS_FACE else None
-"""A description of these optimizers for error messages."""
+"""A description of the optimizers that only update touched rows, for error messages."""
 
 
 def embeddings_of(model: tf.keras.Model) -> Any:

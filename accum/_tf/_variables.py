@@ -28,7 +28,7 @@ def path_of(var: Any) -> str:
 
 
 def variable_key(var: Any) -> int:
-    """Return a key that identifies a variable during its lifetime; the copies of a mirrored variable share one."""
+    """Return a key that identifies a variable as long as it exists; the copies of a mirrored variable share one key."""
     var = native(var)
     if hasattr(var, "_distributed_container"):  # one replica's copy; the container has no public name
         var = var._distributed_container() or var
@@ -41,7 +41,7 @@ def at_least_float32(dtype: tf.DType) -> tf.DType:
 
 
 def known_value(value: Any) -> Optional[float]:
-    """Return a scalar as a float if its value is already known, or None for a tensor that is computed later."""
+    """Return a scalar as a float if its value is known now, or None for a tensor that is computed later."""
     known = tf.get_static_value(value) if isinstance(value, tf.Tensor) else value
     return float(known) if isinstance(known, (int, float, np.number, np.ndarray)) and np.ndim(known) == 0 else None
 

@@ -1,4 +1,4 @@
-"""Observe which optimizers apply gradients, through the method of their base class that every optimizer calls."""
+"""Observe which optimizers apply gradients, by wrapping the methods of their base classes."""
 
 import contextlib
 import functools
@@ -31,8 +31,8 @@ _watchers = 0
 def watching_optimizers(see: Optional[Callable[[Any], None]]) -> Iterator[None]:
     """Call `see(optimizer)` before an optimizer applies gradients in this thread.
 
-    TensorFlow has no API for which optimizers a function calls. So the methods of the base classes are wrapped while
-    anyone watches: while a train step is traced, or run eagerly.
+    TensorFlow has no API that tells which optimizers a function calls. So the methods of the base classes are wrapped
+    as long as anyone watches, which is while a train step is traced or runs eagerly.
 
     Args:
       see: function of an optimizer; None: do not watch in this context.
@@ -48,7 +48,7 @@ def watching_optimizers(see: Optional[Callable[[Any], None]]) -> Iterator[None]:
 
 
 def tell_watcher(optimizer: Any) -> None:
-    """Report that `optimizer` applies gradients in this thread, for one that does so by a method of its own."""
+    """Report that `optimizer` applies gradients in this thread, if it has a method of its own for that."""
     see = getattr(_in_this_thread, "see", None)
     if see is not None:
         see(optimizer)

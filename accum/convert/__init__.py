@@ -1,8 +1,8 @@
-"""Continue a run on the other side: from a `tf.compat.v1.train.Saver` checkpoint in Keras, or back, also mid-cycle.
+"""Continue a run of a static graph in Keras, or a run of Keras in a static graph, even in the middle of a cycle.
 
-Both sides are reduced to one neutral description, a `RunState`: weights, the slots of the inner optimizer by role,
-accumulators and counters. `_v1` reads and writes it as a Saver's checkpoint, `_keras` as a live model and optimizer.
-`_rules` does the arithmetic where the two sides store the same thing by different conventions.
+Both sides are converted through a neutral description, a `RunState`: weights, the slots of the inner optimizer by role,
+accumulators and counters. `_reading`, `_writing` and `_v1` read and write it as a `Saver`'s checkpoint, and `_keras` as
+a live model and optimizer. `_rules` does the arithmetic where the two sides store the same thing differently.
 """
 
 from accum.convert._conversion import from_v1, to_v1

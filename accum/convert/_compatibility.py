@@ -1,4 +1,4 @@
-"""Where the two sides differ in more than how they store the same thing."""
+"""Find disagreements between the two sides that no conversion can resolve."""
 
 from typing import NamedTuple, Optional
 
@@ -7,7 +7,7 @@ from accum.convert import _rules
 from accum.convert._report import ConversionError
 
 OF_ROWS = ("momentum", "rmsprop", "centered rmsprop")
-"""The rules that v1 applies only to the touched rows. With Adam, all rows decay on both sides."""
+"""The rules that v1 applies only to touched rows. With Adam, all rows decay on both sides."""
 
 ROWS = _tf.WITH_ROWS and _tf.WITH_ROWS[0].upper() + _tf.WITH_ROWS[1:]
 
@@ -22,11 +22,11 @@ class ConversionOptions(NamedTuple):
 
 
 def check_compatibility(run, state, given, report, rows_there=None):
-    """Add disagreements to `report`, and notes on what cannot be known.
+    """Add disagreements to `report`, and notes on things that cannot be checked.
 
     Args:
       run: the `KerasRun`.
-      state: the `RunState`, by v1's conventions.
+      state: the `RunState` in v1's conventions.
       given: a `ConversionOptions`.
       report: the `Report`.
       rows_there: {index: whether its gradient is sparse in the static graph}, if known from a source other than
@@ -41,7 +41,7 @@ def check_compatibility(run, state, given, report, rows_there=None):
     if state.micro_step:
         _check_cycle(run, state, given, report)
     if run.has_loss_scale:
-        report.notes.append("The loss scale is not converted. It starts again from its initial value.")
+        report.notes.append("The loss scale is not converted. It restarts from its initial value.")
     v1_class = _rules.RULES[run.rule].v1_class
     report.notes.append(
         f"A `Saver`'s checkpoint holds no hyperparameters. Give {type(run.inner).__name__} and {v1_class} the same "
@@ -79,7 +79,7 @@ def _check_epsilon(convention, state, given, report):
         second = state.slots.get("accumulator") or state.slots.get("rms") or {}
         deviation = _rules.largest_deviation(convention, list(second.values()), epsilon)
         report.problems.append(
-            f"Epsilon is in another place: v1 moves by {sides[0]}, Keras by {sides[1]}. With the present slots, the "
+            f"Epsilon is in another place: v1 moves by {sides[0]}, Keras by {sides[1]}. With the current slots, the "
             f"next step differs by a relative {deviation:.1e} at most."
         )
     if default is None:
@@ -87,7 +87,7 @@ def _check_epsilon(convention, state, given, report):
     if given.epsilon is None:
         report.notes.append(
             f"Epsilon is {convention.epsilon:g} in Keras, and assumed to be the same in the static graph, where the "
-            f"default is {default:g}. Pass `epsilon=` if it is another."
+            f"default is {default:g}. Pass `epsilon=` if it differs."
         )
     elif given.epsilon != convention.epsilon:
         report.problems.append(f"Epsilon is {given.epsilon:g} in v1, but {convention.epsilon:g} in Keras.")
@@ -119,19 +119,19 @@ def _check_rows(run, here, there, report):
     if gained:
         report.problems.append(
             "{} have dense gradients in the static graph, where v1's {} moves every row, and sparse ones here, where "
-            'this {} moves only the rows that a step touches: give the wrapper `sparse="dense"`.'.format(
+            'this {} moves only the rows that a step touches: pass `sparse="dense"` to the wrapper.'.format(
                 gained, *classes
             )
         )
     if not run.moves_touched_rows_only() and any(index not in there for index in run.trained):
         report.notes.append(
-            "Nothing tells whether the gradients of some variables are sparse. With sparse ones, v1's {} and this {} "
-            "are two rules.".format(*classes)
+            "It is not known whether the gradients of some variables are sparse. If they are, v1's {} and this {} "
+            "update different rows.".format(*classes)
         )
 
 
 def in_unit_of(layout, run, state, given, report):
-    """Complete `given` with the weight of micro-batches in the unfinished cycle of `like`, if there is one."""
+    """Return `given`, completed with the weight of micro-batches in the unfinished cycle of `like`, if there is one."""
     theirs = layout.weight_of_micro_batches()
     if given.micro_batch_weight is not None or theirs is None or not state.micro_step:
         return given

@@ -1,4 +1,4 @@
-"""`from_v1` and `to_v1`: everything is read and checked before anything is set or written."""
+"""`from_v1` and `to_v1`. They read and check everything before they set or write anything."""
 
 from typing import Any, Dict, List, Optional, Sequence, Union
 
@@ -26,7 +26,7 @@ def from_v1(
     accum_name: Optional[str] = None,
     ignore: Sequence[str] = (),
 ) -> Report:
-    """Continue in Keras the run that a static graph's `Saver` has saved, also in the middle of a cycle.
+    """Continue in Keras a run that the `Saver` of a static graph has saved, even in the middle of a cycle.
 
     The model and optimizer receive the weights, the inner optimizer's slots, the number of steps, and what the
     unfinished cycle has accumulated. Slots are converted so that the following steps are the same: for instance, v1's
@@ -40,7 +40,7 @@ def from_v1(
         unfinished cycle needs the latter. None: the optimizer of the compiled model.
       names: dict {variable of the model: variable of the graph}, or a list of the graph's names in the order of
         `model.weights`. Other variables are matched by the same name, by tf-slim's name for the same thing, or by the
-        position of a layer among those of its kind. None for a name leaves that variable unchanged. The keys
+        position of a layer among those of its kind. A variable with the name None stays unchanged. The keys
         "iterations", "beta1_power" and "beta2_power" name the counters of the graph.
       strict: whether a disagreement between the two sides, or a variable without a counterpart, raises an error; if
         False, the report lists it.
@@ -93,7 +93,7 @@ def to_v1(
     optimizer_name: Optional[str] = None,
     accum_name: Optional[str] = None,
 ) -> Report:
-    """Write the run of a Keras model and its optimizer as a checkpoint that a static graph's `Saver` restores.
+    """Write a run of a Keras model and its optimizer as a checkpoint that the `Saver` of a static graph restores.
 
     Args:
       model, optimizer, strict, epsilon, optimizer_name: as for `from_v1`.
@@ -159,7 +159,7 @@ def _for_keras(run, state, given):
 
 
 def _for_v1(run, state, given):
-    """Returns the `RunState` in v1's conventions, and the `Convention` of the run's optimizer."""
+    """Return the `RunState` in v1's conventions, and the `Convention` of the run's optimizer."""
     convention = run.convention(state.iterations)
     require_rate(convention)
     converted = state.reweighted(given.micro_batch_weight or 1.0, run.reduction)

@@ -25,7 +25,7 @@ class KerasRun:
 
     Args:
       model: a built Keras model, or a list of variables.
-      optimizer: its optimizer, in whatever wrappers; None: that of a compiled model.
+      optimizer: its optimizer, with or without wrappers; None: that of a compiled model.
 
     Raises:
       ConversionError: the model has no weights yet, is on several replicas, or has an optimizer with an unknown rule.
@@ -52,12 +52,12 @@ class KerasRun:
         self.tables = {index for index in self.trained if _tf.variable_key(self.variables[index]) in tables}
         self.has_loss_scale = _tf.is_loss_scale_optimizer(optimizer)
         self.rule = rule_of(self.inner)
-        self.follows = isinstance(model, GradientAccumulateModel)  # whether batch normalisation is on its clock
+        self.follows = isinstance(model, GradientAccumulateModel)  # whether batch normalisation follows its cycles
         self.norms = {} if is_listed else self._norms_of(model)
         self.weighs_by_examples = bool(getattr(getattr(model, "_accum", None), "weighs_as_keras", False))
 
     def _norms_of(self, model):
-        """{index of the moving mean: (index of the moving variance, `AccumBatchNormalization`)}."""
+        """Return {index of the moving mean: (index of the moving variance, `AccumBatchNormalization`)}."""
         layers = [layer for layer in batch_norms_of(model) if layer.built]
         indices = [(self._index_of(layer.moving_mean), self._index_of(layer.moving_variance)) for layer in layers]
         return {mean: (variance, layer) for (mean, variance), layer in zip(indices, layers)}
@@ -70,7 +70,7 @@ class KerasRun:
 
     @property
     def wanted(self):
-        """List of (name, shape), one per variable."""
+        """A list of (name, shape), one per variable."""
         return [(_tf.path_of(var), tuple(var.shape)) for var in self.variables]
 
     def name(self, index):
@@ -80,7 +80,7 @@ class KerasRun:
         return np.dtype(_tf.native(self.variables[index]).dtype.as_numpy_dtype)
 
     def dtype_of_sums(self, index):
-        """The dtype of that variable's accumulator."""
+        """Return the dtype of a variable's accumulator."""
         given = self.wrapper._internals.cycle.dtype if self.accumulates else None
         if given is not None:
             return np.dtype(given.as_numpy_dtype)
@@ -109,7 +109,7 @@ class KerasRun:
         return [_tf.hyperparameter(self.inner, name) for name in ("beta_1", "beta_2")]
 
     def convention(self, iterations):
-        """The `Convention` of the optimizer, for the step that follows `iterations` of them."""
+        """Return the `Convention` of the optimizer for the step after `iterations` steps."""
         rate, is_scheduled = _tf.rate_of_step(self.inner, iterations)
         has_momentum = "momentum" in RULES[self.rule].slots
         momentum = _tf.hyperparameter(self.inner, "momentum") if has_momentum else 0.0
@@ -126,8 +126,8 @@ class KerasRun:
         )
 
     def without_counterpart(self, is_to_v1, has_averages):
-        """What only this side's optimizer does or stores, as sentences."""
-        fate = "is left out" if is_to_v1 else "starts anew"
+        """Return sentences on what only this side's optimizer does or stores."""
+        fate = "is left out" if is_to_v1 else "restarts"
         found = []
         if getattr(self.inner, "amsgrad", False):
             found.append(f"amsgrad: v1's Adam keeps no maximum of v; `vhat` {fate}.")
@@ -141,7 +141,7 @@ class KerasRun:
     # Reading
 
     def read(self):
-        """Returns the current `RunState`."""
+        """Return the current `RunState`."""
         self._build_inner()
         state = RunState(int(self.inner.iterations.numpy()))
         state.weights = {index: var.numpy() for index, var in enumerate(self.variables)}
@@ -265,7 +265,7 @@ def _assign(var, value):
 
 
 def _like_gradient(state, index):
-    """A stand-in for a gradient, from which a cycle sees whether it needs no, a sparse or a dense accumulator."""
+    """Return a stand-in for a gradient that makes a cycle create no accumulator, a sparse one or a dense one."""
     if index not in state.sums:
         return None
     return _sparse() if index in state.rows else 0.0

@@ -23,19 +23,19 @@ KINDS = {
     "accum_batch_normalization": "batch_normalization",
     "sync_batch_normalization": "batch_normalization",
 }
-"""Names under which tf-slim, and replacements of Keras layers, number their layers; and the names in Keras."""
+"""Names of layers in tf-slim and of layers that replace Keras' own, and the corresponding names in Keras."""
 
 _NUMBERED_NAME = re.compile(r"^(.*?)(?:_(\d+))?$")
 
 
 def match(wanted, found, names=None):
-    """Find for each variable of a model the one of a static graph.
+    """Find the variable of a static graph for each variable of a model.
 
     Args:
       wanted: list of (name, shape), the model's variables in order.
       found: dict {name: shape} of the static graph's weights.
       names: dict {name in the model: name in the graph}, which takes precedence over matching; or a list of names in
-        the graph, one for each of `wanted`. None for a name leaves that variable unchanged.
+        the graph, one for each of `wanted`. A variable with the name None stays unchanged.
 
     Returns:
       List of names in the graph, or None where `names` says so, in the order of `wanted`.
@@ -50,14 +50,14 @@ def match(wanted, found, names=None):
     indices = [index for index in range(len(wanted)) if index not in given]
     rest = {name: shape for name, shape in found.items() if name not in given.values()}
     by_name = _found_by_name(indices, wanted, rest)
-    # All by name or all by position: if the two sides number layers from different numbers, some names match by chance.
+    # Match all by name or all by position: if the sides start numbering layers differently, some names match by chance.
     given.update(by_name if len(by_name) == len(indices) else _found_by_number(indices, wanted, rest) or by_name)
     check(wanted, found, given)
     return [given[index] for index in range(len(wanted))]
 
 
 def said(wanted, names):
-    """`names` as {index: name in the graph, or None}."""
+    """Convert `names` to {index: name in the graph, or None}."""
     if names is None:
         return {}
     if isinstance(names, (list, tuple)):
@@ -91,7 +91,7 @@ def _as_slim(name):
 
 
 def _found_by_number(indices, wanted, found):
-    """Match layers by kind and position: with their scopes, or within one scope of the graph."""
+    """Match layers by kind and position, with their scopes or within one scope of the graph."""
     ours = {index: wanted[index][0] for index in indices}
     shapes = {index: tuple(wanted[index][1]) for index in indices}
     for names in (ours, _within(_first_scopes(ours.values()), ours)):
@@ -115,7 +115,7 @@ def _found_by_number(indices, wanted, found):
 
 
 def _pair(ours, theirs, shapes, found):
-    """{index: name in the graph} if each of `ours` has exactly one counterpart of its shape; otherwise {}."""
+    """Return {index: name in the graph} if each of `ours` has exactly one counterpart of its shape; otherwise {}."""
     wanted, there = _keys(ours), _keys(theirs)
     by_key: Dict[Any, Any] = {}
     for name, key in there.items():
@@ -131,15 +131,15 @@ def _first_scopes(names):
 
 
 def _within(scopes, names):
-    """Those of `names`, {key: name}, that are in one of `scopes`, without that scope."""
+    """Return those of `names`, {key: name}, that are in one of `scopes`, without that scope."""
     split = {key: name.partition("/") for key, name in names.items()}
     return {key: rest for key, (first, _, rest) in split.items() if rest and first in scopes}
 
 
 def _keys(names):
-    """{key of `names`: a key that identifies the layer and its variable}.
+    """Return {key of `names`: a key that identifies the layer and its variable}.
 
-    A layer is identified by its position among those of its kind and scope, and by how many there are. If one side has
+    A layer is identified by its position among the layers of its kind and scope, and by their number. If one side has
     more of them, none matches.
     """
     split = {key: _split(name) for key, name in names.items()}
@@ -157,7 +157,10 @@ def _keys(names):
 
 
 def _split(name):
-    """((kind, number) of each scope, leaf). tf-slim puts a batch normalisation inside the layer that it follows."""
+    """Split a name into ((kind, number) of each scope, leaf).
+
+    tf-slim puts a batch normalisation inside the scope of the layer that it follows.
+    """
     *scopes, leaf = name.split("/")
     split = tuple(_kind(scope) for scope in scopes)
     if len(scopes) > 1 and scopes[-1] == "BatchNorm" and _numbered(scopes[-2])[0] in KINDS:
@@ -171,13 +174,13 @@ def _kind(scope):
 
 
 def _numbered(scope):
-    """(name, number) of a scope such as "dense_1"; the number is 0 if there is none."""
+    """Split a scope such as "dense_1" into (name, number); the number is 0 if there is none."""
     match = _NUMBERED_NAME.match(scope)
     return (match.group(1), int(match.group(2) or 0)) if match else (scope, 0)
 
 
 def check(wanted, found, given):
-    """Raise unless `given`, {index: name or None}, has each of `wanted` once, with its shape."""
+    """Raise unless `given`, {index: name or None}, contains each of `wanted` once, with the same shape."""
     taken = [name for name in given.values() if name is not None]
     lost = [name for index, (name, _) in enumerate(wanted) if index not in given]
     if lost:

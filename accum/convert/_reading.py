@@ -12,7 +12,7 @@ from accum.convert._v1 import AVERAGE
 
 
 class Reading:
-    """Turns a checkpoint into a `RunState` for Keras, and lists each variable in a report.
+    """Converts a checkpoint to a `RunState` for Keras, and lists each variable in a report.
 
     Args:
       file: the `V1File`.
@@ -31,7 +31,7 @@ class Reading:
         self._trained = [index for index in run.trained if mapped[index] is not None]
 
     def weights(self):
-        """{index: array}, in the dtype of the model."""
+        """Read {index: array}, in the dtype of the model."""
         left = [self._run.name(index) for index, name in enumerate(self._mapped) if name is None]
         if left:
             self._report.problems.append(f"Left unchanged, with their slots and sums: {left}.")
@@ -42,7 +42,7 @@ class Reading:
         }
 
     def slots(self, convention):
-        """{role: {index: array}}, by v1's conventions."""
+        """Read {role: {index: array}}, in v1's conventions."""
         rule = RULES[self._run.rule]
         if not rule.slots:
             return {}
@@ -71,7 +71,7 @@ class Reading:
             raise ConversionError(
                 f"The optimizer has the rule of v1's {rule.v1_class}, which keeps {list(rule.slots)} for each "
                 f"variable. The checkpoint has {sum(found.values(), []) or 'none'} under the name {slot_name!r}. "
-                "It may be of another rule, or of an optimizer with another name (pass `optimizer_name=`)."
+                "It may come from another rule, or from an optimizer with another name (pass `optimizer_name=`)."
             )
         for index, names in found.items():
             if not names:
@@ -83,7 +83,7 @@ class Reading:
                 self._layout.take(name)
 
     def averages(self):
-        """{index: array}, the shadow variables of an `ExponentialMovingAverage`."""
+        """Read {index: array}, the shadow variables of an `ExponentialMovingAverage`."""
         names = {index: self._layout.belonging(self._mapped[index], AVERAGE) for index in self._trained}
         names = {index: self._layout.take(name) for index, name in names.items() if name is not None}
         if names and not self._run.averages:
@@ -102,7 +102,7 @@ class Reading:
         return result
 
     def iterations(self, given):
-        """The number of steps made: as given, or from the graph's counter, or from Adam's powers."""
+        """Return the number of steps made: as given, or from the graph's counter, or from Adam's powers."""
         name = self._layout.counter("iterations")
         clock = None if name is None else int(self._file.value(self._layout.take(name)))
         by_powers = self._steps_by_powers() if self._run.rule == "adam" else None
@@ -116,7 +116,7 @@ class Reading:
         return steps
 
     def _steps_by_powers(self):
-        """The number of steps in the bias correction of v1's Adam, or None if its powers have underflowed."""
+        """Return the number of steps in the bias correction of v1's Adam, or None if its powers have underflowed."""
         steps = None
         for name, beta in zip(("beta1_power", "beta2_power"), self._run.betas):
             found = self._layout.counter(name)
@@ -128,7 +128,7 @@ class Reading:
         return steps
 
     def check_powers(self, steps):
-        """Check that v1's powers of Adam's betas agree with `iterations`, by which Keras corrects the bias."""
+        """Check that v1's powers of Adam's betas agree with the number of steps, from which Keras corrects the bias."""
         for name, beta in zip(("beta1_power", "beta2_power"), self._run.betas):
             power = float(self._file.value(self._layout.counter(name)))
             self._report.add(self._layout.counter(name), "iterations", np.float32(power), f"{beta:g} ** (t + 1)")
@@ -141,7 +141,7 @@ class Reading:
                 )
 
     def cycle(self, state):
-        """Read into `state` what the unfinished cycle has accumulated."""
+        """Read the unfinished cycle into `state`."""
         layout = self._layout
         if layout.accum_name is None:
             return
@@ -180,7 +180,7 @@ class Reading:
                 self._report.add(rows, self._run.name(index) + " rows", state.rows[index])
 
     def _read_moments(self, state, made, is_taken):
-        """Read the statistics that batch normalisation has gathered in the cycle; none between cycles."""
+        """Read the statistics that batch normalisation has accumulated in the cycle; none between cycles."""
         for index, (variance, layer) in self._run.norms.items():
             names = [self._moment(index, "accum_count"), self._moment(index, "accum"), self._moment(variance, "accum")]
             if None in names:
@@ -215,7 +215,7 @@ class Reading:
 
 
 def read_state(file, layout, run, mapped, iterations, report):
-    """Returns the `RunState` of a checkpoint in v1's conventions; `iterations` is what the user passed, or None."""
+    """Read the `RunState` of a checkpoint in v1's conventions; `iterations` is what the user passed, or None."""
     reading = Reading(file, layout, run, mapped, report)
     state = RunState()
     state.weights = reading.weights()

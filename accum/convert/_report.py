@@ -14,22 +14,22 @@ class Entry(NamedTuple):
 
 
 class ConversionError(ValueError):
-    """A run that cannot be converted; nothing has been written or changed."""
+    """Raised if a run can't be converted. Nothing has been written or changed."""
 
 
 class Disagreement(ConversionError):
-    """A run that can be converted only with the disagreements that the message lists; `strict=False` accepts them."""
+    """Raised if a run can be converted only with the disagreements in the message; `strict=False` accepts them."""
 
 
 class Report:
-    """What a conversion did, or with `dry_run` would do.
+    """The result of a conversion, or with `dry_run` the planned result.
 
     Attributes:
       entries: list of `Entry`, one per variable.
       iterations: number of steps made.
       micro_step: micro steps of the unfinished cycle, 0 between cycles.
       problems: list of str: disagreements and missing counterparts, which `strict=False` accepts.
-      notes: list of str: what the file does not hold, and what was assumed instead.
+      notes: list of str: information that the file does not hold, and the assumptions made instead.
     """
 
     def __init__(self) -> None:

@@ -53,12 +53,12 @@ class Convention(NamedTuple):
 
     Attributes:
       rule: key of `RULES`.
-      slots: the roles of the slots that it has.
+      slots: the roles of its slots.
       rate: the learning rate of the next step.
       is_scheduled: whether the rate follows a schedule.
       momentum: float, 0 if it has none.
       epsilon: float, None if it has none.
-      is_beside_root: whether epsilon is added to the root, not under it.
+      is_beside_root: whether epsilon is added outside the square root, not inside.
       has_rate_inside: whether RMSprop's momentum is a sum of steps, learning rate included.
     """
 
@@ -97,7 +97,7 @@ def to_v1(role, value, convention):
 
 
 def arithmetic(role, convention, is_to_keras):
-    """What `to_keras` or `to_v1` does, as text for the report."""
+    """Describe what `to_keras` or `to_v1` does, for the report."""
     if convention.rule == "momentum":
         return f"* -{convention.rate:g} (learning rate)" if is_to_keras else f"/ -{convention.rate:g}"
     if convention.rule == "adagrad" and not convention.is_beside_root:
@@ -122,7 +122,7 @@ def _is_sum_without_rate(role, convention):
 
 
 def powers(betas, iterations):
-    """v1's powers of Adam's betas after `iterations` steps: those for the next step."""
+    """Return v1's powers of Adam's betas after `iterations` steps, which are those for the next step."""
     return tuple(float(np.float64(np.float32(beta)) ** (iterations + 1)) for beta in betas)
 
 
@@ -138,11 +138,11 @@ def power_disagrees(power, beta, iterations):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# What cannot agree
+# Differences between the two sides
 
 
 def formulas(convention):
-    """The steps of both sides as (v1, Keras) if epsilon is in different places; otherwise None."""
+    """Return the formulas of both sides as (v1, Keras) if epsilon is in different places; otherwise None."""
     if not convention.is_beside_root or convention.rule == "adam":
         return None
     if convention.rule == "adagrad":
@@ -153,7 +153,7 @@ def formulas(convention):
 
 
 def largest_deviation(convention, second, v1_epsilon):
-    """The largest relative difference between the next steps of Keras and v1, given the slot `second`.
+    """Compute the largest relative difference between the next steps of Keras and v1, given the slot `second`.
 
     Args:
       convention: a `Convention` that has `formulas`.

@@ -11,14 +11,14 @@ class Norm(NamedTuple):
 
 
 class RunState:
-    """A run between two micro steps. Values that belong to a variable are keyed by its index in the model's list.
+    """The state of a run between two micro steps. The values of a variable have its index in the model as their key.
 
     Attributes:
       weights: {index: array}.
       slots: {role: {index: array}}, of the inner optimizer.
       averages: {index: array}, moving averages of the weights.
       sparse: {index: bool}, whether a variable's gradients are sparse, if known.
-      sums: {index: array}, what the unfinished cycle has accumulated; empty between cycles.
+      sums: {index: array}, the accumulated gradients of the unfinished cycle; empty between cycles.
       rows: {index: bool array [rows]}, which rows of a sparse variable's sum were touched.
       moments: {index of a moving mean: `Norm`}, statistics of batch normalisation in the unfinished cycle.
       iterations: int, number of steps made.
@@ -39,7 +39,7 @@ class RunState:
         self.weight_sum = weight_sum
 
     def reweighted(self, factor, reduction):
-        """The same run, without slots, with the weights of its micro-batches multiplied by `factor`.
+        """Return the run, without slots, with the weights of its micro-batches multiplied by `factor`.
 
         A running mean stays unchanged.
         """

@@ -14,7 +14,7 @@ def require_eager():
 
 
 def unwrapped(optimizer):
-    """Returns (the accumulating optimizer or None, the inner optimizer)."""
+    """Return (the accumulating optimizer or None, the inner optimizer)."""
     if optimizer is None:
         raise ConversionError("The model has no optimizer. Compile it, or pass `optimizer`.")
     optimizer = _tf.without_loss_scale(optimizer)
@@ -44,5 +44,5 @@ def rule_of(optimizer):
 def weights_of(model):
     try:
         return list(getattr(model, "weights", ()))
-    except ValueError:  # a model that is not built may have none, or raise
+    except ValueError:  # a model that is not built either has no weights or raises
         return []

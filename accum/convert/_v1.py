@@ -1,4 +1,4 @@
-"""Read and write checkpoints of `tf.compat.v1.train.Saver`, by the names that v1 optimizers and `accum` give."""
+"""Read and write checkpoints of `tf.compat.v1.train.Saver`, using the names that v1 optimizers and accum give."""
 
 import fnmatch
 import os
@@ -13,20 +13,20 @@ from accum.convert._report import ConversionError
 from accum.convert._rules import RULES
 
 COUNTERS = ("iterations", "beta1_power", "beta2_power")
-"""The counters that `names` may contain beside the model's variables."""
+"""The counters that `names` may contain besides the model's variables."""
 
 UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError, OSError)
-"""What TensorFlow raises, depending on the line, for files that are not checkpoints or are cut off."""
+"""The errors that TensorFlow raises, depending on the line, for truncated checkpoints and for other files."""
 
 AVERAGE = "ExponentialMovingAverage"
-"""The name of a weight's shadow variable, unless the average was given another."""
+"""The name of a weight's shadow variable, unless the average was given another name."""
 
 OF_OPTIMIZERS = [rule.v1_name for rule in RULES.values() if rule.v1_name]
 OF_OPTIMIZERS += ["Adadelta", "Ftrl", AVERAGE]
 
 
 def of_variables(names):
-    """`names` without the counters."""
+    """Return `names` without the counters."""
     if not isinstance(names, dict):
         return names
     return {name: other for name, other in names.items() if name not in COUNTERS}
@@ -39,7 +39,7 @@ class V1File:
       path: its prefix, as returned by `Saver.save`, or a folder, whose latest checkpoint is read.
 
     Raises:
-      ConversionError: there is none, it can't be read, or `tf.train.Checkpoint` wrote it.
+      ConversionError: there is no checkpoint, it can't be read, or `tf.train.Checkpoint` wrote it.
     """
 
     def __init__(self, path):
@@ -106,7 +106,7 @@ class Layout:
         return found[0] if found else None
 
     def weights(self):
-        """{name: shape} of possible weights: all but slots, sums and counters."""
+        """Return {name: shape} of possible weights: all variables except slots, sums and counters."""
         stems = "|".join(re.escape(name) for name in OF_OPTIMIZERS + [self._optimizer_name or "Adam"])
         of_optimizers = re.compile(r"/({})(_\d+)?$".format(stems))
         own = f"/{self.accum_name}/"
@@ -125,13 +125,13 @@ class Layout:
         return name
 
     # ------------------------------------------------------------------------------------------------------------
-    # What belongs to a weight
+    # Variables that belong to a weight
 
     def belonging(self, weight, suffix):
-        """The name of the variable that belongs to `weight` and ends in `suffix`, in any scope, or None."""
+        """Return the name of the variable that belongs to `weight` and ends in `suffix`, in any scope, or None."""
         ends = "/" + weight + "/" + suffix
         found = [name for name in self._by_leaf.get(suffix.rpartition("/")[2], ()) if ("/" + name).endswith(ends)]
-        # `net/w/Adam` is of `net/w`, not of `w`.
+        # `net/w/Adam` belongs to `net/w`, not to `w`.
         same_leaf = self._by_leaf.get(weight.rpartition("/")[2], ()) if found else ()
         longer = [other for other in same_leaf if other.endswith("/" + weight)]
         found = [
@@ -145,7 +145,7 @@ class Layout:
         return found[0] if found else None
 
     def slots(self, weight, slot_name):
-        """The names of a weight's slots, in the order of creation."""
+        """Return the names of a weight's slots, in the order of creation."""
         found = []
         for number in range(len(self.shapes)):
             name = self.belonging(weight, slot_name if not number else f"{slot_name}_{number}")
@@ -155,7 +155,7 @@ class Layout:
         return found
 
     def slot_name(self, rule, weights):
-        """The name of the slots of `rule`: as given, or v1's default, or the one that all `weights` share."""
+        """Return the name of the slots of `rule`: as given, or v1's default, or the one that all `weights` share."""
         if self._optimizer_name is not None or rule.v1_name is None:
             return self._optimizer_name
         if any(self.belonging(weight, rule.v1_name) for weight in weights):
@@ -173,7 +173,7 @@ class Layout:
     # Counters
 
     def counter(self, name):
-        """The name of a counter of the graph: as given, or the only one with that ending; or None."""
+        """Return the name of a counter of the graph: as given, or the only one with that ending; or None."""
         if name in self._said:
             return self._said[name]
         ending = "global_step" if name == "iterations" else name
@@ -187,11 +187,11 @@ class Layout:
         return found[0] if found else None
 
     def of_cycle(self, name):
-        """The name of `micro_step` or `weight_sum` of the cycle, or None if nothing accumulates."""
+        """Return the name of `micro_step` or `weight_sum` of the cycle, or None if nothing accumulates."""
         return None if self.accum_name is None else f"{self.accum_name}/{name}"
 
     def left(self, ignore=()):
-        """Names without a counterpart, except those that match a name, scope or pattern in `ignore`."""
+        """Return the names without a counterpart, except those that match a name, scope or pattern in `ignore`."""
         ignore = [ignore] if isinstance(ignore, str) else list(ignore)
         return [name for name in sorted(set(self.shapes) - self.taken) if not _is_ignored(name, ignore)]
 
@@ -214,7 +214,7 @@ def check_target(path, overwrite):
 
 
 def write(path, values):
-    """Write `values`, {name: array}, as a `Saver` does: first beside the target, then moved into place."""
+    """Write `values`, {name: array}, as a `Saver` does: beside the target first, and then move them into place."""
     folder, name = os.path.split(os.path.abspath(path))
     begun = os.path.join(folder, f".{name}.{os.getpid()}")
     _tf.write_bundle(begun, values)
@@ -224,7 +224,7 @@ def write(path, values):
 
 
 def _tell_checkpoint_state(folder, name):
-    """Make the written checkpoint the latest of its folder, so that a Session finds it."""
+    """Make the written checkpoint the latest in its folder, so that a session finds it."""
     state = tf.train.get_checkpoint_state(folder)
     known = state.all_model_checkpoint_paths if state else ()
     before = [path for path in known if os.path.basename(path) != name]

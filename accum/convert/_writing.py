@@ -1,4 +1,4 @@
-"""Turn a `RunState` into the values of a `Saver`'s checkpoint, under the names of one static graph."""
+"""Convert a `RunState` to the values of a `Saver`'s checkpoint, under the names of a static graph."""
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class NewLayout:
         return None
 
     def weight_of_micro_batches(self):
-        """The weight of each micro-batch in the unfinished cycle of `like`; None if there is none."""
+        """Return the weight of each micro-batch in the unfinished cycle of `like`; None if there is none."""
         return None
 
 
@@ -86,7 +86,7 @@ class KnownLayout:
 
 
 def names_of_weights(run, names, file, optimizer_name, accum_name):
-    """For each variable of the run, its name in the static graph, or None."""
+    """Return a list of the names in the static graph, or None, of the run's variables."""
     said = _v1.of_variables(names)
     if file is not None:
         found = _v1.Layout(file.shapes, names, optimizer_name, accum_name).weights()
@@ -102,7 +102,7 @@ class Writing:
     """Collects the values of a checkpoint, and lists each in a report.
 
     Args:
-      run: the `KerasRun` from which they come.
+      run: the `KerasRun` to write.
       state: its `RunState`, in v1's conventions.
       mapped: for each variable of the run, its name in the static graph.
       layout: a `NewLayout` or a `KnownLayout`.
@@ -135,7 +135,7 @@ class Writing:
                 if role in self._state.slots:
                     words = _rules.arithmetic(role, convention, False)
                     self._put(source, name, self._state.slots[role][index], words)
-                else:  # RMSprop without momentum: v1 multiplies it by 0
+                else:  # RMSprop without momentum: v1 has the slot, but multiplies it by 0
                     self._put("(zeros)", name, np.zeros_like(self._state.weights[index]))
 
     def averages(self):
@@ -197,7 +197,7 @@ class Writing:
             self._report.notes.append(f"{weight} is dense in `like`.")
 
     def _put_moments(self, index, variance, layer):
-        """Write the statistics that batch normalisation has gathered, if the graph uses `accumulate_update_ops`."""
+        """Write the statistics that batch normalisation has accumulated, if the graph uses `accumulate_update_ops`."""
         beside, at = self._layout.beside, self._mapped
         if at[index] is None or at[variance] is None:
             return
@@ -208,15 +208,15 @@ class Writing:
         is_known = isinstance(self._layout, KnownLayout)
         is_lacking = norm is None and self._state.micro_step > 0
         if is_lacking and is_known and None not in names:
-            self._report.problems.append(f"{layer.name} does not gather statistics over a cycle, but `like` does.")
+            self._report.problems.append(f"{layer.name} does not accumulate statistics over a cycle, but `like` does.")
         if None not in names and (is_known or not is_lacking):
             for name, part, value in zip(names, ("count", "mean", "variance"), moments):
                 self._put(f"{layer.name} {part} so far", name, value)
         elif norm is not None:
-            self._report.problems.append(f"`like` has no place for the statistics that {layer.name} has gathered.")
+            self._report.problems.append(f"`like` has no place for the statistics that {layer.name} has accumulated.")
 
     def rows_there(self):
-        """{index: whether its gradient is sparse in the static graph}, if the layout tells."""
+        """Return {index: whether its gradient is sparse in the static graph}, as far as the layout shows it."""
         found = {index: self._layout.has_rows(self._mapped[index]) for index in self._trained()}
         return {index: has_rows for index, has_rows in found.items() if has_rows is not None}
 

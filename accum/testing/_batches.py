@@ -9,7 +9,7 @@ from accum._tf import tf
 
 
 def full_batches(data, batch_size, steps):
-    """The first `steps` full batches, starting over when the data end: a list of tuples (x, y, sample_weight)."""
+    """Return a list of the first `steps` full batches (x, y, sample_weight), starting over when the data end."""
     batches = _batches_of_arrays(data, batch_size) if _holds_arrays(data) else _batches_given(data, batch_size)
     found = list(itertools.islice(batches, steps))
     if not found:
@@ -18,7 +18,7 @@ def full_batches(data, batch_size, steps):
 
 
 def micro_batches(batch, accum_steps, micro_batch_size):
-    """Split a full batch into `accum_steps` micro-batches, or into fewer where the batch is too small."""
+    """Split a full batch into `accum_steps` micro-batches, or into fewer if the batch is too small."""
     size = examples_of(batch)
     parts = min(accum_steps, -(-size // micro_batch_size))
     edges = [size * part // parts for part in range(parts + 1)]
@@ -26,7 +26,7 @@ def micro_batches(batch, accum_steps, micro_batch_size):
 
 
 def examples_of(batch):
-    """The number of examples, which every array of a batch must have."""
+    """Return the number of examples in a batch, which must be the same in all its arrays."""
     sizes = sorted({int(leaf.shape[0]) for leaf in tf.nest.flatten(batch) if leaf is not None})
     if len(sizes) != 1:
         raise ValueError(f"All arrays of `data` must hold the same number of examples. Received: {sizes}.")
@@ -79,7 +79,7 @@ def _as_array(leaf):
         return leaf
     if isinstance(leaf, tf.SparseTensor):
         raise TypeError(
-            "`data` must be dense or ragged: a sparse tensor can't be split into micro-batches. Received: " f"{leaf!r}."
+            f"`data` must be dense or ragged: a sparse tensor can't be split into micro-batches. Received: {leaf!r}."
         )
     array = np.asarray(leaf)
     if array.ndim == 0:

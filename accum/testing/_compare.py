@@ -1,4 +1,4 @@
-"""Compare two recordings, with only NumPy."""
+"""Compare two recordings, without TensorFlow."""
 
 import math
 import numbers
@@ -10,7 +10,7 @@ from accum.testing._fingerprint import distance
 from accum.testing._match import Pair, match
 
 TOLERANCE = 1e-5
-SHOWN = 10  # names in a line of the summary
+SHOWN = 10  # names per line of the summary
 
 
 class Divergence(NamedTuple):
@@ -34,9 +34,9 @@ class Comparison(NamedTuple):
     """The result of `compare`.
 
     Attributes:
-      first: the largest `Divergence`, relative to what is allowed, of the first step that has one past the tolerance;
-        None if no step has.
-      largest: the largest `Divergence` of all steps, relative to what is allowed, past the tolerance or not.
+      first: the largest `Divergence`, relative to what is allowed, of the first step past the tolerance; None if there
+        is no such step.
+      largest: the largest `Divergence` of all steps, relative to what is allowed, whether past the tolerance or not.
       tolerance: float, as given.
       steps: list of the steps that were compared.
       only_in_a, only_in_b: lists of the steps that the other recording lacks.
@@ -85,7 +85,7 @@ def compare(
         |loss_a - loss_b|  <=  tolerance * max(1, |loss_b|) + errors of the losses as recorded
         rms(v_a - v_b)     <=  tolerance * max(1, rms(v_b))         for each variable
 
-    must hold, where rms is the root mean square of the elements; that of a difference is estimated from the
+    must hold, where rms is the root mean square of the elements. The rms of a difference is estimated from the
     fingerprints (see `record`). NaN agrees with NaN.
 
     Args:
@@ -99,9 +99,9 @@ def compare(
 
     Raises:
       OSError: a file can't be read.
-      TypeError, ValueError: a file is not a recording, or is of another version; the recordings share no step, or
-        nothing at their steps; they share only the values that the runs start from, because one ends before its first
-        step; `names` or `ignore` name variables that do not exist, or pair different shapes.
+      TypeError, ValueError: a file is not a recording, or has another version; the recordings have no step in common,
+        or nothing to compare at their common steps; they have only the initial values in common, because one of them
+        ends before its first step; `names` or `ignore` name variables that do not exist, or pair different shapes.
 
     Example:
       >>> found = accum.testing.compare("tf1.json", "keras.json", names={"w": "dense/kernel"})
@@ -138,7 +138,7 @@ def compare(
 
 
 def _check_trained(ours, theirs, compared):
-    """Refuse to let runs agree that have nothing in common but their start."""
+    """Raise if the runs agree but have only their initial values in common."""
     if not set(compared) - ours.starts - theirs.starts:
         raise ValueError(
             "The recordings agree in the values that the runs start from, but share no step of training to "

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def deviation(ours, theirs):
-    """The largest absolute difference; elements that are equal, or NaN in both, do not differ."""
+    """Return the largest absolute difference. Elements that are equal, or NaN in both, do not differ."""
     ours, theirs = wide(ours), wide(theirs)
     same = (ours == theirs) | ((ours != ours) & (theirs != theirs))
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Find what in a model cannot agree with its full batch, from the class names of its layers at any depth."""
+"""Find the parts of a model that can't agree with its full batch, by the class names of its layers at any depth."""
 
 import re
 from typing import Any, Dict, Set
@@ -13,21 +13,23 @@ BATCH_NORM = re.compile("batch_?norm", re.I)
 RANDOM = re.compile(
     "^Random|^RandAug|^AugMix|^MixUp|^CutMix|dropout|drop_?path|drop_?block|stochastic_?depth|noise", re.I
 )
-NOT_RANDOM = re.compile("^DropoutRNNCell|^RandomFourierFeatures$")  # depends on its rates; drawn once, when it is built
-RATES = ("rate", "stddev", "drop_prob")  # of layers that are random by name
-OWN_RATES = ("dropout", "recurrent_dropout", "attention_dropout", "dropout_rate", "drop_connect_rate")  # of others
+# The first is random only if its rates are positive; the second draws its numbers once, when it is built.
+NOT_RANDOM = re.compile("^DropoutRNNCell|^RandomFourierFeatures$")
+# The rates of layers whose name matches `RANDOM`, and those of other layers.
+RATES = ("rate", "stddev", "drop_prob")
+OWN_RATES = ("dropout", "recurrent_dropout", "attention_dropout", "dropout_rate", "drop_connect_rate")
 BY_GRADIENT_SIZE = re.compile("Ada|Nadam|RMSprop|Ftrl|Lion|LAMB", re.I)
-SHOWN = 4  # layers of a kind
+SHOWN = 4  # layers of one kind
 
 
 def suspects(pair, batch, parts, tolerance, diverged):
-    """Find what cannot agree, or else the remaining possible causes: a list of `Suspect`.
+    """Find the parts that can't agree, or else the remaining possible causes: a list of `Suspect`.
 
     Args:
       pair: the two models.
       batch, parts: the full batch of the step that diverges, and its micro-batches.
-      tolerance: float, as the check uses it.
-      diverged: the variables of the full batch's model that are past it.
+      tolerance: float, the tolerance of the check.
+      diverged: the variables of the full batch's model that are past the tolerance.
     """
     layers = [layer for layer in _tf.layers_of(pair.full) if not isinstance(layer, tf.keras.metrics.Metric)]
     found = loss_suspects(pair.full, batch, parts, pair.options, max(1e-4, 10.0 * tolerance, 10.0 * pair.tolerance))
@@ -38,7 +40,7 @@ def suspects(pair, batch, parts, tolerance, diverged):
 
 
 def _layer_suspects(layers, moved_in_calls):
-    kinds: Dict[Any, Any] = {}  # kind -> layers, the outermost of each
+    kinds: Dict[Any, Any] = {}  # kind -> its outermost layers
     inner: Set[Any] = set()
     for layer in layers:
         kind = None if id(layer) in inner else _kind(layer)
@@ -86,7 +88,7 @@ def _kind(layer):
     names = [cls.__name__ for cls in type(layer).__mro__]
     if any(BATCH_NORM.search(name) for name in names):
         if not layer.trainable:
-            return None  # then it normalises by its moving statistics
+            return None  # a frozen layer normalises by its moving statistics
         return _IN_TRAINING if "AccumBatchNormalization" in names else _BATCH_NORM
     config = _config(layer)
     if _is_random(names, layer, config):
@@ -111,7 +113,7 @@ def _positive(value):
 def _config(layer):
     try:
         return dict(layer.get_config())
-    except Exception:  # a user's own class may raise anything; then its name has to do
+    except Exception:  # a user's own class may raise anything; then only its name is used
         return {}
 
 
@@ -129,10 +131,10 @@ def _duplicate_suspects(model, layers, batch, diverged):
     return [
         Suspect(
             f"duplicate rows of {_listed(fed)}",
-            "an id that occurs several times in the full batch gives its row of the gradient in several slices, "
-            f"which {name} takes one by one; accumulation hands each row over once, with the sum of its slices",
-            "Nothing is wrong in training: the accumulated step is that of the summed gradient. To check the rest of "
-            "the model, use full batches in which no id repeats, or SGD without clipping, which adds the slices up",
+            "an id that occurs several times in the full batch contributes several slices to its row of the gradient, "
+            f"which {name} treats one by one; accumulation passes each row once, with the sum of its slices",
+            "Nothing is wrong in training: the accumulated step uses the summed gradient. To check the rest of the "
+            "model, use full batches in which no id repeats, or SGD without clipping, which adds the slices up",
         )
     ]
 
@@ -149,10 +151,10 @@ def _model_suspects(pair):
         found.append(
             Suspect(
                 f"`train_step` of {type(model).__name__}",
-                "whatever it does to gradients before `apply_gradients`, such as clipping, it does to those of each "
+                "any change that it makes to gradients before `apply_gradients`, such as clipping, is made for each "
                 "micro-batch",
-                "Clip in the optimizer (`clipnorm`) or with `transform=`, which see the accumulated gradient. Divide "
-                "the loss by the number of examples, or pass a function that counts what it divides by as "
+                "Clip in the optimizer (`clipnorm`) or with `transform=`, which receive the accumulated gradient. "
+                "Divide the loss by the number of examples, or pass a function that computes its divisor as "
                 "`micro_batch_weight=`",
             )
         )

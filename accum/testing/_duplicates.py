@@ -1,8 +1,8 @@
-"""Rows of an embedding that occur several times in a batch, and how a bare optimizer treats them.
+"""Find rows of an embedding that occur several times in a batch, and how a bare optimizer treats them.
 
-The gradient of a row is the sum over its occurrences. Accumulation hands each row to the optimizer once, with that sum.
-A bare optimizer receives one slice for each occurrence, and on some TensorFlow lines it does not add them up first.
-Clipping on every line measures them before they are added up.
+The gradient of a row is the sum over its occurrences. Accumulation passes each row to the optimizer once, with that
+sum. A bare optimizer receives one slice for each occurrence, and on some TensorFlow lines it does not add them up
+first. On every line, clipping is applied before they are added up.
 """
 
 import numpy as np
@@ -11,19 +11,19 @@ from accum import _tf
 from accum._tf import tf
 
 CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
-STEPS = 3  # of the trial; one would not do where slots begin at zero
-ROUNDING = 1e-3  # relative to what moves; the difference is some tenths of it
+STEPS = 3  # of the trial; one is not enough if slots start at zero
+ROUNDING = 1e-3  # relative to the total movement; a real difference is some tenths of it
 
 
 def variables_with_duplicate_rows(model, inputs):
-    """The trainable variables whose gradient has a row several times for these inputs."""
+    """Return the trainable variables whose gradient contains a row several times for these inputs."""
     try:
         inputs = tf.nest.map_structure(lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), inputs)
         with tf.GradientTape() as tape:
             outputs = tf.nest.flatten(model(inputs, training=False))
         variables = model.trainable_variables
         grads = tape.gradient([output for output in outputs if output.dtype.is_floating], variables)
-    except Exception:  # the call of a model of the user's own may need more than inputs
+    except Exception:  # a user's own model may need more than its inputs to be called
         return []
     return [var for var, grad in zip(variables, grads) if isinstance(grad, tf.IndexedSlices) and _has_duplicates(grad)]
 
@@ -39,16 +39,16 @@ def clips(optimizer):
 
 
 def adds_duplicates_up(optimizer):
-    """Find by trial whether an optimizer treats two slices of a row like one slice with their sum."""
+    """Find out by trial whether an optimizer treats two slices of a row like one slice with their sum."""
     try:
         raw, summed = (_trained(_tf.copy_of(optimizer), count) for count in (2, 1))
-    except Exception:  # one of the user's own may not be copied, or not take slices
+    except Exception:  # a user's own optimizer may not support copies or slices
         return True
     return np.max(np.abs(raw - summed)) <= ROUNDING * np.max(np.abs(summed - 1.0))
 
 
 def _trained(optimizer, count):
-    """A row of ones after a few steps in which its gradient comes in `count` equal slices."""
+    """Return a row of ones after a few steps in which its gradient consists of `count` equal slices."""
     table = tf.Variable(np.ones((2, 1), np.float32))
     for step in range(1, STEPS + 1):
         values = tf.fill([count, 1], np.float32(step / count))

@@ -28,21 +28,21 @@ def assert_accumulation_equals_full_batch(
 
     If all weights agree, a third model shows whether a mistake would have been seen. It drops all micro-batches of a
     step but the first, and must end at least 100 tolerances away from the full batch (10 with 16-bit types, whose
-    rounding comes to hundredths of a step). A very small learning rate is therefore refused.
+    rounding errors reach hundredths of a step). So a very small learning rate raises an error.
 
     Args:
       build_model: function without arguments that returns a new compiled `tf.keras.Model` at each call. The model must
         not accumulate. It may start from random weights: those of the first model are copied to the others.
       data: a tuple `(x, y)` or `(x, y, sample_weight)`, each an array or a nest of arrays whose first axis is that of
-        the examples. Any other array or nest of arrays is `x` alone, as in Keras. Or an iterable of full batches of
-        that form: a `tf.data.Dataset`, a `keras.utils.Sequence`, a generator.
+        the examples. Any other array or nest of arrays is `x` alone, as in Keras. Or an iterable of such full batches:
+        a `tf.data.Dataset`, a `keras.utils.Sequence`, a generator.
       accum_steps: int >= 1, the micro-batches per step. Each full batch is split into that many, whose sizes differ by
         at most 1. A batch smaller than the first has fewer, as in `fit`, and its cycle is flushed.
-      batch_size: int >= `accum_steps`, the examples of a full batch; None makes one batch of all examples. Only for
+      batch_size: int >= `accum_steps`, the examples per full batch; None makes one batch of all examples. Only for
         arrays.
-      steps: int >= 1, the steps to compare. Data that end sooner start over.
-      tolerance: float > 0. None is 2e-6, or 3e-4 where a layer computes in float16, 2.4e-3 where one computes in
-        bfloat16, and two units in the last place where variables are stored in 16 bit.
+      steps: int >= 1, the steps to compare. If the data end sooner, they start over.
+      tolerance: float > 0. None: 2e-6; but 3e-4 if a layer computes in float16, 2.4e-3 if one computes in bfloat16, and
+        two units in the last place if variables are stored in 16 bits.
       **options: `reduction`, `micro_batch_weight`, `nonfinite`, `accumulator_dtype` and `sparse`, as for
         `GradientAccumulateModel`. Plain Keras has nothing to compare its other options with.
 

@@ -1,12 +1,12 @@
-"""The file of a recording: one JSON document a line, so that a run that is killed leaves all of its steps.
+"""The file of a recording: one JSON document per line, so that a run that is killed leaves all of its steps.
 
     {"schema": "accum.testing.record", "version": 1, "accum": ..., "numpy": ..., "python": ..., "tensorflow": ...}
     {"variables": [{"name": ..., "shape": [...], "dtype": ...}, ...]}
     {"step": 1, "loss": 0.5, "loss_error": 1e-07, "fingerprints": [[norm, mean, p_1, ..., p_8], ...]}
 
-The second line comes before the first step that has fingerprints, which are in its order. `loss`, `loss_error` and
-`fingerprints` are left out where there are none. A step that has `"start": true` is what the run starts from, and so is
-step 0. What is not finite is "nan", "inf" or "-inf", as JSON has no such numbers.
+The second line comes before the first step with fingerprints, and gives their order. A step without a loss has no
+`loss` and `loss_error`, and one without fingerprints no `fingerprints`. A step with `"start": true`, and step 0, hold
+the initial values of a run. Numbers that are not finite are "nan", "inf" or "-inf", because JSON does not have them.
 """
 
 import json
@@ -30,7 +30,10 @@ class Variable(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What a file holds: by step, (loss, its error) and float64 [variables, 10]; and the steps before training."""
+    """The content of a file. For each step: (loss, its error), and fingerprints as float64 [variables, 10].
+
+    `starts` are the steps that hold initial values.
+    """
 
     path: str
     header: dict
@@ -42,9 +45,9 @@ class Recording(NamedTuple):
 
 
 class Writer:
-    """Appends each line of a recording to its file at once.
+    """Appends each line of a recording to its file immediately.
 
-    The file is created with its first lines, which replace an existing file as a whole or not at all.
+    The file is created together with its first lines. If there is a file already, it is replaced atomically.
     """
 
     def __init__(self, path, overwrite):
@@ -76,7 +79,7 @@ class Writer:
             if os.path.exists(unfinished):
                 os.remove(unfinished)
             raise
-        self._file = open(self.path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115  it stays open
+        self._file = open(self.path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115  until `close`
 
     def close(self):
         if self._file is not None:
@@ -89,23 +92,23 @@ def _header():
 
 
 def to_json(number):
-    """A float for JSON: to 12 digits, or its name where it is not finite."""
+    """Convert a number for JSON: to a float with 12 digits, or to a string if it is not finite."""
     number = float(number)
     return float(f"{number:.12g}") if math.isfinite(number) else str(number)
 
 
 def read(path):
-    """Read a file. A last line that was cut short, as by a run that was killed, is left out.
+    """Read a file. An incomplete last line, as a killed run leaves it, is ignored.
 
     Raises:
-      OSError: it can't be read.
-      ValueError: it is not a recording, is of another version, or is damaged.
+      OSError: the file can't be read.
+      ValueError: it is not a recording, has another version, or is damaged.
     """
     with open(path, encoding="utf-8") as file:
         try:
             lines = file.read().split("\n")[:-1]
             documents = [_object(line) for line in lines]
-        except (RecursionError, ValueError) as error:  # of JSON and of Unicode
+        except (RecursionError, ValueError) as error:  # invalid JSON or Unicode
             raise ValueError(f"{path} is not a recording: {error}.") from None
     if not documents or documents[0].get("schema") != SCHEMA:
         raise ValueError(f"{path} is not a recording of `accum.testing.record`.")

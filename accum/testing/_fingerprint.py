@@ -1,4 +1,4 @@
-"""A few numbers that represent an array; recordings are compared by them.
+"""Represent an array by a few numbers, by which recordings are compared.
 
     norm = |v|,  mean = sum_i(v_i) / n,  p_j = sum_i(u_ji v_i),  j = 1 ... 8
 
@@ -8,21 +8,21 @@ x_j = sum_i(u_ji d_i), whose expected square is |d|^2 / 12. So
 
     e = sqrt(12 (x_1^2 + ... + x_8^2) / 8)
 
-estimates |d|, without bias in e^2, to about a fourth of it. And it can't be small by chance: by Ball's theorem on
-sections of the cube, x_j / |d| has a density of sqrt(2) at most, whatever d is, so |x_j| <= t |d| has a probability of
-2 sqrt(2) t at most, and, as e^2 >= 1.5 max_j x_j^2,
+estimates |d| to about a fourth, and e^2 is unbiased. It can't be small by chance. By Ball's theorem on sections of the
+cube, the density of x_j / |d| is at most sqrt(2) for any d. So the probability of |x_j| <= t |d| is at most
+2 sqrt(2) t, and because e^2 >= 1.5 max_j x_j^2,
 
     P(|d| > c e)  <=  (2 sqrt(2) / (c sqrt(1.5)))^8  =  (2.31 / c)^8.
 
-For c = 10 this is 8e-6, for c = 20 it is 3e-8. (The hash stands for chance: it knows nothing of d. Its 32 bits make the
-distribution discrete, which matters where t is as small as 1e-9.)
+For c = 10 this is 8e-6, for c = 20 it is 3e-8. (The hash plays the part of chance, because it does not depend on d. Its
+32 bits make the distribution discrete, which matters only for t as small as 1e-9.)
 
-What is reported is e / sqrt(n), the root of the mean squared difference of the elements. One element alone can differ
+The reported number is e / sqrt(n), the root mean square of the differences of the elements. A single element can differ
 by sqrt(n) times as much.
 
 Source: K. Ball, "Cube slicing in R^n", Proc. AMS 97 (1986). The hash is the finaliser of SplitMix64: G. Steele, D. Lea,
-C. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. All of it is integer arithmetic on uint64 and
-exact conversion to float64, so the u_ji are the same under every NumPy; streams of `np.random` are not.
+C. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. It only uses integer arithmetic on uint64 and
+exact conversion to float64, so the u_ji are the same under every NumPy. The streams of `np.random` are not.
 """
 
 from typing import Dict
@@ -30,19 +30,19 @@ from typing import Dict
 import numpy as np
 
 PROJECTIONS = 8
-BLOCK = 2**15  # elements that are hashed in one go
+BLOCK = 2**15  # elements that are hashed at once
 _CACHED = 16  # blocks whose numbers are kept: 32 MiB
 _cache: Dict[int, np.ndarray] = {}
 
 
 def fingerprint(values):
-    """(norm, mean, projections...) of an array: a float64 array of 2 + 8.
+    """Compute (norm, mean, projections...) of an array, as a float64 array of 2 + 8 numbers.
 
     Args:
-      values: array of numbers or booleans, of any shape; a complex one counts as its real and imaginary parts.
+      values: array of numbers or booleans, of any shape; a complex number counts as its real and imaginary parts.
 
     Raises:
-      TypeError: it holds something else.
+      TypeError: the array holds something else.
     """
     values = as_numbers(values)
     sums = np.zeros(PROJECTIONS + 2)
@@ -56,7 +56,7 @@ def fingerprint(values):
 
 
 def distance(ours, theirs, size):
-    """The estimated root of the mean squared difference of two arrays of `size` elements, from their fingerprints."""
+    """Estimate the root mean square difference of two arrays of `size` elements from their fingerprints."""
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
         same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
@@ -65,7 +65,7 @@ def distance(ours, theirs, size):
 
 
 def as_numbers(values):
-    """An array of numbers, flat and real."""
+    """Convert `values` to a flat, real array of numbers."""
     values = np.asarray(values)
     if values.dtype.kind == "c":
         values = np.stack([values.real, values.imag], axis=-1)
@@ -75,7 +75,7 @@ def as_numbers(values):
 
 
 def _numbers(block):
-    """The u_ji of a block: float64 [8, BLOCK]."""
+    """Return the u_ji of a block: float64 [8, BLOCK]."""
     if block in _cache:
         return _cache[block]
     made = _hashed(np.arange(block * BLOCK, (block + 1) * BLOCK, dtype=np.uint64))
@@ -85,7 +85,7 @@ def _numbers(block):
 
 
 def _hashed(indices):
-    """float64 [8, indices], uniform on [-1/2, 1/2]: two of each 64-bit hash."""
+    """Return float64 [8, indices], uniform on [-1/2, 1/2]. Each 64-bit hash gives two of the numbers."""
     rows = []
     for pair in range(PROJECTIONS // 2):
         state = indices * np.uint64(PROJECTIONS // 2) + np.uint64(pair + 1)
@@ -95,7 +95,7 @@ def _hashed(indices):
 
 
 def _split_mix(state):
-    bits = state * np.uint64(0x9E3779B97F4A7C15)  # modulo 2**64, as all of this
+    bits = state * np.uint64(0x9E3779B97F4A7C15)  # modulo 2**64, like all operations here
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""Find whether a model's loss is a mean over examples, from its class and by computing it without training."""
+"""Find out whether a model's loss is a mean over examples, by its class and by computing it without training."""
 
 import numpy as np
 
@@ -15,17 +15,17 @@ RATIO = (
 
 
 def loss_suspects(model, batch, parts, options, tolerance):
-    """Whether the loss differs from a mean over examples by more than a relative tolerance: a list of one or none."""
+    """Return a `Suspect` in a list if the loss differs from a mean over examples by more than a relative tolerance."""
     reductions = {_reduction(loss) for loss in tf.nest.flatten(getattr(model, "loss", None))} & {"sum", "none"}
     if reductions and options.get("reduction") != "sum":
         reason = "with reduction {} its gradient is a sum over the examples, not a mean"
         return [Suspect("the loss", reason.format(" and ".join(sorted(reductions)).upper()), SUM)]
     if _has_mask(model):
-        return []  # what Keras' losses divide by then differs between lines, and accumulation follows it
+        return []  # the divisor of Keras' losses then differs between lines, and accumulation uses the same one
     try:
         whole, losses = _loss(model, batch), np.array([_loss(model, part) for part in parts])
         weights = np.array([_weight(part, options) for part in parts], np.float64)
-    except Exception:  # a user's own `test_step` may do anything; then the loss can't be computed
+    except Exception:  # a user's own `test_step` may do anything, so the loss may be impossible to compute
         return []
     is_sum = options.get("reduction") == "sum"
     expected = np.dot(weights, losses) / (1.0 if is_sum else weights.sum())

@@ -26,14 +26,14 @@ def match(ours, theirs, names, ignore):
 
     Args:
       ours, theirs: lists of `Variable`.
-      names: dict of names of `ours` to names of `theirs`.
-      ignore: names of either that are left out.
+      names: dict from names of `ours` to names of `theirs`.
+      ignore: names of either list to leave out.
 
     Returns:
       (list of `Pair` in the order of `ours`, (names of `ours` without a counterpart, those of `theirs`)).
 
     Raises:
-      TypeError, ValueError: `names` or `ignore` are not of this kind, name what is not there, or pair different shapes.
+      TypeError, ValueError: `names` or `ignore` have another type, contain unknown names, or pair different shapes.
     """
     _check_names(ours, theirs, names, ignore)
     matching = _Matching(ours, theirs, ignore)
@@ -56,7 +56,7 @@ def match(ours, theirs, names, ignore):
 
 
 class _Matching:
-    """Pairs, and what is left of both recordings."""
+    """The pairs found so far, and the remaining variables of both recordings."""
 
     def __init__(self, ours, theirs, ignore):
         self._lists = ours, theirs
@@ -81,10 +81,10 @@ class _Matching:
         self.left_b.remove(other)
 
     def pair_in_order(self):
-        """Pair lists of the same shapes: by name if the names agree, or else all in their order.
+        """Pair all variables of lists with the same shapes in order, unless all can be paired by name.
 
-        Not some by name and the others in order: where Keras numbers its layers, the names of one model are `dense` and
-        `dense_1`, and those of the same model made later `dense_1` and `dense_2`.
+        Never pair some by name and the others in order. Keras numbers layers, so the names in one model may be `dense`
+        and `dense_1`, and in the same model created later `dense_1` and `dense_2`.
         """
         ours, theirs = self._lists
         names = {theirs[index].name: index for index in self.left_b}

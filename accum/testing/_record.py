@@ -15,17 +15,17 @@ def record(path: str, *, every: int = 1, overwrite: bool = False) -> "Recorder":
     """Record a run in a file: its losses, and a fingerprint of its variables after each step.
 
     Compare two recordings with `compare` or `python -m accum compare`. They may come from different TensorFlow
-    versions, and from Keras and a static graph. A recording holds each variable's name, shape and dtype, and at each
-    step its norm, its mean and 8 projections on fixed pseudo-random vectors,
+    versions, or one from Keras and the other from a static graph. A recording holds each variable's name, shape and
+    dtype, and at each step its norm, its mean and 8 projections on fixed pseudo-random vectors,
 
         p_j = sum_i(u_ji v_i),   u_ji uniform on [-1/2, 1/2], a hash of i and j,
 
     which take about 200 bytes per step. If the projections of two variables agree, so do the variables: let d be their
     difference, x_j its projections, and e = sqrt(12 mean_j(x_j^2)) the estimate of its norm. Then
-    P(|d| > c e) <= (2.31 / c)^8, whatever d is, which is 8e-6 for c = 10.
+    P(|d| > c e) <= (2.31 / c)^8 for any d, which is 8e-6 for c = 10.
 
-    Each step is written to the file at once, so a run that is killed leaves all earlier steps. The file has one JSON
-    document per line. It is created, or replaces another, with its first step.
+    Each step is written to the file immediately, so a run that is killed leaves all earlier steps. The file has one
+    JSON document per line. It is created, or replaced, when the first step is recorded.
 
     Args:
       path: file, `str` or `os.PathLike`, in an existing folder.
@@ -84,17 +84,17 @@ class Recorder:
 
         Args:
           loss: scalar number, array or eager tensor: the loss of the step, over all of its micro-batches.
-          variables: the values after the step: a dict from names to arrays or eager tensors of any shape, or an
-            iterable of eager variables, which are recorded by name. The same variables at each step that has any. Or a
-            function that returns them, which is called only if the step is recorded.
+          variables: the values after the step: a dict from names to arrays or eager tensors of any shape; an iterable
+            of eager variables, which are recorded by name; or a function that returns either, which is called only if
+            the step is recorded. They must be the same variables at each step that has any.
           step: int >= 0 that grows from one call to the next, such as the value of `global_step`; None: one more than
-            the last, or 1. Step 0 holds the values that a run starts from.
+            the last, or 1. Step 0 holds the initial values of a run.
           loss_error: float >= 0, the largest rounding error of `loss`; `compare` allows for it.
-          is_start: whether the variables are those from which a resumed run starts; step 0 always is a start.
+          is_start: whether the variables are the initial values of a resumed run; those of step 0 always are.
 
         Raises:
           TypeError, ValueError: neither `loss` nor `variables` is given, or one is not valid; `step` does not grow; the
-            variables are not those of the steps before; the recorder is closed.
+            variables are not those of the earlier steps; the recorder is closed.
         """
         number = self._number_of(step)
         document: Dict[str, Any] = {"step": number}
@@ -117,11 +117,11 @@ class Recorder:
         self.last_step = number
 
     def keras_callback(self, variables: Any = None) -> Any:
-        """A callback that records the steps of Keras' `fit`.
+        """Create a callback that records the steps of Keras' `fit`.
 
-        A step is what advances the optimizer's `iterations`: with accumulation, several micro-batches. Its loss is the
-        mean over its examples, as Keras counts them. It is computed from the mean over the epoch, which Keras keeps in
-        float32; `loss_error` holds the largest rounding error of that. Of several steps in one execution
+        A step ends when the optimizer's `iterations` advances: with accumulation, after several micro-batches. Its loss
+        is the mean over its examples, as Keras counts them. It is computed from the mean over the epoch, which Keras
+        keeps in float32; `loss_error` is the largest rounding error that results. If one execution makes several steps
         (`steps_per_execution`), only the last is recorded, without a loss.
 
         Args:
@@ -139,10 +139,10 @@ class Recorder:
         return KerasCallback(self, variables)
 
     def session_hook(self, loss: Any = None, variables: Any = None) -> Any:
-        """A hook that records the steps of a `MonitoredSession` or an `Estimator` in a static graph.
+        """Create a hook that records the steps of a `MonitoredSession` or an `Estimator` in a static graph.
 
-        A step is what advances `global_step`: with `AccumOptimizer`, several runs of the session, and its loss is the
-        mean over them. In a graph without a global step, each run is a step.
+        A step ends when `global_step` advances: with `AccumOptimizer`, after several runs of the session. Its loss is
+        the mean over these runs. In a graph without a global step, each run is a step.
 
         Args:
           loss: scalar tensor of the graph, or its name such as "loss:0"; None: no loss is recorded.

@@ -1,10 +1,10 @@
-"""The report on a user's model."""
+"""The report of a check of the user's model."""
 
 from typing import Dict, List, NamedTuple, Optional
 
 
 class Suspect(NamedTuple):
-    """What in a model makes micro-batches differ from the full batch, why, and what to do about it."""
+    """A part of a model that makes micro-batches differ from the full batch, the reason and the remedy."""
 
     what: str
     reason: str
@@ -12,14 +12,14 @@ class Suspect(NamedTuple):
 
 
 class Deviation(NamedTuple):
-    """How far a variable is off: the largest absolute difference of its elements, and the one allowed."""
+    """How far a variable is off: the largest absolute difference of its elements, and the largest one allowed."""
 
     variable: str
     size: float
     allowed: float
 
 
-SHOWN = 5  # further variables in a message
+SHOWN = 5  # variables in a message, besides the first
 
 
 class EqualityReport(NamedTuple):
@@ -31,9 +31,9 @@ class EqualityReport(NamedTuple):
       tolerance: float, as given or chosen.
       deviations: dict from the name of each variable to the largest absolute difference of its elements in any step.
       diverged_at: int, the first step past the tolerance, counted from 1; None if there is none.
-      diverged: list of `(variable, size, allowed)` of that step, the one furthest past the tolerance first.
-      suspects: list of `(what, reason, remedy)`: what in this model can cause the divergence.
-      sensitivity: float, how many tolerances a plainly wrong run ends away from the full batch: one that trains on only
+      diverged: list of `(variable, size, allowed)` at that step, beginning with the one furthest past the tolerance.
+      suspects: list of `(what, reason, remedy)`: the parts of this model that can cause the divergence.
+      sensitivity: float, the number of tolerances between the full batch and a plainly wrong run, which trains on only
         the first micro-batch of each step. None if the model diverged.
     """
 

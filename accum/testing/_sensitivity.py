@@ -1,18 +1,20 @@
-"""Measure whether a check could fail: how many tolerances a plainly wrong run ends away from the full batch."""
+"""Measure whether a check could fail: by how many tolerances a plainly wrong run differs from the full batch."""
 
 from accum import _tf
 from accum._tf import tf
 from accum.testing._deviations import deviation, scale
 
-ENOUGH = 100.0  # tolerances: mistakes in accumulation come to some hundredths of the plainly wrong run's and more
-ENOUGH_IN_16_BIT = 10.0  # there rounding itself comes to hundredths of a step, and smaller errors can't be told from it
+# In tolerances. The error of a real mistake is at least some hundredths of that of the plainly wrong run.
+ENOUGH = 100.0
+# With 16 bits, rounding errors reach hundredths of a step themselves, so smaller mistakes can't be detected anyway.
+ENOUGH_IN_16_BIT = 10.0
 
 
 def checked_sensitivity(pair, before, cut, tolerance):
-    """How many tolerances a plainly wrong run ends away from the full batch, at the weight that is furthest off.
+    """Return by how many tolerances a plainly wrong run differs from the full batch, at the weight furthest off.
 
-    The wrong run drops all micro-batches of a step but the first. It moves about as far as the full batch, in another
-    direction, which is also what mistakes in accumulation do. Where a step has one micro-batch only, it does not train.
+    The wrong run drops all micro-batches of a step but the first. Like a real mistake in accumulation, it moves about
+    as far as the full batch, but in another direction. If all steps have only one micro-batch, it does not train.
 
     Raises:
       ValueError: the wrong run is too close for the check to detect a mistake.

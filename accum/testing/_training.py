@@ -1,4 +1,4 @@
-"""The check itself: a model trained on full batches, and another one on their micro-batches."""
+"""The check itself: train a model on full batches, and another one on their micro-batches."""
 
 import numpy as np
 
@@ -11,8 +11,9 @@ from accum.testing._names import names_of
 from accum.testing._report import Deviation, EqualityReport
 from accum.testing._sensitivity import checked_sensitivity
 
-COMPUTED = {"float16": 3e-4, "bfloat16": 2.4e-3}  # tolerances where layers compute in 16 bit
-STORED = {"float16": 2.0**-9, "bfloat16": 2.0**-6}  # and where variables have 16: two units of their last place
+# Tolerances for layers that compute in 16 bits, and for variables of 16 bits (two units in the last place).
+COMPUTED = {"float16": 3e-4, "bfloat16": 2.4e-3}
+STORED = {"float16": 2.0**-9, "bfloat16": 2.0**-6}
 OPTIONS = ("reduction", "micro_batch_weight", "nonfinite", "accumulator_dtype", "sparse")
 
 
@@ -36,8 +37,9 @@ def train_both_ways(build_model, data, accum_steps, batch_size, steps, tolerance
 def _check_arguments(build_model, tolerance, options):
     if not _tf.HAS_KERAS_FACE or _tf.in_static_graph():
         raise NotImplementedError(
-            "In a static graph, and on TensorFlow 1.15, Keras has no train step that accumulates. Record a run of each "
-            "kind with `accum.testing.record`, and compare them with `accum.testing.compare`."
+            "In a static graph, and on TensorFlow 1.15, Keras has no train step that accumulates. Record one run on "
+            "full batches and one that accumulates with `accum.testing.record`, and compare them with "
+            "`accum.testing.compare`."
         )
     if not callable(build_model) or isinstance(build_model, tf.keras.Model):
         raise TypeError(f"`build_model` must be a function that returns a compiled model. Received: {build_model!r}.")
@@ -46,7 +48,7 @@ def _check_arguments(build_model, tolerance, options):
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
         raise TypeError(
-            f"The options must be among {list(OPTIONS)}: plain Keras has nothing to compare others with. Received: "
+            f"The options must be among {list(OPTIONS)}: plain Keras has no counterpart of the others. Received: "
             f"{unknown}."
         )
 
@@ -82,15 +84,15 @@ def _compared(pair, batches, cut, tolerance, accum_steps):
 
 
 class _Pair:
-    """Two models from the same weights, one of which accumulates.
+    """Two models with the same initial weights, one of which accumulates.
 
     Attributes:
-      full: the one that is trained on full batches.
-      accumulated: the one that is trained on their micro-batches.
-      names: the names of the weights, as those of `full`.
-      trained: those of the trainable ones.
-      options: the options of the accumulation.
-      moved_in_calls: the weights that no gradient moves and the first step of `full` has moved.
+      full: the model that is trained on full batches.
+      accumulated: the model that is trained on their micro-batches.
+      names: the names of the weights in `full`.
+      trained: the names of the trainable weights.
+      options: the options of accumulation.
+      moved_in_calls: the weights without a gradient that the first step of `full` has changed.
     """
 
     def __init__(self, build_model, micro_batch, accum_steps, options):
@@ -110,13 +112,13 @@ class _Pair:
 
     @property
     def tolerance(self):
-        """What rounding may come to in a few steps."""
+        """The largest rounding error to expect in a few steps."""
         computed = [COMPUTED.get(dtype, 0.0) for dtype in _tf.compute_dtypes(self.full)]
         stored = [STORED.get(tf.as_dtype(var.dtype).name, 0.0) for var in self.full.weights]
         return max([2e-6] + computed + stored)
 
     def make_step(self, batch, parts, step):
-        """One step of each model."""
+        """Make one step of each model."""
         try:
             _tf.train_on(self.full, batch)
             for part in parts:
@@ -125,10 +127,10 @@ class _Pair:
             raise ValueError("`build_model` must compile its model with `steps_per_execution=1`.") from None
         self._ending.end_cycle_of(self.accumulated)
         if not len(self.full.weights) == len(self.accumulated.weights) == len(self.names):
-            raise ValueError(f"`build_model` must return a model that has all its variables: step {step} created more.")
+            raise ValueError(f"`build_model` must return a model with all its variables: step {step} created more.")
 
     def train_on_first_parts(self, before, cut):
-        """The weights of a third model, by plain Keras, after steps on the first micro-batch of each full batch."""
+        """Train a third model with plain Keras on the first micro-batch of each full batch. Returns its weights."""
         model = self._build()
         model.set_weights(before)
         for parts in cut:
@@ -136,7 +138,7 @@ class _Pair:
         return model.get_weights()
 
     def note_state(self, before, after):
-        """Find the weights that a call in training moves by itself."""
+        """Find the weights that calls in training change, rather than the optimizer."""
         both = zip(self.names, self.full.weights, before, after)
         self.moved_in_calls = [
             var for name, var, old, new in both if name not in self.trained and deviation(new, old) > 0

@@ -6,7 +6,7 @@ from accum.testing._names import names_of
 
 
 class _LossOfStep:
-    """The mean loss of what came since the last step, from Keras' mean over the epoch so far."""
+    """Computes the mean loss since the last step from Keras' mean over the epoch so far."""
 
     def __init__(self):
         self._seen = 0.0, 0.0
@@ -16,26 +16,27 @@ class _LossOfStep:
         self._total, self._count, self._error = 0.0, 0.0, 0.0
 
     def begin_epoch(self):
-        """Keras' mean begins anew; what a cycle has that goes on stays."""
+        """Start over with Keras' mean, but keep the sums of an unfinished cycle."""
         self._seen = 0.0, 0.0
 
     def take(self, metric, logs):
-        """Take in a micro-batch: what it has added to Keras' sums, or else the loss that its train step returned."""
+        """Add a micro-batch: its contribution to Keras' sums, or else the loss that its train step returned."""
         total, count = self._seen
         if metric is not None:
             total, count = (float(value) for value in _tf.values_of([metric.total, metric.count]))
-        if count == self._seen[1]:  # there is no such mean, or it rests, as in Keras 3 under a train step of the user's
+        # There is no such mean, or it does not change, as in Keras 3 with the user's own train step.
+        if count == self._seen[1]:
             if logs and "loss" in logs:
                 self._total, self._count = self._total + float(logs["loss"]), self._count + 1.0
             return
         self._total += total - self._seen[0]
         self._count += count - self._seen[1]
-        self._error += abs(total) * 2.0**-24  # the sum is a float32, rounded once a micro-batch
+        self._error += abs(total) * 2.0**-24  # the sum is a float32, rounded once per micro-batch
         self._seen = total, count
 
     @property
     def value(self):
-        """(loss, its error), or (None, 0) where there is none."""
+        """(loss, its error), or (None, 0) if there is no loss."""
         return (self._total / self._count, self._error / self._count) if self._count else (None, 0.0)
 
 
@@ -81,7 +82,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
         step, last = self._clock(), self._recorder.last_step
         if last is not None and step <= last:
             return
-        loss, error = self._loss.value if step - self._last_step == 1 else (None, 0.0)  # else it is that of several
+        loss, error = self._loss.value if step - self._last_step == 1 else (None, 0.0)  # else of several steps
         self._last_step = step
         self._recorder.step(loss, self._values, step, loss_error=error)
         self._loss.clear()
@@ -90,10 +91,10 @@ class KerasCallback(tf.keras.callbacks.Callback):
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is None:
             return self._micro_batches
-        return int(_tf.values_of([_tf.without_loss_scale(optimizer).iterations])[0])  # Keras 3.8's own rests
+        return int(_tf.values_of([_tf.without_loss_scale(optimizer).iterations])[0])  # in Keras 3.8, its own stay 0
 
     def _metric(self):
-        """Keras' mean of the loss over the epoch, or None where a train step of the user's own returns it."""
+        """Return Keras' mean of the loss over the epoch, or None if the user's own train step computes the loss."""
         for metric in self.model.metrics:
             if metric.name == "loss" and hasattr(metric, "total") and hasattr(metric, "count"):
                 return metric
@@ -105,7 +106,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
 
 
 class SessionHook(tf.compat.v1.train.SessionRunHook):
-    """Records a session's steps, which advance the global step, not the runs between them."""
+    """Records the steps of a session, which advance the global step, and not the runs between them."""
 
     def __init__(self, recorder, loss=None, variables=None):
         self._recorder = recorder
@@ -136,7 +137,7 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         self._runs += 1
         if self._loss is not None:
             self._losses.append(float(run_values.results))
-        # In a run of its own: within that of the train op, a variable is read before or after it, as it happens.
+        # Read the variables in a separate run: in the run of the train op, the order of ops is not defined.
         self._record_step(run_context.session)
 
     def end(self, session):

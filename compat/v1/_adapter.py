@@ -1,30 +1,39 @@
-"""What a static graph lends to the engine: variables and where they stand, the inner optimizer, the clock."""
+"""The engine's adapter for the optimizer of a static graph."""
 
 import contextlib
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from accum import _check, _tf
 from accum._engine._adapter import OptimizerAdapter
+from accum._engine._replicas import across_replicas
 from accum._tf import GradsAndVars, Transform, tf
 
 
 class GraphAdapter(OptimizerAdapter):
-    """Lends the optimizer of a static graph to the engine.
+    """Lets the engine use the optimizer of a static graph.
 
     Args:
       wrapper: the `AccumOptimizer`.
-      name: what its variables are named by.
+      name: prefix of the names of variables.
       counts_micro_steps: whether `global_step` counts micro steps.
       is_local: whether accumulators are local variables of this worker.
+
+    Attributes:
+      global_step: the variable that counts steps or micro steps, or None.
+      weight: the default weight of train ops, or None.
+      variables: the trainable variables of the current call.
+      scope: the name scope of the current call.
+      state: list of the variables that were created for the cycle itself.
+      gathered: list of the variables that were created for its listeners.
     """
 
     def __init__(self, wrapper: Any, name: str, counts_micro_steps: bool, is_local: bool) -> None:
         self.global_step: Any = None
-        self.weight: Any = None  # of the train ops that are being made, if they say none
-        self.variables: Sequence[tf.Variable] = ()  # of the call under way: the scalars stand beside the first
-        self.scope = ""  # the name scope that the user has called it in
-        self.state: List[tf.Variable] = []  # what has been made here for the cycle itself
-        self.gathered: List[tf.Variable] = []  # what has been made here for its listeners
+        self.weight: Any = None
+        self.variables: Sequence[tf.Variable] = ()
+        self.scope = ""
+        self.state: List[tf.Variable] = []
+        self.gathered: List[tf.Variable] = []
         self._wrapper = wrapper
         self.name = name
         self._counts_micro_steps = counts_micro_steps
@@ -34,13 +43,14 @@ class GraphAdapter(OptimizerAdapter):
         beside = min(self.variables, key=lambda var: var.name)
         name = f"{self.name}/{name}"
         with self._making(beside, per_replica):
-            with tf.compat.v1.name_scope(None):  # one name wherever `minimize` is called: checkpoints go by it
+            with tf.compat.v1.name_scope(None):  # the name in checkpoints must not depend on where `minimize` is called
                 made = self._wrapper._create_non_slot_variable(initial_value, name, beside)
         self.state.append(made)
         return made
 
     def buffer(self, var: tf.Variable, name: str, shape: tf.TensorShape, dtype: tf.DType) -> tf.Variable:
-        # The optimizers' own helper: colocated, with the slice information of a partitioned variable, saved.
+        # The method by which v1 optimizers create slots: it colocates them, and copies the slice information of a
+        # partitioned variable, which a `Saver` needs.
         zeros = tf.compat.v1.zeros_initializer()
         scope = f"{self.name}/{name}"
         with self._making(var, per_replica=True):
@@ -51,12 +61,12 @@ class GraphAdapter(OptimizerAdapter):
 
     @contextlib.contextmanager
     def _making(self, var: tf.Variable, per_replica: bool) -> Iterator[None]:
-        """Make the variable created within one of this worker's own, and one of each replica's own."""
+        """Create accumulators in this context: on this worker if they are local, and one for each replica if asked."""
         worker = _worker_that_shares(var)
         if worker is not None and not self._is_local:
             raise ValueError(
-                f"{var.name} stands on {var.device}, where workers share it. Its accumulator would stand there "
-                "too, and mix the micro-batches of all of them: pass `local_accumulators=True`."
+                f"{var.name} is on {var.device}, where workers share it. They would share its accumulator too, which "
+                "would mix the micro-batches of all workers: pass `local_accumulators=True`."
             )
 
         def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
@@ -85,12 +95,20 @@ class GraphAdapter(OptimizerAdapter):
     def when(self, condition: tf.Tensor, function: Callable[..., Any]) -> Any:
         if not self.waits_for_others:
             return super().when(condition, function)
-        message = "Nothing has been accumulated here, and the other workers wait for a gradient from this one."
+        message = "This worker has accumulated nothing, but the other workers wait for its gradient."
         with tf.control_dependencies([tf.compat.v1.Assert(condition, [message])]):
             return function()
 
     def prepare(self, variables: Sequence[tf.Variable], used: Sequence[tf.Variable] = ()) -> None:
         _tf.prepare_inner(self._wrapper.optimizer, variables, used)
+
+    def create_inner_slots(self, variables: Sequence[tf.Variable]) -> None:
+        """Create the inner optimizer's slots for `variables` before a conditional does."""
+        if _tf.is_graph_optimizer(self._wrapper.optimizer):
+            create = lambda _, mirrored: _tf.create_graph_slots(self._wrapper.optimizer, mirrored)
+            across_replicas(create, [variables])
+        else:
+            _tf.create_graph_slots(self._wrapper.optimizer, variables)
 
     def make_step(
         self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int
@@ -98,10 +116,11 @@ class GraphAdapter(OptimizerAdapter):
         if transform is not None:
             grads_and_vars = _check.pairs(transform(list(grads_and_vars)))
         global_step = None if self._counts_micro_steps else self.global_step
-        # Where workers wait, the chief's queue runner runs some of these ops by themselves: no cycle must hold them up.
+        # With SyncReplicasOptimizer, the chief's queue runner runs some of these ops alone, so they must not depend on
+        # the ops of a cycle.
         waits = tf.control_dependencies(None if self.waits_for_others else [])
-        # What it still has to create is not to be named after the conditional, nor is its op, which nobody can run, to
-        # be found as the train op.
+        # Variables that the inner optimizer still has to create must not be named after the conditional. Its op is
+        # inside the conditional, where a session can't run it, so it must not be recorded as the train op.
         scope = tf.compat.v1.name_scope(self.scope + "/" if self.scope else None)
         with waits, scope, _tf.unrecorded(tf.compat.v1.GraphKeys.TRAIN_OP):
             return _tf.apply_inner(self._wrapper.optimizer, grads_and_vars, replicas, global_step)
@@ -117,9 +136,9 @@ class GraphAdapter(OptimizerAdapter):
 
 
 def _worker_that_shares(var: tf.Variable) -> Optional[str]:
-    """The device of ops made here, where `var` stands in another process than they do; None where it does not."""
+    """Return the device of newly created ops if `var` is in another process, otherwise None."""
     if not _tf.is_of_a_cluster(var):
         return None
-    worker = tf.no_op(name="worker").device  # whatever device function is in force has its say
+    worker = tf.no_op(name="worker").device  # a new op shows what the current device function returns
     here, there = (tf.compat.v1.DeviceSpec.from_string(device) for device in (worker, var.device))
     return None if (here.job, here.task) == (there.job, there.task) else worker

@@ -1,33 +1,15 @@
 """`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or combined in one conditional op."""
 
 import contextlib
-import warnings
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle, check_options
-from accum._engine._replicas import across_replicas
 from accum._tf import AccumSteps, Gradient, GradsAndVars, Scalar, Transform, tf
+from accum.compat.v1 import _checks
+from accum.compat.v1._accum_ops import AccumOps
 from accum.compat.v1._adapter import GraphAdapter
-from accum.compat.v1._moving_statistics import MovingStatistics
-from accum.compat.v1._update_ops import read_averages
-
-
-class AccumOps(NamedTuple):
-    """The ops of a cycle, for users who run them in their own loop.
-
-    Attributes:
-      accumulate: op that accumulates the gradients of one micro-batch, without making a step.
-      apply: op that makes the step from any number of accumulated micro-batches and clears the accumulators. If
-        nothing has been accumulated, it changes nothing.
-      zero: op that discards the accumulated gradients.
-      micro_step: int64 scalar tensor, the number of micro steps in the current cycle so far.
-    """
-
-    accumulate: tf.Operation
-    apply: tf.Operation
-    zero: tf.Operation
-    micro_step: tf.Tensor
+from accum.compat.v1._batch_norm import take_over
 
 
 class AccumOptimizer(tf.compat.v1.train.Optimizer):
@@ -86,10 +68,13 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         count_micro_steps: bool = False,
         local_accumulators: bool = False,
     ) -> None:
-        accum_steps = _either(accum_steps, steps_per_update)
+        accum_steps = _checks.either_accum_steps(accum_steps, steps_per_update)
         plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
         super().__init__(use_locking, name)
-        self._inner = _inner_optimizer(optimizer)
+        if isinstance(optimizer, AccumOptimizer):
+            raise ValueError(f"`optimizer` accumulates already: set its `accum_steps`. Received: {optimizer!r}.")
+        _checks.require_inner(optimizer)
+        self._inner = optimizer
         self._count_micro_steps = bool(count_micro_steps)
         self._adapter = GraphAdapter(self, name, self._count_micro_steps, bool(local_accumulators))
         self._cycle = Cycle(plan, self._adapter, transform, accumulator_dtype)
@@ -99,7 +84,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
     def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> List[Tuple[Optional[Gradient], tf.Variable]]:
         """Compute gradients with the inner optimizer's `compute_gradients`, which receives all arguments."""
-        _require_graph()
+        _checks.require_graph()
         if _tf.is_graph_optimizer(self._inner):
             return self._inner.compute_gradients(loss, *args, **kwargs)
         return super().compute_gradients(loss, *args, **kwargs)
@@ -170,10 +155,10 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
           ValueError: there is no gradient at all, a gradient has the wrong shape, the weight is negative, or the
             variables or `global_step` differ from those of an earlier call.
         """
-        _require_graph()
+        _checks.require_graph()
         weight = self._adapter.weight if weight is None else weight
         listed = _check.pairs(grads_and_vars)
-        self._require_no_waiting(listed)
+        _checks.require_no_waiting(listed, self._adapter.waits_for_others and not self._cycle.is_bare)
         if self._cycle.is_bare and weight is None:
             return _tf.as_operation(_tf.apply_inner(self._inner, listed, 1, global_step, name))
         self._enter(listed, global_step)
@@ -206,7 +191,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
           RuntimeError: when executing eagerly.
           ValueError: both or neither of `loss` and `grads_and_vars` are given; or as for `apply_gradients`.
         """
-        _require_graph()
+        _checks.require_graph()
         if (loss is None) == (grads_and_vars is None):
             raise ValueError(f"Pass either `loss` or `grads_and_vars`. Received: {loss!r}, {grads_and_vars!r}.")
         if loss is not None:
@@ -246,25 +231,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
           ValueError: an op can't be taken over (then none is), a train op exists already, or there are several
             replicas.
         """
-        _require_graph()
-        collection = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.UPDATE_OPS)
-        taken = list(collection) if update_ops is None else list(update_ops)
-        if self._cycle.is_bare:
-            return []
-        if self._cycle.is_built:
-            raise ValueError(
-                "`accumulate_update_ops` must be called before the first train op is created, which updates the "
-                "averages."
-            )
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            raise ValueError(
-                "`accumulate_update_ops` does not support several replicas: run the ops in UPDATE_OPS on each replica."
-            )
-        averages = read_averages(taken)
-        self._cycle.listeners += [MovingStatistics(mean, variance, self._adapter) for mean, variance in averages]
-        self._adapter.gathered, self._adapter.state = self._adapter.gathered + self._adapter.state, []
-        collection[:] = [left for left in collection if not any(left is update_op for update_op in taken)]
-        return taken
+        _checks.require_graph()
+        return take_over(update_ops, self._cycle, self._adapter)
 
     def flush(self) -> tf.Operation:
         """Create an op that makes the step of an unfinished cycle from the micro-batches so far.
@@ -294,45 +262,16 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         with tf.name_scope(self._name), tf.name_scope(name):
             return function()
 
-    def _require_no_waiting(self, listed: GradsAndVars) -> None:
-        """Reject workers that wait for each other on every run, because a conditional train op does not step then."""
-        is_around = any("AccumulatorTakeGradient" in grad.op.type for grad, _ in listed if isinstance(grad, tf.Tensor))
-        if is_around or (self._adapter.waits_for_others and not self._cycle.is_bare):
-            raise ValueError(
-                "`SyncReplicasOptimizer` makes a step on every run and can't be inside a conditional: make it the "
-                "inner optimizer, and run the ops of `accumulation_ops`, with `apply` once per step on every worker."
-            )
-
     def _enter(self, listed: GradsAndVars, global_step: Optional[tf.Variable]) -> None:
-        if self._cycle.plan.is_schedule and (global_step is None or self._count_micro_steps):
-            raise ValueError(
-                "A schedule of `accum_steps` needs a step counter: pass a `global_step`, without `count_micro_steps`."
-            )
-        if self._cycle.is_built and self._cycle.state.micro_step.graph is not tf.compat.v1.get_default_graph():
-            raise ValueError("An `AccumOptimizer` belongs to the graph of its first call: create one for each graph.")
-        if self._cycle.is_built and self._adapter.global_step is not global_step:
-            raise ValueError(
-                f"`global_step` must be the same in all calls. Received: {global_step!r}, after "
-                f"{self._adapter.global_step!r}."
-            )
+        _checks.require_same_clock(self._cycle, self._adapter.global_step, global_step, self._count_micro_steps)
         self._adapter.global_step = global_step
         self._adapter.variables = [var for _, var in listed]
         self._adapter.scope = tf.compat.v1.get_default_graph().get_name_scope()
-        if _tf.is_keras_optimizer(self._inner) and any(map(_tf.is_ref_variable, self._adapter.variables)):
-            raise ValueError(
-                "A Keras optimizer only updates resource variables: create them with `use_resource=True`, or pass a "
-                "`tf.compat.v1.train.Optimizer` to `AccumOptimizer`."
-            )
-        self._create_inner_slots([var for grad, var in listed if grad is not None])
-
-    def _create_inner_slots(self, variables: Sequence[tf.Variable]) -> None:
-        if _tf.is_graph_optimizer(self._inner):
-            across_replicas(lambda _, mirrored: _tf.create_graph_slots(self._inner, mirrored), [variables])
-        else:
-            _tf.create_graph_slots(self._inner, variables)
+        _checks.require_updatable(self._inner, self._adapter.variables)
+        self._adapter.create_inner_slots([var for grad, var in listed if grad is not None])
 
     # ------------------------------------------------------------------------------------------------------------
-    # What can be seen
+    # State
 
     @property
     def optimizer(self) -> Any:
@@ -378,40 +317,3 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         """Return all variables of this optimizer and the inner optimizer."""
         inner = self._inner.variables
         return super().variables() + list(inner() if callable(inner) else inner)
-
-
-def _either(accum_steps: AccumSteps, steps_per_update: Optional[int]) -> AccumSteps:
-    if steps_per_update is None:
-        return accum_steps
-    if accum_steps != 1:
-        raise ValueError("Pass `accum_steps` only: `steps_per_update` is another name of it.")
-    warnings.warn("`steps_per_update` is now called `accum_steps`.", DeprecationWarning, stacklevel=3)
-    return _check.accum_steps(steps_per_update, "steps_per_update")
-
-
-def _require_graph() -> None:
-    if not _tf.in_static_graph():  # a `tf.function`, such as the train step of Keras' `fit`, is not one either
-        raise RuntimeError(
-            "`AccumOptimizer` creates ops of a static graph but was called eagerly: enter a `tf.Graph`, or use "
-            "`accum.GradientAccumulateOptimizer`."
-        )
-
-
-def _inner_optimizer(optimizer: Any) -> Any:
-    if isinstance(optimizer, AccumOptimizer):
-        raise ValueError(f"`optimizer` accumulates already: set its `accum_steps`. Received: {optimizer!r}.")
-    if _tf.is_loss_scale_optimizer(optimizer):
-        raise ValueError(
-            "A loss scale optimizer has to be outermost, where it checks each micro-batch for overflow: put "
-            f"{type(optimizer).__name__} around the `AccumOptimizer`."
-        )
-    if not _tf.is_graph_optimizer(optimizer) and not _tf.is_keras_optimizer(optimizer):
-        raise TypeError(
-            f"`optimizer` must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer. Received: {optimizer!r}."
-        )
-    if _tf.is_new_optimizer(optimizer):
-        raise TypeError(
-            "A Keras optimizer that is built from a list of variables does not update them in a static graph, where "
-            f"only its counter is run: use {_tf.FOR_STATIC_GRAPHS}. Received: {optimizer!r}."
-        )
-    return optimizer

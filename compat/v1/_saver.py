@@ -1,4 +1,4 @@
-"""Restore checkpoints that were saved before accumulation was added: the accumulators then start at zero."""
+"""Restore checkpoints that were saved before accumulation was added, and start with empty accumulators."""
 
 from typing import Any, List, Optional, Sequence, Tuple
 

@@ -1,9 +1,8 @@
-"""Take over UPDATE_OPS: update batch normalisation's averages once per cycle, as by the full batch (law L13).
+"""Read the ops in UPDATE_OPS that update the moving averages of batch normalisation.
 
 `slim.batch_norm` and `tf.compat.v1.layers.batch_normalization` add two ops per layer to the graph's UPDATE_OPS, each of
 the form `average -= (average - value) * (1 - momentum)`. Following the inputs of such an op backwards yields its
-average, the value from the micro-batch, and the layer's input. The cycle accumulates the moments of the full batch from
-these, and updates the averages by the same formula when it makes the step.
+average, the value from the micro-batch, and the layer's input.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple

@@ -19,7 +19,7 @@ GRADIENTS = np.array([1.0, 3.0, 2.0], "float32")  # of a cycle: K = 3, mean 2
 
 
 def build(accum_steps, make_inner):
-    """Variables on the parameter server, accumulators on this worker."""
+    """Create variables on the parameter server, and an optimizer with accumulators on this worker."""
     worker = f"/job:worker/task:{TASK}"
     with tf1.device(tf1.train.replica_device_setter(cluster=CLUSTER, worker_device=worker)):
         with tf1.variable_scope("", use_resource=True):
@@ -33,7 +33,7 @@ def build(accum_steps, make_inner):
 
 
 def session_of(target, hooks=()):
-    """A monitored session. By default, a worker that is not the chief checks for variables only every 30 seconds."""
+    """Create a monitored session, without the 30 seconds by default between a worker's checks for variables."""
     if not IS_CHIEF:
         missing = tf1.report_uninitialized_variables(tf1.global_variables())
         while True:
@@ -45,7 +45,7 @@ def session_of(target, hooks=()):
 
 
 def asynchronous(target):
-    """Both workers apply asynchronously. Reports weights, steps and the device of the accumulator."""
+    """Train with workers that apply asynchronously. Reports weights, steps and the device of the accumulator."""
     with tf.Graph().as_default() as graph, graph.container("asynchronous"):
         step, weights, done, fed, _, optimizer = build(
             2, lambda: tf1.train.GradientDescentOptimizer(1.0, use_locking=True)
@@ -67,7 +67,7 @@ def asynchronous(target):
 
 
 def synchronous(target):
-    """Each step uses one cycle of each worker. Reports weights and steps."""
+    """Train with steps that use one cycle of each worker. Reports weights and steps."""
     with tf.Graph().as_default() as graph, graph.container("synchronous"):
         step, weights, _, fed, inner, optimizer = build(
             len(GRADIENTS),
@@ -84,7 +84,7 @@ def synchronous(target):
                     session.run(ops.accumulate, {fed: [grad]})
                 session.run(ops.apply)
                 values = session.run([weights, step])
-            # Before the session closes: its queue runner waits for workers that wait for it, and is given two minutes.
+            # Report before the session closes. Its queue runner and the workers wait for each other, up to two minutes.
             report("synchronous", [float(values[0][0]), int(values[1])])
 
 

@@ -1,10 +1,10 @@
 """Pass a run, stopped in mid-cycle, from one TensorFlow to another: in one process (test_convert.py) or several (tox).
 
-    python tests/support/convert_cells.py write FOLDER    stop every run after 21 micro steps, where the others read it
-    python tests/support/convert_cells.py read FOLDER     go on with the runs that others stopped, to the oracle's end
+    python tests/support/convert_cells.py write FOLDER    stop every run after 21 micro steps, and save it in FOLDER
+    python tests/support/convert_cells.py read FOLDER     continue the runs in FOLDER, and compare with the oracle
 
-A static graph writes what its `Saver` does, and Keras reads that; Keras writes by `to_v1`, and a plain `Saver` reads
-that. A TensorFlow that has Keras is that side, unless a last argument says `graph`.
+A static graph writes with its `Saver`, and Keras reads with `from_v1`. Keras writes with `to_v1`, and a plain `Saver`
+reads. If TensorFlow has Keras, this is the Keras side, unless the last argument is `graph`.
 """
 
 import os
@@ -24,7 +24,7 @@ tf1 = tf.compat.v1
 K, STEPS, STOP = 8, 4, 21  # in the third cycle, 5 of 8 micro steps are made
 SIZE = 3  # 8 micro-batches are the 24 examples
 NAMES = ["hidden/kernel", "hidden/bias", "outputs/kernel", "outputs/bias"]
-EPSILON = 1e-3  # large, so that its place shows
+EPSILON = 1e-3  # large, so that its place in the formula matters
 TOLERANCE = 2e-6
 
 PROBLEM = make_problem()
@@ -61,7 +61,7 @@ RULES = {
 
 
 def oracle(rule, begun_by):
-    """The weights after `STEPS` steps of a run that started with the conventions of `begun_by`, "graph" or "keras"."""
+    """Compute the weights after `STEPS` steps of a run that started in `begun_by`, "graph" or "keras"."""
     weights, state = list(WEIGHTS), [{} for _ in WEIGHTS]
     for step in range(1, STEPS + 1):
         grads = gradients(weights, X, Y)
@@ -80,7 +80,7 @@ def _step(rule, g, state, t, begun_by):
         state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * g**2
         rate = 0.02 * np.sqrt(1.0 - 0.999**t) / (1.0 - 0.9**t)
         return rate * state["m"] / (np.sqrt(state["v"]) + EPSILON)
-    if rule == "adagrad":  # v1 has no epsilon; what Keras adds under the root never decays
+    if rule == "adagrad":  # v1 has no epsilon; Keras' epsilon under the root never decays
         state["a"] = state.get("a", 0.1 if begun_by == "graph" else 0.1 + EPSILON) + g**2
         return 0.1 * g / np.sqrt(state["a"])
     state["s"] = 0.9 * state.get("s", 1.0 if begun_by == "graph" else 0.0) + 0.1 * g**2
@@ -92,7 +92,7 @@ def _step(rule, g, state, t, begun_by):
 
 
 def micro_gradients(weights, number):
-    """The gradients of micro-batch `number`, float32."""
+    """Return the float32 gradients of micro-batch `number`."""
     start = SIZE * number % len(X)
     found = gradients([np.asarray(value, np.float64) for value in weights], X[start:][:SIZE], Y[start:][:SIZE])
     return [grad.astype(np.float32) for grad in found]
@@ -125,7 +125,7 @@ def run_graph(rule, numbers, restore=None, save=None, accum_steps=K):
 
 
 def variable(value, name):
-    """A trainable variable of the kind that this TensorFlow's Keras optimizers accept."""
+    """Create a trainable variable of the kind that this TensorFlow's Keras optimizers accept."""
     if not IS_KERAS_3:
         return tf.Variable(value, dtype=tf.float32, name=name)
     scope, _, leaf = name.rpartition("/")
@@ -143,7 +143,7 @@ class Keras:
         self.optimizer = accum.GradientAccumulateOptimizer(RULES[rule][1](family), accum_steps)
 
     def forget(self):
-        """Overwrite every variable with a value that no run has."""
+        """Overwrite every variable with a value that occurs in no run."""
         for var in self.variables:
             var.assign(np.full(var.shape, 7.0, "float32"))
         return self

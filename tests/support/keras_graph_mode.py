@@ -54,4 +54,4 @@ if hasattr(accum, "GradientAccumulateOptimizer"):
     except ValueError as error:
         assert "graph mode" in str(error)
     else:
-        raise AssertionError("the model face weighs nothing in graph mode, and did not say so")
+        raise AssertionError("the model face can't weight micro-batches in graph mode, but raised no error")

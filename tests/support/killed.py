@@ -15,7 +15,7 @@ GRADIENTS = np.random.RandomState(0).normal(size=(MICRO_STEPS, 5)).astype("float
 
 
 def train(folder, counts_micro_steps, report=lambda place: None):
-    """Process the micro-batches that are not in the checkpoint in `folder`. Returns weights and Adam's moment."""
+    """Continue from the checkpoint in `folder`, if there is one. Returns the weights and Adam's moment."""
     with tf.Graph().as_default():
         step = tf1.train.get_or_create_global_step()
         weights = tf1.get_variable("w", initializer=np.ones(5, "float32"))

@@ -1,4 +1,4 @@
-"""A loss scale in a custom loop: Keras 3 unscales when it applies gradients, earlier lines when they are told to."""
+"""Loss scaling in a custom loop: Keras 3 unscales gradients when it applies them; in Keras 2, the loop does it."""
 
 import tensorflow as tf
 from exceptions import IS_KERAS_3
@@ -19,7 +19,7 @@ HAS_PUBLIC_CLASS = hasattr(tf.keras.mixed_precision, "LossScaleOptimizer")
 
 
 def loss_scale_optimizer(optimizer, scale):
-    """A loss scale that starts at `scale` and is halved at an overflow."""
+    """Create a loss scale optimizer whose scale starts at `scale` and is halved at an overflow."""
     if HAS_PUBLIC_CLASS:
         return tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=scale)
     dynamic = tf.mixed_precision.experimental.DynamicLossScale(initial_loss_scale=scale)

@@ -1,11 +1,11 @@
 """Write the golden trajectories with NumPy in float64, by the update rules in the papers. No TensorFlow.
 
-    python tests/support/make_golden.py          write tests/golden/: problem.json and one <optimizer>.txt each
-    python tests/support/make_golden.py --check  exit 1 if a file differs from what would be written
+    python tests/support/make_golden.py          write problem.json, and <optimizer>.txt for each rule, to tests/golden/
+    python tests/support/make_golden.py --check  exit 1 if a file is not up to date
 
 A small network (5 inputs, 4 tanh units, 3 classes, softmax cross-entropy) takes 10 steps, each on the mean gradient of
-a whole batch of 12 examples. Every face, on every TensorFlow, has to arrive at the same weights from micro-batches.
-Epsilon is 1e-16 throughout, so that no convention about its place shows.
+a full batch of 12 examples. Every face, on every TensorFlow, has to arrive at the same weights from micro-batches.
+Epsilon is always 1e-16, so that its place in the formulas does not matter.
 """
 
 import json
@@ -20,7 +20,7 @@ EPSILON = 1e-16
 
 
 def make_problem():
-    """Data for two batches and initial weights, rounded so that their decimals are the same numbers in float32."""
+    """Create data for two batches and initial weights, rounded to three decimals, which JSON stores exactly."""
     random = np.random.RandomState(2020)
     shapes = [(INPUTS, UNITS), (UNITS,), (UNITS, CLASSES), (CLASSES,)]
     return {
@@ -31,7 +31,7 @@ def make_problem():
 
 
 def gradients(weights, x, y):
-    """Gradients of the mean softmax cross-entropy over the batch, derived by hand."""
+    """Compute the gradients of the mean softmax cross-entropy over the batch, derived by hand."""
     w1, b1, w2, b2 = weights
     hidden = np.tanh(x @ w1 + b1)
     logits = hidden @ w2 + b2
@@ -58,7 +58,7 @@ def nesterov(w, g, state, t):
 
 
 def adam(w, g, state, t):
-    """Kingma and Ba 2015, in the form of the end of its section 2 (epsilon hat)."""
+    """Kingma and Ba 2015, in the form given at the end of section 2 (epsilon hat)."""
     state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * g
     state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * g**2
     rate = 0.02 * np.sqrt(1.0 - 0.999**t) / (1.0 - 0.9**t)
@@ -81,7 +81,7 @@ RULES = {rule.__name__: rule for rule in (sgd, momentum, nesterov, adam, rmsprop
 
 
 def trajectory(problem, rule):
-    """The weights after each step, flat: shape [STEPS, number of weights]."""
+    """Compute the flat weights after each step: shape [STEPS, number of weights]."""
     x, y = np.array(problem["x"]), np.array(problem["y"])
     weights = [np.array(w) for w in problem["weights"]]
     states = [{} for _ in weights]

@@ -17,7 +17,7 @@ class Left(NamedTuple):
 
 
 def _pair(name, *lines):
-    """Lines that start with "-" are in the code before, with "+" in the code after, all others in both."""
+    """Create a `Pair`: lines that start with "-" are in the code before, with "+" in the code after, others in both."""
     before = [line[2:] for line in lines if line[0] != "+"]
     after = [line[2:] for line in lines if line[0] != "-"]
     return Pair(name, "\n".join(before) + "\n", "\n".join(after) + "\n")
@@ -404,14 +404,14 @@ LEFT = [
     Left("sum-or-mean", GA + 'O("sgd", 4, reduction="SUM")\n', 2, "0.5 takes the mean whatever is given"),
     Left("default-of-k", GA + 'O("sgd")\n', 2, "4 by default in 0.3.1"),
     Left("clipping", GA + 'O("sgd", 4, clipnorm=1.0)\n', 2, "`clipnorm` is not an argument of accum's optimizer"),
-    Left("adaptive-clipping", GA + "M(4, use_agc=True, inputs=i, outputs=o)\n", 2, "another clipping"),
+    Left("adaptive-clipping", GA + "M(4, use_agc=True, inputs=i, outputs=o)\n", 2, "clips the accumulated gradient"),
     Left(
         "unknown",
         "from gradient_accumulator.GAModelWrapperV2 import GAModelWrapperV2\nGAModelWrapperV2(4)\n",
         2,
-        "nothing",
+        "there is no rule",
     ),
-    Left("method", GA + "M.from_config(config)\n", 2, "`M.from_config`: nothing is known of it"),
+    Left("method", GA + "M.from_config(config)\n", 2, "`M.from_config`: there is no rule for it"),
     Left("dynamic", RUNAI + "getattr(optimizers, name)(steps=4)\n", 2, "`optimizers`: it is not called here"),
     Left("subclass", GA + "class Mine(M): pass\n", 2, "`M`: it is not called here"),
     Left("many", GA + "M(1, 2, 3, 4, 5, 6, inputs=i)\n", 2, "5 positional arguments at most"),
@@ -428,8 +428,8 @@ LEFT = [
         5,
         "else",
     ),
-    Left("f-string", GA + "x = f'{M(4, inputs=i, outputs=o)}'\n", 2, "it stands in an f-string"),
-    Left("taken", GA + "O('sgd', 4)\ndef f(accum): pass\n", 2, "`accum` is a name of your own"),
+    Left("f-string", GA + "x = f'{M(4, inputs=i, outputs=o)}'\n", 2, "it is in an f-string"),
+    Left("taken", GA + "O('sgd', 4)\ndef f(accum): pass\n", 2, "uses the name `accum` for something else"),
     Left(
         "one-line",
         "if x: from gradient_accumulator import GAModelWrapper\nGAModelWrapper(4, a=b)\n",
@@ -452,9 +452,7 @@ LEFT = [
         2,
         "`clipnorm` is not passed to the inner optimizer",
     ),
-    Left(
-        "runai-clipping", RUNAI + "optimizers.Adam(4, clipvalue=1.0)\n", 2, "`clipvalue` clips each micro-batch there"
-    ),
+    Left("runai-clipping", RUNAI + "optimizers.Adam(4, clipvalue=1.0)\n", 2, "`clipvalue` clips each micro-batch"),
     Left("runai-adagrad", RUNAI + "optimizers.Adagrad(4)\n", 2, "other defaults"),
     Left("runai-decay", RUNAI + "optimizers.SGD(4, decay=0.1)\n", 2, "use a schedule"),
     Left(
@@ -465,7 +463,10 @@ LEFT = [
     ),
     Left("bound-twice", KERAS + "r = 1\nr = s()\noptimizers.SGD(r, gradient_accumulation_steps=4)\n", 4, "a schedule"),
     Left(
-        "comment", KERAS + "optimizers.SGD(\n    0.1,  # a\n    gradient_accumulation_steps=4)\n", 2, "a comment stands"
+        "comment",
+        KERAS + "optimizers.SGD(\n    0.1,  # a\n    gradient_accumulation_steps=4)\n",
+        2,
+        "the comment beside",
     ),
     Left("ema", KERAS + "optimizers.SGD(gradient_accumulation_steps=4, use_ema=True)\n", 2, "`use_ema` acts on each"),
     Left(
@@ -484,7 +485,7 @@ LEFT = [
     Left("partial", GA + "functools.partial(O, accum_steps=4)\n", 2, "`O`: it is not called here"),
     Left("unpacked-model", GA + "M(**options)\n", 2, "what `*` and `**` unpack"),
     Left(
-        "for-others", "from gradient_accumulator import GradientAccumulateModel\n", 1, "others may import it from here"
+        "for-others", "from gradient_accumulator import GradientAccumulateModel\n", 1, "files may import it from here"
     ),
     Left("from-others", "from .nets import GradientAccumulateModel\nGradientAccumulateModel(4)\n", 2, "module of your"),
     Left("by-text", 'import_module("gradient_accumulator").GAModelWrapper(4)\n', 1, "Use an import statement"),
@@ -522,7 +523,7 @@ LEFT = [
     Left("runai-alias", "import runai.ga\nga = runai.ga\nga.keras.optimizers.Adam(4)\n", 2, "`runai.ga`: it is not"),
     Left("runai-partial", RUNAI + "partial(optimizers.Adam, steps=4)\n", 2, "`optimizers.Adam`: it is not called here"),
     Left("runai-unpacked", RUNAI + "optimizers.Adam(**options)\n", 2, "what `*` and `**` unpack"),
-    Left("runai-elastic", "import runai.elastic.keras.models as m\nm.Model(net)\n", 2, "`m.Model`: nothing is known"),
+    Left("runai-elastic", "import runai.elastic.keras.models as m\nm.Model(net)\n", 2, "`m.Model`: there is no rule"),
     Left(
         "tensorpack-one-call-per-gpu",
         TENSORPACK + "AccumGradOptimizer(o, 4)\ntrain(SyncMultiGPUTrainerReplicated(8))\n",

@@ -1,4 +1,4 @@
-"""Every optimizer class in the cell's TensorFlow, found rather than listed, with the variants worth testing."""
+"""Find every optimizer class in the installed TensorFlow, with the variants worth testing."""
 
 import re
 
@@ -43,12 +43,12 @@ def _classes(module):
 
 
 def legacy_family():
-    """The module of the optimizers that keep slots, or None in Keras 3."""
+    """Return the module of the optimizers that keep slots, or None in Keras 3."""
     return None if IS_KERAS_3 else getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
 
 
 def new_family():
-    """The module of the optimizers that are built from a list of variables, or None before TF 2.9."""
+    """Return the module of the optimizers that are built from a list of variables, or None before TF 2.9."""
     for module in (tf.keras.optimizers, getattr(tf.keras.optimizers, "experimental", None)):
         if hasattr(getattr(module, "SGD", None), "update_step"):
             return module
@@ -56,7 +56,7 @@ def new_family():
 
 
 def families(pick=lambda module: module):
-    """pytest parameters: what `pick` takes from the module of Keras' optimizers, and of the legacy ones beside them."""
+    """Return pytest parameters: `pick(module)` for the modules of Keras' optimizers and of separate legacy ones."""
     found = {"keras": tf.keras.optimizers}
     if LINE >= (2, 11) and not IS_KERAS_3:
         found["legacy"] = tf.keras.optimizers.legacy
@@ -64,7 +64,7 @@ def families(pick=lambda module: module):
 
 
 def slot_families():
-    """pytest parameters: the module of the optimizers that keep slots, and that of those built from a list."""
+    """Return pytest parameters: the modules of the optimizers that keep slots and of those built from a list."""
     found = {"legacy": legacy_family(), "new": new_family()}
     return [pytest.param(module, id=name) for name, module in found.items() if module is not None]
 
@@ -74,11 +74,11 @@ def _label(*parts):
 
 
 def keras_optimizers(but=()):
-    """pytest parameters: functions that make an optimizer, each class once however many names it has."""
+    """Return pytest parameters: functions that make an optimizer. A class with several names is included once."""
     seen, found = set(), []
     for family, module in _keras_modules().items():
         for name, cls in _classes(module):
-            if cls in seen or name in but or (name == "Muon" and KERAS < (3, 15)):  # which failed on its own at first
+            if cls in seen or name in but or (name == "Muon" and KERAS < (3, 15)):  # earlier, Muon itself fails
                 continue
             seen.add(cls)
             for arguments in [{}] + KERAS_VARIANTS.get(name, []):
@@ -88,7 +88,7 @@ def keras_optimizers(but=()):
 
 
 def graph_optimizers():
-    """pytest parameters: functions of a global step that make a `tf.compat.v1.train` optimizer."""
+    """Return pytest parameters: functions of a global step that make a `tf.compat.v1.train` optimizer."""
     found = []
     for name, cls in _classes(tf1.train):
         if not name.endswith("Optimizer") or name in NOT_ALONE:
@@ -104,27 +104,27 @@ def graph_optimizers():
 
 
 def random_gradients(count, shapes, seed=0):
-    """`count` lists of float32 gradients of the given shapes."""
+    """Return `count` lists of float32 gradients of the given shapes."""
     random = np.random.RandomState(seed)
     return [[random.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(count)]
 
 
 def keras_weights(values):
-    """The variables of a custom loop. Keras 3 has a class for them, whose names some optimizers read."""
+    """Create the variables of a custom loop. Keras 3 has its own class, whose names some optimizers use."""
     if IS_KERAS_3:
         return [tf.keras.Variable(value, name=f"weight_{place}") for place, value in enumerate(values)]
     return [tf.Variable(value) for value in values]
 
 
 def built(optimizer, variables):
-    """`optimizer`, built before anything is traced, as Keras 3 does; some of its optimizers cannot be built later."""
+    """Return `optimizer`, in Keras 3 built before anything is traced; some of its optimizers can't be built later."""
     if IS_KERAS_3:
         optimizer.build(variables)
     return optimizer
 
 
 def float32_mean(grads):
-    """The mean in float32, added in order, which both sides of a bit-equal comparison receive."""
+    """Return the float32 mean, added in order, which both sides of a bit-equal comparison receive."""
     total = grads[0]
     for grad in grads[1:]:
         total = total + grad

@@ -1,4 +1,4 @@
-"""The golden problem and small models, built in the same way through every face."""
+"""The golden problem and small models, which tests build in the same way for every face."""
 
 import json
 import os
@@ -14,7 +14,7 @@ RAGGED = (5, 4, 3)  # micro-batches of one batch
 
 
 def golden_problem():
-    """x [24, 5] float32, y [24] int, and the initial weights of the golden network."""
+    """Return x [24, 5] float32, y [24] int, and the initial weights of the golden network."""
     with open(os.path.join(GOLDEN, "problem.json")) as file:
         problem = json.load(file)
     weights = [np.array(w, np.float32) for w in problem["weights"]]
@@ -22,12 +22,12 @@ def golden_problem():
 
 
 def golden_trajectory(name):
-    """float64 [steps, weights]."""
+    """Return the golden trajectory of an optimizer, float64 [steps, weights]."""
     return np.loadtxt(os.path.join(GOLDEN, name + ".txt"))
 
 
 def golden_micro_batches(steps=10):
-    """(x, y) of each micro-batch: `RAGGED` parts of the two batches in turn."""
+    """Yield (x, y) of each micro-batch: `RAGGED` parts of the two batches in turn."""
     x, y, _ = golden_problem()
     for step in range(steps):
         start = BATCH * (step % 2)
@@ -42,13 +42,13 @@ def forward(x, weights):
 
 
 def cross_entropy(x, y, weights):
-    """The mean softmax cross-entropy over the examples."""
+    """Compute the mean softmax cross-entropy over the examples."""
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=forward(x, weights))
     return tf.reduce_mean(losses)
 
 
 def golden_model():
-    """The golden network as a functional Keras model with its initial weights."""
+    """Build the golden network as a functional Keras model with its initial weights."""
     inputs = tf.keras.Input((5,))
     hidden = tf.keras.layers.Dense(4, activation="tanh")(inputs)
     model = tf.keras.Model(inputs, tf.keras.layers.Dense(3)(hidden))
@@ -61,7 +61,7 @@ def flat(weights):
 
 
 def assert_follows(trajectory, golden, tolerance=2e-6):
-    """Fail with the first step at which a trajectory leaves the golden one."""
+    """Fail at the first step at which a trajectory leaves the golden one."""
     assert len(trajectory) == len(golden)
     for step, (ours, theirs) in enumerate(zip(trajectory, golden), start=1):
         off = np.abs(ours - theirs).max()

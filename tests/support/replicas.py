@@ -23,22 +23,22 @@ def look_often_for_the_end_of_replicas():
 
 
 def mirrored(cross_device_ops=None):
-    """A strategy of two replicas."""
+    """Create a strategy with two replicas."""
     ops = cross_device_ops or tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=ops)
 
 
 class CountingOps(tf.distribute.ReductionToOneDevice):
-    """Counts the tensors and bytes of each reduction when it is executed, which a trace cannot show.
+    """Counts the tensors and bytes of each reduction when it is executed, which a trace can't show.
 
     Attributes:
-      executed: list of (number of values reduced in one go, their bytes a replica).
+      executed: list of (number of values in one reduction, their bytes per replica).
     """
 
     def __init__(self):
         super().__init__()
         self.executed = []
-        self._is_counted = False  # a reduction of several values is made of others
+        self._is_counted = False  # a reduction of several values calls other reductions
 
     def __deepcopy__(self, memo):
         return self  # an Estimator copies its strategy
@@ -65,7 +65,7 @@ class CountingOps(tf.distribute.ReductionToOneDevice):
         self.executed.append((int(values), int(size)))
 
     def of_gradients(self):
-        """The reductions that are not scalar; metrics, the end of the data and a loss scale's verdict are scalar."""
+        """Return the reductions of more than a scalar. Metrics, the end of data and overflow checks are scalars."""
         return [(values, size) for values, size in self.executed if size > 8]
 
     def reduce_implementation(self, reduce_op, per_replica_value, *args, **kwargs):

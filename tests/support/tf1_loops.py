@@ -18,7 +18,7 @@ FOLDER = sys.argv[1]
 
 
 class Record(logging.Handler):
-    """Keeps what TensorFlow logs."""
+    """Keeps the log messages of TensorFlow."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ def train_by_slim():
 
 
 def warnings_of_a_cycle(folder, optimizer, **options):
-    """How often `MonitoredTrainingSession` warns within one long cycle that the global step has not increased."""
+    """Count the warnings of `MonitoredTrainingSession` in one long cycle that the global step has not increased."""
     record = Record()
     with tf.Graph().as_default():
         _, _, train_op = loops.graph(optimizer)
@@ -58,7 +58,7 @@ def warnings_of_a_cycle(folder, optimizer, **options):
 
 
 results = {"slim": train_by_slim()}
-results["warned"] = {  # TensorFlow warns a few times a process: what has to warn comes last
+results["warned"] = {  # TensorFlow limits the warnings per process, so the run that has to warn comes last
     "count_micro_steps": warnings_of_a_cycle("/counting", loops.wrapped(64, count_micro_steps=True)),
     "log_step_count_steps=None": warnings_of_a_cycle("/silent", loops.wrapped(64), log_step_count_steps=None),
     "as it comes": warnings_of_a_cycle("/plain", loops.wrapped(64)),

@@ -1,6 +1,6 @@
-"""One worker of a `MultiWorkerMirroredStrategy`, run by test_workers.py: `worker.py {what to do, as JSON}`.
+"""One worker of a `MultiWorkerMirroredStrategy`, run by test_workers.py: `worker.py {task as JSON}`.
 
-It prints one line of JSON: the weights and how many steps they have made.
+It prints one line of JSON: the weights and the number of steps made.
 """
 
 import json
@@ -24,26 +24,26 @@ RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
 STRATEGY = getattr(tf.distribute, "MultiWorkerMirroredStrategy", None) or (
     tf.distribute.experimental.MultiWorkerMirroredStrategy
 )
-BACKUP = getattr(tf.keras.callbacks, "BackupAndRestore", None) or (  # of 2.3 and later
+BACKUP = getattr(tf.keras.callbacks, "BackupAndRestore", None) or (  # since 2.3
     getattr(getattr(tf.keras.callbacks, "experimental", None), "BackupAndRestore", None)
 )
 K = 3
 
 
 def problem():
-    """The data of the whole job: 6 micro-batches of 12 examples, and initial weights."""
+    """Return the data of all workers, 6 micro-batches of 12 examples, and initial weights."""
     random = np.random.RandomState(0)
     x = random.normal(size=(72, 5)).astype("float32")
     return x, random.normal(size=(72, 1)).astype("float32"), random.normal(size=(5, 1)).astype("float32")
 
 
 def shares(count):
-    """How many of a micro-batch's 12 examples each worker has; the numbers differ."""
+    """Return the number of examples that each worker gets of a micro-batch of 12."""
     return {2: [9, 3], 4: [5, 3, 4, 0]}[count]
 
 
 def folder_of(name):
-    """The path where this worker saves: all workers must save, but only the first one's files are kept."""
+    """Return the path where this worker saves: all workers must save, but only the first one's files are used."""
     return os.path.join(TASK["folder"], name if INDEX == 0 else f"{name}-{INDEX}")
 
 
@@ -53,7 +53,7 @@ def die_at(micro_step):
 
 
 def loop(strategy):
-    """A custom loop, weighted by examples, with a checkpoint after every two micro steps."""
+    """Run a custom loop, weighted by examples, with a checkpoint after every two micro steps."""
     x, y, first = problem()
     with strategy.scope():
         weights = tf.Variable(first)
@@ -68,7 +68,7 @@ def loop(strategy):
     def micro_step(x_now, y_now):
         count = tf.shape(x_now)[0]
         with tf.GradientTape() as tape:
-            # As Keras scales it: each replica's mean, by 1 / replicas.
+            # Each replica's mean is scaled by 1 / replicas, as in Keras.
             loss = tf.reduce_sum((x_now @ weights - y_now) ** 2) / tf.cast(tf.maximum(count, 1), tf.float32) / WORKERS
         optimizer.apply_gradients([(tape.gradient(loss, weights), weights)], weight=count)
 
@@ -87,7 +87,7 @@ def loop(strategy):
 
 
 def fit(strategy):
-    """`fit` of the model face; a cycle of 3 continues past the end of an epoch of 4 micro-batches, and is backed up."""
+    """Run `fit` of the model face, with backups. Cycles of 3 continue after the end of an epoch of 4 micro-batches."""
     x, y, first = problem()
     x, y = x[:24], y[:24]
     with strategy.scope():

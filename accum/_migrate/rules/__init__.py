@@ -1,7 +1,7 @@
-"""The rules for other libraries, one file each: their names, and what replaces them.
+"""The rules for other libraries, one file each: their names, and how to rewrite their calls.
 
-A rule is a function `rule(call, surroundings) -> Change`. It raises `NotUnderstood` for what it cannot translate
-without changing the numbers; then the call stays unchanged. It returns None for a call that does not accumulate.
+A rule is a function `rule(call, surroundings) -> Change`. It returns None for a call that does not accumulate. It
+raises `NotUnderstood` for a call that it can't rewrite without changing the numbers, which then stays unchanged.
 """
 
 from typing import Callable, NamedTuple, Optional, Tuple
@@ -15,10 +15,10 @@ class Change(NamedTuple):
     """How a call is rewritten.
 
     Attributes:
-      edit: function from the call, in which other calls may have been rewritten already, to its replacement.
+      edit: function from the call to its replacement. Other calls within the call may have been rewritten already.
       imports: import lines that the new expression needs.
-      note: how the numbers change, because the other library does not compute what its documentation says.
-      keeps_name: whether the new expression still uses the called name.
+      note: how the numbers change, where the other library does not compute what its documentation says.
+      keeps_name: whether the new expression still uses the imported name.
     """
 
     edit: Callable[[cst.Call], cst.BaseExpression]
@@ -28,26 +28,28 @@ class Change(NamedTuple):
 
 
 def unknown(call, surroundings):
-    """The rule for names of a library that have no rule of their own."""
-    raise NotUnderstood("nothing is known of it, so it can't be rewritten")
+    """Report a name of a library that has no rule of its own."""
+    raise NotUnderstood("there is no rule for it, so it can't be rewritten")
 
 
 def require_known(arguments, names):
-    """Raise `NotUnderstood` for an argument that is not among `names`.
+    """Raise `NotUnderstood` for an argument that is not in `names`.
 
-    `clipnorm` and `clipvalue`, arguments of Keras' base class, clip each micro-batch in an optimizer that accumulates.
+    In an optimizer that accumulates, `clipnorm` and `clipvalue` of Keras' base class clip each micro-batch.
     """
     for name in arguments.names:
         if name in ("clipnorm", "clipvalue"):
-            raise NotUnderstood(f"`{name}` clips each micro-batch there, and the accumulated gradient here")
+            raise NotUnderstood(
+                f"`{name}` clips each micro-batch in that library, but the accumulated gradient in accum"
+            )
         if name not in names:
-            raise NotUnderstood(f"nothing is known of its argument `{name}`")
+            raise NotUnderstood(f"there is no rule for its argument `{name}`")
 
 
 FRAMEWORKS = {"accelerate", "byteps", "composer", "deepspeed", "diffusers", "fairseq", "flax", "horovod.mxnet"}
 FRAMEWORKS |= {"horovod.torch", "jax", "lightning", "mlx", "mxnet", "optax", "paddle", "peft", "pytorch_lightning"}
 FRAMEWORKS |= {"sentence_transformers", "timm", "torch", "transformers", "trl", "unsloth"}
-"""Libraries whose own names and arguments are spelled the same."""
+"""Other libraries that use the same names and arguments for things of their own."""
 
 
 def is_in(packages, name):
@@ -57,7 +59,7 @@ def is_in(packages, name):
 
 
 def copied(name, classes):
-    """The rule for a class with the name of another library's, imported from a module of the user's own."""
+    """Return the rule for a class of a library that is imported from the user's own module, or None."""
     module, _, last = name.rpartition(".")
     return _copied if module and last in classes and not is_in(FRAMEWORKS | {"accum"}, name) else None
 

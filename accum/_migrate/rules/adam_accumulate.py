@@ -1,4 +1,4 @@
-"""alexeydevederkin's `AdamAccumulate`, for Keras 2.2: exact when run there, except for what raises an error here."""
+"""alexeydevederkin's `AdamAccumulate` for Keras 2.2. It accumulates exactly, except for what raises an error here."""
 
 from accum._migrate.arguments import Arguments, NotUnderstood, wrapped
 from accum._migrate.rules import Change, copied, require_known, unknown
@@ -11,7 +11,7 @@ PARAMETERS = ("lr", "beta_1", "beta_2", "epsilon", "decay", "amsgrad", "accum_it
 
 
 def adam_accumulate(call, surroundings):
-    """`AdamAccumulate(lr, …, accum_iters)`: the mean, with the last micro-batch; its clocks count steps."""
+    """Rewrite `AdamAccumulate(lr, …, accum_iters)`. It takes the mean of all micro-batches, and counts steps."""
     arguments = Arguments(call, PARAMETERS)
     require_known(arguments, PARAMETERS)
     if "accum_iters" not in arguments.names:
@@ -36,7 +36,7 @@ def adam_accumulate(call, surroundings):
 
 
 def rule(name):
-    """The rule for a full name, or None."""
+    """Return the rule for a full name, or None."""
     parts = name.split(".")
     if parts[-2:-1] and parts[-2] in MODULES:
         return adam_accumulate if parts[-1] == "AdamAccumulate" else unknown
@@ -44,5 +44,5 @@ def rule(name):
 
 
 def is_module(name):
-    """Whether names of this library come from the module, for star imports."""
+    """Whether the module has names of this library, for star imports."""
     return name.split(".")[-1] in MODULES

@@ -1,4 +1,4 @@
-"""CyberZHG's keras-gradient-accumulation 0.0.7, for Keras 2.2: as run there."""
+"""CyberZHG's keras-gradient-accumulation 0.0.7 for Keras 2.2."""
 
 from accum._migrate.arguments import Arguments, NotUnderstood
 from accum._migrate.rules import Change, h2g_net, require_known, unknown
@@ -7,15 +7,15 @@ PACKAGE = "keras_gradient_accumulation"
 WORDS = (PACKAGE,)
 WRAPPER = ("optimizer", "accumulation_steps", "momentum_names")
 NOTE_WRAPPER = (
-    "SGD now makes its step at once; keras-gradient-accumulation spreads it over the K micro-batches that follow. "
-    "That library also divides gradients by K twice: multiply the `epsilon` of Adam or RMSprop by K for the same "
+    "SGD now makes its step at once; keras-gradient-accumulation spreads it over the next K micro-batches. That "
+    "library also divides gradients by K twice, so multiply the `epsilon` of Adam or RMSprop by K for the same "
     "updates. Its inner optimizer never clips; now `clipnorm` and `clipvalue` act on the accumulated gradient"
 )
 NOTE_ADAM = h2g_net.NOTE_ADAM.replace("H2G-Net", "keras-gradient-accumulation")
 
 
 def wrapper(call, surroundings):
-    """`GradientAccumulation(optimizer, accumulation_steps)`; here no momentum moves between steps."""
+    """Rewrite `GradientAccumulation(optimizer, accumulation_steps)`, whose `momentum_names` are not needed in accum."""
     arguments = Arguments(call, WRAPPER)
     require_known(arguments, WRAPPER)
     if "accumulation_steps" not in arguments.names:
@@ -30,7 +30,7 @@ def wrapper(call, surroundings):
 
 
 def adam_accumulated(call, surroundings):
-    """`AdamAccumulated`: H2G-Net's has its arguments and its rule from here."""
+    """Rewrite `AdamAccumulated`, from which H2G-Net took its own with the same arguments and update rule."""
     return h2g_net.adam_accumulated(call, surroundings)._replace(note=NOTE_ADAM)
 
 
@@ -39,12 +39,12 @@ NAMES = tuple(RULES)
 
 
 def rule(name):
-    """The rule for a full name, or None."""
+    """Return the rule for a full name, or None."""
     parts = name.split(".")
-    is_keras = parts[1:2] == ["backend"]  # which they hand on
+    is_keras = parts[1:2] == ["backend"]  # Keras itself, under a name of this package
     return RULES.get(parts[-1], unknown) if parts[0] == PACKAGE and not is_keras else None
 
 
 def is_module(name):
-    """Whether names of this library come from the module, for star imports."""
+    """Whether the module has names of this library, for star imports."""
     return name.split(".")[0] == PACKAGE

@@ -1,4 +1,4 @@
-"""GradientAccumulator 0.3 to 0.5, the package gradient-accumulator."""
+"""GradientAccumulator 0.3 to 0.5 (the package gradient-accumulator)."""
 
 from accum._migrate.arguments import Arguments, NotUnderstood
 from accum._migrate.rules import Change, copied, unknown
@@ -12,7 +12,8 @@ OPTIMIZER = ("optimizer", "accum_steps", "reduction", "name")
 LAYER = ("accum_steps", "momentum", "epsilon", "trainable")
 NOTE_MODEL = (
     "GradientAccumulator continues an unfinished cycle in the next epoch, and gives every micro-batch the same weight. "
-    "`last_cycle` and `micro_batch_weight` keep that. Without them, ragged batches and the end of an epoch are exact"
+    "The arguments `last_cycle` and `micro_batch_weight` preserve that. Without them, ragged batches and the end of an "
+    "epoch are exact"
 )
 NOTE_OPTIMIZER = (
     "the inner optimizer now runs once per cycle, clips, and counts steps. In 0.3 and 0.4 it counted micro-batches, in "
@@ -21,12 +22,12 @@ NOTE_OPTIMIZER = (
 )
 NOTE_LAYER = (
     "the moving variance is now that of the full batch (in 0.5 it lacks the variance between micro-batches). In 0.4 "
-    "the default was `momentum=0.9`, which you must now write"
+    "the default was `momentum=0.9`, which you must now pass"
 )
 
 
 def model(call, surroundings):
-    """`GradientAccumulateModel` and `GAModelWrapper`."""
+    """Rewrite `GradientAccumulateModel` and `GAModelWrapper`."""
     _old_names(Arguments(call, MODEL))
 
     def edit(call):
@@ -46,15 +47,15 @@ def _old_names(arguments):
     for name in ("use_agc", "use_acg", "agc"):
         if arguments.value(name) is not None and arguments.code(name) != "False":
             raise NotUnderstood(
-                "GradientAccumulator clips each micro-batch adaptively, and accum the accumulated gradient, so "
-                "`use_agc=True` of `accum.GradientAccumulateModel` is another clipping"
+                "GradientAccumulator clips the gradient of each micro-batch, but `use_agc=True` of "
+                "`accum.GradientAccumulateModel` clips the accumulated gradient"
             )
     if "accum_steps" in arguments.names and "n_gradients" in arguments.names:
         raise NotUnderstood("`n_gradients` and `accum_steps` are two names for the same argument")
 
 
 def optimizer(call, surroundings):
-    """`GradientAccumulateOptimizer`, whose default of `accum_steps` and whose "SUM" differ between versions."""
+    """Rewrite `GradientAccumulateOptimizer`, whose default `accum_steps` and "SUM" differ between versions."""
     arguments = Arguments(call, OPTIMIZER)
     _only(arguments, OPTIMIZER)
     if "accum_steps" not in arguments.names:
@@ -63,19 +64,21 @@ def optimizer(call, surroundings):
         )
     if "reduction" in arguments.names and arguments.code("reduction").strip("\"'") != "MEAN":
         raise NotUnderstood(
-            'up to 0.4 any `reduction` but "MEAN" is a sum, and 0.5 takes the mean whatever is given. Write what you '
+            'up to 0.4, any `reduction` but "MEAN" is a sum; 0.5 takes the mean whatever is given. Choose what you '
             'had: `accum.GradientAccumulateOptimizer(…, reduction="sum")` or "mean"'
         )
     return Change(_edit_optimizer, ("import accum",), NOTE_OPTIMIZER)
 
 
 def wrapper(call, surroundings):
-    """`GAOptimizerWrapper` of 0.3.0: 4 micro-batches and the mean by default."""
+    """Rewrite `GAOptimizerWrapper` of 0.3.0, whose defaults are 4 micro-batches and the mean."""
     arguments = Arguments(call, OPTIMIZER)
     _only(arguments, OPTIMIZER + ("n_gradients",))
     given = arguments.code("reduction") if "reduction" in arguments.names else '"MEAN"'
     if given.strip("\"'") not in ("MEAN", "SUM"):
-        raise NotUnderstood(f'any `reduction` but "MEAN" is a sum there, and the value of `{given}` is not known')
+        raise NotUnderstood(
+            f'any `reduction` but "MEAN" is a sum in that version, and the value of `{given}` is not known'
+        )
     return Change(_edit_optimizer, ("import accum",), NOTE_OPTIMIZER)
 
 
@@ -95,7 +98,7 @@ def _only(arguments, names):
 
 
 def layer(call, surroundings):
-    """`AccumBatchNormalization`, whose positional arguments have another order than those of Keras' layer."""
+    """Rewrite `AccumBatchNormalization`, whose positional arguments are in another order than in Keras' layer."""
     if "accum_steps" not in Arguments(call, LAYER).names:
         raise NotUnderstood("in 0.3, `AccumBatchNormalization` has no `accum_steps`. Write the number that you want")
     edit = lambda call: Arguments(call, LAYER).spell_out().call("accum.AccumBatchNormalization")
@@ -103,7 +106,7 @@ def layer(call, surroundings):
 
 
 def same(name):
-    """A rule for a function that has the same name and arguments in accum."""
+    """Create a rule for a function that has the same name and arguments in accum."""
     edit = lambda call: call.with_changes(func=Arguments(call, ("",) * 9).call("accum." + name).func)
     return lambda call, surroundings: Change(edit, ("import accum",))
 
@@ -121,7 +124,7 @@ NAMES = tuple(RULES)
 
 
 def rule(name):
-    """The rule for a full name, or None."""
+    """Return the rule for a full name, or None."""
     parts = name.split(".")
     if parts[0] == PACKAGE:
         return RULES.get(parts[-1], unknown)
@@ -129,5 +132,5 @@ def rule(name):
 
 
 def is_module(name):
-    """Whether names of this library come from the module, for star imports."""
+    """Whether the module has names of this library, for star imports."""
     return name.split(".")[0] == PACKAGE

@@ -1,4 +1,4 @@
-"""H2G-Net's `accum_optimizers.py`, which people copy into their own projects."""
+"""H2G-Net's `accum_optimizers.py`, which is often copied into other projects."""
 
 import libcst as cst
 
@@ -12,8 +12,8 @@ MODULE = "accum_optimizers"
 ACCUM = ("optimizer", "steps_per_update")
 ADAM = ("accumulation_steps", "learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad", "name")
 NOTE_ACCUM = (
-    "the step is now made on the last micro-batch of a cycle, and nothing moves in between. H2G-Net's `AccumOptimizer` "
-    "makes it on the first one, and lets momentum and moments drift"
+    "the step is now made on the last micro-batch of a cycle, and nothing changes in between. H2G-Net's "
+    "`AccumOptimizer` makes it on the first micro-batch, and its momentum and moments change on every micro-batch"
 )
 NOTE_ADAM = (
     "`iterations` now counts steps, not micro-batches. `epsilon` is multiplied because H2G-Net divides gradients by "
@@ -22,7 +22,7 @@ NOTE_ADAM = (
 
 
 def accum_optimizer(call, surroundings):
-    """`AccumOptimizer(optimizer, steps_per_update)`: made for graphs, so the static-graph optimizer replaces it."""
+    """Rewrite `AccumOptimizer(optimizer, steps_per_update)`, which is for static graphs, like accum's."""
     for name in Arguments(call, ACCUM).names:
         if name not in ACCUM:
             raise NotUnderstood(
@@ -37,11 +37,11 @@ def accum_optimizer(call, surroundings):
 
 
 def adam_accumulated(call, surroundings):
-    """`AdamAccumulated(accumulation_steps, …)`: the static-graph optimizer if eager execution is off, else Keras'."""
+    """Rewrite `AdamAccumulated(accumulation_steps, …)`, for static graphs if eager execution is disabled."""
     arguments = Arguments(call, ADAM)
     for name in arguments.names:
         if name not in ADAM + ("lr",):
-            raise NotUnderstood(f"`{name}` acts on each micro-batch there, and on steps in accum")
+            raise NotUnderstood(f"`{name}` acts on each micro-batch in that library, but on steps in accum")
     if "accumulation_steps" not in arguments.names or not is_simple(arguments.value("accumulation_steps")):
         raise NotUnderstood(
             "`accumulation_steps` is not a plain number or name, so `epsilon` can't be multiplied by it"
@@ -68,7 +68,7 @@ def _by_keras(surroundings):
 
 
 def _scaled(arguments):
-    """Multiply `epsilon` by K: with gradients K times larger, that makes the same updates."""
+    """Multiply `epsilon` by K, which makes the same updates because accum's gradients are K times larger."""
     steps = arguments.code("accumulation_steps")
     value = arguments.value("epsilon")
     is_given = value is not None and not is_none(value)
@@ -79,7 +79,7 @@ def _scaled(arguments):
 
 
 def is_simple(node):
-    """Whether an expression can stand in a product as it is, and be evaluated twice."""
+    """Whether an expression can be a factor without brackets, and can be evaluated twice."""
     while isinstance(node, cst.Attribute):
         node = node.value
     return isinstance(node, (cst.Name, cst.Integer, cst.Float)) and not is_none(node)
@@ -90,13 +90,13 @@ NAMES = tuple(RULES)
 
 
 def rule(name):
-    """The rule for a full name, or None."""
+    """Return the rule for a full name, or None."""
     parts = name.split(".")
-    if parts[-1] == MODULE:  # the module itself, passed on
+    if parts[-1] == MODULE:  # the module itself is used as a value
         return unknown
     return RULES.get(parts[-1]) if parts[-2:-1] == [MODULE] else copied(name, NAMES)
 
 
 def is_module(name):
-    """Whether names of this library come from the module, for star imports."""
+    """Whether the module has names of this library, for star imports."""
     return name.split(".")[-1] == MODULE

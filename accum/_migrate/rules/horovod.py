@@ -20,7 +20,7 @@ BESIDE = (
 
 
 def distributed_optimizer(call, surroundings):
-    """Always report: the reduction over workers must move to another place in the program."""
+    """Report every call that accumulates: the reduction over workers must move to another place in the program."""
     surroundings.require_not_unpacked(call, ARGUMENT)
     given = [arg for arg in call.args if arg.keyword and arg.keyword.value == ARGUMENT]
     if not given or is_off(given[0].value):
@@ -29,7 +29,7 @@ def distributed_optimizer(call, surroundings):
 
 
 def wraps(uses):
-    """What Horovod has to wrap optimizers and tapes, as (call, name): imported, or handed on by the name `hvd`."""
+    """Yield (call, name) for Horovod's wrappers of optimizers and tapes, imported or accessed through `hvd`."""
     for call in matchers.findall(uses.module, matchers.Call()):
         if last_name(call.func) in WRAPS and _is_theirs(uses, call.func):
             yield call, uses.code(call.func)
@@ -43,22 +43,22 @@ def _is_theirs(uses, function):
 
 
 def is_off(value):
-    """Whether the argument's value says that nothing is accumulated."""
+    """Whether nothing is accumulated with this value of the argument."""
     return getattr(value, "value", None) == "1"
 
 
 def is_home(name):
-    """Whether an import of `name` makes a file one that may use this library."""
+    """Whether a file that imports `name` may use this library."""
     parts = name.split(".")
     is_ours = len(parts) == 1 or any(part in OURS for part in parts)
     return parts[0] == "horovod" and is_ours and not any(part in OTHERS for part in parts)
 
 
 def rule(name):
-    """The rule for a full name, or None."""
+    """Return the rule for a full name, or None."""
     return distributed_optimizer if is_home(name) and name.endswith(".DistributedOptimizer") else None
 
 
 def is_module(name):
-    """Star imports do not matter: it is the argument that accumulates, not the name."""
+    """Return False, because star imports do not matter: the argument accumulates, not the name."""
     return False

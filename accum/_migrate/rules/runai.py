@@ -9,17 +9,15 @@ WORDS = ("runai",)
 MODULE = "runai.ga.keras.optimizers"
 HOLDERS = ("runai", "runai.ga", "runai.ga.keras")
 
-# The others have other defaults or other rules in tf.keras than in the Keras 2 that Run:AI builds them from.
+# The others have different defaults or update rules in tf.keras than in the Keras 2 on which Run:AI builds them.
 SAME_IN_TF_KERAS = ("SGD", "RMSprop", "Adam")
 OTHERS = ("Adagrad", "Adadelta", "Adamax", "Nadam")
 ON_EACH = ("clipnorm", "clipvalue")
-NOTE = (
-    "the inner optimizer's clipping now acts once, on the accumulated gradient; with Run:AI it acts on each micro-batch"
-)
+NOTE = "the inner optimizer now clips once, on the accumulated gradient; with Run:AI it clips each micro-batch"
 
 
 def wrap(call, surroundings):
-    """`Optimizer(optimizer, steps)`."""
+    """Rewrite `Optimizer(optimizer, steps)`."""
     arguments = Arguments(call, ("optimizer", "steps"))
     if sorted(arguments.names) != ["optimizer", "steps"]:
         raise NotUnderstood("it must have an optimizer and `steps`")
@@ -32,7 +30,7 @@ def wrap(call, surroundings):
 
 
 def made(name, call, surroundings):
-    """One of the optimizers that Run:AI wraps itself: `Adam(steps, …)`."""
+    """Rewrite one of the optimizers that Run:AI wraps itself, such as `Adam(steps, …)`."""
     arguments = Arguments(call, ("steps",))
     _require_same_rule(arguments)
     arguments.require_no_comment("steps")
@@ -50,7 +48,9 @@ def made(name, call, surroundings):
 def _require_same_rule(arguments):
     for name in arguments.names:
         if name in ON_EACH:
-            raise NotUnderstood(f"`{name}` clips each micro-batch there, and the accumulated gradient in accum")
+            raise NotUnderstood(
+                f"`{name}` clips each micro-batch in that library, but the accumulated gradient in accum"
+            )
     if "steps" not in arguments.names:
         raise NotUnderstood("it must have `steps`")
     if "decay" in arguments.names:
@@ -60,9 +60,9 @@ def _require_same_rule(arguments):
 
 
 def other(call, surroundings):
-    """An optimizer that is not the same in tf.keras."""
+    """Report an optimizer that is not the same in tf.keras."""
     raise NotUnderstood(
-        "in tf.keras this optimizer has other defaults than in the Keras 2 that Run:AI wraps. Write all its arguments"
+        "in tf.keras this optimizer has other defaults than in the Keras 2 that Run:AI wraps. Pass all its arguments"
     )
 
 
@@ -73,13 +73,13 @@ NAMES = tuple(RULES)
 
 
 def rule(name):
-    """The rule for a full name, or None."""
+    """Return the rule for a full name, or None."""
     module, _, last = name.rpartition(".")
-    if name.startswith("runai.elastic.keras."):  # it accumulates where its batch is larger than its devices'
+    if name.startswith("runai.elastic.keras."):  # accumulates if the global batch is larger than the devices can take
         return unknown
     return RULES.get(last, unknown) if MODULE in (module, name) else None
 
 
 def is_module(name):
-    """Whether names of this library come from the module, for star imports."""
+    """Whether the module has names of this library, for star imports."""
     return name == MODULE or name in HOLDERS

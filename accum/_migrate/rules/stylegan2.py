@@ -9,7 +9,7 @@ WORDS = (ARGUMENT,)
 NAMES = ()
 MODULES = ("dnnlib", "tflib")
 NEEDS_ITS_IMPORT = True
-"""Other libraries use the argument's name too, so without an import of this one nothing is reported."""
+"""Other libraries use the name of the argument too, so nothing is reported unless this one is imported."""
 
 REASON = (
     "it makes its steps with `register_gradients` and `apply_updates`, which a single call can't replace; see "
@@ -19,7 +19,7 @@ MADE = REASON
 
 
 def optimizer(call, surroundings):
-    """Always report: gradients are registered in one place, for each GPU, and applied in another."""
+    """Report every call that accumulates: gradients are registered for each GPU, and applied somewhere else."""
     given = [arg for arg in call.args if arg.keyword and arg.keyword.value == ARGUMENT]
     if given and is_off(given[0].value):
         return None
@@ -29,20 +29,20 @@ def optimizer(call, surroundings):
 
 
 def is_off(value):
-    """Whether the argument's value says that nothing is accumulated."""
+    """Whether nothing is accumulated with this value of the argument."""
     return is_none(value)
 
 
 def is_home(name):
-    """Whether an import of `name` makes a file one that may use this library."""
+    """Whether a file that imports `name` may use this library."""
     return any(part in MODULES for part in name.split("."))
 
 
 def rule(name):
-    """The rule for a full name, or None."""
+    """Return the rule for a full name, or None."""
     return optimizer if name.endswith(("tflib.Optimizer", "tflib.optimizer.Optimizer")) else None
 
 
 def is_module(name):
-    """Star imports do not matter: it is the argument that accumulates, not the name."""
+    """Return False, because star imports do not matter: the argument accumulates, not the name."""
     return False

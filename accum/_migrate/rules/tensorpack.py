@@ -11,7 +11,8 @@ PACKAGE = "tensorpack"
 HOLDERS = ("tensorpack", "tensorpack.tfutils", "tensorpack.tfutils.optimizer")
 NAMES = ("AccumGradOptimizer",)
 
-# They call `apply_gradients` of one optimizer once per GPU or variable; in tensorpack each call has its own counter.
+# Trainers that call `apply_gradients` of one optimizer once per GPU or variable. In tensorpack each call has its own
+# counter of micro-batches.
 PER_TOWER: Tuple[str, ...] = (
     "SyncMultiGPUTrainerReplicated",
     "AsyncMultiGPUTrainer",
@@ -22,14 +23,14 @@ PER_TOWER: Tuple[str, ...] = (
 )
 
 NOTE = (
-    "steps are now made on micro-batches K, 2K, 3K, … tensorpack reads its counter before it advances: with TensorFlow "
-    "1's own variables, it makes its steps on micro-batches 1, K + 1, 2K + 1, …, the first from a single gradient. "
-    f"Trainers that call the optimizer once per GPU ({', '.join(PER_TOWER[:3])}) can't be used with accum"
+    "steps are now made on micro-batches K, 2K, 3K, … tensorpack reads its counter before advancing it. So with "
+    "TensorFlow 1's ref variables, it makes steps on micro-batches 1, K + 1, 2K + 1, …, and the first from a single "
+    f"gradient. Trainers that call the optimizer once per GPU ({', '.join(PER_TOWER[:3])}) can't be used with accum"
 )
 
 
 def accum_grad_optimizer(call, surroundings):
-    """It sums, and `global_step` counts micro-batches; explicit arguments keep both."""
+    """Rewrite `AccumGradOptimizer(opt, niter)`, which sums gradients and lets `global_step` count micro-batches."""
     if sorted(Arguments(call, PARAMETERS).names) != sorted(PARAMETERS):
         raise NotUnderstood("it must have `opt` and `niter`")
     for trainer in PER_TOWER:
@@ -49,12 +50,12 @@ def accum_grad_optimizer(call, surroundings):
 
 
 def rule(name):
-    """The rule for a full name, or None."""
+    """Return the rule for a full name, or None."""
     parts = name.split(".")
     is_theirs = parts[0] == PACKAGE and parts[-1] == "AccumGradOptimizer" and len(parts) > 1
     return accum_grad_optimizer if is_theirs else copied(name, NAMES)
 
 
 def is_module(name):
-    """Whether names of this library come from the module, for star imports."""
+    """Whether the module has names of this library, for star imports."""
     return name.split(".")[0] == PACKAGE

@@ -1,0 +1,29 @@
+"""The lock that orders the train ops of one static graph, because nothing else does."""
+
+from typing import Any, Callable, Iterable
+
+from accum import _tf
+from accum._engine import _replicas
+from accum._tf import tf
+
+
+class TrainOpLock:
+    """A lock that each train op of a graph holds while it accumulates or makes a step."""
+
+    def __init__(self) -> None:
+        self._mutex = tf.CriticalSection(name="accum_cycle")
+
+    def around(self, function: Callable[..., Any], variables: Iterable[tf.Variable]) -> Callable[..., Any]:
+        """Return a function that runs `function(strategy, *args)` under the lock.
+
+        Args:
+          function: function to run in cross-replica context. Its arguments are computed before the lock is taken.
+          variables: the variables that it uses.
+        """
+
+        def locked(strategy: tf.distribute.Strategy, *args: Any) -> tf.Operation:
+            waits = tf.control_dependencies(_replicas.local_tensors(strategy, args))
+            with waits, _tf.control_flow_for(variables), _tf.unrecorded(_tf.LOCKS):
+                return self._mutex.execute(lambda: _replicas.true_after(function(strategy, *args)), False, "cycle").op
+
+        return locked

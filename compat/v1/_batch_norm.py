@@ -1,0 +1,44 @@
+"""Take over UPDATE_OPS: update batch normalisation's averages once per cycle, as the full batch would (law L13)."""
+
+from typing import Any, List, Optional, Sequence
+
+from accum._engine._cycle import Cycle
+from accum._tf import tf
+from accum.compat.v1._adapter import GraphAdapter
+from accum.compat.v1._moving_statistics import MovingStatistics
+from accum.compat.v1._update_ops import read_averages
+
+
+def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphAdapter) -> List[Any]:
+    """Let `cycle` update the moving averages, and remove the ops that did so from the graph's UPDATE_OPS.
+
+    The cycle accumulates the moments of the full batch. When it makes the step, it updates the averages by the formula
+    of the ops.
+
+    Args:
+      update_ops: list of update ops; None: all in the graph.
+      cycle: the optimizer's `Cycle`.
+      adapter: its `GraphAdapter`.
+
+    Returns:
+      List of the ops that were taken over.
+
+    Raises:
+      ValueError: an op can't be taken over, a train op exists already, or there are several replicas.
+    """
+    collection = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.UPDATE_OPS)
+    taken = list(collection) if update_ops is None else list(update_ops)
+    if cycle.is_bare:
+        return []
+    if cycle.is_built:
+        raise ValueError(
+            "`accumulate_update_ops` must be called before the first train op is created, which updates the averages."
+        )
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise ValueError(
+            "`accumulate_update_ops` does not support several replicas: run the ops in UPDATE_OPS on each replica."
+        )
+    cycle.listeners += [MovingStatistics(mean, variance, adapter) for mean, variance in read_averages(taken)]
+    adapter.gathered, adapter.state = adapter.gathered + adapter.state, []
+    collection[:] = [left for left in collection if not any(left is update_op for update_op in taken)]
+    return taken

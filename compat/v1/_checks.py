@@ -1,0 +1,85 @@
+"""Check how an `AccumOptimizer` is created and called."""
+
+import warnings
+from typing import Any, Optional, Sequence
+
+from accum import _check, _tf
+from accum._engine._cycle import Cycle
+from accum._tf import AccumSteps, GradsAndVars, tf
+
+
+def either_accum_steps(accum_steps: AccumSteps, steps_per_update: Optional[int]) -> AccumSteps:
+    """Return `accum_steps`, or `steps_per_update` if it is given instead."""
+    if steps_per_update is None:
+        return accum_steps
+    if accum_steps != 1:
+        raise ValueError("Pass `accum_steps` only: `steps_per_update` is another name of it.")
+    warnings.warn("`steps_per_update` is now called `accum_steps`.", DeprecationWarning, stacklevel=3)
+    return _check.accum_steps(steps_per_update, "steps_per_update")
+
+
+def require_inner(optimizer: Any) -> None:
+    """Raise unless `optimizer` can be the inner optimizer."""
+    if _tf.is_loss_scale_optimizer(optimizer):
+        raise ValueError(
+            "A loss scale optimizer has to be outermost, where it checks each micro-batch for overflow: put "
+            f"{type(optimizer).__name__} around the `AccumOptimizer`."
+        )
+    if not _tf.is_graph_optimizer(optimizer) and not _tf.is_keras_optimizer(optimizer):
+        raise TypeError(
+            f"`optimizer` must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer. Received: {optimizer!r}."
+        )
+    if _tf.is_new_optimizer(optimizer):
+        raise TypeError(
+            "A Keras optimizer that is built from a list of variables does not update them in a static graph, where "
+            f"only its counter is run: use {_tf.FOR_STATIC_GRAPHS}. Received: {optimizer!r}."
+        )
+
+
+def require_graph() -> None:
+    """Raise unless a static graph is being built."""
+    if not _tf.in_static_graph():  # a `tf.function`, such as the train step of Keras' `fit`, is not one either
+        raise RuntimeError(
+            "`AccumOptimizer` creates ops of a static graph but was called eagerly: enter a `tf.Graph`, or use "
+            "`accum.GradientAccumulateOptimizer`."
+        )
+
+
+def require_no_waiting(listed: GradsAndVars, waits_for_others: bool) -> None:
+    """Raise if workers wait for each other on every run, because a conditional train op does not step then."""
+    is_around = any("AccumulatorTakeGradient" in grad.op.type for grad, _ in listed if isinstance(grad, tf.Tensor))
+    if is_around or waits_for_others:
+        raise ValueError(
+            "`SyncReplicasOptimizer` makes a step on every run and can't be inside a conditional: make it the "
+            "inner optimizer, and run the ops of `accumulation_ops`, with `apply` once per step on every worker."
+        )
+
+
+def require_same_clock(cycle: Cycle, known_step: Any, global_step: Any, counts_micro_steps: bool) -> None:
+    """Raise if a schedule has no step counter, or if `global_step` or the graph differs from that of earlier calls.
+
+    Args:
+      cycle: the optimizer's `Cycle`.
+      known_step: the `global_step` of the earlier calls.
+      global_step: that of this call.
+      counts_micro_steps: whether it counts micro steps.
+    """
+    if cycle.plan.is_schedule and (global_step is None or counts_micro_steps):
+        raise ValueError(
+            "A schedule of `accum_steps` needs a step counter: pass a `global_step`, without `count_micro_steps`."
+        )
+    if cycle.is_built and cycle.state.micro_step.graph is not tf.compat.v1.get_default_graph():
+        raise ValueError("An `AccumOptimizer` belongs to the graph of its first call: create one for each graph.")
+    if cycle.is_built and known_step is not global_step:
+        raise ValueError(
+            f"`global_step` must be the same in all calls. Received: {global_step!r}, after {known_step!r}."
+        )
+
+
+def require_updatable(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    """Raise unless the inner optimizer can update `variables` of this kind."""
+    if _tf.is_keras_optimizer(optimizer) and any(map(_tf.is_ref_variable, variables)):
+        raise ValueError(
+            "A Keras optimizer only updates resource variables: create them with `use_resource=True`, or pass a "
+            "`tf.compat.v1.train.Optimizer` to `AccumOptimizer`."
+        )
