@@ -203,3 +203,308 @@ def test_evaluation_and_prediction_are_those_of_the_whole_batch():
         model.compile("sgd", "mse", metrics=["mae"], **JIT)
     np.testing.assert_allclose(ours.predict(X, batch_size=BATCH), plain.predict(X, batch_size=BATCH), atol=2e-6)
     np.testing.assert_allclose(ours.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=2e-5)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Together with everything else
+
+
+class OwnTrainStep(tf.keras.Model):
+    """A train step as users write it: two optimizers, a metric of its own, a number in its logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(4, activation="tanh"), layers.Dense(2)
+        self.tracker = tf.keras.metrics.Mean(name="tracked")
+        self.error = tf.keras.metrics.MeanAbsoluteError(name="error")
+
+    @property
+    def metrics(self):
+        return [self.tracker, self.error]
+
+    def call(self, inputs):
+        return self.out(self.hidden(inputs))
+
+    def compile(self, first, second):
+        super().compile(**JIT)
+        self.first, self.second = first, second
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = tf.reduce_mean((outputs - y) ** 2)
+        variables = self.hidden.trainable_variables + self.out.trainable_variables
+        grads = tape.gradient(loss, variables)
+        self.first.apply_gradients(list(zip(grads[:2], variables[:2])))
+        self.second.apply_gradients(list(zip(grads[2:], variables[2:])))
+        self.tracker.update_state(loss)
+        self.error.update_state(y, outputs)
+        return {"tracked": self.tracker.result(), "error": self.error.result(), "now": tf.reduce_mean(outputs)}
+
+
+def trained_by_own_step(micro_batch_size):
+    model = filled(built(OwnTrainStep, {"x": X}))
+    if micro_batch_size:
+        model = split(model, micro_batch_size)
+    model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
+    logs = model.fit(X, Y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0).history
+    return model.get_weights(), logs, []
+
+
+def test_a_train_step_of_the_user_runs_once_per_micro_batch():
+    plain = trained_by_own_step(None)
+    assert_same(trained_by_own_step(8), plain)
+    assert differs(plain, (filled(built(OwnTrainStep, {"x": X})).get_weights(),))
+
+
+class CallsTwice(OwnTrainStep):
+    def train_step(self, data):
+        super().train_step(data)
+        return super().train_step(data)
+
+
+def test_an_optimizer_that_is_called_twice_in_a_train_step_is_refused():
+    model = split(filled(built(CallsTwice, {"x": X})))
+    model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
+    with pytest.raises(ValueError, match="several times"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+def test_cycles_of_several_batches_are_batches_of_their_examples():
+    data = {"x": X[:40], "y": Y[:40]}
+    plain = trained(filled(one_to_one()), data, fit_with={"batch_size": 40})
+    model = split(filled(one_to_one()), 8, accum_steps=2)
+    ours = trained(model, data, fit_with={"batch_size": 20})
+    for mine, whole in zip(ours[0], plain[0]):
+        np.testing.assert_allclose(mine, whole, rtol=2e-5, atol=2e-5)
+    assert model.micro_batch_size == 8
+    assert int(model.optimizer.iterations) == EPOCHS
+
+
+def test_transforms_and_clipping_see_the_gradient_of_the_batch():
+    seen = []
+
+    def halved(grads_and_vars):
+        seen.append(len(grads_and_vars))
+        return [(0.5 * grad, var) for grad, var in grads_and_vars]
+
+    def halving():
+        return tf.keras.optimizers.SGD(0.1)
+
+    plain = trained(filled(one_to_one()), {"x": X, "y": Y}, optimizer=halving)
+    ours = trained(
+        split(filled(one_to_one()), transform=halved), {"x": X, "y": Y}, optimizer=lambda: tf.keras.optimizers.SGD(0.2)
+    )
+    assert_same(ours, plain)
+    assert seen
+
+
+@pytest.mark.skipif(LINE < (2, 4), reason="clips in `fit` before 2.4")
+def test_clipping_by_the_inner_optimizer_is_of_the_batch():
+    clipping = lambda: tf.keras.optimizers.SGD(0.5, clipnorm=0.1)
+    assert_same(
+        trained(split(filled(one_to_one())), {"x": X, "y": Y}, optimizer=clipping),
+        trained(filled(one_to_one()), {"x": X, "y": Y}, optimizer=clipping),
+    )
+
+
+def test_adaptive_clipping_is_of_the_batch():
+    data = {"x": X, "y": 9.0 * Y}
+    whole = accum.GradientAccumulateModel.from_model(filled(one_to_one()), accum_steps=1, use_agc=True)
+    plain, ours = trained(whole, data), trained(split(filled(one_to_one()), use_agc=True), data)
+    assert_same(ours, plain)
+    assert differs(trained(filled(one_to_one()), data, optimizer=lambda: tf.keras.optimizers.SGD(0.05)), plain)
+
+
+def normalized(layer):
+    inputs = tf.keras.Input((3,))
+    return filled(tf.keras.Model(inputs, layers.Dense(2)(layer(inputs))))
+
+
+def test_batch_normalization_moves_once_a_batch():
+    plain = normalized(layers.BatchNormalization(momentum=0.5))
+    ours = split(normalized(accum.AccumBatchNormalization(momentum=0.5)))
+    for model in (plain, ours):
+        model.compile(tf.keras.optimizers.SGD(0.0), "mse", **JIT)
+        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    for mine, whole in zip(ours.non_trainable_variables, plain.non_trainable_variables):
+        np.testing.assert_allclose(mine.numpy(), whole.numpy(), rtol=2e-5, atol=2e-6)
+    usual = split(normalized(layers.BatchNormalization(momentum=0.5)))
+    usual.compile(tf.keras.optimizers.SGD(0.0), "mse", **JIT)
+    usual.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    assert np.abs(usual.non_trainable_variables[0].numpy() - plain.non_trainable_variables[0].numpy()).max() > 1e-3
+
+
+def test_frozen_layers_stay_and_recompiling_goes_on():
+    def run(wrap):
+        model = wrap(filled(one_to_one()))
+        first = trained(model, {"x": X, "y": Y})
+        model.layers[1].trainable = False
+        second = trained(model, {"x": X, "y": Y})
+        np.testing.assert_array_equal(second[0][0], first[0][0])
+        return second
+
+    assert_same(run(split), run(lambda model: model))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Data of every kind
+
+
+def as_ragged():
+    inputs = tf.keras.Input((None,), dtype="int32", ragged=not IS_KERAS_3)
+    hidden = layers.Lambda(lambda ids: tf.reduce_sum(tf.cast(ids, tf.float32), axis=1)[:, None])(inputs)
+    return filled(tf.keras.Model(inputs, layers.Dense(2)(hidden)))
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="the layers of Keras 3 take no ragged tensors")
+def test_ragged_inputs_are_split_by_rows():
+    rows = [list(row[: 1 + number % 4]) for number, row in enumerate(TOKENS)]
+
+    def run(wrap):
+        model = wrap(as_ragged())
+        model.compile(tf.keras.optimizers.SGD(1e-3), "mse")
+        dataset = tf.data.Dataset.from_tensor_slices((tf.ragged.constant(rows, dtype=tf.int32), Y)).batch(BATCH)
+        logs = model.fit(dataset, epochs=EPOCHS, verbose=0).history
+        return model.get_weights(), logs, []
+
+    assert_same(run(split), run(lambda model: model))
+
+
+class TakesSparse(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.kernel = self.add_weight(name="kernel", shape=(3, 2), initializer="ones")
+
+    def call(self, inputs):
+        kernel = self.kernel if not hasattr(self.kernel, "value") or callable(self.kernel.value) else self.kernel.value
+        return tf.sparse.sparse_dense_matmul(inputs, kernel)
+
+
+class OwnLoop(TakesSparse):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.call(x) - y) ** 2)
+        self.optimizer.apply_gradients(list(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables)))
+        return {"loss": loss}
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="the data of Keras 3's `fit` is dense")
+def test_sparse_inputs_are_split_by_rows():
+    def run(wrap):
+        model = wrap(OwnLoop())
+        model.compile(tf.keras.optimizers.SGD(0.1))
+        sparse = tf.sparse.from_dense(np.where(X > 0.3, X, 0.0))
+        dataset = tf.data.Dataset.from_tensor_slices((sparse, Y)).batch(BATCH)
+        model.fit(dataset, epochs=EPOCHS, verbose=0)
+        return model.get_weights(), {}, []
+
+    assert_same(run(split), run(lambda model: model))
+
+
+class Scaled(tf.keras.Model):
+    """Gets a number for the whole batch beside the examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs):
+        x, factor = inputs
+        return factor * self.dense(x)
+
+
+def test_what_has_no_batch_axis_is_passed_on_whole():
+    def run(wrap):
+        plain = Scaled()
+        plain((tf.constant(X[:1]), tf.constant(2.0)))
+        model = wrap(filled(plain))
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", **JIT)
+        batches = [((X[start : start + BATCH], np.float32(2.0)), Y[start : start + BATCH]) for start in (0, 20, 40)]
+        signature = (
+            (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([], tf.float32)),
+            tf.TensorSpec([None, 2], tf.float32),
+        )
+        if hasattr(tf.data.experimental, "assert_cardinality") and LINE >= (2, 4):
+            dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+        else:
+            types = tf.nest.map_structure(lambda spec: spec.dtype, signature)
+            shapes = tf.nest.map_structure(lambda spec: spec.shape, signature)
+            dataset = tf.data.Dataset.from_generator(lambda: iter(batches), types, shapes)
+        model.fit(dataset, verbose=0)
+        return model.get_weights(), {}, []
+
+    assert_same(run(split), run(lambda model: model))
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
+def test_first_axes_that_differ_are_refused(eagerly):
+    model = split(OwnLoopWithEdges())
+    model.compile(tf.keras.optimizers.SGD(0.1), run_eagerly=eagerly, **({} if eagerly else JIT))
+    dataset = tf.data.Dataset.from_tensors((X[:20], np.zeros((7, 2), "float32")))
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="first axis"):
+        model.fit(dataset, verbose=0)
+
+
+class OwnLoopWithEdges(OwnTrainStep):
+    def compile(self, optimizer, **options):
+        tf.keras.Model.compile(self, optimizer, **options)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Arguments, files, what is shown
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("size", [0, -1, 2.5, "4", True, [8]])
+def test_a_size_that_is_none_is_refused(size):
+    with pytest.raises((TypeError, ValueError), match="`micro_batch_size` must be an int >= 1, 'auto' or None"):
+        split(one_to_one(), size)
+
+
+def test_the_size_is_in_the_config_and_is_shown():
+    model = split(one_to_one(), 8)
+    again = type(model).from_config(model.get_config())
+    assert again.micro_batch_size == model.micro_batch_size == 8
+    assert accum.GradientAccumulateModel.from_model(one_to_one(), accum_steps=2).micro_batch_size is None
+    assert "micro_batch_size=8" in repr(model)
+
+
+def test_a_saved_model_splits_its_batches_again(tmp_path):
+    model = split(filled(one_to_one()), 8)
+    trained(model, {"x": X, "y": Y})
+    path = str(tmp_path / ("model.keras" if IS_KERAS_3 else "model.h5"))
+    model.save(path)
+    loaded = tf.keras.models.load_model(path)
+    assert loaded.micro_batch_size == 8
+    assert_same(
+        (loaded.predict(X), loaded.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history, []),
+        (model.predict(X), model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history, []),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Replicas
+
+
+def test_each_replica_splits_its_part():
+    def run(wrap):
+        with mirrored().scope():
+            model = wrap(filled(one_to_one()))
+            model.compile(tf.keras.optimizers.Adam(0.05), "mse", metrics=["mae"], **JIT)
+        logs = model.fit(X[:40], Y[:40], batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0).history
+        return model.get_weights(), logs, []
+
+    assert_same(run(lambda model: split(model, 4)), run(lambda model: model))
+
+
+@pytest.mark.line
+@pytest.mark.skipif(LINE < (2, 5), reason="`compile` takes `jit_compile` since 2.5")
+@pytest.mark.parametrize("case", ["arrays", "mask"])
+def test_xla_compiles_it(case):
+    make, data, compile_with, _ = CASES[case]
+    compile_with = dict(compile_with, jit_compile=True)
+    plain = trained(built(make, data), data, compile_with)
+    assert_same(trained(split(built(make, data), 8), data, compile_with), plain)

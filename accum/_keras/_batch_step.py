@@ -155,7 +155,8 @@ class BatchStep:
         if call.has_own_weight:
             call.apply(pairs, weight)
             return
-        is_weighted = call.weight is not None and not sums
+        # An optimizer that does not accumulate makes its step as it would at the full batch, without a weight.
+        is_weighted = call.weight is not None and not sums and not internals_of(call.optimizer).is_bare
         current = self._model.__dict__["_accum_weight"].begin(weight) if is_weighted else None
         with internals_of(call.optimizer).weighing(current):
             call.apply(pairs)

@@ -31,7 +31,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
 
     Args:
       accum_steps: micro steps per step, >= 1; or a schedule `{first step: accum_steps}` that includes step 0. If left
-        out, it is 1, with a warning: nothing accumulates.
+        out, it is 1, with a warning unless there is a `micro_batch_size`: nothing accumulates.
       mixed_precision: ignored; the policy is detected.
       use_agc: whether to clip the accumulated gradient adaptively (`adaptive_clip_grad`). `agc` is another name of it.
       clip_factor: > 0, as for `adaptive_clip_grad`.
@@ -48,6 +48,11 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         elements instead of examples if the losses of all outputs divide by it in the installed TensorFlow: the losses
         of masked outputs do since TF 2.11, losses with an `ignore_class` since TF 2.10.
       transform, nonfinite, accumulator_dtype, sparse: as for `GradientAccumulateOptimizer`.
+      micro_batch_size: the largest number of examples that are computed at once, an int >= 1. Each batch that `fit`,
+        `evaluate` or `predict` receives is split into micro-batches of this size, inside of the step that Keras runs for
+        it: steps per epoch, logs, callbacks and schedules are those of the batch size. "auto": start with the whole
+        batch; whenever memory runs out, halve the size and try the same batch again. None: do not split batches.
+        With `accum_steps`, a cycle is that many batches.
       **kwargs: as for `tf.keras.Model`: `inputs`, `outputs`, `name`.
 
     Raises:
@@ -194,6 +199,8 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         accum_steps = [_tf.without_loss_scale(optimizer).accum_steps for optimizer in optimizers]
         options = dict(self._accum.options, accum_steps=(accum_steps or [self._accum.options["accum_steps"]])[0])
         arguments = ", ".join(f"{name}={options[name]!r}" for name in ("accum_steps", "reduction"))
+        if self.micro_batch_size is not None:
+            arguments += f", micro_batch_size={self.micro_batch_size!r}"
         return f"{shown[:-1]}, {arguments}>" if shown.endswith(">") else f"{shown} ({arguments})"
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
