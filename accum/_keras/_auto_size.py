@@ -12,6 +12,7 @@ from accum import _tf
 from accum._engine import _replicas
 from accum._engine._micro_batches import Batch
 from accum._keras._batch_step import BatchStep
+from accum._keras._repeatable_noise import noise_counters
 from accum._tf import tf
 
 
@@ -31,6 +32,8 @@ class AutoSizedSteps:
         self._apply = self._function(self._on_apply)
         self._test = self._function(self._on_test)
         self._predict = self._function(self._on_predict)
+        self._traced: List[Any] = []
+        self._known: List[tf.Variable] = []  # what a forward pass may change, in the order in which it was met
         self._read = _tf.compiled_unless_eager(self._model, self._read_state)
 
     def train_function(self, iterator: Any) -> Any:
@@ -74,7 +77,10 @@ class AutoSizedSteps:
 
     def _retrying(self, function: Callable[..., Any], data: Any) -> Any:
         """Call `function(data, size)` with smaller and smaller sizes until memory suffices."""
-        kept = self._read()
+        if hasattr(function, "get_concrete_function") and function not in self._traced:
+            function.get_concrete_function(data, self._argument())  # creates the variables that are missing
+            self._traced.append(function)
+        kept = self._read(self._count_known())
         has_halved = False
         while True:
             result, error = None, None
@@ -116,19 +122,22 @@ class AutoSizedSteps:
     # ------------------------------------------------------------------------------------------------------------
     # State
 
-    def _state(self) -> List[tf.Variable]:
-        """Every variable that a forward pass may change, one for each replica."""
-        found = [part for var in _tf.state_of(self._model) for part in self._local(_tf.native(var))]
-        return list({id(part): part for part in found}.values())
+    def _count_known(self) -> int:
+        """Look for variables that a forward pass may change, one for each replica. Returns how many there are."""
+        variables = _tf.state_of(self._model) + noise_counters(self._model)
+        found = [part for var in variables for part in self._local(_tf.native(var))]
+        known = {id(part) for part in self._known}
+        self._known.extend({id(part): part for part in found if id(part) not in known}.values())
+        return len(self._known)
 
-    def _read_state(self) -> List[tf.Tensor]:
-        return [tf.identity(part) for part in self._state()]
+    def _read_state(self, count: int) -> List[tf.Tensor]:
+        return [tf.identity(part) for part in self._known[:count]]
 
     def _restore(self, kept: List[tf.Tensor]) -> None:
-        state = self._state()
-        for part, value in zip(state, kept):
+        self._count_known()
+        for part, value in zip(self._known, kept):
             part.assign(value)
-        for part in state[len(kept) :]:  # created by the attempt that failed
+        for part in self._known[len(kept) :]:  # of metrics, which an attempt has created that failed
             part.assign(tf.zeros_like(part))
 
     # ------------------------------------------------------------------------------------------------------------

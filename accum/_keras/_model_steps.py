@@ -10,6 +10,7 @@ from accum._keras._batch_step import BatchStep, Collector
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._micro_batch_size import MicroBatchSize
+from accum._keras._repeatable_noise import make_noise_repeatable
 from accum._keras._train_step import TrainStep
 from accum._tf import Scalar, tf
 
@@ -25,6 +26,7 @@ class ModelSteps:
     _accum_size: MicroBatchSize
     _take_over_optimizers: Callable[[], bool]
     train_function: Any
+    distribute_strategy: Any
 
     def __setattr__(self, name: str, value: Any) -> None:
         replaced = name in ("train_step", "test_step", "predict_step") and name in self.__dict__
@@ -68,6 +70,9 @@ class ModelSteps:
 
     def _made_function(self, name: str, make: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the function that Keras calls for each batch: its own, or one that tries smaller micro-batches."""
+        if self._accum_size.given is not None:
+            with self.distribute_strategy.scope():
+                make_noise_repeatable(self)
         if not self._accum_size.is_auto:
             return make(*args, **kwargs)
         if getattr(self, name, None) is None or any(args) or any(kwargs.values()):

@@ -114,4 +114,8 @@ def state_of(model: tf.keras.Model) -> List[Any]:
     """Return the variables that a forward pass in training may change: statistics, metrics, the state of randomness."""
     variables = list(model.non_trainable_variables)
     variables += [var for metric in model.metrics for var in metric.variables]
+    if not IS_KERAS_3:  # the generators of augmentation layers, since 2.8, and of recurrent dropout
+        sources = [getattr(layer, "_random_generator", None) for layer in layers_of(model)]
+        generators = [getattr(source, "_generator", None) for source in sources]
+        variables += [generator.state for generator in generators if generator is not None]
     return variables

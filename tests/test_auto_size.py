@@ -1,0 +1,215 @@
+"""`micro_batch_size="auto"` loses nothing when memory runs out, and ends as a run that began at that size (law L18)."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3, LINE
+from replicas import mirrored
+
+import accum
+
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18")]
+
+layers = tf.keras.layers
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.normal(size=(44, 3)).astype("float32"), RANDOM.normal(size=(44, 2)).astype("float32")
+BATCH = 20
+JIT = {"jit_compile": False} if IS_KERAS_3 else {}  # XLA compiles no `py_function`
+
+
+class Memory(layers.Layer):
+    """A device that holds `examples` examples at once in the pass `fails_in`: more raise what TensorFlow would."""
+
+    examples = 1000
+    fails_in = "forward"
+
+    def call(self, inputs):
+        if self.fails_in == "backward":
+            return _failing_backwards(inputs)
+        with tf.control_dependencies([_need_memory(inputs)]):
+            return tf.ensure_shape(tf.identity(inputs), inputs.shape)
+
+
+def _need_memory(tensor):
+    def allocate(count):
+        if int(count) > Memory.examples:
+            raise MemoryError("injected")
+        return np.int32(count)
+
+    return tf.py_function(allocate, [tf.shape(tensor)[0]], tf.int32)
+
+
+@tf.custom_gradient
+def _failing_backwards(inputs):
+    def grad(upstream):
+        with tf.control_dependencies([_need_memory(upstream)]):
+            return tf.identity(upstream)
+
+    return tf.identity(inputs), grad
+
+
+@pytest.fixture(autouse=True)
+def memory():
+    yield Memory
+    Memory.examples, Memory.fails_in = 1000, "forward"
+
+
+def model_of(micro_batch_size, wrap_in=None):
+    """A model with everything that a forward pass changes: batch normalisation, dropout and noise."""
+    inputs = tf.keras.Input((3,))
+    hidden = accum.AccumBatchNormalization(momentum=0.5)(layers.Dense(4, activation="tanh")(inputs))
+    hidden = layers.GaussianNoise(0.1, **({"seed": 3} if IS_KERAS_3 else {}))(layers.Dropout(0.4, seed=7)(hidden))
+    plain = tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization(momentum=0.5)(Memory()(hidden))))
+    random = np.random.RandomState(1)
+    plain.set_weights([0.5 * np.abs(random.normal(size=np.shape(weight))) for weight in plain.get_weights()])
+    return accum.GradientAccumulateModel.from_model(plain, micro_batch_size=micro_batch_size)
+
+
+def loss_scale_around(optimizer):
+    return tf.keras.mixed_precision.LossScaleOptimizer(optimizer) if LINE >= (2, 4) else optimizer
+
+
+def run(model, loss_scale=False, **options):
+    tf.random.set_seed(5)
+    made = tf.keras.optimizers.Adam(0.05)
+    model.compile(loss_scale_around(made) if loss_scale else made, "mse", metrics=["mae"], **dict(JIT, **options))
+    logs = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+    logs.pop("lr", None)
+    return [var.numpy() for var in model.weights], logs
+
+
+def assert_same_bits(one, other):
+    for mine, theirs in zip(one[0], other[0]):
+        np.testing.assert_array_equal(mine, theirs)
+    assert one[1] == other[1]
+
+
+@pytest.mark.line
+@pytest.mark.parametrize("loss_scale", [False, True], ids=["plain", "loss scale"])
+@pytest.mark.parametrize("fails_in", ["forward", "backward"])
+@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
+def test_the_run_ends_as_one_that_began_at_the_size_that_fits(memory, eagerly, fails_in, loss_scale):
+    tf.random.set_seed(5)
+    began = run(model_of(5), loss_scale, run_eagerly=eagerly)
+    tf.random.set_seed(5)
+    model = model_of("auto")
+    memory.examples, memory.fails_in = 9, fails_in
+    with pytest.warns(UserWarning, match="Memory ran out, so `micro_batch_size` is 5 from now on"):
+        ended = run(model, loss_scale, run_eagerly=eagerly)
+    assert model.micro_batch_size == 5
+    assert_same_bits(ended, began)
+
+
+def test_where_memory_suffices_the_whole_batch_is_computed_at_once():
+    tf.random.set_seed(5)
+    whole = run(model_of(1000))
+    tf.random.set_seed(5)
+    model = model_of("auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert_same_bits(run(model), whole)
+    assert model.micro_batch_size == "auto"
+
+
+def test_it_says_so_once_and_halves_again_later(memory):
+    model = model_of("auto")
+    model.compile("sgd", "mse", **JIT)
+    memory.examples = 12
+    with pytest.warns(UserWarning) as first:
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+    memory.examples = 3
+    with pytest.warns(UserWarning) as second:
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+    said = [[str(each.message) for each in record if "Memory" in str(each.message)] for record in (first, second)]
+    assert [len(lines) for lines in said] == [1, 1]
+    assert "is 10 from" in said[0][0] and "is 2 from" in said[1][0]
+
+
+def test_evaluation_and_prediction_halve_too(memory):
+    model = model_of("auto")
+    model.compile("sgd", "mse", metrics=["mae"], **JIT)
+    whole = model.evaluate(X, Y, batch_size=BATCH, verbose=0), model.predict(X, batch_size=BATCH, verbose=0)
+    memory.examples = 12
+    with pytest.warns(UserWarning, match="is 10 from now on"):
+        np.testing.assert_allclose(model.evaluate(X, Y, batch_size=BATCH, verbose=0), whole[0], rtol=2e-5)
+    memory.examples = 6
+    with pytest.warns(UserWarning, match="is 5 from now on"):
+        np.testing.assert_allclose(model.predict(X, batch_size=BATCH, verbose=0), whole[1], atol=2e-6)
+
+
+def test_a_single_example_that_does_not_fit_is_an_error_in_words(memory):
+    model = model_of("auto")
+    model.compile("sgd", "mse", **JIT)
+    before = [var.numpy() for var in model.weights]
+    memory.examples = 0
+    with pytest.raises(RuntimeError, match="one example at a time"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+    for mine, theirs in zip(before, model.weights):
+        np.testing.assert_array_equal(mine, theirs.numpy())
+
+
+class FailingStep(tf.keras.optimizers.SGD):
+    """Runs out of memory while it updates."""
+
+    def fail(self):
+        raise tf.errors.ResourceExhaustedError(None, None, "injected")
+
+    def apply_gradients(self, *args, **kwargs):
+        self.fail()
+
+    def apply(self, *args, **kwargs):
+        self.fail()
+
+
+def test_memory_that_runs_out_while_the_optimizer_works_is_an_error_in_words():
+    model = model_of("auto")
+    model.compile(FailingStep(0.1), "mse", run_eagerly=True)
+    with pytest.raises(RuntimeError, match="while the optimizer made its step"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+def test_an_error_of_another_kind_is_raised_as_it_is():
+    class Broken(layers.Layer):
+        def call(self, inputs):
+            raise ValueError("broken on purpose")
+
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Sequential([Broken()]), micro_batch_size="auto")
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(Exception, match="broken on purpose"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.skipif(LINE < (2, 4), reason="`steps_per_execution` came with 2.4")
+def test_steps_and_callbacks_are_those_of_plain_training(steps):
+    def calls_of(model):
+        calls = []
+        note = tf.keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: calls.append(batch))
+        model.compile("sgd", "mse", steps_per_execution=steps, **JIT)
+        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[note])
+        return calls, int(model.optimizer.iterations)
+
+    plain = tf.keras.Sequential([layers.Dense(2)])
+    plain(X[:1])
+    ours = accum.GradientAccumulateModel.from_model(plain, micro_batch_size="auto")
+    assert calls_of(ours) == calls_of(tf.keras.models.clone_model(plain))
+
+
+def test_replicas_agree_on_a_size(memory):
+    def trained(size):
+        with mirrored().scope():
+            tf.random.set_seed(5)
+            model = model_of(size)
+        model.compile("sgd", "mse", **JIT)
+        logs = model.fit(X[:40], Y[:40], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        return model, ([var.numpy() for var in model.weights], logs)
+
+    began = trained(5)[1]
+    memory.examples = 6  # of the 10 of each replica
+    with pytest.warns(UserWarning, match="is 5 from now on"):
+        model, ended = trained("auto")
+    assert model.micro_batch_size == 5
+    for mine, theirs in zip(ended[0], began[0]):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-7)
