@@ -146,9 +146,11 @@ def built(make, data):
     return filled(model)
 
 
+SIZES = [(case, 8) for case in CASES] + [("arrays", 1), ("arrays", BATCH), ("mask", 1), ("mask", BATCH)]
+
+
 @pytest.mark.line
-@pytest.mark.parametrize("size", [1, 8, BATCH])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case, size", SIZES)
 def test_micro_batches_make_the_steps_of_the_whole_batch(case, size):
     make, data, compile_with, fit_with = CASES[case]
     plain = trained(built(make, data), data, compile_with, fit_with)
@@ -262,6 +264,27 @@ class CallsTwice(OwnTrainStep):
     def train_step(self, data):
         super().train_step(data)
         return super().train_step(data)
+
+
+class Adversarial(OwnTrainStep):
+    """Updates its second half by a loss that sees the first half updated."""
+
+    def train_step(self, data):
+        x, y = data
+        for layer, optimizer in ((self.hidden, self.first), (self.out, self.second)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            grads = tape.gradient(loss, layer.trainable_variables)
+            optimizer.apply_gradients(list(zip(grads, layer.trainable_variables)))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("options", [{"micro_batch_size": 8}, {"accum_steps": 2}], ids=["micro-batches", "cycles"])
+def test_a_loss_that_would_see_an_earlier_update_is_warned_of(options):
+    model = accum.GradientAccumulateModel.from_model(filled(built(Adversarial, {"x": X})), **options)
+    model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
+    with pytest.warns(UserWarning, match="would see the weights that the first optimizer has updated"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
 def test_an_optimizer_that_is_called_twice_in_a_train_step_is_refused():
@@ -498,6 +521,50 @@ def test_each_replica_splits_its_part():
         return model.get_weights(), logs, []
 
     assert_same(run(lambda model: split(model, 4)), run(lambda model: model))
+
+
+def test_synchronized_batch_normalization_is_refused():
+    with mirrored().scope():
+        model = split(normalized(accum.AccumBatchNormalization(synchronized=True)))
+        model.compile("sgd", "mse", **JIT)
+    with pytest.raises(ValueError, match="synchronized over replicas"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.line
+@pytest.mark.skipif(LINE < (2, 4), reason="the policies of 2.2 and 2.3 are experimental")
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_sixteen_bits_are_summed_in_thirty_two(policy):
+    """The gradients of 16-bit micro-batches are within their rounding of those of the batch, and take one verdict."""
+    set_policy = tf.keras.mixed_precision.set_global_policy
+    set_policy(policy)
+    try:
+        data = {"x": X, "y": Y}
+        sgd = lambda: tf.keras.optimizers.SGD(0.1)
+        plain, model = trained(filled(one_to_one()), data, optimizer=sgd), split(filled(one_to_one()))
+        ours = trained(model, data, optimizer=sgd)
+    finally:
+        set_policy("float32")
+    for mine, whole in zip(ours[0], plain[0]):
+        np.testing.assert_allclose(mine, whole, rtol=0, atol=4e-3)
+    assert int(model.optimizer.iterations) == len(plain[2]) or policy == "mixed_float16"
+
+
+@pytest.mark.line
+@pytest.mark.skipif(LINE < (2, 4), reason="TF 2.2 and 2.3 have an experimental `LossScaleOptimizer`")
+def test_an_overflow_in_one_micro_batch_skips_the_step():
+    def run(wrap):
+        model = wrap(filled(one_to_one()))
+        model.compile(tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1)), "mse", **JIT)
+        x = X[:40].copy()
+        x[3] = np.inf  # in the first of two batches
+        model.fit(x, Y[:40], batch_size=BATCH, shuffle=False, verbose=0)
+        return model.get_weights(), {}, []
+
+    ours, plain = run(split), run(lambda model: model)
+    assert_same(ours, plain)
+    assert np.isfinite(ours[0][0]).all()
+    assert differs(ours, (filled(one_to_one()).get_weights(),))
 
 
 @pytest.mark.line

@@ -86,3 +86,8 @@ def test_a_job_whose_worker_was_killed_in_mid_cycle_goes_on_from_a_checkpoint(tm
 def test_fit_goes_on_from_a_backup_in_mid_cycle(tmp_path):
     job(tmp_path, "fit", 2, dies_at=6)
     assert_steps(job(tmp_path, "fit", 2), FIT)
+
+
+@pytest.mark.law("L18")
+def test_workers_agree_on_a_smaller_micro_batch(tmp_path):
+    assert_steps(job(tmp_path, "micro_batches", 2), LOOP)

@@ -9,6 +9,7 @@ import warnings
 from typing import Any, Callable, List, NamedTuple, Optional
 
 from accum import _check, _tf
+from accum._engine import _replicas
 from accum._engine._micro_batches import Batch, Pooled, Rows, Sum, divided, gradient_sum, over_micro_batches
 from accum._engine._moments import Moments
 from accum._keras._batch_norm import batch_norm_following
@@ -97,6 +98,7 @@ class BatchStep:
     def gradients(self, data: Any, train_step: Callable[..., Any]) -> Any:
         """Run the train step on each micro-batch. Returns what `apply` takes: a nested structure of tensors."""
         sums = self._model.sums_losses
+        self._check_layers()
 
         def micro_batch(part: Any) -> Any:
             self._collector, self._metrics = Collector(), StepMetrics(self._model)
@@ -118,6 +120,15 @@ class BatchStep:
                 stacklevel=2,
             )
         return totals
+
+    def _check_layers(self) -> None:
+        synchronized = [layer.name for layer in _tf.batch_norms_over_replicas(self._model)]
+        if synchronized and _replicas.count() > 1:
+            raise ValueError(
+                "Batch normalization that is synchronized over replicas can't be in a loop over micro-batches, whose "
+                "number may differ between replicas: use `AccumBatchNormalization` without `synchronized`, or "
+                f"`accum_steps` without `micro_batch_size`. Received: {synchronized}."
+            )
 
     @staticmethod
     def _parts_of(call: _Call) -> Any:

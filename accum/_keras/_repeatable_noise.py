@@ -27,7 +27,7 @@ class RepeatableNoise:
     def __init__(self, layer: Any, seed: int) -> None:
         self._layer = layer
         self._seed = seed
-        self.counter = _tf.new_statistic(f"{layer.name}/draws", [], tf.int64)
+        self.counter = _tf.new_counter(f"{layer.name}/draws")
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Run the layer, in place of its own `call`."""

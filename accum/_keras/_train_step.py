@@ -30,6 +30,7 @@ class TrainStep:
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._calls: Dict[int, Tuple[Any, List[Any]]] = {}  # id -> (optimizer, where it was called: paths of graphs)
         self.calls_through_function = False
+        self._records_after: Any = None  # an optimizer that was called before a tape began to record
 
     @property
     def is_traced(self) -> bool:
@@ -46,7 +47,7 @@ class TrainStep:
         with contextlib.ExitStack() as stack:
             for optimizer in self._optimizers:
                 stack.enter_context(internals_of(optimizer).within(self))
-            stack.enter_context(_tf.watching_optimizers(self._see))
+            stack.enter_context(_tf.watching_optimizers(self._see, self._see_tape))
             yield
 
     def note(self, optimizer: Any) -> None:
@@ -55,12 +56,28 @@ class TrainStep:
         Raises:
           ValueError: the optimizer has already begun one in this train step, or may begin several in a loop.
         """
+        self._warn_of_order(optimizer)
         path = _tf.graphs_within(self._graph)
         _, earlier = self._calls.setdefault(id(optimizer), (optimizer, []))
         if any(map(_tf.is_loop_body, path)) or any(_both_run(path, other) for other in earlier):
             self._refuse_several(optimizer)
         earlier.append(path)
         self.calls_through_function |= any(map(_tf.is_function, path))
+
+    def _see_tape(self) -> None:
+        if self._calls:
+            self._records_after = self.called[-1]
+
+    def _warn_of_order(self, optimizer: Any) -> None:
+        """Warn of a second update whose forward pass would have seen the first, such as that of a GAN's generator."""
+        first, self._records_after = self._records_after, None
+        if first is not None and first is not optimizer:
+            warnings.warn(
+                f"`{self._name}` computes the loss for {optimizer!r} after it has called {first!r}. At the full batch "
+                "this loss would see the weights that the first optimizer has updated; over micro-batches it sees the "
+                "old ones. Use a separate train step or loop for each update, or compute all losses first.",
+                stacklevel=2,
+            )
 
     def _refuse_several(self, optimizer: Any) -> None:
         if self.collector is not None or not internals_of(optimizer).is_bare:

@@ -7,6 +7,7 @@ these files. A comment at each branch says with which line it dies.
 from accum._tf._batch_norm import (
     BATCH_NORM_BASES,
     BATCH_NORMS,
+    batch_norms_over_replicas,
     call_batch_norm,
     is_fused,
     is_synchronized,
@@ -158,6 +159,7 @@ from accum._tf._variables import (
     is_overwritten,
     known_value,
     native,
+    new_counter,
     new_keras_variable,
     new_statistic,
     on_host,

@@ -1,9 +1,10 @@
 """Differences in batch normalisation."""
 
 import inspect
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
 from accum._tf._layers import keras_layers
+from accum._tf._models import layers_of
 from accum._tf._variables import native
 from accum._tf._version import IS_KERAS_3, tf
 
@@ -15,6 +16,11 @@ def is_synchronized(batch_norm: tf.keras.layers.Layer) -> bool:
     """Whether a layer computes its statistics over all replicas."""
     own = batch_norm.get_config().get("synchronized")
     return type(batch_norm) in BATCH_NORMS[1:] if own is None else bool(own)
+
+
+def batch_norms_over_replicas(model: tf.keras.Model) -> List[Any]:
+    """Return the layers of a model that compute their statistics over all replicas."""
+    return [layer for layer in layers_of(model) if isinstance(layer, BATCH_NORMS) and is_synchronized(layer)]
 
 
 _BATCH_NORM_TAKES_MASK = "mask" in inspect.signature(tf.keras.layers.BatchNormalization.call).parameters

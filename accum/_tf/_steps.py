@@ -91,8 +91,10 @@ def compiled_unless_eager(model: tf.keras.Model, function: Callable[..., Any]) -
 
 def steps_per_execution(model: tf.keras.Model) -> int:
     """The number of batches that one call of the train function takes."""
-    steps = model.steps_per_execution if IS_KERAS_3 else getattr(model, "_steps_per_execution", None)
-    return 1 if steps is None else int(steps)  # a variable; None on 2.2
+    if IS_KERAS_3:
+        return int(model.steps_per_execution)
+    steps = getattr(model, "_steps_per_execution", None)  # a variable; None on 2.2 and before `compile`
+    return 1 if steps is None else int(steps.numpy())
 
 
 def without_optionals(data: Any) -> Any:

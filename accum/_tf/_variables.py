@@ -126,6 +126,17 @@ def new_statistic(name: str, shape: Any, dtype: tf.DType) -> tf.Variable:
     )
 
 
+def new_counter(name: str) -> tf.Variable:
+    """Create an int64 scalar variable of zero for each replica."""
+    return tf.Variable(
+        tf.constant(0, tf.int64),
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
 def set_variable(var: Any, value: Any) -> None:
     """Assign to a scalar variable from Python; in a static graph, through Keras' session."""
     if in_static_graph():

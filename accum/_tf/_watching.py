@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterator, List, Optional
 
 from accum._tf._graphs import untouched_by_autograph
 from accum._tf._optimizers import GraphOptimizer, LegacyOptimizer, NewOptimizer
-from accum._tf._version import IS_KERAS_3
+from accum._tf._version import IS_KERAS_3, tf
 
 
 def _entry_points() -> Any:
@@ -28,7 +28,9 @@ _watchers = 0
 
 
 @contextlib.contextmanager
-def watching_optimizers(see: Optional[Callable[[Any], None]]) -> Iterator[None]:
+def watching_optimizers(
+    see: Optional[Callable[[Any], None]], see_tape: Optional[Callable[[], None]] = None
+) -> Iterator[None]:
     """Call `see(optimizer)` before an optimizer applies gradients in this thread.
 
     TensorFlow has no API that tells which optimizers a function calls. So the methods of the base classes are wrapped
@@ -36,15 +38,16 @@ def watching_optimizers(see: Optional[Callable[[Any], None]]) -> Iterator[None]:
 
     Args:
       see: function of an optimizer; None: do not watch in this context.
+      see_tape: function to call when a `tf.GradientTape` begins to record; None: do not watch tapes in this context.
     """
-    before = getattr(_in_this_thread, "see", None)
-    _in_this_thread.see = see
+    before = getattr(_in_this_thread, "see", None), getattr(_in_this_thread, "see_tape", None)
+    _in_this_thread.see, _in_this_thread.see_tape = see, see_tape
     _wrap_entry_points()
     try:
         yield
     finally:
         _unwrap_entry_points()
-        _in_this_thread.see = before
+        _in_this_thread.see, _in_this_thread.see_tape = before
 
 
 def tell_watcher(optimizer: Any) -> None:
@@ -69,6 +72,8 @@ def _wrap_entry_points() -> None:
             for cls, name in _entry_points():
                 _originals.append((cls, name, vars(cls)[name]))
                 setattr(cls, name, _seen(vars(cls)[name]))
+            _originals.append((tf.GradientTape, "__enter__", tf.GradientTape.__enter__))
+            tf.GradientTape.__enter__ = _seen_tape(tf.GradientTape.__enter__)
 
 
 def _unwrap_entry_points() -> None:
@@ -89,3 +94,14 @@ def _seen(function: Callable[..., Any]) -> Any:
         return function(self, *args, **kwargs)
 
     return apply_gradients
+
+
+def _seen_tape(function: Callable[..., Any]) -> Any:
+    @functools.wraps(function)
+    def enter(self: Any) -> Any:
+        see_tape = getattr(_in_this_thread, "see_tape", None)
+        if see_tape is not None:
+            see_tape()
+        return function(self)
+
+    return enter

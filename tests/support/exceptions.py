@@ -41,6 +41,7 @@ KERAS_3 = [
         "test_fit_goes_on_from_a_backup_in_mid_cycle",
         "Keras 3's `fit` can't inspect the micro-batches of several workers",
     ),
+    ("test_workers_agree_on_a_smaller_micro_batch", "Keras 3's `fit` can't look at the batches of several workers"),
     ("test_backup_and_restore_goes_on", "Keras 3's BackupAndRestore does not save an unfinished cycle"),
 ]
 # Tests that hang, with the same columns as `TABLE`. They are skipped.

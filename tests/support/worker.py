@@ -106,7 +106,34 @@ def fit(strategy):
     return model.weights[0], model.optimizer
 
 
+def micro_batches(strategy):
+    """Run `fit` with a `micro_batch_size` that memory decides, of which only the last worker has too little."""
+    x, y, first = problem()
+
+    def allocate(count):
+        if int(count) > (7 if INDEX == WORKERS - 1 else 100):
+            raise MemoryError("injected")
+        return np.int32(count)
+
+    def guarded(tensor):
+        with tf.control_dependencies([tf.py_function(allocate, [tf.shape(tensor)[0]], tf.int32)]):
+            return tf.ensure_shape(tf.identity(tensor), [None, 5])
+
+    with strategy.scope():
+        inputs = tf.keras.Input((5,))
+        outputs = tf.keras.layers.Dense(1, use_bias=False)(tf.keras.layers.Lambda(guarded)(inputs))
+        model = accum.GradientAccumulateModel(micro_batch_size="auto", inputs=inputs, outputs=outputs)
+        model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+        model.set_weights([first])
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(36)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    model.fit(data.with_options(options), epochs=1, verbose=0)
+    assert model.micro_batch_size == 4, model.micro_batch_size  # of the 18 of each worker, on all of them
+    return model.weights[0], model.optimizer
+
+
 if __name__ == "__main__":
     look_often_for_the_end_of_replicas()
-    weights, optimizer = {"loop": loop, "fit": fit}[TASK["what"]](STRATEGY())
+    weights, optimizer = {"loop": loop, "fit": fit, "micro_batches": micro_batches}[TASK["what"]](STRATEGY())
     print(json.dumps([np.ravel(weights.numpy()).tolist(), int(optimizer.iterations.numpy())]), flush=True)
