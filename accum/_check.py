@@ -64,7 +64,9 @@ def micro_batch_size(value: Any) -> Any:
     if value is None or (isinstance(value, str) and value == "auto"):
         return value
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"`micro_batch_size` must be an int >= 1, 'auto' or None. Received: micro_batch_size={value!r}.")
+        raise TypeError(
+            f"`micro_batch_size` must be an int >= 1, 'auto' or None. Received: micro_batch_size={value!r}."
+        )
     if value < 1:
         raise ValueError(
             f"`micro_batch_size` must be an int >= 1, 'auto' or None. Received: micro_batch_size={value!r}."

@@ -147,15 +147,24 @@ def test_training_may_be_a_tensor():
 # By a model's clock
 
 
-def model_of(layers, **options):
+def model_of(layers, run_eagerly=False, **options):
     inputs = tf.keras.Input((3,))
     outputs = inputs
     for layer in layers:
         outputs = layer(outputs)
-    outputs = tf.keras.layers.Dense(1, kernel_initializer="ones")(outputs)
+    outputs = tf.keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)(outputs)
     model = accum.GradientAccumulateModel(inputs=inputs, outputs=outputs, **options)
-    model.compile(tf.keras.optimizers.SGD(0.01), "mse")
+    model.compile(tf.keras.optimizers.SGD(0.01), "mse", run_eagerly=run_eagerly)
     return model
+
+
+def in_parts(micro_batches):
+    """A dataset of micro-batches of several sizes, for which a train step is traced once; all targets are zero."""
+    one = micro_batches[0]
+    types = (tf.nest.map_structure(lambda _: tf.float32, one), tf.float32)
+    shapes = (tf.nest.map_structure(lambda _: tf.TensorShape([None, 3]), one), tf.TensorShape([None, 1]))
+    pairs = [(parts, np.zeros((len(tf.nest.flatten(parts)[0]), 1), "float32")) for parts in micro_batches]
+    return tf.data.Dataset.from_generator(lambda: pairs, types, shapes)
 
 
 def recorded(batches):
@@ -191,8 +200,7 @@ def test_a_skipped_micro_batch_leaves_no_trace():
     x, layer = examples((3,)), accum.AccumBatchNormalization()
     model = model_of([layer], accum_steps=3, nonfinite="skip_micro")
     bad = np.full((4, 3), np.inf, np.float32)
-    for batch in (x[PARTS[0]], bad, x[PARTS[1]], x[PARTS[2]]):
-        model.train_on_batch(batch, np.zeros((len(batch), 1)))
+    model.fit(in_parts([x[PARTS[0]], bad, x[PARTS[1]], x[PARTS[2]]]), verbose=0)
     assert_close(statistics(layer), recorded([x]))
     assert int(model.optimizer.iterations.numpy()) == 1
 
@@ -204,12 +212,13 @@ def test_a_shared_layer_moves_once_for_each_of_its_inputs(run_eagerly):
     outputs = tf.keras.layers.Dense(1)(tf.keras.layers.Add()([layer(one) for one in inputs]))
     model = accum.GradientAccumulateModel(3, inputs=inputs, outputs=outputs)
     model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    micro_batches = []
     for _ in range(2):
         one, other = examples((3,)), 3.0 + 2.0 * examples((3,))
-        for part in PARTS:
-            model.train_on_batch([one[part], other[part]], np.zeros((len(one[part]), 1)))
+        micro_batches += [(one[part], other[part]) for part in PARTS]
         keras(one, training=True)
         keras(other, training=True)
+    model.fit(in_parts(micro_batches), verbose=0)
     assert_close(statistics(layer), statistics(keras))
 
 
@@ -222,7 +231,7 @@ def test_a_model_of_single_micro_steps_has_keras_layer():
 
 def test_a_call_outside_of_the_train_step_is_the_layers_own():
     x, layer = examples((3,)), accum.AccumBatchNormalization()
-    model = model_of([layer], accum_steps=2)
+    model = model_of([layer], accum_steps=2, run_eagerly=True)
     model.train_on_batch(x[:5], np.zeros((5, 1)))
     model(x, training=True)  # as Keras' layer, which `accum_steps=1` is
     assert_close(statistics(layer), recorded([x]))
@@ -246,7 +255,7 @@ def test_a_checkpoint_in_mid_cycle_keeps_the_statistics(tmp_path):
 
     def model():
         layer = accum.AccumBatchNormalization()
-        return layer, model_of([layer], accum_steps=3)
+        return layer, model_of([layer], accum_steps=3, run_eagerly=True)
 
     layer, before = model()
     for part in PARTS[:2]:

@@ -24,7 +24,7 @@ def task(face, workload):
         "accum_steps": 2,
         "optimizer": "momentum",
         "smoke": True,
-        "rounds": 2,
+        "rounds": 1,
         "warm_up": 0,
     }
 

@@ -33,13 +33,14 @@ def filled(model):
 
 def one_to_one():
     inputs = tf.keras.Input((3,))
-    return tf.keras.Model(inputs, layers.Dense(2)(layers.Dense(4, activation="tanh")(inputs)))
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.Dense(4, activation="tanh", use_bias=False)(inputs)))
 
 
 def two_to_two():
     one, other = tf.keras.Input((3,), name="one"), tf.keras.Input((3,), name="other")
-    hidden = layers.Dense(4, activation="tanh")(layers.Concatenate()([one, other]))
-    return tf.keras.Model([one, other], [layers.Dense(2, name="left")(hidden), layers.Dense(2, name="right")(hidden)])
+    hidden = layers.Dense(4, activation="tanh", use_bias=False)(layers.Concatenate()([one, other]))
+    outputs = [layers.Dense(2, use_bias=False, name=name)(hidden) for name in ("left", "right")]
+    return tf.keras.Model([one, other], outputs)
 
 
 def named():
@@ -228,7 +229,7 @@ WAY = {name: value for name, value in (("steps_per_execution", 2), ("jit_compile
 def with_batch_norm(batch_norm):
     """A model with statistics of its inputs beside what it learns."""
     inputs = tf.keras.Input((3,))
-    learnt = layers.Dense(2)(layers.Dense(4, activation="tanh")(inputs))
+    learnt = layers.Dense(2)(inputs)
     return filled(tf.keras.Model(inputs, [learnt, batch_norm(inputs)]))
 
 

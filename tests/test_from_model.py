@@ -11,21 +11,25 @@ pytestmark = [pytest.mark.line, pytest.mark.keras_face]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(22, 3)).astype("float32"), RANDOM.normal(size=(22, 2)).astype("float32")
-WEIGHTS = [0.5 * RANDOM.normal(size=shape) for shape in ((3, 4), (4,), (4, 2), (2,))]
+WEIGHTS = [0.5 * RANDOM.normal(size=shape) for shape in ((3, 4), (4, 2), (2,))]
 layers = tf.keras.layers
 
 
 def functional():
     inputs = tf.keras.Input((3,))
-    return tf.keras.Model(inputs, layers.Dense(2)(layers.Dense(4, activation="tanh")(inputs)))
+    return tf.keras.Model(inputs, layers.Dense(2)(hidden()(inputs)))
+
+
+def hidden(**given):
+    return layers.Dense(4, activation="tanh", use_bias=False, **given)
 
 
 def sequential():
-    return tf.keras.Sequential([layers.Dense(4, activation="tanh", input_shape=(3,)), layers.Dense(2)])
+    return tf.keras.Sequential([hidden(input_shape=(3,)), layers.Dense(2)])
 
 
 def deferred():
-    model = tf.keras.Sequential([layers.Dense(4, activation="tanh"), layers.Dense(2)])
+    model = tf.keras.Sequential([hidden(), layers.Dense(2)])
     model.build((None, 3))
     return model
 
@@ -33,7 +37,7 @@ def deferred():
 class Subclassed(tf.keras.Model):
     def __init__(self):
         super().__init__()
-        self.parts = [layers.Dense(4, activation="tanh"), layers.Dense(2)]
+        self.parts = [hidden(), layers.Dense(2)]
 
     def call(self, inputs, training=None):
         return self.parts[1](self.parts[0](inputs))
@@ -70,7 +74,7 @@ def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
     full, model = built(make), accum.GradientAccumulateModel.from_model(built(make), 4)
     assert isinstance(model, type(full)) and isinstance(model, accum.GradientAccumulateModel)
     for one, size in ((full, 20), (model, 5)):
-        one.compile(tf.keras.optimizers.Adam(0.01), "mse")
+        one.compile(tf.keras.optimizers.Adam(0.01), "mse", run_eagerly=one is full)  # a trace costs most of the time
         history = one.fit(X, Y, batch_size=size, epochs=2, shuffle=False, verbose=0).history
         assert ("mine" in history) == (make is OwnTrainStep)
     assert int(model.optimizer.iterations.numpy()) == int(full.optimizer.iterations.numpy()) == 4
@@ -81,7 +85,8 @@ def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
 @pytest.mark.parametrize("make", MODELS)
 def test_it_shares_variables_and_goes_on_with_what_the_model_was_compiled_with(make):
     plain = built(make)
-    plain.compile(tf.keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    is_eager = make not in (functional, OwnTrainStep)  # which it is compiled with too
+    plain.compile(tf.keras.optimizers.Adam(0.01), "mse", metrics=["mae"], run_eagerly=is_eager)
     plain.fit(X[:20], Y[:20], batch_size=5, verbose=0)
     model = accum.GradientAccumulateModel.from_model(plain, accum_steps=2)
     assert [id(v) for v in model.weights] == [id(v) for v in plain.weights]
@@ -129,10 +134,10 @@ def test_a_subclass_whose_init_makes_the_layers_leaves_the_class_as_it_is():
 
 def test_a_checkpoint_of_the_plain_model_restores_into_it_and_back(tmp_path):
     plain = built(Subclassed)
-    plain.compile(tf.keras.optimizers.Adam(0.01), "mse")
+    plain.compile(tf.keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
     plain.fit(X[:20], Y[:20], batch_size=5, verbose=0)
     model = accum.GradientAccumulateModel.from_model(built(Subclassed), 2)
-    model.compile(tf.keras.optimizers.Adam(0.01), "mse")
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
     suffix = ".weights.h5" if IS_KERAS_3 else ""
     if IS_KERAS_3:  # loads no more than what is there
         model.optimizer.build(model.trainable_variables)
@@ -183,7 +188,7 @@ def test_several_optimizers_accumulate_each_for_itself():
 @pytest.mark.parametrize("last_cycle,steps,left", [("flush", 1, 0), ("drop", 0, 0), ("carry", 0, 2)])
 def test_a_fit_cut_short_leaves_no_cycle_to_the_next(last_cycle, steps, left):
     model = accum.GradientAccumulateModel.from_model(built(functional), 4, last_cycle=last_cycle)
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=last_cycle != "flush")  # what is traced is the same for each
 
     class Stop(tf.keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -75,9 +75,7 @@ def trained(model, data, compile_with=None, fit_with=None, optimizer=None):
     made = tf.keras.optimizers.Adam(0.05) if optimizer is None else optimizer()
     model.compile(made, **dict({"loss": "mse"}, **dict(JIT, **(compile_with or {}))))
     given = dict({"batch_size": BATCH}, **(fit_with or {}))
-    history = model.fit(
-        **data, **given, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[counting]
-    ).history
+    history = model.fit(**data, **given, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[counting]).history
     return model.get_weights(), {name: values for name, values in history.items() if name != "lr"}, calls
 
 
@@ -410,7 +408,9 @@ class OwnLoop(TakesSparse):
         x, y = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self.call(x) - y) ** 2)
-        self.optimizer.apply_gradients(list(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables)))
+        self.optimizer.apply_gradients(
+            list(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        )
         return {"loss": loss}
 
 

@@ -84,8 +84,8 @@ def assert_equals_the_full_batch(model, x, y, **options):
 def assert_swapped_batch_norm_records_the_full_batch(plain, x, y, loss="sparse_categorical_crossentropy"):
     """Of the first layer: the input of any other depends on how those before it have normalised."""
     plain.trainable = True
-    for layer in plain.layers:
-        layer.trainable = True  # Keras 3 sets those of which it thinks that they differ
+    for layer in plain.layers:  # Keras 3 sets those of which it thinks that they differ
+        layer.trainable = isinstance(layer, layers.BatchNormalization)  # what else could learn rests, and takes long
     swapped = accum.replace_batchnorm_layers(plain, K)
     predicted = plain.predict(x)
     assert predicted.std(axis=0).max() > 1e-4  # it sees the examples
@@ -110,18 +110,15 @@ def assert_swapped_batch_norm_records_the_full_batch(plain, x, y, loss="sparse_c
 
 
 @functools.lru_cache(maxsize=None)  # made slowly, and filled anew by each test
-def mobile_net():
-    return tf.keras.applications.MobileNetV2(alpha=0.35, input_shape=(32, 32, 3), weights=None, classes=3)
-
-
 def beginning_of_mobile_net():
-    base = mobile_net()
+    """Its first three blocks, one with strides and one with a skip: the other fourteen repeat them and take long."""
+    base = tf.keras.applications.MobileNetV2(alpha=0.35, input_shape=(32, 32, 3), weights=None, include_top=False)
     return classifier(base.input, base.get_layer("block_2_add").output)
 
 
 @functools.lru_cache(maxsize=None)
 def beginning_of_efficient_net():
-    """Its first two stages, with squeeze and excitation and a skip: the other five repeat them and cost much time."""
+    """Its first two stages, with squeeze and excitation and a skip: the other five repeat them and take long."""
     if not hasattr(tf.keras.applications, "EfficientNetB0"):
         pytest.skip("EfficientNet came with TF 2.3")
     base = tf.keras.applications.EfficientNetB0(
@@ -140,7 +137,7 @@ def classifier(inputs, hidden):
 @pytest.mark.law("L1")
 @pytest.mark.parametrize(
     "make,images,rate",
-    [(mobile_net, IMAGES, 0.01), (beginning_of_efficient_net, PIXELS, 0.1)],
+    [(beginning_of_mobile_net, IMAGES, 0.1), (beginning_of_efficient_net, PIXELS, 0.1)],
     ids=["mobile", "efficient"],
 )
 def test_an_application_with_frozen_batch_norm_equals_the_full_batch(make, images, rate):

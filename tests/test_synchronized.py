@@ -14,18 +14,19 @@ layers = tf.keras.layers
 RANDOM = np.random.RandomState(0)
 X = (RANDOM.normal(size=(23, 3)) + 0.1 * np.arange(23)[:, None]).astype("float32")
 Y = RANDOM.normal(size=(23, 1)).astype("float32")
-WEIGHTS = [0.3 * RANDOM.normal(size=shape) for shape in ((3, 4), (4,), (4, 1), (1,))]
+WEIGHTS = [0.3 * RANDOM.normal(size=shape) for shape in ((3, 4), (4, 1))]
 
 
-def trained(scope, batch_size, accum_steps, **options):
+def trained(scope, batch_size, accum_steps, run_eagerly=False, **options):
     with scope:
         inputs = tf.keras.Input((3,))
         norm = accum.AccumBatchNormalization(momentum=0.5, **options)
-        hidden = layers.Activation("tanh")(norm(layers.Dense(4, name="first")(inputs)))
-        model = accum.GradientAccumulateModel(accum_steps, inputs=inputs, outputs=layers.Dense(1, name="last")(hidden))
-        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
-    model.get_layer("first").set_weights(WEIGHTS[:2])
-    model.get_layer("last").set_weights(WEIGHTS[2:])
+        hidden = layers.Activation("tanh")(norm(layers.Dense(4, use_bias=False, name="first")(inputs)))
+        outputs = layers.Dense(1, use_bias=False, name="last")(hidden)
+        model = accum.GradientAccumulateModel(accum_steps, inputs=inputs, outputs=outputs)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=run_eagerly)
+    model.get_layer("first").set_weights(WEIGHTS[:1])
+    model.get_layer("last").set_weights(WEIGHTS[1:])
     model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size), epochs=2, verbose=0)
     return model.get_weights()
 
@@ -40,7 +41,7 @@ def trained(scope, batch_size, accum_steps, **options):
 )
 def test_synchronized_replicas_equal_one_device(batch_size, accum_steps):
     ours = trained(mirrored().scope(), batch_size, accum_steps, synchronized=True)
-    for one, other in zip(ours, trained(tf.name_scope("one"), batch_size, accum_steps)):
+    for one, other in zip(ours, trained(tf.name_scope("one"), batch_size, accum_steps, run_eagerly=True)):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 

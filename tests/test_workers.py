@@ -73,7 +73,7 @@ def assert_steps(result, cycles):
 
 @pytest.mark.law("L5")
 def test_workers_with_unequal_shares_equal_one_device(tmp_path):
-    assert_steps(job(tmp_path, "loop", 4), LOOP)  # one of them has no example
+    assert_steps(job(tmp_path, "loop", 3), LOOP)  # one of them has no example
 
 
 @pytest.mark.law("L12")

@@ -49,9 +49,7 @@ class Batch:
 
     def part(self, start: Size, size: Size) -> Any:
         """Return the examples from `start` to `start + size`, in the structure of the data."""
-        parts = [
-            _slice(leaf, start, size) if batched else leaf for leaf, batched in zip(self._leaves, self._batched)
-        ]
+        parts = [_slice(leaf, start, size) if batched else leaf for leaf, batched in zip(self._leaves, self._batched)]
         return tf.nest.pack_sequence_as(self._data, parts)
 
 

@@ -1,9 +1,9 @@
 """Steps that try the same batch again with smaller micro-batches when memory runs out (law L18, "auto").
 
-    batch = next(iterator)                            fetched outside, so that it is still there
-    kept = the state that a forward pass changes
-    sums = gradients(batch, size)                     memory runs out: restore what was kept, halve the size, try again
-    logs = apply(sums)                                the only part that changes weights
+batch = next(iterator)                            fetched outside, so that it is still there
+kept = the state that a forward pass changes
+sums = gradients(batch, size)                     memory runs out: restore what was kept, halve the size, try again
+logs = apply(sums)                                the only part that changes weights
 """
 
 from typing import Any, Callable, Dict, List

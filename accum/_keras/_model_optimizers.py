@@ -34,7 +34,7 @@ class ModelOptimizers:
         main = [optimizer for optimizer in found if optimizer is getattr(self, "optimizer", None)]
         others = [optimizer for optimizer in found if optimizer not in main]
         # Where a custom `compile` takes no `optimizer`, Keras' default is there, and probably unused.
-        is_default = "optimizer" not in inspect.signature(super().compile).parameters
+        is_default = "optimizer" not in inspect.signature(super().compile).parameters  # type: ignore[misc]
         optimizers = others + main if is_default else main + others
         _tf.set_untracked(self, "_accum_optimizers", optimizers)
         accumulating = accumulating_optimizers(self) if optimizers else []

@@ -12,7 +12,7 @@ from accum._keras._internals import internals_of
 from accum._keras._micro_batch_size import MicroBatchSize
 from accum._keras._repeatable_noise import make_noise_repeatable
 from accum._keras._train_step import TrainStep
-from accum._tf import Scalar, tf
+from accum._tf import Scalar
 
 
 class ModelSteps:
@@ -27,6 +27,7 @@ class ModelSteps:
     _take_over_optimizers: Callable[[], bool]
     train_function: Any
     distribute_strategy: Any
+    trainable_variables: Any
 
     def __setattr__(self, name: str, value: Any) -> None:
         replaced = name in ("train_step", "test_step", "predict_step") and name in self.__dict__

@@ -135,10 +135,10 @@ class GradientAccumulateOptimizer:
         train_step = self._internals.train_step
         if train_step is not None and train_step.collector is not None:
             train_step.note(self)
-            options = dict(
-                skip_gradients_aggregation=skip_gradients_aggregation,
-                experimental_aggregate_gradients=experimental_aggregate_gradients,
-            )
+            options = {
+                "skip_gradients_aggregation": skip_gradients_aggregation,
+                "experimental_aggregate_gradients": experimental_aggregate_gradients,
+            }
             train_step.collector.take(
                 self, grads_and_vars, weight, lambda pairs, *own: self._apply_collected(pairs, *own, **options)
             )

@@ -14,8 +14,8 @@ class Mlp:
     def __init__(self, is_smoke=False, batch=None):
         self.batch = batch or (4 if is_smoke else 16)
         self.input_shape = (12,) if is_smoke else (784,)
-        units = 16 if is_smoke else 2048
-        sizes = [self.input_shape[0]] + [units] * 4 + [self.classes]
+        units = [16] if is_smoke else [2048] * 4
+        sizes = [self.input_shape[0]] + units + [self.classes]
         self.shapes = [shape for pair in zip(sizes[:-1], sizes[1:]) for shape in (pair, pair[1:])]
 
     def logits(self, weights, x):
@@ -36,7 +36,7 @@ class Conv(Mlp):
     def __init__(self, is_smoke=False, batch=None):
         self.batch = batch or (4 if is_smoke else 32)
         self.input_shape = (8, 8, 3) if is_smoke else (32, 32, 3)
-        channels = [3, 4, 8] if is_smoke else [3, 32, 64, 128]
+        channels = [3, 4] if is_smoke else [3, 32, 64, 128]
         self.shapes = [shape for a, b in zip(channels[:-1], channels[1:]) for shape in ((3, 3, a, b), (b,))] + [
             (channels[-1], self.classes),
             (self.classes,),
@@ -60,7 +60,7 @@ class Transformer(Mlp):
     def __init__(self, is_smoke=False, batch=None):
         self.batch = batch or (2 if is_smoke else 8)
         self.rows, self.width, length = (50, 8, 4) if is_smoke else (30000, 128, 64)
-        self.heads, blocks = 2 if is_smoke else 4, 2
+        self.heads, blocks = (2, 1) if is_smoke else (4, 2)
         self.input_shape = (length,)
         width = self.width
         block = [(width,), (width, 3 * width), (width, width), (width,), (width, 4 * width), (4 * width, width)]
