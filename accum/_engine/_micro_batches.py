@@ -263,7 +263,7 @@ def over_micro_batches(
       batch: a `Batch`.
       size: int >= 1 or an int32 scalar tensor, the largest number of examples in a micro-batch.
       compiled: whether XLA compiles this, which needs shapes that are known when it does.
-      as_function: whether to call `function` as a `tf.function` in the loop, for code that must not be in a loop itself.
+      as_function: whether to call `function` as a `tf.function` in the loop, for code that must not be in a loop.
 
     Returns:
       The structure that `function` returns, with the combined values.

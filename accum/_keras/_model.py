@@ -48,10 +48,10 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         elements instead of examples if the losses of all outputs divide by it in the installed TensorFlow: the losses
         of masked outputs do since TF 2.11, losses with an `ignore_class` since TF 2.10.
       transform, nonfinite, accumulator_dtype, sparse: as for `GradientAccumulateOptimizer`.
-      micro_batch_size: the largest number of examples that are computed at once, an int >= 1. Each batch that `fit`,
-        `evaluate` or `predict` receives is split into micro-batches of this size, inside of the step that Keras runs for
-        it: steps per epoch, logs, callbacks and schedules are those of the batch size. "auto": start with the whole
-        batch; whenever memory runs out, halve the size and try the same batch again. None: do not split batches.
+      micro_batch_size: the largest number of examples that are computed at once, an int >= 1. Each batch that
+        `fit`, `evaluate` or `predict` receives is split into micro-batches of this size, inside of the step that Keras
+        runs for it: steps per epoch, logs, callbacks and schedules are those of the batch size. "auto": start with the
+        whole batch; whenever memory runs out, halve the size and try the same batch again. None: do not split batches.
         With `accum_steps`, a cycle is that many batches.
       **kwargs: as for `tf.keras.Model`: `inputs`, `outputs`, `name`.
 
