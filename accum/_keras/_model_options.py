@@ -56,8 +56,8 @@ class ModelOptions:
             accum_steps = 1
         if accum_steps is _check.LEFT_OUT:
             warnings.warn(
-                "`accum_steps` was not given, so every batch makes a step and nothing accumulates: pass `accum_steps` or "
-                "`micro_batch_size`.",
+                "`accum_steps` was not given, so every batch makes a step and nothing accumulates: pass `accum_steps` "
+                "or `micro_batch_size`.",
                 stacklevel=4,
             )
             accum_steps = 1
