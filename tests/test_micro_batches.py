@@ -285,6 +285,78 @@ def test_a_loss_that_would_see_an_earlier_update_is_warned_of(options):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+class Unusual(OwnTrainStep):
+    """Does what can't be exact over micro-batches."""
+
+    does = None
+
+    def __init__(self):
+        super().__init__()
+        self.average = self.add_weight(name="average", shape=(), initializer="zeros", trainable=False)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        if self.does == "state":
+            self.average.assign_add(1.0)
+        if self.does == "derived":
+            logs["perplexity"] = tf.exp(self.tracker.result())
+        if self.does == "count":
+            logs["count"] = tf.shape(data[0])[0]
+        return logs
+
+
+INEXACT = [("state", "changes variables once per micro-batch"), ("derived", "averaged"), ("count", "averaged")]
+
+
+@pytest.mark.parametrize("does, words", INEXACT)
+def test_what_a_train_step_can_not_do_exactly_is_warned_of(does, words):
+    model = split(filled(built(Unusual, {"x": X})))
+    model.does = does
+    model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
+    with pytest.warns(UserWarning, match=words):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+def test_a_train_step_that_is_a_function_of_its_own_is_refused():
+    class Decorated(OwnTrainStep):
+        @tf.function
+        def train_step(self, data):
+            return OwnTrainStep.train_step(self, data)
+
+    model = split(filled(built(Decorated, {"x": X})))
+    model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
+    with pytest.raises(ValueError, match="Remove the decorator"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+def test_a_metric_that_returns_one_number_is_warned_of():
+    def worst(y_true, y_pred):
+        return tf.reduce_max(tf.abs(y_true - y_pred))
+
+    model = split(filled(one_to_one()))
+    model.compile("sgd", "mse", metrics=[worst], **JIT)
+    with pytest.warns(UserWarning, match="'worst' returns one number"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.parametrize("right", ["mse", losses.MeanSquaredError(reduction="none")], ids=["mean", "none"])
+def test_losses_of_different_reductions_are_refused(right):
+    model = split(filled(named()))
+    model.compile("sgd", {"left": losses.MeanSquaredError(reduction="sum"), "right": right}, **JIT)
+    with pytest.raises(ValueError, match="either averaged or added up"):
+        model.fit({"one": X, "other": OTHER}, {"left": Y, "right": Y}, batch_size=BATCH, verbose=0)
+
+
+def test_the_model_that_it_is_made_from_keeps_its_dropout(tmp_path):
+    inputs = tf.keras.Input((3,))
+    plain = tf.keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.5)(inputs)))
+    model = split(plain)
+    model.compile("sgd", "mse", **JIT)
+    model.fit(X, Y, batch_size=BATCH, verbose=0)
+    assert "call" not in vars(plain.layers[1])
+    tf.saved_model.save(plain, str(tmp_path / "saved"))
+
+
 def test_an_optimizer_that_is_called_twice_in_a_train_step_is_refused():
     model = split(filled(built(CallsTwice, {"x": X})))
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
@@ -353,7 +425,8 @@ def test_batch_normalization_moves_once_a_batch():
         np.testing.assert_allclose(mine.numpy(), whole.numpy(), rtol=2e-5, atol=2e-6)
     usual = split(normalized(layers.BatchNormalization(momentum=0.5)))
     usual.compile(tf.keras.optimizers.SGD(0.0), "mse", **JIT)
-    usual.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    with pytest.warns(UserWarning, match="replace_batchnorm_layers"):
+        usual.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
     assert np.abs(usual.non_trainable_variables[0].numpy() - plain.non_trainable_variables[0].numpy()).max() > 1e-3
 
 

@@ -12,7 +12,7 @@ from accum import _tf
 from accum._engine import _replicas
 from accum._engine._micro_batches import Batch
 from accum._keras._batch_step import BatchStep
-from accum._keras._repeatable_noise import noise_counters
+from accum._keras._state_watch import warn_of_batch_norms
 from accum._tf import tf
 
 
@@ -95,6 +95,7 @@ class AutoSizedSteps:
             has_halved = True
         if has_halved:
             self._size.report()
+            warn_of_batch_norms(self._model)
         return result
 
     def _argument(self) -> Any:
@@ -124,7 +125,7 @@ class AutoSizedSteps:
 
     def _count_known(self) -> int:
         """Look for variables that a forward pass may change, one for each replica. Returns how many there are."""
-        variables = _tf.state_of(self._model) + noise_counters(self._model)
+        variables = _tf.state_of(self._model) + self._model.__dict__["_accum_noises"].counters
         found = [part for var in variables for part in self._local(_tf.native(var))]
         known = {id(part) for part in self._known}
         self._known.extend({id(part): part for part in found if id(part) not in known}.values())

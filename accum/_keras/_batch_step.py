@@ -15,6 +15,7 @@ from accum._engine._moments import Moments
 from accum._keras._batch_norm import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
+from accum._keras._state_watch import StateWatch, warn_of_batch_norms
 from accum._keras._step_metrics import StepMetrics
 from accum._tf import GradsAndVars, Scalar, tf
 
@@ -42,6 +43,7 @@ class Collector:
     """
 
     def __init__(self) -> None:
+        self._graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
         self.calls: List[_Call] = []
         self.moments: List[Any] = []
         self.shares_overflow: List[int] = []
@@ -55,6 +57,7 @@ class Collector:
           weight: the `weight` of the call, or None.
           apply: function of a list of (gradient, variable), and of `weight` if the call has one, that applies them.
         """
+        self.check_graph("calls an optimizer")
         given = list(given)
         if not given:  # Keras also trains models without trainable weights
             return
@@ -64,6 +67,14 @@ class Collector:
         weight = None if weight is None else tf.cast(weight, tf.float32)
         variables = [var for _, var in given]
         self.calls.append(_Call(optimizer, variables, listed, weight, has_own, apply))
+
+    def check_graph(self, what: str) -> None:
+        """Raise if the train step is within a function or branch of its own, whose tensors can't leave it."""
+        if not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph:
+            raise ValueError(
+                f"The train step {what} within a `tf.function`, `tf.cond` or loop of its own, which a step over "
+                "micro-batches can't look into. Remove the decorator: Keras traces the train step anyway."
+            )
 
 
 class BatchStep:
@@ -81,9 +92,16 @@ class BatchStep:
         self._as_function = _tf.must_not_be_in_loop(model)
         self._metrics: Any = None
         self._collector: Any = None
+        self._has_begun = False
 
     def _over_micro_batches(self, function: Callable[..., Any], data: Any) -> Any:
-        return over_micro_batches(function, Batch(data), self._size, self._compiled, self._as_function)
+        noises = self._model.__dict__["_accum_noises"]
+
+        def with_noise(part: Any) -> Any:
+            with noises.drawing():
+                return function(part)
+
+        return over_micro_batches(with_noise, Batch(data), self._size, self._compiled, self._as_function)
 
     # ------------------------------------------------------------------------------------------------------------
     # Training
@@ -95,6 +113,7 @@ class BatchStep:
           data: what Keras gives to a train step.
           train_step: function of the data of a micro-batch and a `Collector`, which runs the model's train step.
         """
+        warn_of_batch_norms(self._model)
         return self.apply(self.gradients(data, train_step))
 
     def gradients(self, data: Any, train_step: Callable[..., Any]) -> Any:
@@ -104,12 +123,17 @@ class BatchStep:
 
         def micro_batch(part: Any) -> Any:
             self._collector, self._metrics = Collector(), StepMetrics(self._model)
+            is_first = not self._has_begun
+            self._has_begun = True
+            watch = StateWatch(self._model) if is_first else None
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
                 for optimizer in self._model.__dict__["_accum_optimizers"]:
                     if _tf.is_loss_scale_optimizer(optimizer):
                         stack.enter_context(self._intercepting(optimizer, self._collector))
                 logs, weight = train_step(part, self._collector)
+            if watch is not None:
+                watch.warn_of_changes()
             calls = [self._parts_of(call) for call in self._collector.calls]
             moments = [Pooled(*each) for _, each in self._collector.moments]
             return [calls, moments, self._metrics.parts(logs, weight, sums)]
@@ -159,7 +183,7 @@ class BatchStep:
         return self._metrics.finish(metrics)
 
     def _apply_call(self, call: _Call, totals: Any, weight: tf.Tensor) -> None:
-        sums = self._model.sums_gradients
+        sums = self._model.sums_losses
         dtypes = [None if grad is None else grad.dtype for grad, _ in call.grads_and_vars]
         grads = [divided(total, None if sums else weight, dtype) for total, dtype in zip(totals, dtypes)]
         pairs = list(zip(grads, call.given))
@@ -169,7 +193,7 @@ class BatchStep:
             call.apply(pairs, weight)
             return
         # An optimizer that does not accumulate makes its step as it would at the full batch, without a weight.
-        is_weighted = call.weight is not None and not sums and not internals_of(call.optimizer).is_bare
+        is_weighted = call.weight is not None and not internals_of(call.optimizer).is_bare
         current = self._model.__dict__["_accum_weight"].begin(weight) if is_weighted else None
         with internals_of(call.optimizer).weighing(current):
             call.apply(pairs)
@@ -207,9 +231,9 @@ class BatchStep:
         """
 
         def micro_batch(part: Any) -> Any:
-            outputs = predict_step(part)
+            outputs, count = predict_step(part), Batch(part).count
             for output in tf.nest.flatten(outputs):
-                if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+                if not isinstance(output, tf.Tensor) or output.shape.rank == 0 or not _has_length(output, count):
                     raise ValueError(
                         "The outputs of micro-batches are concatenated, so each must be a tensor whose first axis is "
                         f"the batch: predict with a model without `micro_batch_size`. Received: {output!r}."
@@ -217,3 +241,9 @@ class BatchStep:
             return tf.nest.map_structure(Rows, outputs)
 
         return self._over_micro_batches(micro_batch, data)
+
+
+def _has_length(output: tf.Tensor, count: Any) -> bool:
+    """Whether the first axis of an output has `count` entries, as far as both are known."""
+    known = tf.get_static_value(tf.shape(output)[0]), tf.get_static_value(tf.convert_to_tensor(count))
+    return None in known or int(known[0]) == int(known[1])

@@ -19,6 +19,7 @@ from accum._keras._model_classes import MODEL_OPTIONS, concrete_class, is_functi
 from accum._keras._model_optimizers import ModelOptimizers, replaced_within
 from accum._keras._model_options import ModelOptions
 from accum._keras._model_steps import ModelSteps
+from accum._keras._repeatable_noise import RepeatableNoises
 from accum._tf import AccumSteps, tf
 
 
@@ -149,6 +150,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
     def _use_options(self, model_options: ModelOptions) -> None:
         _tf.set_untracked(self, "_accum", model_options)
         _tf.set_untracked(self, "_accum_size", MicroBatchSize(model_options.arguments["micro_batch_size"]))
+        _tf.set_untracked(self, "_accum_noises", RepeatableNoises())
         self._split_steps()
 
     @property

@@ -10,7 +10,7 @@ from accum._keras._batch_step import BatchStep, Collector
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._micro_batch_size import MicroBatchSize
-from accum._keras._repeatable_noise import make_noise_repeatable
+from accum._keras._repeatable_noise import RepeatableNoises
 from accum._keras._train_step import TrainStep
 from accum._tf import Scalar
 
@@ -24,6 +24,7 @@ class ModelSteps:
     _accum_called_by_functions: List[Any]
     _accum_weight: Any
     _accum_size: MicroBatchSize
+    _accum_noises: RepeatableNoises
     _take_over_optimizers: Callable[[], bool]
     train_function: Any
     distribute_strategy: Any
@@ -73,7 +74,7 @@ class ModelSteps:
         """Return the function that Keras calls for each batch: its own, or one that tries smaller micro-batches."""
         if self._accum_size.given is not None:
             with self.distribute_strategy.scope():
-                make_noise_repeatable(self)
+                self._accum_noises.find(self)
         if not self._accum_size.is_auto:
             return make(*args, **kwargs)
         if getattr(self, name, None) is None or any(args) or any(kwargs.values()):
@@ -115,13 +116,18 @@ class ModelSteps:
 
     @property
     def sums_losses(self) -> bool:
-        """Whether the compiled losses sum over examples, so that those of the micro-batches of a batch add up."""
-        return _tf.sums_over_examples(getattr(self, _tf.LOSS_CONTAINER, None))
+        """Whether the compiled losses sum over examples, so that those of the micro-batches of a batch add up.
 
-    @property
-    def sums_gradients(self) -> bool:
-        """Whether the gradients of the micro-batches of a batch are added up, and not averaged."""
-        return self.sums_losses or self._accum.options["reduction"] == "sum"
+        Raises:
+          ValueError: some losses sum and others are means, or one is neither.
+        """
+        container = getattr(self, _tf.LOSS_CONTAINER, None)
+        if self._accum_size.given is not None and _tf.is_neither_sum_nor_mean(container):
+            raise ValueError(
+                "The losses of micro-batches are either averaged or added up: compile losses that are all means, or "
+                "all have the reduction SUM."
+            )
+        return _tf.sums_over_examples(container)
 
     def _check_train_step(self, train_step: Any, optimizers: Sequence[Any]) -> None:
         """Raise if the train step that just ran, or was traced, does not accumulate as it should."""

@@ -65,6 +65,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
     def receive(self, moments: Moments) -> Any:
         """Accumulate the moments of one call in training."""
         if self._collector is not None:
+            self._collector.check_graph("calls batch normalization")
             self._collector.moments.append((self, moments))
             return None
         clock, number = self._clock()

@@ -5,8 +5,9 @@ next attempt would draw other numbers. Here each layer draws statelessly, by a s
 back repeats the numbers. The layers of Keras 3 can do this by themselves.
 """
 
+import contextlib
 import math
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterator, List
 
 from accum import _tf
 from accum._engine import _replicas
@@ -31,6 +32,8 @@ class RepeatableNoise:
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Run the layer, in place of its own `call`."""
+        if isinstance(inputs, tf.RaggedTensor) or not 0 < getattr(self._layer, "rate", 0.5) < 1:
+            return type(self._layer).call(self._layer, inputs, training=training)
         if training is None:
             training = tf.keras.backend.learning_phase()
         if tf.is_tensor(training):
@@ -97,19 +100,29 @@ def _layers() -> Dict[Any, Callable[..., tf.Tensor]]:
 _LAYERS = _layers()
 
 
-def make_noise_repeatable(model: tf.keras.Model) -> None:
-    """Let the dropout and noise layers of a model draw numbers that can be drawn again."""
-    for layer in _tf.layers_of(model) if _LAYERS else ():
-        if "_accum_noise" not in layer.__dict__ and any(type(layer).call is cls.call for cls in _LAYERS):
-            given = getattr(layer, "seed", None)
-            with tf.init_scope():
-                seed = int(tf.random.uniform([], maxval=2**30, dtype=tf.int32)) if given is None else int(given)
-                noise = RepeatableNoise(layer, seed)
-            _tf.set_untracked(layer, "_accum_noise", noise)
-            _tf.set_untracked(layer, "call", noise.call)
+class RepeatableNoises:
+    """The random numbers of all dropout and noise layers of a model, which is not changed."""
 
+    def __init__(self) -> None:
+        self._known: Dict[int, Any] = {}  # id of a layer -> (itself, its `RepeatableNoise`)
 
-def noise_counters(model: tf.keras.Model) -> List[tf.Variable]:
-    """Return the counters of the layers that draw repeatable numbers."""
-    found = [layer.__dict__.get("_accum_noise") for layer in _tf.layers_of(model)]
-    return [noise.counter for noise in found if noise is not None]
+    def find(self, model: tf.keras.Model) -> None:
+        """Create the variables for the layers of a model, outside any trace."""
+        for layer in _tf.layers_of(model) if _LAYERS else ():
+            if id(layer) not in self._known and any(type(layer).call is cls.call for cls in _LAYERS):
+                given = getattr(layer, "seed", None)
+                with tf.init_scope():
+                    seed = int(tf.random.uniform([], maxval=2**30, dtype=tf.int32)) if given is None else int(given)
+                    self._known[id(layer)] = layer, RepeatableNoise(layer, seed)
+
+    @contextlib.contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Let the layers draw these numbers in this context."""
+        with contextlib.ExitStack() as stack:
+            for layer, noise in self._known.values():
+                stack.enter_context(_tf.own_methods(layer, call=noise.call))
+            yield
+
+    @property
+    def counters(self) -> List[tf.Variable]:
+        return [noise.counter for _, noise in self._known.values()]

@@ -1,6 +1,7 @@
 """Metrics of a step that runs on several micro-batches: asked for their results after the last of them."""
 
 import contextlib
+import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _tf
@@ -36,6 +37,7 @@ class StepMetrics:
 
     def __init__(self, model: tf.keras.Model) -> None:
         self._model = model
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._stack = contextlib.ExitStack()
         self._known: List[Any] = []
         self._results: Dict[int, Any] = {}  # id of a value -> (itself, metric, key in its result)
@@ -54,32 +56,53 @@ class StepMetrics:
 
     def watch(self, metrics: Sequence[Any]) -> None:
         """Watch `metrics` too: Keras creates some of them during the first step."""
-        for metric in metrics:
+        inner = [part for metric in metrics for part in getattr(metric, "metrics", ())]  # the compiled ones of Keras 3
+        for metric in list(metrics) + inner:
             if any(known is metric for known in self._known):
                 continue
             self._known.append(metric)
             methods = {"result": self._result_of(metric)}
-            if type(metric) is tf.keras.metrics.Mean:
+            if isinstance(metric, tf.keras.metrics.Mean) and _updates_as_a_mean(metric):
                 methods["update_state"] = self._update_state_of(metric)
+            if hasattr(metric, "_fn"):
+                methods["_fn"] = self._warning_of_numbers(metric)
             self._stack.enter_context(_tf.own_methods(metric, **methods))
 
     def _result_of(self, metric: Any) -> Any:
+        own_result = _tf.local_result(metric)
+
         def result() -> Any:
-            value = _tf.raw_result(metric)
+            value = own_result()
             entries = value.items() if isinstance(value, dict) else [(None, value)]
             self._results.update({id(part): (part, metric, key) for key, part in entries})
             return value
 
         return result
 
+    def _warning_of_numbers(self, metric: Any) -> Any:
+        """Return the function of a metric, with a warning if it returns one number for all examples."""
+        function = metric._fn
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            values = function(*args, **kwargs)
+            if tf.is_tensor(values) and values.shape.rank == 0:
+                warnings.warn(
+                    f"The metric {metric.name!r} returns one number for a batch, and is logged as the mean of the "
+                    "micro-batches' numbers: return one number per example, or use a `tf.keras.metrics.Metric`.",
+                    stacklevel=2,
+                )
+            return values
+
+        return call
+
     def _update_state_of(self, metric: Any) -> Any:
         update_state = metric.update_state
 
         def update(values: Any, sample_weight: Any = None) -> Any:
             is_number = _is_scalar(values) and (sample_weight is None or _is_scalar(sample_weight))
-            if not is_number:
+            if not is_number or self._is_elsewhere():
                 return update_state(values, sample_weight=sample_weight)
-            values = tf.cast(values, tf.float32)
+            values = _as_float(values)
             sample_weight = None if sample_weight is None else tf.cast(sample_weight, tf.float32)
             self._updates.append(_Update(metric, values, sample_weight))
             return None
@@ -98,6 +121,7 @@ class StepMetrics:
         """
         self._logs = logs
         self._entries = [self._entry(leaf) for leaf in tf.nest.flatten(logs)]
+        self._warn_of_derived_values(logs)
         one = tf.constant(1.0)
         losses = _tf.loss_trackers(self._model) if sums else []
         self._sums = [any(update.metric is loss for loss in losses) for update in self._updates]
@@ -117,8 +141,42 @@ class StepMetrics:
             return _Entry(metric=metric, key=key)
         is_number = tf.is_tensor(leaf) or (isinstance(leaf, (int, float)) and not isinstance(leaf, bool))
         if is_number and not (tf.is_tensor(leaf) and (leaf.dtype.is_bool or leaf.dtype == tf.string)):
-            return _Entry(number=tf.cast(leaf, tf.float32))
+            return _Entry(number=_as_float(leaf))
+        if tf.is_tensor(leaf) and not tf.executing_eagerly():
+            raise ValueError(
+                "The logs of a train step over micro-batches must be numbers or results of metrics, which can be "
+                f"averaged. Received: {leaf!r}."
+            )
         return _Entry(other=leaf)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a branch or function within the step, which may not be run."""
+        return not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph
+
+    def _warn_of_derived_values(self, logs: Any) -> None:
+        """Warn of numbers that are averaged but computed from results, or that count: neither has a mean."""
+        leaves = [leaf for leaf in tf.nest.flatten(logs) if tf.is_tensor(leaf) and id(leaf) not in self._results]
+        derived = [leaf for leaf in leaves if self._graph is not None and self._is_derived(leaf)]
+        if derived or any(leaf.dtype.is_integer for leaf in leaves):
+            warnings.warn(
+                "Numbers in the logs of a train step are averaged over micro-batches, which is not exact for counts, "
+                "sums, and values computed from `metric.result()`: return the result itself, or use a metric. "
+                f"Received: {logs!r}.",
+                stacklevel=2,
+            )
+
+    def _is_derived(self, leaf: Any) -> bool:
+        """Whether a number depends on the result of a metric, by the graph."""
+        waiting: List[Any] = [leaf]
+        seen = {id(leaf)}
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) in self._results:
+                return True
+            new = [part for part in tensor.op.inputs if id(part) not in seen]
+            seen.update(map(id, new))
+            waiting.extend(new)
+        return False
 
     def finish(self, totals: Any) -> Any:
         """Give the metrics what they have waited for, and return the logs of the batch.
@@ -144,6 +202,16 @@ class StepMetrics:
             result = results[id(entry.metric)]
             return result if entry.key is None else result[entry.key]
         return entry.other if number is None else tf.math.divide_no_nan(number, weight)
+
+
+def _updates_as_a_mean(metric: Any) -> bool:
+    """Whether a metric is updated with values, by the method of Keras' mean."""
+    return type(metric).update_state is tf.keras.metrics.Mean.update_state or type(metric) is tf.keras.metrics.Mean
+
+
+def _as_float(value: Any) -> tf.Tensor:
+    value = tf.convert_to_tensor(value)
+    return tf.cast(value, _tf.at_least_float32(value.dtype) if value.dtype.is_floating else tf.float32)
 
 
 def _is_scalar(value: Any) -> bool:

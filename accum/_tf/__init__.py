@@ -7,9 +7,11 @@ these files. A comment at each branch says with which line it dies.
 from accum._tf._batch_norm import (
     BATCH_NORM_BASES,
     BATCH_NORMS,
+    batch_norms_in,
     batch_norms_over_replicas,
     call_batch_norm,
     is_fused,
+    is_plain_batch_norm,
     is_synchronized,
     records_unbiased_variance,
     unfused,
@@ -56,6 +58,7 @@ from accum._tf._layers import (
 from accum._tf._losses import (
     LOSS_CONTAINER,
     count_examples,
+    is_neither_sum_nor_mean,
     loss_denominator,
     sums_over_examples,
     unpack_data,
@@ -118,14 +121,16 @@ from accum._tf._optimizers import (
 )
 from accum._tf._steps import (
     build_loss_trackers,
+    captures_of,
     compiled_unless_eager,
     count_batch,
     intercepting_loss_scale,
     is_compiled_by_xla,
+    local_result,
     loss_trackers,
     must_not_be_in_loop,
     own_methods,
-    raw_result,
+    seeds_of,
     state_of,
     steps_per_execution,
     without_optionals,

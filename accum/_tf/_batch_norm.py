@@ -18,6 +18,16 @@ def is_synchronized(batch_norm: tf.keras.layers.Layer) -> bool:
     return type(batch_norm) in BATCH_NORMS[1:] if own is None else bool(own)
 
 
+def batch_norms_in(model: tf.keras.Model) -> List[Any]:
+    """Return the batch normalisation layers of a model, of any kind."""
+    return [layer for layer in layers_of(model) if isinstance(layer, BATCH_NORMS)]
+
+
+def is_plain_batch_norm(layer: Any) -> bool:
+    """Whether a layer is of Keras' own class."""
+    return type(layer) in BATCH_NORMS
+
+
 def batch_norms_over_replicas(model: tf.keras.Model) -> List[Any]:
     """Return the layers of a model that compute their statistics over all replicas."""
     return [layer for layer in layers_of(model) if isinstance(layer, BATCH_NORMS) and is_synchronized(layer)]

@@ -15,12 +15,14 @@ def is_compiled_by_xla(model: tf.keras.Model) -> bool:
     return bool(compiled) and not getattr(model, "_run_eagerly", False)
 
 
-def raw_result(metric: tf.keras.metrics.Metric) -> Any:
-    """Compute the result of a metric from this replica's state alone.
+def local_result(metric: tf.keras.metrics.Metric) -> Callable[[], Any]:
+    """Return a function that computes the result of a metric from this replica's state alone.
 
-    In Keras 2, `metric.result` of a replica enters the cross-replica context, which no loop may do.
+    In Keras 2, `metric.result` of a replica among others enters the cross-replica context, which no loop may do.
     """
-    return type(metric).result(metric)
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return metric.result
+    return lambda: type(metric).result(metric)
 
 
 @contextlib.contextmanager
@@ -84,9 +86,10 @@ def compiled_unless_eager(model: tf.keras.Model, function: Callable[..., Any]) -
     """Return `function` traced and compiled as Keras would its train function, or itself if the model runs eagerly."""
     if model.run_eagerly:
         return function
-    if not is_compiled_by_xla(model):
-        return tf.function(function)
-    return tf.function(function, jit_compile=True)
+    relaxed: Any = {"reduce_retracing": True} if VERSION >= (2, 9) else {"experimental_relax_shapes": True}
+    if is_compiled_by_xla(model):
+        relaxed["jit_compile"] = True
+    return tf.function(function, **relaxed)
 
 
 def steps_per_execution(model: tf.keras.Model) -> int:
@@ -110,6 +113,17 @@ def count_batch(model: tf.keras.Model, name: str, waits: Any) -> None:
     if counter is not None and not IS_KERAS_3:
         with tf.control_dependencies([wait for wait in tf.nest.flatten(waits) if tf.is_tensor(wait)]):
             counter.assign_add(1)
+
+
+def captures_of(graph: Any) -> Any:
+    """Return a list of (tensor outside, tensor inside) for what the graph of a function captures."""
+    captures = getattr(graph, "captures", ())
+    return list(captures() if callable(captures) else captures)
+
+
+def seeds_of(model: tf.keras.Model) -> List[Any]:
+    """Return the variables of a model that seed random numbers, in Keras 3."""
+    return [var for var in model.variables if "seed_generator" in getattr(var, "path", "")] if IS_KERAS_3 else []
 
 
 def state_of(model: tf.keras.Model) -> List[Any]:

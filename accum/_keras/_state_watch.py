@@ -1,0 +1,65 @@
+"""Warn of variables that a train step changes once per micro-batch, where the whole batch would change them once."""
+
+import warnings
+from typing import Any, List
+
+import numpy as np
+
+from accum import _tf
+from accum._engine import _replicas
+from accum._tf import tf
+
+
+class StateWatch:
+    """Compares the variables of a model before and after the first micro-batch of a batch.
+
+    In a graph it looks for assignments. Metrics and batch normalisation, which have their own ways, are left out.
+    """
+
+    def __init__(self, model: tf.keras.Model) -> None:
+        self._model = model
+        known = [var for layer in _tf.batch_norms_in(model) for var in layer.variables]
+        known += [var for metric in model.metrics for var in metric.variables] + _tf.seeds_of(model)
+        ids = {id(_tf.native(var)) for var in known}
+        self._variables = [var for var in model.variables if id(_tf.native(var)) not in ids]
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._before: List[Any] = []
+        if self._graph is None:
+            self._before = [_tf.native(var).numpy() for var in self._variables]
+        else:
+            self._count = len(self._graph.get_operations())
+
+    def warn_of_changes(self) -> None:
+        """Warn if a variable has changed, or will change, since this object was created."""
+        if self._graph is None:
+            now = [_tf.native(var).numpy() for var in self._variables]
+            changed = [var for var, old, new in zip(self._variables, self._before, now) if not np.array_equal(old, new)]
+        else:
+            operations = self._graph.get_operations()[self._count :]
+            handles = {id(op.inputs[0]) for op in operations if op.type.startswith("Assign") and op.type.endswith("Op")}
+            captured = {id(outside): id(inside) for outside, inside in _tf.captures_of(self._graph)}
+            changed = [var for var in self._variables if captured.get(id(_handle_of(var))) in handles]
+        names = sorted(_tf.path_of(var) for var in changed)
+        if names:
+            warnings.warn(
+                "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
+                f"unlike at the full batch: change them in a callback. Changed: {names}.",
+                stacklevel=2,
+            )
+
+
+def _handle_of(var: Any) -> Any:
+    return getattr(_replicas.local_variable(_tf.native(var)), "handle", None)
+
+
+def warn_of_batch_norms(model: tf.keras.Model) -> None:
+    """Warn once if a model has batch normalisation layers of Keras, which move their statistics per micro-batch."""
+    layers = [layer.name for layer in _tf.batch_norms_in(model) if _tf.is_plain_batch_norm(layer) and layer.trainable]
+    if layers and not model.__dict__.get("_accum_warned_of_batch_norms"):
+        _tf.set_untracked(model, "_accum_warned_of_batch_norms", True)
+        warnings.warn(
+            "Batch normalization updates its moving statistics for every micro-batch, unlike at the full batch: "
+            "`accum.replace_batchnorm_layers` replaces it with a layer that updates them once per batch. Received: "
+            f"{layers}.",
+            stacklevel=2,
+        )
