@@ -1,5 +1,7 @@
 """Checkpoints in mid-cycle, and from plain to wrapped and back (law L12)."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -45,6 +47,11 @@ def assert_same(ours, theirs):
         np.testing.assert_array_equal(one, other)
 
 
+@functools.lru_cache(maxsize=None)
+def uninterrupted(make, is_traced):
+    return Run(wrapped(make), is_traced).feed(random_gradients(9, SHAPES)).values()
+
+
 @pytest.mark.law("L12")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
@@ -52,11 +59,10 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("make", ADAMS)
 def test_a_run_restored_after_any_micro_step_ends_as_the_uninterrupted_one(tmp_path, make, stop, is_traced):
     gradients = random_gradients(9, SHAPES)
-    expected = Run(wrapped(make), is_traced).feed(gradients).values()
     path = Run(wrapped(make), is_traced).feed(gradients[:stop]).checkpoint.save(str(tmp_path / "at"))
     resumed = Run(wrapped(make), is_traced)
     resumed.checkpoint.restore(path)
-    assert_same(resumed.feed(gradients[stop:]).values(), expected)
+    assert_same(resumed.feed(gradients[stop:]).values(), uninterrupted(make, is_traced))
     assert int(resumed.optimizer.iterations.numpy()) == 3
 
 
@@ -92,30 +98,35 @@ def test_other_accum_steps_on_resume_keep_iterations_and_finish_the_cycle_begun(
     assert steps == [1, 1, 2, 2, 3, 3, 4]
 
 
+def run_graph(use_resource, given, restore=None, save=None):
+    """The weights and the global step of a static graph that was given some gradients."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        with tf1.variable_scope("net", use_resource=use_resource):
+            first = random_gradients(1, SHAPES, seed=1)[0]
+            variables = [tf1.get_variable("w%d" % i, initializer=value) for i, value in enumerate(first)]
+        fed = [tf1.placeholder(tf.float32, shape) for shape in SHAPES]
+        step = tf1.train.get_or_create_global_step()
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.AdamOptimizer(0.1), accum_steps=K)
+        train_op, saver = optimizer.apply_gradients(list(zip(fed, variables)), step), tf1.train.Saver()
+        session.run(tf1.global_variables_initializer())
+        if restore:
+            saver.restore(session, restore)
+        for grads in given:
+            session.run(train_op, dict(zip(fed, grads)))
+        if save:
+            saver.save(session, save)
+        return session.run(variables + [step])
+
+
+@functools.lru_cache(maxsize=None)
+def uninterrupted_graph(use_resource):
+    return run_graph(use_resource, random_gradients(6, SHAPES))
+
+
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 @pytest.mark.parametrize("stop", [3] + [pytest.param(stop, marks=pytest.mark.line) for stop in (1, 2, 4)])
 def test_a_run_restored_by_a_saver_in_mid_cycle_ends_as_the_uninterrupted_one(tmp_path, stop, use_resource):
-    gradients = random_gradients(6, SHAPES)
-
-    def run(given, restore=None, save=None):
-        with tf.Graph().as_default(), tf1.Session() as session:
-            with tf1.variable_scope("net", use_resource=use_resource):
-                first = random_gradients(1, SHAPES, seed=1)[0]
-                variables = [tf1.get_variable("w%d" % i, initializer=value) for i, value in enumerate(first)]
-            fed = [tf1.placeholder(tf.float32, shape) for shape in SHAPES]
-            step = tf1.train.get_or_create_global_step()
-            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.AdamOptimizer(0.1), accum_steps=K)
-            train_op, saver = optimizer.apply_gradients(list(zip(fed, variables)), step), tf1.train.Saver()
-            session.run(tf1.global_variables_initializer())
-            if restore:
-                saver.restore(session, restore)
-            for grads in given:
-                session.run(train_op, dict(zip(fed, grads)))
-            if save:
-                saver.save(session, save)
-            return session.run(variables + [step])
-
-    expected = run(gradients)
-    run(gradients[:stop], save=str(tmp_path / "at"))
-    assert_same(run(gradients[stop:], restore=str(tmp_path / "at")), expected)
+    gradients, path = random_gradients(6, SHAPES), str(tmp_path / "at")
+    run_graph(use_resource, gradients[:stop], save=path)
+    assert_same(run_graph(use_resource, gradients[stop:], restore=path), uninterrupted_graph(use_resource))

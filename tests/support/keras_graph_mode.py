@@ -1,5 +1,6 @@
 """Compare `fit` of Keras in graph mode with the full batch; test_keras_graph_mode.py runs this in its own process."""
 
+import functools
 import sys
 
 import numpy as np
@@ -28,6 +29,7 @@ def adam():
     return LEGACY.Adam(0.05)
 
 
+@functools.lru_cache(maxsize=None)  # a full batch serves two comparisons
 def trained(make_optimizer, batch_size):
     tf1.keras.backend.clear_session()
     hidden = tf.keras.layers.Dense(3, activation="tanh", input_shape=(4,))
