@@ -375,6 +375,7 @@ REFUSED = [
     ({"function": lambda x, y: tf.size(x)}, TypeError, "must return a scalar loss"),
     ({"function": lambda x, y: tf.reduce_mean(x)}, ValueError, "No gradient for any variable in"),
     ({"variables": []}, ValueError, "`variables` must hold at least one variable. Received: an empty list."),
+    ({"variables": None}, TypeError, "`variables` must be a list of variables. Received: None."),
     ({"variables": KNOWN}, TypeError, "`variables` must be a list of variables"),
     ({"variables": [tf.zeros([2])]}, TypeError, "`variables` must be a list of variables"),
     ({"variables": ["known"]}, TypeError, "`variables` must be a list of variables"),

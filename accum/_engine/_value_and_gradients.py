@@ -44,7 +44,8 @@ def checked(function: Any, micro_batch_size: Any, weight: Any) -> Task:
 
 def checked_variables(variables: Any) -> List[tf.Variable]:
     """Return `variables` as a list of `tf.Variable`, after checking that it holds these, and at least one."""
-    if isinstance(variables, (str, bytes, dict, tf.Tensor)) or _is_variable(variables):
+    is_list = hasattr(variables, "__iter__") and not isinstance(variables, (str, bytes, dict, tf.Tensor))
+    if not is_list or _is_variable(variables):
         raise TypeError(f"`variables` must be a list of variables. Received: {variables!r}.")
     listed = list(variables)
     for var in listed:
