@@ -74,9 +74,25 @@ def micro_batch_size(value: Any) -> Any:
     return int(value)
 
 
+def own_micro_batch_size(value: Any) -> int:
+    """Return a size of micro-batches as an int >= 1, after checking that it is neither "auto" nor None."""
+    if value is None or (isinstance(value, str) and value == "auto"):
+        raise (TypeError if value is None else ValueError)(
+            "`micro_batch_size` must be an int >= 1; None and 'auto' are for `GradientAccumulateModel`, which can run "
+            f"a batch whole or again. Received: micro_batch_size={value!r}."
+        )
+    return accum_steps(value, "micro_batch_size")
+
+
 def callable_or_none(name: str, value: Any) -> Optional[Callable[..., Any]]:
     if value is not None and not callable(value):
         raise TypeError(f"`{name}` must be a function or None. Received: {name}={value!r}.")
+    return value
+
+
+def function(name: str, value: Any) -> Callable[..., Any]:
+    if not callable(value):
+        raise TypeError(f"`{name}` must be a function. Received: {name}={value!r}.")
     return value
 
 

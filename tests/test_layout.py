@@ -44,6 +44,7 @@ PUBLIC = {
     "compute_norm",
     "replace_batchnorm_layers",
     "unitwise_norm",
+    "value_and_gradients",
 }
 
 

@@ -35,6 +35,7 @@ class Batch:
       count: the number of examples: an int if it is known now, otherwise an int32 scalar tensor.
 
     Raises:
+      TypeError: something in `data` consists of tensors, but has no known first axis.
       ValueError: nothing in `data` has an axis, or the first axes differ.
     """
 
@@ -52,11 +53,22 @@ class Batch:
         parts = [_slice(leaf, start, size) if batched else leaf for leaf, batched in zip(self._leaves, self._batched)]
         return tf.nest.pack_sequence_as(self._data, parts)
 
+    def count_of(self, part: Any) -> Size:
+        """Return the number of examples in what `part` has returned."""
+        return next(_length(leaf) for leaf, batched in zip(tf.nest.flatten(part), self._batched) if batched)
+
 
 def _as_tensor(leaf: Any) -> Any:
     if leaf is None or isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
         return leaf
-    return tf.convert_to_tensor(leaf) if hasattr(leaf, "__array__") or isinstance(leaf, tf.Variable) else leaf
+    if hasattr(leaf, "__array__") or isinstance(leaf, tf.Variable):
+        return tf.convert_to_tensor(leaf)
+    if tf.nest.flatten(leaf, expand_composites=True)[0] is not leaf:
+        raise TypeError(
+            "Micro-batches split tensors, `tf.RaggedTensor` and `tf.SparseTensor` along their first axis, and can't "
+            f"split this: make it of those. Received: {leaf!r}."
+        )
+    return leaf
 
 
 def _has_axis(leaf: Any) -> bool:
@@ -105,8 +117,9 @@ def _slice(leaf: Any, start: Size, size: Size) -> Any:
         return tf.SparseTensor(part.indices, part.values, sizes)
     rest = leaf.shape.rank - 1 if leaf.shape.rank is not None else tf.rank(leaf) - 1
     begin, sizes = tf.pad([start], [[0, rest]]), tf.pad([size], [[0, rest]], constant_values=-1)
-    if isinstance(rest, int):  # constants keep the static shape
-        begin, sizes = tf.stack([start] + [0] * rest), [size] + [-1] * rest
+    if isinstance(rest, int):  # constants keep the static shape, and XLA of TF 2.2 slices by nothing else
+        known = [-1 if axis is None else axis for axis in leaf.shape.as_list()[1:]]
+        begin, sizes = tf.stack([start] + [0] * rest), [size] + known
     part = tf.slice(leaf, begin, sizes)
     if leaf.shape.rank is not None:
         part.set_shape([size if isinstance(size, int) else None] + leaf.shape.as_list()[1:])
@@ -131,9 +144,13 @@ class Combined:
         """Return the loop variables after the first micro-batch."""
         return self.values
 
-    def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
+    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
         """Return the loop variables after this micro-batch, the `index`-th in the loop."""
         raise NotImplementedError
+
+    def skip(self, state: Sequence[Any], index: int) -> List[Any]:
+        """Return the loop variables after the `index`-th micro-batch, which has no such value. Called eagerly."""
+        return list(state)
 
     def end(self, state: Sequence[Any], compiled: bool) -> Any:
         """Return the result after the last micro-batch. Called on what the first one returned."""
@@ -143,7 +160,7 @@ class Combined:
 class Sum(Combined):
     """A tensor to be added up over the micro-batches."""
 
-    def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
+    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
         total = state[0] + self.values[0]
         total.set_shape(state[0].shape)
         return [total]
@@ -152,7 +169,7 @@ class Sum(Combined):
 class Pooled(Combined):
     """`Moments` to be pooled over the micro-batches."""
 
-    def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
+    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
         return list(pooled(Moments(*state), Moments(*self.values)))
 
     def end(self, state: Sequence[Any], compiled: bool) -> Moments:
@@ -180,8 +197,11 @@ class Rows(Combined):
         rows = tf.TensorArray(value.dtype, size=length, element_shape=shape, infer_shape=False)
         return rows if compiled else rows.write(0, value)
 
-    def add(self, state: Sequence[Any], index: tf.Tensor, compiled: bool) -> List[Any]:
+    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
         return [rows.write(index if compiled else index + 1, value) for rows, value in zip(state, self.values)]
+
+    def skip(self, state: Sequence[Any], index: int) -> List[Any]:
+        return [rows.write(index + 1, value[:0]) for rows, value in zip(state, self.values)]
 
     def end(self, state: Sequence[Any], compiled: bool) -> Any:
         return self._joined(state, compiled)[0]
@@ -189,6 +209,8 @@ class Rows(Combined):
     def _joined(self, state: Sequence[Any], compiled: bool) -> List[tf.Tensor]:
         if not compiled:
             return [rows.concat() for rows in state]
+        if isinstance(self._loops, int) and self._loops == 0:
+            return self.values
         return [self._after(value, rows) for value, rows in zip(self.values, state)]
 
     def _after(self, value: tf.Tensor, rows: tf.TensorArray) -> tf.Tensor:
@@ -221,15 +243,15 @@ def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Sc
     return Sum(grad)
 
 
-def divided(total: Optional[Gradient], weight: Optional[Scalar], dtype: tf.DType) -> Optional[Gradient]:
-    """Return a sum of gradients divided by `weight`, in the dtype of the variable's gradients. Weight 0 gives 0."""
+def divided(total: Optional[Gradient], weight: Optional[Scalar], dtype: Optional[tf.DType]) -> Optional[Gradient]:
+    """Return a sum of gradients divided by `weight`, in `dtype` if there is one. Weight 0 gives 0."""
     if total is None:
         return None
     if isinstance(total, tf.IndexedSlices):
         return tf.IndexedSlices(divided(total.values, weight, dtype), total.indices, total.dense_shape)
     if weight is not None:
         total = tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
-    return tf.cast(total, dtype)
+    return total if dtype is None else tf.cast(total, dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -259,7 +281,7 @@ def over_micro_batches(
 
     Args:
       function: function of a micro-batch, in the structure of the batch's data. It returns a nested structure of
-        `Combined` and None, the same for each micro-batch.
+        `Combined` and None, the same for each micro-batch. Eagerly, a value may be None for some of them only.
       batch: a `Batch`.
       size: int >= 1 or an int32 scalar tensor, the largest number of examples in a micro-batch.
       compiled: whether XLA compiles this, which needs shapes that are known when it does.
@@ -270,49 +292,89 @@ def over_micro_batches(
     """
     cuts = _cut(batch.count, size)
     first = function(batch.part(0, cuts.first))
-    leaves = _leaves(first)
-    states = [leaf.start(cuts.loops, compiled) for leaf in leaves]
+    leaves = tf.nest.flatten(first)
+    states = [None if leaf is None else leaf.start(cuts.loops, compiled) for leaf in leaves]
 
-    def body(index: Any, states: Any) -> Tuple[Any, Any]:
+    def returned(index: Any) -> List[Optional[Combined]]:
         part = batch.part(cuts.first + index * cuts.size, cuts.size)
-        new = _within_function(function, part) if as_function else _leaves(function(part))
-        if [type(leaf) for leaf in new] != [type(leaf) for leaf in leaves]:
-            raise ValueError("A micro-batch computes other gradients or values than the one before it.")
-        return index + 1, [leaf.add(state, index, compiled) for leaf, state in zip(new, states)]
+        return _within_function(function, part) if as_function else tf.nest.flatten(function(part))
 
-    if isinstance(cuts.loops, int) and cuts.loops == 0:
-        pass
-    elif tf.executing_eagerly():
-        for index in range(int(cuts.loops)):
-            _, states = body(index, states)
-    else:
-        states = _loop(body, cuts.loops, states, [value for leaf in leaves for value in leaf.values])
-    ended = iter([leaf.end(state, compiled) for leaf, state in zip(leaves, states)])
-    flat = [None if leaf is None else next(ended) for leaf in tf.nest.flatten(first)]
-    return tf.nest.pack_sequence_as(first, flat)
+    if tf.executing_eagerly():
+        _add_eagerly(returned, int(cuts.loops), leaves, states)
+    elif not isinstance(cuts.loops, int) or cuts.loops > 0:
+        states = _add_in_graph(returned, cuts.loops, leaves, states, compiled)
+    ended = [None if leaf is None else leaf.end(state, compiled) for leaf, state in zip(leaves, states)]
+    return tf.nest.pack_sequence_as(first, ended)
 
 
-def _leaves(result: Any) -> List[Combined]:
-    return [leaf for leaf in tf.nest.flatten(result) if leaf is not None]
-
-
-def _within_function(function: Callable[[Any], Any], part: Any) -> List[Combined]:
+def _within_function(function: Callable[[Any], Any], part: Any) -> List[Optional[Combined]]:
     """Call `function(part)` within a `tf.function`, and bring the values that it returns out of it."""
-    found: List[Combined] = []
+    found: List[Optional[Combined]] = []
 
     def values() -> List[List[Any]]:
-        found[:] = _leaves(function(part))
-        return [leaf.values for leaf in found]
+        found[:] = tf.nest.flatten(function(part))
+        return [[] if leaf is None else leaf.values for leaf in found]
 
     outsides = tf.function(values)()
     for leaf, outside in zip(found, outsides):
-        leaf.values = list(outside)
+        if leaf is not None:
+            leaf.values = list(outside)
     return found
 
 
-def _loop(body: Callable[..., Any], loops: Size, states: Any, first: Sequence[tf.Tensor]) -> Any:
-    """Run `body` `loops` times in a graph, after the first micro-batch has ended: their memory must not add up."""
-    with tf.control_dependencies(list(first)):
+def _add_eagerly(
+    returned: Callable[[int], List[Optional[Combined]]], loops: int, leaves: List[Any], states: List[Any]
+) -> None:
+    """Add the micro-batches of the loop to `states`, in place. Python code may return None for some of them only."""
+    for index in range(loops):
+        values = returned(index)
+        _require_alike(leaves, values, may_lack=True)
+        for place, value in enumerate(values):
+            if value is None:
+                states[place] = None if leaves[place] is None else leaves[place].skip(states[place], index)
+            elif leaves[place] is not None:
+                states[place] = value.add(states[place], index, compiled=False)
+            else:  # the first micro-batch that has it
+                leaves[place], states[place] = value, value.start(loops, compiled=False)
+                for earlier in range(index + 1):
+                    states[place] = value.skip(states[place], earlier)
+
+
+def _add_in_graph(
+    returned: Callable[[tf.Tensor], List[Optional[Combined]]],
+    loops: Size,
+    leaves: Sequence[Optional[Combined]],
+    states: Sequence[Any],
+    compiled: bool,
+) -> List[Any]:
+    """Return `states` after the micro-batches of a `tf.while_loop`.
+
+    It starts after the first micro-batch has ended, because their memory must not add up.
+    """
+
+    def body(index: Any, states: Any) -> Tuple[Any, Any]:
+        values = returned(index)
+        _require_alike(leaves, values)
+        added = [value for value in values if value is not None]
+        return index + 1, [value.add(state, index, compiled) for value, state in zip(added, states)]
+
+    with tf.control_dependencies([value for leaf in leaves if leaf is not None for value in leaf.values]):
         index = tf.identity(tf.constant(0))
-    _, states = tf.while_loop(lambda index, _: index < loops, body, (index, states), parallel_iterations=1)
-    return states
+    # XLA needs a bound to differentiate a loop.
+    bound = {"maximum_iterations": loops} if compiled and isinstance(loops, int) else {}
+    before = index, [state for state in states if state is not None]
+    _, after = tf.while_loop(lambda index, _: index < loops, body, before, parallel_iterations=1, **bound)
+    following = iter(after)
+    return [None if state is None else next(following) for state in states]
+
+
+def _require_alike(leaves: Sequence[Any], values: Sequence[Any], may_lack: bool = False) -> None:
+    """Raise unless a micro-batch returns what another one does, or None for some of it if `may_lack`."""
+    is_alike = [
+        type(one) is type(other) or (may_lack and (one is None or other is None)) for one, other in zip(leaves, values)
+    ]
+    if len(leaves) != len(values) or not all(is_alike):
+        raise ValueError(
+            "A micro-batch computes other gradients or values than the one before it: let every micro-batch use the "
+            "same variables in the same way, whatever its size."
+        )

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Dict, Iterable, Iterator, Sequence
 
 from accum._tf._version import tf
 
@@ -55,11 +55,21 @@ def save_as_part(slot: tf.Variable, var: Any) -> None:
 def control_flow_for(variables: Iterable[Any]) -> Iterator[None]:
     """Build conditionals that can use `variables`: conditionals of TF 2 are functions, which reject ref variables.
 
-    On some lines (2.10) they also reject a variable on a parameter server together with ops on a worker. The only
-    switch is process-wide, so it is reset immediately. Dies with `tf.compat.v1`.
+    On some lines (2.10) they also reject a variable on a parameter server together with ops on a worker. Dies with
+    `tf.compat.v1`.
     """
     needs_old = any(is_ref_variable(var) or is_of_a_cluster(var) for var in variables)
-    must_switch = needs_old and tf.compat.v1.control_flow_v2_enabled()
+    with control_flow_of_tf_1() if needs_old else contextlib.ExitStack():
+        yield
+
+
+@contextlib.contextmanager
+def control_flow_of_tf_1() -> Iterator[None]:
+    """Build conditionals and loops whose ops stay in the graph itself, rather than in functions that it calls.
+
+    The only switch is process-wide, so it is reset immediately. Dies with `tf.compat.v1`.
+    """
+    must_switch = tf.compat.v1.control_flow_v2_enabled()
     if must_switch:
         tf.compat.v1.disable_control_flow_v2()
     try:
@@ -67,6 +77,24 @@ def control_flow_for(variables: Iterable[Any]) -> Iterator[None]:
     finally:
         if must_switch:
             tf.compat.v1.enable_control_flow_v2()
+
+
+def default_names() -> Dict[str, int]:
+    """Return how often each name of a variable scope has been used in the graph. Dies with `tf.compat.v1`."""
+    return dict(_scope_store().variable_scopes_count)
+
+
+def set_default_names(counts: Dict[str, int]) -> None:
+    """Let variable scopes take the names again that they took after `default_names`. Dies with `tf.compat.v1`."""
+    store = _scope_store()
+    store.variable_scopes_count.clear()
+    store.variable_scopes_count.update(counts)
+
+
+def _scope_store() -> Any:
+    """Return what counts the names of variable scopes, in a collection of the graph that has no public name."""
+    tf.compat.v1.get_variable_scope()  # creates it
+    return tf.compat.v1.get_collection(("__varscope",))[0]
 
 
 @contextlib.contextmanager
@@ -114,6 +142,19 @@ def graphs_within(outer: Any) -> Any:
 
 
 _BRANCH = re.compile(r"(.*)_(true|false|branch\d+)_\d+$")
+
+
+def is_compiled_by_xla_here() -> bool:
+    """Whether XLA compiles the `tf.function` that is being traced, or one around it."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()  # has no public name
+        while context is not None:
+            if context.IsXLAContext():
+                return True
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def is_loop_body(graph: tf.Graph) -> bool:

@@ -5,5 +5,6 @@ from accum.compat.v1._hooks import FlushHook
 from accum.compat.v1._old_spellings import AdamAccumulated
 from accum.compat.v1._optimizer import AccumOptimizer
 from accum.compat.v1._saver import Saver
+from accum.compat.v1._value_and_gradients import value_and_gradients
 
-__all__ = ["AccumOps", "AccumOptimizer", "AdamAccumulated", "FlushHook", "Saver"]
+__all__ = ["AccumOps", "AccumOptimizer", "AdamAccumulated", "FlushHook", "Saver", "value_and_gradients"]

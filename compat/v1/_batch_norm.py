@@ -8,6 +8,10 @@ from accum.compat.v1._adapter import GraphAdapter
 from accum.compat.v1._moving_statistics import MovingStatistics
 from accum.compat.v1._update_ops import read_averages
 
+OTHERS_STAY = (
+    "Pass only the other ops as `update_ops`; these then stay in UPDATE_OPS, and take effect whenever they are run."
+)
+
 
 def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphAdapter) -> List[Any]:
     """Let `cycle` update the moving averages, and remove the ops that did so from the graph's UPDATE_OPS.
@@ -38,7 +42,8 @@ def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphA
         raise ValueError(
             "`accumulate_update_ops` does not support several replicas: run the ops in UPDATE_OPS on each replica."
         )
-    cycle.listeners += [MovingStatistics(mean, variance, adapter) for mean, variance in read_averages(taken)]
+    averages = read_averages(taken, OTHERS_STAY)
+    cycle.listeners += [MovingStatistics(mean, variance, adapter) for mean, variance in averages]
     adapter.gathered, adapter.state = adapter.gathered + adapter.state, []
     collection[:] = [left for left in collection if not any(left is update_op for update_op in taken)]
     return taken

@@ -1,6 +1,6 @@
 """The moving statistics of one batch normalisation layer, which follow the cycle (law L13)."""
 
-from typing import Any, Union
+from typing import Any, List, Union
 
 from accum._engine._adapter import OptimizerAdapter
 from accum._engine._listener import CycleListener
@@ -35,20 +35,28 @@ class MovingStatistics(CycleListener):
         whole = so_far(self._stored(), is_first)
         if has_latest:
             whole = pooled(whole, self._here())
-        variance = with_bessel(whole.variance, whole.count) if self._variance.is_corrected else whole.variance
-        return tf.group(_move(self._mean, whole.mean), _move(self._variance, variance))
+        return tf.group(*moves(self._mean, self._variance, whole))
 
     def _here(self) -> Moments:
         """Return the moments of the current micro-batch."""
-        mean, variance = self._mean.value, self._variance.value
-        size = tf.size(self._mean.inputs, out_type=tf.int64) // tf.size(mean, out_type=tf.int64)
-        count = tf.cast(size, mean.dtype)
-        if self._variance.is_corrected:
-            variance = without_bessel(variance, count)
-        return Moments(count, mean, variance)
+        return moments_of(self._mean, self._variance)
 
     def _stored(self) -> Moments:
         return Moments(*[var.read_value() for var in self._total])
+
+
+def moments_of(mean: Average, variance: Average) -> Moments:
+    """Return the moments of what one layer normalises, from the `Average`s that it updates."""
+    size = tf.size(mean.inputs, out_type=tf.int64) // tf.size(mean.value, out_type=tf.int64)
+    count = tf.cast(size, mean.value.dtype)
+    uncorrected = without_bessel(variance.value, count) if variance.is_corrected else variance.value
+    return Moments(count, mean.value, uncorrected)
+
+
+def moves(mean: Average, variance: Average, whole: Moments) -> List[tf.Operation]:
+    """Create the ops that move the averages of one layer to the moments of a whole batch, as the layer does."""
+    corrected = with_bessel(whole.variance, whole.count) if variance.is_corrected else whole.variance
+    return [_move(mean, whole.mean), _move(variance, corrected)]
 
 
 def _move(average: Average, value: tf.Tensor) -> tf.Operation:

@@ -10,7 +10,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from accum._tf import tf
 
 ASSIGN_SUBS = ("AssignSub", "AssignSubVariableOp")
-READS = ("Identity", "ReadVariableOp", "Switch", "RefSwitch", "Cast")
+ENTRANCES = ("Switch", "RefSwitch", "Enter", "RefEnter")  # of conditionals and loops
+READS = ("Identity", "ReadVariableOp", "Cast") + ENTRANCES
 SHAPINGS = READS + ("Squeeze", "Reshape", "StopGradient")
 FUSED = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 
@@ -30,11 +31,12 @@ class Average(NamedTuple):
 # Reading update ops backwards
 
 
-def read_averages(update_ops: Sequence[Any]) -> List[Tuple[Average, Average]]:
+def read_averages(update_ops: Sequence[Any], remedy: str) -> List[Tuple[Average, Average]]:
     """Read the moving mean and the moving variance of each batch normalisation layer from its update ops.
 
     Args:
       update_ops: list of ops or tensors.
+      remedy: what the message of an error tells the user to do with the others.
 
     Returns:
       List of pairs of `Average`, (mean, variance).
@@ -53,17 +55,27 @@ def read_averages(update_ops: Sequence[Any]) -> List[Tuple[Average, Average]]:
             unread += [average.var.name for average in found["mean"] + found["variance"]]
     if unread:
         raise ValueError(
-            f"These update ops can't be taken over: {unread}. Pass only the other ops as `update_ops`; these then "
-            "stay in UPDATE_OPS, and take effect whenever they are run. Supported are the averages of batch "
+            f"These update ops can't be taken over: {unread}. {remedy} Supported are the averages of batch "
             "normalisation without `renorm`, `zero_debias_moving_mean` and virtual batches, whose `training` is a "
             "Python bool (or, under TF 1's control flow, a tensor)."
         )
     return [pair for found in by_inputs.values() for pair in zip(found["mean"], found["variance"])]
 
 
+def averages_in_place(ops: Sequence[Any], update_ops: Sequence[Any]) -> List[str]:
+    """Return the names of those of `ops` that update an average of batch normalisation and are not in `update_ops`."""
+    known = [_find_assign(_op_of(update_op)) for update_op in update_ops]
+    others = [op for op in ops if op.type in ASSIGN_SUBS and not any(op is assign for assign in known)]
+    return [op.name for op in others if _read_average(op) is not None]
+
+
+def _op_of(update_op: Any) -> tf.Operation:
+    return update_op if isinstance(update_op, tf.Operation) else update_op.op
+
+
 def _read_average(update_op: Any) -> Optional[Average]:
     """Read the `Average` that an update op updates, or None."""
-    assign = _find_assign(update_op if isinstance(update_op, tf.Operation) else update_op.op)
+    assign = _find_assign(_op_of(update_op))
     var = None if assign is None else _variable_of(assign.inputs[0])
     delta = None if assign is None or var is None else _factors(assign.inputs[1], var)
     if delta is None:
@@ -135,5 +147,5 @@ def _back(tensor: tf.Tensor, types: Sequence[str]) -> tf.Tensor:
 
 
 def _outside(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor that was passed into a TF 1 conditional, for a tensor inside it."""
-    return _back(tensor, ("Switch", "RefSwitch"))
+    """Return the tensor that was passed into a TF 1 conditional or loop, for a tensor inside it."""
+    return _back(tensor, ENTRANCES)

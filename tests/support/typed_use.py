@@ -23,6 +23,7 @@ def keras(inputs: tf.Tensor, outputs: tf.Tensor) -> accum.GradientAccumulateMode
     config: Dict[str, Any] = optimizer.get_config()
     accum.GradientAccumulateOptimizer.from_config(config).flush()
     model.compile(optimizer, loss="mse", callbacks=[accum.FlushCallback("drop"), accum.AccumulationScheduler({0: 4})])
+    value, gradients = accum.value_and_gradients(lambda x: tf.zeros([]), inputs, [tf.Variable(0.0)], 8, weight="equal")
     return accum.GradientAccumulateModel.from_model(accum.replace_batchnorm_layers(model, accum_steps=4), accum_steps=4)
 
 
@@ -38,6 +39,8 @@ def static_graph(loss: tf.Tensor, global_step: tf.Variable) -> Tuple[tf.Operatio
     ops: accum.compat.v1.AccumOps = optimizer.accumulation_ops(loss, global_step=global_step)
     accum.compat.v1.FlushHook(optimizer)
     accum.compat.v1.Saver([optimizer])
+    value, pairs = accum.compat.v1.value_and_gradients(lambda x: loss, loss, micro_batch_size=8)
+    optimizer.apply_gradients(pairs, global_step)
     accum.compat.v1.FlushHook("optimizer")  # type: ignore[arg-type]
     return ops.apply, ops.micro_step
 

@@ -1,0 +1,195 @@
+"""The gradients of a whole batch in a static graph, with the memory of one micro-batch (law L18).
+
+A function is called twice: for the first micro-batch, and in the body of the loop over all others. Both calls share
+their variables, and together they leave in the graph what one call with the whole batch would: the same names, and in
+the collections nothing about one micro-batch.
+"""
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+from accum import _tf
+from accum._engine._micro_batches import Pooled
+from accum._engine._value_and_gradients import Derived, Weight, checked, checked_variables, mean_and_gradients
+from accum._tf import Gradient, tf
+from accum.compat.v1._collections import Additions, depends_on, is_in_loop, ops_of
+from accum.compat.v1._moving_statistics import moments_of, moves
+from accum.compat.v1._update_ops import Average, averages_in_place, read_averages
+
+KEYS = tf.compat.v1.GraphKeys
+
+
+def value_and_gradients(
+    function: Callable[..., tf.Tensor],
+    data: Any,
+    variables: Optional[Sequence[tf.Variable]] = None,
+    micro_batch_size: Optional[int] = None,
+    *,
+    weight: Weight = "examples",
+) -> Tuple[tf.Tensor, List[Tuple[Optional[Gradient], tf.Variable]]]:
+    """Compute a loss over a whole batch and its gradients in a static graph, with the memory of one micro-batch.
+
+    The batch is split along its first axis, in order, into micro-batches x_i of `micro_batch_size` examples and one
+    smaller remainder. A loop in the graph runs them one after the other:
+
+        value     = sum_i(w_i function(x_i)) / sum_i(w_i)
+        gradients = sum_i(w_i d function(x_i) / d variables) / sum_i(w_i)
+
+    With the default weights, a `function` that is a mean over its examples gives the value and the gradients of the
+    whole batch. One run of the train op then is one step, without `accum_steps`: `global_step`, hooks and an `input_fn`
+    that gives whole batches stay as they are.
+
+    `function` is called twice, and the second call uses the variables that the first one created. So it must create
+    them by `tf.compat.v1.get_variable`, `tf.compat.v1.layers` or tf-slim, or use existing ones. What it adds to the
+    graph's collections is treated as in one call with the whole batch:
+
+    - UPDATE_OPS receives ops that move the averages of batch normalisation once per batch, to the statistics of the
+      whole batch. Run them with the train op, as usual.
+    - LOSSES counts within a call, such as in `tf.compat.v1.losses.get_total_loss`, and is as before afterwards.
+    - Other collections keep what does not depend on a micro-batch, such as the regularization losses of variables.
+      Create summaries from the returned value.
+
+    Args:
+      function: function of one micro-batch, a scalar loss. If `data` is a tuple or a list, it is called as
+        `function(*micro_batch)`, otherwise as `function(micro_batch)`.
+      data: nested structure of tensors, `tf.RaggedTensor` or `tf.SparseTensor` that share their first axis, the
+        examples. Scalars, None and what is no tensor are passed to each call as they are.
+      variables: list of variables to differentiate with respect to; None: all trainable variables of the graph, with
+        those that `function` creates.
+      micro_batch_size: the largest number of examples in a call of `function`, >= 1.
+      weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the
+        micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements.
+
+    Returns:
+      `(value, grads_and_vars)`. The value is a tensor of shape []. The list of (gradient, variable) is what
+      `compute_gradients` of a `tf.compat.v1.train.Optimizer` would return for the whole batch, for `apply_gradients`: a
+      gradient is a tensor of its variable's shape and dtype, `tf.IndexedSlices` or None. If all weights are 0, so are
+      value and gradients.
+
+    Raises:
+      TypeError, ValueError: an argument does not match its description above, the loss depends on no variable,
+        `function` creates variables in its second call, or what it adds to a collection can't be treated as above.
+      RuntimeError: when executing eagerly or in a `tf.function`.
+
+    Example:
+      >>> def model_fn(features, labels, mode):
+      ...     def loss(features, labels):
+      ...         return tf.compat.v1.losses.mean_squared_error(labels, network(features, mode))
+      ...     value, grads_and_vars = accum.compat.v1.value_and_gradients(loss, (features, labels), micro_batch_size=32)
+      ...     with tf.control_dependencies(tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)):
+      ...         train_op = optimizer.apply_gradients(grads_and_vars, tf.compat.v1.train.get_global_step())
+      ...     return tf.estimator.EstimatorSpec(mode, loss=value, train_op=train_op)
+    """
+    if not _tf.in_static_graph():
+        raise RuntimeError(
+            "`accum.compat.v1.value_and_gradients` creates ops of a static graph but was called eagerly: enter a "
+            "`tf.Graph`, or use `accum.value_and_gradients`."
+        )
+    task = checked(function, micro_batch_size, weight)
+    listed = None if variables is None else checked_variables(_parts(variables))
+    calls = _Calls(listed)
+    # Only loops of TF 1 take ref variables, and only in theirs can update ops be read.
+    with _tf.control_flow_of_tf_1():
+        derived = mean_and_gradients(task, data, calls.differentiate)
+    for (mean, variance), whole in zip(calls.averages, derived.others):
+        for move in moves(mean, variance, whole):
+            tf.compat.v1.add_to_collection(KEYS.UPDATE_OPS, move)
+    return derived.value, list(derived.grads_and_vars)
+
+
+def _parts(variables: Any) -> Any:
+    """Replace partitioned variables in a list by their parts."""
+    if not isinstance(variables, (tuple, list)):
+        return variables
+    listed: List[Any] = []
+    for var in variables:
+        is_partitioned = hasattr(var, "as_tensor") and not isinstance(var, (tf.Variable, tf.IndexedSlices))
+        listed.extend(var if is_partitioned else [var])
+    return listed
+
+
+class _Calls:
+    """Calls of one function that stand for a single call with the whole batch.
+
+    Args:
+      variables: list of variables, or None for all trainable ones.
+
+    Attributes:
+      averages: list of pairs of `Average`, (mean, variance), of the batch normalisation layers in the first call.
+    """
+
+    def __init__(self, variables: Optional[List[tf.Variable]]) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        self._variables = variables
+        self._names = _tf.default_names()
+        self._is_first = True
+        self._kept_losses: List[tf.Operation] = []  # regularization losses of the first call that the others use too
+        self.averages: List[Tuple[Average, Average]] = []
+
+    def differentiate(self, compute: Callable[[], tf.Tensor], part: Any) -> Derived:
+        additions = Additions(self._graph)
+        loss, averages = (self._first if self._is_first else self._again)(compute, ops_of(part), additions)
+        self._is_first = False
+        variables = tf.compat.v1.trainable_variables() if self._variables is None else self._variables
+        # The base class scales the loss for the strategy of an Estimator, as the optimizers do.
+        optimizer = tf.compat.v1.train.Optimizer(use_locking=False, name="gradients")
+        pairs = optimizer.compute_gradients(loss, variables)
+        return Derived(loss, pairs, [Pooled(*moments_of(mean, variance)) for mean, variance in averages])
+
+    def _first(self, compute: Callable[[], tf.Tensor], sources: List[tf.Operation], additions: Additions) -> Any:
+        """Call the function outside of the loop, where it creates its variables."""
+        count = len(self._graph.get_operations())
+        loss = compute()
+        update_ops = additions.of(KEYS.UPDATE_OPS)
+        in_place = averages_in_place(self._graph.get_operations()[count:], update_ops)
+        if in_place:
+            raise ValueError(
+                "Batch normalisation that updates its averages in place moves them with each micro-batch, by that "
+                "micro-batch's statistics: let it add the updates to UPDATE_OPS, such as by leaving out "
+                f"`updates_collections=None`. Received: {in_place}."
+            )
+        self.averages = _read(update_ops)
+        local = (KEYS.UPDATE_OPS, KEYS.LOSSES)
+        additions.keep(lambda key, added: key not in local and not depends_on(added, sources))
+        self._kept_losses = ops_of(additions.of(KEYS.REGULARIZATION_LOSSES))
+        return loss, self.averages
+
+    def _again(self, compute: Callable[[], tf.Tensor], sources: List[tf.Operation], additions: Additions) -> Any:
+        """Call the function in the body of the loop, where it finds the variables and names of the first call."""
+        names = _tf.default_names()
+        _tf.set_default_names(self._names)
+        scope = tf.compat.v1.get_variable_scope()
+        reuse = tf.compat.v1.variable_scope(scope, reuse=tf.compat.v1.AUTO_REUSE, auxiliary_name_scope=False)
+        try:
+            with reuse, tf.variable_creator_scope(_refuse_variable):
+                loss = compute()
+        finally:
+            _tf.set_default_names(names)
+        averages = _read(additions.of(KEYS.UPDATE_OPS))
+        if [id(mean.var) for mean, _ in averages] != [id(mean.var) for mean, _ in self.averages]:
+            raise ValueError("A micro-batch updates other averages of batch normalisation than the one before it.")
+        self._require_losses_once(loss, additions, sources)
+        local = (KEYS.UPDATE_OPS, KEYS.LOSSES, KEYS.REGULARIZATION_LOSSES)
+        additions.keep(lambda key, added: key not in local and not is_in_loop(added) and additions.is_new(key, added))
+        return loss, averages
+
+    def _require_losses_once(self, loss: tf.Tensor, additions: Additions, sources: List[tf.Operation]) -> None:
+        """Reject regularization losses of variables that each call adds, so that the loss holds them twice."""
+        added = [one for one in additions.of(KEYS.REGULARIZATION_LOSSES) if not depends_on(one, sources)]
+        if added and depends_on(loss, self._kept_losses):
+            raise ValueError(
+                "`function` adds losses of variables to REGULARIZATION_LOSSES itself, of which its second call finds "
+                "those of the first: add them before, outside of `function`, or pass `regularizer=` where the variable "
+                f"is created. Received: {[one.name for one in added]}."
+            )
+
+
+def _read(update_ops: Sequence[Any]) -> List[Tuple[Average, Average]]:
+    return read_averages(update_ops, "Create them outside of `function`, or without UPDATE_OPS.") if update_ops else []
+
+
+def _refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    raise ValueError(
+        "`function` creates a variable in its second call too, instead of using that of its first: create variables "
+        "and Keras layers outside of `function`, or by `tf.compat.v1.get_variable` with a fixed name. Received: "
+        f"name={kwargs.get('name')!r}."
+    )

@@ -1,0 +1,424 @@
+"""`accum.value_and_gradients`: the gradients of a whole batch in a loop of one's own, in micro-batches (law L18)."""
+
+import inspect
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from replicas import RUN, mirrored
+
+import accum
+
+pytestmark = pytest.mark.keras_face
+
+N, ROWS = 11, 6
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(N, 4)).astype("float32")
+Y = RANDOM.normal(size=(N, 2)).astype("float32")
+WORDS = RANDOM.randint(0, ROWS, (N, 3))
+TABLE = RANDOM.normal(size=(ROWS, 4)).astype("float32")
+KERNEL = RANDOM.normal(size=(4, 2)).astype("float32")
+SIZES = [1, 3, 8, N, 20]
+XLA = "jit_compile" if "jit_compile" in inspect.signature(tf.function).parameters else "experimental_compile"
+
+
+class Model(tf.Module):
+    """A mean over examples of an embedding and a linear layer, with a regularization loss and an unused variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.kernel, self.unused = tf.Variable(TABLE), tf.Variable(KERNEL), tf.Variable([1.0])
+        self.variables_ = [self.kernel, self.unused, self.table]
+
+    def loss(self, data, labels):
+        features = data["x"] + tf.reduce_mean(tf.gather(self.table, data["words"]), axis=1)
+        errors = tf.reduce_mean((tf.matmul(features, self.kernel) - labels) ** 2)
+        return errors + 0.1 * tf.reduce_sum(self.kernel**2)
+
+    def whole(self, data, labels):
+        with tf.GradientTape() as tape:
+            value = self.loss(data, labels)
+        return value, tape.gradient(value, self.variables_)
+
+    def parts(self, size, **options):
+        return lambda data, labels: accum.value_and_gradients(
+            self.loss, (data, labels), self.variables_, size, **options
+        )
+
+
+def batch(part=slice(None)):
+    return {"x": tf.constant(X[part]), "words": tf.constant(WORDS[part])}, tf.constant(Y[part])
+
+
+SIGNATURE = [
+    {"x": tf.TensorSpec([None, 4]), "words": tf.TensorSpec([None, 3], tf.int64)},
+    tf.TensorSpec([None, 2]),
+]
+WAYS = {
+    "eager": lambda function: function,
+    "function": tf.function,
+    "unknown": lambda function: tf.function(function, input_signature=SIGNATURE),
+    "compiled": lambda function: tf.function(function, **{XLA: True}),
+}
+
+
+def assert_close(ours, theirs):
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=2e-6)
+    assert [type(grad) for grad in ours[1]] == [type(grad) for grad in theirs[1]]
+    for one, other in zip(ours[1], theirs[1]):
+        if other is not None:
+            assert one.dtype == other.dtype
+            expected = tf.convert_to_tensor(other).numpy()
+            np.testing.assert_allclose(
+                tf.convert_to_tensor(one).numpy(), expected, rtol=0, atol=2e-6 * np.abs(expected).max()
+            )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# It equals the full batch
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("way", sorted(WAYS))
+@pytest.mark.parametrize("size", SIZES)
+def test_value_and_gradients_equal_the_full_batch(size, way):
+    model = Model()
+    value, grads = WAYS[way](model.parts(size))(*batch())
+    assert isinstance(grads[2], tf.IndexedSlices) and grads[1] is None
+    assert_close((value, grads), model.whole(*batch()))
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("way", ["eager", "function"])
+def test_without_weights_the_mean_would_be_another(way):
+    """The same comparison finds a difference where micro-batches count equally, whatever they hold."""
+    model = Model()
+    value, grads = WAYS[way](model.parts(3, weight="equal"))(*batch())
+    parts = [model.whole(*batch(part)) for part in (slice(2), slice(2, 5), slice(5, 8), slice(8, 11))]
+    np.testing.assert_allclose(value, np.mean([value for value, _ in parts]), rtol=2e-6)
+    whole = model.whole(*batch())
+    assert abs(value - whole[0]) > 1e-2
+    assert np.abs(grads[0] - whole[1][0]).max() > 1e-2
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("way", ["eager", "function"])
+def test_a_weight_of_the_user_s_own_makes_a_masked_mean_exact(way):
+    kernel = tf.Variable(KERNEL)
+    mask = tf.constant(RANDOM.uniform(size=N) < 0.4)
+
+    def masked(x, y, mask):
+        errors = tf.reduce_sum((tf.matmul(x, kernel) - y) ** 2, axis=1)
+        return tf.reduce_mean(tf.boolean_mask(errors, mask))
+
+    def count(x, y, mask):
+        return tf.reduce_sum(tf.cast(mask, tf.int32))
+
+    with tf.GradientTape() as tape:
+        value = masked(X, Y, mask)
+    theirs = value, tape.gradient(value, [kernel])
+
+    def run(size, weight):
+        return WAYS[way](lambda: accum.value_and_gradients(masked, (X, Y, mask), [kernel], size, weight=weight))()
+
+    assert_close(run(3, count), theirs)
+    assert_close(run(1, count), theirs)  # some are NaN, and count for nothing
+    assert abs(run(8, "examples")[0] - theirs[0]) > 1e-3
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("way", ["eager", "function", "unknown", "compiled"])
+def test_second_order(way):
+    """The gradient of the gradient's norm, through a tape of the user's own."""
+    model = Model()
+
+    def of_norm(first_order):
+        def second_order(data, labels):
+            with tf.GradientTape() as tape:
+                value, grads = first_order(data, labels)
+                norm = value + tf.reduce_sum(grads[0] ** 2) + tf.reduce_sum(tf.convert_to_tensor(grads[2]) ** 2)
+            return norm, tape.gradient(norm, [model.kernel, model.table])
+
+        return second_order
+
+    theirs = of_norm(model.whole)(*batch())
+    for size in (3, N):
+        value, grads = WAYS[way](of_norm(model.parts(size)))(*batch())
+        assert_close((value, map(tf.convert_to_tensor, grads)), (theirs[0], map(tf.convert_to_tensor, theirs[1])))
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("way", ["eager", "function", "unknown"])
+@pytest.mark.parametrize("size", SIZES)
+def test_no_call_sees_more_than_a_micro_batch(size, way):
+    sizes, model = [], Model()
+
+    def recorded(data, labels):
+        seen = tf.py_function(lambda x, y: sizes.append((len(x), len(y))) or 0.0, [data["x"], labels], tf.float32)
+        return model.loss(data, labels) + tf.stop_gradient(tf.reshape(seen, []))
+
+    WAYS[way](lambda *data: accum.value_and_gradients(recorded, data, [model.kernel], size))(*batch())
+    first = (N - 1) % size + 1
+    assert sizes == [(first, first)] + [(size, size)] * ((N - first) // size)
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("way", ["eager", "function", "unknown"])
+def test_a_batch_without_examples_counts_for_nothing(way):
+    value, grads = WAYS[way](Model().parts(3))(*batch(slice(0)))
+    assert float(value) == 0.0 and not np.any(grads[0])
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("way", ["eager", "function"])
+def test_ragged_and_sparse_tensors_and_what_is_no_tensor(way):
+    words = tf.ragged.constant([[1, 2], [], [3], [0, 1, 2], [5]])
+    sparse = tf.sparse.from_dense(RANDOM.normal(size=(5, 4)).astype("float32").clip(min=0))
+    table, kernel = tf.Variable(TABLE), tf.Variable(KERNEL)
+
+    def loss(ragged, matrix, scale, nothing):
+        assert nothing is None
+        rows = tf.RaggedTensor.from_row_splits(tf.gather(table, ragged.values), ragged.row_splits)
+        features = tf.reduce_sum(rows, axis=1) + scale * tf.sparse.sparse_dense_matmul(matrix, tf.eye(4))
+        return tf.reduce_mean(tf.matmul(features, kernel) ** 2)
+
+    with tf.GradientTape() as tape:
+        value = loss(words, sparse, 2.0, None)
+    theirs = value, tape.gradient(value, [table, kernel])
+    for size in (1, 2, 5):
+        ours = WAYS[way](
+            lambda size=size: accum.value_and_gradients(loss, (words, sparse, 2.0, None), [table, kernel], size)
+        )()
+        assert_close(ours, theirs)
+
+
+@pytest.mark.law("L18")
+def test_data_that_is_no_tuple_is_one_argument():
+    kernel = tf.Variable(KERNEL)
+    calls = [
+        (lambda x: tf.reduce_mean(tf.matmul(x, kernel)), X),
+        (lambda data: tf.reduce_mean(tf.matmul(data["x"], kernel)), {"x": X}),
+        (lambda x: tf.reduce_mean(tf.matmul(x, kernel)), [tf.constant(X)]),
+    ]
+    for loss, data in calls:
+        value, _ = accum.value_and_gradients(loss, data, [kernel], 4)
+        np.testing.assert_allclose(value, X.dot(KERNEL).mean(), rtol=2e-6)
+
+
+@pytest.mark.law("L18")
+def test_conditions_in_python_are_those_of_a_tf_function():
+    kernel = tf.Variable(KERNEL)
+
+    def loss(x):
+        value = tf.reduce_mean(tf.matmul(x, kernel))
+        if value > 0.0:
+            value = 2.0 * value
+        return value
+
+    eager = accum.value_and_gradients(loss, X, [kernel], 2)
+    traced = tf.function(lambda x: accum.value_and_gradients(loss, x, [kernel], 2))(tf.constant(X))
+    assert_close(traced, eager)
+
+
+@pytest.mark.law("L8")
+@pytest.mark.law("L18")
+def test_a_variable_that_python_code_uses_in_some_micro_batches_only():
+    """Also where its gradient is sparse; in the others it counts as zero."""
+    one, other, table = tf.Variable([1.0, 1.0]), tf.Variable([1.0, 1.0]), tf.Variable(TABLE)
+
+    def loss(x):
+        if float(x[0]) == 1.0:
+            return tf.reduce_sum(one) * tf.reduce_mean(x)
+        return tf.reduce_sum(other) * tf.reduce_mean(x) + tf.reduce_sum(tf.gather(table, [int(x[0])]))
+
+    for data in ([1.0, 2.0, 1.0, 3.0], [3.0, 1.0, 2.0, 1.0]):
+        value, grads = accum.value_and_gradients(loss, np.float32(data), [one, other, table], 1)
+        np.testing.assert_allclose(grads[0], [0.5, 0.5])
+        np.testing.assert_allclose(grads[1], [1.25, 1.25])
+        rows = np.zeros_like(TABLE)
+        rows[[2, 3]] = 0.25
+        np.testing.assert_allclose(tf.convert_to_tensor(grads[2]), rows)
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("way", ["eager", "function"])
+def test_16_bit_variables_are_summed_in_32_bits(way):
+    """One large gradient and many small ones, each of which a float16 sum would lose."""
+    half = tf.Variable(tf.ones([1], tf.float16))
+    x = tf.constant([[2048.0]] + [[1.0]] * 64, tf.float16)
+
+    def run():
+        return accum.value_and_gradients(lambda x: tf.reduce_sum(half * x), x, [half], 1, weight=lambda x: 1.0)
+
+    value, (grad,) = WAYS[way](run)()
+    assert value.dtype == grad.dtype == tf.float16
+    np.testing.assert_array_equal(np.array(grad), np.float16([2112.0 / 65.0]))
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("way", ["eager", "function"])
+def test_a_keras_model_trains_as_by_the_full_batch(way):
+    def trained(size):
+        tf.random.set_seed(1)
+        inputs = tf.keras.Input([4])
+        hidden = tf.keras.layers.Dense(5, "tanh", kernel_initializer=tf.keras.initializers.Constant(0.2))(inputs)
+        model = tf.keras.Model(inputs, tf.keras.layers.Dense(2, kernel_initializer="ones")(hidden))
+        optimizer, error = tf.keras.optimizers.Adam(0.01), tf.keras.losses.MeanSquaredError()
+        loss = lambda x, y: error(y, model(x, training=True))
+
+        def step(x, y):
+            if size is None:
+                with tf.GradientTape() as tape:
+                    value = loss(x, y)
+                grads = tape.gradient(value, model.trainable_variables)
+            else:
+                value, grads = accum.value_and_gradients(loss, (x, y), model.trainable_variables, size)
+            optimizer.apply_gradients(zip(grads, model.trainable_variables))
+            return value
+
+        run = WAYS[way](step)
+        values = [float(run(tf.constant(X), tf.constant(Y))) for _ in range(5)]
+        return values, model.get_weights()
+
+    (values, weights), (our_values, our_weights) = trained(None), trained(3)
+    np.testing.assert_allclose(our_values, values, rtol=2e-5)
+    for one, other in zip(our_weights, weights):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+@pytest.mark.line
+@pytest.mark.law("L18")
+@pytest.mark.law("L11")
+@pytest.mark.parametrize("split", [7, 10, N])
+def test_two_replicas_with_different_numbers_of_examples(split):
+    """Each computes the mean of its part; weighted by the numbers of examples, they are the mean of the whole batch."""
+    strategy = mirrored()
+    with strategy.scope():
+        model = Model()
+
+    @tf.function
+    def of_whole_batch():
+        def of_replica():
+            context = tf.distribute.get_replica_context()
+            is_first = tf.equal(context.replica_id_in_sync_group, 0)
+            start, end = tf.where(is_first, 0, split), tf.where(is_first, split, N)
+            data = {"x": tf.constant(X)[start:end], "words": tf.constant(WORDS)[start:end]}
+            value, grads = model.parts(3)(data, tf.constant(Y)[start:end])
+            share = tf.cast(end - start, tf.float32) / N
+            parts = [share * tf.convert_to_tensor(part) for part in (value, grads[0], grads[2])]
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
+
+        return getattr(strategy, RUN)(of_replica)
+
+    results = strategy.experimental_local_results(of_whole_batch()[0]), [
+        strategy.experimental_local_results(part)[0] for part in of_whole_batch()[1:]
+    ]
+    value, grads = Model().whole(*batch())
+    expected = [tf.convert_to_tensor(grads[index]) for index in (0, 2)]
+    assert_close((results[0][0], results[1]), (value, expected))
+
+
+@pytest.mark.line
+@pytest.mark.law("L18")
+def test_an_accumulating_optimizer_takes_the_gradients_of_replicas_by_their_weight():
+    strategy, split = mirrored(), 8
+    with strategy.scope():
+        variable = tf.Variable(KERNEL)
+        optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), accum_steps=2)
+
+    def loss(x, y):  # scaled as Keras scales it
+        return tf.reduce_mean((tf.matmul(x, variable) - y) ** 2) / strategy.num_replicas_in_sync
+
+    @tf.function
+    def micro_step():
+        def of_replica():
+            is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+            start, end = tf.where(is_first, 0, split), tf.where(is_first, split, N)
+            data = tf.constant(X)[start:end], tf.constant(Y)[start:end]
+            _, grads = accum.value_and_gradients(loss, data, [variable], 3)
+            optimizer.apply_gradients(zip(grads, [variable]), weight=end - start)
+
+        getattr(strategy, RUN)(of_replica)
+
+    micro_step()
+    micro_step()
+    gradient = 2.0 * X.T.dot(X.dot(KERNEL) - Y) / Y.size
+    np.testing.assert_allclose(variable.numpy(), KERNEL - 0.1 * gradient, rtol=0, atol=2e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Arguments
+
+KNOWN = tf.Variable(KERNEL, name="known")
+
+
+def of_known(x, y):
+    return tf.reduce_mean((tf.matmul(x, KNOWN) - y) ** 2)
+
+
+REFUSED = [
+    ({"micro_batch_size": 0}, ValueError, "`micro_batch_size` must be an int >= 1. Received: micro_batch_size=0."),
+    ({"micro_batch_size": -1}, ValueError, "Received: micro_batch_size=-1."),
+    ({"micro_batch_size": 2.5}, TypeError, "Received: micro_batch_size=2.5."),
+    ({"micro_batch_size": "4"}, TypeError, "Received: micro_batch_size='4'."),
+    ({"micro_batch_size": True}, TypeError, "Received: micro_batch_size=True."),
+    ({"micro_batch_size": None}, TypeError, "None and 'auto' are for `GradientAccumulateModel`"),
+    ({"micro_batch_size": "auto"}, ValueError, "None and 'auto' are for `GradientAccumulateModel`"),
+    ({"weight": "tokens"}, ValueError, "`weight` must be one of ['examples', 'equal']"),
+    ({"weight": 3.0}, ValueError, "`weight` must be one of ['examples', 'equal']"),
+    ({"weight": lambda x, y: -1.0}, ValueError, "`weight` must be a scalar >= 0"),
+    ({"weight": lambda x, y: y}, ValueError, "`weight` must be a scalar >= 0"),
+    ({"function": 3}, TypeError, "`function` must be a function. Received: function=3."),
+    ({"function": lambda x, y: of_known(x, y) * y}, ValueError, "must return a scalar loss"),
+    ({"function": lambda x, y: None}, TypeError, "must return a scalar loss"),
+    ({"function": lambda x, y: (of_known(x, y), y)}, TypeError, "must return a scalar loss"),
+    ({"function": lambda x, y: tf.size(x)}, TypeError, "must return a scalar loss"),
+    ({"function": lambda x, y: tf.reduce_mean(x)}, ValueError, "No gradient for any variable in"),
+    ({"variables": []}, ValueError, "`variables` must hold at least one variable. Received: an empty list."),
+    ({"variables": None}, TypeError, "`variables` must be a list of variables. Received: None."),
+    ({"variables": KNOWN}, TypeError, "`variables` must be a list of variables"),
+    ({"variables": [tf.zeros([2])]}, TypeError, "`variables` must be a list of variables"),
+    ({"variables": ["known"]}, TypeError, "`variables` must be a list of variables"),
+    ({"data": (X, Y[:5])}, ValueError, "first axes of lengths [5, 11]"),
+    ({"data": (3.0, None)}, ValueError, "There is no batch to split into micro-batches"),
+    ({"data": (X, tf.data.Dataset.range(3))}, TypeError, "can't split this"),
+]
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("way", ["eager", "function"])
+@pytest.mark.parametrize(
+    "options,error,words", REFUSED, ids=["-".join(row[0]) + str(i) for i, row in enumerate(REFUSED)]
+)
+def test_bad_arguments_are_refused(options, error, words, way):
+    options = dict({"function": of_known, "data": (X, Y), "variables": [KNOWN], "micro_batch_size": 3}, **options)
+    with pytest.raises(error) as caught:
+        WAYS[way](lambda: accum.value_and_gradients(**options))()
+    assert words in str(caught.value)
+
+
+@pytest.mark.law("L17")
+def test_batches_of_different_lengths_are_refused_when_a_traced_function_runs():
+    function = tf.function(
+        lambda x, y: accum.value_and_gradients(of_known, (x, y), [KNOWN], 3)[0],
+        input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([None, 2])],
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be the batch in all of them"):
+        function(tf.constant(X), tf.constant(Y[:5]))
+
+
+@pytest.mark.law("L17")
+def test_gradients_that_change_between_dense_and_sparse_are_refused():
+    table = tf.Variable(TABLE)
+
+    def loss(x):
+        return tf.reduce_sum(table if float(x[0]) else tf.gather(table, [1]))
+
+    with pytest.raises(ValueError, match="A micro-batch computes other gradients or values than the one before it"):
+        accum.value_and_gradients(loss, np.float32([0.0, 1.0]), [table], 1)
+
+
+@pytest.mark.law("L17")
+def test_a_static_graph_is_refused():
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="use `accum.compat.v1.value_and_gradients`"):
+        accum.value_and_gradients(of_known, (X, Y), [KNOWN], 3)
