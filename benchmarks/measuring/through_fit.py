@@ -28,6 +28,8 @@ class Network(tf.keras.layers.Layer):
 class Fit:
     """What the contenders share; see `custom_loop.Loop`."""
 
+    compile_options = {}
+
     def __init__(self, workload, initial, accum_steps, optimizer):
         self.accum_steps = accum_steps
         self._workload = workload
@@ -36,7 +38,7 @@ class Fit:
         self._model = self._make_model(inputs, self._network(inputs))
         self._network.set_weights(initial)  # a model may count accumulators among its weights
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self._model.compile(self._make_optimizer(optimizer), loss=loss)
+        self._model.compile(self._make_optimizer(optimizer), loss=loss, **self.compile_options)
 
     def _make_model(self, inputs, outputs):
         return tf.keras.Model(inputs, outputs)

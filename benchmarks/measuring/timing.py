@@ -10,8 +10,15 @@ import numpy as np
 from measuring import machine, statistics
 
 CYCLES_IN_THE_GUARD = 2
-IN_FIT = "limit in fit"  # what the model face is told as a ratio to, beside the limit itself
-LEAST_MICRO_BATCHES = {"v1": 8, "optimizer": 8, "model": 32}  # a timing; a call of `fit` has a price of its own
+IN_FIT = "limit in fit"
+# What a face is told as a ratio to, beside the limit itself.
+OTHER_BASE = {"model": IN_FIT, "one step": "plain, full batch"}
+LEAST_MICRO_BATCHES = {
+    "v1": 8,
+    "optimizer": 8,
+    "model": 32,
+    "one step": 8,
+}  # a timing; a call of `fit` has a price of its own
 TOLERANCE = {"momentum": 2e-6, "adam": 2e-5}
 
 
@@ -21,9 +28,10 @@ def face_of(name):
         from measuring import static_graph
 
         return static_graph, static_graph.Limit
-    from measuring import custom_loop, through_fit
+    from measuring import custom_loop, one_step, through_fit
 
-    return (through_fit if name == "model" else custom_loop), custom_loop.Limit
+    faces = {"optimizer": custom_loop, "model": through_fit, "one step": one_step}
+    return faces[name], custom_loop.Limit
 
 
 def missing(needed):
@@ -76,9 +84,10 @@ def time_one(task):
         raise AssertionError("The weights hardly move, which proves nothing.")
     seconds = _in_turns(made, timed, cycles, task["rounds"], task["warm_up"])
     rows = [dict(statistics.row(name, seconds), deviation=deviations.get(name)) for name in made]
-    if IN_FIT in made:
-        told = [statistics.row(name, seconds, IN_FIT) for name in made if name.startswith("accum")]
-        rows += [dict(row, contender=f"{row['contender']}, to the {IN_FIT}") for row in told]
+    base = OTHER_BASE.get(task["face"])
+    if base in made:
+        told = [statistics.row(name, seconds, base) for name in made if name.startswith("accum")]
+        rows += [dict(row, contender=f"{row['contender']}, to the {base}") for row in told]
     keys = {key: task[key] for key in ("workload", "face", "accum_steps")}
     return {
         "times": [dict(row, **keys) for row in rows],
