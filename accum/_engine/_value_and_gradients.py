@@ -4,7 +4,9 @@ from typing import Any, Callable, List, NamedTuple, Union
 
 from accum import _check, _tf
 from accum._engine._accumulators import weighted
-from accum._engine._micro_batches import Batch, Sum, divided, gradient_sum, over_micro_batches
+from accum._engine._batch import Batch
+from accum._engine._combined import Sum, divided, gradient_sum
+from accum._engine._micro_batches import over_micro_batches
 from accum._tf import GradsAndVars, Scalar, tf
 
 Weight = Union[str, Callable[..., Scalar]]

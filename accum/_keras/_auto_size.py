@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List
 
 from accum import _tf
 from accum._engine import _replicas
-from accum._engine._micro_batches import Batch
+from accum._engine._batch import Batch
 from accum._keras._batch_step import BatchStep
 from accum._keras._state_watch import warn_of_batch_norms
 from accum._tf import tf

@@ -10,7 +10,9 @@ from typing import Any, Callable, List, NamedTuple, Optional
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._micro_batches import Batch, Pooled, Rows, Sum, divided, gradient_sum, over_micro_batches
+from accum._engine._batch import Batch
+from accum._engine._combined import Pooled, Rows, Sum, divided, gradient_sum
+from accum._engine._micro_batches import over_micro_batches
 from accum._engine._moments import Moments
 from accum._keras._batch_norm import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers

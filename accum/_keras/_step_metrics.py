@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _tf
 from accum._engine._accumulators import weighted
-from accum._engine._micro_batches import Sum
+from accum._engine._combined import Sum
 from accum._tf import Scalar, tf
 
 

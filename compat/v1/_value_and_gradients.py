@@ -8,7 +8,7 @@ the collections nothing about one micro-batch.
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _tf
-from accum._engine._micro_batches import Pooled
+from accum._engine._combined import Pooled
 from accum._engine._value_and_gradients import Derived, Weight, checked, checked_variables, mean_and_gradients
 from accum._tf import Gradient, tf
 from accum.compat.v1._collections import Additions, depends_on, is_in_loop, ops_of

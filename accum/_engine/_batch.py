@@ -1,0 +1,111 @@
+"""A batch of examples, and the parts of it."""
+
+from typing import Any, Sequence, Union
+
+from accum._tf import tf
+
+Size = Union[int, tf.Tensor]
+"""A number of examples: an int if it is known when a graph is built, otherwise an int32 scalar tensor."""
+
+
+class Batch:
+    """A batch of examples: a nested structure of tensors that share their first axis.
+
+    Scalars, `None` and what is no tensor belong to every micro-batch as a whole.
+
+    Args:
+      data: nested structure of tensors, `tf.RaggedTensor`, `tf.SparseTensor` or arrays.
+
+    Attributes:
+      count: the number of examples: an int if it is known now, otherwise an int32 scalar tensor.
+
+    Raises:
+      TypeError: something in `data` consists of tensors, but has no known first axis.
+      ValueError: nothing in `data` has an axis, or the first axes differ.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(data)]
+        self._batched = [_has_axis(leaf) for leaf in self._leaves]
+        counts = [_length(leaf) for leaf, batched in zip(self._leaves, self._batched) if batched]
+        if not counts:
+            raise ValueError(f"There is no batch to split into micro-batches: nothing has an axis. Received: {data!r}.")
+        self.count = _the_same(counts)
+
+    def part(self, start: Size, size: Size) -> Any:
+        """Return the examples from `start` to `start + size`, in the structure of the data."""
+        parts = [_slice(leaf, start, size) if batched else leaf for leaf, batched in zip(self._leaves, self._batched)]
+        return tf.nest.pack_sequence_as(self._data, parts)
+
+    def count_of(self, part: Any) -> Size:
+        """Return the number of examples in what `part` has returned."""
+        return next(_length(leaf) for leaf, batched in zip(tf.nest.flatten(part), self._batched) if batched)
+
+
+def _as_tensor(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+        return leaf
+    if hasattr(leaf, "__array__") or isinstance(leaf, tf.Variable):
+        return tf.convert_to_tensor(leaf)
+    if tf.nest.flatten(leaf, expand_composites=True)[0] is not leaf:
+        raise TypeError(
+            "Micro-batches split tensors, `tf.RaggedTensor` and `tf.SparseTensor` along their first axis, and can't "
+            f"split this: make it of those. Received: {leaf!r}."
+        )
+    return leaf
+
+
+def _has_axis(leaf: Any) -> bool:
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        return True
+    return isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0
+
+
+def _length(leaf: Any) -> Size:
+    """Return the length of the first axis: an int if it is known, otherwise an int32 scalar tensor."""
+    known = leaf.shape[0] if leaf.shape.rank else None
+    known = getattr(known, "value", known)  # a `Dimension` in a static graph of TF 1.15
+    if known is not None:
+        return int(known)
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int32)
+    return tf.cast(leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0], tf.int32)
+
+
+def _the_same(counts: Sequence[Size]) -> Size:
+    """Return the one number that all `counts` are, and check that they are, now or when the graph runs."""
+    message = (
+        "Micro-batches split the first axis of everything that has one, so it must be the batch in all of them: "
+        "give the others a batch axis, or make them part of the model."
+    )
+    known = sorted({count for count in counts if isinstance(count, int)})
+    if len(known) > 1:
+        raise ValueError(f"{message} Received: first axes of lengths {known}.")
+    unknown = [count for count in counts if not isinstance(count, int)]
+    if not unknown:
+        return known[0]
+    first, others = unknown[0], unknown[1:] + known
+    checks = [tf.debugging.assert_equal(other, first, message=message) for other in others]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(first) if others else first
+
+
+def _slice(leaf: Any, start: Size, size: Size) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf[start : start + size]
+    if isinstance(leaf, tf.SparseTensor):
+        shape = leaf.dense_shape
+        begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], axis=0)
+        sizes = tf.concat([[tf.cast(size, tf.int64)], shape[1:]], axis=0)
+        part = tf.sparse.slice(leaf, begin, sizes)
+        return tf.SparseTensor(part.indices, part.values, sizes)
+    rest = leaf.shape.rank - 1 if leaf.shape.rank is not None else tf.rank(leaf) - 1
+    begin, sizes = tf.pad([start], [[0, rest]]), tf.pad([size], [[0, rest]], constant_values=-1)
+    if isinstance(rest, int):  # constants keep the static shape, and XLA of TF 2.2 slices by nothing else
+        known = [-1 if axis is None else axis for axis in leaf.shape.as_list()[1:]]
+        begin, sizes = tf.stack([start] + [0] * rest), [size] + known
+    part = tf.slice(leaf, begin, sizes)
+    if leaf.shape.rank is not None:
+        part.set_shape([size if isinstance(size, int) else None] + leaf.shape.as_list()[1:])
+    return part

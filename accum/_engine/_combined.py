@@ -1,0 +1,133 @@
+"""What a function returns of a micro-batch, and how it is combined over the micro-batches of a batch."""
+
+from typing import Any, List, Optional, Sequence
+
+from accum import _tf
+from accum._engine._accumulators import weighted
+from accum._engine._batch import Size
+from accum._engine._moments import Moments, pooled
+from accum._tf import Gradient, Scalar, tf
+
+
+class Combined:
+    """What is combined over the micro-batches.
+
+    Attributes:
+      values: list of the tensors of this micro-batch.
+    """
+
+    def __init__(self, *values: tf.Tensor) -> None:
+        self.values: List[Any] = list(values)
+
+    def start(self, loops: Size, compiled: bool) -> List[Any]:
+        """Return the loop variables after the first micro-batch."""
+        return self.values
+
+    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+        """Return the loop variables after this micro-batch, the `index`-th in the loop."""
+        raise NotImplementedError
+
+    def skip(self, state: Sequence[Any], index: int) -> List[Any]:
+        """Return the loop variables after the `index`-th micro-batch, which has no such value. Called eagerly."""
+        return list(state)
+
+    def end(self, state: Sequence[Any], compiled: bool) -> Any:
+        """Return the result after the last micro-batch. Called on what the first one returned."""
+        return state[0]
+
+
+class Sum(Combined):
+    """A tensor to be added up over the micro-batches."""
+
+    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+        total = state[0] + self.values[0]
+        total.set_shape(state[0].shape)
+        return [total]
+
+
+class Pooled(Combined):
+    """`Moments` to be pooled over the micro-batches."""
+
+    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+        return list(pooled(Moments(*state), Moments(*self.values)))
+
+    def end(self, state: Sequence[Any], compiled: bool) -> Moments:
+        return Moments(*state)
+
+
+class Rows(Combined):
+    """Tensors to be concatenated along their first axis, in the order of the micro-batches.
+
+    XLA knows no concatenation of a list. It gets a stack, for which all micro-batches of the loop must have equally
+    many rows.
+    """
+
+    _loops: Size
+
+    def start(self, loops: Size, compiled: bool) -> List[Any]:
+        self._loops = loops
+        return [self._array(value, loops, compiled) for value in self.values]
+
+    @staticmethod
+    def _array(value: tf.Tensor, loops: Size, compiled: bool) -> tf.TensorArray:
+        shape = value.shape
+        shape = tf.TensorShape([None] + shape.as_list()[1:]) if shape.rank is not None else shape
+        length = tf.maximum(loops, 1) if compiled else loops + 1  # XLA compiles a loop that never runs, too
+        rows = tf.TensorArray(value.dtype, size=length, element_shape=shape, infer_shape=False)
+        return rows if compiled else rows.write(0, value)
+
+    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+        return [rows.write(index if compiled else index + 1, value) for rows, value in zip(state, self.values)]
+
+    def skip(self, state: Sequence[Any], index: int) -> List[Any]:
+        return [rows.write(index + 1, value[:0]) for rows, value in zip(state, self.values)]
+
+    def end(self, state: Sequence[Any], compiled: bool) -> Any:
+        return self._joined(state, compiled)[0]
+
+    def _joined(self, state: Sequence[Any], compiled: bool) -> List[tf.Tensor]:
+        if not compiled:
+            return [rows.concat() for rows in state]
+        if isinstance(self._loops, int) and self._loops == 0:
+            return self.values
+        return [self._after(value, rows) for value, rows in zip(self.values, state)]
+
+    def _after(self, value: tf.Tensor, rows: tf.TensorArray) -> tf.Tensor:
+        shape = tf.concat([[-1], tf.shape(value)[1:]], axis=0)
+        return tf.concat([value, tf.reshape(rows.stack()[: self._loops], shape)], axis=0)
+
+
+class SlicesSum(Rows):
+    """`tf.IndexedSlices` to be added up: their rows are concatenated, which costs no pass over the whole table."""
+
+    def __init__(self, grad: tf.IndexedSlices, dense_shape: Sequence[int]) -> None:
+        super().__init__(grad.values, grad.indices)
+        self._dense_shape = dense_shape
+
+    def end(self, state: Sequence[Any], compiled: bool) -> tf.IndexedSlices:
+        values, indices = self._joined(state, compiled)
+        return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
+
+
+def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Scalar]) -> Any:
+    """Return `weight * grad` as something to be added up, in float32 at least; None for no gradient."""
+    if grad is None:
+        return None
+    dtype = _tf.at_least_float32(grad.dtype)
+    if isinstance(grad, tf.IndexedSlices):
+        values = weighted(tf.cast(grad.values, dtype), weight)
+        return SlicesSum(tf.IndexedSlices(values, grad.indices), var.shape.as_list())
+    grad = weighted(tf.cast(grad, dtype), weight)
+    grad.set_shape(var.shape)
+    return Sum(grad)
+
+
+def divided(total: Optional[Gradient], weight: Optional[Scalar], dtype: Optional[tf.DType]) -> Optional[Gradient]:
+    """Return a sum of gradients divided by `weight`, in `dtype` if there is one. Weight 0 gives 0."""
+    if total is None:
+        return None
+    if isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(divided(total.values, weight, dtype), total.indices, total.dense_shape)
+    if weight is not None:
+        total = tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
+    return total if dtype is None else tf.cast(total, dtype)
