@@ -8,6 +8,8 @@ from replicas import RUN, mirrored
 
 import accum.compat.v1
 
+pytestmark = pytest.mark.line
+
 tf1 = tf.compat.v1
 KEYS = tf1.GraphKeys
 value_and_gradients = accum.compat.v1.value_and_gradients

@@ -156,6 +156,7 @@ def test_micro_batches_make_the_steps_of_the_whole_batch(case, size):
     assert_same(ours, plain)
 
 
+@pytest.mark.line
 def test_micro_batches_that_each_make_a_step_differ():
     plain = trained(filled(one_to_one()), {"x": X, "y": Y})
     assert differs(trained(filled(one_to_one()), {"x": X, "y": Y}, fit_with={"batch_size": 8}), plain)
@@ -277,6 +278,7 @@ class Adversarial(OwnTrainStep):
         return {"loss": loss}
 
 
+@pytest.mark.line
 @pytest.mark.parametrize("options", [{"micro_batch_size": 8}, {"accum_steps": 2}], ids=["micro-batches", "cycles"])
 def test_a_loss_that_would_see_an_earlier_update_is_warned_of(options):
     model = accum.GradientAccumulateModel.from_model(filled(built(Adversarial, {"x": X})), **options)
@@ -308,6 +310,7 @@ class Unusual(OwnTrainStep):
 INEXACT = [("state", "changes variables once per micro-batch"), ("derived", "averaged"), ("count", "averaged")]
 
 
+@pytest.mark.line
 @pytest.mark.parametrize("does, words", INEXACT)
 def test_what_a_train_step_can_not_do_exactly_is_warned_of(does, words):
     model = split(filled(built(Unusual, {"x": X})))
@@ -317,6 +320,7 @@ def test_what_a_train_step_can_not_do_exactly_is_warned_of(does, words):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.line
 def test_a_train_step_that_is_a_function_of_its_own_is_refused():
     class Decorated(OwnTrainStep):
         @tf.function
@@ -329,6 +333,7 @@ def test_a_train_step_that_is_a_function_of_its_own_is_refused():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.line
 def test_a_metric_that_returns_one_number_is_warned_of():
     def worst(y_true, y_pred):
         return tf.reduce_max(tf.abs(y_true - y_pred))
@@ -339,6 +344,7 @@ def test_a_metric_that_returns_one_number_is_warned_of():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.line
 @pytest.mark.parametrize("right", ["mse", losses.MeanSquaredError(reduction="none")], ids=["mean", "none"])
 def test_losses_of_different_reductions_are_refused(right):
     model = split(filled(named()))
@@ -347,6 +353,7 @@ def test_losses_of_different_reductions_are_refused(right):
         model.fit({"one": X, "other": OTHER}, {"left": Y, "right": Y}, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.line
 def test_the_model_that_it_is_made_from_keeps_its_dropout(tmp_path):
     inputs = tf.keras.Input((3,))
     plain = tf.keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.5)(inputs)))
@@ -357,6 +364,7 @@ def test_the_model_that_it_is_made_from_keeps_its_dropout(tmp_path):
     tf.saved_model.save(plain, str(tmp_path / "saved"))
 
 
+@pytest.mark.line
 def test_an_optimizer_that_is_called_twice_in_a_train_step_is_refused():
     model = split(filled(built(CallsTwice, {"x": X})))
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
@@ -375,6 +383,7 @@ def test_cycles_of_several_batches_are_batches_of_their_examples():
     assert int(model.optimizer.iterations) == EPOCHS
 
 
+@pytest.mark.line
 def test_transforms_and_clipping_see_the_gradient_of_the_batch():
     seen = []
 
@@ -393,6 +402,7 @@ def test_transforms_and_clipping_see_the_gradient_of_the_batch():
     assert seen
 
 
+@pytest.mark.line
 @pytest.mark.skipif(LINE < (2, 4), reason="clips in `fit` before 2.4")
 def test_clipping_by_the_inner_optimizer_is_of_the_batch():
     clipping = lambda: tf.keras.optimizers.SGD(0.5, clipnorm=0.1)
@@ -402,6 +412,7 @@ def test_clipping_by_the_inner_optimizer_is_of_the_batch():
     )
 
 
+@pytest.mark.line
 def test_adaptive_clipping_is_of_the_batch():
     data = {"x": X, "y": 9.0 * Y}
     whole = accum.GradientAccumulateModel.from_model(filled(one_to_one()), accum_steps=1, use_agc=True)
@@ -430,6 +441,7 @@ def test_batch_normalization_moves_once_a_batch():
     assert np.abs(usual.non_trainable_variables[0].numpy() - plain.non_trainable_variables[0].numpy()).max() > 1e-3
 
 
+@pytest.mark.line
 def test_frozen_layers_stay_and_recompiling_goes_on():
     def run(wrap):
         model = wrap(filled(one_to_one()))
@@ -452,6 +464,7 @@ def as_ragged():
     return filled(tf.keras.Model(inputs, layers.Dense(2)(hidden)))
 
 
+@pytest.mark.line
 @pytest.mark.skipif(IS_KERAS_3, reason="the layers of Keras 3 take no ragged tensors")
 def test_ragged_inputs_are_split_by_rows():
     rows = [list(row[: 1 + number % 4]) for number, row in enumerate(TOKENS)]
@@ -487,6 +500,7 @@ class OwnLoop(TakesSparse):
         return {"loss": loss}
 
 
+@pytest.mark.line
 @pytest.mark.skipif(IS_KERAS_3, reason="the data of Keras 3's `fit` is dense")
 def test_sparse_inputs_are_split_by_rows():
     def run(wrap):
@@ -512,6 +526,7 @@ class Scaled(tf.keras.Model):
         return factor * self.dense(x)
 
 
+@pytest.mark.line
 def test_what_has_no_batch_axis_is_passed_on_whole():
     def run(wrap):
         plain = Scaled()
@@ -535,6 +550,7 @@ def test_what_has_no_batch_axis_is_passed_on_whole():
     assert_same(run(split), run(lambda model: model))
 
 
+@pytest.mark.line
 @pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
 def test_first_axes_that_differ_are_refused(eagerly):
     model = split(OwnLoopWithEdges())
@@ -568,6 +584,7 @@ def test_the_size_is_in_the_config_and_is_shown():
     assert "micro_batch_size=8" in repr(model)
 
 
+@pytest.mark.line
 def test_a_saved_model_splits_its_batches_again(tmp_path):
     model = split(filled(one_to_one()), 8)
     trained(model, {"x": X, "y": Y})
@@ -585,6 +602,7 @@ def test_a_saved_model_splits_its_batches_again(tmp_path):
 # Replicas
 
 
+@pytest.mark.line
 def test_each_replica_splits_its_part():
     def run(wrap):
         with mirrored().scope():
@@ -596,6 +614,7 @@ def test_each_replica_splits_its_part():
     assert_same(run(lambda model: split(model, 4)), run(lambda model: model))
 
 
+@pytest.mark.line
 def test_synchronized_batch_normalization_is_refused():
     with mirrored().scope():
         model = split(normalized(accum.AccumBatchNormalization(synchronized=True)))
