@@ -17,7 +17,7 @@ import reports
 EVIDENCE = os.path.join(cells.ROOT, "docs", "evidence.json")
 ALWAYS = ("lines", "ci-beyond")
 TAKE_TURNS = ("", "v1")
-LANDINGS = 12
+LANDINGS = 8
 """After this many landings, each cell has run."""
 
 
