@@ -125,10 +125,10 @@ def micro_batches(strategy):
         model = accum.GradientAccumulateModel(micro_batch_size="auto", inputs=inputs, outputs=outputs)
         model.compile(tf.keras.optimizers.Adam(0.1), "mse")
         model.set_weights([first])
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(36)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(36).repeat()
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    model.fit(data.with_options(options), epochs=1, verbose=0)
+    model.fit(data.with_options(options), epochs=1, steps_per_epoch=2, verbose=0)
     assert model.micro_batch_size == 4, model.micro_batch_size  # of the 18 of each worker, on all of them
     return model.weights[0], model.optimizer
 
