@@ -16,6 +16,8 @@ from matrix import data as matrix
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf")
+TESTS = {'-m ""': "all", '-m "not slow"': "main, line", '-m "not slow and not line"': "main"}
+"""What the options that tox.ini gives to pytest select."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -30,7 +32,7 @@ def record(frozen, counted):
         versions.update(tensorflow=packages["tensorflow-cpu"]["version"] if "tensorflow-cpu" in packages else None)
     about = {name: frozen[name] for name in ("date", "python", "commit", "sources")}
     version = packages["tf-accum"]["version"] if "tf-accum" in packages else None
-    return dict(about, version=version, packages=versions, **counted)
+    return dict(about, version=version, packages=versions, tests=TESTS.get(frozen.get("options")), **counted)
 
 
 def collect(work_dir):
@@ -116,8 +118,8 @@ def grid(system, found):
     return lines
 
 
-DETAILS = ("environment", "state", "passed", "skipped", "xfailed", "failed", "seconds", "Python", "TensorFlow", "Keras")
-DETAILS += ("NumPy", "protobuf", "accum", "commit", "date")
+DETAILS = ("environment", "state", "tests", "passed", "skipped", "xfailed", "failed", "seconds", "Python")
+DETAILS += ("TensorFlow", "Keras", "NumPy", "protobuf", "accum", "commit", "date")
 
 
 def details(found, records):
@@ -129,7 +131,7 @@ def details(found, records):
         kept = records[name]
         packages = kept["packages"]
         keras = packages.get("tf-keras" if name.endswith("-keras2") else "keras")
-        row = [name, WORDS[what]] + [kept[field] for field in DETAILS[2:7]]
+        row = [name, WORDS[what], kept.get("tests")] + [kept[field] for field in DETAILS[3:8]]
         row += [kept["python"], packages.get("tensorflow"), keras, packages.get("numpy"), packages.get("protobuf")]
         row += [kept["version"], kept["commit"], kept["date"][:10]]
         lines.append(_row("" if cell is None else cell for cell in row))
@@ -155,7 +157,9 @@ Each combination is one environment of `tox`, with a name such as `py311-tf2.15`
 - **not run**: it has not been run, or not to the end. It may work.
 - **–**: TensorFlow has no wheel for it.
 
-In the tables, "skipped" counts tests that do not apply to the environment, and "xfailed" known limits of its
+In the tables, "tests" says which tests were selected. The "main" tests run in every environment. Those marked "line"
+differ between TensorFlow versions, but not between Pythons. "all" adds those that start processes or differ little
+between versions. "skipped" counts tests that do not apply to the environment, and "xfailed" known limits of its
 TensorFlow. `tests/support/exceptions.py` gives the reason for each.
 """
 

@@ -2,7 +2,8 @@
 
 The cell's own Python, 3.6 included, runs it, so it needs only the standard library. It writes
 WORK_DIR/freeze/ENV_NAME.json and removes WORK_DIR/junit/ENV_NAME.xml. So a report beside a freeze always belongs to the
-same run, and an interrupted run leaves no report. ARGUMENTS are those passed to pytest to run only part of the suite.
+same run, and an interrupted run leaves no report. ARGUMENTS are those passed to pytest to run only part of the suite;
+PYTEST_ADDOPTS are those by which tox.ini selects the tests of a cell by their marks.
 """
 
 import datetime
@@ -99,6 +100,7 @@ def freeze(env_name, arguments):
     return {
         "cell": env_name,
         "arguments": arguments,
+        "options": os.environ.get("PYTEST_ADDOPTS"),
         "date": datetime.datetime.utcnow().strftime("%Y-%m-%dT%H:%MZ"),
         "system": system(),
         "python": platform.python_version(),

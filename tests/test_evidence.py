@@ -92,11 +92,23 @@ def gather(folder, *more):
 def test_a_suite_that_passed_is_shown_with_its_numbers_and_versions(work):
     found, page = gather(work(junit(PASSED + SKIPPED + XFAILED)))
     assert found == {("linux", CELL): "passed"}
-    assert (
-        "\n| py311-tf2.15 | passed | 2 | 1 | 1 | 0 | 62 | 3.11.7 | 2.15.1 |  | 1.26.4 |  | 0.1.0 | abcdef0123 |" in page
-    )
+    row = "| py311-tf2.15 | passed |  | 2 | 1 | 1 | 0 | 62 | 3.11.7 | 2.15.1 |  | 1.26.4 |  | 0.1.0 | abcdef0123 |"
+    assert "\n" + row in page
     assert "| 2.15 | – | – | – | not run | not run | passed | – | – |" in page
     assert page.count("passed |") == 3  # a heading, the grid, the details
+
+
+@pytest.mark.parametrize("options, words", sorted(evidence.TESTS.items()))
+def test_the_page_says_which_tests_were_selected(options, words, work):
+    _, page = gather(work(junit(PASSED), options=options))
+    assert f"\n| py311-tf2.15 | passed | {words} | 2 | 0 |" in page
+
+
+def test_every_selection_of_tox_ini_has_a_name():
+    with open(os.path.join(ROOT, "tox.ini"), encoding="utf-8") as file:
+        given = re.findall(r"PYTEST_ADDOPTS = (.*)", file.read())
+    with_a_default = re.compile(r"{env:ACCUM_LINE_TESTS:(.*)}")
+    assert {with_a_default.sub(r"\1", options) for options in given} == set(evidence.TESTS)
 
 
 FAILURES = {
@@ -309,10 +321,11 @@ def test_a_freeze_names_this_environment_and_removes_the_last_report(tmp_path):
     report = tmp_path / "junit" / (CELL + ".xml")
     report.write_text(junit(PASSED))
     command = [sys.executable, os.path.join(ROOT, "scripts", "freeze.py"), str(tmp_path), CELL, "-k", "one"]
-    subprocess.check_call(command)
+    subprocess.check_call(command, env=dict(os.environ, PYTEST_ADDOPTS='-m "not slow"'))
     assert not report.exists()
     frozen = json.loads((tmp_path / "freeze" / (CELL + ".json")).read_text(encoding="utf-8"))
-    assert frozen["arguments"] == ["-k", "one"] and frozen["sources"] == SOURCES
+    assert frozen["arguments"] == ["-k", "one"] and frozen["options"] == '-m "not slow"'
+    assert frozen["sources"] == SOURCES
     assert frozen["python"] == "{}.{}.{}".format(*sys.version_info)
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\dZ$", frozen["date"])
     assert frozen["packages"]["pytest"]["version"] == pytest.__version__
