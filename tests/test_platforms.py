@@ -47,7 +47,7 @@ def test_lines_are_one_cell_of_each_line_and_every_python():
 def larger_tiers():
     """The cells, as tox.ini lists them, that run more than what every cell does."""
     listed = re.findall(r"(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = (.*)$", read("tox.ini"))
-    assert {options for _, options in listed} == {'-m "not slow"', '-m ""'}
+    assert {options for _, options in listed} == {'-m "{env:ACCUM_LINE_TESTS:not slow}"', '-m ""'}
     return [cell for names, _ in listed for cell in names.split(",")]
 
 
@@ -55,6 +55,17 @@ def test_what_differs_between_lines_runs_on_one_python_of_each():
     labels = CELLS.labels()
     lines = {name.split("-")[1] for label in ("", "v1", "beyond") for name in labels[label]}
     assert sorted(cell.split("-")[1] for cell in larger_tiers()) == sorted(lines)
+
+
+def test_every_landing_runs_all_tests_on_some_lines_and_the_main_ones_on_every_line():
+    """Of Keras 2 the oldest and the newest line, the newest of Keras 3, and TF 1."""
+    listed = re.findall(r'(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = -m ""$', read("tox.ini"))
+    deep = CELLS.labels()["deep"]
+    assert listed == [",".join(deep)]
+    assert [cell.split("-")[1] for cell in deep] == ["tf1.15", "tf2.2", "tf2.15", "tf2.21"]
+    assert set(deep) < set(turn.always())
+    run = read(".ci", "run")
+    assert 'export ACCUM_LINE_TESTS="not slow and not line"' in run and "scripts/turn.py" in run
 
 
 def test_every_landing_runs_cells_of_the_larger_tiers():
@@ -83,8 +94,10 @@ def test_what_failed_and_what_never_ran_come_first():
 
 
 def test_cells_that_run_side_by_side_begin_with_the_longest():
-    records = {"py36-tf2.2": dict(PASS, seconds=3), "py36-tf2.3": dict(PASS, seconds=5)}
-    assert turn.longest_first(["py36-tf2.2", "py36-tf2.3"], records) == ["py36-tf2.3", "py36-tf2.2"]
+    seconds = {"py36-tf2.3": 3, "py36-tf2.4": 5, "py36-tf2.2": 4}
+    records = {cell: dict(PASS, seconds=passed) for cell, passed in seconds.items()}
+    new = "py39-tf2.9"
+    assert turn.longest_first([new] + list(seconds), records) == ["py36-tf2.2", "py36-tf2.4", "py36-tf2.3", new]
 
 
 def test_a_landing_prints_the_cells_that_it_runs_as_tox_takes_them(capsys):
