@@ -57,14 +57,24 @@ def memory():
 
 
 def model_of(micro_batch_size, wrap_in=None):
-    """A model with everything that a forward pass changes: batch normalisation, dropout and noise."""
+    """A model with everything that a forward pass changes, and little to trace."""
+    of_statistics = {"momentum": 0.5, "center": False, "scale": False}
     inputs = tf.keras.Input((3,))
-    hidden = accum.AccumBatchNormalization(momentum=0.5)(layers.Dense(4, activation="tanh")(inputs))
-    hidden = layers.GaussianNoise(0.1, **({"seed": 3} if IS_KERAS_3 else {}))(layers.Dropout(0.4, seed=7)(hidden))
-    plain = tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization(momentum=0.5)(Memory()(hidden))))
+    hidden = layers.Dense(4, activation="tanh", use_bias=False)(inputs)
+    hidden = layers.Dropout(0.4, seed=7)(accum.AccumBatchNormalization(**of_statistics)(hidden))
+    hidden = Memory()(layers.GaussianNoise(0.1, **({"seed": 3} if IS_KERAS_3 else {}))(hidden))
+    outputs = layers.Dense(2, use_bias=False)(layers.BatchNormalization(**of_statistics)(hidden))
+    plain = tf.keras.Model(inputs, outputs)
     random = np.random.RandomState(1)
     plain.set_weights([0.5 * np.abs(random.normal(size=np.shape(weight))) for weight in plain.get_weights()])
     return accum.GradientAccumulateModel.from_model(plain, micro_batch_size=micro_batch_size)
+
+
+def small():
+    """One kernel behind the memory: a trace of few operations, for what is not about the state of layers."""
+    inputs = tf.keras.Input((3,))
+    plain = tf.keras.Model(inputs, layers.Dense(2)(Memory()(inputs)))
+    return accum.GradientAccumulateModel.from_model(plain, micro_batch_size="auto")
 
 
 def loss_scale_around(optimizer):
@@ -104,6 +114,7 @@ def test_the_run_ends_as_one_that_began_at_the_size_that_fits(memory, eagerly, f
     assert_same_bits(ended, began)
 
 
+@pytest.mark.line
 def test_where_memory_suffices_the_whole_batch_is_computed_at_once():
     tf.random.set_seed(5)
     whole = run(model_of(1000))
@@ -116,7 +127,7 @@ def test_where_memory_suffices_the_whole_batch_is_computed_at_once():
 
 
 def test_it_says_so_once_and_halves_again_later(memory):
-    model = model_of("auto")
+    model = small()
     model.compile("sgd", "mse", **JIT)
     memory.examples = 12
     with pytest.warns(UserWarning) as first:
@@ -130,7 +141,7 @@ def test_it_says_so_once_and_halves_again_later(memory):
 
 
 def test_evaluation_and_prediction_halve_too(memory):
-    model = model_of("auto")
+    model = small()
     model.compile("sgd", "mse", metrics=["mae"], **JIT)
     whole = model.evaluate(X, Y, batch_size=BATCH, verbose=0), model.predict(X, batch_size=BATCH, verbose=0)
     memory.examples = 12
@@ -147,7 +158,7 @@ def test_a_single_example_that_does_not_fit_is_an_error_in_words(memory):
     before = [var.numpy() for var in model.weights]
     memory.examples = 0
     with pytest.raises(RuntimeError, match="one example at a time"):
-        model.fit(X, Y, batch_size=BATCH, verbose=0)
+        model.fit(X[:4], Y[:4], batch_size=2, verbose=0)  # each halving is another trace
     for mine, theirs in zip(before, model.weights):
         np.testing.assert_array_equal(mine, theirs.numpy())
 
@@ -166,7 +177,7 @@ class FailingStep(tf.keras.optimizers.SGD):
 
 
 def test_memory_that_runs_out_while_the_optimizer_works_is_an_error_in_words():
-    model = model_of("auto")
+    model = small()
     model.compile(FailingStep(0.1), "mse", run_eagerly=True)
     with pytest.raises(RuntimeError, match="while the optimizer made its step"):
         model.fit(X, Y, batch_size=BATCH, verbose=0)

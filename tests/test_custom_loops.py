@@ -277,7 +277,7 @@ def look_up(optimizer, size, texts):
 
 
 @pytest.mark.law("L8")
-@pytest.mark.parametrize("sparse", ["rows", "dense"])
+@pytest.mark.parametrize("sparse", ["rows", pytest.param("dense", marks=pytest.mark.line)])
 def test_an_embedding_in_fit_equals_the_full_batch(sparse):
     """Rows that no text of a cycle holds keep their momentum; where every row is touched, dense is the same."""
     texts = TEXTS if sparse == "rows" else np.arange(24).reshape(12, 2) % WORDS  # every four texts hold all words

@@ -160,6 +160,7 @@ def on_replicas(make, accum_steps, gradients, restore=None, save=None):
             return session.run(run.weights)
 
 
+@pytest.mark.line
 @pytest.mark.law("L12")
 @pytest.mark.law("L11")
 @pytest.mark.parametrize("name", [name for name in ADAMS if name != "v1 in a wrapper"])

@@ -149,6 +149,7 @@ def test_flush_hook_ends_the_last_cycle_of_an_estimator(tmp_path):
     assert [reader.get_tensor(name) for name in ("global_step", "AccumOptimizer/micro_step")] == [3, 0]
 
 
+@pytest.mark.line
 @pytest.mark.law("L11")
 def test_estimator_under_a_mirrored_strategy(tmp_path):
     ops = CountingOps()

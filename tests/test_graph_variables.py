@@ -59,12 +59,14 @@ def test_partitioned_variables_have_accumulators_with_their_slices(use_resource)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
 
-CUTS = {"rows": (3, 1), "columns": (1, 2)}
+ROWS = (3, 1)
+CUTS = [pytest.param(ROWS, id="rows"), pytest.param((1, 2), id="columns", marks=pytest.mark.line)]
+REF_AND_RESOURCE = [pytest.param(False, id="ref", marks=pytest.mark.line), pytest.param(True, id="resource")]
 
 
 @pytest.mark.law("L12")
-@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS.keys())
+@pytest.mark.parametrize("use_resource", REF_AND_RESOURCE)
+@pytest.mark.parametrize("cuts", CUTS)
 def test_a_partitioned_table_with_sparse_gradients_is_saved_in_mid_cycle(tmp_path, cuts, use_resource):
     batches = [[0, 1, 5], [5, 6], [2, 0], [6]]
 
@@ -74,7 +76,7 @@ def test_a_partitioned_table_with_sparse_gradients_is_saved_in_mid_cycle(tmp_pat
             with tf1.variable_scope("net", partitioner=partitioner, use_resource=use_resource):
                 table = tf1.get_variable("w", [7, 2], initializer=tf1.ones_initializer())
             fed = tf1.placeholder(tf.int32, [None])
-            if cuts == CUTS["rows"]:
+            if cuts == ROWS:
                 rows = tf1.nn.embedding_lookup(table, fed, partition_strategy="div")
             else:
                 rows = tf.concat([tf.gather(part, fed) for part in table], axis=1)

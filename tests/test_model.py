@@ -126,6 +126,7 @@ def test_dictionaries_in_and_one_batch_at_a_time(run_eagerly):
     np.testing.assert_allclose(model.get_weights()[0], expected_step(), rtol=0, atol=2e-6)
 
 
+@pytest.mark.line
 @pytest.mark.law("L1")
 def test_a_recurrent_layer_with_dropout_trains():
     """On TF 2.2 it holds a mask for each graph, among which Keras' search for what is in a model can't find its way."""

@@ -74,7 +74,10 @@ def _label(*parts):
 
 
 def keras_optimizers(but=()):
-    """Return pytest parameters: functions that make an optimizer. A class with several names is included once."""
+    """Return pytest parameters: functions that make an optimizer. A class with several names is included once.
+
+    Its variants differ between lines, not between Pythons.
+    """
     seen, found = set(), []
     for family, module in _keras_modules().items():
         for name, cls in _classes(module):
@@ -83,7 +86,8 @@ def keras_optimizers(but=()):
             seen.add(cls)
             for arguments in [{}] + KERAS_VARIANTS.get(name, []):
                 make = lambda cls=cls, arguments=arguments: cls(learning_rate=0.05, **arguments)
-                found.append(pytest.param(make, id=_label(family, name, *sorted(arguments))))
+                marks = pytest.mark.line if arguments else ()
+                found.append(pytest.param(make, id=_label(family, name, *sorted(arguments)), marks=marks))
     return found
 
 
