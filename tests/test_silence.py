@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from exceptions import LINE
 from loss_scales import loss_scale_optimizer
 
 import accum
@@ -16,6 +17,7 @@ pytestmark = [pytest.mark.line, pytest.mark.keras_face]
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(16, 3)).astype("float32"), RANDOM.normal(size=(16, 2)).astype("float32")
 layers = tf.keras.layers
+PER_ELEMENT = {"sample_weight_mode": "temporal"} if LINE < (2, 3) else {}  # for sample weights
 
 
 def from_model(*args, **kwargs):
@@ -537,6 +539,128 @@ def test_a_loss_with_reduction_sum_warns_at_compile_unless_sums_were_asked_for()
         warnings.simplefilter("error")
         from_model(functional(), 2, reduction="sum", micro_batch_weight="equal").compile("sgd", loss)
         from_model(functional(), 2).compile("sgd", "mse")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Several outputs
+
+TOKENS = RANDOM.randint(1, 5, size=(2, 8, 3))  # of two inputs
+TOKENS[0, ::3, 1:], TOKENS[1, ::2, :2] = 0, 0
+TARGETS = RANDOM.normal(size=(8, 3, 2)).astype("float32")
+PADDED_CLASSES = np.where(TOKENS[0] == 0, 2, TOKENS[0] % 2).astype("float32")
+
+
+def with_outputs(kind):
+    """A model of two inputs, and its compiled losses and targets."""
+    inputs = [tf.keras.Input((3,), dtype="int32") for _ in range(2)]
+    one, other = (layers.Embedding(5, 2, mask_zero=kind != "ignored", name=name)(inputs[0]) for name in "ab")
+    hidden = layers.Embedding(5, 2, mask_zero=True)(inputs[1])
+    unmasked = layers.Lambda(tf.identity)
+    outputs = {
+        "alike": lambda: [one, linear()(one)],
+        "alike, masks made twice": lambda: [one, layers.Add()([one, other])],
+        "no mask": lambda: [unmasked(one), unmasked(other)],
+        "one output": lambda: [one],
+        "mask": lambda: [one, unmasked(hidden)],
+        "masks": lambda: [one, hidden],
+        "ignored": lambda: [linear()(one), other],
+    }[kind]()
+    outputs = [layers.Activation("linear", name=name)(output) for name, output in zip(("left", "right"), outputs)]
+    plain = tf.keras.Model(inputs, outputs)
+    plain.set_weights([np.cos(np.arange(np.size(weight))).reshape(np.shape(weight)) for weight in plain.get_weights()])
+    if kind != "ignored":
+        return plain, ["mse"] * len(outputs), [TARGETS] * len(outputs)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
+    return plain, [loss, "mse"], [PADDED_CLASSES, TARGETS]
+
+
+WAYS = {
+    "accum_steps": ({"accum_steps": 3}, 2),
+    "micro_batch_size": ({"micro_batch_size": 3}, 8),
+    "auto": ({"micro_batch_size": "auto"}, 8),
+    "auto and accum_steps": ({"micro_batch_size": "auto", "accum_steps": 2}, 4),
+    "none": ({"accum_steps": 1}, 4),
+}
+
+
+def said_of_losses(kind, way, run_eagerly):
+    """What a user is told of the losses in two runs of `fit` with one `compile`."""
+    options, batch_size = WAYS[way]
+    plain, loss, y = with_outputs(kind)
+    model = from_model(plain, **options)
+    model.compile(sgd(), loss, run_eagerly=run_eagerly)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            data = list(TOKENS), y
+            model.fit(*data, batch_size=batch_size, validation_data=data, shuffle=False, verbose=0)
+    return [str(each.message) for each in caught if "losses" in str(each.message)]
+
+
+@pytest.mark.law("L5")
+@pytest.mark.skipif(LINE < (2, 11), reason="losses divide by all elements")
+@pytest.mark.parametrize("kind", ["mask", "masks"])
+@pytest.mark.parametrize(
+    "way, run_eagerly",
+    [("accum_steps", False), ("accum_steps", True), ("micro_batch_size", False), ("micro_batch_size", True)],
+)
+def test_losses_of_outputs_that_divide_by_different_numbers_are_warned_of_once(kind, way, run_eagerly):
+    said = said_of_losses(kind, way, run_eagerly)
+    assert len(said) == 1 and "`tf.keras.layers.Lambda(tf.identity)`" in said[0]
+    right = "examples" if kind == "mask" else "elements that count"
+    assert f"Received: {{'left': 'elements that count', 'right': '{right}'}}." in said[0]
+
+
+@pytest.mark.law("L5")
+@pytest.mark.skipif(LINE < (2, 10), reason="no `ignore_class`")
+@pytest.mark.parametrize("way", ["accum_steps", "micro_batch_size"])
+def test_a_loss_that_ignores_a_class_beside_one_that_does_not_is_warned_of(way):
+    (said,) = said_of_losses("ignored", way, run_eagerly=False)
+    assert "{'left': 'elements that count', 'right': 'examples'}" in said
+
+
+@pytest.mark.law("L5")
+@pytest.mark.parametrize(
+    "kind, way, run_eagerly",
+    [
+        ("alike", "accum_steps", False),
+        ("alike", "micro_batch_size", False),
+        ("alike, masks made twice", "accum_steps", False),
+        ("alike, masks made twice", "micro_batch_size", False),
+        ("alike, masks made twice", "micro_batch_size", True),
+        ("no mask", "micro_batch_size", False),
+        ("one output", "micro_batch_size", False),
+        ("mask", "none", False),
+        ("mask", "auto", False),  # it computes the whole batch at once
+    ],
+)
+def test_no_warning_where_the_losses_of_all_outputs_are_exact(kind, way, run_eagerly):
+    assert not said_of_losses(kind, way, run_eagerly)
+
+
+@pytest.mark.law("L5")
+@pytest.mark.skipif(LINE < (2, 11), reason="losses divide by all elements")
+def test_whole_batches_in_a_cycle_are_warned_of_too():
+    assert len(said_of_losses("mask", "auto and accum_steps", run_eagerly=False)) == 1
+
+
+@pytest.mark.law("L5")
+def test_weights_of_zero_in_place_of_masks_are_exact():
+    """What the warning advises."""
+    weights = [(tokens != 0).astype("float32") for tokens in TOKENS]
+
+    def fitted(is_split):
+        plain, loss, y = with_outputs("masks")
+        plain = tf.keras.Model(plain.inputs, [layers.Lambda(tf.identity)(output) for output in plain.outputs])
+        model = from_model(plain, micro_batch_size=3) if is_split else plain
+        model.compile(sgd(), loss, **PER_ELEMENT)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            model.fit(list(TOKENS), y, sample_weight=weights, batch_size=8, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    for ours, theirs in zip(fitted(is_split=True), fitted(is_split=False)):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------------

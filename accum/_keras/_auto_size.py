@@ -12,6 +12,7 @@ from accum import _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._keras._batch_step import BatchStep
+from accum._keras._loss import warn_of_unlike_losses
 from accum._keras._state_watch import warn_of_batch_norms
 from accum._tf import tf
 
@@ -96,6 +97,7 @@ class AutoSizedSteps:
         if has_halved:
             self._size.report()
             warn_of_batch_norms(self._model)
+            warn_of_unlike_losses(self._model)
         return result
 
     def _argument(self) -> Any:

@@ -1,7 +1,9 @@
 """Report the number by which the compiled losses of a model divide, each time that they are computed (law L5)."""
 
 import warnings
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence
+
+import numpy as np
 
 from accum import _tf
 from accum._tf import tf
@@ -14,6 +16,10 @@ class ReportingLoss:
       container: the container that Keras' `compile` made; all other attributes are read from it.
       report: function of the denominator, a float32 scalar tensor; None: report nothing.
       before: function of targets and outputs, called before the losses are computed.
+
+    Attributes:
+      unlike: names of the outputs whose losses divide by numbers that differ between outputs -> what each divides by.
+      has_warned: whether the user has been told.
     """
 
     def __init__(
@@ -22,6 +28,8 @@ class ReportingLoss:
         self._container = container
         self._report = report
         self._before = before
+        self.unlike: Dict[str, str] = {}
+        self.has_warned = False
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, *args: Any, **kwargs: Any) -> tf.Tensor:
         self._before(y_true, y_pred)
@@ -29,15 +37,62 @@ class ReportingLoss:
             return self._container(y_true, y_pred, sample_weight, *args, **kwargs)
         outputs, weights = _tf.without_empty_masks(y_pred, sample_weight)
         total = self._container(y_true, outputs, weights, *args, **kwargs)
-        denominator = _tf.loss_denominator(self._container, y_true, y_pred, sample_weight)
-        if denominator is not None:
-            self._report(denominator)
+        named = _tf.counted_by_losses(self._container, y_true, y_pred, sample_weight)
+        counted = [one for _, one in named]
+        if counted and not any(one is None for one in counted):
+            # Exact if all outputs share the same mask and weights.
+            self._report(tf.add_n([tf.reduce_sum(one) for one in counted]))
+        if not _divide_alike(counted):
+            self.unlike = {name: "examples" if one is None else "elements that count" for name, one in named}
         return total
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_container" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self._container, name)
+
+
+def _divide_alike(counted: Sequence[Optional[tf.Tensor]]) -> bool:
+    """Whether the numbers by which losses divide are in the same proportion in all micro-batches, as far as is known.
+
+    Args:
+      counted: for each loss, what each element counts; None: 1 each.
+    """
+    if all(one is None for one in counted):
+        return True
+    if tf.executing_eagerly():
+        shares = [1.0 if one is None else float(tf.reduce_mean(one)) for one in counted]
+        return np.allclose(shares, shares[0])
+    return len({None if one is None else _sources(one) for one in counted}) == 1
+
+
+def _sources(tensor: tf.Tensor) -> FrozenSet[str]:
+    """Return the names of the tensors in a graph from whose values this one is computed."""
+    sources, seen, waiting = set(), {tensor.name}, [tensor]
+    while waiting:
+        part = waiting.pop()
+        inputs: List[Any] = [] if part.op.type == "Shape" else list(part.op.inputs)
+        if not any(each.dtype in (tf.resource, tf.variant) for each in inputs) and inputs:
+            waiting.extend(each for each in inputs if each.name not in seen)
+            seen.update(each.name for each in inputs)
+        elif part.op.type not in ("Const", "Shape"):
+            sources.add(part.name)
+    return frozenset(sources)
+
+
+def warn_of_unlike_losses(model: tf.keras.Model) -> None:
+    """Warn once for each `compile` if the losses that have just been computed divide by different numbers."""
+    container = getattr(model, _tf.LOSS_CONTAINER, None)
+    if isinstance(container, ReportingLoss) and container.unlike and not container.has_warned:
+        container.has_warned = True
+        warnings.warn(
+            "The losses of the outputs divide by different numbers, and a micro-batch has one weight for all of them: "
+            "unless every micro-batch has the same share of padding or ignored elements, the update differs from that "
+            "of the full batch. Let all losses divide by examples: give padding and ignored elements a `sample_weight` "
+            "of 0 instead, and hide masks from the losses by `tf.keras.layers.Lambda(tf.identity)` at the end of each "
+            f"output. Received: {container.unlike}.",
+            stacklevel=2,
+        )
 
 
 # Base classes in `transformers` whose built-in loss is a mean over the labels other than -100. The number of these

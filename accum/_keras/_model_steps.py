@@ -9,6 +9,7 @@ from accum._keras._batch_norm import batch_norm_following, batch_norms_of
 from accum._keras._batch_step import BatchStep, Collector
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
+from accum._keras._loss import warn_of_unlike_losses
 from accum._keras._micro_batch_size import MicroBatchSize
 from accum._keras._repeatable_noise import RepeatableNoises
 from accum._keras._train_step import TrainStep
@@ -106,6 +107,8 @@ class ModelSteps:
             stack.enter_context(train_step.watching())
             logs = function(data)
         self._check_train_step(train_step, optimizers)
+        if self._accum_size.in_use != "auto" or not all(internals_of(optimizer).is_bare for optimizer in optimizers):
+            warn_of_unlike_losses(self)
         return logs, self._accum_weight.read(weight)
 
     def _weight_of(self, data: Any) -> Optional[Scalar]:
@@ -151,7 +154,10 @@ class ModelSteps:
     def _run_test_step(self, data: Any) -> Tuple[Any, Optional[Scalar]]:
         """Run the test step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1."""
         weight = self._accum_weight.begin(self._weight_of(data))
-        return self._own_step("test_step")(data), self._accum_weight.read(weight)
+        logs = self._own_step("test_step")(data)
+        if self._accum_size.in_use != "auto":
+            warn_of_unlike_losses(self)
+        return logs, self._accum_weight.read(weight)
 
     def _split_predict_step(self, data: Any) -> Any:
         size = self._accum_size.current

@@ -62,8 +62,8 @@ from accum._tf._layers import (
 from accum._tf._losses import (
     LOSS_CONTAINER,
     count_examples,
+    counted_by_losses,
     is_neither_sum_nor_mean,
-    loss_denominator,
     sums_over_examples,
     unpack_data,
     without_empty_masks,

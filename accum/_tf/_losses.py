@@ -1,4 +1,4 @@
-"""Unpack the data of a train step, and find the number by which its loss divides."""
+"""Unpack the data of a train step, and find what counts in the number by which its loss divides."""
 
 import functools
 from typing import Any, List, Optional, Sequence, Tuple
@@ -42,19 +42,19 @@ def _has_axes(leaf: Any) -> Any:
     return leaf is not None and rank != 0
 
 
-def loss_denominator(container: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Optional[tf.Tensor]:
-    """Compute the number by which the losses of a model divide: a float32 scalar, or None if it is the example count.
+def counted_by_losses(
+    container: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> List[Tuple[str, Optional[tf.Tensor]]]:
+    """Return (name of the output, what each element counts) for each loss of a model: it divides by their sum.
 
     From 2.11 on, a built-in reduction divides the loss of a masked output by the number of unmasked elements. From
     2.10 on, a loss with an `ignore_class` divides by the number of elements of other classes. "mean_with_sample_weight"
-    of Keras 3 divides by the sum of the weights. If several outputs have different numbers, no single number is exact.
-    The result is None if any output divides by its examples, and otherwise the sum over the outputs, which is exact if
-    all outputs share the same mask and weights.
+    of Keras 3 divides by the sum of the weights. All other losses divide by all elements: None.
     """
     if VERSION < (2, 10):  # dies with 2.9
-        return None
-    counts = [_denominator(*entry) for entry in _losses_of_outputs(container, y_true, y_pred, sample_weight)]
-    return tf.add_n(counts) if counts and not any(count is None for count in counts) else None
+        return []
+    entries = _losses_of_outputs(container, y_true, y_pred, sample_weight)
+    return [(name, _counted(*entry)) for name, *entry in entries]
 
 
 LOSS_CONTAINER = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
@@ -83,20 +83,25 @@ def _reductions(container: Any) -> List[Optional[str]]:
 
 
 def _losses_of_outputs(container: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> List[Tuple[Any, ...]]:
-    """Return a list of (loss, target, output, weights or None) for the outputs of a compiled model with a target."""
+    """Return a list of (name, loss, target, output, weights or None) for the outputs with a loss and a target."""
     if not IS_KERAS_3:
         places = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
-        entries = list(zip(container._losses, *places))
-        entries = [entry + (None,) for entry in entries]
+        entries = [entry + (None,) for entry in zip(container._output_names, container._losses, *places)]
     else:
         try:
             entries = [
-                (entry.loss, _at(entry.path, y_true), _at(entry.path, y_pred), _weights_at(entry.path, sample_weight))
+                (
+                    entry.name or ".".join(map(str, entry.path)),
+                    entry.loss,
+                    _at(entry.path, y_true),
+                    _at(entry.path, y_pred),
+                    _weights_at(entry.path, sample_weight),
+                )
                 for entry in container._flat_losses
             ]
         except (IndexError, KeyError, TypeError):  # targets of another structure, which only Keras can match
             entries = []
-    return [entry for entry in entries if entry[0] is not None and entry[1] is not None]
+    return [entry for entry in entries if entry[1] is not None and entry[2] is not None]
 
 
 def _weights_at(path: Sequence[Any], sample_weight: Any) -> Any:
@@ -104,34 +109,31 @@ def _weights_at(path: Sequence[Any], sample_weight: Any) -> Any:
     return sample_weight if sample_weight is None or tf.is_tensor(sample_weight) else _at(path, sample_weight)
 
 
-def _denominator(loss: Any, target: Any, output: Any, weights: Any) -> Optional[tf.Tensor]:
-    """Compute the number by which a loss divides, a float32 scalar, or None if it is the number of elements."""
+def _counted(loss: Any, target: Any, output: Any, weights: Any) -> Optional[tf.Tensor]:
+    """Return what each element counts in the number by which a loss divides, or None if all count 1."""
     mask = getattr(output, "_keras_mask", None) if VERSION >= (2, 11) else None  # has no public name; dies with 2.10
     mask = None if mask is None else tf.cast(mask, tf.float32)
     if loss.reduction == "mean_with_sample_weight":
-        return _sum_of_weights(weights, mask)
+        return mask if weights is None else _masked_weights(weights, mask)
     if loss.reduction not in ("auto", "sum_over_batch_size", "mean"):
         return None
     is_sparse = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
     ignored = loss.get_config().get("ignore_class") if is_sparse else None
-    if ignored is not None:
-        taken = tf.cast(tf.not_equal(target, tf.cast(ignored, target.dtype)), tf.float32)
-        taken = tf.reshape(taken, tf.shape(output)[:-1])
-        mask = taken if mask is None else mask * taken
-    return None if mask is None else tf.reduce_sum(mask)
+    if ignored is None:
+        return mask
+    taken = tf.cast(tf.not_equal(target, tf.cast(ignored, target.dtype)), tf.float32)
+    taken = tf.reshape(taken, tf.shape(output)[:-1])
+    return taken if mask is None else mask * taken
 
 
-def _sum_of_weights(weights: Any, mask: Optional[tf.Tensor]) -> Optional[tf.Tensor]:
-    """Sum the unmasked sample weights; None if there are neither weights nor a mask."""
-    if weights is None:
-        return None if mask is None else tf.reduce_sum(mask)
+def _masked_weights(weights: Any, mask: Optional[tf.Tensor]) -> tf.Tensor:
     weights = tf.cast(weights, tf.float32)
-    if mask is not None:  # as in Keras 3, append axes of length 1 to the one with fewer axes
-        missing = mask.shape.rank - weights.shape.rank
-        weights = tf.reshape(weights, tf.concat([tf.shape(weights), [1] * max(missing, 0)], axis=0))
-        mask = tf.reshape(mask, tf.concat([tf.shape(mask), [1] * max(-missing, 0)], axis=0))
-        weights = weights * mask
-    return tf.reduce_sum(weights)
+    if mask is None:
+        return weights
+    # As in Keras 3, append axes of length 1 to the one with fewer axes.
+    missing = mask.shape.rank - weights.shape.rank
+    weights = tf.reshape(weights, tf.concat([tf.shape(weights), [1] * max(missing, 0)], axis=0))
+    return weights * tf.reshape(mask, tf.concat([tf.shape(mask), [1] * max(-missing, 0)], axis=0))
 
 
 def without_empty_masks(y_pred: Any, sample_weight: Any) -> Any:
