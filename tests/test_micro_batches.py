@@ -1,6 +1,7 @@
 """A model that splits the batches of its train step trains as a plain model that computes them whole (law L18)."""
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -337,6 +338,21 @@ def test_what_a_train_step_can_not_do_exactly_is_warned_of(does, words):
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
     with pytest.warns(UserWarning, match=words):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.line
+def test_eagerly_the_variables_are_compared_in_the_first_batch_after_compile_alone():
+    model = split(filled(built(Unusual, {"x": X})))
+    model.does = "state"
+    said = []
+    for _ in range(2):
+        model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
+        model.run_eagerly = True
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(X, Y, batch_size=BATCH, verbose=0)
+        said.append([str(each.message) for each in caught if "changes variables" in str(each.message)])
+    assert [len(lines) for lines in said] == [1, 1] and "average" in said[0][0]
 
 
 @pytest.mark.line

@@ -94,7 +94,6 @@ class BatchStep:
         self._as_function = _tf.must_not_be_in_loop(model)
         self._metrics: Any = None
         self._collector: Any = None
-        self._has_begun = False
 
     def _over_micro_batches(self, function: Callable[..., Any], data: Any) -> Any:
         noises = self._model.__dict__["_accum_noises"]
@@ -124,10 +123,8 @@ class BatchStep:
         self._check_layers()
 
         def micro_batch(part: Any) -> Any:
+            watch = StateWatch.of_first_batch(self._model) if self._collector is None else None
             self._collector, self._metrics = Collector(), StepMetrics(self._model)
-            is_first = not self._has_begun
-            self._has_begun = True
-            watch = StateWatch(self._model) if is_first else None
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
                 for optimizer in self._model.__dict__["_accum_optimizers"]:

@@ -20,6 +20,7 @@ from accum._keras._model_optimizers import ModelOptimizers, replaced_within
 from accum._keras._model_options import ModelOptions
 from accum._keras._model_steps import ModelSteps
 from accum._keras._repeatable_noise import RepeatableNoises
+from accum._keras._state_watch import StateWatch
 from accum._tf import AccumSteps, tf
 
 
@@ -177,6 +178,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         given = signature.bind_partial(*args, **kwargs)
         _tf.set_untracked(self, "_accum_wrapped", {})
         _tf.forget_traces(self)  # which know the optimizers of the last `compile`
+        StateWatch.begin_anew(self)
         for arguments in (given.arguments, given.kwargs):
             for name, value in arguments.items():
                 arguments[name] = replaced_within(value, self._accumulating)

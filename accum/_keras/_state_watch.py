@@ -1,7 +1,7 @@
 """Warn of variables that a train step changes once per micro-batch, where the whole batch would change them once."""
 
 import warnings
-from typing import Any, List
+from typing import Any, List, Optional
 
 import numpy as np
 
@@ -10,14 +10,31 @@ from accum._engine import _replicas
 from accum._tf import tf
 
 
+_WATCHED = "_accum_state_is_watched"
+"""Name of the attribute of a model whose variables have been copied and compared since the last `compile`."""
+
+
 class StateWatch:
     """Compares the variables of a model before and after the first micro-batch of a batch.
 
     In a graph it looks for assignments. Metrics and batch normalisation, which have their own ways, are left out.
     """
 
+    @staticmethod
+    def of_first_batch(model: tf.keras.Model) -> Optional["StateWatch"]:
+        """Return a `StateWatch` for each trace, but eagerly, where it copies all variables, one for each `compile`."""
+        if tf.executing_eagerly():
+            if _WATCHED in model.__dict__:
+                return None
+            _tf.set_untracked(model, _WATCHED, True)
+        return StateWatch(model)
+
+    @staticmethod
+    def begin_anew(model: tf.keras.Model) -> None:
+        """Watch the next batch, because the model has been compiled."""
+        model.__dict__.pop(_WATCHED, None)
+
     def __init__(self, model: tf.keras.Model) -> None:
-        self._model = model
         known = [var for layer in _tf.batch_norms_in(model) for var in layer.variables]
         known += [var for metric in model.metrics for var in metric.variables] + _tf.seeds_of(model)
         ids = {id(_tf.native(var)) for var in known}
