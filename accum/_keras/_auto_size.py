@@ -1,9 +1,9 @@
 """Steps that try the same batch again with smaller micro-batches when memory runs out (law L18, "auto").
 
-batch = next(iterator)                            fetched outside, so that it is still there
-kept = the state that a forward pass changes
-sums = gradients(batch, size)                     memory runs out: restore what was kept, halve the size, try again
-logs = apply(sums)                                the only part that changes weights
+    batch = next(iterator)            # fetched outside of the traced functions, so that it can be tried again
+    kept = the variables that a forward pass changes
+    sums = gradients(batch, size)     # memory runs out: restore what was kept, halve the size, try again
+    logs = apply(sums)                # the only part that changes weights
 """
 
 from typing import Any, Callable, Dict, List
@@ -155,12 +155,8 @@ class AutoSizedSteps:
         return _tf.compiled_unless_eager(self._model, function)
 
     def _on_gradients(self, data: Any, size: Any) -> Any:
-        self._size.current = size
         step = self._steps[_replicas.replica_number()] = BatchStep(self._model, size)
-        try:
-            return step.gradients(data, self._model._run_train_step)
-        finally:
-            self._size.current = None
+        return step.gradients(data, self._model._run_train_step)
 
     def _on_apply(self, totals: Any) -> Any:
         logs = self._steps[_replicas.replica_number()].apply(totals)

@@ -1,7 +1,7 @@
 """A step of a model that holds a whole batch and runs on its micro-batches itself (law L18).
 
-train_step(batch) -> for each micro-batch: the model's own train step, whose optimizers hand over their gradients
-                  -> once: metrics, batch normalisation, and each optimizer with the gradients of the whole batch
+    batch -> for each micro-batch: the model's own train step, whose optimizers hand over their gradients
+          -> once:                 batch normalisation, each optimizer with the gradients of the batch, and metrics
 """
 
 import contextlib
@@ -30,9 +30,8 @@ class _Call(NamedTuple):
     grads_and_vars: List[Any]
     weight: Optional[tf.Tensor]
     has_own_weight: bool
-    apply: Callable[
-        ..., Any
-    ]  # function of a list of (gradient, given variable), and of a weight if there is an own one
+    # Function of a list of (gradient, given variable), and of the weight if the call has its own.
+    apply: Callable[..., Any]
 
 
 class Collector:

@@ -17,13 +17,12 @@ class MicroBatchSize:
 
     Attributes:
       given: the same.
-      current: the size for the step that is being traced or run: an int, an int32 scalar tensor, or None to run the
-        whole batch at once.
+      fixed: the size if it is an int, else None.
     """
 
     def __init__(self, given: Any) -> None:
         self.given = _check.micro_batch_size(given)
-        self.current: Optional[Any] = None if given == "auto" else self.given
+        self.fixed: Optional[int] = None if self.is_auto else self.given
         self._limit = WHOLE_BATCH  # under "auto", the largest size that has not run out of memory
 
     @property

@@ -84,7 +84,7 @@ class ModelSteps:
 
     def _weighted_train_step(self, data: Any) -> Any:
         """Run the train step of the class or the user, so that its gradients are weighted by the micro-batch."""
-        size = self._accum_size.current
+        size = self._accum_size.fixed
         if size is not None:
             return BatchStep(self, size).train(data, self._run_train_step)
         optimizers = accumulating_optimizers(self)
@@ -146,7 +146,7 @@ class ModelSteps:
     # ------------------------------------------------------------------------------------------------------------
 
     def _split_test_step(self, data: Any) -> Any:
-        size = self._accum_size.current
+        size = self._accum_size.fixed
         if size is None:
             return self._own_step("test_step")(data)
         return BatchStep(self, size).test(data, self._run_test_step)
@@ -160,7 +160,7 @@ class ModelSteps:
         return logs, self._accum_weight.read(weight)
 
     def _split_predict_step(self, data: Any) -> Any:
-        size = self._accum_size.current
+        size = self._accum_size.fixed
         if size is None:
             return self._own_step("predict_step")(data)
         return BatchStep(self, size).predict(data, self._own_step("predict_step"))
