@@ -42,6 +42,7 @@ class StepMetrics:
         self._known: List[Any] = []
         self._results: Dict[int, Any] = {}  # id of a value -> (itself, metric, key in its result)
         self._updates: List[_Update] = []
+        self._are_sums: List[bool] = []  # for each update
         self._entries: List[_Entry] = []
         self._logs: Any = None
 
@@ -124,16 +125,17 @@ class StepMetrics:
         self._warn_of_derived_values(logs)
         one = tf.constant(1.0)
         losses = _tf.loss_trackers(self._model) if sums else []
-        self._sums = [any(update.metric is loss for loss in losses) for update in self._updates]
+        self._are_sums = [any(update.metric is loss for loss in losses) for update in self._updates]
+        values = [
+            update.value if is_sum else weighted(update.value, weight)
+            for update, is_sum in zip(self._updates, self._are_sums)
+        ]
         return [
             [None if entry.number is None else Sum(weighted(entry.number, weight)) for entry in self._entries],
-            [Sum(update.value if own else weighted(update.value, weight)) for update, own in self._weighed()],
+            [Sum(value) for value in values],
             [None if update.sample_weight is None else Sum(update.sample_weight) for update in self._updates],
             Sum(one if weight is None else tf.cast(weight, tf.float32)),
         ]
-
-    def _weighed(self) -> Any:
-        return zip(self._updates, self._sums)
 
     def _entry(self, leaf: Any) -> _Entry:
         if id(leaf) in self._results:
@@ -185,8 +187,8 @@ class StepMetrics:
           totals: the combined `parts` of all micro-batches.
         """
         numbers, values, sample_weights, weight = totals
-        for (update, own), value, sample_weight in zip(self._weighed(), values, sample_weights):
-            value = value if own else tf.math.divide_no_nan(value, weight)
+        for update, is_sum, value, sample_weight in zip(self._updates, self._are_sums, values, sample_weights):
+            value = value if is_sum else tf.math.divide_no_nan(value, weight)
             update.metric.update_state(value, sample_weight=sample_weight)
         results: Dict[int, Any] = {}
         flat = []
