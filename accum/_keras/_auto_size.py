@@ -1,9 +1,11 @@
 """Steps that try the same batch again with smaller micro-batches when memory runs out (law L18, "auto").
 
-    batch = next(iterator)            # fetched outside of the traced functions, so that it can be tried again
+    batch = next(iterator)            # outside of the traced functions, so that it can be tried again
     kept = the variables that a forward pass changes
     sums = gradients(batch, size)     # memory runs out: restore what was kept, halve the size, try again
     logs = apply(sums)                # the only part that changes weights
+
+The loop over attempts is in Python, because a graph can't catch an error.
 """
 
 from typing import Any, Callable, Dict, List

@@ -2,6 +2,8 @@
 
     batch -> for each micro-batch: the model's own train step, whose optimizers hand over their gradients
           -> once:                 batch normalisation, each optimizer with the gradients of the batch, and metrics
+
+With `accum_steps`, such a batch is one micro step of a cycle.
 """
 
 import contextlib

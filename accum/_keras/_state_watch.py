@@ -9,7 +9,6 @@ from accum import _tf
 from accum._engine import _replicas
 from accum._tf import tf
 
-
 _WATCHED = "_accum_state_is_watched"
 """Name of the attribute of a model whose variables have been copied and compared since the last `compile`."""
 
