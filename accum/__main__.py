@@ -42,7 +42,7 @@ def _run(argv: Any) -> int:
 
 
 def _parser(is_doctor: bool) -> argparse.ArgumentParser:
-    """The parser; the doctor shares no import with the others, any of which may be what is ill."""
+    """Create the parser; if `is_doctor`, without importing the other commands, because their imports may fail."""
     parser = argparse.ArgumentParser(prog="python -m accum", description=accum.__doc__)
     parser.add_argument("--version", action="version", version="accum " + accum.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

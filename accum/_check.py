@@ -151,7 +151,7 @@ def gradient(grad: Any, var: Any) -> None:
 
 
 def pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
-    """Return `grads_and_vars` as a list of (gradient, variable) pairs, at least one of which has a gradient."""
+    """Return `grads_and_vars` as a list of (gradient, variable), and raise an error if no pair has a gradient."""
     listed = list(grads_and_vars)
     for pair in listed:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:

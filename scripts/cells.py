@@ -1,7 +1,7 @@
 """List the cells of the matrix that exist on each platform, and write these lists into the workflow.
 
-tox.ini defines the cells; this file only knows for which of them TensorFlow is published where. `wheels.py` checks that
-against the package index.
+tox.ini defines the cells; this file only knows for which cells TensorFlow is published on a platform. `wheels.py`
+checks that against the package index.
 
     python scripts/cells.py windows     prints the cells of a platform
     python scripts/cells.py --write     writes all lists into .github/workflows/platforms.yml
@@ -42,7 +42,7 @@ def labels(path: str = os.path.join(ROOT, "tox.ini")) -> Dict[str, List[str]]:
 
 
 def parts(cell: str):
-    """(TensorFlow line, minor of Python 3, last factor or ""), by which cells are sorted."""
+    """The sort key of a cell: (TensorFlow line, minor of Python 3, last factor or "")."""
     minor, major, line, flavour = CELL.match(cell).groups()
     return (int(major), int(line)), int(minor), flavour or ""
 

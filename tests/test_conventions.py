@@ -42,7 +42,7 @@ def test_the_defaults_of_graph_optimizers_are_recorded(record_property):
 @pytest.mark.keras_face
 @pytest.mark.parametrize("family", ["keras", "legacy"])
 def test_the_first_steps_of_keras_optimizers_are_recorded(family, record_property):
-    """The first step of a single weight 1 with gradient 0.5, from which epsilon's place and first slots can be read."""
+    """The first step of a single weight 1 with gradient 0.5. It shows where epsilon is added, and the initial slots."""
     module = tf.keras.optimizers if family == "keras" else legacy_family()
     if module is None or (family == "legacy" and module is tf.keras.optimizers):
         pytest.skip("this line has one family of Keras optimizers")

@@ -305,7 +305,7 @@ def imported(path):
 
 @pytest.mark.parametrize("path", FILES, ids=[os.path.basename(path) for path in FILES])
 def test_nothing_of_it_imports_tensorflow(path):
-    """So that it runs where there is none: also by no other part of accum, all of which do."""
+    """So that it runs without TensorFlow. All other parts of accum import it, so those are not imported either."""
     for name in imported(path):
         assert name.split(".")[0] not in ("tensorflow", "keras", "numpy")
         assert name.split(".")[0] != "accum" or name.startswith("accum._migrate")

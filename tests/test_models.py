@@ -84,7 +84,7 @@ def assert_equals_the_full_batch(model, x, y, **options):
 def assert_swapped_batch_norm_records_the_full_batch(plain, x, y, loss="sparse_categorical_crossentropy"):
     """Of the first layer: the input of any other depends on how those before it have normalised."""
     plain.trainable = True
-    for layer in plain.layers:  # Keras 3 sets those of which it thinks that they differ
+    for layer in plain.layers:  # Keras 3 sets only the layers that it believes to differ
         layer.trainable = isinstance(layer, layers.BatchNormalization)  # what else could learn rests, and takes long
     swapped = accum.replace_batchnorm_layers(plain, K)
     predicted = plain.predict(x)

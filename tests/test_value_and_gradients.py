@@ -243,7 +243,7 @@ def test_a_variable_that_python_code_uses_in_some_micro_batches_only():
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function"])
 def test_16_bit_variables_are_summed_in_32_bits(way):
-    """One large gradient and many small ones, each of which a float16 sum would lose."""
+    """One large gradient and many small ones: a float16 sum would lose every small one."""
     half = tf.Variable(tf.ones([1], tf.float16))
     x = tf.constant([[2048.0]] + [[1.0]] * 64, tf.float16)
 

@@ -1,4 +1,4 @@
-"""Workers in processes of their own, some of which are killed: the steps are those of one device (laws L11, L12)."""
+"""Workers in separate processes make the steps of one device, even if some are killed (laws L11, L12)."""
 
 import json
 import os

@@ -22,8 +22,8 @@ class AdaptiveClipping:
         excludes the last linear layer.
       unit_axes: dict `{name: axes}`, as for `unitwise_norm`, for variables whose units follow neither from their rank
         nor from `model`.
-      model: a Keras model or layer, from which the layout of depthwise and transposed kernels, of embeddings and of
-        `EinsumDense` is read. A `GradientAccumulateModel` registers itself.
+      model: a Keras model or layer. It tells the layout of depthwise and transposed kernels, of embeddings and of
+        `EinsumDense`. A `GradientAccumulateModel` registers itself.
       before: another transform, applied first, or None.
 
     Raises:

@@ -11,7 +11,7 @@ Size = Union[int, tf.Tensor]
 class Batch:
     """A batch of examples: a nested structure of tensors that share their first axis.
 
-    Scalars, `None` and what is no tensor belong to every micro-batch as a whole.
+    Scalars, `None` and objects other than tensors belong to every micro-batch as a whole.
 
     Args:
       data: nested structure of tensors, `tf.RaggedTensor`, `tf.SparseTensor` or arrays.

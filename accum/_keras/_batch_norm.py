@@ -82,7 +82,7 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
         return self.accum_statistics.accum_steps
 
     def get_config(self) -> Dict[str, Any]:
-        """Return the config, from which `from_config` makes the same layer without custom objects."""
+        """Return the config. `from_config` makes the same layer from it, without custom objects."""
         return dict(super().get_config(), accum_steps=self.accum_steps, synchronized=self._accum_synchronized)
 
     def flush(self) -> Any:

@@ -329,7 +329,7 @@ class GradientAccumulateOptimizer:
         return f"{type(self).__name__}({type(self._inner).__name__}, {arguments})"
 
     def get_config(self) -> Dict[str, Any]:
-        """Return the config, from which `from_config` makes the same optimizer without custom objects.
+        """Return the config. `from_config` makes the same optimizer from it, without custom objects.
 
         A `transform` is included by name if it is registered with `tf.keras.utils.register_keras_serializable`;
         otherwise it is left out, with a warning.

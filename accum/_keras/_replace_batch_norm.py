@@ -62,7 +62,7 @@ class _Replacer:
         return copy
 
     def _match_trainable(self, model: tf.keras.Model, copy: tf.keras.Model) -> None:
-        copy.trainable = model.trainable  # also sets all layers in it, each of which may differ
+        copy.trainable = model.trainable  # also sets all layers in it, so the loop sets each one again
         for layer in model.layers:
             _, its_copy = self._copies.get(id(layer), (None, None))
             if _tf.is_layered_model(layer):

@@ -32,7 +32,7 @@ def value_and_gradients(
       function: function of one micro-batch, a scalar loss. If `data` is a tuple or a list, it is called as
         `function(*micro_batch)`, otherwise as `function(micro_batch)`. In a `tf.function`, it is traced at most twice.
       data: nested structure of tensors, `tf.RaggedTensor`, `tf.SparseTensor` or arrays that share their first axis, the
-        examples. Scalars, None and what is no tensor are passed to each call as they are.
+        examples. Scalars, None and objects other than tensors are passed to each call unchanged.
       variables: list of variables to differentiate with respect to.
       micro_batch_size: the largest number of examples in a call of `function`, >= 1.
       weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the

@@ -11,7 +11,7 @@ from accum._tf._version import IS_KERAS_3, tf
 
 
 def _entry_points() -> Any:
-    """Return a list of (class, method name), through which the optimizers of each family apply gradients."""
+    """Return a list of (class, method name): the methods by which the optimizers of each family apply gradients."""
     points = [(GraphOptimizer, "apply_gradients")]
     if LegacyOptimizer is not None:
         points.append((LegacyOptimizer, "apply_gradients"))

@@ -128,7 +128,7 @@ class Reading:
         return steps
 
     def check_powers(self, steps):
-        """Check that v1's powers of Adam's betas agree with the number of steps, from which Keras corrects the bias."""
+        """Check v1's powers of Adam's betas against the number of steps, by which Keras corrects the bias."""
         for name, beta in zip(("beta1_power", "beta2_power"), self._run.betas):
             power = float(self._file.value(self._layout.counter(name)))
             self._report.add(self._layout.counter(name), "iterations", np.float32(power), f"{beta:g} ** (t + 1)")

@@ -1,4 +1,4 @@
-"""Represent an array by a few numbers, by which recordings are compared.
+"""Represent an array by a few numbers, so that recordings can be compared by them.
 
     norm = |v|,  mean = sum_i(v_i) / n,  p_j = sum_i(u_ji v_i),  j = 1 ... 8
 

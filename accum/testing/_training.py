@@ -84,7 +84,7 @@ def _compared(pair, batches, cut, tolerance, accum_steps):
 
 
 class _Pair:
-    """Two models with the same initial weights, one of which accumulates.
+    """A plain model and an accumulating one, with the same initial weights.
 
     Attributes:
       full: the model that is trained on full batches.

@@ -52,7 +52,7 @@ def value_and_gradients(
       function: function of one micro-batch, a scalar loss. If `data` is a tuple or a list, it is called as
         `function(*micro_batch)`, otherwise as `function(micro_batch)`.
       data: nested structure of tensors, `tf.RaggedTensor` or `tf.SparseTensor` that share their first axis, the
-        examples. Scalars, None and what is no tensor are passed to each call as they are.
+        examples. Scalars, None and objects other than tensors are passed to each call unchanged.
       variables: list of variables to differentiate with respect to; None: all trainable variables of the graph, with
         those that `function` creates.
       micro_batch_size: the largest number of examples in a call of `function`, >= 1.
@@ -177,9 +177,9 @@ class _Calls:
         added = [one for one in additions.of(KEYS.REGULARIZATION_LOSSES) if not depends_on(one, sources)]
         if added and depends_on(loss, self._kept_losses):
             raise ValueError(
-                "`function` adds losses of variables to REGULARIZATION_LOSSES itself, of which its second call finds "
-                "those of the first: add them before, outside of `function`, or pass `regularizer=` where the variable "
-                f"is created. Received: {[one.name for one in added]}."
+                "`function` adds losses of variables to REGULARIZATION_LOSSES itself. It is called twice, and "
+                "would count them twice: add them before, outside of `function`, or pass `regularizer=` where the "
+                f"variable is created. Received: {[one.name for one in added]}."
             )
 
 

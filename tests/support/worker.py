@@ -107,7 +107,7 @@ def fit(strategy):
 
 
 def micro_batches(strategy):
-    """Run `fit` with a `micro_batch_size` that memory decides, of which only the last worker has too little."""
+    """Run `fit` with `micro_batch_size="auto"`, where only the last worker has too little memory."""
     x, y, first = problem()
 
     def allocate(count):

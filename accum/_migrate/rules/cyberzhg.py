@@ -30,7 +30,7 @@ def wrapper(call, surroundings):
 
 
 def adam_accumulated(call, surroundings):
-    """Rewrite `AdamAccumulated`, from which H2G-Net took its own with the same arguments and update rule."""
+    """Rewrite `AdamAccumulated`. H2G-Net copied it, with the same arguments and update rule."""
     return h2g_net.adam_accumulated(call, surroundings)._replace(note=NOTE_ADAM)
 
 
