@@ -301,6 +301,13 @@ def test_dice_of_each_example_is_exact_and_dice_of_the_batch_is_a_mean_over_micr
 ATTENDED = (TOKENS > 0).astype("int32")
 TO_GUESS = np.where(TOKENS * (RANDOM.uniform(size=TOKENS.shape) < 0.6), TOKENS, -100)  # -100: no part of the loss
 TO_GUESS[:, 0] = TOKENS[:, 0]
+TINY = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "vocab_size": 11,
+}
 BERT = [
     ("TFBertForSequenceClassification", CLASSES, "examples"),
     ("TFBertForMaskedLM", TO_GUESS, lambda x, y, sample_weight: tf.math.count_nonzero(x["labels"] + 100)),
@@ -344,14 +351,7 @@ def test_a_hugging_face_model_s_own_loss_and_train_step_equal_the_full_batch(nam
 @pytest.mark.slow
 def test_a_pretrained_model_is_saved_under_the_name_of_its_own_class(tmp_path):
     transformers = pytest.importorskip("transformers")
-    tiny = {
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 8,
-        "vocab_size": 11,
-    }
-    plain = transformers.TFBertForSequenceClassification(transformers.BertConfig(**tiny))
+    plain = transformers.TFBertForSequenceClassification(transformers.BertConfig(**TINY))
     plain(np.ones((1, 4), "int32"))
     model = accum.GradientAccumulateModel.from_model(plain, 2)
     model.save_pretrained(str(tmp_path))
@@ -364,14 +364,7 @@ def test_a_pretrained_model_is_saved_under_the_name_of_its_own_class(tmp_path):
 @pytest.mark.law("L17")
 def test_a_loss_of_hugging_face_that_is_a_mean_over_labels_warns_at_compile():
     transformers = pytest.importorskip("transformers")
-    tiny = {
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 8,
-        "vocab_size": 11,
-    }
-    make = lambda: transformers.TFBertForMaskedLM(transformers.BertConfig(**tiny))
+    make = lambda: transformers.TFBertForMaskedLM(transformers.BertConfig(**TINY))
     count = lambda x, y, sample_weight: tf.math.count_nonzero(x["labels"] != -100)
     with pytest.warns(UserWarning, match="mean over the labels other than -100.*`micro_batch_weight=`"):
         accum.GradientAccumulateModel.from_model(make(), 2).compile("sgd")
