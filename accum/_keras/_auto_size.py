@@ -37,7 +37,8 @@ class AutoSizedSteps:
         self._predict = self._function(self._on_predict)
         self._traced: List[Any] = []
         self._known: List[tf.Variable] = []  # what a forward pass may change, in the order in which it was met
-        self._read = _tf.compiled_unless_eager(self._model, self._read_state)
+        # Not by XLA, which would copy them all, frozen weights too, and can't read those of several devices.
+        self._read = self._read_state if model.run_eagerly else tf.function(self._read_state)
 
     def train_function(self, iterator: Any) -> Any:
         return _each_step(iterator, _tf.steps_per_execution(self._model), self._train)
