@@ -140,6 +140,25 @@ def test_it_says_so_once_and_halves_again_later(memory):
     assert "is 10 from" in said[0][0] and "is 2 from" in said[1][0]
 
 
+@pytest.mark.line
+@pytest.mark.skipif(LINE < (2, 11), reason="losses divide by all elements")
+def test_outputs_that_divide_by_different_numbers_are_warned_of_once_micro_batches_are_smaller(memory):
+    inputs = tf.keras.Input((3,), dtype="int32")
+    hidden = layers.Embedding(5, 2, mask_zero=True)(inputs)
+    outputs = [layers.Dense(1, name="masked")(hidden), layers.Dense(1, name="plain")(Memory()(hidden))]
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Model(inputs, outputs), micro_batch_size="auto")
+    model.compile("sgd", ["mse", "mse"], **JIT)
+    targets = [X[:, :, np.newaxis]] * 2
+    said = []
+    for examples in (1000, 12, 3):
+        memory.examples = examples
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(np.arange(132).reshape(44, 3) % 5, targets, batch_size=BATCH, verbose=0)
+        said.append(["'masked'" in str(each.message) for each in caught if "losses" in str(each.message)])
+    assert said == [[], [True], []]
+
+
 def test_evaluation_and_prediction_halve_too(memory):
     model = small()
     model.compile("sgd", "mse", metrics=["mae"], **JIT)
