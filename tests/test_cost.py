@@ -167,6 +167,23 @@ def test_a_weighed_micro_batch_is_added_in_one_pass():
     assert not [op for name, op in all_ops(graph_def) if name == branch and op in ("Mul", "MulNoNan")]
 
 
+@pytest.mark.law("L16")
+@pytest.mark.law("L18")
+@pytest.mark.keras_face
+def test_no_gradient_is_multiplied_in_the_loop_over_micro_batches():
+    inputs = tf.keras.Input((5,))
+    outputs = tf.keras.Sequential([tf.keras.layers.Dense(3) for _ in range(4)])(inputs)
+    model = accum.GradientAccumulateModel(micro_batch_size=2, inputs=inputs, outputs=outputs)
+    model.compile(tf.keras.optimizers.SGD(), "mse")
+    train_step = tf.function(lambda x, y: model.train_step((x, y)))
+    specs = [tf.TensorSpec([None, size], tf.float32) for size in (5, 3)]
+    graph_def = train_step.get_concrete_function(*specs).graph.as_graph_def()
+    where = Counter(name for name, op in all_ops(graph_def) if op == "MulNoNan")
+    # The first micro-batch may be smaller, so its gradients are; elsewhere the number of the loss is.
+    assert where.pop(None) >= len(model.trainable_variables)
+    assert sum(where.values()) <= 2
+
+
 def kernels_run(session, op):
     """The stats of the kernels that running `op` runs."""
     options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()

@@ -20,21 +20,22 @@ from accum._engine._combined import Combined
 from accum._tf import tf
 
 
-class _Cuts(NamedTuple):
-    """Where a batch is cut: `first` examples, then `loops` times `size`."""
+class Cuts(NamedTuple):
+    """Where a batch is cut: `first` examples, then `loops` times `size`, which is at most the batch."""
 
     first: Size
     loops: Size
     size: Size
 
 
-def _cut(count: Size, size: Size) -> _Cuts:
+def cut(count: Size, size: Size) -> Cuts:
+    """Cut a batch of `count` examples into micro-batches of at most `size`."""
     if isinstance(count, int) and isinstance(size, int):
         first = (count - 1) % size + 1 if count else 0
-        return _Cuts(first, (count - first) // size, size)
+        return Cuts(first, (count - first) // size, min(size, max(count, 1)))
     first = tf.minimum(tf.math.floormod(count - 1, size) + 1, count)
     # No micro-batch is larger than the batch: XLA compiles the loop's body even if it never runs.
-    return _Cuts(first, (count - first) // size, tf.minimum(size, tf.maximum(count, 1)))
+    return Cuts(first, (count - first) // size, tf.minimum(size, tf.maximum(count, 1)))
 
 
 def over_micro_batches(
@@ -53,7 +54,7 @@ def over_micro_batches(
     Returns:
       The structure that `function` returns, with the combined values.
     """
-    cuts = _cut(batch.count, size)
+    cuts = cut(batch.count, size)
     first = function(batch.part(0, cuts.first))
     leaves = tf.nest.flatten(first)
     states = [None if leaf is None else leaf.start(cuts.loops, compiled) for leaf in leaves]

@@ -14,7 +14,7 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._engine._combined import Pooled, Rows, Sum, divided, gradient_sum
-from accum._engine._micro_batches import over_micro_batches
+from accum._engine._micro_batches import cut, over_micro_batches
 from accum._engine._moments import Moments
 from accum._keras._batch_norm import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
@@ -95,15 +95,16 @@ class BatchStep:
         self._as_function = _tf.must_not_be_in_loop(model)
         self._metrics: Any = None
         self._collector: Any = None
+        self._cuts: Any = None  # the `Cuts` of the batch
 
-    def _over_micro_batches(self, function: Callable[..., Any], data: Any) -> Any:
+    def _over_micro_batches(self, function: Callable[..., Any], batch: Batch) -> Any:
         noises = self._model.__dict__["_accum_noises"]
 
         def with_noise(part: Any) -> Any:
             with noises.drawing():
                 return function(part)
 
-        return over_micro_batches(with_noise, Batch(data), self._size, self._compiled, self._as_function)
+        return over_micro_batches(with_noise, batch, self._size, self._compiled, self._as_function)
 
     # ------------------------------------------------------------------------------------------------------------
     # Training
@@ -122,9 +123,12 @@ class BatchStep:
         """Run the train step on each micro-batch. Returns what `apply` takes: a nested structure of tensors."""
         sums = self._model.sums_losses
         self._check_layers()
+        batch = Batch(data)
+        self._cuts = cut(batch.count, self._size)
 
         def micro_batch(part: Any) -> Any:
-            watch = StateWatch.of_first_batch(self._model) if self._collector is None else None
+            is_first = self._collector is None
+            watch = StateWatch.of_first_batch(self._model) if is_first else None
             self._collector, self._metrics = Collector(), StepMetrics(self._model)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
@@ -134,11 +138,11 @@ class BatchStep:
                 logs, weight = train_step(part, self._collector)
             if watch is not None:
                 watch.warn_of_changes()
-            calls = [self._parts_of(call) for call in self._collector.calls]
+            calls = [self._parts_of(call, is_first) for call in self._collector.calls]
             moments = [Pooled(*each) for _, each in self._collector.moments]
             return [calls, moments, self._metrics.parts(logs, weight, sums)]
 
-        totals = self._over_micro_batches(micro_batch, data)
+        totals = self._over_micro_batches(micro_batch, batch)
         if sums and self._model.losses:
             warnings.warn(
                 "A loss with reduction SUM adds up over micro-batches, and so do the regularization losses of the "
@@ -156,11 +160,26 @@ class BatchStep:
                 f"`accum_steps` without `micro_batch_size`. Received: {synchronized}."
             )
 
-    @staticmethod
-    def _parts_of(call: _Call) -> Any:
-        grads = [gradient_sum(grad, var, call.weight) for grad, var in call.grads_and_vars]
-        weight = tf.constant(1.0) if call.weight is None else call.weight
-        return [grads, Sum(weight)]
+    def _parts_of(self, call: _Call, is_first: bool) -> Any:
+        """Return the weighted gradients of a call, the weight by which their sum is divided, and the call's weight."""
+        weight = share = call.weight
+        if weight is not None and self._model._accum.weighs_as_keras and not call.has_own_weight:
+            share = self._share_of(weight, is_first)
+        grads = [gradient_sum(grad, var, share) for grad, var in call.grads_and_vars]
+        one = tf.constant(1.0)
+        return [grads, Sum(one if share is None else share), Sum(one if weight is None else weight)]
+
+    def _share_of(self, weight: tf.Tensor, is_first: bool) -> Optional[tf.Tensor]:
+        """Return a weight that counts examples, divided by the size of a micro-batch; None for 1.
+
+        It is 1 in the loop, so that no gradient there is multiplied by it: for each micro-batch, that would be another
+        pass over all gradients.
+        """
+        first, _, size = self._cuts
+        is_whole = not is_first or (isinstance(first, int) and first == size)
+        if is_whole and not self._model.__dict__["_accum_weight"].was_replaced:
+            return None
+        return weight / tf.cast(size, tf.float32)
 
     def _intercepting(self, optimizer: Any, collector: Collector) -> Any:
         """Return a context in which a `LossScaleOptimizer` hands over its gradients, unscaled or not."""
@@ -178,14 +197,14 @@ class BatchStep:
         with batch_norm_following(accumulating_optimizers(self._model)[0], self._model):
             for (statistics, _), whole in zip(self._collector.moments, moments):
                 statistics.receive_whole(Moments(*whole))
-            for call, (grads, weight) in zip(self._collector.calls, calls):
-                self._apply_call(call, grads, weight)
+            for call, (grads, share, weight) in zip(self._collector.calls, calls):
+                self._apply_call(call, grads, share, weight)
         return self._metrics.finish(metrics)
 
-    def _apply_call(self, call: _Call, totals: Any, weight: tf.Tensor) -> None:
+    def _apply_call(self, call: _Call, totals: Any, share: tf.Tensor, weight: tf.Tensor) -> None:
         sums = self._model.sums_losses
         dtypes = [None if grad is None else grad.dtype for grad, _ in call.grads_and_vars]
-        grads = [divided(total, None if sums else weight, dtype) for total, dtype in zip(totals, dtypes)]
+        grads = [divided(total, None if sums else share, dtype) for total, dtype in zip(totals, dtypes)]
         pairs = list(zip(grads, call.given))
         if id(call.optimizer) in self._collector.shares_overflow:
             pairs = call.optimizer._hand_back(pairs)
@@ -216,7 +235,7 @@ class BatchStep:
                 logs, weight = test_step(part)
             return self._metrics.parts(logs, weight, sums)
 
-        totals = self._over_micro_batches(micro_batch, data)
+        totals = self._over_micro_batches(micro_batch, Batch(data))
         return self._metrics.finish(totals)
 
     def predict(self, data: Any, predict_step: Callable[..., Any]) -> Any:
@@ -240,7 +259,7 @@ class BatchStep:
                     )
             return tf.nest.map_structure(Rows, outputs)
 
-        return self._over_micro_batches(micro_batch, data)
+        return self._over_micro_batches(micro_batch, Batch(data))
 
 
 def _has_length(output: tf.Tensor, count: Any) -> bool:

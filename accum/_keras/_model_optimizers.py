@@ -84,7 +84,7 @@ class ModelOptimizers:
         splits = self._accum_size.given is not None
         if container is None or isinstance(container, ReportingLoss) or not (self._accum.weighs_as_keras or splits):
             return
-        report = self._accum_weight.set if self._accum.weighs_as_keras else None
+        report = self._accum_weight.replace if self._accum.weighs_as_keras else None
         _tf.set_untracked(self, _tf.LOSS_CONTAINER, ReportingLoss(container, report, self._before_losses))
 
 

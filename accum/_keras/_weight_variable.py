@@ -11,9 +11,13 @@ class WeightVariable:
     """Holds the weight of each replica's micro-batch, a float32 scalar.
 
     It is a variable because a `tf.function` in a train step, once traced, is called again for the next micro-batch.
+
+    Attributes:
+      was_replaced: whether a train step has ever replaced the weight that a micro-batch began with.
     """
 
     def __init__(self) -> None:
+        self.was_replaced = False
         self._variable: Any = None
 
     def begin(self, weight: Optional[Scalar]) -> Any:
@@ -31,13 +35,17 @@ class WeightVariable:
         if self._variable is None:
             with tf.init_scope():
                 self._variable = _tf.new_statistic("micro_batch_weight", [], tf.float32)
-        self.set(weight)
+        self._assign(weight)
         return self._variable
 
-    def set(self, weight: Scalar) -> None:
+    def replace(self, weight: Scalar) -> None:
         """Replace the weight of the micro-batch, if it has one."""
+        self.was_replaced = True
         if self._variable is not None:
-            _replicas.local_variable(self._variable).assign(tf.cast(weight, tf.float32))
+            self._assign(weight)
+
+    def _assign(self, weight: Scalar) -> None:
+        _replicas.local_variable(self._variable).assign(tf.cast(weight, tf.float32))
 
     @staticmethod
     def read(variable: Any) -> Any:
