@@ -23,7 +23,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 README = os.path.join(HERE, "README.md")
 WORKLOADS = ["mlp", "conv", "transformer"]
-FACES = ["v1", "optimizer", "model"]
+FACES = ["v1", "optimizer", "model", "one step", "step in fit"]
 
 
 class WorkerFailed(Exception):
@@ -70,8 +70,18 @@ def tasks_of(settings):
 
 
 def _memory_tasks(task, settings):
-    """For the MLP, every K against plain micro-batches; for the conv net, 64 x 64 examples against 4,096."""
-    if task["workload"] == "mlp":
+    """For the MLP, every K against plain micro-batches; for the conv net, 64 x 64 examples against 4,096.
+
+    For a step that takes whole batches: 8 micro-batches against a single one and against the whole batch.
+    """
+    if task["face"] == "step in fit":
+        return []
+    if task["face"] == "one step":
+        if task["workload"] == "transformer":
+            return []
+        batch = 4 if settings["smoke"] else {"mlp": 16, "conv": 64}[task["workload"]]
+        kinds = [(kind, 2 if settings["smoke"] else 8) for kind in ("micro-batch", "accumulated", "full batch")]
+    elif task["workload"] == "mlp":
         batch = 4 if settings["smoke"] else 16
         kinds = [("micro-batch", 1)] + [("accumulated", k) for k in settings["accum_steps"]]
     elif task["workload"] == "conv":

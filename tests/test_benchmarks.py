@@ -43,6 +43,32 @@ def test_every_face_is_timed_beside_the_limit(face, workload):
     assert rows["accum"]["deviation"] <= 2e-6 < rows["an update every micro-batch"]["deviation"]
 
 
+@pytest.mark.skipif(not HAS_KERAS_FACE, reason="no `GradientAccumulateModel` here")
+@pytest.mark.parametrize("face", ["one step", "step in fit"])
+def test_a_step_over_micro_batches_is_timed_beside_the_full_batch(face):
+    from measuring.timing import time_one
+
+    result = time_one(task(face, "mlp"))
+    rows = {row["contender"]: row for row in result["times"]}
+    for name in (
+        "plain, full batch",
+        "accum, micro_batch_size",
+        'accum, micro_batch_size="auto"',
+        "accum, accum_steps",
+    ):
+        assert rows[name]["deviation"] <= 2e-6
+    assert "accum, micro_batch_size, to the plain, full batch" in rows
+
+
+@pytest.mark.skipif(not HAS_KERAS_FACE, reason="no `GradientAccumulateModel` here")
+@pytest.mark.parametrize("kind", ["micro-batch", "accumulated", "full batch"])
+def test_the_memory_of_a_step_over_micro_batches_is_measured(kind):
+    from measuring.memory import measure_one
+
+    (row,) = measure_one(dict(task("one step", "mlp"), kind=kind, batch=4))["memory"]
+    assert row["peak_mib"] >= row["idle_mib"] > 0
+
+
 def test_what_ends_in_other_weights_is_not_timed(monkeypatch):
     from measuring import static_graph, timing
 

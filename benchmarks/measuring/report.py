@@ -61,9 +61,11 @@ def memory_table(result):
         share = more["variables_mib"] / now["parameters_mib"]
         size = f"{k} x {batch}" if kind == "accumulated" else str(batch * (k if kind == "full batch" else 1))
         cells = [now["peak_mib"], now["idle_mib"], more["peak_mib"], now["parameters_mib"], share]
+        cells += [now["peak_mib"] / (bare[0]["peak_mib"] + now["parameters_mib"]) if bare else float("nan")]
         cells += [now["gpu_peak_mib"]] if "gpu_peak_mib" in now else []
         rows.append([workload, face, kind, size] + [f"{value:.2f}" for value in cells])
     head = ["MiB", "face", "run", "batch", "peak", "of it idle", "more", "parameters", "accumulators / parameters"]
+    head += ["peak / (micro-batch + gradient)"]
     head += ["GPU peak"] if any(len(row) > len(head) for row in rows) else []
     return table(head, [row + [""] * (len(head) - len(row)) for row in rows]) + [""] if rows else []
 

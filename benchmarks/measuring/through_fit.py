@@ -25,6 +25,20 @@ class Network(tf.keras.layers.Layer):
         return self._workload.logits(weights, x)
 
 
+def untuned(data):
+    """`data`, not tuned while it is read.
+
+    The thread that tunes a dataset sleeps 10 ms, then 20, 40 and so on, and is not always woken when the dataset ends.
+    `fit` then returns only 310, 630, 1,270, ... ms after it began, however long its steps took.
+    """
+    options = tf.data.Options()
+    if hasattr(options, "autotune"):
+        options.autotune.enabled = False
+    else:  # dies with 2.6
+        options.experimental_optimization.autotune = False
+    return data.with_options(options)
+
+
 class Fit:
     """What the contenders share; see `custom_loop.Loop`."""
 
@@ -48,7 +62,7 @@ class Fit:
 
     def prepare(self, batches, times=1):
         data = tf.data.Dataset.from_tensor_slices(tuple(np.concatenate(part) for part in zip(*batches)))
-        return data.batch(self._workload.batch, drop_remainder=True).repeat(times)
+        return untuned(data.batch(self._workload.batch, drop_remainder=True).repeat(times))
 
     def run(self, batches):
         return self._model.fit(batches, verbose=0).history["loss"]
