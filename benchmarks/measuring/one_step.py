@@ -1,7 +1,6 @@
-"""Steps of a Keras model as `fit` makes them: its train function, called on an iterator.
+"""Steps of a Keras model as `fit` makes them: its train function, called on an iterator that stays open.
 
-`fit` itself is left out. Beside its own work, it reads the logs and starts and stops the dataset in every call, which
-on few cores takes sometimes little and sometimes as long as a step.
+What a call of `fit` does around its steps is left out; `step_in_fit` includes it.
 """
 
 import numpy as np

@@ -114,7 +114,9 @@ def merged(text, results):
     after = rest.split(END)[1]
     parts = []
     for result in sorted(results, key=_line):
-        parts.append(f"### TensorFlow {result['versions']['tensorflow']}\n\n{as_text(result)}")
+        faces = {row["face"] for row in result["times"] + result["memory"]}
+        what = ": a step over micro-batches" if faces and faces <= {"one step", "step in fit"} else ""
+        parts.append(f"### TensorFlow {result['versions']['tensorflow']}{what}\n\n{as_text(result)}")
     return before + BEGIN + "\n" + ("\n".join(parts) or NOTHING + "\n") + END + after
 
 
