@@ -1,6 +1,6 @@
 """What a function returns of a micro-batch, and how it is combined over the micro-batches of a batch."""
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 from accum import _tf
 from accum._engine._accumulators import weighted
@@ -73,7 +73,7 @@ class Rows(Combined):
         shape = value.shape
         shape = tf.TensorShape([None] + shape.as_list()[1:]) if shape.rank is not None else shape
         length = tf.maximum(loops, 1) if compiled else loops + 1  # XLA compiles a loop that never runs, too
-        rows = tf.TensorArray(value.dtype, size=length, element_shape=shape, infer_shape=False)
+        rows = tf.TensorArray(value.dtype, size=length, element_shape=shape, infer_shape=False, clear_after_read=False)
         return rows if compiled else rows.write(0, value)
 
     def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
@@ -95,6 +95,36 @@ class Rows(Combined):
     def _after(self, value: tf.Tensor, rows: tf.TensorArray) -> tf.Tensor:
         shape = tf.concat([[-1], tf.shape(value)[1:]], axis=0)
         return tf.concat([value, tf.reshape(rows.stack()[: self._loops], shape)], axis=0)
+
+
+class Kept(Rows):
+    """A tensor of each micro-batch, to be read again by a later loop over the same micro-batches."""
+
+    def end(self, state: Sequence[Any], compiled: bool) -> "KeptTensors":
+        return KeptTensors(self.values[0], state[0], 0 if compiled else 1, lambda: self._joined(state, compiled)[0])
+
+
+class KeptTensors:
+    """The tensors of all micro-batches that `Kept` has collected.
+
+    Args:
+      first: the tensor of the first micro-batch.
+      others: `tf.TensorArray`, with those in the loop.
+      begin: where in it the loop begins.
+      joined: function that concatenates all of them along the first axis.
+    """
+
+    def __init__(self, first: tf.Tensor, others: tf.TensorArray, begin: int, joined: Callable[[], tf.Tensor]) -> None:
+        self.first = first
+        self.joined = joined
+        self._others = others
+        self._begin = begin
+
+    def at(self, index: Any) -> tf.Tensor:
+        """Return the tensor of the micro-batch that is the `index`-th in the loop."""
+        tensor = self._others.read(index + self._begin)
+        tensor.set_shape([None] + self.first.shape.as_list()[1:] if self.first.shape.rank else None)
+        return tensor
 
 
 class SlicesSum(Rows):

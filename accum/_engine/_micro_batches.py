@@ -38,37 +38,82 @@ def cut(count: Size, size: Size) -> Cuts:
     return Cuts(first, (count - first) // size, tf.minimum(size, tf.maximum(count, 1)))
 
 
-def over_micro_batches(
-    function: Callable[[Any], Any], batch: Batch, size: Size, compiled: bool = False, as_function: bool = False
-) -> Any:
-    """Run `function` on each micro-batch in turn, and combine the results.
+FIRST = object()
+"""In place of an index: the first micro-batch."""
+
+WHOLE = object()
+"""In place of an index: all micro-batches at once."""
+
+
+class MicroBatches:
+    """The micro-batches of one batch, over which functions can run one after the other.
 
     Args:
-      function: function of a micro-batch, in the structure of the batch's data. It returns a nested structure of
-        `Combined` and None, the same for each micro-batch. Eagerly, a value may be None for some of them only.
       batch: a `Batch`.
       size: int >= 1 or an int32 scalar tensor, the largest number of examples in a micro-batch.
       compiled: whether XLA compiles this, which needs shapes that are known when it does.
-      as_function: whether to call `function` as a `tf.function` in the loop, for code that must not be in a loop.
+      as_function: whether to call functions as a `tf.function` in the loop, for code that must not be in a loop.
 
-    Returns:
-      The structure that `function` returns, with the combined values.
+    Attributes:
+      batch, compiled: the same.
+      cuts: where the batch is cut.
     """
-    cuts = cut(batch.count, size)
-    first = function(batch.part(0, cuts.first))
-    leaves = tf.nest.flatten(first)
-    states = [None if leaf is None else leaf.start(cuts.loops, compiled) for leaf in leaves]
 
-    def returned(index: Any) -> List[Optional[Combined]]:
-        part = batch.part(cuts.first + index * cuts.size, cuts.size)
-        return _within_function(function, part) if as_function else tf.nest.flatten(function(part))
+    def __init__(self, batch: Batch, size: Size, compiled: bool = False, as_function: bool = False) -> None:
+        self.batch = batch
+        self.compiled = compiled
+        self._as_function = as_function
+        self.cuts = cut(batch.count, size)
 
-    if tf.executing_eagerly():
-        _add_eagerly(returned, int(cuts.loops), leaves, states)
-    elif not isinstance(cuts.loops, int) or cuts.loops > 0:
-        states = _add_in_graph(returned, cuts.loops, leaves, states, compiled)
-    ended = [None if leaf is None else leaf.end(state, compiled) for leaf, state in zip(leaves, states)]
-    return tf.nest.pack_sequence_as(first, ended)
+    def part(self, batch: Batch, index: Any) -> Any:
+        """Return the micro-batch at `index` of any batch that is cut like this one, in the structure of its data."""
+        first, _, size = self.cuts
+        if index is WHOLE:
+            return batch.part(0, batch.count)
+        return batch.part(0, first) if index is FIRST else batch.part(first + index * size, size)
+
+    def run(self, function: Callable[[Any, Any], Any]) -> Any:
+        """Run `function` on each micro-batch in turn, and combine the results.
+
+        Args:
+          function: function of a micro-batch, in the structure of the batch's data, and of its index: `FIRST`, or an
+            int32 scalar tensor that counts from 0 in the loop. It returns a nested structure of `Combined` and None,
+            the same for each micro-batch. Eagerly, a value may be None for some of them only.
+
+        Returns:
+          The structure that `function` returns, with the combined values.
+        """
+        loops = self.cuts.loops
+        first = function(self.part(self.batch, FIRST), FIRST)
+        leaves = tf.nest.flatten(first)
+        states = [None if leaf is None else leaf.start(loops, self.compiled) for leaf in leaves]
+
+        def returned(index: Any) -> List[Optional[Combined]]:
+            part = self.part(self.batch, index)
+            if self._as_function:
+                return _within_function(lambda part: function(part, index), part)
+            return tf.nest.flatten(function(part, index))
+
+        if tf.executing_eagerly():
+            _add_eagerly(returned, int(loops), leaves, states)
+        elif not isinstance(loops, int) or loops > 0:
+            states = _add_in_graph(returned, loops, leaves, states, self.compiled)
+        ended = [None if leaf is None else leaf.end(state, self.compiled) for leaf, state in zip(leaves, states)]
+        return tf.nest.pack_sequence_as(first, ended)
+
+    def run_at_once(self, function: Callable[[Any, Any], Any]) -> Any:
+        """Run `function` once, on the whole batch and the index `WHOLE`, and return its results like `run`."""
+        result = function(self.part(self.batch, WHOLE), WHOLE)
+        leaves = tf.nest.flatten(result)
+        ended = [None if leaf is None else leaf.end(leaf.start(0, self.compiled), self.compiled) for leaf in leaves]
+        return tf.nest.pack_sequence_as(result, ended)
+
+
+def over_micro_batches(
+    function: Callable[[Any], Any], batch: Batch, size: Size, compiled: bool = False, as_function: bool = False
+) -> Any:
+    """Run `function` on each micro-batch of a batch in turn, and combine the results, as `MicroBatches.run` does."""
+    return MicroBatches(batch, size, compiled, as_function).run(lambda part, _: function(part))
 
 
 def _within_function(function: Callable[[Any], Any], part: Any) -> List[Optional[Combined]]:

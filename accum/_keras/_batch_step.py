@@ -14,7 +14,7 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._engine._combined import Pooled, Rows, Sum, divided, gradient_sum
-from accum._engine._micro_batches import cut, over_micro_batches
+from accum._engine._micro_batches import FIRST, MicroBatches
 from accum._engine._moments import Moments
 from accum._keras._batch_norm import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
@@ -97,14 +97,17 @@ class BatchStep:
         self._collector: Any = None
         self._cuts: Any = None  # the `Cuts` of the batch
 
-    def _over_micro_batches(self, function: Callable[..., Any], batch: Batch) -> Any:
+    def _over_micro_batches(self, function: Callable[..., Any], data: Any) -> Any:
+        """Run `function(part, index)` on each micro-batch, as `MicroBatches.run` does."""
         noises = self._model.__dict__["_accum_noises"]
 
-        def with_noise(part: Any) -> Any:
+        def with_noise(part: Any, index: Any) -> Any:
             with noises.drawing():
-                return function(part)
+                return function(part, index)
 
-        return over_micro_batches(with_noise, batch, self._size, self._compiled, self._as_function)
+        micro_batches = MicroBatches(Batch(data), self._size, self._compiled, self._as_function)
+        self._cuts = micro_batches.cuts
+        return micro_batches.run(with_noise)
 
     # ------------------------------------------------------------------------------------------------------------
     # Training
@@ -123,12 +126,9 @@ class BatchStep:
         """Run the train step on each micro-batch. Returns what `apply` takes: a nested structure of tensors."""
         sums = self._model.sums_losses
         self._check_layers()
-        batch = Batch(data)
-        self._cuts = cut(batch.count, self._size)
 
-        def micro_batch(part: Any) -> Any:
-            is_first = self._collector is None
-            watch = StateWatch.of_first_batch(self._model) if is_first else None
+        def micro_batch(part: Any, index: Any) -> Any:
+            watch = StateWatch.of_first_batch(self._model) if self._collector is None else None
             self._collector, self._metrics = Collector(), StepMetrics(self._model)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
@@ -138,11 +138,11 @@ class BatchStep:
                 logs, weight = train_step(part, self._collector)
             if watch is not None:
                 watch.warn_of_changes()
-            calls = [self._parts_of(call, is_first) for call in self._collector.calls]
+            calls = [self._parts_of(call, index is FIRST) for call in self._collector.calls]
             moments = [Pooled(*each) for _, each in self._collector.moments]
             return [calls, moments, self._metrics.parts(logs, weight, sums)]
 
-        totals = self._over_micro_batches(micro_batch, batch)
+        totals = self._over_micro_batches(micro_batch, data)
         if sums and self._model.losses:
             warnings.warn(
                 "A loss with reduction SUM adds up over micro-batches, and so do the regularization losses of the "
@@ -229,13 +229,13 @@ class BatchStep:
         """
         sums = self._model.sums_losses
 
-        def micro_batch(part: Any) -> Any:
+        def micro_batch(part: Any, index: Any) -> Any:
             self._metrics = StepMetrics(self._model)
             with self._metrics.watching():
                 logs, weight = test_step(part)
             return self._metrics.parts(logs, weight, sums)
 
-        totals = self._over_micro_batches(micro_batch, Batch(data))
+        totals = self._over_micro_batches(micro_batch, data)
         return self._metrics.finish(totals)
 
     def predict(self, data: Any, predict_step: Callable[..., Any]) -> Any:
@@ -249,7 +249,7 @@ class BatchStep:
           ValueError: an output has no axis, so that there is nothing to concatenate.
         """
 
-        def micro_batch(part: Any) -> Any:
+        def micro_batch(part: Any, index: Any) -> Any:
             outputs, count = predict_step(part), Batch(part).count
             for output in tf.nest.flatten(outputs):
                 if not isinstance(output, tf.Tensor) or output.shape.rank == 0 or not _has_length(output, count):
@@ -259,7 +259,7 @@ class BatchStep:
                     )
             return tf.nest.map_structure(Rows, outputs)
 
-        return self._over_micro_batches(micro_batch, Batch(data))
+        return self._over_micro_batches(micro_batch, data)
 
 
 def _has_length(output: tf.Tensor, count: Any) -> bool:

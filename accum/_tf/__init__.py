@@ -53,11 +53,17 @@ from accum._tf._inner_optimizer import (
     slot_names,
     without_sum_of_one,
 )
+from accum._tf._layer_calls import (
+    LayerCall,
+    layer_calls,
+    running_as_graph,
+)
 from accum._tf._layers import (
     DEPTHWISE_CONVOLUTIONS,
     EINSUM_LAYERS,
     TRANSPOSED_CONVOLUTIONS,
     is_no_real_call,
+    is_of_keras,
 )
 from accum._tf._losses import (
     LOSS_CONTAINER,
@@ -71,6 +77,7 @@ from accum._tf._losses import (
 from accum._tf._models import (
     Functional,
     bound_to,
+    compute_dtype_of,
     compute_dtypes,
     deserialize_compile_config,
     is_layered_model,
@@ -123,20 +130,25 @@ from accum._tf._optimizers import (
     serialize_keras_optimizer,
     without_loss_scale,
 )
+from accum._tf._repeatability import RepeatabilityWatch
 from accum._tf._steps import (
     build_loss_trackers,
     captures_of,
     compiled_unless_eager,
     count_batch,
+    generators_of,
     intercepting_loss_scale,
     is_compiled_by_xla,
     local_result,
     loss_trackers,
+    metrics_of_layers,
     must_not_be_in_loop,
     own_methods,
+    own_state_of,
     seeds_of,
     state_of,
     steps_per_execution,
+    weight_losses,
     without_optionals,
 )
 from accum._tf._strategies import (

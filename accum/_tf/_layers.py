@@ -41,3 +41,8 @@ def is_no_real_call() -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
+
+
+def is_of_keras(layer: Any) -> bool:
+    """Whether the class of a layer comes with Keras."""
+    return type(layer).__module__.split(".")[0] in ("keras", "tensorflow", "tf_keras")

@@ -186,3 +186,8 @@ def shape_built_for(model: tf.keras.Model) -> Any:
     if VERSION < (2, 3):  # dies with 2.2, where such a model does not become functional
         return model._build_input_shape
     return model.input_shape
+
+
+def compute_dtype_of(layer: tf.keras.layers.Layer) -> tf.DType:
+    """Return the dtype in which a layer computes."""
+    return tf.as_dtype(getattr(layer, "compute_dtype", None) or layer._compute_dtype)  # 2.3's name

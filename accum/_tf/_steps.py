@@ -130,8 +130,38 @@ def state_of(model: tf.keras.Model) -> List[Any]:
     """Return the variables that a forward pass in training may change: statistics, metrics, the state of randomness."""
     variables = list(model.non_trainable_variables)
     variables += [var for metric in model.metrics for var in metric.variables]
-    if not IS_KERAS_3:  # the generators of augmentation layers, since 2.8, and of recurrent dropout
-        sources = [getattr(layer, "_random_generator", None) for layer in layers_of(model)]
-        generators = [getattr(source, "_generator", None) for source in sources]
-        variables += [generator.state for generator in generators if generator is not None]
+    return variables + generators_of(model)
+
+
+def own_state_of(model: tf.keras.Model) -> List[Any]:
+    """Return the variables that layers keep beside their weights, except for batch normalisation and metrics."""
+    variables = []
+    for layer in layers_of(model):
+        if not isinstance(layer, tf.keras.layers.BatchNormalization):
+            name = "_non_trainable_variables" if IS_KERAS_3 else "_non_trainable_weights"
+            variables += list(getattr(layer, name, ()))
     return variables
+
+
+def generators_of(model: tf.keras.Model) -> List[Any]:
+    """Return the states of the random generators of layers in Keras 2: of augmentation and recurrent dropout."""
+    if IS_KERAS_3:
+        return []
+    layers = layers_of(model)
+    generators = [getattr(getattr(layer, "_random_generator", None), "_generator", None) for layer in layers]
+    generators += [getattr(layer, "_rng", None) for layer in layers]  # dies with 2.7
+    return [generator.state for generator in generators if generator is not None]
+
+
+def metrics_of_layers(model: tf.keras.Model) -> List[Any]:
+    """Return the metrics that layers have added."""
+    return [metric for layer in layers_of(model) for metric in getattr(layer, "_metrics", None) or ()]
+
+
+def weight_losses(model: tf.keras.Model) -> List[Any]:
+    """Return the regularization losses of weights: `model.losses` without what layers have added when called."""
+    if IS_KERAS_3:
+        return list(model._get_regularization_losses())
+    layers = [model] + layers_of(model)
+    found = [loss() for layer in layers for loss in getattr(layer, "_callable_losses", ())]
+    return [loss for loss in found if loss is not None]
