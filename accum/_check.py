@@ -74,6 +74,30 @@ def micro_batch_size(value: Any) -> Any:
     return int(value)
 
 
+WHOLE_BATCH = ("loss", "batch_norm")
+
+
+def whole_batch(value: Any, micro_batch_size: Any) -> Tuple[str, ...]:
+    """Return what is computed over the whole batch, after checking that it is known, and that batches are split."""
+    message = (
+        f"`whole_batch` must be of {list(WHOLE_BATCH)}, a tuple of them, or 'all'. Received: whole_batch={value!r}."
+    )
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, (tuple, list, set, frozenset)) or not all(isinstance(name, str) for name in names):
+        raise TypeError(message)
+    names = [name.lower() for name in names]
+    if not set(names) <= {*WHOLE_BATCH, "all"}:
+        raise ValueError(message)
+    found = WHOLE_BATCH if "all" in names else tuple(name for name in WHOLE_BATCH if name in names)
+    if found and micro_batch_size is None:
+        raise ValueError(
+            "`whole_batch` needs `micro_batch_size`: without it, no batch is split. Over the micro-batches of a cycle, "
+            "which arrive one by one, nothing can be computed over the whole batch. Received: "
+            f"whole_batch={value!r}, micro_batch_size=None."
+        )
+    return found
+
+
 def own_micro_batch_size(value: Any) -> int:
     """Return a size of micro-batches as an int >= 1, after checking that it is neither "auto" nor None."""
     if value is None or (isinstance(value, str) and value == "auto"):

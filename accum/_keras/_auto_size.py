@@ -158,7 +158,7 @@ class AutoSizedSteps:
         return _tf.compiled_unless_eager(self._model, function)
 
     def _on_gradients(self, data: Any, size: Any) -> Any:
-        step = self._steps[_replicas.replica_number()] = BatchStep(self._model, size)
+        step = self._steps[_replicas.replica_number()] = self._model._batch_step(size)
         return step.gradients(data, self._model._run_train_step)
 
     def _on_apply(self, totals: Any) -> Any:
@@ -167,7 +167,7 @@ class AutoSizedSteps:
         return logs
 
     def _on_test(self, data: Any, size: Any) -> Any:
-        logs = BatchStep(self._model, size).test(data, self._model._run_test_step)
+        logs = self._model._batch_step(size).test(data, self._model._run_test_step)
         _tf.count_batch(self._model, "_test_counter", logs)
         return logs
 

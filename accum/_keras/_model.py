@@ -55,6 +55,11 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         runs for it: steps per epoch, logs, callbacks and schedules are those of the batch size. "auto": start with the
         whole batch; whenever memory runs out, halve the size and try the same batch again. None: do not split batches.
         With `accum_steps`, a cycle is that many batches.
+      whole_batch: what is computed over the whole batch although it is split: "loss", "batch_norm", a tuple of them, or
+        "all". "loss": the train step calls the model as if with the whole batch, so losses and metrics see all outputs
+        at once; each micro-batch is computed twice. "batch_norm": this, and batch normalization uses the mean and
+        variance of the whole batch; the model has to be functional or Sequential. (): neither. Needs
+        `micro_batch_size`.
       **kwargs: as for `tf.keras.Model`: `inputs`, `outputs`, `name`.
 
     Raises:
@@ -152,6 +157,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         _tf.set_untracked(self, "_accum", model_options)
         _tf.set_untracked(self, "_accum_size", MicroBatchSize(model_options.arguments["micro_batch_size"]))
         _tf.set_untracked(self, "_accum_noises", RepeatableNoises())
+        _tf.set_untracked(self, "_accum_whole_batch", model_options.arguments["whole_batch"])
         self._split_steps()
 
     @property

@@ -4,6 +4,7 @@ import contextlib
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _tf
+from accum._engine import _replicas
 from accum._keras._auto_size import AutoSizedSteps
 from accum._keras._batch_norm import batch_norm_following, batch_norms_of
 from accum._keras._batch_step import BatchStep, Collector
@@ -13,6 +14,7 @@ from accum._keras._loss import warn_of_unlike_losses
 from accum._keras._micro_batch_size import MicroBatchSize
 from accum._keras._repeatable_noise import RepeatableNoises
 from accum._keras._train_step import TrainStep
+from accum._keras._whole_batch_step import WholeBatchStep
 from accum._tf import Scalar
 
 
@@ -26,6 +28,7 @@ class ModelSteps:
     _accum_weight: Any
     _accum_size: MicroBatchSize
     _accum_noises: RepeatableNoises
+    _accum_whole_batch: Tuple[str, ...]
     _take_over_optimizers: Callable[[], bool]
     train_function: Any
     distribute_strategy: Any
@@ -82,11 +85,26 @@ class ModelSteps:
             setattr(self, name, getattr(AutoSizedSteps(self), name))
         return getattr(self, name)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = super().__call__  # type: ignore[misc]
+        calls = self.__dict__.get("_accum_calls")
+        whole = calls.get(_replicas.replica_number()) if calls else None
+        return call(*args, **kwargs) if whole is None else whole(call, args, kwargs)
+
+    @property
+    def losses(self) -> List[Any]:
+        calls = self.__dict__.get("_accum_calls")
+        whole = calls.get(_replicas.replica_number()) if calls else None
+        return super().losses if whole is None else _tf.weight_losses(self) + whole.losses  # type: ignore[misc]
+
+    def _batch_step(self, size: Any) -> BatchStep:
+        return (WholeBatchStep if self._accum_whole_batch else BatchStep)(self, size)
+
     def _weighted_train_step(self, data: Any) -> Any:
         """Run the train step of the class or the user, so that its gradients are weighted by the micro-batch."""
         size = self._accum_size.fixed
         if size is not None:
-            return BatchStep(self, size).train(data, self._run_train_step)
+            return self._batch_step(size).train(data, self._run_train_step)
         optimizers = accumulating_optimizers(self)
         if all(internals_of(optimizer).is_bare for optimizer in optimizers):
             with batch_norm_following(optimizers[0], self):
@@ -107,15 +125,25 @@ class ModelSteps:
             stack.enter_context(train_step.watching())
             logs = function(data)
         self._check_train_step(train_step, optimizers)
-        if self._accum_size.in_use != "auto" or not all(internals_of(optimizer).is_bare for optimizer in optimizers):
+        if self._splits_losses or not all(internals_of(optimizer).is_bare for optimizer in optimizers):
             warn_of_unlike_losses(self)
         return logs, self._accum_weight.read(weight)
 
     def _weight_of(self, data: Any) -> Optional[Scalar]:
         """Compute the weight of a micro-batch. The losses of those of one batch are added up unweighted if they sum."""
-        if self._accum_size.given is not None and self.sums_losses:
+        if self._may_split_losses and self.sums_losses:
             return None
         return self._accum.weight_of(data)
+
+    @property
+    def _may_split_losses(self) -> bool:
+        """Whether the losses of a batch may be computed from those of its micro-batches."""
+        return self._accum_size.given is not None and not self._accum_whole_batch
+
+    @property
+    def _splits_losses(self) -> bool:
+        """Whether they are, which under "auto" begins when memory has run out."""
+        return self._may_split_losses and self._accum_size.in_use != "auto"
 
     @property
     def sums_losses(self) -> bool:
@@ -125,7 +153,7 @@ class ModelSteps:
           ValueError: some losses sum and others are means, or one is neither.
         """
         container = getattr(self, _tf.LOSS_CONTAINER, None)
-        if self._accum_size.given is not None and _tf.is_neither_sum_nor_mean(container):
+        if self._may_split_losses and _tf.is_neither_sum_nor_mean(container):
             raise ValueError(
                 "The losses of micro-batches are either averaged or added up: compile losses that are all means, or "
                 "all have the reduction SUM."
@@ -149,13 +177,13 @@ class ModelSteps:
         size = self._accum_size.fixed
         if size is None:
             return self._own_step("test_step")(data)
-        return BatchStep(self, size).test(data, self._run_test_step)
+        return self._batch_step(size).test(data, self._run_test_step)
 
     def _run_test_step(self, data: Any) -> Tuple[Any, Optional[Scalar]]:
         """Run the test step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1."""
         weight = self._accum_weight.begin(self._weight_of(data))
         logs = self._own_step("test_step")(data)
-        if self._accum_size.in_use != "auto":
+        if self._splits_losses:
             warn_of_unlike_losses(self)
         return logs, self._accum_weight.read(weight)
 

@@ -1,6 +1,7 @@
 """The cycle of one layer's moving statistics, which follows a model's optimizer or counts the layer's own calls."""
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+import contextlib
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from accum import _tf
 from accum._engine import _replicas
@@ -61,6 +62,16 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         """
         self._clocks[_replicas.replica_number()] = clock, 0
         self._collectors[_replicas.replica_number()] = collector
+
+    @contextlib.contextmanager
+    def collected_by(self, collector: Any) -> Iterator[None]:
+        """Let `collector` take the moments over in this context."""
+        before = self._collector
+        self._collectors[_replicas.replica_number()] = collector
+        try:
+            yield
+        finally:
+            self._collectors[_replicas.replica_number()] = before
 
     def receive(self, moments: Moments) -> Any:
         """Accumulate the moments of one call in training."""
@@ -170,21 +181,33 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
     # ------------------------------------------------------------------------------------------------------------
 
     def _move(self, wholes: Sequence[Moments]) -> Any:
-        """Update as Keras' layer would, once for each of `wholes` that covers any value."""
-        layer, done = self._layer, true_after([])
-        for count, mean, variance in wholes:
-            if _tf.records_unbiased_variance(layer):
-                variance = with_bessel(variance, count)
-            with tf.control_dependencies([done]):
-                moved = [_moved(_tf.native(layer.moving_mean), mean, count, layer.momentum)]
-                moved.append(_moved(_tf.native(layer.moving_variance), variance, count, layer.momentum))
-                done = true_after(moved)
-        return done
+        return move(self._layer, wholes)
 
     def _new_moments(self, name: str) -> MomentsAccumulator:
         mean = _tf.native(self._layer.moving_mean)
         dtype = _tf.at_least_float32(mean.dtype.base_dtype)
         return MomentsAccumulator(f"{self._layer.name}/{name}", mean.shape, dtype)
+
+
+def move(layer: Any, wholes: Sequence[Moments]) -> Any:
+    """Update the moving statistics of a batch normalisation layer as Keras would, once for each of several batches.
+
+    Args:
+      layer: a layer of this library or of Keras.
+      wholes: list of `Moments`, each of one batch. One that covers no value changes nothing.
+
+    Returns:
+      A tensor to wait for.
+    """
+    done = true_after([])
+    for count, mean, variance in wholes:
+        if _tf.records_unbiased_variance(layer):
+            variance = with_bessel(variance, count)
+        with tf.control_dependencies([done]):
+            moved = [_moved(_tf.native(layer.moving_mean), mean, count, layer.momentum)]
+            moved.append(_moved(_tf.native(layer.moving_variance), variance, count, layer.momentum))
+            done = true_after(moved)
+    return done
 
 
 def _moved(variable: tf.Variable, value: tf.Tensor, count: tf.Tensor, momentum: float) -> tf.Operation:

@@ -75,7 +75,8 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
         _tf.set_untracked(model, "_accum_warned_of_batch_norms", True)
         warnings.warn(
             "Batch normalization updates its moving statistics for every micro-batch, unlike at the full batch: "
-            "`accum.replace_batchnorm_layers` replaces it with a layer that updates them once per batch. Received: "
+            "`accum.replace_batchnorm_layers` replaces it with a layer that updates them once per batch, and "
+            "`whole_batch='batch_norm'` also normalises by the whole batch. Received: "
             f"{layers}.",
             stacklevel=2,
         )

@@ -1,0 +1,103 @@
+"""A step of a model that holds a whole batch, whose train step sees all of it at once (law L19)."""
+
+import contextlib
+from typing import Any, Callable, Iterator, List
+
+from accum import _tf
+from accum._engine import _replicas
+from accum._engine._batch import Batch
+from accum._engine._combined import Sum
+from accum._engine._micro_batches import MicroBatches
+from accum._keras._batch_step import BatchStep, Collector
+from accum._keras._internals import internals_of
+from accum._keras._whole_batch import WholeBatchCall
+from accum._tf import tf
+
+
+class WholeBatchStep(BatchStep):
+    """Runs the steps of a model on a whole batch; the calls of the model within them are split into micro-batches.
+
+    Args:
+      model: a `GradientAccumulateModel` with `whole_batch`.
+      size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
+    """
+
+    @contextlib.contextmanager
+    def _calling(self, name: str) -> Iterator[None]:
+        """Let calls of the model be split in this context."""
+        model, replica = self._model, _replicas.replica_number()
+        optimizer = _tf.without_loss_scale(model.__dict__["_accum_optimizers"][0]) if _has_optimizers(model) else None
+
+        def weight() -> Any:
+            is_weighted = optimizer is not None and not internals_of(optimizer).is_bare
+            return internals_of(optimizer).weight if is_weighted else None
+
+        whole_batch = model.__dict__["_accum_whole_batch"]
+        calls = model.__dict__.setdefault("_accum_calls", {})
+        calls[replica] = WholeBatchCall(model, self._size, whole_batch, _replicas.count(), weight)
+        try:
+            yield
+            if not calls[replica].is_used:
+                raise ValueError(
+                    f"`{type(model).__name__}.{name}` does not call the model, `self(x, training=True)`, so nothing is "
+                    "split into micro-batches: let it do so, or leave out `whole_batch`."
+                )
+        finally:
+            del calls[replica]
+
+    def train(self, data: Any, train_step: Callable[..., Any]) -> Any:
+        with self._calling("train_step"):
+            logs, _ = train_step(data)
+        return logs
+
+    def gradients(self, data: Any, train_step: Callable[..., Any]) -> Any:
+        self._collector = Collector()
+        scaled = [
+            optimizer
+            for optimizer in self._model.__dict__["_accum_optimizers"]
+            if _tf.is_loss_scale_optimizer(optimizer)
+        ]
+        if scaled and _replicas.count() > 1:
+            raise ValueError(
+                "`whole_batch` with `micro_batch_size='auto'` can't have a `LossScaleOptimizer` on several replicas: "
+                "pass a number as `micro_batch_size`, or train in bfloat16."
+            )
+        with contextlib.ExitStack() as stack:
+            for optimizer in scaled:
+                stack.enter_context(self._intercepting(optimizer, self._collector))
+            stack.enter_context(self._calling("train_step"))
+            logs, _ = train_step(data, self._collector)
+        self._metrics = _Logs(logs)
+
+        def parts(part: Any, index: Any) -> Any:
+            calls = [self._parts_of(call, False) for call in self._collector.calls]
+            moments = [[Sum(value) for value in each] for _, each in self._collector.moments]
+            return [calls, moments, self._metrics.parts()]
+
+        batch = Batch(data)
+        micro_batches = MicroBatches(batch, batch.count)
+        self._cuts = micro_batches.cuts
+        return micro_batches.run_at_once(parts)
+
+    def test(self, data: Any, test_step: Callable[..., Any]) -> Any:
+        with self._calling("test_step"):
+            logs, _ = test_step(data)
+        return logs
+
+
+class _Logs:
+    """The logs of a step, whose tensors have to leave the function in which it ran."""
+
+    def __init__(self, logs: Any) -> None:
+        self._logs = logs
+
+    def parts(self) -> List[Any]:
+        return [Sum(leaf) if tf.is_tensor(leaf) else None for leaf in tf.nest.flatten(self._logs)]
+
+    def finish(self, tensors: Any) -> Any:
+        pairs = zip(tf.nest.flatten(self._logs), tensors)
+        return tf.nest.pack_sequence_as(self._logs, [leaf if value is None else value for leaf, value in pairs])
+
+
+def _has_optimizers(model: Any) -> bool:
+    return bool(model.__dict__.get("_accum_optimizers"))

@@ -1,0 +1,580 @@
+"""What looks across examples sees the whole batch, although the model computes it in micro-batches (law L19).
+
+The oracle is always plain Keras, which trains on the whole batch at once.
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3, LINE
+from replicas import mirrored
+
+import accum
+
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L19")]
+
+layers, losses = tf.keras.layers, tf.keras.losses
+RANDOM = np.random.RandomState(0)
+COUNT, BATCH = 32, 20  # 20 = 4 + 8 + 8 and 12 = 4 + 8
+IMAGES = RANDOM.normal(size=(COUNT, 8, 8, 2)).astype("float32")
+X, OTHER = (RANDOM.normal(size=(COUNT, 3)).astype("float32") for _ in range(2))
+Y = RANDOM.normal(size=(COUNT, 2)).astype("float32")
+CLASSES = RANDOM.randint(0, 3, size=COUNT)
+MASKS = RANDOM.randint(0, 2, size=(COUNT, 8, 8, 1)).astype("float32")
+TOKENS = RANDOM.randint(1, 6, size=(COUNT, 4))
+TOKENS[::3, 2:] = 0
+WEIGHTS = np.linspace(0.1, 3.0, COUNT).astype("float32")
+FROM_LOGITS = losses.SparseCategoricalCrossentropy(from_logits=True)
+EAGERLY = {"run_eagerly": True}
+TRACED = {"jit_compile": False} if IS_KERAS_3 else {}
+
+
+def filled(model):
+    """A model with weights that do not depend on the line's initialisers, and with positive variances."""
+    random = np.random.RandomState(1)
+    model.set_weights(
+        [
+            random.uniform(0.5, 1.5, weight.shape) if weight.ndim == 1 else 0.4 * random.normal(size=weight.shape)
+            for weight in model.get_weights()
+        ]
+    )
+    return model
+
+
+def block(inputs, filters, **options):
+    hidden = layers.Conv2D(filters, 3, padding="same", use_bias=False)(inputs)
+    return layers.ReLU()(layers.BatchNormalization(**options)(hidden))
+
+
+def residual():
+    inputs = tf.keras.Input((8, 8, 2))
+    hidden = block(inputs, 4)
+    for _ in range(2):
+        branch = layers.Conv2D(4, 3, padding="same", use_bias=False)(block(hidden, 4))
+        hidden = layers.ReLU()(layers.Add()([hidden, layers.BatchNormalization()(branch)]))
+    return tf.keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(hidden)))
+
+
+def u_net():
+    inputs = tf.keras.Input((8, 8, 2))
+    top = block(inputs, 3)
+    middle = block(layers.MaxPooling2D()(top), 4)
+    bottom = block(layers.MaxPooling2D()(middle), 4)
+    middle = block(layers.Concatenate()([layers.UpSampling2D()(bottom), middle]), 4)
+    top = block(layers.Concatenate()([layers.UpSampling2D()(middle), top]), 3)
+    return tf.keras.Model(inputs, layers.Conv2D(1, 1, activation="sigmoid")(top))
+
+
+def sequential():
+    return tf.keras.Sequential(
+        [tf.keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(scale=False, momentum=0.8), layers.Dense(2)]
+    )
+
+
+def nested():
+    """A Sequential and a functional model within another one, which is called twice, before a shared layer."""
+    inner_inputs = tf.keras.Input((3,))
+    inner = tf.keras.Model(inner_inputs, layers.BatchNormalization()(layers.Dense(4)(inner_inputs)))
+    one, other = tf.keras.Input((3,)), tf.keras.Input((3,))
+    shared = tf.keras.Sequential(
+        [tf.keras.Input((4,)), layers.BatchNormalization(center=False), layers.Activation("tanh")]
+    )
+    both = layers.Concatenate()([shared(inner(one)), shared(inner(other))])
+    return tf.keras.Model([one, other], [layers.Dense(2, name="left")(both), layers.Dense(1, name="right")(both)])
+
+
+def at_once():
+    """Batch normalisation of the inputs, of batch normalisation, and side by side; one frozen, one for inference."""
+    inputs = tf.keras.Input((3,))
+    hidden = layers.BatchNormalization()(layers.BatchNormalization()(inputs))
+    sides = [layers.BatchNormalization(trainable=trainable)(layers.Dense(3)(hidden)) for trainable in (True, False)]
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.Add()(sides)))
+
+
+def over_other_axes():
+    inputs = tf.keras.Input((8, 8, 2))
+    hidden = layers.BatchNormalization(axis=1)(layers.Conv2D(3, 3, padding="same")(inputs))
+    return tf.keras.Model(inputs, layers.Dense(3)(layers.Flatten()(layers.BatchNormalization(axis=-1)(hidden))))
+
+
+def of_tokens():
+    """Rows of an embedding, whose padding is masked."""
+    inputs = tf.keras.Input((4,), dtype="int32")
+    hidden = layers.BatchNormalization()(layers.Embedding(6, 3, mask_zero=True)(inputs))
+    return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+
+def with_losses_of_its_own():
+    inputs = tf.keras.Input((3,))
+    hidden = layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l2")(inputs)
+    hidden = layers.BatchNormalization(gamma_regularizer="l1")(hidden)
+    return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+
+def small():
+    """Two convolutions with batch normalisation: what is traced takes its time by the number of layers."""
+    inputs = tf.keras.Input((8, 8, 2))
+    hidden = block(layers.MaxPooling2D(4)(block(inputs, 3)), 3)
+    return tf.keras.Model(inputs, layers.Dense(3)(layers.Flatten()(hidden)))
+
+
+def replaced():
+    return accum.replace_batchnorm_layers(small(), accum_steps=1)
+
+
+class Towers(tf.keras.Model):
+    """Two encoders of pairs. Its outputs, side by side, enter a contrastive loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = (
+            tf.keras.Sequential([layers.Dense(6, activation="tanh"), layers.Dense(4)]) for _ in "ab"
+        )
+
+    def call(self, inputs, training=None):
+        return tf.stack([self.one(inputs[0], training=training), self.other(inputs[1], training=training)], axis=1)
+
+
+def contrastive(_, pairs):
+    """Each example against all others of the batch (CLIP)."""
+    one, other = (tf.math.l2_normalize(part, axis=1) for part in tf.unstack(pairs, axis=1))
+    logits = tf.matmul(one, other, transpose_b=True) / 0.2
+    labels = tf.range(tf.shape(logits)[0])
+    both = [tf.nn.sparse_softmax_cross_entropy_with_logits(labels, side) for side in (logits, tf.transpose(logits))]
+    return 0.5 * tf.add_n(both)
+
+
+def batch_dice(y_true, y_pred):
+    """One minus the Dice coefficient of the whole batch."""
+    overlap = 2.0 * tf.reduce_sum(y_true * y_pred) + 1.0
+    return 1.0 - overlap / (tf.reduce_sum(y_true) + tf.reduce_sum(y_pred) + 1.0)
+
+
+def covariance(y_true, y_pred):
+    """Variance and covariance of the features over the batch (VICReg)."""
+    apart = y_pred - tf.reduce_mean(y_pred, axis=0)
+    matrix = tf.matmul(apart, apart, transpose_a=True) / (tf.cast(tf.shape(y_pred)[0], y_pred.dtype) - 1.0)
+    variances = tf.linalg.diag_part(matrix)
+    hinge = tf.reduce_mean(tf.nn.relu(2.0 - tf.sqrt(variances + 1e-4)))
+    return hinge + tf.reduce_sum(matrix**2) - tf.reduce_sum(variances**2) + tf.reduce_mean((y_pred - y_true) ** 2)
+
+
+def dense():
+    inputs = tf.keras.Input((3,))
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.Dense(4, activation="tanh")(inputs)))
+
+
+CASES = {  # the model, x, y, what it is compiled with
+    "residual": (residual, IMAGES, CLASSES, {"loss": FROM_LOGITS, "metrics": ["accuracy"]}),
+    "u-net, batch Dice": (u_net, IMAGES, MASKS, {"loss": batch_dice}),
+    "sequential": (sequential, X, Y, {"loss": "mse"}),
+    "nested": (nested, [X, OTHER], [Y, Y[:, :1]], {"loss": ["mse", "mae"], "loss_weights": [1.0, 0.3]}),
+    "at once": (at_once, X, Y, {"loss": "mse"}),
+    "other axes": (over_other_axes, IMAGES, CLASSES, {"loss": FROM_LOGITS}),
+    "tokens": (of_tokens, TOKENS, np.repeat(Y[:, None], 4, axis=1), {"loss": "mse"}),
+    "losses of its own": (with_losses_of_its_own, X, Y, {"loss": "mse"}),
+    "AccumBatchNormalization": (replaced, IMAGES, CLASSES, {"loss": FROM_LOGITS}),
+    "contrastive": (Towers, (X, OTHER), CLASSES, {"loss": contrastive}),
+    "covariance": (dense, X, Y, {"loss": covariance, "metrics": [covariance]}),
+    "sum": (sequential, X, Y, {"loss": losses.MeanSquaredError(reduction="sum"), "lr": 0.002}),
+}
+
+
+def trained(make, x, y, compile_with, wrap=lambda model: model, epochs=2, optimizer=None, **fit_with):
+    """Train a model. Returns it with its weights and logs."""
+    model = make()
+    if not model.built:
+        model(tf.nest.map_structure(lambda part: part[:2], x))
+    model = wrap(filled(model))
+    compile_with = dict(compile_with)
+    rate = compile_with.pop("lr", 0.05)
+    made = tf.keras.optimizers.SGD(rate, momentum=0.5) if optimizer is None else optimizer()
+    model.compile(made, **compile_with)
+    options = dict({"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": epochs}, **fit_with)
+    history = model.fit(x, y, **options).history
+    return model, model.get_weights(), history
+
+
+def split(micro_batch_size=8, whole_batch="all", **options):
+    def wrap(model):
+        return accum.GradientAccumulateModel.from_model(
+            model, micro_batch_size=micro_batch_size, whole_batch=whole_batch, **options
+        )
+
+    return wrap
+
+
+def assert_same(ours, plain, tolerance=2e-5):
+    for mine, whole in zip(ours[1], plain[1]):
+        np.testing.assert_allclose(mine, whole, rtol=tolerance, atol=tolerance)
+    assert sorted(ours[2]) == sorted(plain[2])
+    for name, whole in plain[2].items():
+        np.testing.assert_allclose(ours[2][name], whole, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def differs(ours, plain):
+    return any(np.abs(mine - whole).max() > 1e-3 for mine, whole in zip(ours[1], plain[1]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_step_is_that_of_the_full_batch(name):
+    make, x, y, compile_with = CASES[name]
+    compile_with = dict(compile_with, **EAGERLY)
+    plain = trained(make, x, y, compile_with)
+    assert_same(trained(make, x, y, compile_with, split()), plain)
+
+
+@pytest.mark.parametrize("name", ["residual", "u-net, batch Dice", "contrastive", "covariance"])
+@pytest.mark.filterwarnings("ignore:Batch normalization updates", "ignore:.*returns one number for a batch")
+def test_without_it_micro_batches_differ(name):
+    make, x, y, compile_with = CASES[name]
+    compile_with = dict(compile_with, **EAGERLY)
+    plain = trained(make, x, y, compile_with)
+    assert differs(trained(make, x, y, compile_with, split(whole_batch=())), plain)
+
+
+def dropped():
+    """Every layer of Keras that draws random numbers and can be drawn again."""
+    inputs = tf.keras.Input((8, 8, 2))
+    hidden = layers.SpatialDropout2D(0.3)(block(layers.GaussianNoise(0.3)(inputs), 4))
+    hidden = Counts()(layers.Dropout(0.3)(layers.GaussianDropout(0.3)(hidden)))
+    return tf.keras.Model(inputs, layers.Dense(3)(layers.Flatten()(hidden)))
+
+
+class Counts(layers.Layer):
+    """Scales by the number of calls: a state that has to go back when it is called again."""
+
+    def build(self, input_shape):
+        self.calls = self.add_weight(name="calls", shape=(), initializer="ones", trainable=False)
+
+    def call(self, inputs):
+        self.calls.assign_add(1.0)
+        return inputs * tf.cast(self.calls, inputs.dtype)
+
+
+class Lies(layers.Layer):
+    """Draws random numbers where nobody sees it."""
+
+    def call(self, inputs):
+        noise = tf.numpy_function(
+            lambda values: np.random.uniform(size=values.shape).astype("f4"), [inputs], tf.float32
+        )
+        noise.set_shape(inputs.shape)
+        return inputs * noise
+
+
+class Draws(layers.Layer):
+    def call(self, inputs):
+        return inputs * tf.random.uniform(tf.shape(inputs))
+
+
+def with_layer(layer):
+    inputs = tf.keras.Input((3,))
+    hidden = layer(layers.BatchNormalization()(layers.Dense(4)(inputs)))
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(layers.Dense(3)(hidden))))
+
+
+@pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.line)])
+def test_random_numbers_are_the_same_when_a_micro_batch_is_computed_again(how):
+    """The check of every step would raise otherwise, and the gradient would be that of other numbers."""
+    compile_with = dict({"loss": FROM_LOGITS}, **(EAGERLY if how == "eager" else TRACED))
+    model, weights, _ = trained(dropped, IMAGES, CLASSES, compile_with, split())
+    assert all(np.isfinite(weight).all() for weight in weights)
+
+
+@pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.line)])
+def test_a_layer_that_is_not_the_same_again_is_refused_by_name(how):
+    compile_with = dict({"loss": "mse"}, **(EAGERLY if how == "eager" else TRACED))
+    for layer in (Lies(name="liar"), Draws(name="drawing")):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=layer.name):
+            trained(lambda layer=layer: with_layer(layer), X, Y, compile_with, split())
+
+
+@pytest.mark.line
+def test_the_step_is_that_of_the_full_batch_when_traced():
+    plain = trained(residual, IMAGES, CLASSES, dict(EAGERLY, loss=FROM_LOGITS))
+    assert_same(trained(residual, IMAGES, CLASSES, dict(TRACED, loss=FROM_LOGITS), split()), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(LINE < (2, 8), reason="`compile` takes `jit_compile` since TF 2.5, and XLA knows all ops since 2.8")
+def test_the_step_is_that_of_the_full_batch_when_compiled_by_xla():
+    plain = trained(small, IMAGES, CLASSES, dict(EAGERLY, loss=FROM_LOGITS))
+    assert_same(trained(small, IMAGES, CLASSES, {"jit_compile": True, "loss": FROM_LOGITS}, split()), plain)
+
+
+@pytest.mark.parametrize("size", [3, 20, 64])
+def test_any_size_of_micro_batches(size):
+    plain = trained(at_once, X, Y, dict(EAGERLY, loss="mse"))
+    assert_same(trained(at_once, X, Y, dict(EAGERLY, loss="mse"), split(size)), plain)
+
+
+def test_the_loss_alone_leaves_batch_normalisation_to_the_micro_batches():
+    """`AccumBatchNormalization` moves its statistics once, by those of the whole batch, also when computed again."""
+    make, x, y, compile_with = CASES["AccumBatchNormalization"]
+    compile_with = dict(compile_with, **EAGERLY)
+    by_loss = trained(make, x, y, compile_with, split(whole_batch="loss"))
+    without = trained(make, x, y, compile_with, split(whole_batch=()))
+    assert_same(by_loss, without)
+    assert differs(by_loss, trained(make, x, y, compile_with))
+
+
+@pytest.mark.line
+def test_a_batch_is_tried_again_when_memory_runs_out():
+    """Under "auto": at half the size, with the same numbers in the end."""
+
+    class Full(layers.Layer):
+        is_full = True
+
+        def call(self, inputs):
+            def check(values):
+                if len(values) > 10 and Full.is_full:
+                    raise MemoryError
+                return values
+
+            outputs = tf.numpy_function(check, [inputs], tf.float32)
+            outputs.set_shape(inputs.shape)
+            return outputs + 0.0 * inputs
+
+    def with_dropout():
+        return with_layer(tf.keras.Sequential([Full(), layers.Dropout(0.5, seed=3)]))
+
+    compile_with = dict({"loss": "mse", "metrics": ["mae"]}, **TRACED)
+    with pytest.warns(UserWarning, match="Memory ran out, so `micro_batch_size` is 10"):
+        ours = trained(with_dropout, X, Y, compile_with, split("auto"))
+    Full.is_full = False
+    assert_same(ours, trained(with_dropout, X, Y, compile_with, split(10)))
+
+
+@pytest.mark.line
+def test_replicas_share_the_statistics():
+    strategy = mirrored()
+    with strategy.scope():
+        model = split()(filled(small()))
+        model.compile(tf.keras.optimizers.SGD(0.05, momentum=0.5), FROM_LOGITS, **TRACED)
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, CLASSES)).batch(BATCH)
+    history = model.fit(data, epochs=2, verbose=0).history
+    plain = trained(small, IMAGES, CLASSES, dict(EAGERLY, loss=FROM_LOGITS))
+    assert_same((model, model.get_weights(), history), plain)
+
+
+@pytest.mark.line
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.filterwarnings("ignore:Batch normalization updates")
+def test_mixed_precision(policy):
+    """Against float32: in float16, plain Keras loses a step to an overflow that sums of micro-batches don't have."""
+
+    def made():
+        return with_layer(layers.ReLU())
+
+    exact = trained(made, X, Y, dict(EAGERLY, loss="mse"), epochs=1)
+    with policy_of(policy):
+        compile_with = dict({"loss": "mse"}, **TRACED)
+        ours, without = (trained(made, X, Y, compile_with, split(whole_batch=which), epochs=1) for which in ("all", ()))
+    assert_same(ours, exact, 2e-3)
+    assert any(np.abs(mine - whole).max() > 1e-2 for mine, whole in zip(without[1], exact[1]))
+
+
+def test_cycles_of_whole_batches():
+    """`accum_steps` counts batches. Each has statistics of its own, as in plain accumulation of such batches."""
+    compile_with = dict(EAGERLY, loss=FROM_LOGITS)
+    cycles = split(8, accum_steps=2)
+    plain = trained(
+        replaced_for_cycles, IMAGES, CLASSES, compile_with, lambda model: plainly_accumulated(model), batch_size=16
+    )
+    assert_same(trained(replaced_for_cycles, IMAGES, CLASSES, compile_with, cycles, batch_size=16), plain)
+
+
+def replaced_for_cycles():
+    return accum.replace_batchnorm_layers(small(), accum_steps=2)
+
+
+def plainly_accumulated(model):
+    return accum.GradientAccumulateModel.from_model(model, accum_steps=2)
+
+
+def unchanged(model):
+    return model
+
+
+@contextlib.contextmanager
+def policy_of(name):
+    home = tf.keras.mixed_precision if LINE >= (2, 4) else tf.keras.mixed_precision.experimental
+    choose = home.set_global_policy if LINE >= (2, 4) else home.set_policy
+    choose(name)
+    try:
+        yield
+    finally:
+        choose("float32")
+
+
+def test_rows_of_embeddings_stay_rows():
+    """The gradient of a table that is used twice, before and after a barrier, has its rows of both."""
+    found = []
+
+    def taken(grads_and_vars):
+        found.extend(grad for grad, var in grads_and_vars if tuple(var.shape) == (6, 3))
+        return grads_and_vars
+
+    def table():
+        tokens = tf.keras.Input((4,), dtype="int32")
+        shared = layers.Embedding(6, 3)
+        hidden = layers.BatchNormalization()(shared(tokens))
+        hidden = layers.BatchNormalization()(layers.Add()([hidden, shared(tokens)]))
+        return tf.keras.Model(tokens, layers.Dense(2)(hidden))
+
+    y = np.repeat(Y[:, None], 4, axis=1)
+    ours = trained(table, TOKENS, y, dict(EAGERLY, loss="mse"), split(transform=taken))
+    assert_same(ours, trained(table, TOKENS, y, dict(EAGERLY, loss="mse")))
+    assert found and all(isinstance(grad, tf.IndexedSlices) for grad in found)
+
+
+def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
+    class AwayFromOthers(layers.Layer):
+        """Appends the standard deviation over the examples, as a GAN's discriminator does."""
+
+        looks_across_examples = True
+
+        def call(self, inputs):
+            spread = tf.math.reduce_std(inputs, axis=0, keepdims=True)
+            return tf.concat([inputs, tf.repeat(spread, tf.shape(inputs)[0], axis=0)], axis=1)
+
+    class Undeclared(AwayFromOthers):
+        looks_across_examples = False
+
+    compile_with = dict(EAGERLY, loss="mse")
+    plain = trained(lambda: with_layer(AwayFromOthers()), X, Y, compile_with)
+    assert_same(trained(lambda: with_layer(AwayFromOthers()), X, Y, compile_with, split()), plain)
+    assert differs(trained(lambda: with_layer(Undeclared()), X, Y, compile_with, split()), plain)
+
+
+def test_evaluation_and_prediction():
+    """A loss over the whole batch is one in validation too."""
+    compile_with = dict(EAGERLY, loss=covariance, metrics=[covariance])
+    plain, ours = (trained(dense, X, Y, compile_with, wrap) for wrap in (unchanged, split()))
+    np.testing.assert_allclose(
+        ours[0].evaluate(X, Y, batch_size=BATCH, verbose=0), plain[0].evaluate(X, Y, batch_size=BATCH, verbose=0), 2e-5
+    )
+    np.testing.assert_allclose(
+        ours[0].predict(X, batch_size=BATCH, verbose=0), plain[0].predict(X, batch_size=BATCH, verbose=0), 2e-5, 2e-5
+    )
+
+
+def test_a_train_step_of_the_user():
+    """It sees the whole batch, so a loss that it computes itself does too."""
+
+    class Own(tf.keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = covariance(y, self(x, training=True))
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+            return {"loss": loss}
+
+    def own():
+        inputs = tf.keras.Input((3,))
+        return Own(inputs, layers.Dense(2)(layers.BatchNormalization()(layers.Dense(4)(inputs))))
+
+    plain = trained(own, X, Y, dict(EAGERLY))
+    assert_same(trained(own, X, Y, dict(EAGERLY), split()), plain)
+    assert differs(trained(own, X, Y, dict(EAGERLY), split(whole_batch="loss")), plain)
+
+
+def test_a_train_step_that_does_not_call_the_model_is_refused():
+    class Own(tf.keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.layers[-1](x) - y) ** 2)
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+            return {"loss": loss}
+
+    def own():
+        inputs = tf.keras.Input((3,))
+        return Own(inputs, layers.Dense(2)(inputs))
+
+    with pytest.raises(ValueError, match="does not call the model"):
+        trained(own, X, Y, dict(EAGERLY), split())
+
+
+def test_batch_normalisation_that_cannot_be_reached_is_refused_by_name():
+    class Hides(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = layers.BatchNormalization(name="hidden_one")
+
+        def build(self, shape):
+            self.inner.build(shape)
+
+        def call(self, inputs, training=None):
+            return self.inner(inputs, training=training)
+
+    class Subclassed(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = layers.BatchNormalization()
+
+        def call(self, inputs, training=None):
+            return self.inner(inputs, training=training)
+
+    class Own(layers.BatchNormalization):
+        pass
+
+    with pytest.raises(ValueError, match="hidden_one"):
+        trained(lambda: with_layer(Hides()), X, Y, dict(EAGERLY, loss="mse"), split())
+    with pytest.raises(ValueError, match="Subclassed.*tf.keras.Input"):
+        trained(Subclassed, X, X, dict(EAGERLY, loss="mse"), split())
+    with pytest.raises(ValueError, match="its_own.*class"):
+        trained(lambda: with_layer(Own(name="its_own")), X, Y, dict(EAGERLY, loss="mse"), split())
+
+
+@pytest.mark.law("L17")
+def test_bad_arguments():
+    model = dense()
+    for bad, error in (("everything", ValueError), (3, TypeError), (["loss", 1], TypeError), (None, TypeError)):
+        with pytest.raises(error, match="`whole_batch` must be of"):
+            accum.GradientAccumulateModel.from_model(model, micro_batch_size=4, whole_batch=bad)
+    with pytest.raises(ValueError, match="`whole_batch` needs `micro_batch_size`"):
+        accum.GradientAccumulateModel.from_model(model, accum_steps=4, whole_batch="all")
+
+
+def test_the_config_keeps_it():
+    model = split(whole_batch=["batch_norm"])(dense())
+    again = type(model).from_config(model.get_config())
+    assert again.get_config()["accumulation"]["whole_batch"] in (("batch_norm",), ["batch_norm"])
+    assert again.micro_batch_size == 8
+
+
+def test_the_gradient_is_the_finite_difference():
+    """In float64, of a loss of the whole batch by the weights before and between barriers."""
+    with policy_of("float64"):
+        found = []
+
+        def taken(grads_and_vars):
+            found.extend(np.array(grad) for grad, _ in grads_and_vars)
+            return grads_and_vars
+
+        def loss_of(weights):
+            model = at_once()
+            model.set_weights(weights)
+            outputs = model(tf.constant(X[:12], tf.float64), training=True)
+            return float(covariance(tf.constant(Y[:12], tf.float64), outputs))
+
+        model = filled(at_once())
+        weights = model.get_weights()
+        trainable = [
+            index for index, var in enumerate(model.weights) if any(var is one for one in model.trainable_weights)
+        ]
+        ours = split(5, transform=taken)(model)
+        ours.compile(tf.keras.optimizers.SGD(0.0), covariance, **EAGERLY)
+        ours.train_on_batch(X[:12].astype("float64"), Y[:12].astype("float64"))
+        for index, grad in zip(trainable, found):
+            place = tuple(size // 2 for size in grad.shape)
+            sides = []
+            for sign in (1.0, -1.0):
+                moved = [np.array(weight) for weight in weights]
+                moved[index][place] += sign * 1e-5
+                sides.append(loss_of(moved))
+            np.testing.assert_allclose(grad[place], (sides[0] - sides[1]) / 2e-5, rtol=1e-5, atol=1e-7)
