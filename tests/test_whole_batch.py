@@ -133,8 +133,8 @@ class Towers(tf.keras.Model):
             tf.keras.Sequential([layers.Dense(6, activation="tanh"), layers.Dense(4)]) for _ in "ab"
         )
 
-    def call(self, inputs, training=None):
-        return tf.stack([self.one(inputs[0], training=training), self.other(inputs[1], training=training)], axis=1)
+    def call(self, inputs):
+        return tf.stack([self.one(inputs[0]), self.other(inputs[1])], axis=1)
 
 
 def contrastive(_, pairs):
@@ -277,6 +277,7 @@ def with_layer(layer):
 
 
 @pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.line)])
+@pytest.mark.filterwarnings("ignore:The train step changes variables")
 def test_random_numbers_are_the_same_when_a_micro_batch_is_computed_again(how):
     """The check of every step would raise otherwise, and the gradient would be that of other numbers."""
     compile_with = dict({"loss": FROM_LOGITS}, **(EAGERLY if how == "eager" else TRACED))
@@ -311,6 +312,7 @@ def test_any_size_of_micro_batches(size):
     assert_same(trained(at_once, X, Y, dict(EAGERLY, loss="mse"), split(size)), plain)
 
 
+@pytest.mark.filterwarnings("ignore:Batch normalization updates")
 def test_the_loss_alone_leaves_batch_normalisation_to_the_micro_batches():
     """`AccumBatchNormalization` moves its statistics once, by those of the whole batch, also when computed again."""
     make, x, y, compile_with = CASES["AccumBatchNormalization"]
@@ -349,15 +351,23 @@ def test_a_batch_is_tried_again_when_memory_runs_out():
 
 
 @pytest.mark.line
-def test_replicas_share_the_statistics():
+@pytest.mark.parametrize("accum_steps", [1, 2])
+def test_replicas_share_the_statistics(accum_steps):
+    """Cycles weight replicas by their examples: of 31, the second batch has 8 and 7 on them."""
+    batch, count = (BATCH, COUNT) if accum_steps == 1 else (16, 31)
     strategy = mirrored()
     with strategy.scope():
-        model = split()(filled(small()))
+        model = split(accum_steps=accum_steps)(filled(small()))
         model.compile(tf.keras.optimizers.SGD(0.05, momentum=0.5), FROM_LOGITS, **TRACED)
-    data = tf.data.Dataset.from_tensor_slices((IMAGES, CLASSES)).batch(BATCH)
+    data = tf.data.Dataset.from_tensor_slices((IMAGES[:count], CLASSES[:count])).batch(batch)
     history = model.fit(data, epochs=2, verbose=0).history
-    plain = trained(small, IMAGES, CLASSES, dict(EAGERLY, loss=FROM_LOGITS))
-    assert_same((model, model.get_weights(), history), plain)
+    wrap = unchanged if accum_steps == 1 else plainly_accumulated
+    images, classes = IMAGES[:count], CLASSES[:count]
+    plain = trained(small, images, classes, dict(EAGERLY, loss=FROM_LOGITS), wrap, batch_size=batch)
+    if accum_steps == 1:
+        assert_same((model, model.get_weights(), history), plain)
+    else:  # Keras' moving statistics move once per batch here as there
+        assert_same((model, model.get_weights(), {}), (model, plain[1], {}))
 
 
 @pytest.mark.line
@@ -448,6 +458,28 @@ def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
     plain = trained(lambda: with_layer(AwayFromOthers()), X, Y, compile_with)
     assert_same(trained(lambda: with_layer(AwayFromOthers()), X, Y, compile_with, split()), plain)
     assert differs(trained(lambda: with_layer(Undeclared()), X, Y, compile_with, split()), plain)
+
+    def alone():
+        inputs = tf.keras.Input((3,))
+        return tf.keras.Model(inputs, layers.Dense(2)(AwayFromOthers()(layers.Dense(4)(inputs))))
+
+    ours, plain = (trained(alone, X, Y, compile_with, wrap) for wrap in (split(whole_batch="loss"), unchanged))
+    assert_same(ours, plain)
+    for method in ("evaluate", "predict"):
+        given = (X,) if method == "predict" else (X, Y)
+        results = [getattr(model, method)(*given, batch_size=BATCH, verbose=0) for model, _, _ in (ours, plain)]
+        np.testing.assert_allclose(results[0], results[1], rtol=2e-5, atol=2e-5)
+
+    class Wraps(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = AwayFromOthers(name="hidden_one")
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+    with pytest.raises(ValueError, match="hidden_one"):
+        trained(lambda: with_layer(Wraps()), X, Y, compile_with, split())
 
 
 def test_evaluation_and_prediction():
@@ -578,3 +610,138 @@ def test_the_gradient_is_the_finite_difference():
                 moved[index][place] += sign * 1e-5
                 sides.append(loss_of(moved))
             np.testing.assert_allclose(grad[place], (sides[0] - sides[1]) / 2e-5, rtol=1e-5, atol=1e-7)
+
+
+def own_train_step(loss_of, model_class=tf.keras.Model):
+    """A model class whose train step computes `loss_of(model, x, y)`."""
+
+    class Own(model_class):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = loss_of(self, x, y)
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+            return {"loss": loss}
+
+    return Own
+
+
+def tied():
+    """A weight that is used before and behind a barrier, there by a function."""
+    inputs = tf.keras.Input((3,))
+    first = layers.Dense(3, use_bias=False)
+    hidden = layers.BatchNormalization()(first(inputs))
+    outputs = layers.Lambda(lambda values: tf.matmul(values, tf.convert_to_tensor(first.kernel)))(hidden)
+    return tf.keras.Model(inputs, layers.Dense(2)(outputs))
+
+
+def almost_constant():
+    """Small variances, to which the fused kernel of Keras 2 adds more than a small epsilon."""
+    inputs = tf.keras.Input((8, 8, 2))
+    hidden = layers.Conv2D(2, 1, use_bias=False)(layers.Lambda(lambda values: 0.003 * values)(inputs))
+    hidden = layers.BatchNormalization(epsilon=1e-7)(hidden)
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.GlobalMaxPooling2D()(hidden)))
+
+
+def in_inference_mode():
+    """Batch normalisation that the model was built to run in inference, which Keras 3 overrules."""
+    inputs = tf.keras.Input((3,))
+    base = tf.keras.Sequential([tf.keras.Input((4,)), layers.BatchNormalization()])
+    hidden = base(layers.Dense(4)(inputs), training=False)
+    hidden = layers.BatchNormalization()(layers.BatchNormalization()(hidden, training=0))
+    return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+
+def with_dict():
+    """A nested model that is called with a dict, whose keys are in another order than its inputs."""
+    one, other = tf.keras.Input((3,), name="z"), tf.keras.Input((3,), name="a")
+    inner = tf.keras.Model([one, other], layers.Dense(3)(layers.Subtract()([one, other])))
+    inputs, more = tf.keras.Input((3,)), tf.keras.Input((3,))
+    hidden = layers.BatchNormalization()(inner({"z": inputs, "a": more}))
+    return tf.keras.Model([inputs, more], layers.Dense(2)(hidden))
+
+
+def at_two_levels():
+    """One layer before and behind another: its moving statistics move twice, in this order."""
+    inputs = tf.keras.Input((3,))
+    shared = layers.BatchNormalization(momentum=0.6)
+    late = shared(layers.Dense(3)(inputs))
+    early = shared(layers.Dense(3)(layers.BatchNormalization()(layers.Dense(3)(inputs))))
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([layers.ReLU()(early), late])))
+
+
+MORE = {
+    "tied": (tied, X, Y),
+    "almost constant": (almost_constant, IMAGES, Y),
+    "in inference mode": (in_inference_mode, X, Y),
+    "dict": (with_dict, [X, OTHER], Y),
+    "two levels": (at_two_levels, X, Y),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_functional_models_of_every_kind(name):
+    make, x, y = MORE[name]
+    compile_with = dict(EAGERLY, loss="mse")
+    assert_same(trained(make, x, y, compile_with, split()), trained(make, x, y, compile_with))
+
+
+def test_losses_beside_the_call():
+    """A layer that the train step calls itself adds its loss, and a model that is called twice adds those of a call."""
+
+    def loss_of(model, x, y):
+        first = model(x, training=True)
+        second = model(2.0 * x, training=True)
+        return tf.reduce_mean((first - y) ** 2) + tf.reduce_mean(second**2) + tf.add_n(model.losses)
+
+    def make():
+        inputs = tf.keras.Input((3,))
+        hidden = layers.BatchNormalization()(layers.Dense(4, activity_regularizer="l2")(inputs))
+        return own_train_step(loss_of)(inputs, layers.Dense(2, kernel_regularizer="l2")(hidden))
+
+    assert_same(trained(make, X, Y, EAGERLY, split()), trained(make, X, Y, EAGERLY))
+
+
+@pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.line)])
+def test_a_gradient_by_the_inputs_is_refused(how):
+    def loss_of(model, x, y):
+        return tf.reduce_mean((model(x * tf.cast(model.scale, x.dtype), training=True) - y) ** 2)
+
+    class Scaled(tf.keras.Sequential):
+        def __init__(self):
+            super().__init__([tf.keras.Input((3,)), layers.Dense(2)])
+            self.scale = tf.Variable(1.0)
+
+    compile_with = EAGERLY if how == "eager" else TRACED
+    with pytest.raises(ValueError, match="no gradient by its inputs"):
+        trained(own_train_step(loss_of, Scaled), X, Y, compile_with, split())
+
+
+def test_outputs_without_a_batch_axis_are_refused():
+    class Wrong(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(2)
+
+        def call(self, inputs):
+            return tf.matmul(inputs, self.dense(inputs), transpose_a=True)
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="first axis of each must be the batch"):
+        trained(Wrong, X, np.zeros((COUNT, 2), "float32"), dict(EAGERLY, loss=covariance), split(), batch_size=16)
+
+
+def test_an_optimizer_that_does_not_accumulate_stays_bare():
+    """No accumulators: a checkpoint has the variables of a plain optimizer."""
+    ours, plain = (trained(dense, X, Y, dict(EAGERLY, loss="mse"), wrap)[0] for wrap in (split(), unchanged))
+    variables = [
+        model.optimizer.variables() if callable(model.optimizer.variables) else model.optimizer.variables
+        for model in (ours, plain)
+    ]
+    assert sorted(tuple(var.shape) for var in variables[0]) == sorted(tuple(var.shape) for var in variables[1])
+
+
+def test_what_moves_per_micro_batch_warns():
+    with pytest.warns(UserWarning, match="Batch normalization updates"):
+        trained(sequential, X, Y, dict(EAGERLY, loss="mse"), split(whole_batch="loss"))
+    with pytest.warns(UserWarning, match="changes variables once per micro-batch.*calls"):
+        trained(lambda: with_layer(Counts()), X, Y, dict(EAGERLY, loss="mse"), split())

@@ -19,6 +19,7 @@ where `mean` is a constant, because the derivative of the variance by it is 0.
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
+from accum._engine._accumulators import weighted
 from accum._engine._batch import Batch
 from accum._engine._combined import Kept, KeptTensors, Pooled, Sum, gradient_sum
 from accum._engine._micro_batches import FIRST, WHOLE, MicroBatches
@@ -31,7 +32,13 @@ Tensors = Dict[Key, Any]
 
 
 class Statistics:
-    """A barrier: the mean and variance of each feature over the batch. A face implements it."""
+    """A barrier: the mean and variance of each feature over the batch. A face implements it.
+
+    Attributes:
+      order: int; statistics are received in this order.
+    """
+
+    order = 0
 
     def moments(self, tensors: Tensors) -> Moments:
         """Return the `Moments` of a micro-batch, given all that its segment knows."""
@@ -184,6 +191,8 @@ class SegmentedFunction:
         losses: List[tf.Tensor] = []
         for segment in self._segments:
             losses.extend(self._forward(segment))
+        for statistics in sorted(self._wholes, key=lambda statistics: statistics.order):
+            statistics.receive(self._wholes[statistics])
         return {key: stored.kept.joined() for key, stored in self._stored.items() if keys(key)}, losses
 
     def _forward(self, segment: Segment) -> List[tf.Tensor]:
@@ -200,7 +209,7 @@ class SegmentedFunction:
             return [
                 [Kept(value) for value in before],
                 [Kept(tensor) for tensor in ran.tensors.values()],
-                [Sum(share * _float32(loss)) for loss in ran.losses],
+                [Sum(weighted(_float32(loss), share)) for loss in ran.losses],
                 [Pooled(*statistics.moments(ran.known)) for statistics in segment.ends],
                 [Pooled(*moments) for moments, _ in ran.moments],
             ]
@@ -212,7 +221,6 @@ class SegmentedFunction:
         for statistics, pooled in zip(segment.ends, moments):
             whole = whole_of_group(Moments(*pooled), self._group_size)
             self._wholes[statistics] = whole
-            statistics.receive(whole)
         for receive, pooled in zip(receivers, others):
             receive(Moments(*pooled))
         return losses
@@ -269,14 +277,14 @@ class SegmentedFunction:
         def micro_batch(part: Any, index: Any) -> Any:
             self._state.rewind([self._at(state, index) for state in self._states[number]])
             tensors, statistics = self._tensors(segment, index), self._statistics(segment)
-            keys[:] = [key for key, tensor in tensors.items() if tensor.dtype.is_floating]
+            keys[:] = [key for key, tensor in tensors.items() if is_differentiable(tensor)]
             sources = [list(segment.variables), [tensors[key] for key in keys], list(statistics.values())]
             with _tf.unwatched(), tf.GradientTape() as tape:
                 tape.watch(sources[1:])
                 ran = segment.run(part, tensors, statistics)
                 targets = self._targets(segment, ran, known, index)
                 share = self._share(part)
-                targets += [(share * _float32(loss), grad) for loss, grad in zip(ran.losses, loss_grads)]
+                targets += [(weighted(_float32(loss), share), grad) for loss, grad in zip(ran.losses, loss_grads)]
             self._check_repeats(segment, ran, index)
             if not targets:
                 return tf.nest.map_structure(lambda _: None, sources)
@@ -345,26 +353,50 @@ class SegmentedFunction:
 def with_gradient(
     tensors: Sequence[tf.Tensor],
     variables: Sequence[tf.Variable],
+    inputs: Sequence[tf.Tensor],
     backward: Callable[[Sequence[tf.Tensor]], Sequence[Optional[Gradient]]],
 ) -> List[tf.Tensor]:
     """Return `tensors` such that a tape finds their gradients by `variables` with the function `backward`.
 
+    A tape that needs their gradients by `inputs` raises `ValueError`, because nobody computes them.
+
     Args:
       tensors: list of float tensors.
       variables: list of trainable variables.
+      inputs: list of the float tensors from which `tensors` were computed.
       backward: function of the gradients by `tensors`, which returns those by `variables`, None for no gradient.
     """
     values = [tf.convert_to_tensor(var) for var in variables]
+    probes = [_without_gradient(tensor) for tensor in inputs]
 
     @tf.custom_gradient
     def linked(*args: tf.Tensor) -> Any:
         def grad(*upstream: tf.Tensor) -> List[Optional[Gradient]]:
             found: List[Optional[Gradient]] = [None] * len(tensors)
-            return found + list(backward(upstream))
+            return found + list(backward(upstream)) + [tf.zeros_like(probe) for probe in probes]
 
         return [tf.identity(arg) for arg in args[: len(tensors)]], grad
 
-    return list(linked(*[tf.stop_gradient(tensor) for tensor in tensors], *values))
+    return list(linked(*[tf.stop_gradient(tensor) for tensor in tensors], *values, *probes))
+
+
+@tf.custom_gradient
+def _without_gradient(tensor: tf.Tensor) -> Any:
+    """Return `tensor`, and raise if a tape needs a gradient by what it was computed from."""
+
+    def grad(upstream: tf.Tensor) -> None:
+        raise ValueError(
+            "A model with `whole_batch` has no gradient by its inputs, but they are computed from trainable variables "
+            "or watched by a `tf.GradientTape`: make what comes before the model a part of it, or pass its inputs "
+            f"through `tf.stop_gradient`. Received: {tensor!r}."
+        )
+
+    return tf.identity(tensor), grad
+
+
+def is_differentiable(tensor: tf.Tensor) -> bool:
+    """Whether a tensor can have a gradient."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 def _float32(tensor: Any) -> tf.Tensor:

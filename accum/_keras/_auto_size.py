@@ -99,7 +99,8 @@ class AutoSizedSteps:
             has_halved = True
         if has_halved:
             self._size.report()
-            warn_of_batch_norms(self._model)
+            if "batch_norm" not in self._model.__dict__["_accum_whole_batch"]:
+                warn_of_batch_norms(self._model)
             warn_of_unlike_losses(self._model)
         return result
 
@@ -172,7 +173,7 @@ class AutoSizedSteps:
         return logs
 
     def _on_predict(self, data: Any, size: Any) -> Any:
-        outputs = BatchStep(self._model, size).predict(data, self._model._own_step("predict_step"))
+        outputs = self._model._batch_step(size).predict(data, self._model._own_step("predict_step"))
         _tf.count_batch(self._model, "_predict_counter", outputs)
         return outputs
 

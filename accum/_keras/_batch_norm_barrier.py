@@ -15,11 +15,14 @@ class BatchNormBarrier(Statistics):
 
     Args:
       layer: a built `tf.keras.layers.BatchNormalization`, of Keras' class or this library's.
-      key: what identifies the tensor that it normalises.
+      inputs: keys of the tensor that it normalises and, if the call was given one, of its mask.
+      order: which of the calls of the model this is.
     """
 
-    def __init__(self, layer: Any, key: Any) -> None:
-        self.key = key
+    def __init__(self, layer: Any, inputs: List[str], order: int) -> None:
+        self.key = inputs[0]
+        self.mask_key = inputs[1] if len(inputs) > 1 else mask_of(inputs[0])
+        self.order = order
         self._layer = layer
 
     def moments(self, tensors: Dict[Any, tf.Tensor]) -> Moments:
@@ -50,7 +53,7 @@ class BatchNormBarrier(Statistics):
         exact = _tf.at_least_float32(dtype)
         values = tf.cast(tf.cast(inputs, dtype), exact)
         mean, variance = (self._broadcast(tf.cast(value, exact), values) for value in statistics)
-        scale = tf.math.rsqrt(variance + tf.cast(layer.epsilon, exact))
+        scale = tf.math.rsqrt(variance + tf.cast(_tf.epsilon_of(layer), exact))
         if layer.scale:
             scale *= self._broadcast(tf.cast(_tf.native(layer.gamma), exact), values)
         outputs = (values - mean) * scale
@@ -65,7 +68,7 @@ class BatchNormBarrier(Statistics):
 
     def _inputs(self, tensors: Dict[Any, tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Return the inputs, 1 or 0 for what counts or is masked, and the number of values of a feature."""
-        inputs, mask = tensors[self.key], tensors.get(mask_of(self.key))
+        inputs, mask = tensors[self.key], tensors.get(self.mask_key)
         dtype = _tf.compute_dtype_of(self._layer)
         inputs = tf.cast(tf.cast(inputs, dtype), _tf.at_least_float32(dtype))
         ones = tf.ones([], inputs.dtype)

@@ -95,7 +95,8 @@ class ModelSteps:
     def losses(self) -> List[Any]:
         calls = self.__dict__.get("_accum_calls")
         whole = calls.get(_replicas.replica_number()) if calls else None
-        return super().losses if whole is None else _tf.weight_losses(self) + whole.losses  # type: ignore[misc]
+        found = super().losses  # type: ignore[misc]
+        return found if whole is None else _tf.losses_without_symbolic(self, found) + whole.losses
 
     def _batch_step(self, size: Any) -> BatchStep:
         return (WholeBatchStep if self._accum_whole_batch else BatchStep)(self, size)
@@ -120,7 +121,9 @@ class ModelSteps:
         with contextlib.ExitStack() as stack:
             weight = self._accum_weight.begin(self._weight_of(data))
             for optimizer in optimizers:
-                stack.enter_context(internals_of(optimizer).weighing(weight))
+                # Over a whole batch, an optimizer that does not accumulate makes its step as in plain Keras.
+                if collector is not None or not (self._accum_whole_batch and internals_of(optimizer).is_bare):
+                    stack.enter_context(internals_of(optimizer).weighing(weight))
             stack.enter_context(batch_norm_following(optimizers[0], self, collector))
             stack.enter_context(train_step.watching())
             logs = function(data)
@@ -191,7 +194,7 @@ class ModelSteps:
         size = self._accum_size.fixed
         if size is None:
             return self._own_step("predict_step")(data)
-        return BatchStep(self, size).predict(data, self._own_step("predict_step"))
+        return self._batch_step(size).predict(data, self._own_step("predict_step"))
 
     @property
     def metrics(self) -> List[Any]:

@@ -88,7 +88,9 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
 
     def receive_whole(self, moments: Moments) -> Any:
         """Accumulate the moments of one call over all micro-batches of a batch, or update with them at once."""
-        return self._move([moments]) if internals_of(self._clock()[0]).is_bare else self.receive(moments)
+        clock, _ = self._clock()
+        is_bare = clock is not None and internals_of(clock).is_bare
+        return self._move([moments]) if is_bare else self.receive(moments)
 
     def _clock(self) -> Tuple[Any, int]:
         return self._clocks.get(_replicas.replica_number(), (None, 0))

@@ -13,10 +13,11 @@ from accum import _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._engine._micro_batches import MicroBatches
-from accum._engine._segments import Ran, Segment, SegmentedFunction, State, with_gradient
+from accum._engine._segments import Ran, Segment, SegmentedFunction, State, is_differentiable, with_gradient
 from accum._keras._batch_norm import batch_norms_of
 from accum._keras._batch_norm_barrier import BatchNormBarrier, mask_of, refusal_of
 from accum._keras._batch_step import Collector
+from accum._keras._state_watch import StateWatch
 from accum._tf import tf
 
 
@@ -67,9 +68,14 @@ class WholeBatchCall:
         segments = self._segments(call, args, kwargs)
         state = State(*_state_of(self._model))
         segmented = SegmentedFunction(segments.segments, micro_batches, state, self._group_size, self._weight)
+        watch = StateWatch.of_first_batch(self._model)
         with self._within():
             whole, losses = segmented.forward(segments.is_returned)
-        floats = [key for key, tensor in whole.items() if tensor.dtype.is_floating]
+        if watch is not None:
+            watch.warn_of_changes()
+        for tensor in whole.values():
+            _require_examples(tensor, batch.count)
+        floats = [key for key, tensor in whole.items() if is_differentiable(tensor)]
         variables = [_tf.native(var) for var in self._model.trainable_variables]
 
         def backward(upstream: Sequence[tf.Tensor]) -> List[Any]:
@@ -77,9 +83,10 @@ class WholeBatchCall:
                 grads = segmented.backward(dict(zip(floats, upstream)), upstream[len(floats) :])
             return [_in_dtype_of(var, grads.get(id(var))) for var in variables]
 
-        linked = with_gradient([whole[key] for key in floats] + losses, variables, backward)
+        inputs = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf) and is_differentiable(leaf)]
+        linked = with_gradient([whole[key] for key in floats] + losses, variables, inputs, backward)
         whole.update(zip(floats, linked))
-        self.losses.extend(linked[len(floats) :])
+        self.losses = linked[len(floats) :]  # Keras keeps those of the latest call
         return segments.outputs(whole)
 
     @contextlib.contextmanager
@@ -92,17 +99,32 @@ class WholeBatchCall:
             self._is_within = before
 
     def _segments(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
-        given = inspect.signature(type(self._model).call).bind_partial(self._model, *args, **kwargs)
-        training = given.arguments.get("training")
-        if "batch_norm" in self._barriers and any(layer.trainable for layer in _tf.batch_norms_in(self._model)):
-            if tf.is_tensor(training):
-                raise ValueError(
-                    "With batch normalisation over the whole batch, `training` must be a bool when the model is "
-                    f"called. Received: training={training!r}."
-                )
-            if training:
-                return GraphSegments(self._model, call)
+        names = list(inspect.signature(type(self._model).call).parameters)[1:]
+        training = dict(zip(names, args), **kwargs).get("training")
+        has_barriers = "batch_norm" in self._barriers and any(
+            layer.trainable for layer in _tf.batch_norms_in(self._model)
+        )
+        if has_barriers and tf.is_tensor(training):
+            raise ValueError(
+                "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
+                f"Received: training={training!r}."
+            )
+        if has_barriers and training or any(map(_looks_across_examples, _tf.layers_of(self._model))):
+            return GraphSegments(self._model, call, bool(has_barriers and training))
         return CallSegment(self._model, call)
+
+
+def _require_examples(tensor: tf.Tensor, count: Any) -> None:
+    """Raise, or let the graph raise, unless the first axis of an output is the batch."""
+    message = (
+        "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: leave out "
+        "`whole_batch`, or return one entry for each example."
+    )
+    known = tensor.shape[0] if tensor.shape.rank else None
+    if tensor.shape.rank == 0 or (isinstance(count, int) and known not in (None, count)):
+        raise ValueError(f"{message} Received: {tensor!r}.")
+    if known is None or not isinstance(count, int):
+        tf.debugging.assert_equal(tf.shape(tensor)[0], count, message=message)
 
 
 def _build(call: Callable[..., Any], batch: Batch) -> None:
@@ -112,10 +134,7 @@ def _build(call: Callable[..., Any], batch: Batch) -> None:
         args, kwargs = batch.part(0, 1)
         call(*args, **kwargs)
 
-    if tf.executing_eagerly():
-        first_call()
-    else:
-        tf.function(first_call).get_concrete_function()
+    tf.function(first_call).get_concrete_function()  # changes nothing, unlike a call
 
 
 def _state_of(model: Any) -> Any:
@@ -248,26 +267,26 @@ class GraphSegments:
     Args:
       model: a `GradientAccumulateModel`.
       call: the `__call__` of its class.
+      in_training: whether batch normalisation is a barrier.
 
     Raises:
       ValueError: a batch normalisation layer can't be reached, or is of an unknown kind.
     """
 
-    def __init__(self, model: Any, call: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, call: Callable[..., Any], in_training: bool) -> None:
         self._model = model
         self._call = call
+        self._variables = [_tf.native(var) for var in model.trainable_variables]
         self._graph = _checked(model, _tf.layer_calls(model))
         level: Dict[str, int] = dict.fromkeys(self._graph.inputs, 0)
         self._barriers: Dict[int, BatchNormBarrier] = {}
-        levels: List[int] = []
+        self._levels: List[int] = []
         for number, each in enumerate(self._graph.calls):
             depth = max([level[key] for key in each.inputs] or [0])
-            levels.append(depth)
-            if _is_barrier(each):
-                self._barriers[number] = BatchNormBarrier(each.layer, each.inputs[0])
-            is_passed = number in self._barriers or _looks_across_examples(each)
-            level.update(dict.fromkeys(each.outputs, depth + is_passed))
-        self._levels = levels
+            self._levels.append(depth)
+            if in_training and _is_barrier(each):
+                self._barriers[number] = BatchNormBarrier(each.layer, each.inputs, number)
+            level.update({key: depth + self._is_passed(number) for key in each.outputs})
         self._outputs = set(tf.nest.flatten(self._graph.outputs))
         self.segments: List[Segment] = []
         for depth in range(max(level.values()) + 1):
@@ -280,25 +299,24 @@ class GraphSegments:
         starts = [number for number in self._barriers if self._levels[number] == depth - 1]
         ends = [number for number in self._barriers if self._levels[number] == depth]
         self._add(own, starts, ends, False)
-        whole = [number for number in numbers if _looks_across_examples(self._graph.calls[number])]
+        whole = [number for number in numbers if _looks_across_examples(self._graph.calls[number].layer)]
         if whole:
             self._add([self._graph.calls[number] for number in whole], [], [], True)
 
     def _is_passed(self, number: int) -> bool:
-        return number in self._barriers or _looks_across_examples(self._graph.calls[number])
+        return number in self._barriers or _looks_across_examples(self._graph.calls[number].layer)
 
     def _add(self, calls: Sequence[Any], starts: Sequence[int], ends: Sequence[int], is_whole: bool) -> None:
         begun = [self._graph.calls[number] for number in starts]
         made = {key for call in list(calls) + begun for key in call.outputs}
         needed = {key for call in list(calls) + begun for key in call.inputs}
-        needed |= {self._barriers[number].key for number in ends}
+        needed |= {key for number in ends for key in self._graph.calls[number].inputs}
         needed -= made | set(self._graph.inputs)
         elsewhere = {key for call in self._graph.calls if call not in calls for key in call.inputs}
         given = sorted(made & (elsewhere | self._outputs))
         if not self.segments:  # a model may return its inputs
             given += sorted(self._outputs & set(self._graph.inputs))
         layers = {id(call.layer): call.layer for call in list(calls) + begun}.values()
-        variables = {id(var): var for layer in layers for var in getattr(layer, "trainable_variables", ())}
         names = [layer.name for layer in layers if not _tf.is_of_keras(layer)] or [layer.name for layer in layers]
         normalized = [(self._barriers[number], self._graph.calls[number].outputs[0]) for number in starts]
 
@@ -311,7 +329,7 @@ class GraphSegments:
                 lambda key: key in needed or any(key == mask_of(each) for each in needed),
                 [self._barriers[number] for number in starts],
                 [self._barriers[number] for number in ends],
-                [_tf.native(var) for var in variables.values()],
+                self._variables,
                 is_whole,
                 f"one of the layers {names}",
             )
@@ -350,27 +368,32 @@ def _is_barrier(call: Any) -> bool:
     return isinstance(call.layer, _tf.BATCH_NORMS) and call.layer.trainable and call.in_training
 
 
-def _looks_across_examples(call: Any) -> bool:
+def _looks_across_examples(layer: Any) -> bool:
     """Whether the user has declared that a layer must be called with the whole batch."""
-    return bool(getattr(call.layer, "looks_across_examples", False))
+    return bool(getattr(layer, "looks_across_examples", False))
 
 
 def _checked(model: Any, layers: Any) -> Any:
-    """Return the `LayerCalls` of a model, or raise unless all batch normalisation layers of a model can be barriers."""
+    """Return the `LayerCalls` of a model, or raise unless all its batch normalisation layers can be barriers."""
     if layers is None:
         name = getattr(type(model), "_base", type(model)).__name__
         raise ValueError(
             "Batch normalization over the whole batch takes a model apart at these layers, which it can do with a "
-            f"functional or Sequential model alone: build {name!r} from `tf.keras.Input`, or pass "
+            f"built functional or Sequential model alone: build {name!r} from `tf.keras.Input`, or pass "
             "`whole_batch='loss'` and use `accum.AccumBatchNormalization`, whose moving statistics are exact."
         )
     met = {id(call.layer) for call in layers.calls}
-    hidden = [layer.name for layer in _tf.batch_norms_in(model) if layer.trainable and id(layer) not in met]
+    for call in layers.calls:
+        if not call.in_training and hasattr(call.layer, "trainable_variables"):
+            met.update(id(layer) for layer in _tf.layers_of(call.layer))
+    across = [layer for layer in _tf.layers_of(model) if _looks_across_examples(layer)]
+    across += [layer for layer in _tf.batch_norms_in(model) if layer.trainable]
+    hidden = [layer.name for layer in across if id(layer) not in met]
     if hidden:
         raise ValueError(
-            "Batch normalization within another layer, or within a model that has a `call` of its own, can't be "
-            "computed over the whole batch: make it a part of a functional or Sequential model. Received: "
-            f"{hidden}."
+            "A layer that looks across examples, such as batch normalization, can't be computed over the whole batch "
+            "within another layer, or within a model that has a `call` of its own: make it a part of a functional or "
+            f"Sequential model. Received: {hidden}."
         )
     for call in layers.calls:
         reason = refusal_of(call.layer) if _is_barrier(call) else None

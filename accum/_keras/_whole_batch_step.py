@@ -10,6 +10,7 @@ from accum._engine._combined import Sum
 from accum._engine._micro_batches import MicroBatches
 from accum._keras._batch_step import BatchStep, Collector
 from accum._keras._internals import internals_of
+from accum._keras._state_watch import warn_of_batch_norms
 from accum._keras._whole_batch import WholeBatchCall
 from accum._tf import tf
 
@@ -45,12 +46,20 @@ class WholeBatchStep(BatchStep):
         finally:
             del calls[replica]
 
+    def _check_batch_norms(self) -> None:
+        """Warn of, or refuse, batch normalisation layers that are no barrier."""
+        if "batch_norm" not in self._model.__dict__["_accum_whole_batch"]:
+            warn_of_batch_norms(self._model)
+            self._check_layers()
+
     def train(self, data: Any, train_step: Callable[..., Any]) -> Any:
+        self._check_batch_norms()
         with self._calling("train_step"):
             logs, _ = train_step(data)
         return logs
 
     def gradients(self, data: Any, train_step: Callable[..., Any]) -> Any:
+        self._check_batch_norms()
         self._collector = Collector()
         scaled = [
             optimizer
@@ -83,6 +92,10 @@ class WholeBatchStep(BatchStep):
         with self._calling("test_step"):
             logs, _ = test_step(data)
         return logs
+
+    def predict(self, data: Any, predict_step: Callable[..., Any]) -> Any:
+        with self._calling("predict_step"):
+            return predict_step(data)
 
 
 class _Logs:

@@ -10,6 +10,7 @@ from accum._tf._batch_norm import (
     batch_norms_in,
     batch_norms_over_replicas,
     call_batch_norm,
+    epsilon_of,
     is_fused,
     is_plain_batch_norm,
     is_synchronized,
@@ -141,6 +142,7 @@ from accum._tf._steps import (
     is_compiled_by_xla,
     local_result,
     loss_trackers,
+    losses_without_symbolic,
     metrics_of_layers,
     must_not_be_in_loop,
     own_methods,
@@ -148,7 +150,6 @@ from accum._tf._steps import (
     seeds_of,
     state_of,
     steps_per_execution,
-    weight_losses,
     without_optionals,
 )
 from accum._tf._strategies import (

@@ -1,5 +1,6 @@
 """Differences in batch normalisation."""
 
+import functools
 import inspect
 from typing import Any, Callable, Dict, List, Optional, Union
 
@@ -48,6 +49,22 @@ def call_batch_norm(
 def is_fused(batch_norm: tf.keras.layers.Layer) -> bool:
     """Whether a built layer uses the fused kernel, which Keras 3 does not have."""
     return bool(getattr(batch_norm, "fused", False))
+
+
+def epsilon_of(batch_norm: tf.keras.layers.Layer) -> float:
+    """Return the number that a built layer adds to the variance."""
+    return max(batch_norm.epsilon, _least_fused_epsilon()) if is_fused(batch_norm) else batch_norm.epsilon
+
+
+@functools.lru_cache(maxsize=None)
+def _least_fused_epsilon() -> float:
+    """Return the least epsilon that the fused kernel is called with: older lines, 2.10 among them, take 1.001e-5."""
+    with tf.init_scope():
+        one = tf.ones([1])
+        outputs, _, _ = tf.compat.v1.nn.fused_batch_norm(
+            tf.ones([1, 1, 1, 1]), one, 0.0 * one, mean=0.0 * one, variance=0.0 * one, epsilon=1e-6, is_training=False
+        )
+        return 0.0 if float(tf.squeeze(outputs)) > 500.0 else 1.001e-5
 
 
 def unfused(options: Dict[str, Any]) -> Dict[str, Any]:

@@ -1,5 +1,6 @@
 """The calls of layers that make up a functional or Sequential model, so that they can be run in parts."""
 
+import inspect
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum._tf._models import Functional
@@ -57,6 +58,8 @@ def layer_calls(model: tf.keras.Model) -> Optional[LayerCalls]:
     outputs = tf.nest.map_structure(
         lambda tensor: found[id(tensor)], graph._outputs_struct if IS_KERAS_3 else graph._nested_outputs
     )
+    if IS_KERAS_3 and isinstance(outputs, (list, tuple)) and len(outputs) == 1:  # Keras 3 unpacks it
+        outputs = outputs[0]
     return LayerCalls(keys, lambda inputs: dict(zip(keys, _conformed(graph, inputs))), calls, outputs)
 
 
@@ -122,13 +125,14 @@ def _calls_within(graph: Any, place: str, keys: Sequence[Key]) -> Tuple[List[Lay
 def _calls_of_node(node: Any, place: str, found: Dict[int, Key]) -> Tuple[List[LayerCall], List[Key]]:
     """Return the calls that a node stands for, and the keys of its outputs."""
     layer, args, kwargs = _arguments_of(node)
-    in_training = IS_KERAS_3 or kwargs.get("training") is not False  # Keras 3 lets the model decide
+    in_training = IS_KERAS_3 or _is_in_training(layer, args, kwargs)  # Keras 3 lets the model decide
     leaves = tf.nest.flatten((args, kwargs))
     inputs = [found[id(leaf)] for leaf in leaves if id(leaf) in found]
     graph = graph_of(layer) if in_training else None
     given = {name for name, value in kwargs.items() if value is not None} - {"training"}
     own_inputs = [found.get(id(leaf), "") for leaf in tf.nest.flatten(args)]
     is_plain = given <= ({"mask"} if IS_KERAS_3 else set())  # Keras 3 records the mask that comes with the tensor
+    is_plain = is_plain and not any(isinstance(arg, dict) for arg in args)  # which is matched by names
     if graph is not None and is_plain and "" not in own_inputs and len(own_inputs) == len(graph.inputs):
         calls, found_within = _calls_within(graph, place, own_inputs)
         return calls, [found_within[id(tensor)] for tensor in graph.outputs]
@@ -142,6 +146,12 @@ def _calls_of_node(node: Any, place: str, found: Dict[int, Key]) -> Tuple[List[L
         return tf.nest.flatten(layer(*own_args, **own_kwargs))
 
     return [LayerCall(layer, inputs, keys, in_training, run)], keys
+
+
+def _is_in_training(layer: Any, args: Any, kwargs: Dict[str, Any]) -> bool:
+    """Whether a recorded call runs in training if the model does."""
+    value = dict(zip(inspect.signature(layer.call).parameters, args), **kwargs).get("training")
+    return value is None or tf.is_tensor(value) or bool(value)
 
 
 def _arguments_of(node: Any) -> Tuple[Any, Any, Dict[str, Any]]:

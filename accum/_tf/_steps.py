@@ -136,7 +136,7 @@ def state_of(model: tf.keras.Model) -> List[Any]:
 def own_state_of(model: tf.keras.Model) -> List[Any]:
     """Return the variables that layers keep beside their weights, except for batch normalisation and metrics."""
     variables = []
-    for layer in layers_of(model):
+    for layer in [model] + layers_of(model):
         if not isinstance(layer, tf.keras.layers.BatchNormalization):
             name = "_non_trainable_variables" if IS_KERAS_3 else "_non_trainable_weights"
             variables += list(getattr(layer, name, ()))
@@ -158,10 +158,14 @@ def metrics_of_layers(model: tf.keras.Model) -> List[Any]:
     return [metric for layer in layers_of(model) for metric in getattr(layer, "_metrics", None) or ()]
 
 
-def weight_losses(model: tf.keras.Model) -> List[Any]:
-    """Return the regularization losses of weights: `model.losses` without what layers have added when called."""
+def losses_without_symbolic(model: tf.keras.Model, losses: List[Any]) -> List[Any]:
+    """Return `losses`, those of a model, without what Keras 2 recorded when the model was built.
+
+    It leaves that out by itself for each layer that has added a loss in its latest call.
+    """
     if IS_KERAS_3:
-        return list(model._get_regularization_losses())
+        return losses
     layers = [model] + layers_of(model)
     found = [loss() for layer in layers for loss in getattr(layer, "_callable_losses", ())]
+    found += [loss for layer in layers for loss in getattr(layer, "_eager_losses", ())]
     return [loss for loss in found if loss is not None]
