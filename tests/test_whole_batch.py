@@ -182,6 +182,11 @@ CASES = {  # the model, x, y, what it is compiled with
 }
 
 
+def on_every_cell(names, *chosen):
+    """Names as parameters, whose tests run on one Python of each line alone unless they are `chosen`."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.line) for name in names]
+
+
 def trained(make, x, y, compile_with, wrap=lambda model: model, epochs=2, optimizer=None, **fit_with):
     """Train a model. Returns it with its weights and logs."""
     model = make()
@@ -218,7 +223,7 @@ def differs(ours, plain):
     return any(np.abs(mine - whole).max() > 1e-3 for mine, whole in zip(ours[1], plain[1]))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", on_every_cell(CASES, "sequential", "nested", "contrastive"))
 def test_the_step_is_that_of_the_full_batch(name):
     make, x, y, compile_with = CASES[name]
     compile_with = dict(compile_with, **EAGERLY)
@@ -226,7 +231,9 @@ def test_the_step_is_that_of_the_full_batch(name):
     assert_same(trained(make, x, y, compile_with, split()), plain)
 
 
-@pytest.mark.parametrize("name", ["residual", "u-net, batch Dice", "contrastive", "covariance"])
+@pytest.mark.parametrize(
+    "name", on_every_cell(["residual", "u-net, batch Dice", "contrastive", "covariance"], "contrastive")
+)
 @pytest.mark.filterwarnings("ignore:Batch normalization updates", "ignore:.*returns one number for a batch")
 def test_without_it_micro_batches_differ(name):
     make, x, y, compile_with = CASES[name]
@@ -276,7 +283,8 @@ def with_layer(layer):
     return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(layers.Dense(3)(hidden))))
 
 
-@pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.line)])
+@pytest.mark.line
+@pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.filterwarnings("ignore:The train step changes variables")
 def test_random_numbers_are_the_same_when_a_micro_batch_is_computed_again(how):
     """The check of every step would raise otherwise, and the gradient would be that of other numbers."""
@@ -306,12 +314,15 @@ def test_the_step_is_that_of_the_full_batch_when_compiled_by_xla():
     assert_same(trained(small, IMAGES, CLASSES, {"jit_compile": True, "loss": FROM_LOGITS}, split()), plain)
 
 
-@pytest.mark.parametrize("size", [3, 20, 64])
+@pytest.mark.parametrize(
+    "size", [3, pytest.param(20, marks=pytest.mark.line), pytest.param(64, marks=pytest.mark.line)]
+)
 def test_any_size_of_micro_batches(size):
     plain = trained(at_once, X, Y, dict(EAGERLY, loss="mse"))
     assert_same(trained(at_once, X, Y, dict(EAGERLY, loss="mse"), split(size)), plain)
 
 
+@pytest.mark.line
 @pytest.mark.filterwarnings("ignore:Batch normalization updates")
 def test_the_loss_alone_leaves_batch_normalisation_to_the_micro_batches():
     """`AccumBatchNormalization` moves its statistics once, by those of the whole batch, also when computed again."""
@@ -387,6 +398,7 @@ def test_mixed_precision(policy):
     assert any(np.abs(mine - whole).max() > 1e-2 for mine, whole in zip(without[1], exact[1]))
 
 
+@pytest.mark.line
 def test_cycles_of_whole_batches():
     """`accum_steps` counts batches. Each has statistics of its own, as in plain accumulation of such batches."""
     compile_with = dict(EAGERLY, loss=FROM_LOGITS)
@@ -420,6 +432,7 @@ def policy_of(name):
         choose("float32")
 
 
+@pytest.mark.line
 def test_rows_of_embeddings_stay_rows():
     """The gradient of a table that is used twice, before and after a barrier, has its rows of both."""
     found = []
@@ -441,6 +454,7 @@ def test_rows_of_embeddings_stay_rows():
     assert found and all(isinstance(grad, tf.IndexedSlices) for grad in found)
 
 
+@pytest.mark.line
 def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
     class AwayFromOthers(layers.Layer):
         """Appends the standard deviation over the examples, as a GAN's discriminator does."""
@@ -579,6 +593,7 @@ def test_the_config_keeps_it():
     assert again.micro_batch_size == 8
 
 
+@pytest.mark.line
 def test_the_gradient_is_the_finite_difference():
     """In float64, of a loss of the whole batch by the weights before and between barriers."""
     with policy_of("float64"):
@@ -679,13 +694,14 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", on_every_cell(MORE, "in inference mode"))
 def test_functional_models_of_every_kind(name):
     make, x, y = MORE[name]
     compile_with = dict(EAGERLY, loss="mse")
     assert_same(trained(make, x, y, compile_with, split()), trained(make, x, y, compile_with))
 
 
+@pytest.mark.line
 def test_losses_beside_the_call():
     """A layer that the train step calls itself adds its loss, and a model that is called twice adds those of a call."""
 
@@ -717,6 +733,7 @@ def test_a_gradient_by_the_inputs_is_refused(how):
         trained(own_train_step(loss_of, Scaled), X, Y, compile_with, split())
 
 
+@pytest.mark.line
 def test_outputs_without_a_batch_axis_are_refused():
     class Wrong(tf.keras.Model):
         def __init__(self):
@@ -730,6 +747,7 @@ def test_outputs_without_a_batch_axis_are_refused():
         trained(Wrong, X, np.zeros((COUNT, 2), "float32"), dict(EAGERLY, loss=covariance), split(), batch_size=16)
 
 
+@pytest.mark.line
 def test_an_optimizer_that_does_not_accumulate_stays_bare():
     """No accumulators: a checkpoint has the variables of a plain optimizer."""
     ours, plain = (trained(dense, X, Y, dict(EAGERLY, loss="mse"), wrap)[0] for wrap in (split(), unchanged))
@@ -740,6 +758,7 @@ def test_an_optimizer_that_does_not_accumulate_stays_bare():
     assert sorted(tuple(var.shape) for var in variables[0]) == sorted(tuple(var.shape) for var in variables[1])
 
 
+@pytest.mark.line
 def test_what_moves_per_micro_batch_warns():
     with pytest.warns(UserWarning, match="Batch normalization updates"):
         trained(sequential, X, Y, dict(EAGERLY, loss="mse"), split(whole_batch="loss"))
