@@ -6,7 +6,6 @@ means, where each part is weighted by its number of values.
 
 from typing import Any, Callable, List, NamedTuple, Optional, Union
 
-from accum._engine import _replicas
 from accum._engine._replicas import SUM, local_variable, true_after
 from accum._tf import CheckpointOnly, Scalar, new_statistic, tf
 
@@ -74,26 +73,6 @@ def _sum_over_replicas(values: List[tf.Tensor], weight: Optional[Callable[[], Sc
 def _with_gradient(tensor: tf.Tensor, change: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Return `tensor` unchanged, and apply the function `change` to its gradient."""
     return tf.custom_gradient(lambda value: (tf.identity(value), change))(tensor)
-
-
-def whole_of_group(part: Moments, group_size: int) -> Moments:
-    """Combine the `Moments` of this replica's part with those of its group. All get the same result; no gradient.
-
-    Args:
-      part: `Moments` of this replica, which may be empty.
-      group_size: as for `_replicas.of_group`.
-    """
-    if group_size == 1:
-        return part
-    is_any = part.count > 0.0
-    numbers = [part.count] + [tf.where(is_any, value, tf.zeros_like(value)) for value in part[1:]]
-    counts, means, variances = _replicas.of_group(numbers, group_size)
-    count = tf.reduce_sum(counts)
-    ones = tf.ones_like(tf.shape(part.mean))
-    shares = tf.math.divide_no_nan(tf.reshape(counts, tf.concat([[-1], ones], axis=0)), count)
-    mean = tf.reduce_sum(shares * means, axis=0)
-    apart = means - mean
-    return Moments(count, mean, tf.reduce_sum(shares * (variances + apart * apart), axis=0))
 
 
 def so_far(total: Moments, is_first: Union[bool, tf.Tensor]) -> Moments:

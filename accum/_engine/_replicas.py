@@ -115,27 +115,6 @@ def true_after(waits: Any) -> tf.Tensor:
         return tf.identity(tf.constant(True))
 
 
-def of_group(values: Sequence[tf.Tensor], group_size: int) -> List[tf.Tensor]:
-    """Return the values of the replicas of this replica's group, stacked along a new first axis; 0 for all others.
-
-    Args:
-      values: list of finite float tensors, which have the same shapes on all replicas.
-      group_size: the number of replicas in a group, which divides the number of replicas. Replicas 0 to n - 1 are the
-        first group of n, and so on.
-    """
-    context, numbers = tf.distribute.get_replica_context(), tf.range(count())
-    own = tf.cast(context.replica_id_in_sync_group, tf.int32)
-    slots = [_along_first(tf.equal(numbers, own), value) * value for value in values]
-    stacked = context.all_reduce(SUM, slots)
-    is_of_group = tf.equal(numbers // group_size, own // group_size)
-    return [_along_first(is_of_group, value) * slot for value, slot in zip(values, stacked)]
-
-
-def _along_first(mask: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Return a mask as numbers in the dtype of `value`, with as many further axes of length 1 as `value` has axes."""
-    return tf.reshape(tf.cast(mask, value.dtype), tf.concat([[-1], tf.ones_like(tf.shape(value))], axis=0))
-
-
 def spoil_together(grads: List[Optional[Gradient]], bad: tf.Tensor) -> List[Optional[Gradient]]:
     """Put NaN into this replica's gradients if those of any replica are not finite. Replicas share one scalar for this.
 

@@ -23,8 +23,8 @@ from accum._engine._accumulators import weighted
 from accum._engine._batch import Batch
 from accum._engine._combined import Kept, KeptTensors, Pooled, Sum, gradient_sum
 from accum._engine._micro_batches import FIRST, WHOLE, MicroBatches
-from accum._engine._moments import Moments, whole_of_group
-from accum._engine._replicas import of_group
+from accum._engine._moments import Moments, over_replicas
+from accum._engine._replicas import SUM, is_one_of_several
 from accum._tf import Gradient, Scalar, tf
 
 Key = str
@@ -99,11 +99,14 @@ class State:
     Args:
       rewound: variables that have to be as they were when a segment is computed again.
       restored: other variables, which only must not have changed after it was computed again.
+
+    Attributes:
+      variables: all of them.
     """
 
     def __init__(self, rewound: Sequence[tf.Variable], restored: Sequence[tf.Variable]) -> None:
         self._rewound = rewound
-        self._all = list(rewound) + list(restored)
+        self.variables = list(rewound) + list(restored)
 
     def read(self) -> List[tf.Tensor]:
         """Return the values to which `rewind` can go back, each with an additional first axis."""
@@ -115,10 +118,12 @@ class State:
             var.assign(tf.reshape(value, var.shape))
 
     def read_all(self) -> List[tf.Tensor]:
-        return [tf.identity(var.read_value()) for var in self._all]
+        """Return the values of all variables, for `restore_all`."""
+        return [tf.identity(var.read_value()) for var in self.variables]
 
     def restore_all(self, values: Sequence[tf.Tensor]) -> None:
-        for var, value in zip(self._all, values):
+        """Set all variables to what `read_all` has returned."""
+        for var, value in zip(self.variables, values):
             var.assign(value)
 
 
@@ -155,7 +160,6 @@ class SegmentedFunction:
       segments: list of `Segment`, in order.
       micro_batches: `MicroBatches` of the batch.
       state: what the segments change.
-      group_size: int, the number of replicas over whose examples statistics are computed together.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
         for 1; called when they are computed. See `_moments.over_replicas`.
     """
@@ -165,13 +169,11 @@ class SegmentedFunction:
         segments: Sequence[Segment],
         micro_batches: MicroBatches,
         state: State,
-        group_size: int = 1,
         weight: Callable[[], Optional[Scalar]] = lambda: None,
     ) -> None:
         self._segments = segments
         self._micro = micro_batches
         self._state = state
-        self._group_size = group_size
         self._weight = weight
         self._stored: Dict[Key, _Stored] = {}
         self._states: List[List[_Stored]] = []  # of each segment, before each micro-batch
@@ -219,8 +221,8 @@ class SegmentedFunction:
         self._stored.update({key: _Stored(tensor, segment.is_whole) for key, tensor in zip(keys, kept)})
         self._loss_counts.append(len(losses))
         for statistics, pooled in zip(segment.ends, moments):
-            whole = whole_of_group(Moments(*pooled), self._group_size)
-            self._wholes[statistics] = whole
+            part = Moments(*pooled)
+            self._wholes[statistics] = over_replicas(part) if is_one_of_several() else part
         for receive, pooled in zip(receivers, others):
             receive(Moments(*pooled))
         return losses
@@ -269,7 +271,7 @@ class SegmentedFunction:
         self._state.restore_all(after)
         return known.by_variables
 
-    def _backward(self, number: int, known: "_Gradients", loss_grads: Sequence[tf.Tensor]) -> None:
+    def _backward(self, number: int, known: _Gradients, loss_grads: Sequence[tf.Tensor]) -> None:
         """Compute a segment again, and add the gradients by what it needed to `known`."""
         segment = self._segments[number]
         keys: List[Key] = []
@@ -303,22 +305,18 @@ class SegmentedFunction:
             if kept is not None:
                 known.by_tensors.setdefault(key, []).append(_Stored(kept, segment.is_whole))
         for statistics, pair in zip(segment.starts, by_statistics):
-            known.by_statistics[statistics] = self._over_group(pair)
+            known.by_statistics[statistics] = self._over_replicas(pair)
 
-    def _over_group(self, grads: Sequence[Any]) -> List[Optional[tf.Tensor]]:
-        """Add up the gradients by statistics over the replicas that share them, each by the weight of its replica."""
-        if self._group_size == 1 or all(grad is None for grad in grads):
+    def _over_replicas(self, grads: Sequence[Any]) -> List[Optional[tf.Tensor]]:
+        """Add up the gradients by statistics over the replicas, which share them, each by the weight of its replica."""
+        if not is_one_of_several() or all(grad is None for grad in grads):
             return list(grads)
         weight = self._weight()
         weight = tf.cast(1.0 if weight is None else weight, grads[0].dtype)
-        sums = [
-            tf.reduce_sum(values, axis=0) for values in of_group([weight * grad for grad in grads], self._group_size)
-        ]
+        sums = tf.distribute.get_replica_context().all_reduce(SUM, [weight * grad for grad in grads])
         return [tf.math.divide_no_nan(total, weight) for total in sums]
 
-    def _targets(
-        self, segment: Segment, ran: Ran, known: "_Gradients", index: Any
-    ) -> List[Tuple[tf.Tensor, tf.Tensor]]:
+    def _targets(self, segment: Segment, ran: Ran, known: _Gradients, index: Any) -> List[Tuple[tf.Tensor, tf.Tensor]]:
         """Return what is differentiated in a segment, as a list of (tensor, gradient by it)."""
         targets = []
         for key, tensor in ran.tensors.items():

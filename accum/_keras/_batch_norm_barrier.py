@@ -71,11 +71,10 @@ class BatchNormBarrier(Statistics):
         inputs, mask = tensors[self.key], tensors.get(self.mask_key)
         dtype = _tf.compute_dtype_of(self._layer)
         inputs = tf.cast(tf.cast(inputs, dtype), _tf.at_least_float32(dtype))
-        ones = tf.ones([], inputs.dtype)
         axes = self._axes(inputs)
         count = tf.reduce_prod(tf.cast(tf.gather(tf.shape(inputs), axes), inputs.dtype))
         if mask is None or not _tf.uses_mask(self._layer):
-            return inputs, ones, count
+            return inputs, tf.ones([], inputs.dtype), count
         mask = tf.cast(mask, inputs.dtype)
         share = tf.math.divide_no_nan(tf.reduce_sum(mask), tf.cast(tf.size(mask), inputs.dtype))
         ones = tf.ones([inputs.shape.rank - mask.shape.rank], tf.int32)

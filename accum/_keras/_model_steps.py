@@ -86,16 +86,18 @@ class ModelSteps:
         return getattr(self, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = super().__call__  # type: ignore[misc]
-        calls = self.__dict__.get("_accum_calls")
-        whole = calls.get(_replicas.replica_number()) if calls else None
+        call, whole = super().__call__, self._whole_batch_call  # type: ignore[misc]
         return call(*args, **kwargs) if whole is None else whole(call, args, kwargs)
 
     @property
-    def losses(self) -> List[Any]:
+    def _whole_batch_call(self) -> Any:
+        """What stands in for a call of the model on this replica, or None."""
         calls = self.__dict__.get("_accum_calls")
-        whole = calls.get(_replicas.replica_number()) if calls else None
-        found = super().losses  # type: ignore[misc]
+        return calls.get(_replicas.replica_number()) if calls else None
+
+    @property
+    def losses(self) -> List[Any]:
+        found, whole = super().losses, self._whole_batch_call  # type: ignore[misc]
         return found if whole is None else _tf.losses_without_symbolic(self, found) + whole.losses
 
     def _batch_step(self, size: Any) -> BatchStep:

@@ -27,15 +27,15 @@ class WholeBatchStep(BatchStep):
     def _calling(self, name: str) -> Iterator[None]:
         """Let calls of the model be split in this context."""
         model, replica = self._model, _replicas.replica_number()
-        optimizer = _tf.without_loss_scale(model.__dict__["_accum_optimizers"][0]) if _has_optimizers(model) else None
+        optimizers = [_tf.without_loss_scale(each) for each in model.__dict__.get("_accum_optimizers") or ()]
 
         def weight() -> Any:
-            is_weighted = optimizer is not None and not internals_of(optimizer).is_bare
-            return internals_of(optimizer).weight if is_weighted else None
+            weighted = [optimizer for optimizer in optimizers if not internals_of(optimizer).is_bare]
+            return internals_of(weighted[0]).weight if weighted else None
 
         whole_batch = model.__dict__["_accum_whole_batch"]
         calls = model.__dict__.setdefault("_accum_calls", {})
-        calls[replica] = WholeBatchCall(model, self._size, whole_batch, _replicas.count(), weight)
+        calls[replica] = WholeBatchCall(model, self._size, whole_batch, weight)
         try:
             yield
             if not calls[replica].is_used:
@@ -110,7 +110,3 @@ class _Logs:
     def finish(self, tensors: Any) -> Any:
         pairs = zip(tf.nest.flatten(self._logs), tensors)
         return tf.nest.pack_sequence_as(self._logs, [leaf if value is None else value for leaf, value in pairs])
-
-
-def _has_optimizers(model: Any) -> bool:
-    return bool(model.__dict__.get("_accum_optimizers"))
