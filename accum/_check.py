@@ -98,6 +98,37 @@ def whole_batch(value: Any, micro_batch_size: Any) -> Tuple[str, ...]:
     return found
 
 
+def replicas_per_group(value: Any, whole_batch: Sequence[str]) -> Dict[str, Optional[int]]:
+    """Return the number of replicas in a group for each of `WHOLE_BATCH`, None for all, after checking it."""
+    given = dict(value) if isinstance(value, dict) else dict.fromkeys(WHOLE_BATCH, value)
+    unknown = [name for name in given if name not in WHOLE_BATCH]
+    message = (
+        "`replicas_per_group` must be an int >= 1, None for all replicas, or a dict of them whose keys are of "
+        f"{list(WHOLE_BATCH)}. Received: replicas_per_group={value!r}."
+    )
+    for size in given.values():
+        if size is not None and (isinstance(size, (bool, np.bool_)) or not isinstance(size, numbers.Integral)):
+            raise TypeError(message)
+    if unknown or any(size is not None and size < 1 for size in given.values()):
+        raise ValueError(message)
+    if value is not None and not whole_batch:
+        raise ValueError(
+            "`replicas_per_group` groups the replicas for `whole_batch`, which is not given: pass both. Received: "
+            f"replicas_per_group={value!r}."
+        )
+    return {name: None if given.get(name) is None else int(given[name]) for name in WHOLE_BATCH}
+
+
+def group_size(size: Optional[int], replicas: int) -> int:
+    """Return the number of replicas in a group, after checking that groups have equally many."""
+    if size is not None and replicas % size:
+        raise ValueError(
+            "`replicas_per_group` must divide the number of replicas. Received: "
+            f"replicas_per_group={size}, replicas={replicas}."
+        )
+    return replicas if size is None else size
+
+
 def own_micro_batch_size(value: Any) -> int:
     """Return a size of micro-batches as an int >= 1, after checking that it is neither "auto" nor None."""
     if value is None or (isinstance(value, str) and value == "auto"):

@@ -8,7 +8,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import exceptions
 import pytest
-from replicas import look_often_for_the_end_of_replicas, make_two_cpus
+from replicas import look_often_for_the_end_of_replicas, make_cpus
 
 
 def pytest_configure(config):
@@ -20,7 +20,7 @@ def pytest_configure(config):
     )
     config.addinivalue_line("markers", "line: differs between lines of TensorFlow alone; runs on one Python of each")
     gc.set_threshold(50000, 20, 20)  # graphs are many objects: by Python's own, a fifth of the time goes into looking
-    make_two_cpus()
+    make_cpus()
     look_often_for_the_end_of_replicas()
 
 

@@ -43,7 +43,7 @@ def test_a_block_runs_as_it_stands(page, block):
 
 def _run_on_two_replicas(block):
     """In a process of its own: several strategies in one mix up their collective operations, those of plain TF too."""
-    code = "import replicas\nreplicas.make_two_cpus()\nreplicas.look_often_for_the_end_of_replicas()\n" + block
+    code = "import replicas\nreplicas.make_cpus()\nreplicas.look_often_for_the_end_of_replicas()\n" + block
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], cwd=SUPPORT, stderr=subprocess.PIPE, timeout=120
     )

@@ -6,7 +6,8 @@ means, where each part is weighted by its number of values.
 
 from typing import Any, Callable, List, NamedTuple, Optional, Union
 
-from accum._engine._replicas import SUM, local_variable, true_after
+from accum._engine import _replicas
+from accum._engine._replicas import local_variable, true_after
 from accum._tf import CheckpointOnly, Scalar, new_statistic, tf
 
 
@@ -32,7 +33,9 @@ def pooled(one: Moments, other: Moments) -> Moments:
     )
 
 
-def over_replicas(moments: Moments, weight: Optional[Callable[[], Scalar]] = None) -> Moments:
+def over_replicas(
+    moments: Moments, weight: Optional[Callable[[], Scalar]] = None, group_size: Optional[int] = None
+) -> Moments:
     """Combine the `Moments` of all replicas' parts. Every replica calls this and gets the same result.
 
     Gradients flow through it. The variance is computed around the mean of all parts, which takes a second reduction.
@@ -44,21 +47,22 @@ def over_replicas(moments: Moments, weight: Optional[Callable[[], Scalar]] = Non
         called when they are computed. None: 1. The loss of a replica also depends on the values of other replicas.
         That part of its gradient needs the weight of this replica, but will be multiplied by the weight of the replica
         that holds the values. So it is multiplied by the former and divided by the latter here.
+      group_size: the number of replicas whose parts are combined, as for `_replicas.sum_of_group`. None: all.
     """
+    group_size = _replicas.count() if group_size is None else group_size
     count, mean, variance = moments
     mean = tf.where(count > 0.0, mean, tf.zeros_like(mean))  # NaN on a replica without examples
     variance = tf.where(count > 0.0, variance, tf.zeros_like(variance))
-    whole_count, total = _sum_over_replicas([count, count * mean], weight)
+    whole_count, total = _sum_of_group([count, count * mean], weight, group_size)
     whole_mean = tf.math.divide_no_nan(total, whole_count)
     apart = mean - whole_mean
-    (spread,) = _sum_over_replicas([count * (variance + apart * apart)], weight)
+    (spread,) = _sum_of_group([count * (variance + apart * apart)], weight, group_size)
     return Moments(whole_count, whole_mean, tf.math.divide_no_nan(spread, whole_count))
 
 
-def _sum_over_replicas(values: List[tf.Tensor], weight: Optional[Callable[[], Scalar]]) -> List[tf.Tensor]:
-    all_reduce = tf.distribute.get_replica_context().all_reduce
+def _sum_of_group(values: List[tf.Tensor], weight: Optional[Callable[[], Scalar]], group_size: int) -> List[tf.Tensor]:
     if weight is None:
-        return all_reduce(SUM, values)
+        return _replicas.sum_of_group(values, group_size)
 
     def divided(grad: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(grad, tf.cast(weight(), grad.dtype))
@@ -66,7 +70,7 @@ def _sum_over_replicas(values: List[tf.Tensor], weight: Optional[Callable[[], Sc
     def multiplied(grad: tf.Tensor) -> tf.Tensor:
         return grad * tf.cast(weight(), grad.dtype)
 
-    sums = all_reduce(SUM, [_with_gradient(value, divided) for value in values])
+    sums = _replicas.sum_of_group([_with_gradient(value, divided) for value in values], group_size)
     return [_with_gradient(value, multiplied) for value in sums]
 
 

@@ -115,6 +115,30 @@ def true_after(waits: Any) -> tf.Tensor:
         return tf.identity(tf.constant(True))
 
 
+def sum_of_group(values: Sequence[tf.Tensor], group_size: int) -> List[tf.Tensor]:
+    """Sum tensors over the replicas of this replica's group. Every replica calls this; those of a group get the same.
+
+    Args:
+      values: list of float tensors, which have the same shapes on all replicas.
+      group_size: the number of replicas in a group, which divides the number of replicas. Replicas 0 to n - 1 are the
+        first group of n, and so on.
+    """
+    if group_size == 1:
+        return list(values)
+    context = tf.distribute.get_replica_context()
+    if group_size == count():
+        return context.all_reduce(SUM, list(values))
+    group = tf.cast(context.replica_id_in_sync_group, tf.int32) // group_size
+    is_own = tf.equal(tf.range(count() // group_size), group)
+    slots = [tf.where(_along_first(is_own, value), value, tf.zeros_like(value)) for value in values]
+    return [tf.gather(slot, group) for slot in context.all_reduce(SUM, slots)]
+
+
+def _along_first(mask: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Return a mask with as many further axes of length 1 as `value` has axes."""
+    return tf.reshape(mask, tf.concat([[-1], tf.ones_like(tf.shape(value))], axis=0))
+
+
 def spoil_together(grads: List[Optional[Gradient]], bad: tf.Tensor) -> List[Optional[Gradient]]:
     """Put NaN into this replica's gradients if those of any replica are not finite. Replicas share one scalar for this.
 

@@ -24,7 +24,7 @@ from accum._engine._batch import Batch
 from accum._engine._combined import Kept, KeptTensors, Pooled, Sum, gradient_sum
 from accum._engine._micro_batches import FIRST, WHOLE, MicroBatches
 from accum._engine._moments import Moments, over_replicas
-from accum._engine._replicas import SUM, is_one_of_several
+from accum._engine._replicas import sum_of_group
 from accum._tf import Gradient, Scalar, tf
 
 Key = str
@@ -160,6 +160,7 @@ class SegmentedFunction:
       segments: list of `Segment`, in order.
       micro_batches: `MicroBatches` of the batch.
       state: what the segments change.
+      group_size: int, the number of replicas over whose examples statistics are computed together.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
         for 1; called when they are computed. See `_moments.over_replicas`.
     """
@@ -169,11 +170,13 @@ class SegmentedFunction:
         segments: Sequence[Segment],
         micro_batches: MicroBatches,
         state: State,
+        group_size: int = 1,
         weight: Callable[[], Optional[Scalar]] = lambda: None,
     ) -> None:
         self._segments = segments
         self._micro = micro_batches
         self._state = state
+        self._group_size = group_size
         self._weight = weight
         self._stored: Dict[Key, _Stored] = {}
         self._states: List[List[_Stored]] = []  # of each segment, before each micro-batch
@@ -222,7 +225,7 @@ class SegmentedFunction:
         self._loss_counts.append(len(losses))
         for statistics, pooled in zip(segment.ends, moments):
             part = Moments(*pooled)
-            self._wholes[statistics] = over_replicas(part) if is_one_of_several() else part
+            self._wholes[statistics] = part if self._group_size == 1 else over_replicas(part, None, self._group_size)
         for receive, pooled in zip(receivers, others):
             receive(Moments(*pooled))
         return losses
@@ -309,11 +312,11 @@ class SegmentedFunction:
 
     def _over_replicas(self, grads: Sequence[Any]) -> List[Optional[tf.Tensor]]:
         """Add up the gradients by statistics over the replicas, which share them, each by the weight of its replica."""
-        if not is_one_of_several() or all(grad is None for grad in grads):
+        if self._group_size == 1 or all(grad is None for grad in grads):
             return list(grads)
         weight = self._weight()
         weight = tf.cast(1.0 if weight is None else weight, grads[0].dtype)
-        sums = tf.distribute.get_replica_context().all_reduce(SUM, [weight * grad for grad in grads])
+        sums = sum_of_group([weight * grad for grad in grads], self._group_size)
         return [tf.math.divide_no_nan(total, weight) for total in sums]
 
     def _targets(self, segment: Segment, ran: Ran, known: _Gradients, index: Any) -> List[Tuple[tf.Tensor, tf.Tensor]]:

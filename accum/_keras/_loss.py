@@ -16,6 +16,7 @@ class ReportingLoss:
       container: the container that Keras' `compile` made; all other attributes are read from it.
       report: function of the denominator, a float32 scalar tensor; None: report nothing.
       before: function of targets and outputs, called before the losses are computed.
+      over_replicas: function that returns the `ReplicaLosses` of the current step, or None.
 
     Attributes:
       unlike: names of the outputs whose losses divide by numbers that differ between outputs -> what each divides by.
@@ -23,16 +24,28 @@ class ReportingLoss:
     """
 
     def __init__(
-        self, container: Any, report: Optional[Callable[[tf.Tensor], None]], before: Callable[[Any, Any], None]
+        self,
+        container: Any,
+        report: Optional[Callable[[tf.Tensor], None]],
+        before: Callable[[Any, Any], None],
+        over_replicas: Callable[[], Any],
     ) -> None:
         self._container = container
         self._report = report
         self._before = before
+        self._over_replicas = over_replicas
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, *args: Any, **kwargs: Any) -> tf.Tensor:
         self._before(y_true, y_pred)
+        over_replicas = self._over_replicas()
+        if over_replicas is None:
+            return self._computed(y_true, y_pred, sample_weight, *args, **kwargs)
+        with over_replicas.compiled(self._container, y_true, y_pred, sample_weight) as gathered:
+            return self._computed(*gathered, *args, **kwargs)
+
+    def _computed(self, y_true: Any, y_pred: Any, sample_weight: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
         if self._report is None:
             return self._container(y_true, y_pred, sample_weight, *args, **kwargs)
         outputs, weights = _tf.without_empty_masks(y_pred, sample_weight)

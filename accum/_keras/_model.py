@@ -60,6 +60,9 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         at once; each micro-batch is computed twice. "batch_norm": this, and batch normalization uses the mean and
         variance of the whole batch; the model has to be functional or Sequential. (): neither. Needs
         `micro_batch_size`.
+      replicas_per_group: under a strategy, the number of replicas whose examples `whole_batch` puts together, an int
+        that divides the number of replicas: 1 for each replica's own, None for all. Or a dict of them by "loss" and
+        "batch_norm". Replicas 0 to n - 1 are the first group.
       **kwargs: as for `tf.keras.Model`: `inputs`, `outputs`, `name`.
 
     Raises:
@@ -157,8 +160,11 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         _tf.set_untracked(self, "_accum", model_options)
         _tf.set_untracked(self, "_accum_size", MicroBatchSize(model_options.arguments["micro_batch_size"]))
         _tf.set_untracked(self, "_accum_noises", RepeatableNoises())
-        _tf.set_untracked(self, "_accum_whole_batch", model_options.arguments["whole_batch"])
+        whole_batch, groups = (model_options.arguments[name] for name in ("whole_batch", "replicas_per_group"))
+        _tf.set_untracked(self, "_accum_whole_batch", whole_batch)
+        _tf.set_untracked(self, "_accum_replicas_per_group", _check.replicas_per_group(groups, whole_batch))
         self._split_steps()
+        self._keep_loss()
 
     @property
     def micro_batch_size(self) -> Union[int, str, None]:

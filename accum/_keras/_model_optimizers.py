@@ -25,6 +25,7 @@ class ModelOptimizers:
     _accum_weight: Any
     _weighted_train_step: Any
     _before_losses: Any
+    _replica_losses: Any
 
     def _take_over_optimizers(self) -> Any:
         """Wrap every optimizer of the model. Returns whether its optimizers have changed since the last call."""
@@ -85,7 +86,8 @@ class ModelOptimizers:
         if container is None or isinstance(container, ReportingLoss) or not (self._accum.weighs_as_keras or splits):
             return
         report = self._accum_weight.replace if self._accum.weighs_as_keras else None
-        _tf.set_untracked(self, _tf.LOSS_CONTAINER, ReportingLoss(container, report, self._before_losses))
+        watched = ReportingLoss(container, report, self._before_losses, lambda: self._replica_losses)
+        _tf.set_untracked(self, _tf.LOSS_CONTAINER, watched)
 
 
 def replace_optimizers(model: tf.keras.Model, replace: Callable[[Any], Any]) -> List[Any]:

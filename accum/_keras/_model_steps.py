@@ -1,6 +1,7 @@
 """The train, test and predict steps of an accumulating model: weighted, watched, and split into micro-batches."""
 
 import contextlib
+import functools
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _tf
@@ -94,6 +95,25 @@ class ModelSteps:
         """What stands in for a call of the model on this replica, or None."""
         calls = self.__dict__.get("_accum_calls")
         return calls.get(_replicas.replica_number()) if calls else None
+
+    @property
+    def _replica_losses(self) -> Any:
+        """What computes the losses of the current step over the outputs of several replicas, or None."""
+        whole = self._whole_batch_call
+        return None if whole is None else whole.replica_losses
+
+    def _keep_loss(self) -> None:
+        """Let a `compute_loss` of the user's see the outputs of several replicas, if losses are computed over them."""
+        own = getattr(self, "compute_loss", None)
+        if "loss" not in self._accum_whole_batch or not _tf.is_loss_of_user(own):
+            return
+
+        @functools.wraps(own)
+        def compute_loss(*args: Any, **kwargs: Any) -> Any:
+            losses = self._replica_losses
+            return own(*args, **kwargs) if losses is None else losses.of_user(own, args, kwargs)
+
+        _tf.set_untracked(self, "compute_loss", compute_loss)
 
     @property
     def losses(self) -> List[Any]:

@@ -7,15 +7,16 @@ metrics, regularization and sample weights are computed by Keras, or by the user
 
 import contextlib
 import inspect
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
-from accum import _tf
+from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._engine._combined import divided
 from accum._engine._micro_batches import MicroBatches
 from accum._engine._segments import SegmentedFunction, State, is_differentiable, with_gradient
 from accum._keras._model_segments import CallSegment, GraphSegments, looks_across_examples
+from accum._keras._replica_losses import ReplicaLosses
 from accum._keras._state_watch import StateWatch
 from accum._tf import tf
 
@@ -27,18 +28,31 @@ class WholeBatchCall:
       model: a `GradientAccumulateModel`.
       size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
       barriers: of "loss" and "batch_norm".
+      replicas_per_group: number of replicas in a group for each of these, None for all.
       weight: function that returns the weight of this replica's batch, or None for 1.
 
     Attributes:
+      replica_losses: what computes losses over the outputs of several replicas, or None.
       losses: what layers have added as losses in the latest call: list of scalars.
       is_used: whether the model has been called.
     """
 
-    def __init__(self, model: Any, size: Any, barriers: Sequence[str], weight: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        size: Any,
+        barriers: Sequence[str],
+        replicas_per_group: Dict[str, Optional[int]],
+        weight: Callable[[], Any],
+    ) -> None:
         self._model = model
         self._size = size
         self._barriers = barriers
         self._weight = weight
+        groups = {name: _check.group_size(replicas_per_group[name], _replicas.count()) for name in barriers}
+        self._group_size = groups.get("batch_norm", 1)
+        loss_group = groups.get("loss", 1)
+        self.replica_losses = None if loss_group == 1 else ReplicaLosses(loss_group, weight)
         self._is_within = False
         self.losses: List[tf.Tensor] = []
         self.is_used = False
@@ -62,7 +76,7 @@ class WholeBatchCall:
                 _build(call, batch)
         state = _state_of(self._model)
         segments = self._segments(call, state, args, kwargs)
-        segmented = SegmentedFunction(segments.segments, micro_batches, state, self._weight)
+        segmented = SegmentedFunction(segments.segments, micro_batches, state, self._group_size, self._weight)
         watch = StateWatch.of_first_batch(self._model)
         with self._within():
             whole, losses = segmented.forward(segments.is_returned)

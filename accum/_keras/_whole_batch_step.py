@@ -33,9 +33,9 @@ class WholeBatchStep(BatchStep):
             weighted = [optimizer for optimizer in optimizers if not internals_of(optimizer).is_bare]
             return internals_of(weighted[0]).weight if weighted else None
 
-        whole_batch = model.__dict__["_accum_whole_batch"]
+        whole_batch, groups = (model.__dict__[f"_accum_{name}"] for name in ("whole_batch", "replicas_per_group"))
         calls = model.__dict__.setdefault("_accum_calls", {})
-        calls[replica] = WholeBatchCall(model, self._size, whole_batch, weight)
+        calls[replica] = WholeBatchCall(model, self._size, whole_batch, groups, weight)
         try:
             yield
             if not calls[replica].is_used:

@@ -57,6 +57,12 @@ def counted_by_losses(
     return [(name, _counted(*entry)) for name, *entry in entries]
 
 
+def is_loss_of_user(compute_loss: Any) -> bool:
+    """Whether a method overrides the `compute_loss` of Keras, which models have since TF 2.9."""
+    known = getattr(tf.keras.Model, "compute_loss", None)
+    return known is not None and getattr(compute_loss, "__func__", compute_loss) is not known
+
+
 LOSS_CONTAINER = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
 """The attribute of a compiled model that computes its losses; in Keras 3 it has no public name."""
 

@@ -69,6 +69,30 @@ def build_loss_trackers(container: Any, y_true: Any, y_pred: Any) -> None:
         (container._build if VERSION < (2, 3) else container.build)(y_pred)
 
 
+def scalars_as_means(container: Any) -> Any:
+    """Return a context in which a loss that is one number for a batch is divided by the number of replicas.
+
+    Keras divides means by it, so that losses can be added up over replicas. Keras 3 does not divide a loss whose
+    function returned a scalar: no reduction took place.
+    """
+    stack = contextlib.ExitStack()
+    if IS_KERAS_3:
+        losses = {id(loss): loss for _, loss, *_ in container._flat_losses if loss is not None}  # has no public name
+        for loss in losses.values():
+            stack.enter_context(own_methods(loss, call=_with_axis(loss.call)))
+    return stack
+
+
+def _with_axis(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function return a scalar with an axis of length 1."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        return tf.reshape(found, [1]) if found.shape.rank == 0 else found
+
+    return call
+
+
 def must_not_be_in_loop(model: tf.keras.Model) -> bool:
     """Whether Keras 2 refuses to run the layers of a model in a loop: those that regularize their activity."""
     return not IS_KERAS_3 and any(getattr(layer, "activity_regularizer", None) for layer in layers_of(model))

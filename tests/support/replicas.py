@@ -8,10 +8,10 @@ R = 2
 RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
 
 
-def make_two_cpus():
-    """Make two logical CPUs, so that a MirroredStrategy has two replicas; one device stays the default."""
+def make_cpus():
+    """Make four logical CPUs, so that a MirroredStrategy can have several replicas; one device stays the default."""
     cpu = tf.config.experimental.list_physical_devices("CPU")[0]
-    devices = [tf.config.experimental.VirtualDeviceConfiguration()] * 2
+    devices = [tf.config.experimental.VirtualDeviceConfiguration()] * 4
     tf.config.experimental.set_virtual_device_configuration(cpu, devices)
 
 
@@ -22,10 +22,11 @@ def look_often_for_the_end_of_replicas():
     coordinator.wait_for_stop = lambda self, timeout=None: wait(self, timeout and min(timeout, 0.01))
 
 
-def mirrored(cross_device_ops=None):
-    """Create a strategy with two replicas."""
+def mirrored(cross_device_ops=None, replicas=R):
+    """Create a strategy with two replicas, or up to four."""
     ops = cross_device_ops or tf.distribute.ReductionToOneDevice()
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=ops)
+    devices = ["CPU:{}".format(number) for number in range(replicas)]
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=ops)
 
 
 class CountingOps(tf.distribute.ReductionToOneDevice):

@@ -1,0 +1,86 @@
+"""Losses over the outputs of several replicas (law L19)."""
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from accum import _tf
+from accum._engine._gathering import rows_of_group
+from accum._tf import Scalar, tf
+
+
+class ReplicaLosses:
+    """Computes losses on one replica during one step, over the outputs of all replicas of its group.
+
+    Args:
+      group_size: the number of replicas in a group.
+      weight: function that returns the weight of this replica's batch, or None for 1.
+    """
+
+    def __init__(self, group_size: int, weight: Callable[[], Optional[Scalar]]) -> None:
+        self._group_size = group_size
+        self._weight = weight
+        self._has_gathered = False
+
+    def of_user(self, compute_loss: Callable[..., Any], args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
+        """Call the user's `compute_loss` with what all replicas of the group have."""
+        if self._has_gathered:
+            return compute_loss(*args, **kwargs)
+        args, kwargs = self._gathered((args, kwargs))
+        self._has_gathered = True
+        try:
+            return compute_loss(*args, **kwargs)
+        finally:
+            self._has_gathered = False
+
+    @contextlib.contextmanager
+    def compiled(self, container: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Iterator[Tuple[Any, Any, Any]]:
+        """Return what Keras' container of compiled losses is to be called with in this context.
+
+        Every replica computes the loss of the group, and the gradients of all are added up. So each takes its share:
+        Keras divides a mean by the number of replicas, and what sums over examples is divided here.
+        """
+        if _tf.is_neither_sum_nor_mean(container):
+            raise ValueError(
+                "Over the outputs of several replicas, losses must be means, or all have the reduction SUM: compile "
+                "such losses, or pass `replicas_per_group={'loss': 1}`, with which each replica computes its own."
+            )
+        given = y_true, y_pred, sample_weight
+        y_true, y_pred, sample_weight = given if self._has_gathered else self._gathered(given)
+        if _tf.sums_over_examples(container):
+            sample_weight = tf.nest.map_structure(self._share, 1.0 if sample_weight is None else sample_weight)
+        with _tf.scalars_as_means(container):
+            yield y_true, y_pred, sample_weight
+
+    def _share(self, weight: Any) -> Any:
+        if weight is None:
+            return None
+        weight = tf.convert_to_tensor(weight)
+        weight = weight if weight.dtype.is_floating else tf.cast(weight, tf.float32)
+        return weight / tf.cast(self._group_size, weight.dtype)
+
+    def _gathered(self, structure: Sequence[Any]) -> Any:
+        """Concatenate all tensors of a structure that have an axis over the replicas of the group, and their masks."""
+        leaves = tf.nest.flatten(structure)
+        masks = [getattr(leaf, "_keras_mask", None) for leaf in leaves]
+        found: List[Any] = list(leaves) + masks
+        places = [place for place, leaf in enumerate(found) if _has_axis(leaf)]
+        tensors = [tf.convert_to_tensor(found[place]) for place in places]
+        for place, tensor in zip(places, rows_of_group(tensors, self._group_size, self._weight)):
+            found[place] = tensor
+        for tensor, mask in zip(found, found[len(leaves) :]):
+            if mask is not None:
+                tensor._keras_mask = mask
+        return tf.nest.pack_sequence_as(structure, found[: len(leaves)])
+
+
+def _has_axis(leaf: Any) -> bool:
+    """Whether a tensor has examples, or raise if they can't be gathered."""
+    if leaf is None or not hasattr(leaf, "shape") or leaf.shape == ():
+        return False
+    if not isinstance(leaf, tf.Tensor) or leaf.dtype == tf.string or leaf.shape.rank is None:
+        raise TypeError(
+            "Over the outputs of several replicas, targets, outputs and sample weights must be dense tensors of "
+            "numbers: make them so, or pass `replicas_per_group={'loss': 1}`, with which each replica computes its own "
+            f"loss. Received: {leaf!r}."
+        )
+    return True

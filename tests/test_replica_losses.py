@@ -1,0 +1,160 @@
+"""Losses over the outputs of several replicas (law L19). The oracle is plain Keras, with the batch on one device."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3, LINE
+from replicas import mirrored
+from whole_batches import CLASSES, OTHER, TRACED, Towers, X, Y, batch_dice, contrastive, covariance, dense, filled
+
+import accum
+
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L19"), pytest.mark.line]
+
+WEIGHTS = np.linspace(0.1, 3.0, len(X)).astype("float32")
+HALVES = np.clip(np.abs(Y), 0.0, 1.0)
+
+
+layers = tf.keras.layers
+
+
+def named_outputs():
+    inputs = tf.keras.Input((3,))
+    hidden = layers.Dense(4, activation="tanh")(inputs)
+    outputs = [layers.Dense(2, activation="sigmoid", name=name)(hidden) for name in ("left", "right")]
+    return tf.keras.Model(inputs, outputs)
+
+
+def summed_contrastive(y_true, pairs):
+    return tf.reduce_sum(contrastive(y_true, pairs), axis=-1)
+
+
+CASES = {  # the model, x, y, sample weights, loss
+    "one number per example": (Towers, (X, OTHER), CLASSES, WEIGHTS, contrastive),
+    "one number": (dense, X, HALVES, None, batch_dice),
+    "two outputs": (named_outputs, X, [HALVES, HALVES], None, [batch_dice, "mse"]),
+    "sum": (dense, X, Y, None, tf.keras.losses.MeanSquaredError(reduction="sum")),
+}
+
+
+def compiled(make, loss, whole_batch=None, accum_steps=1, rate=0.02, **options):
+    model = make()
+    if not model.built:
+        model((X[:2], OTHER[:2]))
+    filled(model)
+    if whole_batch is not None:
+        options.update(micro_batch_size=4, whole_batch=whole_batch, accum_steps=accum_steps)
+        model = accum.GradientAccumulateModel.from_model(model, **options)
+    elif accum_steps > 1:
+        model = accum.GradientAccumulateModel.from_model(model, accum_steps=accum_steps)
+    eagerly = {} if tf.distribute.has_strategy() else {"run_eagerly": True}
+    model.compile(tf.keras.optimizers.SGD(rate, momentum=0.5), loss, **(eagerly or TRACED))
+    return model
+
+
+def trained(model, x, y, weights, count=32, batch=16, epochs=1):
+    data = (x, tuple(y) if isinstance(y, list) else y) + (() if weights is None else (weights,))
+    data = tf.nest.map_structure(lambda part: part[:count], data)
+    data = tf.data.Dataset.from_tensor_slices(data).batch(batch)
+    history = model.fit(data, epochs=epochs, verbose=0).history
+    return model.get_weights(), history
+
+
+def on_replicas(*args, **kwargs):
+    with mirrored().scope():
+        return compiled(*args, **kwargs)
+
+
+def assert_same(ours, plain, but=()):
+    for mine, whole in zip(ours[0], plain[0]):
+        np.testing.assert_allclose(mine, whole, rtol=2e-5, atol=2e-5)
+    for name, whole in plain[1].items():
+        if name not in but:
+            np.testing.assert_allclose(ours[1][name], whole, rtol=2e-5, err_msg=name)
+
+
+def differs(ours, plain):
+    return any(np.abs(mine - whole).max() > 1e-4 for mine, whole in zip(ours[0], plain[0]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_loss_is_that_of_the_batch_of_all_replicas(name):
+    make, x, y, weights, loss = CASES[name]
+    rate = 0.002 if "sum" in name else 0.05
+    plain = trained(compiled(make, loss, rate=rate), x, y, weights)
+    assert_same(trained(on_replicas(make, loss, "loss", rate=rate), x, y, weights), plain)
+
+
+@pytest.mark.parametrize("name", ["one number per example", "one number"])
+def test_on_request_each_replica_computes_its_own(name):
+    """As plain Keras does under a strategy, which differs from the batch of all."""
+    make, x, y, weights, loss = CASES[name]
+    ours = trained(on_replicas(make, loss, "loss", replicas_per_group={"loss": 1}), x, y, weights)
+    assert_same(ours, trained(on_replicas(make, loss), x, y, weights))
+    assert differs(ours, trained(compiled(make, loss), x, y, weights))
+
+
+@pytest.mark.parametrize("accum_steps", [1, 2])
+def test_replicas_with_unequal_parts(accum_steps):
+    """Of 31 examples, the last batch has 8 and 7 on the replicas; a mean of two means would weigh both alike."""
+    make, x, y, weights, loss = CASES["one number per example"]
+    plain = trained(compiled(make, loss, accum_steps=accum_steps), x, y, weights, count=31)
+    ours = trained(on_replicas(make, loss, "loss", accum_steps=accum_steps), x, y, weights, count=31)
+    assert_same(ours, plain)
+
+
+def test_evaluation():
+    make, x, y, _, loss = CASES["one number per example"]
+    plain, ours = compiled(make, loss), on_replicas(make, loss, "loss")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+    np.testing.assert_allclose(ours.evaluate(data, verbose=0), plain.evaluate(data, verbose=0), rtol=2e-5)
+
+
+@pytest.mark.skipif(LINE < (2, 9), reason="Keras has `Model.compute_loss` since TF 2.9")
+def test_a_loss_of_the_user():
+    """It is divided by the number of replicas, as any loss of one's own under a strategy."""
+
+    class Own(tf.keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return covariance(y, y_pred) / tf.distribute.get_strategy().num_replicas_in_sync
+
+    def make():
+        return Own([tf.keras.Input((3,)), layers.Dense(2)])
+
+    plain = trained(compiled(make, None), X, Y, None)
+    assert_same(trained(on_replicas(make, None, "loss"), X, Y, None), plain, but=("loss",))
+
+
+def test_groups_of_replicas():
+    """Of four replicas, pairs: two halves of the batch, each with its own, and the mean of their gradients."""
+
+    def make():
+        between = [layers.Dense(4), layers.BatchNormalization(), layers.Dense(2)]
+        return tf.keras.Sequential([tf.keras.Input((3,)), *between])
+
+    with mirrored(replicas=4).scope():
+        model = compiled(make, covariance, "all", replicas_per_group=2)
+    ours = trained(model, X, Y, None, count=16)
+    first, second, both = (
+        trained(compiled(make, covariance), X[part], Y[part], None)
+        for part in (slice(0, 8), slice(8, 16), slice(0, 16))
+    )
+    for number, (mine, one, other) in enumerate(zip(ours[0], first[0], second[0])):
+        # Of moving statistics that differ between replicas, Keras 2 returns the mean, and Keras 3 those of the first.
+        is_of_first = IS_KERAS_3 and number in (4, 5)
+        np.testing.assert_allclose(mine, one if is_of_first else (one + other) / 2, rtol=2e-5, atol=2e-5)
+    assert differs(ours, both)
+
+
+def test_bad_arguments():
+    make, x, y, weights, _ = CASES["sum"]
+    mixed = [tf.keras.losses.MeanSquaredError(reduction="sum"), "mse"]
+    with pytest.raises(ValueError, match="losses must be means, or all have the reduction SUM"):
+        trained(on_replicas(named_outputs, mixed, "loss"), X, [Y, Y], None)
+    with pytest.raises(ValueError, match="must divide the number of replicas"):
+        trained(on_replicas(make, "mse", "loss", replicas_per_group=3), x, y, weights)
+    for bad, error in ((0, ValueError), (1.5, TypeError), (True, TypeError), ({"dice": 1}, ValueError)):
+        with pytest.raises(error, match="`replicas_per_group` must be an int"):
+            compiled(make, "mse", "loss", replicas_per_group=bad)
+    with pytest.raises(ValueError, match="`replicas_per_group` groups the replicas for `whole_batch`"):
+        accum.GradientAccumulateModel.from_model(dense(), micro_batch_size=4, replicas_per_group=1)
