@@ -131,12 +131,29 @@ def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
         next(line for part, line in lines.items() if name in part) for name in ("`norm`", "`accum_norm`", "`counter`")
     )
     assert "accum.replace_batchnorm_layers(model, accum_steps)" in norms and "freeze" in norms
-    assert "moving statistics" not in accum_norms and "Freeze" in accum_norms
+    assert "moving statistics" not in accum_norms and "freeze" in accum_norms
+    assert "whole_batch='batch_norm'" in norms and "whole_batch='batch_norm'" in accum_norms
     assert "updates variables that have no gradient" in counters
     draws = next(line for line in lines.values() if "draws new random numbers" in line)
     assert "`drop` (Dropout), `gentle` (Gentle), `noise` (GaussianNoise), `spatial` (SpatialDropout1D)" in draws
     assert "and 2 more" in draws  # the two directions, and none of their cells
     assert not any(re.search("frozen|no_drop", line) for line in lines.values())
+
+
+@needs_keras_face
+@pytest.mark.line
+@pytest.mark.law("L19")
+def test_over_the_whole_batch_normalisation_and_losses_agree():
+    build_model = maker(lambda: layers.BatchNormalization(), loss=contrast)
+    for which, said in (("loss", "`whole_batch='batch_norm'`"), ("batch_norm", None), ("all", None)):
+        if said is not None:
+            with pytest.warns(UserWarning, match="Batch normalization updates"):
+                assert said in message_of(build_model, whole_batch=which)
+        else:
+            report = assert_accumulation_equals_full_batch(build_model, (X, Y), 3, whole_batch=which)
+            assert report.is_equal and report.accum_steps == 3
+    across = maker(lambda: layers.Lambda(lambda x: x - tf.reduce_mean(x, 0)))
+    assert "looks_across_examples = True" in message_of(across, whole_batch="all")
 
 
 @needs_keras_face

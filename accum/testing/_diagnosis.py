@@ -32,6 +32,10 @@ def suspects(pair, batch, parts, tolerance, diverged):
       diverged: the variables of the full batch's model that are past the tolerance.
     """
     layers = [layer for layer in _tf.layers_of(pair.full) if not isinstance(layer, tf.keras.metrics.Metric)]
+    if pair.whole_batch:
+        is_exact = _tf.BATCH_NORMS if "batch_norm" in pair.whole_batch else ()
+        found = _layer_suspects([layer for layer in layers if not isinstance(layer, is_exact)], pair.moved_in_calls)
+        return found or _whatever_is_left(pair)
     found = loss_suspects(pair.full, batch, parts, pair.options, max(1e-4, 10.0 * tolerance, 10.0 * pair.tolerance))
     found += _layer_suspects(layers, pair.moved_in_calls)
     found += _duplicate_suspects(pair.full, layers, batch, diverged)
@@ -59,14 +63,15 @@ def _own_variables(layer):
 
 _IN_TRAINING = (
     "in training it normalises each micro-batch by its own statistics, which are not those of the full batch",
-    "Freeze it (`layer.trainable = False`), or use a layer that does not depend on the batch, such as "
-    "LayerNormalization; accumulation can't make the step agree",
+    "Pass `whole_batch='batch_norm'`, with which a model that has a `micro_batch_size` normalises by the whole batch; "
+    "freeze it (`layer.trainable = False`); or use a layer that does not depend on the batch, such as "
+    "LayerNormalization",
 )
 _BATCH_NORM = (
     _IN_TRAINING[0] + ", and updates its moving statistics for each micro-batch",
-    "`accum.replace_batchnorm_layers(model, accum_steps)` and `accum.AccumBatchNormalization` update the moving "
-    "statistics once per step, as the full batch does (with `synchronized=True`, over replicas too). In training they "
-    "still normalise each micro-batch by itself: for this check, freeze the layer (`layer.trainable = False`)",
+    _IN_TRAINING[1] + ". `accum.replace_batchnorm_layers(model, accum_steps)` and `accum.AccumBatchNormalization` "
+    "update the moving statistics once per step, as the full batch does (with `synchronized=True`, over replicas too), "
+    "but in training they still normalise each micro-batch by itself",
 )
 _DRAWS = (
     "it draws new random numbers for each micro-batch, as it would for each batch",
@@ -177,6 +182,21 @@ def _model_suspects(pair):
     return found
 
 
+_NO_MEAN = Suspect(
+    "the loss",
+    "no layer of this model is known to cause it, so the training loss may not be a mean over examples",
+    "For a mean over something else, such as tokens, pass a function that counts it as `micro_batch_weight=`; for a "
+    "loss that compares examples, `whole_batch='loss'`. Look for random or batch-dependent operations in your own "
+    "layers",
+)
+_ACROSS_EXAMPLES = Suspect(
+    "your own layers",
+    "no layer of this model is known to cause it, and the loss was computed over the whole batch",
+    "Look for operations that compare the examples of a batch: in a functional or Sequential model, a layer with the "
+    "attribute `looks_across_examples = True` is called with the whole batch",
+)
+
+
 def _whatever_is_left(pair):
     found = []
     short = sorted({"float16", "bfloat16"} & _tf.compute_dtypes(pair.full))
@@ -190,14 +210,7 @@ def _whatever_is_left(pair):
                 "Check in float32, with smaller steps, or with a larger `tolerance=`",
             )
         )
-    found.append(
-        Suspect(
-            "the loss",
-            "no layer of this model is known to cause it, so the training loss may not be a mean over examples",
-            "For a mean over something else, such as tokens, pass a function that counts it as `micro_batch_weight=`. "
-            "Look for random or batch-dependent operations in your own layers",
-        )
-    )
+    found.append(_ACROSS_EXAMPLES if pair.whole_batch else _NO_MEAN)
     optimizer = _tf.without_loss_scale(pair.full.optimizer)
     if any(BY_GRADIENT_SIZE.search(cls.__name__) for cls in type(optimizer).__mro__):
         found.append(

@@ -37,13 +37,14 @@ def assert_accumulation_equals_full_batch(
         the examples. Any other array or nest of arrays is `x` alone, as in Keras. Or an iterable of such full batches:
         a `tf.data.Dataset`, a `keras.utils.Sequence`, a generator.
       accum_steps: int >= 1, the micro-batches per step. Each full batch is split into that many, whose sizes differ by
-        at most 1. A batch smaller than the first has fewer, as in `fit`, and its cycle is flushed.
+        at most 1. A batch smaller than the first has fewer, as in `fit`, and its cycle is flushed. With `whole_batch`,
+        the model splits each batch itself, into micro-batches of as many examples as the largest of these.
       batch_size: int >= `accum_steps`, the examples per full batch; None makes one batch of all examples. Only for
         arrays.
       steps: int >= 1, the steps to compare. If the data end sooner, they start over.
       tolerance: float > 0. None: 2e-6; but 3e-4 if a layer computes in float16, 2.4e-3 if one computes in bfloat16, and
         two units in the last place if variables are stored in 16 bits.
-      **options: `reduction`, `micro_batch_weight`, `nonfinite`, `accumulator_dtype` and `sparse`, as for
+      **options: `reduction`, `micro_batch_weight`, `nonfinite`, `accumulator_dtype`, `sparse` and `whole_batch`, as for
         `GradientAccumulateModel`. Plain Keras has nothing to compare its other options with.
 
     Returns:

@@ -9,8 +9,9 @@ SUM = "Compile it with the default reduction, or accumulate with reduction='sum'
 NO_SUM = "Use reduction='mean' for a loss that is a mean, and micro_batch_weight='equal' for one that is a sum"
 RATIO = (
     "Losses that compare the examples of a batch (contrastive, triplet) or are a ratio of sums over it (Dice of the "
-    "batch) can't be accumulated exactly: make micro-batches as large as the loss needs, or compute the ratio for each "
-    "example. For a mean over something else, such as tokens, pass a function that counts it as `micro_batch_weight=`"
+    "batch) need all outputs of the batch: pass `whole_batch='loss'`, with which a model that has a `micro_batch_size` "
+    "computes them over the whole batch, or compute the ratio for each example. For a mean over something else, such "
+    "as tokens, pass a function that counts it as `micro_batch_weight=`"
 )
 
 

@@ -14,7 +14,7 @@ from accum.testing._sensitivity import checked_sensitivity
 # Tolerances for layers that compute in 16 bits, and for variables of 16 bits (two units in the last place).
 COMPUTED = {"float16": 3e-4, "bfloat16": 2.4e-3}
 STORED = {"float16": 2.0**-9, "bfloat16": 2.0**-6}
-OPTIONS = ("reduction", "micro_batch_weight", "nonfinite", "accumulator_dtype", "sparse")
+OPTIONS = ("reduction", "micro_batch_weight", "nonfinite", "accumulator_dtype", "sparse", "whole_batch")
 
 
 def train_both_ways(build_model, data, accum_steps, batch_size, steps, tolerance, options):
@@ -29,7 +29,7 @@ def train_both_ways(build_model, data, accum_steps, batch_size, steps, tolerance
             f"accum_steps={accum_steps}."
         )
     cut = [micro_batches(batch, accum_steps, size // accum_steps) for batch in batches]
-    pair = _Pair(build_model, cut[0][0], accum_steps, options)
+    pair = _Pair(build_model, cut[0][0], accum_steps, -(-size // accum_steps), options)
     tolerance = pair.tolerance if tolerance is None else tolerance
     return _compared(pair, batches, cut, tolerance, accum_steps)
 
@@ -92,10 +92,11 @@ class _Pair:
       names: the names of the weights in `full`.
       trained: the names of the trainable weights.
       options: the options of accumulation.
+      whole_batch: what the accumulating model computes over the whole batch, which it splits itself then.
       moved_in_calls: the weights without a gradient that the first step of `full` has changed.
     """
 
-    def __init__(self, build_model, micro_batch, accum_steps, options):
+    def __init__(self, build_model, micro_batch, accum_steps, micro_batch_size, options):
         from accum._keras._callbacks import FlushCallback
         from accum._keras._model import GradientAccumulateModel
 
@@ -103,7 +104,9 @@ class _Pair:
         self.full, twin = self._build(), self._build()
         _check_twins(self.full, twin)
         twin.set_weights(self.full.get_weights())
-        self.accumulated = GradientAccumulateModel.from_model(twin, accum_steps, last_cycle="carry", **options)
+        self.whole_batch = _check.whole_batch(options.get("whole_batch", ()), micro_batch_size)
+        how = {"micro_batch_size": micro_batch_size} if self.whole_batch else {"accum_steps": accum_steps}
+        self.accumulated = GradientAccumulateModel.from_model(twin, last_cycle="carry", **how, **options)
         self.names = names_of(self.full.weights)
         self.trained = {name for name, var in zip(self.names, self.full.weights) if self._is_trained(var)}
         self.options = options
@@ -121,7 +124,7 @@ class _Pair:
         """Make one step of each model."""
         try:
             _tf.train_on(self.full, batch)
-            for part in parts:
+            for part in [batch] if self.whole_batch else parts:
                 _tf.train_on(self.accumulated, part)
         except tf.errors.OutOfRangeError:
             raise ValueError("`build_model` must compile its model with `steps_per_execution=1`.") from None
