@@ -137,6 +137,12 @@ CASES = {
         {},
     ),
     "subclassed, added loss": (Subclassed, {"x": X, "y": Y}, {}, {}),
+    "float64": (
+        lambda: tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(2, dtype="float64")]),
+        {"x": X, "y": Y.astype("float64")},
+        {"run_eagerly": True},
+        {},
+    ),
     "eager": (one_to_one, {"x": X, "y": Y}, {"run_eagerly": True, "metrics": ["mae"]}, {}),
     "sum": (one_to_one, {"x": X, "y": Y}, {"loss": losses.MeanSquaredError(reduction="sum")}, {}),
 }

@@ -255,6 +255,29 @@ def test_a_layer_that_is_not_the_same_again_is_refused_by_name(how):
             trained(lambda layer=layer: with_layer(layer), X, Y, compile_with, split())
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(LINE < (2, 3), reason="the fused batch normalisation of TF 2.2 has no float64")
+def test_mobile_net():
+    """52 batch normalisations, in float64: in float32 the smallest maps amplify rounding to percents."""
+
+    def made():
+        return tf.keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=3)
+
+    images = np.random.RandomState(2).normal(size=(6, 32, 32, 3))
+    with policy_of("float64"):
+        weights = [np.array(weight) for weight in made().get_weights()]
+        found = []
+        for wrap in (unchanged, split(3)):
+            model = made()
+            model.set_weights(weights)
+            model = wrap(model)
+            model.compile(tf.keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy", **EAGERLY)
+            model.train_on_batch(images, CLASSES[:6])
+            found.append((model, model.get_weights(), {}))
+    assert_same(*found)
+    assert differs((None, weights), found[0])
+
+
 @pytest.mark.line
 def test_the_step_is_that_of_the_full_batch_when_traced():
     plain = trained(residual, IMAGES, CLASSES, dict(EAGERLY, loss=FROM_LOGITS))

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _tf
 from accum._engine._accumulators import weighted
-from accum._engine._combined import Sum
+from accum._engine._combined import Sum, divided
 from accum._tf import Scalar, tf
 
 
@@ -188,7 +188,7 @@ class StepMetrics:
         """
         numbers, values, sample_weights, weight = totals
         for update, is_sum, value, sample_weight in zip(self._updates, self._are_sums, values, sample_weights):
-            value = value if is_sum else tf.math.divide_no_nan(value, weight)
+            value = value if is_sum else divided(value, weight, None)
             update.metric.update_state(value, sample_weight=sample_weight)
         results: Dict[int, Any] = {}
         flat = []
@@ -203,7 +203,7 @@ class StepMetrics:
         if entry.metric is not None:
             result = results[id(entry.metric)]
             return result if entry.key is None else result[entry.key]
-        return entry.other if number is None else tf.math.divide_no_nan(number, weight)
+        return entry.other if number is None else divided(number, weight, None)
 
 
 def _updates_as_a_mean(metric: Any) -> bool:
