@@ -1,6 +1,7 @@
 """What a function returns of a micro-batch, and how it is combined over the micro-batches of a batch."""
 
-from typing import Any, Callable, List, Optional, Sequence
+import contextlib
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from accum import _tf
 from accum._engine._accumulators import weighted
@@ -98,10 +99,31 @@ class Rows(Combined):
 
 
 class Kept(Rows):
-    """A tensor of each micro-batch, to be read again by a later loop over the same micro-batches."""
+    """A tensor of each micro-batch, to be read again by a later loop over the same micro-batches.
+
+    The tensors are kept in the memory of the host where the model computes on a GPU, which then needs memory for one
+    micro-batch alone. XLA keeps them where it computes.
+    """
+
+    def start(self, loops: Size, compiled: bool) -> List[Any]:
+        with self._on_host(compiled):
+            return super().start(loops, compiled)
+
+    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+        with self._on_host(compiled):
+            return super().add(state, index, compiled)
 
     def end(self, state: Sequence[Any], compiled: bool) -> "KeptTensors":
-        return KeptTensors(self.values[0], state[0], 0 if compiled else 1, lambda: self._joined(state, compiled)[0])
+        return KeptTensors(
+            self.values[0], state[0], 0 if compiled else 1, lambda: self._joined(state, compiled)[0], compiled
+        )
+
+    @contextlib.contextmanager
+    def _on_host(self, compiled: bool) -> Iterator[None]:
+        with _tf.keeping_on_host(compiled) as is_elsewhere:
+            if is_elsewhere:
+                self.values = [tf.identity(value) for value in self.values]
+            yield
 
 
 class KeptTensors:
@@ -112,17 +134,32 @@ class KeptTensors:
       others: `tf.TensorArray`, with those in the loop.
       begin: where in it the loop begins.
       joined: function that concatenates all of them along the first axis.
+      compiled: whether XLA compiles this.
     """
 
-    def __init__(self, first: tf.Tensor, others: tf.TensorArray, begin: int, joined: Callable[[], tf.Tensor]) -> None:
+    def __init__(
+        self,
+        first: tf.Tensor,
+        others: tf.TensorArray,
+        begin: int,
+        joined: Callable[[], tf.Tensor],
+        compiled: bool = False,
+    ) -> None:
         self.first = first
-        self.joined = joined
+        self._joined = joined
         self._others = others
         self._begin = begin
+        self._compiled = compiled
+
+    def joined(self) -> tf.Tensor:
+        """Return the tensors of all micro-batches, concatenated along their first axis."""
+        with _tf.keeping_on_host(self._compiled):
+            return self._joined()
 
     def at(self, index: Any) -> tf.Tensor:
         """Return the tensor of the micro-batch that is the `index`-th in the loop."""
-        tensor = self._others.read(index + self._begin)
+        with _tf.keeping_on_host(self._compiled):
+            tensor = self._others.read(index + self._begin)
         tensor.set_shape([None] + self.first.shape.as_list()[1:] if self.first.shape.rank else None)
         return tensor
 

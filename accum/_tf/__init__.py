@@ -181,6 +181,7 @@ from accum._tf._types import (
 from accum._tf._variables import (
     at_least_float32,
     is_overwritten,
+    keeping_on_host,
     known_value,
     native,
     new_counter,
