@@ -19,6 +19,9 @@ BATCH = 20
 JIT = {"jit_compile": False} if IS_KERAS_3 else {}  # XLA compiles no `py_function`
 
 
+TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.line), pytest.param(True, id="eager")]
+
+
 class Memory(layers.Layer):
     """A device that holds `examples` examples at once in the pass `fails_in`: more raise what TensorFlow would."""
 
@@ -126,9 +129,10 @@ def test_where_memory_suffices_the_whole_batch_is_computed_at_once():
     assert model.micro_batch_size == "auto"
 
 
-def test_it_says_so_once_and_halves_again_later(memory):
+@pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
+def test_it_says_so_once_and_halves_again_later(memory, eagerly):
     model = small()
-    model.compile("sgd", "mse", **JIT)
+    model.compile("sgd", "mse", run_eagerly=eagerly, **JIT)
     memory.examples = 12
     with pytest.warns(UserWarning) as first:
         model.fit(X, Y, batch_size=BATCH, verbose=0)
@@ -159,9 +163,10 @@ def test_outputs_that_divide_by_different_numbers_are_warned_of_once_micro_batch
     assert said == [[], [True], []]
 
 
-def test_evaluation_and_prediction_halve_too(memory):
+@pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
+def test_evaluation_and_prediction_halve_too(memory, eagerly):
     model = small()
-    model.compile("sgd", "mse", metrics=["mae"], **JIT)
+    model.compile("sgd", "mse", metrics=["mae"], run_eagerly=eagerly, **JIT)
     whole = model.evaluate(X, Y, batch_size=BATCH, verbose=0), model.predict(X, batch_size=BATCH, verbose=0)
     memory.examples = 12
     with pytest.warns(UserWarning, match="is 10 from now on"):
@@ -171,9 +176,10 @@ def test_evaluation_and_prediction_halve_too(memory):
         np.testing.assert_allclose(model.predict(X, batch_size=BATCH, verbose=0), whole[1], atol=2e-6)
 
 
-def test_a_single_example_that_does_not_fit_is_an_error_in_words(memory):
+@pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
+def test_a_single_example_that_does_not_fit_is_an_error_in_words(memory, eagerly):
     model = model_of("auto")
-    model.compile("sgd", "mse", **JIT)
+    model.compile("sgd", "mse", run_eagerly=eagerly, **JIT)
     before = [var.numpy() for var in model.weights]
     memory.examples = 0
     with pytest.raises(RuntimeError, match="one example at a time"):

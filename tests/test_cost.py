@@ -234,7 +234,7 @@ def test_no_accumulator_is_a_weight():
     inputs = tf.keras.Input((3,))
     outputs = tf.keras.layers.Dense(2)(inputs)
     model = accum.GradientAccumulateModel(2, inputs=inputs, outputs=outputs)
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", run_eagerly=True)
     model.fit(np.ones((4, 3)), np.ones((4, 2)), batch_size=2, verbose=0)
     assert len(model.weights) == 2
     assert model.count_params() == 8
@@ -286,7 +286,7 @@ def in_fit(strategy, inner, after_micro_step):
 @pytest.mark.law("L16")
 @pytest.mark.law("L2")
 @pytest.mark.keras_face
-@pytest.mark.parametrize("train", [in_a_loop, in_fit])
+@pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.line)])
 def test_a_micro_step_that_ends_no_cycle_runs_no_inner_kernel(train):
     executed, seen = [], []
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
@@ -297,7 +297,7 @@ def test_a_micro_step_that_ends_no_cycle_runs_no_inner_kernel(train):
 @pytest.mark.law("L16")
 @pytest.mark.law("L11")
 @pytest.mark.keras_face
-@pytest.mark.parametrize("train", [in_a_loop, in_fit])
+@pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.line)])
 def test_replicas_rest_until_the_cycle_ends(train):
     """Neither a kernel of the inner optimizer nor a reduction of gradients runs before."""
     executed, seen, ops = [], [], CountingOps()

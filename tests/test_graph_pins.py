@@ -23,6 +23,7 @@ def test_a_static_graph_has_gradients():
     assert smoke.gradient() == [2.0, 4.0]
 
 
+@pytest.mark.line
 def test_a_recurrent_network_trains():
     assert smoke.fit()
 

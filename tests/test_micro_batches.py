@@ -71,6 +71,9 @@ class Subclassed(tf.keras.Model):
         return self.out(hidden)
 
 
+TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.line), pytest.param(True, id="eager")]
+
+
 def of_an_oracle(model):
     """What `compile` is given: a plain model computes the same eagerly, and that takes no trace."""
     return {} if hasattr(model, "micro_batch_size") else {"run_eagerly": True}
@@ -222,10 +225,11 @@ def test_no_forward_pass_has_more_examples_than_a_micro_batch(eagerly):
     assert Counting.seen == 2 * [4, 8, 8, 4, 8, 8, 4]
 
 
-def test_evaluation_and_prediction_are_those_of_the_whole_batch():
+@pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
+def test_evaluation_and_prediction_are_those_of_the_whole_batch(eagerly):
     plain, ours = filled(one_to_one()), split(filled(one_to_one()), 3)
     for model in (plain, ours):
-        model.compile("sgd", "mse", metrics=["mae"], **JIT, **of_an_oracle(model))
+        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=eagerly or model is plain, **JIT)
     np.testing.assert_allclose(ours.predict(X, batch_size=BATCH), plain.predict(X, batch_size=BATCH), atol=2e-6)
     np.testing.assert_allclose(ours.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=2e-5)
 
@@ -268,20 +272,20 @@ class OwnTrainStep(tf.keras.Model):
         return {"tracked": self.tracker.result(), "error": self.error.result(), "now": tf.reduce_mean(outputs)}
 
 
-def trained_by_own_step(micro_batch_size):
+def trained_by_own_step(micro_batch_size, eagerly=True):
     model = filled(built(OwnTrainStep, {"x": X}))
     if micro_batch_size:
         model = split(model, micro_batch_size)
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
-    if not micro_batch_size:
-        model.run_eagerly = True
+    model.run_eagerly = eagerly
     logs = model.fit(X, Y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0).history
     return model.get_weights(), logs, []
 
 
-def test_a_train_step_of_the_user_runs_once_per_micro_batch():
+@pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
+def test_a_train_step_of_the_user_runs_once_per_micro_batch(eagerly):
     plain = trained_by_own_step(None)
-    assert_same(trained_by_own_step(8), plain)
+    assert_same(trained_by_own_step(8, eagerly), plain)
     assert differs(plain, (filled(built(OwnTrainStep, {"x": X})).get_weights(),))
 
 
@@ -413,11 +417,12 @@ def test_an_optimizer_that_is_called_twice_in_a_train_step_is_refused():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-def test_cycles_of_several_batches_are_batches_of_their_examples():
+@pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
+def test_cycles_of_several_batches_are_batches_of_their_examples(eagerly):
     data = {"x": X[:40], "y": Y[:40]}
     plain = trained(filled(one_to_one()), data, fit_with={"batch_size": 40})
     model = split(filled(one_to_one()), 8, accum_steps=2)
-    ours = trained(model, data, fit_with={"batch_size": 20})
+    ours = trained(model, data, {"run_eagerly": eagerly}, {"batch_size": 20})
     for mine, whole in zip(ours[0], plain[0]):
         np.testing.assert_allclose(mine, whole, rtol=2e-5, atol=2e-5)
     assert model.micro_batch_size == 8
@@ -467,16 +472,17 @@ def normalized(layer):
     return filled(tf.keras.Model(inputs, layers.Dense(2)(layer(inputs))))
 
 
-def test_batch_normalization_moves_once_a_batch():
+@pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
+def test_batch_normalization_moves_once_a_batch(eagerly):
     plain = normalized(layers.BatchNormalization(momentum=0.5))
     ours = split(normalized(accum.AccumBatchNormalization(momentum=0.5)))
     for model in (plain, ours):
-        model.compile(tf.keras.optimizers.SGD(0.0), "mse", **JIT, **of_an_oracle(model))
+        model.compile(tf.keras.optimizers.SGD(0.0), "mse", run_eagerly=eagerly or model is plain, **JIT)
         model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
     for mine, whole in zip(ours.non_trainable_variables, plain.non_trainable_variables):
         np.testing.assert_allclose(mine.numpy(), whole.numpy(), rtol=2e-5, atol=2e-6)
     usual = split(normalized(layers.BatchNormalization(momentum=0.5)))
-    usual.compile(tf.keras.optimizers.SGD(0.0), "mse", **JIT)
+    usual.compile(tf.keras.optimizers.SGD(0.0), "mse", run_eagerly=True, **JIT)
     with pytest.warns(UserWarning, match="replace_batchnorm_layers"):
         usual.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
     assert np.abs(usual.non_trainable_variables[0].numpy() - plain.non_trainable_variables[0].numpy()).max() > 1e-3

@@ -63,7 +63,9 @@ RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
 @pytest.mark.parametrize(
     "make,reduction",
     [
-        pytest.param(lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9), "mean", id="momentum-mean"),
+        pytest.param(
+            lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9), "mean", id="momentum-mean", marks=pytest.mark.line
+        ),
         pytest.param(lambda: tf.keras.optimizers.Adam(0.1), "running_mean", id="adam-running_mean"),
     ],
 )
@@ -71,6 +73,7 @@ def test_two_replicas_equal_one_device(make, reduction):
     np.testing.assert_allclose(on_two_replicas(make, reduction=reduction), on_one_device(make()), rtol=0, atol=2e-6)
 
 
+@pytest.mark.line
 @pytest.mark.law("L11")
 @pytest.mark.law("L7")
 def test_transform_acts_once_on_the_reduced_gradient():
@@ -106,6 +109,7 @@ def test_fit_on_two_replicas_equals_fit_on_one_device():
     np.testing.assert_allclose(ours, trained(tf.name_scope("one"), 24, accum_steps=1), rtol=0, atol=2e-6)
 
 
+@pytest.mark.line
 @pytest.mark.law("L11")
 @pytest.mark.law("L10")
 @pytest.mark.parametrize("family", families())

@@ -141,8 +141,8 @@ def on_every_cell(names, *chosen):
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.line) for name in names]
 
 
-def trained(make, x, y, compile_with, wrap=lambda model: model, epochs=2, optimizer=None, **fit_with):
-    """Train a model. Returns it with its weights and logs."""
+def trained(make, x, y, compile_with, wrap=lambda model: model, epochs=1, optimizer=None, **fit_with):
+    """Train a model for two steps an epoch. Returns it with its weights and logs."""
     model = make()
     if not model.built:
         model(tf.nest.map_structure(lambda part: part[:2], x))
@@ -291,9 +291,8 @@ def test_the_step_is_that_of_the_full_batch_when_compiled_by_xla():
     assert_same(trained(small, IMAGES, CLASSES, {"jit_compile": True, "loss": FROM_LOGITS}, split()), plain)
 
 
-@pytest.mark.parametrize(
-    "size", [3, pytest.param(20, marks=pytest.mark.line), pytest.param(64, marks=pytest.mark.line)]
-)
+@pytest.mark.line
+@pytest.mark.parametrize("size", [3, 20, 64])
 def test_any_size_of_micro_batches(size):
     plain = trained(at_once, X, Y, dict(EAGERLY, loss="mse"))
     assert_same(trained(at_once, X, Y, dict(EAGERLY, loss="mse"), split(size)), plain)

@@ -25,6 +25,9 @@ NOT_ALONE = ("SyncReplicasOptimizer", "Optimizer", "LossScaleOptimizer", "MultiO
 EAGER_AND_TRACED = [pytest.param(False, id="eager", marks=pytest.mark.line), pytest.param(True, id="function")]
 """pytest parameters: whether a micro step is a `tf.function`."""
 
+MAINLY_EAGER = [pytest.param(False, id="eager"), pytest.param(True, id="function", marks=pytest.mark.line)]
+"""The same where the trace is not the subject: it takes several times as long."""
+
 
 def _keras_modules():
     modules = {"keras": tf.keras.optimizers}
@@ -67,6 +70,18 @@ def slot_families():
     """Return pytest parameters: the modules of the optimizers that keep slots and of those built from a list."""
     found = {"legacy": legacy_family(), "new": new_family()}
     return [pytest.param(module, id=name) for name, module in found.items() if module is not None]
+
+
+def mainly(parameters, *chosen):
+    """Return pytest parameters, marked `line` except those whose id, or value if they have none, is `chosen`."""
+    found = []
+    for each in parameters:
+        if not hasattr(each, "marks"):
+            each = pytest.param(*each) if isinstance(each, tuple) else pytest.param(each)
+        name = each.id or (each.values if len(each.values) > 1 else each.values[0])
+        marks = list(each.marks) + ([] if name in chosen else [pytest.mark.line])
+        found.append(pytest.param(*each.values, id=each.id, marks=marks))
+    return found
 
 
 def _label(*parts):
