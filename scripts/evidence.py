@@ -16,7 +16,13 @@ from matrix import data as matrix
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf")
-TESTS = {'-m ""': "all", '-m "not slow"': "main, line", '-m "not slow and not line"': "main"}
+TESTS = {
+    '-m ""': "all",
+    '-m "not even"': "all, odd turns",
+    '-m "not odd"': "all, even turns",
+    '-m "not slow"': "main, line",
+    '-m "not slow and not line"': "main",
+}
 """What the options that tox.ini gives to pytest select."""
 
 
@@ -159,8 +165,9 @@ Each combination is one environment of `tox`, with a name such as `py311-tf2.15`
 
 In the tables, "tests" says which tests were selected. The "main" tests run in every environment. Those marked "line"
 differ between TensorFlow versions, but not between Pythons. "all" adds those that start processes or differ little
-between versions. "skipped" counts tests that do not apply to the environment, and "xfailed" known limits of its
-TensorFlow. `tests/support/exceptions.py` gives the reason for each.
+between versions. Of many of these, each change runs one half on TensorFlow 2.2 and the other on 2.15, "odd turns" or
+"even turns", and all on the newest TensorFlow. "skipped" counts tests that do not apply to the environment, and
+"xfailed" known limits of its TensorFlow. `tests/support/exceptions.py` gives the reason for each.
 """
 
 

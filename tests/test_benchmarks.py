@@ -9,7 +9,7 @@ from exceptions import HAS_KERAS_FACE
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 README = os.path.join(BENCHMARKS, "README.md")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.turns]
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from replicas import RUN, mirrored
 
 import accum.compat.v1
 
-pytestmark = pytest.mark.line
+pytestmark = [pytest.mark.line, pytest.mark.turns]
 
 tf1 = tf.compat.v1
 KEYS = tf1.GraphKeys
@@ -621,6 +621,7 @@ def test_gradients_have_the_dtype_of_their_variables():
     assert value.dtype == grads["net/half"].dtype == np.float16
 
 
+@pytest.mark.every_landing
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "options,error,words",

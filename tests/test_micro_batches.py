@@ -11,7 +11,7 @@ from replicas import mirrored
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18")]
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.turns]
 
 RANDOM = np.random.RandomState(0)
 COUNT, BATCH, EPOCHS = 44, 20, 2  # the last batch of an epoch has 4 examples
@@ -175,6 +175,7 @@ def plainly(case):
     return trained(built(make, data), data, compile_with, fit_with)
 
 
+@pytest.mark.every_landing
 @pytest.mark.line
 @pytest.mark.parametrize("case, size", SIZES)
 def test_micro_batches_make_the_steps_of_the_whole_batch(case, size):

@@ -19,6 +19,7 @@ pytestmark = [
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 
 import cells as CELLS  # noqa: E402
+import evidence  # noqa: E402
 import turn  # noqa: E402
 
 PLATFORMS = sorted(CELLS.PLATFORMS)
@@ -44,10 +45,13 @@ def test_lines_are_one_cell_of_each_line_and_every_python():
     assert len(parts[0]) == len(set(parts[0])) == 14
 
 
+ALL_TESTS = ['-m ""', '-m "{env:ACCUM_OLDEST_TESTS:}"', '-m "{env:ACCUM_NEWEST_TESTS:}"']
+
+
 def larger_tiers():
     """The cells, as tox.ini lists them, that run more than what every cell does."""
     listed = re.findall(r"(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = (.*)$", read("tox.ini"))
-    assert {options for _, options in listed} == {'-m "{env:ACCUM_LINE_TESTS:not slow}"', '-m ""'}
+    assert {options for _, options in listed} == set(ALL_TESTS) | {'-m "{env:ACCUM_LINE_TESTS:not slow}"'}
     return [cell for names, _ in listed for cell in names.split(",")]
 
 
@@ -59,9 +63,11 @@ def test_what_differs_between_lines_runs_on_one_python_of_each():
 
 def test_every_landing_runs_all_tests_on_some_lines_and_the_main_ones_on_every_line():
     """Of Keras 2 the oldest and the newest line, the newest of Keras 3, and TF 1."""
-    listed = re.findall(r'(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = -m ""$', read("tox.ini"))
+    listed = dict(re.findall(r"(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = (.*)$", read("tox.ini")))
+    of_all_tests = [cell for names, options in listed.items() if options in ALL_TESTS for cell in names.split(",")]
     deep = CELLS.labels()["deep"]
-    assert listed == [",".join(deep)]
+    assert sorted(of_all_tests) == sorted(deep)
+    assert [listed[cell] for cell in turn.HALVES] == ALL_TESTS[1:]
     assert [cell.split("-")[1] for cell in deep] == ["tf1.15", "tf2.2", "tf2.15", "tf2.21"]
     assert set(deep) < set(turn.always())
     run = read(".ci", "run")
@@ -100,8 +106,28 @@ def test_cells_that_run_side_by_side_begin_with_the_longest():
     assert turn.longest_first([new] + list(seconds), records) == ["py36-tf2.2", "py36-tf2.4", "py36-tf2.3", new]
 
 
+def test_halves_of_the_tests_in_turns_swap_their_lines_at_each_landing():
+    ran, selected = {}, []
+    for _ in range(3):
+        selected.append(turn.half(ran))
+        ran = {turn.HALVES[0]: {"tests": evidence.TESTS['-m "not %s"' % {"odd": "even", "even": "odd"}[selected[-1]]]}}
+    assert selected == ["odd", "even", "odd"]
+    run = read(".ci", "run")
+    for oldest, newest in (("even", "odd"), ("odd", "even")):
+        assert f'export ACCUM_OLDEST_TESTS="not {oldest}" ACCUM_NEWEST_TESTS="not {newest}"' in run
+
+
+@pytest.mark.parametrize("other, files", [({"a": 1, "b": 2}, []), ({"a": 1}, ["b"]), ({"a": 1, "b": 3}, ["b"])])
+def test_a_test_in_turns_that_only_one_line_has_is_found(tmp_path, other, files):
+    for cell, digests in zip(turn.HALVES, ({"a": 1, "b": 2}, other)):
+        said = json.dumps(digests).replace('"', "&quot;")
+        report = f'<testsuites><testsuite><properties><property name="turns" value="{said}"/></properties></testsuite>'
+        (tmp_path / (cell + ".xml")).write_text(report + "</testsuites>")
+    assert turn.unlike(str(tmp_path)) == files
+
+
 def test_a_landing_prints_the_cells_that_it_runs_as_tox_takes_them(capsys):
-    turn.main()
+    assert turn.main([]) == 0
     printed = capsys.readouterr().out.strip().split(",")
     assert len(printed) == len(set(printed)) and set(turn.always()) < set(printed) <= set(CELLS.cells("linux"))
 

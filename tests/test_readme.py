@@ -29,6 +29,7 @@ ALL = [pytest.param(page, block, id=page + "-" + str(i)) for page in PAGES for i
 
 
 @pytest.mark.slow
+@pytest.mark.turns
 @pytest.mark.parametrize("page,block", ALL)
 def test_a_block_runs_as_it_stands(page, block):
     if "accum.compat.v1" not in block and not exceptions.HAS_KERAS_FACE:

@@ -11,7 +11,7 @@ from optimizers import families
 import accum
 import accum.compat.v1
 
-pytestmark = pytest.mark.line
+pytestmark = [pytest.mark.line, pytest.mark.turns]
 
 tf1 = tf.compat.v1
 
@@ -60,6 +60,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.every_landing
 @pytest.mark.law("L5")
 @pytest.mark.law("L8")
 @pytest.mark.keras_face
@@ -94,6 +95,7 @@ def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken
     np.testing.assert_allclose(table.numpy(), twin.numpy(), rtol=0, atol=2e-6)
 
 
+@pytest.mark.every_landing
 @pytest.mark.law("L8")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])

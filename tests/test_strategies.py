@@ -14,7 +14,7 @@ from replicas import RUN, CountingOps, R, mirrored
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L11")]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L11"), pytest.mark.turns]
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(37, 5)).astype("float32")
@@ -48,6 +48,7 @@ def assert_equal(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
 
+@pytest.mark.every_landing
 @pytest.mark.law("L5")
 def test_fit_talks_once_a_step_and_weighs_unequal_replicas(steps_per_execution):
     # 37 examples in micro-batches of 9: replicas of 5 and 4, and at the end of 1 and 0. Keras 3 looks at the first
@@ -102,6 +103,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.every_landing
 @pytest.mark.parametrize("family,argument,value", FAMILIES)
 def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argument, value):
     ops = CountingOps()
@@ -112,6 +114,7 @@ def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argum
     assert ops.executed == []
 
 
+@pytest.mark.every_landing
 @pytest.mark.law("L6")
 @pytest.mark.parametrize(
     "reduction,expected",

@@ -8,7 +8,13 @@ from replicas import mirrored
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L11"), pytest.mark.law("L13")]
+pytestmark = [
+    pytest.mark.line,
+    pytest.mark.keras_face,
+    pytest.mark.law("L11"),
+    pytest.mark.law("L13"),
+    pytest.mark.turns,
+]
 
 layers = tf.keras.layers
 RANDOM = np.random.RandomState(0)

@@ -13,7 +13,7 @@ import accum.testing
 from accum.__main__ import main
 from accum.testing import assert_accumulation_equals_full_batch
 
-pytestmark = pytest.mark.line
+pytestmark = [pytest.mark.line, pytest.mark.turns]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(14, 4)).astype("float32"), RANDOM.normal(size=(14, 1)).astype("float32")

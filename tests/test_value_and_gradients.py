@@ -9,7 +9,7 @@ from replicas import RUN, mirrored
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.turns]
 
 N, ROWS = 11, 6
 RANDOM = np.random.RandomState(0)

@@ -29,7 +29,7 @@ from whole_batches import (
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L19")]
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L19"), pytest.mark.turns]
 
 layers, losses = tf.keras.layers, tf.keras.losses
 BATCH = 20  # 20 = 4 + 8 + 8 and 12 = 4 + 8

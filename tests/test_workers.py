@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from addresses import free_addresses
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11")]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11"), pytest.mark.turns]
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "worker.py")
 PATIENCE = 300

@@ -131,6 +131,11 @@ def lacks(item):
     return [why for part, why in _rows_of_lacks() if part in item.nodeid]
 
 
+def parts():
+    """Return the names in the rows of all lines."""
+    return [row[0] for row in TABLE + KERAS_3 + HANGS + CAME_LATER + WENT + NOT_IN_KERAS_3]
+
+
 def idle(nodeids):
     """Return the names in this line's rows that match no test id."""
     parts = [row[0] for row in _rows() + _rows_of_lacks()]
