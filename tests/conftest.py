@@ -22,7 +22,8 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "line: differs between lines of TensorFlow alone; runs on one Python of each")
     config.addinivalue_line("markers", "turns: `.ci/run` runs it on one of the lines of Keras 2 that run all tests")
     config.addinivalue_line("markers", "every_landing: takes no turns: its parameters differ between lines")
-    config.addinivalue_line("markers", "odd, even: the halves of the tests that take turns")
+    for half in ("odd", "even"):
+        config.addinivalue_line("markers", f"{half}: given to half of the tests that take turns")
     gc.set_threshold(50000, 20, 20)  # graphs are many objects: by Python's own, a fifth of the time goes into looking
     make_cpus()
     look_often_for_the_end_of_replicas()

@@ -203,6 +203,7 @@ def test_a_scaffold_takes_it(plain_checkpoint):
             np.testing.assert_array_equal(session.run(run.weights), expected)
 
 
+@pytest.mark.line
 @pytest.mark.law("L12")
 def test_averages_taken_over_later_begin_at_zero(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:

@@ -141,6 +141,7 @@ def test_estimator_trains_and_evaluates(tmp_path):
     assert metrics["loss"] == pytest.approx(np.mean((X.dot(weights) - Y) ** 2), rel=1e-5)
 
 
+@pytest.mark.line
 @pytest.mark.law("L6")
 def test_flush_hook_ends_the_last_cycle_of_an_estimator(tmp_path):
     made = estimator(tmp_path, flushes=True)

@@ -482,8 +482,9 @@ def test_a_decorated_train_step_equals_the_full_batch_for_each_model_and_compile
             got = weights_after(model, 4, rate, **compiled)  # 4 + 4, 4 + 2
             for ours, theirs in zip(got, full_batch_weights(rate)):
                 np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
-    mean_of_means = weights_after(from_model(make(), accum_steps=2, micro_batch_weight="equal"), 4, **compiled)
-    assert np.abs(mean_of_means[0] - full_batch_weights(0.1)[0]).max() > 1e-3
+    if not run_eagerly:
+        mean_of_means = weights_after(from_model(make(), accum_steps=2, micro_batch_weight="equal"), 4, **compiled)
+        assert np.abs(mean_of_means[0] - full_batch_weights(0.1)[0]).max() > 1e-3
 
 
 # ----------------------------------------------------------------------------------------------------------------
