@@ -157,7 +157,7 @@ Each combination is one environment of `tox`, with a name such as `py311-tf2.15`
 
 - **passed**: all tests selected for this environment ran with the present sources, and none failed.
 - **passed (old)**: the same with earlier sources, those of the commit in the table. Each change is tested on every
-  TensorFlow version except 2.17 and 2.19 with one Python. Up to 2.15, an eighth of the other environments also run each
+  TensorFlow version except 2.17 and 2.19 with one Python. Up to 2.15, a tenth of the other environments also run each
   time, in turns (`scripts/turn.py`).
 - **failed**: a test failed, or no test ran.
 - **not run**: it has not been run, or not to the end. It may work.

@@ -84,6 +84,7 @@ def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
     assert_same(again.feed(gradients[:1]).values(), expected)
 
 
+@pytest.mark.line
 @pytest.mark.law("L12")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("make", ADAMS)

@@ -44,7 +44,7 @@ GRAPH = {
 }
 
 
-@pytest.fixture(params=mainly(sorted(KERAS), "momentum", "adam"))
+@pytest.fixture(params=mainly(sorted(KERAS), "adam"))
 def rule(request):
     return request.param
 

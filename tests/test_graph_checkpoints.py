@@ -192,6 +192,7 @@ def test_the_same_saver_restores_its_own_checkpoints_in_mid_cycle(tmp_path):
         np.testing.assert_array_equal(session.run(run.weights), expected)
 
 
+@pytest.mark.line
 @pytest.mark.law("L12")
 def test_a_scaffold_takes_it(plain_checkpoint):
     path, expected = plain_checkpoint

@@ -61,6 +61,7 @@ def steps_in_events(folder):
     return [event.step for event in events if any(value.tag == "loss" for value in event.summary.value)]
 
 
+@pytest.mark.line
 @pytest.mark.law("L3")
 def test_saver_and_summary_hooks_follow_steps(tmp_path):
     with tf.Graph().as_default():
@@ -85,6 +86,7 @@ def test_saver_and_summary_hooks_follow_steps(tmp_path):
     np.testing.assert_allclose(reader.get_tensor("w"), full_batch(5), rtol=0, atol=2e-6)
 
 
+@pytest.mark.line
 @pytest.mark.law("L3")
 def test_logging_hook_counts_runs_and_prints_micro_batches(tmp_path):
     seen = []
@@ -194,6 +196,7 @@ def clip(grads_and_vars):
     return [(tf.clip_by_norm(grad, 0.5), var) for grad, var in grads_and_vars]
 
 
+@pytest.mark.line
 @pytest.mark.law("L7")
 def test_what_slim_does_to_gradients_can_be_done_to_the_accumulated_one():
     create_train_op = slim.training.create_train_op

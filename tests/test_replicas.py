@@ -66,7 +66,9 @@ RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
         pytest.param(
             lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9), "mean", id="momentum-mean", marks=pytest.mark.line
         ),
-        pytest.param(lambda: tf.keras.optimizers.Adam(0.1), "running_mean", id="adam-running_mean"),
+        pytest.param(
+            lambda: tf.keras.optimizers.Adam(0.1), "running_mean", id="adam-running_mean", marks=pytest.mark.line
+        ),
     ],
 )
 def test_two_replicas_equal_one_device(make, reduction):

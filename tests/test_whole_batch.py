@@ -177,7 +177,7 @@ def differs(ours, plain):
     return any(np.abs(mine - whole).max() > 1e-3 for mine, whole in zip(ours[1], plain[1]))
 
 
-@pytest.mark.parametrize("name", on_every_cell(CASES, "sequential", "nested", "contrastive"))
+@pytest.mark.parametrize("name", on_every_cell(CASES, "sequential", "contrastive"))
 def test_the_step_is_that_of_the_full_batch(name):
     make, x, y, compile_with = CASES[name]
     compile_with = dict(compile_with, **EAGERLY)
@@ -506,6 +506,7 @@ def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
         trained(lambda: with_layer(Wraps()), X, Y, compile_with, split())
 
 
+@pytest.mark.line
 def test_evaluation_and_prediction():
     """A loss over the whole batch is one in validation too."""
     compile_with = dict(EAGERLY, loss=covariance, metrics=[covariance])
@@ -704,7 +705,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("name", on_every_cell(MORE, "in inference mode"))
+@pytest.mark.parametrize("name", on_every_cell(MORE))
 def test_functional_models_of_every_kind(name):
     make, x, y = MORE[name]
     compile_with = dict(EAGERLY, loss="mse")
