@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from exceptions import IS_KERAS_3, LINE
 from replicas import mirrored
+from whole_batches import REGULARIZED, SUMS_ACTIVITIES
 
 import accum
 
@@ -53,7 +54,7 @@ def masked():
 
 def convolutional():
     inputs = tf.keras.Input((4, 4, 2))
-    hidden = layers.Flatten()(layers.Conv2D(3, 2, activation="relu", activity_regularizer="l2")(inputs))
+    hidden = layers.Flatten()(layers.Conv2D(3, 2, activation="relu", **REGULARIZED)(inputs))
     return tf.keras.Model(inputs, layers.Dense(3)(hidden))
 
 
@@ -715,3 +716,21 @@ def test_xla_compiles_it(case):
     make, data, compile_with, _ = CASES[case]
     plain = trained(built(make, data), data, compile_with)
     assert_same(trained(split(built(make, data), 8), data, dict(compile_with, jit_compile=True)), plain)
+
+
+def test_activity_regularization_is_that_of_the_full_batch_or_warns():
+    """It is a mean over examples, but a sum in Keras 3 before 3.13."""
+
+    def made():
+        return filled(tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(2, activity_regularizer="l2")]))
+
+    plain, ours = made(), split(made(), 2)
+    for model in (plain, ours):
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    plain.train_on_batch(X[:8], Y[:8])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours.train_on_batch(X[:8], Y[:8])
+    assert any("Before Keras 3.13, the regularization" in str(each.message) for each in caught) == SUMS_ACTIVITIES
+    apart = max(np.abs(mine - whole).max() for mine, whole in zip(ours.get_weights(), plain.get_weights()))
+    assert apart > 1e-3 if SUMS_ACTIVITIES else apart < 2e-6

@@ -16,6 +16,7 @@ from whole_batches import (
     IMAGES,
     MASKS,
     OTHER,
+    REGULARIZED,
     TRACED,
     Towers,
     X,
@@ -104,7 +105,7 @@ def of_tokens():
 
 def with_losses_of_its_own():
     inputs = tf.keras.Input((3,))
-    hidden = layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l2")(inputs)
+    hidden = layers.Dense(4, kernel_regularizer="l2", **REGULARIZED)(inputs)
     hidden = layers.BatchNormalization(gamma_regularizer="l1")(hidden)
     return tf.keras.Model(inputs, layers.Dense(2)(hidden))
 
@@ -723,7 +724,7 @@ def test_losses_beside_the_call():
 
     def make():
         inputs = tf.keras.Input((3,))
-        hidden = layers.BatchNormalization()(layers.Dense(4, activity_regularizer="l2")(inputs))
+        hidden = layers.BatchNormalization()(layers.Dense(4, **REGULARIZED)(inputs))
         return own_train_step(loss_of)(inputs, layers.Dense(2, kernel_regularizer="l2")(hidden))
 
     assert_same(trained(make, X, Y, EAGERLY, split()), trained(make, X, Y, EAGERLY))

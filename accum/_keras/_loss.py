@@ -108,6 +108,19 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
         )
 
 
+def warn_of_summed_activities(model: tf.keras.Model) -> None:
+    """Warn of layers whose regularization of their activity adds up over examples in the installed Keras."""
+    layers = [layer.name for layer in _tf.layers_of(model) if getattr(layer, "activity_regularizer", None) is not None]
+    if layers and _tf.sums_activities():
+        warnings.warn(
+            "Before Keras 3.13, the regularization of a layer's activity is a sum over the examples that the layer "
+            "sees, and smaller in micro-batches than in the full batch. Install Keras 3.13 or newer, or call "
+            "`self.add_loss` with a mean over the examples in a layer of your own. Received: activity_regularizer of "
+            f"{layers}.",
+            stacklevel=3,
+        )
+
+
 # Base classes in `transformers` whose built-in loss is a mean over the labels other than -100. The number of these
 # labels differs between texts.
 _MEANS_OVER_LABELS = {

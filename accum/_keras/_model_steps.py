@@ -11,7 +11,7 @@ from accum._keras._batch_norm import batch_norm_following, batch_norms_of
 from accum._keras._batch_step import BatchStep, Collector
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
-from accum._keras._loss import warn_of_unlike_losses
+from accum._keras._loss import warn_of_summed_activities, warn_of_unlike_losses
 from accum._keras._micro_batch_size import MicroBatchSize
 from accum._keras._repeatable_noise import RepeatableNoises
 from accum._keras._train_step import TrainStep
@@ -66,6 +66,7 @@ class ModelSteps:
         """Make the train function; also wrap an optimizer that was set after `compile`."""
         if self._take_over_optimizers():
             self.train_function = None
+        warn_of_summed_activities(self)
         return self._made_function("train_function", super().make_train_function, args, kwargs)  # type: ignore[misc]
 
     def make_test_function(self, *args: Any, **kwargs: Any) -> Any:

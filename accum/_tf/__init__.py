@@ -152,6 +152,7 @@ from accum._tf._steps import (
     seeds_of,
     state_of,
     steps_per_execution,
+    sums_activities,
     without_optionals,
 )
 from accum._tf._strategies import (

@@ -98,6 +98,24 @@ def must_not_be_in_loop(model: tf.keras.Model) -> bool:
     return not IS_KERAS_3 and any(getattr(layer, "activity_regularizer", None) for layer in layers_of(model))
 
 
+def sums_activities() -> bool:
+    """Whether the installed Keras adds up activity regularization over examples, as Keras 3 does before 3.13.
+
+    Keras 2 and newer releases divide it by the number of examples.
+    """
+    if not IS_KERAS_3:
+        return False
+    if not _SUMS_ACTIVITIES:
+        with tf.init_scope():
+            layer = tf.keras.layers.Activation("linear", activity_regularizer=tf.reduce_sum, dtype="float32")
+            layer(tf.ones([2, 1]))
+            _SUMS_ACTIVITIES.append(float(layer.losses[0]) > 1.5)
+    return _SUMS_ACTIVITIES[0]
+
+
+_SUMS_ACTIVITIES: List[bool] = []
+
+
 def loss_trackers(model: tf.keras.Model) -> List[Any]:
     """Return the metrics that track the compiled losses of a model."""
     if IS_KERAS_3:

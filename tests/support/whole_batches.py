@@ -13,6 +13,9 @@ Y = RANDOM.normal(size=(COUNT, 2)).astype("float32")
 CLASSES = RANDOM.randint(0, 3, size=COUNT)
 MASKS = RANDOM.randint(0, 2, size=(COUNT, 8, 8, 1)).astype("float32")
 WEIGHTS = np.linspace(0.1, 3.0, COUNT).astype("float32")
+KERAS = tuple(map(int, tf.keras.__version__.split(".")[:2])) if IS_KERAS_3 else (2,)
+SUMS_ACTIVITIES = (3,) <= KERAS < (3, 13)  # Keras then adds up the regularization of activities over examples
+REGULARIZED = {} if SUMS_ACTIVITIES else {"activity_regularizer": "l2"}
 TRACED = {"jit_compile": False} if IS_KERAS_3 else {}
 
 
