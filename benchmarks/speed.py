@@ -22,8 +22,9 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 README = os.path.join(HERE, "README.md")
-WORKLOADS = ["mlp", "conv", "transformer"]
-FACES = ["v1", "optimizer", "model", "one step", "step in fit"]
+WORKLOADS = ["mlp", "conv", "transformer", "residual", "towers"]
+FACES = ["v1", "optimizer", "model", "one step", "step in fit", "whole batch"]
+OF_WHOLE_BATCH = {"residual", "towers"}
 
 
 class WorkerFailed(Exception):
@@ -50,15 +51,18 @@ def work_here(task):
         from measuring.memory import measure_one
 
         return measure_one(task)
-    from measuring.timing import time_one
+    from measuring import timing
 
-    return time_one(task)
+    if task["face"] == "whole batch":
+        return timing.face_of(task["face"])[0].time_one(task)
+    return timing.time_one(task)
 
 
 def tasks_of(settings):
     """All tasks, each a dict: first timing, then memory, the latter several times in random order."""
     common = {"smoke": settings["smoke"], "optimizer": settings["optimizer"]}
-    named = [dict(common, workload=w, face=f) for w in settings["workloads"] for f in settings["faces"]]
+    pairs = [(w, f) for w in settings["workloads"] for f in settings["faces"]]
+    named = [dict(common, workload=w, face=f) for w, f in pairs if (w in OF_WHOLE_BATCH) == (f == "whole batch")]
     shared = {"rounds": settings["rounds"], "warm_up": settings["warm_up"], "what": "time"}
     timed = [dict(task, accum_steps=k, **shared) for task in named for k in settings["accum_steps"]]
     measured = []
@@ -76,7 +80,11 @@ def _memory_tasks(task, settings):
     """
     if task["face"] == "step in fit":
         return []
-    if task["face"] == "one step":
+    if task["face"] == "whole batch":
+        batch = 4 if settings["smoke"] else 64
+        of_k = ("micro-batch", "accumulated", "exact", "full batch")
+        kinds = [(kind, 2 if settings["smoke"] else 8) for kind in of_k]
+    elif task["face"] == "one step":
         if task["workload"] == "transformer":
             return []
         batch = 4 if settings["smoke"] else {"mlp": 16, "conv": 64}[task["workload"]]
@@ -128,7 +136,7 @@ def settings_from(arguments):
         "rounds": arguments.rounds or (2 if is_smoke else 15),
         "warm_up": 1 if is_smoke else 3,
         "measure": arguments.measure,
-        "processes": 1 if is_smoke else 3,
+        "processes": arguments.processes or (1 if is_smoke else 3),
     }
 
 
@@ -176,6 +184,7 @@ def parser():
     running.add_argument("--face", nargs="+", choices=FACES, default=FACES)
     running.add_argument("--accum-steps", nargs="+", type=int, metavar="K", help="default: 1 4 8 32")
     running.add_argument("--rounds", type=int, help="default: 15")
+    running.add_argument("--processes", type=int, help="runs of each kind that measure memory; default: 3")
     running.add_argument("--optimizer", choices=["momentum", "adam"], default="momentum")
     running.add_argument("--measure", nargs="+", choices=["time", "memory"], default=["time", "memory"])
     running.add_argument("--smoke", action="store_true", help="use tiny sizes, only to see whether everything runs")

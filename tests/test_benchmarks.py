@@ -69,6 +69,25 @@ def test_the_memory_of_a_step_over_micro_batches_is_measured(kind):
     assert row["peak_mib"] >= row["idle_mib"] > 0
 
 
+@pytest.mark.skipif(not HAS_KERAS_FACE, reason="no `GradientAccumulateModel` here")
+@pytest.mark.parametrize("workload", ["residual", "towers"])
+def test_whole_batch_is_timed_beside_plain_splitting_and_the_full_batch(workload):
+    from measuring.whole_batch import EXACT, PLAIN, SPLIT, time_one
+
+    rows = {row["contender"]: row for row in time_one(task("whole batch", workload))["times"]}
+    assert rows[SPLIT]["ratio"] == 1.0
+    assert rows[EXACT]["deviation"] <= 2e-5 < rows[SPLIT]["deviation"]
+    assert {PLAIN, f"{EXACT}, to the {PLAIN}"} <= set(rows)
+
+
+@pytest.mark.skipif(not HAS_KERAS_FACE, reason="no `GradientAccumulateModel` here")
+def test_the_memory_of_whole_batch_is_measured():
+    from measuring.memory import measure_one
+
+    (row,) = measure_one(dict(task("whole batch", "towers"), kind="exact", batch=4))["memory"]
+    assert row["peak_mib"] >= row["idle_mib"] > 0
+
+
 def test_what_ends_in_other_weights_is_not_timed(monkeypatch):
     from measuring import static_graph, timing
 

@@ -11,8 +11,8 @@ MIB = 2**20
 def measure_one(task):
     """Measure the peak memory of training with one face, and the bytes of the variables that it creates.
 
-    The task's "kind" is "micro-batch" (an update on every micro-batch, without the library), "accumulated", or "full
-    batch" (K times as many examples at once).
+    The task's "kind" is "micro-batch" (an update on every micro-batch, without the library), "accumulated", "exact"
+    (with `whole_batch`), or "full batch" (K times as many examples at once).
     """
     import tensorflow as tf
 
@@ -21,15 +21,18 @@ def measure_one(task):
 
     is_full, accum_steps = task["kind"] == "full batch", task["accum_steps"]
     batch = task["batch"] * (accum_steps if is_full else 1)
-    workload = workloads.BY_NAME[task["workload"]](task["smoke"], batch)
-    initial = workloads.initial_weights(workload)
-    # Few batches, met again and again: data are no part of this. Where a step takes whole batches, all runs hold one.
-    count = 1 if is_full else accum_steps if task["face"] == "one step" else min(accum_steps, 8)
-    batches, times = workloads.micro_batches(workload, count), 2 * (1 if is_full else accum_steps) // count
-    if task["face"] == "one step":
-        times *= 8  # memory grows over the first calls
     module, _ = face_of(task["face"])
-    contender = module.Ours if task["kind"] == "accumulated" else module.Plain
+    is_step = task["face"] in ("one step", "whole batch")
+    drawn = module if task["face"] == "whole batch" else workloads
+    workload = drawn.WORKLOADS[task["workload"]](task["smoke"], batch)
+    initial = drawn.initial_weights(workload)
+    # Few batches, met again and again: data are no part of this. Where a step takes whole batches, all runs hold one.
+    count = 1 if is_full else accum_steps if is_step else min(accum_steps, 8)
+    batches, times = workloads.micro_batches(workload, count), 2 * (1 if is_full else accum_steps) // count
+    if is_step:
+        times *= 8 if task["face"] == "one step" else 2  # memory grows over the first calls
+    known = {"accumulated": "Ours", "exact": "Exact"}
+    contender = getattr(module, known.get(task["kind"], "Plain"))
     on_gpu = _has_gpu_memory(tf)
     idle = peak_mib()
     with _RecordedVariables(tf) as made:

@@ -43,7 +43,7 @@ def time_tables(result):
 def _time_cell(row):
     if row is None:
         return ""
-    if row["contender"] == "limit":
+    if row.get("is_base", row["contender"] == "limit"):
         return f"{1000 * row['seconds']:.1f} ms"
     return "{ratio:.2f} ({ratio_25:.2f}–{ratio_75:.2f})".format(**row)
 
@@ -59,7 +59,7 @@ def memory_table(result):
         bare = [v for key, v in medians.items() if key[:4] == (workload, face, "micro-batch", batch)]
         more = {name: now[name] - bare[0][name] if bare else float("nan") for name in ("peak_mib", "variables_mib")}
         share = more["variables_mib"] / now["parameters_mib"]
-        size = f"{k} x {batch}" if kind == "accumulated" else str(batch * (k if kind == "full batch" else 1))
+        size = f"{k} x {batch}" if kind in ("accumulated", "exact") else str(batch * (k if kind == "full batch" else 1))
         cells = [now["peak_mib"], now["idle_mib"], more["peak_mib"], now["parameters_mib"], share]
         cells += [now["peak_mib"] / (bare[0]["peak_mib"] + now["parameters_mib"]) if bare else float("nan")]
         cells += [now["gpu_peak_mib"]] if "gpu_peak_mib" in now else []
@@ -77,15 +77,15 @@ def _median(rows, name="peak_mib"):
 
 def as_text(result):
     lines = [environment(result) + ".", ""] + time_tables(result) + memory_table(result)
-    for name, off in sorted(_deviations(result).items()):
-        lines.append(f"- {name}: up to {off:.0e} off the limit's weights after two cycles.")
+    for (name, goal), off in sorted(_deviations(result).items()):
+        lines.append(f"- {name}: up to {off:.0e} off {goal} weights after two cycles.")
     for why, names in _absences(result).items():
         lines.append(f"- {', '.join(names)}: {why}")
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _deviations(result):
-    """contender -> its largest deviation, for those that should make the limit's steps but do not."""
+    """(contender, whose weights) -> its largest deviation, for those that do not make the steps of the full batch."""
     found = {}
     for row in result["times"]:
         if (
@@ -93,7 +93,8 @@ def _deviations(result):
             and row["deviation"] > 1e-5
             and not row["contender"].startswith("an update")
         ):
-            found[row["contender"]] = max(row["deviation"], found.get(row["contender"], 0.0))
+            key = row["contender"], "plain Keras'" if row["face"] == "whole batch" else "the limit's"
+            found[key] = max(row["deviation"], found.get(key, 0.0))
     return found
 
 
@@ -116,6 +117,7 @@ def merged(text, results):
     for result in sorted(results, key=_line):
         faces = {row["face"] for row in result["times"] + result["memory"]}
         what = ": a step over micro-batches" if faces and faces <= {"one step", "step in fit"} else ""
+        what = ": `whole_batch`" if faces == {"whole batch"} else what
         parts.append(f"### TensorFlow {result['versions']['tensorflow']}{what}\n\n{as_text(result)}")
     return before + BEGIN + "\n" + ("\n".join(parts) or NOTHING + "\n") + END + after
 

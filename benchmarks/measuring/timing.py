@@ -29,9 +29,10 @@ def face_of(name):
         from measuring import static_graph
 
         return static_graph, static_graph.Limit
-    from measuring import custom_loop, one_step, step_in_fit, through_fit
+    from measuring import custom_loop, one_step, step_in_fit, through_fit, whole_batch
 
     faces = {"optimizer": custom_loop, "model": through_fit, "one step": one_step, "step in fit": step_in_fit}
+    faces["whole batch"] = whole_batch
     return faces[name], custom_loop.Limit
 
 
@@ -50,7 +51,7 @@ def time_one(task):
     """Returns the rows of the table, and the contenders left out of it, with reasons."""
     from measuring import workloads
 
-    workload = workloads.BY_NAME[task["workload"]](task["smoke"])
+    workload = workloads.WORKLOADS[task["workload"]](task["smoke"])
     settings = workload, workloads.initial_weights(workload), task["accum_steps"], task["optimizer"]
     module, limit_class = face_of(task["face"])
     known = {name: missing(needed) for name, (_, needed) in module.contenders().items()}
@@ -83,7 +84,7 @@ def time_one(task):
     moved = max(float(np.abs(after - before).max()) for after, before in zip(goal, settings[1]))
     if not moved > 100 * TOLERANCE[task["optimizer"]]:
         raise AssertionError("The weights hardly move, which proves nothing.")
-    seconds = _in_turns(made, timed, cycles, task["rounds"], task["warm_up"])
+    seconds = in_turns(made, timed, cycles, task["rounds"], task["warm_up"])
     rows = [dict(statistics.row(name, seconds), deviation=deviations.get(name)) for name in made]
     base = OTHER_BASE.get(task["face"])
     if base in made:
@@ -97,7 +98,7 @@ def time_one(task):
     }
 
 
-def _in_turns(made, batches, cycles, rounds, warm_up):
+def in_turns(made, batches, cycles, rounds, warm_up):
     """Seconds per cycle, one value per round, for each contender."""
     prepared = {name: contender.prepare(batches) for name, contender in made.items()}
     seconds = {name: [] for name in made}

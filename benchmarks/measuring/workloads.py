@@ -98,7 +98,7 @@ class Transformer(Mlp):
         return x * tf.math.rsqrt(tf.reduce_mean(tf.square(x), axis=-1, keepdims=True) + 1e-5)
 
 
-BY_NAME = {workload.name: workload for workload in (Mlp, Conv, Transformer)}
+WORKLOADS = {workload.name: workload for workload in (Mlp, Conv, Transformer)}
 
 
 def loss_of(workload, weights, x, y):
