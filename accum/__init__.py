@@ -19,6 +19,7 @@ if needs_tensorflow():
         from accum._keras._old_spellings import GAModelWrapper, GAOptimizerWrapper
         from accum._keras._optimizer import GradientAccumulateOptimizer
         from accum._keras._replace_batch_norm import replace_batchnorm_layers
+        from accum._keras._step_logger import StepLogger
         from accum._keras._value_and_gradients import value_and_gradients
 
         __all__ += [
@@ -29,6 +30,7 @@ if needs_tensorflow():
             "GAOptimizerWrapper",
             "GradientAccumulateModel",
             "GradientAccumulateOptimizer",
+            "StepLogger",
             "replace_batchnorm_layers",
             "value_and_gradients",
         ]

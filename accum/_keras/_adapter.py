@@ -5,6 +5,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._adapter import OptimizerAdapter
+from accum._keras._internals import internals_of
 from accum._tf import Gradient, GradsAndVars, Transform, tf
 
 
@@ -72,7 +73,9 @@ class KerasAdapter(OptimizerAdapter):
         if transform is not None:
             given = list(transform(given))
             _check.pairs(self.unwrapped(given))
-        with _tf.without_sum_of_one(self._wrapper.optimizer):
+        recorder = internals_of(self._wrapper).recorder
+        recorded = [] if recorder is None else recorder.on_step(grads_and_vars)
+        with tf.control_dependencies(recorded), _tf.without_sum_of_one(self._wrapper.optimizer):
             return _tf.awaited(_tf.apply_inner(self._wrapper.optimizer, given, replicas))
 
     def steps(self) -> tf.Tensor:

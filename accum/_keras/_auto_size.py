@@ -160,10 +160,14 @@ class AutoSizedSteps:
 
     def _on_gradients(self, data: Any, size: Any) -> Any:
         step = self._steps[_replicas.replica_number()] = self._model._batch_step(size)
+        if "_accum_recorder" in self._model.__dict__:
+            self._model.__dict__["_accum_recorder"].begin(data)
         return step.gradients(data, self._model._run_train_step)
 
     def _on_apply(self, totals: Any) -> Any:
         logs = self._steps[_replicas.replica_number()].apply(totals)
+        if "_accum_recorder" in self._model.__dict__:
+            self._model.__dict__["_accum_recorder"].end(logs)
         _tf.count_batch(self._model, "_train_counter", logs)
         return logs
 

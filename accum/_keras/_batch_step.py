@@ -140,7 +140,7 @@ class BatchStep:
                 watch.warn_of_changes()
             calls = [self._parts_of(call, index is FIRST) for call in self._collector.calls]
             moments = [Pooled(*each) for _, each in self._collector.moments]
-            return [calls, moments, self._metrics.parts(logs, weight, sums)]
+            return [calls, moments, self._metrics.parts(logs, weight, sums), self._norms(index is FIRST)]
 
         totals = self._over_micro_batches(micro_batch, data)
         if sums and self._model.losses:
@@ -150,6 +150,15 @@ class BatchStep:
                 stacklevel=2,
             )
         return totals
+
+    def _norms(self, is_first: bool) -> Optional[Sum]:
+        """Return the squared norm of a micro-batch's gradient, and what belongs to it, if a `StepLogger` follows."""
+        recorder = self._model.__dict__.get("_accum_recorder")
+        if recorder is None or not self._collector.calls:
+            return None
+        call, (first, _, size) = self._collector.calls[0], self._cuts
+        grads = [grad for grad, _ in call.grads_and_vars]
+        return Sum(recorder.sums_of(grads, call.weight, first if is_first else size))
 
     def _check_layers(self) -> None:
         synchronized = [layer.name for layer in _tf.batch_norms_over_replicas(self._model)]
@@ -193,26 +202,30 @@ class BatchStep:
 
     def apply(self, totals: Any) -> Any:
         """Let each optimizer of the train step have the gradients of the batch. Returns the logs."""
-        calls, moments, metrics = totals
+        calls, moments, metrics, norms = totals
         with batch_norm_following(accumulating_optimizers(self._model)[0], self._model):
             for (statistics, _), whole in zip(self._collector.moments, moments):
                 statistics.receive_whole(Moments(*whole))
             for call, (grads, share, weight) in zip(self._collector.calls, calls):
-                self._apply_call(call, grads, share, weight)
+                self._apply_call(call, grads, share, weight, norms)
         return self._metrics.finish(metrics)
 
-    def _apply_call(self, call: _Call, totals: Any, share: tf.Tensor, weight: tf.Tensor) -> None:
+    def _apply_call(self, call: _Call, totals: Any, share: tf.Tensor, weight: tf.Tensor, norms: Any) -> None:
         sums = self._model.sums_losses
         dtypes = [None if grad is None else grad.dtype for grad, _ in call.grads_and_vars]
         grads = [divided(total, None if sums else share, dtype) for total, dtype in zip(totals, dtypes)]
         pairs = list(zip(grads, call.given))
+        # An optimizer that does not accumulate makes its step as it would at the full batch, without a weight.
+        is_weighted = call.weight is not None and not internals_of(call.optimizer).is_bare
+        if norms is not None:
+            is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model.__dict__["_accum_optimizers"]))
+            recorder = self._model.__dict__["_accum_recorder"]
+            recorder.give(norms, is_weighted or call.has_own_weight, grads if is_scaled else None)
         if id(call.optimizer) in self._collector.shares_overflow:
             pairs = call.optimizer._hand_back(pairs)
         if call.has_own_weight:
             call.apply(pairs, weight)
             return
-        # An optimizer that does not accumulate makes its step as it would at the full batch, without a weight.
-        is_weighted = call.weight is not None and not internals_of(call.optimizer).is_bare
         current = self._model.__dict__["_accum_weight"].begin(weight) if is_weighted else None
         with internals_of(call.optimizer).weighing(current):
             call.apply(pairs)

@@ -20,6 +20,7 @@ class Internals:
         self._optimizer = optimizer
         self._weights: Dict[Any, Any] = {}  # replica -> default weight of its current micro-batch
         self._train_steps: Dict[Any, Any] = {}  # replica -> the `TrainStep` that it is in
+        self.recorder: Any = None  # the `StepRecorder` of a `StepLogger`, or None
 
     @property
     def cycle(self) -> Any:

@@ -126,6 +126,15 @@ class ModelSteps:
 
     def _weighted_train_step(self, data: Any) -> Any:
         """Run the train step of the class or the user, so that its gradients are weighted by the micro-batch."""
+        recorder = self.__dict__.get("_accum_recorder")
+        if recorder is None:
+            return self._run_weighted(data)
+        recorder.begin(data)
+        logs = self._run_weighted(data)
+        recorder.end(logs)
+        return logs
+
+    def _run_weighted(self, data: Any) -> Any:
         size = self._accum_size.fixed
         if size is not None:
             return self._batch_step(size).train(data, self._run_train_step)

@@ -155,6 +155,8 @@ class GradientAccumulateOptimizer:
         is_reduced = is_reduced and not self._takes_back()
         self.__dict__["_has_run"] = True
         listed = _check.pairs(listed)
+        if self._internals.recorder is not None:
+            self._internals.recorder.take([grad for grad, _ in listed], weight, is_reduced)
         if self._cycle.is_bare and weight is None and not self._cycle.is_built:
             return self._apply_bare(listed, is_reduced)
         return self._returned(self._cycle.micro_step(listed, weight, is_reduced))
@@ -230,6 +232,8 @@ class GradientAccumulateOptimizer:
         with tf.init_scope():
             self._adapter.prepare([var for _, var in grads_and_vars])
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
+        if self._internals.recorder is not None:
+            listed, is_reduced = self._internals.recorder.on_bare_step(listed, is_reduced)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         return _tf.apply_inner(self._inner, self._adapter.wrapped(listed), replicas)
 

@@ -81,7 +81,7 @@ class WholeBatchStep(BatchStep):
         def parts(part: Any, index: Any) -> Any:
             calls = [self._parts_of(call, False) for call in self._collector.calls]
             moments = [[Sum(value) for value in each] for _, each in self._collector.moments]
-            return [calls, moments, self._metrics.parts()]
+            return [calls, moments, self._metrics.parts(), None]
 
         batch = Batch(data)
         micro_batches = MicroBatches(batch, batch.count)

@@ -106,6 +106,7 @@ from accum._tf._optimizer_state import (
     hyperparameter,
     is_epsilon_beside_root,
     is_of_several_replicas,
+    learning_rate_now,
     moves_touched_rows_only,
     rate_of_step,
     rule_name,

@@ -62,12 +62,26 @@ def rate_of_step(optimizer: Any, step: int) -> Tuple[float, bool]:
     """Return (the learning rate of the next step after `step` steps, whether it follows a schedule)."""
     legacy = is_legacy_optimizer(optimizer)
     rate = optimizer._get_hyper("learning_rate") if legacy else optimizer._learning_rate
-    is_scheduled = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
+    is_scheduled = _is_schedule(rate)
     rate = _number(rate(tf.cast(step, tf.float32)) if is_scheduled else rate)
     decay = optimizer._initial_decay if legacy else 0.0
     if decay > 0.0:
         return rate / (1.0 + hyperparameter(optimizer, "decay") * step), True
     return rate, is_scheduled
+
+
+def learning_rate_now(optimizer: Any) -> tf.Tensor:
+    """Return the learning rate of the next step as a float32 tensor; NaN if the optimizer has none of its own."""
+    if is_legacy_optimizer(optimizer):
+        return optimizer._decayed_lr(tf.float32)  # includes schedule and `decay`; has no public name
+    rate = getattr(optimizer, "_learning_rate", None)  # the public one of Keras 2 is that of the step before
+    if callable(rate) and not hasattr(rate, "shape"):
+        rate = rate(native(optimizer.iterations)) if _is_schedule(rate) else rate()
+    return tf.cast(float("nan") if rate is None else native(rate), tf.float32)
+
+
+def _is_schedule(rate: Any) -> bool:
+    return isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
 
 
 def is_epsilon_beside_root(optimizer: Any) -> bool:

@@ -1,0 +1,272 @@
+"""A callback that logs what each step did: loss, gradient norm, examples, learning rate and gradient noise scale."""
+
+import csv
+import math
+import time
+from typing import Any, Dict, List, Optional
+
+from accum import _check, _tf
+from accum._engine import _replicas
+from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._internals import internals_of
+from accum._keras._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
+from accum._keras._step_recorder import ROWS, StepRecorder, Sums
+from accum._tf import tf
+
+COLUMNS = ("step", "loss", "gradient_norm", "examples", "learning_rate", "noise_scale")
+SECONDS = 1.0  # between two reads: each waits for the device
+
+
+class StepLogger(tf.keras.callbacks.Callback):
+    """Log each step of `fit`, that is each update of the weights, rather than each batch.
+
+    - `loss`: the mean over the examples of the step, as compiled.
+    - `gradient_norm`: the norm of the gradient of the whole step, before clipping.
+    - `examples`: the number of examples in the step.
+    - `learning_rate`: the one that the step used.
+    - `noise_scale`: the gradient noise scale, in examples, averaged over recent steps. It compares the gradients of
+      micro-batches with their mean. Batches much smaller than it make noisy updates, and a larger batch saves steps;
+      batches much larger than it save next to none.
+
+    The noise scale is NaN where it can't be known: in a step of a single micro-batch, with `whole_batch`, and with a
+    loss that sums over examples. `fit` ends with a sentence that says whether a larger batch would still help.
+
+    The model must be a `GradientAccumulateModel`, or be compiled with a `GradientAccumulateOptimizer`. Recording costs
+    one pass over the gradients of each micro-batch. Without the callback, nothing is recorded and nothing is slower.
+
+    Args:
+      filename: a CSV file to write, one row per step; None: none.
+      log_dir: a folder for TensorBoard, with one point per step; None: none.
+      average_over: the number of steps over which the noise scale is averaged, >= 1. Each older step counts
+        1 - 1 / average_over times as much as the one after it.
+      verbose: 1 to print the sentence at the end of `fit`, 0 for nothing.
+
+    Attributes:
+      history: dict from each of the names above, and "step", to a list with one number per step. Keras' own `History`
+        gets the mean of each epoch, as `gradient_norm`, `examples_per_step` and `noise_scale` (the last one).
+      summary: the sentence, after `fit`.
+
+    Raises:
+      ValueError: in `fit`, the model does not accumulate, has several optimizers, or runs in graph mode or on several
+        workers.
+
+    Source: McCandlish et al. 2018, An Empirical Model of Large-Batch Training, https://arxiv.org/abs/1812.06162
+
+    Example:
+      >>> logger = accum.StepLogger("steps.csv")
+      >>> model.fit(x, y, batch_size=256, callbacks=[logger])
+      >>> logger.history["noise_scale"][-1]
+    """
+
+    def __init__(
+        self,
+        filename: Optional[str] = None,
+        log_dir: Optional[str] = None,
+        average_over: int = 100,
+        verbose: int = 1,
+    ) -> None:
+        super().__init__()
+        self.filename = filename
+        self.log_dir = log_dir
+        self.average_over = _check.accum_steps(average_over, "average_over")
+        self.verbose = verbose
+        self._recorder: Any = None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.history: Dict[str, List[float]] = {name: [] for name in COLUMNS}
+        self.summary = ""
+        self._noise_scale = NoiseScale(self.average_over)
+        self._file: Any = None
+        self._writer: Any = None
+        self._unread = 0  # batches since the last read
+        self._last_batch = -1
+        self._last_read = time.time()
+        self._epoch_begins = 0
+        self._is_training = False
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Keras calls `set_model` before it makes the train function, and all other methods after that.
+
+    def set_model(self, model: tf.keras.Model) -> None:
+        super().set_model(model)
+        self._remove()
+        optimizer = _only_optimizer(model)
+        self._recorder = StepRecorder(model, optimizer)
+        self._optimizer = optimizer
+        self._why_none = _reason_for_no_noise_scale(model, optimizer)
+        _install(model, optimizer, self._recorder)
+
+    def _remove(self) -> None:
+        """Take the recorder out of the model, so that training without this callback runs the graph it always ran."""
+        if self._recorder is not None:
+            _uninstall(self._recorder._model, self._optimizer)
+            self._recorder = None
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._begin_anew()
+        self._is_training = True
+        if self.filename is not None:
+            self._file = open(self.filename, "w", newline="", encoding="utf-8")  # closed in `on_train_end`
+            csv.writer(self._file).writerow(COLUMNS)
+        if self.log_dir is not None:
+            self._writer = tf.summary.create_file_writer(str(self.log_dir))
+
+    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._recorder.begin_epoch()
+        self._last_batch = -1
+        self._epoch_begins = len(self.history["step"])
+
+    def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        batches, self._last_batch = batch - self._last_batch, batch
+        self._unread += batches
+        if self._unread + 2 * batches > ROWS or time.time() - self._last_read > SECONDS:
+            self._read()
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._read()
+        if logs is not None:
+            for name, shown in (("gradient_norm", "gradient_norm"), ("examples", "examples_per_step")):
+                values = self.history[name][self._epoch_begins :]
+                logs[shown] = sum(values) / len(values) if values else math.nan
+            logs["noise_scale"] = self._noise_scale.value
+
+    def on_train_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._read()
+        self._remove()
+        self._is_training = False
+        for opened in (self._file, self._writer):
+            if opened is not None:
+                opened.close()
+        self.summary = self._summarized()
+        if self.verbose:
+            print(self.summary, flush=True)
+
+    def on_test_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        if not self._is_training:  # `evaluate` with this callback
+            self._remove()
+
+    on_predict_end = on_test_end
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Log the steps since the last read."""
+        rows, lost = self._recorder.collect()
+        self._unread, self._last_read = 0, time.time()
+        logged = [self._logged(row) for row in rows]
+        for values in logged:
+            for name, value in values.items():
+                self.history[name].append(value)
+        if lost:
+            print(f"StepLogger: {lost} steps were not logged, because more than {ROWS} passed between two reads.")
+        if self._file is not None:
+            csv.writer(self._file).writerows([[values[name] for name in COLUMNS] for values in logged])
+            self._file.flush()
+        if self._writer is not None:
+            self._write_points(logged)
+
+    def _logged(self, row: Sums) -> Dict[str, float]:
+        latest = NONE if self._why_none else self._estimated(row)
+        self._noise_scale.add(latest)
+        has_one = math.isfinite(latest.variance)
+        return {
+            "step": int(row.number) + 1,
+            "loss": row.loss / row.loss_weight if row.loss_weight else math.nan,
+            "gradient_norm": math.sqrt(row.squared_norm) if row.squared_norm >= 0.0 else math.nan,
+            "examples": int(row.examples) if math.isfinite(row.examples) else math.nan,
+            "learning_rate": row.learning_rate,
+            "noise_scale": self._noise_scale.value if has_one else math.nan,
+        }
+
+    def _estimated(self, row: Sums) -> Estimate:
+        """Estimate from one step, with the variance for a single example."""
+        mean = row.squared_norm
+        if self._optimizer._cycle.plan.reduction == "sum":
+            mean = mean / row.divisor**2 if row.divisor else math.nan
+        found = estimate(SquaredNorms(*row[:5], mean))
+        return found._replace(variance=found.variance * row.examples / row.sizes) if row.sizes else NONE
+
+    def _write_points(self, logged: List[Dict[str, float]]) -> None:
+        with self._writer.as_default():
+            for values in logged:
+                for name in COLUMNS[1:]:
+                    if math.isfinite(values[name]):
+                        tf.summary.scalar(f"step/{name}", values[name], step=int(values["step"]))
+        self._writer.flush()
+
+    def _summarized(self) -> str:
+        if self._why_none:
+            return f"The gradient noise scale was not measured: {self._why_none}."
+        if not self.history["step"]:
+            return "The gradient noise scale was not measured: no step was made."
+        if not self._noise_scale.has_any:
+            return (
+                "The gradient noise scale was not measured: no step had two micro-batches with a known number of "
+                "examples."
+            )
+        recent = [value for value in self.history["examples"][-self.average_over :] if math.isfinite(value)]
+        if math.isnan(self._noise_scale.value):
+            return "The gradient noise scale could not be told from noise: train for more steps."
+        return advice(self._noise_scale.value, sum(recent) / len(recent))
+
+
+def _only_optimizer(model: tf.keras.Model) -> Any:
+    if _tf.in_static_graph():
+        raise ValueError("`StepLogger` does not run in Keras' graph mode: enable eager execution.")
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync != _tf.count_local_replicas(strategy) or _tf.is_parameter_server(strategy):
+        raise ValueError(
+            f"`StepLogger` sees the replicas of one process only. Received: {type(strategy).__name__} with several "
+            "workers."
+        )
+    optimizers = accumulating_optimizers(model)
+    if len(optimizers) != 1:
+        raise ValueError(f"`StepLogger` follows a model with one optimizer. Received: {optimizers!r}.")
+    return optimizers[0]
+
+
+def _reason_for_no_noise_scale(model: tf.keras.Model, optimizer: Any) -> str:
+    """Return why the gradients of micro-batches can't be compared, or ""."""
+    if model.__dict__.get("_accum_whole_batch"):
+        return "with `whole_batch`, micro-batches have no losses of their own"
+    if _tf.sums_over_examples(getattr(model, _tf.LOSS_CONTAINER, None)):
+        return "the loss sums over examples; compile one that is a mean"
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if optimizer._cycle.plan.nonfinite == "skip_micro" and replicas > 1:
+        return "with several replicas and `nonfinite='skip_micro'`, they may skip micro-batches of others"
+    return ""
+
+
+def _install(model: tf.keras.Model, optimizer: Any, recorder: StepRecorder) -> None:
+    internals_of(optimizer).recorder = recorder
+    if "_accum_optimizers" in model.__dict__:
+        _tf.set_untracked(model, "_accum_recorder", recorder)
+    else:
+        _wrap_train_step(model, recorder)
+    model.train_function = None  # traced without a recorder
+
+
+def _wrap_train_step(model: tf.keras.Model, recorder: StepRecorder) -> None:
+    own = model.__dict__.get("train_step")
+    function = model.train_step
+
+    def recorded_train_step(data: Any) -> Any:
+        recorder.begin(data)
+        logs = function(data)
+        recorder.end(logs)
+        return logs
+
+    _tf.set_untracked(model, "_accum_own_train_step", own)
+    _tf.set_untracked(model, "train_step", recorded_train_step)
+
+
+def _uninstall(model: tf.keras.Model, optimizer: Any) -> None:
+    internals_of(optimizer).recorder = None
+    model.__dict__.pop("_accum_recorder", None)
+    if "_accum_own_train_step" in model.__dict__:
+        own = model.__dict__.pop("_accum_own_train_step")
+        del model.__dict__["train_step"]
+        if own is not None:
+            _tf.set_untracked(model, "train_step", own)
+    model.train_function = None
