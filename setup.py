@@ -40,6 +40,7 @@ setup(
     # The wheel includes the pins, so that `python -m accum doctor` can name them.
     package_dir={"accum.compat": "compat", "accum._constraints": "constraints"},
     package_data={"accum": ["py.typed"], "accum._constraints": ["*.txt"], "accum._cli.demo": ["digits.npz", "*.txt"]},
+    entry_points={"console_scripts": ["accum = accum._script:run"]},
     python_requires=">=3.6",
     install_requires=["numpy"],
     extras_require={

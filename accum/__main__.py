@@ -1,6 +1,7 @@
-"""The command line: `python -m accum`."""
+"""The command line: `python -m accum`, or `accum`."""
 
 import argparse
+import errno
 import sys
 from typing import Any, List, Optional
 
@@ -10,30 +11,55 @@ from accum._cli.doctor import command as doctor
 
 NEED_TENSORFLOW = ("convert", "demo", "verify")
 READER_GONE = 128 + 13  # what a shell reports for a process that SIGPIPE ended
+INTERRUPTED = 128 + 2  # and for one that Ctrl-C ended
+PROG = "python -m accum"
+STATUSES = (
+    "Exit status: 0 if all is well; 1 if the command found something, such as a divergence, or failed; 2 for wrong "
+    "arguments, or if TensorFlow is missing and the command needs it; 130 after Ctrl-C; 141 if the reader of the output, "
+    "such as `| head`, has gone. `COMMAND --help` says what 1 means for a command."
+)
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: Optional[List[str]] = None, prog: str = PROG) -> int:
     """Run the command that `argv` names; None: the process's own arguments.
 
+    Args:
+      argv: the arguments.
+      prog: how the user has called the command line, for its usage.
+
     Returns:
-      The exit status: 0, 1 if the command failed, 2 if there is no TensorFlow and it needs one, or 141 if the reader of
-      its output, such as `| head`, is gone: then there is no verdict.
+      The exit status: 0, 1 if the command failed or its output can't be written, 2 if there is no TensorFlow and it
+      needs one, 130 after Ctrl-C, or 141 if the reader of its output, such as `| head`, is gone: then there is no
+      verdict.
 
     Raises:
       SystemExit: with status 2 and a usage line for wrong arguments, 0 for `--help` and `--version`.
     """
     try:
         try:
-            return _run(sys.argv[1:] if argv is None else argv)
+            return _run(sys.argv[1:] if argv is None else argv, prog)
         finally:
             print(end="", flush=True)  # what waits in the buffer fails here, rather than while Python shuts down
     except BrokenPipeError:
         requirements.discard_output()
         return READER_GONE
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        requirements.discard_output()
+        print(f"{prog}: {error.strerror}", file=sys.stderr)
+        return 1
 
 
-def _run(argv: Any) -> int:
-    arguments = _parser(argv[:1] == ["doctor"]).parse_args(argv)
+def _run(argv: Any, prog: str) -> int:
+    arguments = _parser(argv[:1] == ["doctor"], prog).parse_args(argv)
+    wrong = arguments.check(arguments) if "check" in arguments else None
+    if wrong:  # found before the seconds that the import of TensorFlow takes
+        print(f"python -m accum {arguments.command}: {wrong}", file=sys.stderr)
+        return 2
     lacking = requirements.without_tensorflow() if arguments.command in NEED_TENSORFLOW else None
     if lacking:
         print(f"python -m accum {arguments.command} needs TensorFlow: {lacking}", file=sys.stderr)
@@ -41,9 +67,9 @@ def _run(argv: Any) -> int:
     return arguments.perform(arguments)
 
 
-def _parser(is_doctor: bool) -> argparse.ArgumentParser:
+def _parser(is_doctor: bool, prog: str) -> argparse.ArgumentParser:
     """Create the parser; if `is_doctor`, without importing the other commands, because their imports may fail."""
-    parser = argparse.ArgumentParser(prog="python -m accum", description=accum.__doc__)
+    parser = argparse.ArgumentParser(prog=prog, description=accum.__doc__, epilog=STATUSES)
     parser.add_argument("--version", action="version", version="accum " + accum.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True  # an argument of `add_subparsers` from Python 3.7 on

@@ -4,16 +4,24 @@ import sys
 import types
 from typing import Optional
 
+SCRIPT = "accum._script"
+
 
 def needs_tensorflow() -> bool:
     """Whether the import of `accum` that is under way has to bring TensorFlow: always but for its command line.
 
     While Python looks for the module that `-m` names, which imports its package, `sys.argv` is `["-m", ...]`. That
     alone is also so in `python -m other` whose package imports accum; there, the importer is not runpy.
+
+    The command `accum` imports `accum._script`, and Python imports the package first. Processes that the command starts
+    run its file too, though not as `__main__`, and need all of accum.
     """
-    if sys.argv[:1] != ["-m"]:
-        return True
+    wanted = None
     frame: Optional[types.FrameType] = sys._getframe(2)  # whatever is behind accum/__init__.py
     while frame is not None and frame.f_globals.get("__name__", "").startswith(("importlib", "_frozen_importlib")):
+        wanted = frame.f_locals.get("name", wanted)  # in the end, that of the outermost import
         frame = frame.f_back
-    return frame is None or frame.f_globals.get("__name__") != "runpy"
+    importer = None if frame is None else frame.f_globals.get("__name__")
+    if importer == "__main__" and wanted == SCRIPT:
+        return False
+    return sys.argv[:1] != ["-m"] or importer != "runpy"

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "": {"_clipping", "_entry", "_keras", "_tf"},
     "_cli": {"", "_check", "_cli", "_migrate", "_tf", "compat", "convert", "testing"},
     "__main__": {"", "_cli"},
+    "_script": {"__main__"},
 }
 PUBLIC = {
     "AccumBatchNormalization",
@@ -39,6 +40,7 @@ PUBLIC = {
     "GAOptimizerWrapper",
     "GradientAccumulateModel",
     "GradientAccumulateOptimizer",
+    "StepLogger",
     "__version__",
     "adaptive_clip_grad",
     "compute_norm",

@@ -1,10 +1,9 @@
 """`python -m accum verify`: compare accumulation with the full batch on the user's own model."""
 
 import argparse
-import importlib
-import os
 import sys
 
+from accum._cli import named_function
 from accum._cli.compare.command import positive
 from accum._cli.error_text import one_line
 from accum.testing._equality import assert_accumulation_equals_full_batch
@@ -25,13 +24,13 @@ def add_parser(commands):
         "function",
         metavar="MODULE:FUNCTION",
         help="a function without arguments that returns (build_model, data, accum_steps), or a dict of arguments for "
-        "`accum.testing.assert_accumulation_equals_full_batch`",
+        "`accum.testing.assert_accumulation_equals_full_batch`; " + named_function.HELP,
     )
     add("--accum-steps", type=_at_least_one, metavar="K", help="micro-batches per step (default: the function's)")
     add("--batch-size", type=_at_least_one, metavar="N", help="examples per step (default: the function's)")
     add("--steps", type=_at_least_one, metavar="S", help="steps to compare (default: the function's, or 3)")
     add("--tolerance", type=positive, metavar="T", help="tolerance (default: the function's, or 2e-6)")
-    parser.set_defaults(perform=_perform)
+    parser.set_defaults(perform=_perform, check=lambda arguments: named_function.check(arguments.function))
 
 
 def _at_least_one(text):
@@ -64,15 +63,9 @@ def _perform(arguments):
 
 
 def _function(named):
-    module_name, _, name = named.partition(":")
-    if not module_name or not name or module_name.endswith(".py") or os.sep in module_name:
-        raise _Unusable(
-            f"MODULE:FUNCTION must name a module and a function, such as `package.module:function`. Received: {named}."
-        )
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())  # `python -m` does so; an installed script would not
+    module_name, name = named_function.split(named)
     try:
-        module = importlib.import_module(module_name)
+        module = named_function.module_of(module_name)
     except (Exception, SystemExit) as error:  # if a script calls `sys.exit`, its status must not become the command's
         raise _Unusable(f"{module_name} could not be imported: {one_line(error)}.") from error
     function = getattr(module, name, None)

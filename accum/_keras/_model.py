@@ -211,13 +211,35 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
             return shown
         if " object at 0x" in shown:  # the default of Python; Keras 3 has its own
             shown = f"<{type(self).__name__} name={self.name}, built={self.built}>"
+        arguments = self._accumulation()
+        return f"{shown[:-1]}, {arguments}>" if shown.endswith(">") else f"{shown} ({arguments})"
+
+    def _accumulation(self) -> str:
+        """Say how the model accumulates, by the arguments that it has now."""
+        shown = {"accum_steps": self._steps_in_use, "reduction": self._accum.options["reduction"]}
+        if self.micro_batch_size is not None:
+            shown["micro_batch_size"] = self.micro_batch_size
+        if self._accum_whole_batch:
+            shown["whole_batch"] = self._accum_whole_batch
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+    @property
+    def _steps_in_use(self) -> AccumSteps:
         optimizers = self.__dict__.get("_accum_optimizers") or ()
         accum_steps = [_tf.without_loss_scale(optimizer).accum_steps for optimizer in optimizers]
-        options = dict(self._accum.options, accum_steps=(accum_steps or [self._accum.options["accum_steps"]])[0])
-        arguments = ", ".join(f"{name}={options[name]!r}" for name in ("accum_steps", "reduction"))
-        if self.micro_batch_size is not None:
-            arguments += f", micro_batch_size={self.micro_batch_size!r}"
-        return f"{shown[:-1]}, {arguments}>" if shown.endswith(">") else f"{shown} ({arguments})"
+        return (accum_steps or [self._accum.options["accum_steps"]])[0]
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Print the summary of `tf.keras.Model.summary`, and how the model accumulates."""
+        given = inspect.signature(super().summary).bind_partial(*args, **kwargs).arguments
+        super().summary(*args, **kwargs)
+        steps, size = self._steps_in_use, self.micro_batch_size
+        batches = "each batch" if steps == 1 else f"every {steps} batches" if isinstance(steps, int) else "each cycle"
+        parts = "" if size is None else f"; batches are computed in micro-batches of at most {size} examples"
+        if size == "auto":
+            parts = "; batches are split if memory runs out"
+        line = f"Gradient accumulation: {self._accumulation()} (one update for {batches}{parts})"
+        (given.get("print_fn") or print)(line)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `tf.keras.Model.fit` does; `last_cycle` decides how the last or an interrupted cycle ends."""

@@ -1,5 +1,9 @@
 """The arguments of `python -m accum convert`; `--help` shows them without TensorFlow."""
 
+import os
+
+from accum._cli import named_function
+
 DIRECTIONS = ("from-v1", "to-v1")
 
 
@@ -16,7 +20,12 @@ def add_parser(commands):
     add("direction", choices=DIRECTIONS, help="the direction of the conversion")
     add("source", help="prefix or folder of the checkpoint to read")
     add("target", help="prefix of the checkpoint to write")
-    add("--model", required=True, metavar="MODULE:FUNCTION", help="function that returns (model, optimizer)")
+    add(
+        "--model",
+        required=True,
+        metavar=named_function.METAVAR,
+        help="function that returns (model, optimizer); " + named_function.HELP,
+    )
     add(
         "--names",
         metavar="FILE.json",
@@ -38,7 +47,13 @@ def add_parser(commands):
         metavar="NAME",
         help="from-v1: names or scopes that do not belong to the model",
     )
-    parser.set_defaults(perform=_perform)
+    parser.set_defaults(perform=_perform, check=_check)
+
+
+def _check(arguments):
+    if arguments.names is not None and not os.path.isfile(arguments.names):
+        return f"there is no file {arguments.names}."
+    return named_function.check(arguments.model)
 
 
 def _perform(arguments):

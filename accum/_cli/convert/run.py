@@ -1,11 +1,11 @@
 """Carry out `python -m accum convert`: read one checkpoint and write the other."""
 
-import importlib
 import json
 import os
 import sys
 
 from accum import _tf
+from accum._cli import named_function
 from accum._cli.error_text import one_line
 from accum._tf import tf
 from accum.convert import _v1
@@ -71,9 +71,9 @@ def _restore(path, model, optimizer):
 
 def _made_by(said):
     """Returns the (model, optimizer) that the function `module:function` returns."""
-    module, _, function = said.partition(":")
+    module, function = named_function.split(said)
     try:
-        made = getattr(importlib.import_module(module), function)()
+        made = getattr(named_function.module_of(module), function)()
     except (Exception, SystemExit) as error:  # whatever the user's module raises
         raise ConversionError(f"{said} can't be called: {one_line(error)}.") from error
     if not isinstance(made, tuple) or len(made) != 2:

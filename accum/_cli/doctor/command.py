@@ -106,6 +106,26 @@ def diagnosis(case):
     }
 
 
+def _next(report):
+    """What the reader does after this."""
+    if report["verdict"] == "supported" and "accum" in report["faces"]:
+        return (
+            "`python -m accum demo` shows what accumulation does. In your own code, wrap a model in\n"
+            "  accum.GradientAccumulateModel.from_model(model, micro_batch_size=8), then compile and fit as before.\n"
+            "  `python -m accum verify file.py:function` checks that it trains as on the full batch."
+        )
+    if report["verdict"] == "supported":
+        return (
+            "`python -m accum demo` shows what accumulation does. In your own code, wrap the optimizer in\n"
+            "  accum.compat.v1.AccumOptimizer(optimizer, accum_steps=8), and run the train op for each micro-batch."
+        )
+    if any(finding["change"] for finding in report["findings"]):
+        return "make the change above, best in a new environment, and run `python -m accum doctor` again."
+    if report["install"]:
+        return f"in a new environment, run `{report['install']}`, and then `python -m accum doctor` again."
+    return "use a Python and a system that TensorFlow supports: README.md has the table."
+
+
 _FACES = {
     "accum": "Keras models and optimizers (accum)",
     "accum.compat.v1": "static graphs (accum.compat.v1)",
@@ -134,4 +154,5 @@ def text(report):
     for finding in report["findings"]:
         lines += ["", f"{finding['level'].capitalize()}: {finding['what']}"]
         lines += [f"  Change: {finding['change']}"] if finding["change"] else []
+    lines += ["", "Next: " + _next(report)]
     return "\n".join(lines)

@@ -1,0 +1,52 @@
+"""Functions that users name on the command line: `package.module:function` or `file.py:function`."""
+
+import importlib
+import importlib.util
+import os
+import sys
+
+METAVAR = "MODULE:FUNCTION"
+HELP = "MODULE:FUNCTION is package.module:function or path/to/file.py:function"
+
+
+def check(named):
+    """Check the spelling of a name, and that its file exists, without importing anything. Returns an error or None."""
+    where, _, name = named.rpartition(":")
+    problem = f"{METAVAR} must name a module and a function, such as `package.module:function` or `file.py:function`"
+    if where.endswith(".py"):
+        if name and not os.path.isfile(where):
+            return f"{problem}. There is no file {where}."
+    elif os.sep in where:
+        return f"{problem}. Received: {named}."
+    return None if where and name else f"{problem}. Received: {named}."
+
+
+def split(named):
+    """Return (module or file, function) of a name that `check` accepts."""
+    where, _, name = named.rpartition(":")
+    return where, name
+
+
+def module_of(where):
+    """Import a module or a file. Modules beside the file, or in the working directory, can be imported too."""
+    is_file = where.endswith(".py")
+    folder = os.path.dirname(os.path.abspath(where)) if is_file else os.getcwd()
+    if folder not in sys.path and (is_file or "" not in sys.path):
+        sys.path.insert(0, folder)  # `python -m` adds the working directory; an installed script does not
+    if not is_file:
+        return importlib.import_module(where)
+    name = os.path.splitext(os.path.basename(where))[0]
+    loaded = sys.modules.get(name)
+    if loaded is not None and os.path.abspath(getattr(loaded, "__file__", None) or "") == os.path.abspath(where):
+        return loaded
+    if loaded is not None:  # another module, such as `numbers`, has this name
+        name = "accum_user_file"
+    spec = importlib.util.spec_from_file_location(name, where)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # as for any import: classes are found by it, and processes can be started
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
