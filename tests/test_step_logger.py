@@ -30,7 +30,9 @@ def plain_model():
     return model
 
 
-def logged(batch_size, rate=0.0, optimizer=None, epochs=1, data=(X, Y), model=None, loss="mse", eagerly=True, **options):
+def logged(
+    batch_size, rate=0.0, optimizer=None, epochs=1, data=(X, Y), model=None, loss="mse", eagerly=True, **options
+):
     """The logger of a model that accumulates with `options`, after `fit`. Eager runs save the time to trace."""
     model = accum.GradientAccumulateModel.from_model(plain_model() if model is None else model, **options)
     model.compile(tf.keras.optimizers.SGD(rate) if optimizer is None else optimizer, loss, run_eagerly=eagerly)

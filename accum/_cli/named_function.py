@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from typing import Any
 
 METAVAR = "MODULE:FUNCTION"
 HELP = "MODULE:FUNCTION is package.module:function or path/to/file.py:function"
@@ -41,7 +42,7 @@ def module_of(where):
         return loaded
     if loaded is not None:  # another module, such as `numbers`, has this name
         name = "accum_user_file"
-    spec = importlib.util.spec_from_file_location(name, where)
+    spec: Any = importlib.util.spec_from_file_location(name, where)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as for any import: classes are found by it, and processes can be started
     try:

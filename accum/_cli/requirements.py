@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import warnings
 
 import accum
 from accum._cli.error_text import one_line
@@ -12,8 +13,11 @@ def without_tensorflow():
     """Import TensorFlow and all of `accum`. Returns None, or the reason why that is impossible."""
     if "accum._tf" in sys.modules:
         return None
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no notes and warnings of its libraries
     try:
-        importlib.reload(accum)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other packages, which the user can do nothing about
+            importlib.reload(accum)
     except Exception as error:  # whatever a broken installation of TensorFlow raises
         words = str(error) if str(error).startswith("accum needs ") else one_line(error)
         return words if "accum doctor" in words else f"{words.rstrip('.')}: run `python -m accum doctor` for details."

@@ -12,8 +12,8 @@ numbers have unbiased estimates, whatever the sizes of the micro-batches:
     |G|^2     ~ |g|^2 - tr(Sigma) sum(a_i^2 / b_i)
 
 With micro-batches of equal size these are those of McCandlish et al. 2018, appendix A.1, B_small being the micro-batch
-and B_big the step. The noise scale is tr(Sigma) / |G|^2, in examples. A ratio of two noisy numbers is biased, so each is
-averaged over many steps first.
+and B_big the step. The noise scale is tr(Sigma) / |G|^2, in examples. A ratio of two noisy numbers is biased, so each
+is averaged over many steps first.
 
 Source: https://arxiv.org/abs/1812.06162
 """
@@ -30,7 +30,7 @@ class SquaredNorms(NamedTuple):
       weight: sum(w_i).
       per_size: sum(w_i / b_i).
       squares_per_size: sum(w_i^2 / b_i).
-      count: the number of micro-batches that have a weight.
+      parts: the number of micro-batches that have a weight.
       mean: |g|^2, of the mean gradient.
     """
 
@@ -38,7 +38,7 @@ class SquaredNorms(NamedTuple):
     weight: float
     per_size: float
     squares_per_size: float
-    count: float
+    parts: float
     mean: float
 
 
@@ -54,7 +54,7 @@ NONE = Estimate(math.nan, math.nan)
 
 def estimate(norms: SquaredNorms) -> Estimate:
     """Estimate the variance and the squared norm of the gradient; NaN if there are not two micro-batches."""
-    if not norms.count > 1.5 or not norms.weight > 0.0:
+    if not norms.parts > 1.5 or not norms.weight > 0.0:
         return NONE
     share = norms.squares_per_size / norms.weight**2
     difference = norms.per_size / norms.weight - share

@@ -6,7 +6,6 @@ import time
 from typing import Any, Dict, List, Optional
 
 from accum import _check, _tf
-from accum._engine import _replicas
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
@@ -107,7 +106,7 @@ class StepLogger(tf.keras.callbacks.Callback):
         self._begin_anew()
         self._is_training = True
         if self.filename is not None:
-            self._file = open(self.filename, "w", newline="", encoding="utf-8")  # closed in `on_train_end`
+            self._file = open(self.filename, "w", newline="", encoding="utf-8")  # noqa: SIM115, closed after training
             csv.writer(self._file).writerow(COLUMNS)
         if self.log_dir is not None:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))

@@ -1,7 +1,7 @@
 """Record what each step of a model did, in variables that Python reads once in a while.
 
-The recorder is part of the graph only while a `StepLogger` follows the model. Each replica keeps its own sums, so nothing
-is communicated:
+The recorder is part of the graph only while a `StepLogger` follows the model. Each replica keeps its own sums, so
+nothing is communicated:
 
     a batch begins            -> keep the sums of the last step as a row, if there was one
     gradients of a micro-batch-> add their squared norm
@@ -28,7 +28,7 @@ class Sums(NamedTuple):
     weight: Any = 0.0
     per_size: Any = 0.0
     squares_per_size: Any = 0.0
-    count: Any = 0.0
+    parts: Any = 0.0
     sizes: Any = 0.0  # sum(b_i)
     divisor: Any = 0.0  # by which the gradient of the step is divided to give the mean, if it is a sum
     examples: Any = 0.0
@@ -82,7 +82,7 @@ def norms_of_micro_batch(
         weight=weight,
         per_size=per_size,
         squares_per_size=weight * per_size,
-        count=tf.cast(weight > 0.0, tf.float32),
+        parts=tf.cast(weight > 0.0, tf.float32),
         sizes=size,
     )
 
@@ -250,7 +250,9 @@ class StepRecorder:
         found = _tf.loss_trackers(self._model)[:1] + [each for each in self._model.metrics if each.name == "loss"]
         means = {id(each): each for each in found if hasattr(each, "total") and hasattr(each, "count")}
         pairs = [
-            tf.stack([tf.cast(_replicas.local_variable(_tf.native(var)), tf.float32) for var in (each.total, each.count)])
+            tf.stack(
+                [tf.cast(_replicas.local_variable(_tf.native(var)), tf.float32) for var in (each.total, each.count)]
+            )
             for each in means.values()
         ]
         return tf.add_n(pairs) if pairs else tf.zeros([2])

@@ -5,21 +5,24 @@ The classes share the same methods, so that the caller need not know which one i
 
 from typing import Any, Dict
 
+import numpy as np
+
 import accum
 from accum._cli.demo import network
 from accum._cli.demo.data import batches
+from accum._cli.demo.settings import MICRO_BATCHES
 from accum._tf import tf
 from accum.compat.v1 import AccumOptimizer
 
-LEARNING_RATE = 0.1
 MOMENTUM = 0.9
 
 
 class GraphFace:
     """A static graph and its Session, with `accum.compat.v1.AccumOptimizer`."""
 
-    def __init__(self, run, weights):
+    def __init__(self, run, settings):
         self.run = run
+        weights = network.initial_weights(settings.seed)
         with tf.Graph().as_default():
             self._images = tf.compat.v1.placeholder(tf.float32, [None, 8, 8, 1])
             self._labels = tf.compat.v1.placeholder(tf.int32, [None])
@@ -33,7 +36,7 @@ class GraphFace:
             self._session.run(tf.compat.v1.global_variables_initializer())
 
     def _make_ops(self):
-        optimizer = tf.compat.v1.train.MomentumOptimizer(LEARNING_RATE, MOMENTUM)
+        optimizer = tf.compat.v1.train.MomentumOptimizer(self.run.learning_rate, MOMENTUM)
         if self.run.accum_steps is None:
             return optimizer.minimize(self._loss, self._global_step), tf.no_op()
         optimizer = AccumOptimizer(optimizer, self.run.accum_steps)
@@ -68,11 +71,14 @@ class GraphFace:
 class _KerasFace:
     """What the two Keras faces share: the model, and what is read from it."""
 
-    def __init__(self, run, weights):
+    def __init__(self, run, settings):
         self.run = run
-        self._model = network.keras_model(weights)
-        self._optimizer = tf.keras.optimizers.SGD(learning_rate=LEARNING_RATE, momentum=MOMENTUM)
+        self._model = self._make_model(settings)
+        self._optimizer = tf.keras.optimizers.SGD(learning_rate=run.learning_rate, momentum=MOMENTUM)
         self._loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def _make_model(self, settings):
+        return network.keras_model(network.initial_weights(settings.seed))
 
     def updates(self):
         """The number of steps made, by the optimizer's own clock."""
@@ -88,8 +94,8 @@ class _KerasFace:
 class OptimizerFace(_KerasFace):
     """A custom loop around a `tf.function`, with `GradientAccumulateOptimizer`."""
 
-    def __init__(self, run, weights):
-        super().__init__(run, weights)
+    def __init__(self, run, settings):
+        super().__init__(run, settings)
         self._is_plain = run.accum_steps is None
         if not self._is_plain:
             self._optimizer = accum.GradientAccumulateOptimizer(self._optimizer, run.accum_steps)
@@ -122,8 +128,12 @@ class OptimizerFace(_KerasFace):
 class ModelFace(_KerasFace):
     """`fit` of a `GradientAccumulateModel`."""
 
-    def __init__(self, run, weights):
-        super().__init__(run, weights)
+    def __init__(self, run, settings):
+        super().__init__(run, settings)
+        self._wrap(run, settings)
+        self._model.compile(self._optimizer, loss=self._loss)
+
+    def _wrap(self, run, settings):
         if run.accum_steps is not None:
             self._model = accum.GradientAccumulateModel(
                 run.accum_steps,
@@ -132,7 +142,6 @@ class ModelFace(_KerasFace):
                 micro_batch_weight="examples",
                 last_cycle="flush",
             )
-        self._model.compile(self._optimizer, loss=self._loss)
 
     def train(self, examples, epochs, progress):
         """Train, telling `progress` the epoch's loss so far after each micro-batch. Returns each epoch's mean loss."""
@@ -149,6 +158,23 @@ class ModelFace(_KerasFace):
         return [float(loss) for loss in history.history["loss"]]
 
 
+class MicroBatchFace(ModelFace):
+    """`fit` of a `GradientAccumulateModel` that splits each batch itself, with batch normalisation in the network."""
+
+    def _make_model(self, settings):
+        return network.batch_norm_model(settings.seed)
+
+    def _wrap(self, run, settings):
+        if run.micro_batch_size is not None:
+            whole_batch = () if settings.whole_batch == "none" else settings.whole_batch
+            self._model = accum.GradientAccumulateModel.from_model(
+                self._model, micro_batch_size=run.micro_batch_size, whole_batch=whole_batch
+            )
+
+    def logits(self, images):
+        return np.concatenate([self._model(part, training=False).numpy() for part in np.array_split(images, 24)])
+
+
 def _train_by_loop(face, examples, epochs, progress):
     losses = []
     for _ in range(epochs):
@@ -162,4 +188,9 @@ def _train_by_loop(face, examples, epochs, progress):
     return losses
 
 
-BY_NAME: Dict[str, Any] = {"v1": GraphFace, "optimizer": OptimizerFace, "model": ModelFace}
+BY_NAME: Dict[str, Any] = {
+    "v1": GraphFace,
+    "optimizer": OptimizerFace,
+    "model": ModelFace,
+    MICRO_BATCHES: MicroBatchFace,
+}

@@ -1,7 +1,8 @@
-"""The network: one wide convolution, so that activations, which shrink with the batch, need more memory than weights.
+"""The networks: a plain one, and one with batch normalisation.
 
-It is smooth (tanh, mean pooling). At a kink, a rounding error can flip a gradient, and two runs that are equal in
-exact arithmetic would diverge.
+The plain one is one wide convolution, so that activations, which shrink with the batch, need more memory than weights.
+Both are smooth (tanh or ELU, mean pooling): at a kink, a rounding error can flip a gradient, and two runs that are equal
+in exact arithmetic would diverge.
 """
 
 import numpy as np
@@ -11,6 +12,9 @@ from accum._tf import tf
 FILTERS = 256
 POOL = 2
 CLASSES = 10
+SIZE = 32  # to which the network with batch normalisation enlarges the images
+CHANNELS = 16
+BLOCKS = 4
 FEATURES = (8 // POOL) ** 2 * FILTERS
 
 
@@ -40,4 +44,24 @@ def keras_model(weights):
     pooled = layers.Flatten()(layers.AveragePooling2D(POOL)(hidden))
     model = tf.keras.Model(inputs, layers.Dense(CLASSES)(pooled))
     model.set_weights(weights)
+    return model
+
+
+def batch_norm_model(seed):
+    """A residual network with batch normalisation on enlarged images, so that activations need most of the memory."""
+    layers, random = tf.keras.layers, np.random.RandomState(seed)
+    inputs = tf.keras.Input((8, 8, 1))
+    hidden = layers.UpSampling2D(SIZE // 8)(inputs)
+    hidden = layers.Conv2D(CHANNELS, 3, padding="same", use_bias=False)(hidden)
+    for _ in range(BLOCKS):
+        block = layers.Activation("elu")(layers.BatchNormalization(momentum=0.9)(hidden))
+        block = layers.Conv2D(CHANNELS, 3, padding="same", use_bias=False)(block)
+        hidden = layers.Add()([hidden, block])
+    pooled = layers.GlobalAveragePooling2D()(layers.Activation("elu")(layers.BatchNormalization(momentum=0.9)(hidden)))
+    outputs = layers.Dense(CLASSES)(layers.Flatten()(pooled))
+    model = tf.keras.Model(inputs, outputs)
+    for var in model.trainable_variables:
+        if len(var.shape) > 1:  # He-normal kernels, drawn by NumPy so that every line begins with the same ones
+            fan_in = int(np.prod(var.shape[:-1]))
+            var.assign(random.normal(0, (2 / fan_in) ** 0.5, tuple(var.shape)).astype(np.float32))
     return model

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from accum._cli.demo.settings import MICRO_BATCHES
+
 HEADER = (
     "run",
     "final loss",
@@ -10,6 +12,7 @@ HEADER = (
     "updates",
     "seconds",
     "peak memory (MiB)",
+    "for training (MiB)",
 )
 NOTES = (
     "final loss: mean training loss of the last epoch, in nats per example",
@@ -23,11 +26,18 @@ def deviation(outcome, reference):
     return max(float(np.max(np.abs(ours - theirs))) for ours, theirs in pairs)
 
 
-def summary(outcomes):
-    """The table, and the meaning of its columns."""
+def summary(outcomes, settings):
+    """The table, the meaning of its columns, and what follows from it."""
     rows = [HEADER] + [_row(outcome, outcomes[0]) for outcome in outcomes]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join([""] + [_line(row, widths) for row in rows] + [""] + list(NOTES) + _memory_note(outcomes))
+    return "\n".join(
+        [""]
+        + [_line(row, widths) for row in rows]
+        + [""]
+        + list(NOTES)
+        + _memory_note(outcomes)
+        + _conclusion(outcomes, settings)
+    )
 
 
 def _row(outcome, reference):
@@ -39,6 +49,7 @@ def _row(outcome, reference):
         str(outcome.updates),
         f"{outcome.seconds:.1f}",
         "n/a" if outcome.peak_mib is None else f"{outcome.peak_mib:.0f}",
+        "n/a" if outcome.training_mib is None else f"{outcome.training_mib:.0f}",
     )
 
 
@@ -51,4 +62,23 @@ def _memory_note(outcomes):
     if outcomes[0].idle_mib is None:
         return ["peak memory: this operating system does not report it"]
     idle = f"{min(outcome.idle_mib for outcome in outcomes):.0f}"
-    return [f"peak memory: of each run's own process; {idle} MiB of it were in use before training"]
+    return [
+        f"peak memory: of each run's own process, of which about {idle} MiB were in use before training; for training: "
+        "the rest"
+    ]
+
+
+def _conclusion(outcomes, settings):
+    if settings.face != MICRO_BATCHES:
+        return []
+    full, split, small = outcomes
+    memory = ""
+    if full.training_mib and split.training_mib:
+        memory = f" took {split.training_mib / full.training_mib:.0%} of the memory for training and"
+    same = "the same network" if deviation(split, full) < 1e-3 else "another network"
+    return [
+        "",
+        f"In micro-batches of {split.run.micro_batch_size}, the batch of {full.run.batch_size}{memory} gave {same}: "
+        f"its weights differ by {deviation(split, full):.1e} at most.",
+        f"Batches of {small.run.batch_size} need as little memory, but train another network.",
+    ]

@@ -2,14 +2,16 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import time
+import warnings
 from typing import List, NamedTuple, Optional
 
 import numpy as np
 
 from accum._cli import requirements
-from accum._cli.demo import data, faces, memory, network
+from accum._cli.demo import data, faces, memory
 from accum._cli.demo.settings import Run, three_runs
 from accum._tf import tf
 
@@ -37,6 +39,11 @@ class Outcome(NamedTuple):
     peak_mib: Optional[float]
     idle_mib: Optional[float]
 
+    @property
+    def training_mib(self):
+        """The memory that the training took above what the process had before, in MiB, or None."""
+        return None if self.peak_mib is None or self.idle_mib is None else self.peak_mib - self.idle_mib
+
 
 class RunFailed(Exception):
     """A run's process ended without an outcome."""
@@ -49,9 +56,9 @@ def run_all(settings):
       RunFailed: if one of the processes ended without an outcome.
       BrokenPipeError: if nobody reads the progress any more.
     """
-    os.environ.setdefault(
-        "TF_CPP_MIN_LOG_LEVEL", "2"
-    )  # for the new processes; this one has imported TensorFlow already
+    # For the new processes; this one has imported TensorFlow already.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
     context = _process_context()
     return [_in_own_process(context, settings, run) for run in three_runs(settings)]
 
@@ -79,27 +86,33 @@ def _in_own_process(context, settings, run):
         process.join()
         message = f"the run {run.label!r} ended with exit code {process.exitcode}."
         raise RunFailed(message) from None
+    except BaseException:  # Ctrl-C
+        process.terminate()
+        raise
     finally:
         process.join()
-    if isinstance(outcome, BrokenPipeError):
+    if isinstance(outcome, OSError):
         raise outcome
     return outcome
 
 
 def _execute(sender, settings, run):
-    """Train and measure, and send the outcome, or the error if nobody reads the progress any more."""
+    """Train and measure, and send the outcome, or the error if the progress can't be written any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
     try:
         outcome = _outcome(settings, run)
-    except BrokenPipeError as error:
+    except OSError as error:  # the reader is gone, or the disk is full
         requirements.discard_output()
         outcome = error
     sender.send(outcome)
 
 
 def _outcome(settings, run):
-    tf.get_logger().setLevel("ERROR")  # TensorFlow's deprecation warnings would break the progress bar
+    # Warnings of TensorFlow and Keras would break the progress bar.
+    tf.get_logger().setLevel("ERROR")
+    warnings.simplefilter("ignore")
     train, test = data.load(settings.seed)
-    face = faces.BY_NAME[settings.face](run, network.initial_weights(settings.seed))
+    face = faces.BY_NAME[settings.face](run, settings)
     progress = _Progress(run.label, settings.epochs * -(-len(train.labels) // run.batch_size))
     idle_mib, start = memory.peak_mib(), time.perf_counter()
     losses = face.train(train, settings.epochs, progress)
