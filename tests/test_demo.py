@@ -5,8 +5,10 @@ import importlib.util
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -226,3 +228,87 @@ def test_the_version_is_printed(capsys):
         main(["--version"])
     assert stopped.value.code == 0
     assert capsys.readouterr().out == f"accum {accum.__version__}\n"
+
+
+@pytest.fixture(scope="module")
+def micro_batches(tmp_path_factory):
+    """What the demo prints without a face, after two updates of each full batch."""
+    folder = tmp_path_factory.mktemp("micro-batches")
+    command = [
+        sys.executable,
+        "-m",
+        "accum",
+        "demo",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "512",
+        "--micro-batch-size",
+        "96",
+    ]
+    process = subprocess.run(
+        command, cwd=str(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True
+    )
+    assert (process.returncode, process.stderr) == (0, "")
+    return process.stdout
+
+
+@pytest.mark.law("L19")
+@pytest.mark.slow
+@pytest.mark.keras_face
+def test_a_batch_in_micro_batches_trains_as_the_full_batch_with_batch_normalisation(micro_batches):
+    rows = _table(micro_batches)
+    assert [row["run"] for row in rows] == [
+        "batch 512",
+        "batch 512 in micro-batches of 96",
+        "batch 96, learning rate 0.019",
+    ]
+    assert [int(row["updates"]) for row in rows] == [3, 3, 15]
+    assert float(rows[1]["weight deviation"]) < 1e-3 < float(rows[2]["weight deviation"])
+    assert float(rows[1]["final loss"]) == pytest.approx(float(rows[0]["final loss"]), abs=1e-4)
+    if rows[0]["for training (MiB)"] != "n/a":
+        assert float(rows[1]["for training (MiB)"]) < float(rows[0]["for training (MiB)"])
+    assert "the batch of 512" in micro_batches and "gave the same network" in micro_batches
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "arguments",
+    ["--micro-batch-size 0", "--micro-batch-size 512", "--whole-batch some", "--face model --micro-batch-size 8"],
+)
+def test_wrong_sizes_of_micro_batches_get_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo"] + arguments.split())
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: python -m accum demo")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full disk to write to")
+def test_a_demo_on_a_full_disk_ends_in_a_line(tmp_path):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "accum"] + ARGUMENTS + ["--face", "v1"]
+        done = subprocess.run(
+            command, cwd=str(tmp_path), stdout=full, stderr=subprocess.PIPE, universal_newlines=True, timeout=120
+        )
+    assert done.returncode == 1
+    assert done.stderr == "python -m accum demo: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal on Windows")
+def test_ctrl_c_ends_the_demo_in_a_line(tmp_path):
+    command = [sys.executable, "-m", "accum", "demo", "--face", "v1", "--epochs", "500"]
+    process = subprocess.Popen(
+        command,
+        cwd=str(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        start_new_session=True,
+    )
+    time.sleep(8)  # wherever it is by then
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (130, "")
+    assert errors.strip() == "python -m accum: interrupted"

@@ -80,6 +80,7 @@ def test_for_people_it_says_the_same(tmp_path, alone):
     assert done.stdout.startswith(f"accum {accum.__version__}: this environment is not supported.\n")
     assert "\nProblem: TensorFlow is not installed.\n  Change: python -m pip install" in done.stdout
     assert "None" not in done.stdout and "Traceback" not in done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("Next: make the change above")
 
 
 @pytest.mark.parametrize("version", ["1.14.0", "2.1.0", "3.0.0"])

@@ -51,6 +51,28 @@ def test_a_compiled_model_shows_the_number_of_micro_steps_that_was_set_last():
 
 
 @pytest.mark.keras_face
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"accum_steps": 4}, "accum_steps=4, reduction='mean' (one update for every 4 batches)"),
+        (
+            {"micro_batch_size": 8, "whole_batch": "loss"},
+            "accum_steps=1, reduction='mean', micro_batch_size=8, whole_batch=('loss',) (one update for each batch; "
+            "batches are computed in micro-batches of at most 8 examples)",
+        ),
+    ],
+    ids=["accum_steps", "micro_batch_size"],
+)
+def test_the_summary_of_a_model_ends_with_how_it_accumulates(options, said, capsys):
+    model = accum.GradientAccumulateModel.from_model(functional("mine"), **options)
+    model.summary()
+    assert capsys.readouterr().out.splitlines()[-1] == "Gradient accumulation: " + said
+    lines = []
+    model.summary(print_fn=lambda line, **_: lines.append(line))
+    assert lines[-1] == "Gradient accumulation: " + said and not capsys.readouterr().out
+
+
+@pytest.mark.keras_face
 def test_a_model_keeps_what_its_own_class_shows():
     class Own(tf.keras.Model):
         def __repr__(self):

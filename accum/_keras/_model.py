@@ -251,6 +251,8 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         except BaseException:
             if "_accum_optimizers" in self.__dict__:
                 ending.end_interrupted_cycle_of(self)
+            if "_accum_recorder" in self.__dict__:
+                self.__dict__["_accum_recorder"].detach()
             raise
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Optional
 
 from accum import _check, _tf
 from accum._keras._callbacks import accumulating_optimizers
-from accum._keras._internals import internals_of
 from accum._keras._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
 from accum._keras._step_recorder import ROWS, StepRecorder, Sums
 from accum._tf import tf
@@ -90,16 +89,15 @@ class StepLogger(tf.keras.callbacks.Callback):
     def set_model(self, model: tf.keras.Model) -> None:
         super().set_model(model)
         self._remove()
-        optimizer = _only_optimizer(model)
-        self._recorder = StepRecorder(model, optimizer)
-        self._optimizer = optimizer
-        self._why_none = _reason_for_no_noise_scale(model, optimizer)
-        _install(model, optimizer, self._recorder)
+        self._optimizer = _only_optimizer(model)
+        self._why_none = _reason_for_no_noise_scale(model, self._optimizer)
+        self._recorder = StepRecorder(model, self._optimizer)
+        self._recorder.attach()
 
     def _remove(self) -> None:
         """Take the recorder out of the model, so that training without this callback runs the graph it always ran."""
         if self._recorder is not None:
-            _uninstall(self._recorder._model, self._optimizer)
+            self._recorder.detach()
             self._recorder = None
 
     def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
@@ -128,7 +126,8 @@ class StepLogger(tf.keras.callbacks.Callback):
             for name, shown in (("gradient_norm", "gradient_norm"), ("examples", "examples_per_step")):
                 values = self.history[name][self._epoch_begins :]
                 logs[shown] = sum(values) / len(values) if values else math.nan
-            logs["noise_scale"] = self._noise_scale.value
+            if self._noise_scale.has_any:
+                logs["noise_scale"] = self._noise_scale.value
 
     def on_train_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
         self._read()
@@ -235,37 +234,3 @@ def _reason_for_no_noise_scale(model: tf.keras.Model, optimizer: Any) -> str:
     if optimizer._cycle.plan.nonfinite == "skip_micro" and replicas > 1:
         return "with several replicas and `nonfinite='skip_micro'`, they may skip micro-batches of others"
     return ""
-
-
-def _install(model: tf.keras.Model, optimizer: Any, recorder: StepRecorder) -> None:
-    internals_of(optimizer).recorder = recorder
-    if "_accum_optimizers" in model.__dict__:
-        _tf.set_untracked(model, "_accum_recorder", recorder)
-    else:
-        _wrap_train_step(model, recorder)
-    model.train_function = None  # traced without a recorder
-
-
-def _wrap_train_step(model: tf.keras.Model, recorder: StepRecorder) -> None:
-    own = model.__dict__.get("train_step")
-    function = model.train_step
-
-    def recorded_train_step(data: Any) -> Any:
-        recorder.begin(data)
-        logs = function(data)
-        recorder.end(logs)
-        return logs
-
-    _tf.set_untracked(model, "_accum_own_train_step", own)
-    _tf.set_untracked(model, "train_step", recorded_train_step)
-
-
-def _uninstall(model: tf.keras.Model, optimizer: Any) -> None:
-    internals_of(optimizer).recorder = None
-    model.__dict__.pop("_accum_recorder", None)
-    if "_accum_own_train_step" in model.__dict__:
-        own = model.__dict__.pop("_accum_own_train_step")
-        del model.__dict__["train_step"]
-        if own is not None:
-            _tf.set_untracked(model, "train_step", own)
-    model.train_function = None

@@ -15,6 +15,7 @@ import numpy as np
 
 from accum import _tf
 from accum._engine import _replicas
+from accum._keras._internals import internals_of
 from accum._tf import Gradient, GradsAndVars, Scalar, tf
 
 ROWS = 4096
@@ -102,6 +103,7 @@ class StepRecorder:
     def __init__(self, model: Any, optimizer: Any) -> None:
         self._model = model
         self._optimizer = optimizer
+        self._unwrapped: Any = None  # a train step that the user has set on a plain model
         self._given: Dict[int, Any] = {}  # replica -> the sums of a batch that was split into micro-batches
         with tf.init_scope(), model.distribute_strategy.scope():
             width = len(Sums._fields)
@@ -110,6 +112,46 @@ class StepRecorder:
             self._filled = _tf.new_statistic("steps_recorded", [], tf.float32)
             self._batch = _tf.new_statistic("batch_examples", [], tf.float32)
             self._losses = _tf.new_statistic("losses_so_far", [2], tf.float32)  # sum and weight, in this epoch
+
+    # ------------------------------------------------------------------------------------------------------------
+    # In and out of the model
+
+    def attach(self) -> None:
+        """Record the steps of the model from now on, in place of any other recorder."""
+        internals = internals_of(self._optimizer)
+        if internals.recorder is not None:
+            internals.recorder.detach()
+        internals.recorder = self
+        if "_accum_optimizers" in self._model.__dict__:
+            _tf.set_untracked(self._model, "_accum_recorder", self)
+        else:
+            self._wrap_train_step()
+        self._model.train_function = None  # traced without a recorder
+
+    def _wrap_train_step(self) -> None:
+        """Record the train step of a plain model."""
+        own, function = self._model.__dict__.get("train_step"), self._model.train_step
+
+        def recorded_train_step(data: Any) -> Any:
+            self.begin(data)
+            logs = function(data)
+            self.end(logs)
+            return logs
+
+        self._unwrapped = own
+        _tf.set_untracked(self._model, "train_step", recorded_train_step)
+
+    def detach(self) -> None:
+        """Record nothing from now on: the model is traced again, as if there had never been a recorder."""
+        internals = internals_of(self._optimizer)
+        if internals.recorder is not self:
+            return
+        internals.recorder = None
+        if self._model.__dict__.pop("_accum_recorder", None) is None:
+            del self._model.__dict__["train_step"]
+            if self._unwrapped is not None:
+                _tf.set_untracked(self._model, "train_step", self._unwrapped)
+        self._model.train_function = None
 
     @property
     def compiled(self) -> bool:

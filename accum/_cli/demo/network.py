@@ -1,8 +1,8 @@
 """The networks: a plain one, and one with batch normalisation.
 
 The plain one is one wide convolution, so that activations, which shrink with the batch, need more memory than weights.
-Both are smooth (tanh or ELU, mean pooling): at a kink, a rounding error can flip a gradient, and two runs that are equal
-in exact arithmetic would diverge.
+Both are smooth (tanh or ELU, mean pooling): at a kink, a rounding error can flip a gradient, and two runs that are
+equal in exact arithmetic would diverge.
 """
 
 import numpy as np
