@@ -186,11 +186,15 @@ class StepLogger(tf.keras.callbacks.Callback):
         return found._replace(variance=found.variance * row.examples / row.sizes) if row.sizes else NONE
 
     def _write_points(self, logged: List[Dict[str, float]]) -> None:
+        # `tf.summary.scalar` writes the same, but needs the package `tensorboard` since TF 2.20.
+        metadata = tf.compat.v1.SummaryMetadata()
+        metadata.plugin_data.plugin_name = "scalars"
         with self._writer.as_default():
             for values in logged:
                 for name in COLUMNS[1:]:
                     if math.isfinite(values[name]):
-                        tf.summary.scalar(f"step/{name}", values[name], step=int(values["step"]))
+                        value = tf.constant(values[name], tf.float32)
+                        tf.summary.write(f"step/{name}", value, step=int(values["step"]), metadata=metadata)
         self._writer.flush()
 
     def _summarized(self) -> str:
