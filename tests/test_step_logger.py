@@ -109,14 +109,13 @@ def assert_logged(history, wanted, rtol=2e-4):
 )
 def test_each_step_is_logged_as_numpy_computes_it(options, batch_size, steps):
     wanted = expected(steps, rate=0.01, epochs=2)
-    eagerly = options.get("reduction") is not None or options.get("accum_steps") in (1, 4)  # the others are traced
     if options.get("reduction") == "sum":  # the optimizer gets the sum of the gradients, at a rate for it
-        logger = logged(batch_size, rate=0.01 / 4, epochs=2, eagerly=eagerly, **options)
+        logger = logged(batch_size, rate=0.01 / 4, epochs=2, **options)
         wanted.update(
             gradient_norm=[4 * norm for norm in wanted["gradient_norm"]], learning_rate=[0.01 / 4] * len(wanted["step"])
         )
     else:
-        logger = logged(batch_size, rate=0.01, epochs=2, eagerly=eagerly, **options)
+        logger = logged(batch_size, rate=0.01, epochs=2, **options)
     assert_logged(logger.history, wanted)
 
 
@@ -184,7 +183,7 @@ def test_the_learning_rate_is_that_of_the_step():
 def test_gradients_are_logged_without_their_loss_scale():
     for options, size in (({"accum_steps": 4}, 5), ({"micro_batch_size": 5}, 20)):
         optimizer = loss_scale_optimizer(tf.keras.optimizers.SGD(0.01), 64.0)
-        logger = logged(size, optimizer=optimizer, eagerly="accum_steps" in options, **options)
+        logger = logged(size, optimizer=optimizer, **options)
         assert_logged(logger.history, expected([[5] * 4] * 2, rate=0.01))
 
 
