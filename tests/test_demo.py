@@ -274,7 +274,7 @@ def test_a_batch_in_micro_batches_trains_as_the_full_batch_with_batch_normalisat
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "arguments",
-    ["--micro-batch-size 0", "--micro-batch-size 512", "--whole-batch some", "--face model --micro-batch-size 8"],
+    ["--micro-batch-size 0", "--micro-batch-size 513", "--whole-batch some", "--face model --micro-batch-size 8"],
 )
 def test_wrong_sizes_of_micro_batches_get_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:

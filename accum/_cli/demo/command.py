@@ -9,7 +9,7 @@ from accum._cli.demo.settings import FACES, MICRO_BATCHES, WHOLE_BATCH, Settings
 
 DEFAULT_PLOT = "accum-demo.png"
 STEPS = 8
-MICRO_BATCH = 8
+MICRO_BATCH = 16
 
 
 def add_parser(commands):
@@ -36,8 +36,8 @@ def add_parser(commands):
         choices=WHOLE_BATCH,
         help="what sees the whole batch although it is computed in micro-batches (default: all)",
     )
-    add("--batch-size", type=_positive, default=256, metavar="N", help="examples per update (default: %(default)s)")
-    add("--epochs", type=_positive, metavar="E", help="passes over the images (default: 4; 20 with --face)")
+    add("--batch-size", type=_positive, metavar="N", help="examples per update (default: 512; 256 with --face)")
+    add("--epochs", type=_positive, metavar="E", help="passes over the images (default: 6; 20 with --face)")
     add("--seed", type=_seed, default=0, metavar="S", help="seed for weights and data (default: %(default)s)")
     add("--plot", metavar="FILE.png", help=f"file for the loss curves; needs matplotlib (default: {DEFAULT_PLOT})")
     parser.set_defaults(
@@ -67,6 +67,7 @@ def _check(parser, arguments):
     accumulates = arguments.face is not None or arguments.accum_steps is not None
     if accumulates and (arguments.micro_batch_size is not None or arguments.whole_batch is not None):
         parser.error("--micro-batch-size and --whole-batch can't go together with --face and --accum-steps.")
+    arguments.batch_size = arguments.batch_size or (256 if accumulates else 512)
     arguments.accum_steps = arguments.accum_steps or STEPS
     arguments.whole_batch = arguments.whole_batch or "all"
     arguments.micro_batch_size = arguments.micro_batch_size or min(MICRO_BATCH, arguments.batch_size)
@@ -79,7 +80,7 @@ def _check(parser, arguments):
         numbers = f"{arguments.micro_batch_size} and {arguments.batch_size}"
         parser.error(f"--micro-batch-size must be at most --batch-size. Received: {numbers}.")
     if arguments.epochs is None:
-        arguments.epochs = 20 if accumulates else 4
+        arguments.epochs = 20 if accumulates else 6
     if arguments.plot is None and plot_file.is_possible():
         arguments.plot = DEFAULT_PLOT
     if arguments.plot is not None:

@@ -13,8 +13,7 @@ FILTERS = 256
 POOL = 2
 CLASSES = 10
 SIZE = 32  # to which the network with batch normalisation enlarges the images
-CHANNELS = 16
-BLOCKS = 4
+CHANNELS = 48
 FEATURES = (8 // POOL) ** 2 * FILTERS
 
 
@@ -48,17 +47,18 @@ def keras_model(weights):
 
 
 def batch_norm_model(seed):
-    """A residual network with batch normalisation on enlarged images, so that activations need most of the memory."""
+    """A network with batch normalisation on enlarged images, so that activations need most of the memory."""
     layers, random = tf.keras.layers, np.random.RandomState(seed)
     inputs = tf.keras.Input((8, 8, 1))
     hidden = layers.UpSampling2D(SIZE // 8)(inputs)
-    hidden = layers.Conv2D(CHANNELS, 3, padding="same", use_bias=False)(hidden)
-    for _ in range(BLOCKS):
-        block = layers.Activation("elu")(layers.BatchNormalization(momentum=0.9)(hidden))
-        block = layers.Conv2D(CHANNELS, 3, padding="same", use_bias=False)(block)
-        hidden = layers.Add()([hidden, block])
-    pooled = layers.GlobalAveragePooling2D()(layers.Activation("elu")(layers.BatchNormalization(momentum=0.9)(hidden)))
-    outputs = layers.Dense(CLASSES)(layers.Flatten()(pooled))
+    hidden = layers.Conv2D(CHANNELS, 3, padding="same", activation="elu")(hidden)
+    hidden = layers.Conv2D(CHANNELS // 3, 3, padding="same", activation="elu")(hidden)
+    hidden = layers.AveragePooling2D(SIZE // 8)(hidden)
+    hidden = layers.Activation("elu")(layers.BatchNormalization(momentum=0.8)(hidden))
+    hidden = layers.Conv2D(2 * CHANNELS // 3, 3, padding="same", use_bias=False)(hidden)
+    hidden = layers.AveragePooling2D(2)(hidden)
+    hidden = layers.Activation("elu")(layers.BatchNormalization(momentum=0.8)(hidden))
+    outputs = layers.Dense(CLASSES)(layers.Flatten()(hidden))
     model = tf.keras.Model(inputs, outputs)
     for var in model.trainable_variables:
         if len(var.shape) > 1:  # He-normal kernels, drawn by NumPy so that every line begins with the same ones
