@@ -171,6 +171,10 @@ class MicroBatchFace(ModelFace):
                 self._model, micro_batch_size=run.micro_batch_size, whole_batch=whole_batch
             )
 
+    def weights(self):
+        """The trained weights; moving statistics are on another scale."""
+        return [var.numpy() for var in self._model.trainable_variables]
+
     def logits(self, images):
         return np.concatenate([self._model(part, training=False).numpy() for part in np.array_split(images, 24)])
 
