@@ -11,7 +11,7 @@ def draw(settings, outcomes, path):
     from matplotlib.ticker import MaxNLocator
 
     measured = settings.face == MICRO_BATCHES and all(outcome.training_mib for outcome in outcomes)
-    figure = Figure(figsize=(11, 4.5) if measured else (8, 5))
+    figure = Figure(figsize=(11, 5) if measured else (8, 5))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(1, 2 if measured else 1, 1)
     full, accumulated, micro = outcomes
@@ -33,7 +33,7 @@ def _bars(axes, outcomes):
     for place, outcome in zip((2, 1, 0), outcomes):
         axes.text(0, place + 0.33, outcome.run.label, va="bottom")
         axes.text(outcome.training_mib, place, f" {outcome.training_mib:,.0f} MiB", va="center")
-    axes.set_title("Memory for training, above what the process had before\n")
+    axes.set_title("Memory for training")
     axes.set_xlim(0, 1.25 * max(values))
     axes.set_ylim(-0.5, 2.8)
     axes.set_axis_off()
@@ -47,7 +47,7 @@ def _curve(axes, outcome, **style):
 
 def _label(axes, settings, largest):
     if settings.face == MICRO_BATCHES:
-        axes.set_title(f"Split into micro-batches, a batch trains alike:\nits weights end within {largest:.1e}")
+        axes.set_title(f"Full batch and micro-batches: weights differ by {largest:.1e} at most", fontsize=11)
     else:
         axes.set_title(
             f"Handwritten digits, --face {settings.face}: the accumulated weights end\nwithin {largest:.1e} of the "
@@ -60,4 +60,7 @@ def _label(axes, settings, largest):
     axes.grid(True, which="both", alpha=0.25)
     axes.spines["top"].set_visible(False)
     axes.spines["right"].set_visible(False)
-    axes.legend(frameon=False)
+    if settings.face == MICRO_BATCHES:
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    else:
+        axes.legend(frameon=False)
