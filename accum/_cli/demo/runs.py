@@ -1,9 +1,11 @@
 """Run each training in a process of its own, so that peak memory is measured separately."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from typing import List, NamedTuple, Optional
@@ -78,7 +80,8 @@ def _process_context():
 def _in_own_process(context, settings, run):
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_execute, args=(sender, settings, run), daemon=True)
-    process.start()
+    with _ignoring_interrupts():  # for what starts here, and goes on: Ctrl-C reaches every process of a terminal
+        process.start()
     sender.close()  # the child has its own copy: if the child dies, `recv` sees the end
     try:
         outcome = receiver.recv()
@@ -94,6 +97,18 @@ def _in_own_process(context, settings, run):
     if isinstance(outcome, OSError):
         raise outcome
     return outcome
+
+
+@contextlib.contextmanager
+def _ignoring_interrupts():
+    if threading.current_thread() is not threading.main_thread():  # others can't set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _execute(sender, settings, run):
