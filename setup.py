@@ -13,6 +13,28 @@ def read(*parts):
         return file.read()
 
 
+VERSION = re.search(r'__version__ = "(.+?)"', read("accum", "__init__.py")).group(1)
+
+
+def repository():
+    """The repository's address on the web, which a workflow on GitHub knows; None in any other build."""
+    server, name = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
+    return f"{server}/{name}" if server and name else None
+
+
+def for_an_index(text, address):
+    """The README with absolute links, for readers who have no files beside it; without links if `address` is None."""
+    text = re.sub(r"<!--.*?-->\n", "", text, flags=re.DOTALL)  # what only the tests read
+    there = rf"[\1]({address}/blob/v{VERSION}/\2)" if address else r"\1"
+    return re.sub(r"\[([^]]*)\]\((?!https?:)([^)]*)\)", there, text)
+
+
+def pages(address):
+    """The links that an index shows beside the README: {label: URL}."""
+    paths = {"Documentation": "/tree/main/docs", "Changelog": "/blob/main/CHANGELOG.md", "Issues": "/issues"}
+    return dict({label: address + path for label, path in paths.items()}, Source=address) if address else {}
+
+
 ARM_MAC = "sys_platform == 'darwin' and platform_machine == 'arm64'"
 NO_ARM_MAC = "(sys_platform != 'darwin' or platform_machine != 'arm64')"
 TENSORFLOW = [
@@ -27,13 +49,16 @@ TENSORFLOW = [
 
 setup(
     name="tf-accum",
-    version=re.search(r'__version__ = "(.+?)"', read("accum", "__init__.py")).group(1),
-    description="Gradient accumulation for TensorFlow: K micro-batches make the update of the full batch",
-    long_description=read("README.md"),
+    version=VERSION,
+    description="Gradient accumulation for TensorFlow: train at a large batch size in the memory of a small one",
+    long_description=for_an_index(read("README.md"), repository()),
     long_description_content_type="text/markdown",
+    author="The accum developers",
+    url=repository() or "",
+    project_urls=pages(repository()),
     license="MIT",
     license_files=["LICENSE"],
-    keywords="tensorflow keras gradient accumulation micro-batch large batch static graph tf1 tf2",
+    keywords="tensorflow keras gradient accumulation out of memory micro-batch large batch size static graph tf1 tf2",
     packages=find_packages(include=["accum", "accum.*"], exclude=["accum.compat*"])
     + ["accum._constraints", "accum.compat", "accum.compat.v1"],
     # `accum/compat` in the checkout is a link for editors; the wheel is built from this mapping, link or no link.

@@ -1,0 +1,56 @@
+"""What a package index shows: the README, whose links work there too, and the addresses beside it."""
+
+import os
+import re
+import runpy
+
+import pytest
+
+setuptools = pytest.importorskip("setuptools")
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def metadata(monkeypatch, **environment):
+    """The arguments of `setup` in a build with these environment variables."""
+    given = {}
+    monkeypatch.setattr(setuptools, "setup", given.update)
+    for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(os.path.join(ROOT, "setup.py"))
+    return given
+
+
+def links(text):
+    return re.findall(r"\]\(([^)]*)\)", text)
+
+
+def test_links_of_the_readme_are_absolute_where_the_repository_has_an_address(monkeypatch):
+    given = metadata(monkeypatch, GITHUB_SERVER_URL="https://example.org", GITHUB_REPOSITORY="some/accum")
+    start = "https://example.org/some/accum/blob/v" + given["version"] + "/"
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+        files = [link for link in links(file.read()) if not link.startswith("http")]
+    assert files
+    assert {start + link for link in files} <= set(links(given["long_description"]))
+    assert all(link.startswith("https://") for link in links(given["long_description"]))
+    assert all(os.path.exists(os.path.join(ROOT, *link.split("#")[0].split("/"))) for link in files)
+
+
+def test_without_an_address_no_link_leads_nowhere(monkeypatch):
+    given = metadata(monkeypatch)
+    assert all(link.startswith("https://") for link in links(given["long_description"]))
+    assert given["project_urls"] == {}
+
+
+def test_an_index_shows_where_source_and_issues_are(monkeypatch):
+    given = metadata(monkeypatch, GITHUB_SERVER_URL="https://example.org", GITHUB_REPOSITORY="some/accum")
+    assert given["project_urls"]["Source"] == "https://example.org/some/accum"
+    assert set(given["project_urls"]) == {"Source", "Documentation", "Changelog", "Issues"}
+    assert given["author"]
+
+
+def test_an_index_does_not_show_what_only_tests_read(monkeypatch):
+    assert "<!--" not in metadata(monkeypatch)["long_description"]
