@@ -1,5 +1,6 @@
 """The site, by `tox run -e docs`: guides in Markdown that reads well in the repository too, and the docstrings."""
 
+import argparse
 import inspect
 import os
 import re
@@ -10,7 +11,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 sys.path.insert(0, ROOT)
 
+from docutils import nodes  # noqa: E402
+from sphinx.util.inspect import stringify_signature  # noqa: E402
+
 import accum  # noqa: E402
+import accum.__main__ as command_line  # noqa: E402
 
 project = "accum"
 author = "The accum developers"
@@ -18,7 +23,13 @@ copyright = "2026, " + author
 version = release = accum.__version__
 html_title = "accum " + release
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 html_theme = "furo"
 html_copy_source = False
@@ -34,18 +45,20 @@ toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
 autodoc_preserve_defaults = True
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_param = False
 # TensorFlow has no inventory of its names; the parts of a report are told in its own text.
-nitpick_ignore_regex = [("py:class", r"tensorflow\..*|accum\.testing\._.*")]
+nitpick_ignore_regex = [("py:class", r"(tensorflow|keras)\..*|accum\.(testing|convert)\._.*")]
 napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]
 
 # Pages outside docs/. A link to any of them stays within the site.
 PAGES = {
-    "index": "README.md",
     "benchmarks": "benchmarks/README.md",
     "matrix": "MATRIX.md",
     "changelog": "CHANGELOG.md",
@@ -75,6 +88,26 @@ def read_page(app, docname, content):
     content[0] = re.sub(r"\[([^]]*)\]\((?:accum|tests|constraints)/[^)]*\)", r"\1", content[0])
 
 
+def show_commands(app, docname, content):
+    """Put the help of every command where `{commands}` stands, as the parser of this version prints it."""
+    if docname != "cli":
+        return
+    os.environ["COLUMNS"] = "100"
+    parser = command_line._parser(is_doctor=False)
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    shown = [f"## {name}\n\n```text\n{each.format_help().rstrip()}\n```\n" for name, each in commands.choices.items()]
+    content[0] = content[0].replace("{commands}", "\n".join(shown))
+
+
+def draw_within_page(app, doctree):
+    """Put diagrams into the page itself, where they follow its light or dark theme."""
+    for image in list(doctree.findall(nodes.image)):
+        if "_static/diagrams/" in image["uri"]:
+            with open(os.path.join(HERE, *image["uri"].split("/")), encoding="utf-8") as file:
+                drawing = nodes.raw("", '<div class="drawing">' + file.read() + "</div>", format="html")
+            image.parent.replace(image, drawing)
+
+
 def show_formulas(app, what, name, obj, options, lines):
     """An indented block after a blank line is a formula or code; reStructuredText would take it for a quotation.
 
@@ -99,11 +132,13 @@ def show_arguments(app, what, name, obj, options, signature, returns):
     if what != "class" or "__init__" not in vars(obj):
         return None
     taken = inspect.signature(obj.__init__)
-    shown = [one.replace(annotation=one.empty) for one in list(taken.parameters.values())[1:]]
-    return str(taken.replace(parameters=shown, return_annotation=taken.empty)), returns
+    shown = list(taken.parameters.values())[1:]
+    return stringify_signature(taken.replace(parameters=shown, return_annotation=taken.empty), unqualified_typehints=True), returns
 
 
 def setup(app):
     app.connect("source-read", read_page)
+    app.connect("source-read", show_commands)
+    app.connect("doctree-read", draw_within_page)
     app.connect("autodoc-process-docstring", show_formulas, priority=400)
     app.connect("autodoc-process-signature", show_arguments)
