@@ -25,8 +25,10 @@ def repository():
 def for_an_index(text, address):
     """The README with absolute links, for readers who have no files beside it; without links if `address` is None."""
     text = re.sub(r"<!--.*?-->\n", "", text, flags=re.DOTALL)  # what only the tests read
-    there = rf"[\1]({address}/blob/v{VERSION}/\2)" if address else r"\1"
-    return re.sub(r"\[([^]]*)\]\((?!https?:)([^)]*)\)", there, text)
+    image = rf"![\1]({address}/raw/v{VERSION}/\2)" if address else ""
+    text = re.sub(r"!\[([^]]*)\]\((?!https?:)([^)]*)\)", image, text)
+    page = rf"[\1]({address}/blob/v{VERSION}/\2)" if address else r"\1"
+    return re.sub(r"\[([^]]*)\]\((?!https?:)([^)]*)\)", page, text)
 
 
 def pages(address):

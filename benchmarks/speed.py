@@ -168,13 +168,6 @@ def merge(arguments):
     return 0
 
 
-def figure(arguments):
-    from measuring import report
-
-    print(report.draw(load(arguments.files), arguments.output))
-    return 0
-
-
 def parser():
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = made.add_subparsers(dest="command")
@@ -192,9 +185,6 @@ def parser():
     merging = commands.add_parser("merge", help="write tables into the README")
     merging.add_argument("files", nargs="*")
     merging.add_argument("--readme", default=README)
-    drawing = commands.add_parser("figure", help="draw time and memory over K")
-    drawing.add_argument("files", nargs="+")
-    drawing.add_argument("--output", default=os.path.join(os.path.dirname(HERE), "docs", "speed.png"))
     commands.add_parser("work").add_argument("task")
     return made
 
@@ -204,7 +194,7 @@ def main():
     if arguments.command == "work":
         print(json.dumps(work_here(json.loads(arguments.task))), flush=True)
         return 0
-    return {"run": run, "merge": merge, "figure": figure}[arguments.command](arguments)
+    return {"run": run, "merge": merge}[arguments.command](arguments)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,10 @@ def show_arguments(app, what, name, obj, options, signature, returns):
         return None
     taken = inspect.signature(obj.__init__)
     shown = list(taken.parameters.values())[1:]
-    return stringify_signature(taken.replace(parameters=shown, return_annotation=taken.empty), unqualified_typehints=True), returns
+    return (
+        stringify_signature(taken.replace(parameters=shown, return_annotation=taken.empty), unqualified_typehints=True),
+        returns,
+    )
 
 
 def setup(app):

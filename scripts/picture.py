@@ -1,5 +1,10 @@
-"""The matrix as a picture: a grid of TensorFlow and Python for each system, as SVG."""
+"""Pictures as SVG: the matrix, and what accumulation costs.
 
+python scripts/picture.py       writes docs/speed.svg from benchmarks/results
+"""
+
+import json
+import os
 from xml.sax.saxutils import escape
 
 from matrix import data as matrix
@@ -118,3 +123,85 @@ def draw(states, records):
     for place, (system, found) in enumerate(states.items()):
         parts += _panel(TOP + 52 + place * panel, system, found, records.get(system, {}))
     return "\n".join(parts + ["</svg>"]) + "\n"
+
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RESULT = os.path.join(ROOT, "benchmarks", "results", "py311-tf2.15.json")
+SPEED = os.path.join(ROOT, "docs", "speed.svg")
+MEMORY_BARS = [
+    ("full batch", "batch of 4,096 at once", False),
+    ("accumulated", "accum, 64 at a time", True),
+    ("micro-batch", "batch of 64, no accumulation", False),
+]
+TIME_BARS = [
+    ("accum", "accum", True),
+    ("by hand", "accumulated by hand", False),
+    ("an update every micro-batch", "an update per micro-batch", False),
+    ("gradient-accumulator, optimizer", "gradient-accumulator 0.5.2", False),
+]
+OURS, OTHERS = "#1a7f4b", "#b9c1c9"
+
+
+def memory_and_time(result):
+    """Median peak memory in MiB by kind of run, and the mean over networks of the time of a cycle by contender."""
+    peaks, ratios = {}, {}
+    for row in result["memory"]:
+        if (row["workload"], row["face"]) == ("conv", "optimizer"):
+            peaks.setdefault(row["kind"], []).append(row["peak_mib"])
+    for row in result["times"]:
+        if (row["accum_steps"], row["face"]) == (8, "optimizer"):
+            ratios.setdefault(row["contender"], []).append(row["ratio"])
+    medians = {kind: sorted(found)[len(found) // 2] for kind, found in peaks.items()}
+    return medians, {name: sum(found) / len(found) for name, found in ratios.items()}
+
+
+def _bars(top, title, bars, values, shown):
+    """Horizontal bars below a title."""
+    parts = [_text(24, top, title, size=15, weight="bold")]
+    longest = max(values[key] for key, _, _ in bars)
+    for place, (key, label, is_ours) in enumerate(bars):
+        y, length = top + 14 + place * 28, 330 * values[key] / longest
+        weight = "bold" if is_ours else "normal"
+        parts.append(_text(232, y + 15, label, size=13, anchor="end", weight=weight))
+        parts.append(
+            f'<rect x="242" y="{y}" width="{length:.0f}" height="21" rx="3" fill="{OURS if is_ours else OTHERS}"/>'
+        )
+        parts.append(_text(f"{250 + length:.0f}", y + 15, shown.format(values[key]), size=13, weight=weight))
+    return parts
+
+
+def draw_speed(result):
+    """The SVG text: what a large batch takes of memory and time, with accum and without."""
+    memory, time = memory_and_time(result)
+    said = f"TensorFlow {result['versions']['tensorflow']}, {result['machine']['cpu']}, {result['machine']['date']}"
+    head = "A batch of 4,096 images in the memory of 64"
+    below = f"Time per update with 8 micro-batches: {time['accum']:.2f} × the least possible"
+    alt = "; ".join(
+        [f"{label}: {memory[key]:,.0f} MiB" for key, label, _ in MEMORY_BARS]
+        + [f"{label}: {time[key]:.2f} × the least possible time" for key, label, _ in TIME_BARS]
+    )
+    parts = [
+        (
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 312" width="680" height="312" role="img" '
+            'aria-labelledby="title desc" font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif">'
+        ),
+        '<title id="title">What accumulation costs</title>',
+        f'<desc id="desc">{escape(alt)}.</desc>',
+        '<rect width="680" height="312" rx="8" fill="#ffffff" stroke="#d5dae0"/>',
+    ]
+    parts += _bars(34, head, MEMORY_BARS, memory, "{:,.0f} MiB")
+    parts += _bars(154, below, TIME_BARS, time, "{:.2f}")
+    foot = "Memory: peak of the process, a small conv net. Time: mean of an MLP, a conv net and a transformer."
+    parts += [_text(24, 290, foot, size=11, fill=GREY), _text(24, 305, said + ", two cores", size=11, fill=GREY)]
+    return "\n".join(parts + ["</svg>"]) + "\n"
+
+
+def main():
+    with open(RESULT, encoding="utf-8") as file:
+        drawn = draw_speed(json.load(file))
+    with open(SPEED, "w", encoding="utf-8", newline="\n") as file:
+        file.write(drawn)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 from exceptions import HAS_KERAS_FACE
@@ -149,3 +150,14 @@ def test_the_page_on_cost_quotes_what_was_measured():
         f"was {told['full batch']} MiB with 4,096 images at once, and {told['accumulated']} MiB with 64 micro-" in words
     )
     assert f"batches of 64 without accumulation took {told['micro-batch']} MiB." in words
+
+
+def test_the_figure_shows_what_was_measured(monkeypatch):
+    monkeypatch.syspath_prepend(os.path.join(os.path.dirname(BENCHMARKS), "scripts"))
+    import picture
+
+    with open(picture.RESULT, encoding="utf-8") as file:
+        drawn = picture.draw_speed(json.load(file))
+    with open(picture.SPEED, encoding="utf-8") as file:
+        assert file.read() == drawn, "run scripts/picture.py"
+    ElementTree.fromstring(drawn)

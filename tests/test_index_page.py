@@ -30,11 +30,12 @@ def links(text):
 
 def test_links_of_the_readme_are_absolute_where_the_repository_has_an_address(monkeypatch):
     given = metadata(monkeypatch, GITHUB_SERVER_URL="https://example.org", GITHUB_REPOSITORY="some/accum")
-    start = "https://example.org/some/accum/blob/v" + given["version"] + "/"
+    start = "https://example.org/some/accum/{}/v" + given["version"] + "/"
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
         files = [link for link in links(file.read()) if not link.startswith("http")]
     assert files
-    assert {start + link for link in files} <= set(links(given["long_description"]))
+    shown = {start.format("raw" if link.endswith(".svg") else "blob") + link for link in files}
+    assert shown <= set(links(given["long_description"]))
     assert all(link.startswith("https://") for link in links(given["long_description"]))
     assert all(os.path.exists(os.path.join(ROOT, *link.split("#")[0].split("/"))) for link in files)
 

@@ -19,7 +19,7 @@ PAGES = ["README.md"] + [
 ]
 
 
-OF_KERAS_2 = ("v1.layers", "tf1.layers", "get_scaled_loss")
+OF_KERAS_2 = ("v1.layers", "tf1.layers", "get_scaled_loss", "import transformers")
 
 
 def blocks(page):
@@ -30,6 +30,18 @@ def blocks(page):
     with open(os.path.join(ROOT, *page.split("/")), encoding="utf-8") as file:
         found = re.findall(r"(?:<!-- first:\n(.*?)-->\n+)?```python\n(.*?)```", file.read(), re.DOTALL)
     return [before + block for before, block in found]
+
+
+def said_first(block):
+    """The first TensorFlow line on which a block runs, by its comment `# TensorFlow 2.10 or later`."""
+    found = re.search(r"(?m)^# TensorFlow (\d+)\.(\d+) (?:or later|to)\b", block)
+    return (int(found.group(1)), int(found.group(2))) if found else (1, 0)
+
+
+def said_last(block):
+    """The last one, by its comment `# TensorFlow 1.15 to 2.15`."""
+    found = re.search(r"(?m)^# TensorFlow [\d.]+ to (\d+)\.(\d+)\b", block)
+    return (int(found.group(1)), int(found.group(2))) if found else (9, 9)
 
 
 ALL = [pytest.param(page, block, id=page + "-" + str(i)) for page in PAGES for i, block in enumerate(blocks(page))]
@@ -43,6 +55,10 @@ def test_a_block_runs_as_it_stands(page, block):
         pytest.skip("TF 1.15 has no Keras face")
     if exceptions.IS_KERAS_3 and any(name in block for name in OF_KERAS_2):
         pytest.skip("the block is about Keras 2")
+    if not said_first(block) <= exceptions.LINE <= said_last(block):
+        pytest.skip("the block says that it needs another TensorFlow")
+    if "import transformers" in block:
+        pytest.importorskip("transformers", reason="installed in two cells")
     if "MirroredStrategy()" in block:
         _run_on_two_replicas(block)
     else:
@@ -61,3 +77,12 @@ def _run_on_two_replicas(block):
 def test_readme_has_a_block_for_each_face():
     for name in ("GradientAccumulateModel.from_model(", "GradientAccumulateOptimizer(", "AccumOptimizer("):
         assert any(name in block for block in blocks("README.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_which_blocks_need_keras_2_above_them(page):
+    with open(os.path.join(ROOT, *page.split("/")), encoding="utf-8") as file:
+        parts = re.split(r"```python\n(.*?)```", file.read(), flags=re.DOTALL)
+    for text, block in zip(parts[::2], parts[1::2]):
+        if any(name in block for name in OF_KERAS_2):
+            assert "Keras 2" in text

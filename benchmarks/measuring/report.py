@@ -1,6 +1,4 @@
-"""Tables and a figure from a list of results, each of one environment."""
-
-import os
+"""Tables from a list of results, each of one environment."""
 
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 NOTHING = "Not measured yet."
@@ -122,84 +120,8 @@ def merged(text, results):
     return before + BEGIN + "\n" + ("\n".join(parts) or NOTHING + "\n") + END + after
 
 
-HIGHEST = 2.3  # of the ratios that a figure shows; what is slower leaves it at the top
-
-
 def _line(result):
     return [int(part) for part in result["versions"]["tensorflow"].split(".")[:2]]
-
-
-def draw(results, path):
-    """Draw results for several K as a PNG: one row per environment and face, one column per workload, and memory."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    results = [
-        result for result in sorted(results, key=_line) if len({row["accum_steps"] for row in result["times"]}) > 1
-    ]
-    lines = [(result, face) for result in results for face in _met(row["face"] for row in result["times"])]
-    workloads = _met(row["workload"] for result in results for row in result["times"])
-    names = _met(row["contender"] for result in results for row in result["times"])
-    told = [name for name in names if name != "limit" and ", to the limit" not in name]
-    colours = {name: f"C{i}" for i, name in enumerate(told)}
-    shape = max(1, len(lines)), len(workloads) + 1
-    figure, axes = pyplot.subplots(*shape, figsize=(3.6 * shape[1], 2.9 * shape[0] + 0.8), squeeze=False)
-    for line, (result, face) in zip(axes, lines):
-        for axis, workload in zip(line, workloads):
-            mine = [row for row in result["times"] if (row["workload"], row["face"]) == (workload, face)]
-            _draw_times(axis, mine, colours)
-            axis.set_title(f"{workload}, {face}, TensorFlow {result['versions']['tensorflow']}", fontsize=9)
-        _draw_memory(line[-1], result, face)
-    handles = [pyplot.Line2D([], [], color=colours[name], marker="o", lw=_width(name)) for name in told]
-    figure.legend(handles, told, loc="lower center", ncol=4, fontsize=9, frameon=False)
-    figure.tight_layout(rect=(0, 0.9 / (2.9 * shape[0] + 0.8), 1, 1))
-    figure.savefig(path, dpi=90, metadata={"Software": None})
-    return os.path.abspath(path)
-
-
-def _width(name):
-    return 2.5 if name.startswith("accum") else 1
-
-
-def _draw_times(axis, rows, colours):
-    for name in _met(row["contender"] for row in rows if row["contender"] in colours):
-        mine = sorted((row for row in rows if row["contender"] == name), key=lambda row: row["accum_steps"])
-        middle = [row["ratio"] for row in mine]
-        spread = [[row["ratio"] - row["ratio_25"] for row in mine], [row["ratio_75"] - row["ratio"] for row in mine]]
-        shown = {"color": colours[name], "lw": _width(name), "elinewidth": 0.8}
-        axis.errorbar([row["accum_steps"] for row in mine], middle, spread, marker="o", ms=4, capsize=2, **shown)
-    axis.set(ylabel="time / limit", ylim=(0.8, HIGHEST))
-    _finish(axis, sorted({row["accum_steps"] for row in rows}))
-
-
-def _draw_memory(axis, result, face):
-    """Peak memory beyond that of plain micro-batches, in units of the parameters, if several K were measured."""
-    shown = set()
-    for workload in _met(row["workload"] for row in result["memory"] if row["face"] == face):
-        mine = [row for row in result["memory"] if (row["workload"], row["face"]) == (workload, face)]
-        steps = sorted({row["accum_steps"] for row in mine if row["kind"] == "accumulated"})
-        if len(steps) < 2:
-            continue
-        peaks = [_median([r for r in mine if (r["kind"], r["accum_steps"]) == ("accumulated", k)]) for k in steps]
-        bare = _median([row for row in mine if row["kind"] == "micro-batch"])
-        axis.plot(steps, [(peak - bare) / mine[0]["parameters_mib"] for peak in peaks], marker="o", ms=4, color="black")
-        axis.set_title(f"{workload}, {face}: memory", fontsize=9)
-        shown.update(steps)
-    axis.set(ylabel="more than micro-batches / parameters", ylim=(-0.1, 2.0))
-    axis.yaxis.label.set_fontsize(8)
-    _finish(axis, sorted(shown))
-
-
-def _finish(axis, steps):
-    if not steps:
-        axis.set_visible(False)
-        return
-    axis.axhline(1.0, color="black", lw=0.8, ls=":")
-    axis.set(xscale="log", xlabel="K")
-    axis.set_xticks(steps, [str(k) for k in steps])
-    axis.minorticks_off()
 
 
 def _met(values):
