@@ -66,7 +66,12 @@ setup(
     # `accum/compat` in the checkout is a link for editors; the wheel is built from this mapping, link or no link.
     # The wheel includes the pins, so that `python -m accum doctor` can name them.
     package_dir={"accum.compat": "compat", "accum._constraints": "constraints"},
-    package_data={"accum": ["py.typed"], "accum._constraints": ["*.txt"], "accum._cli.demo": ["digits.npz", "*.txt"]},
+    package_data={
+        "accum": ["py.typed"],
+        "accum._constraints": ["*.txt"],
+        "accum._cli.demo": ["digits.npz", "*.txt"],
+        "accum._cli.doctor": ["*.json"],
+    },
     entry_points={"console_scripts": ["accum = accum._script:run"]},
     python_requires=">=3.6",
     install_requires=["numpy"],
@@ -74,6 +79,7 @@ setup(
         "tf": TENSORFLOW,
         "plot": ["matplotlib>=3.3"],
         "migrate": ["libcst>=0.4.1"],
+        "sbom": ["cyclonedx-python-lib>=3.1"],
         "test": ["pytest", "tf-slim"],
     },
     zip_safe=False,

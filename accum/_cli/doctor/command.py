@@ -8,9 +8,10 @@ import struct
 import sys
 
 import accum
-from accum._cli.doctor import checks, installed, matrix, remedies, trial
+from accum._cli.doctor import audit, checks, drift, installed, locks, matrix, remedies, sbom, trial
 
 TIMEOUT = 120
+HERE = "this environment"
 
 
 def add_parser(commands):
@@ -20,9 +21,38 @@ def add_parser(commands):
         help="say whether this Python and TensorFlow are supported, and what to change",
         description="Say whether this combination of TensorFlow, Python and system is supported and works, which file "
         "pins its packages, and what to change. Also runs if TensorFlow is missing or broken. "
-        "Exit status: 0 if supported, 1 if not supported or broken.",
+        "With --audit, --sbom or --pins it does that instead, from data that accum brings, without importing "
+        "TensorFlow. Exit status: 0 if supported, 1 if not supported or broken; with --audit: 1 if advisories are "
+        "known; 2 for a wrong argument.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--audit", action="store_true", help="list the known advisories on what is installed, and what fixes them"
+    )
+    parser.add_argument(
+        "--sbom", metavar="FILE", help="write what is installed and its advisories to FILE, as CycloneDX in JSON"
+    )
+    parser.add_argument(
+        "--pins",
+        nargs="?",
+        const=HERE,
+        metavar="NAME",
+        help="print the lock with this name, such as py39-tf2.10, py39-tf2.10-cpu, py311-tf2.18-keras2 or "
+        "py310-tf2.12-metal (default: that of this environment)",
+    )
+    parser.add_argument(
+        "--platform",
+        metavar="PLATFORM",
+        help=f"of --pins: for this system only, one of {', '.join(locks.SYSTEMS)} (default: for all)",
+    )
+    parser.add_argument(
+        "--form",
+        choices=sorted(locks.FORMS),
+        help="of --pins: a requirements file (default) or a pylock.toml (PEP 751)",
+    )
+    parser.add_argument(
+        "--files", metavar="URL", help="of --form pylock: where the files are (default: in wheelhouse/ beside the lock)"
+    )
     parser.add_argument(
         "--timeout",
         type=_seconds,
@@ -30,7 +60,7 @@ def add_parser(commands):
         metavar="S",
         help="seconds that importing TensorFlow may take (default: %(default)s)",
     )
-    parser.set_defaults(perform=perform)
+    parser.set_defaults(perform=lambda arguments: perform(arguments, parser))
 
 
 def _seconds(text):
@@ -43,11 +73,83 @@ def _seconds(text):
 _seconds.__name__ = "float"  # argparse says "invalid float value" by it
 
 
-def perform(arguments):
+def perform(arguments, parser):
+    _check(arguments, parser)
+    if arguments.pins:
+        return _print_pins(arguments, parser)
+    if arguments.audit or arguments.sbom:
+        return _audit(arguments)
     case = checks.Case(facts(), trial.run(arguments.timeout))
     report = diagnosis(case)
     print(json.dumps(report, indent=2) if arguments.json else text(report))
     return 0 if report["verdict"] == "supported" else 1
+
+
+def _check(arguments, parser):
+    """Exit with a usage error if the options do not go together."""
+    if arguments.pins and (arguments.audit or arguments.sbom or arguments.json):
+        parser.error("--pins does not go with --audit, --sbom or --json.")
+    if not arguments.pins and (arguments.platform or arguments.form or arguments.files):
+        parser.error("--platform, --form and --files are options of --pins.")
+    if arguments.files and arguments.form != "pylock":
+        parser.error("--files is an option of --form pylock.")
+    if arguments.sbom and not sbom.is_possible():
+        parser.error("--sbom: " + sbom.NO_LIBRARY)
+
+
+def _untried():
+    """What is known of this environment without importing TensorFlow."""
+    return checks.Case(facts(), trial.Trial(None, None, None, None, "tensorflow", None, ""))
+
+
+def _print_pins(arguments, parser):
+    record = locks.read()
+    case = _untried()
+    name = drift.name(case, record) if arguments.pins == HERE else arguments.pins
+    if name not in record["locks"]:
+        known = "There is no lock for this environment" if name is None else f"There is no lock named {name}"
+        parser.error(f"{known}. Names are like py39-tf2.10; known are those in MATRIX.md.")
+    lock = locks.lock(record, name)
+    if arguments.platform:
+        system = drift.ALIASES.get(arguments.platform, arguments.platform)
+        if system not in locks.SYSTEMS:
+            parser.error(f"--platform must be one of {', '.join(locks.SYSTEMS)}. Received: {arguments.platform}")
+        if system not in lock.packages:
+            parser.error(f"{name} is not for {locks.SYSTEMS[system][0]}: {lock.absent.get(system, 'another lock is')}.")
+        lock = locks.only(lock, system)
+    render = locks.pylock if arguments.form == "pylock" else locks.requirements
+    sys.stdout.write(render(record, lock, *([arguments.files] if arguments.files else [])))
+    return 0
+
+
+def _audit(arguments):
+    record, case = locks.read(), _untried()
+    packages = {name: found[0].version for name, found in case.facts.packages.items()}
+    looked_up = {name: version for name, version in packages.items() if name not in checks.DISTRIBUTIONS}
+    if case.version:
+        looked_up["tensorflow"] = case.version
+    snapshot = audit.read()
+    locked = drift.pins(case, record)
+    locked = dict(locked, tensorflow=locks.tensorflow(locked)) if locked else {}
+    found = audit.find(snapshot, looked_up, locked, record["date"])
+    if arguments.sbom:
+        _write_sbom(arguments.sbom, packages, case, found)
+    if arguments.audit:
+        report = audit.report(snapshot, found, looked_up)
+        print(json.dumps(report, indent=2) if arguments.json else audit.text(report))
+        return int(bool(found))
+    return 0
+
+
+def _write_sbom(path, packages, case, found):
+    """Write the bill of materials; TensorFlow's advisories concern the distribution that is installed."""
+    named = [
+        advisory._replace(package=case.holder.name) if advisory.package == "tensorflow" else advisory
+        for advisory in found
+    ]
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(sbom.bom(packages, named))
+    print(f"{path}: {len(packages)} packages, {len(found)} advisories", file=sys.stderr)
 
 
 def facts():
@@ -102,6 +204,7 @@ def diagnosis(case):
         "faces": faces if case.is_known else [],
         "constraints": remedies.constraints(case.line) if case.is_known else None,
         "install": case.install(),
+        "lock": drift.report(case, locks.read()),
         "findings": [dict(finding._asdict()) for finding in found],
     }
 
@@ -146,6 +249,8 @@ def text(report):
         ("supports", ", ".join(_FACES[face] for face in report["faces"])),
         ("pins", report["constraints"]),
         ("install", report["install"]),
+        ("lock", report["lock"] and drift.text(report["lock"])),
+        ("mend", report["lock"] and report["lock"]["mend"]),
     ]
     if report["tensorflow"] is None:
         rows[3] = ("TensorFlow", "not found")

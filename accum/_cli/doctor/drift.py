@@ -1,0 +1,76 @@
+"""What an environment has that its lock has not: packages of other versions, and packages that are missing."""
+
+from typing import Any, Dict, Optional
+
+from accum._cli.doctor import locks, matrix
+
+ALIASES = {"macos-intel": "macos-x86_64", "macos-arm": "macos-arm64", "linux-aarch64": "linux-arm64"}
+"""Other names of systems that `--platform` takes."""
+
+_NAMED = 4
+
+
+def name(case, record) -> Optional[str]:
+    """The lock of an environment, such as "py39-tf2.10-cpu"; None if there is none."""
+    if not case.is_known:
+        return None
+    plain = matrix.cell(case.minor, case.line)
+    flavours = []
+    if case.is_keras_2:
+        flavours.append("-keras2")
+    elif case.holder and case.holder.name == "tensorflow-cpu":
+        flavours.append("-cpu")
+    elif case.package("tensorflow-metal"):
+        flavours.append("-metal")
+    for flavour in flavours + [""]:
+        if case.facts.system in record["locks"].get(plain + flavour, {}):
+            lock = locks.lock(record, plain + flavour)
+            if case.facts.system in lock.packages:
+                return plain + flavour
+    return None
+
+
+def pins(case, record) -> Dict[str, str]:
+    """{package: version} of the lock of an environment; {} if there is none."""
+    found = name(case, record)
+    return locks.lock(record, found).packages[case.facts.system] if found else {}
+
+
+def report(case, record) -> Optional[Dict[str, Any]]:
+    """The differences, as `--json` prints them; None if there is no lock."""
+    found = name(case, record)
+    if found is None:
+        return None
+    here = {package: of[0].version for package, of in case.facts.packages.items()}
+    locked = pins(case, record)
+    differ = {package: [here[package], locked[package]] for package in sorted(locked) if package in here}
+    differ = {package: pair for package, pair in differ.items() if pair[0] != pair[1]}
+    missing = [package for package in sorted(locked) if package not in here]
+    file = f"{found}.txt"
+    mend = f"python -m accum doctor --pins {found} --platform {case.facts.system} > {file}"
+    mend += f" && python -m pip install --no-deps --require-hashes -r {file}"
+    return {
+        "name": found,
+        "date": record["date"],
+        "packages": len(locked),
+        "differ": differ,
+        "missing": missing,
+        "mend": mend if differ or missing else None,
+    }
+
+
+def text(report: Dict[str, Any]) -> str:
+    """The differences as one line."""
+    start = f"{report['name']} of {report['date']}: "
+    differ, missing = report["differ"], report["missing"]
+    if not differ and not missing:
+        return start + f"all {report['packages']} packages are as locked"
+    said = [f"{package} {ours} (locked {theirs})" for package, (ours, theirs) in differ.items()]
+    parts = [_listed("differs", "differ", said)] if said else []
+    parts += [_listed("is missing", "are missing", missing)] if missing else []
+    return start + "; ".join(parts)
+
+
+def _listed(one, many, names):
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{len(names)} {one if len(names) == 1 else many}: {', '.join(names[:_NAMED])}{more}"

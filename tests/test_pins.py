@@ -1,0 +1,424 @@
+"""Locks, audits and bills of materials: on the shipped data, and on wheels that a test makes."""
+
+import glob
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from accum._cli.doctor import audit, checks, drift, locks, matrix, sbom, trial
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FOLDER = os.path.join(ROOT, "locks")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not os.path.isdir(FOLDER), reason="the locks are part of the checkout, not of a release"),
+]
+
+
+@pytest.fixture(scope="module")
+def record():
+    return locks.read()
+
+
+@pytest.fixture(scope="module")
+def advisories():
+    return audit.read()
+
+
+def script(name):
+    sys.path.append(os.path.join(ROOT, "scripts"))
+    try:
+        spec = importlib.util.spec_from_file_location("script_" + name, os.path.join(ROOT, "scripts", name + ".py"))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop()
+    return module
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What the locks hold
+
+
+def test_the_locks_have_the_versions_of_the_constraints_and_are_written_anew_as_they_are(record):
+    assert script("locks").problems(record) == []
+
+
+def test_each_cell_has_a_lock_for_each_system_on_which_it_exists(record):
+    for system in matrix.SYSTEMS:
+        for name, _, _, _ in matrix.cells(system):
+            assert system in locks.lock(record, name).packages, (name, system)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in os.listdir(FOLDER) if name.endswith(".txt")) or [None])
+def test_each_requirement_is_exact_and_hashed(name):
+    with open(os.path.join(FOLDER, name), encoding="utf-8") as file:
+        lines = [line for line in file.read().replace("\\\n", "").splitlines() if not line.startswith("#")]
+    assert lines
+    for line in lines:
+        assert re.match(r"[a-z0-9.-]+==[^ ]+( ; .+?)?(\s+--hash=sha256:[0-9a-f]{64})+$", line), line
+
+
+def test_a_lock_says_what_it_has_no_wheels_for(record):
+    for name in record["locks"]:
+        lock = locks.lock(record, name)
+        text = locks.requirements(record, lock)
+        assert [system for system in lock.absent if locks.SYSTEMS[system][0] not in text] == []
+        for system in lock.packages:
+            for package in locks.built(record, lock, system):
+                assert re.search(f"No wheels on {locks.SYSTEMS[system][0]}, .*{package}", text), (name, system)
+
+
+def test_pylocks_are_valid(record):
+    tomllib = pytest.importorskip("tomllib")
+    pylock = pytest.importorskip("packaging.pylock")
+    for name in sorted(record["locks"])[::9]:
+        file = locks.file_name(name, "pylock")
+        assert re.fullmatch(r"pylock\.[^.]+\.toml", file)  # the name that PEP 751 asks for
+        with open(os.path.join(FOLDER, file), "rb") as opened:
+            pylock.Pylock.from_dict(tomllib.load(opened)).validate()
+
+
+MARKERS = {
+    ("linux",): "sys_platform == 'linux' and platform_machine == 'x86_64'",
+    ("linux", "linux-arm64"): "sys_platform == 'linux'",
+    ("windows", "macos-x86_64"): "sys_platform == 'win32' or "
+    "(sys_platform == 'darwin' and platform_machine == 'x86_64')",
+    tuple(locks.SYSTEMS): None,
+}
+
+
+@pytest.mark.parametrize("systems", sorted(MARKERS), ids="+".join)
+def test_a_marker_is_as_short_as_it_can_be(systems):
+    assert locks.marker(systems, list(locks.SYSTEMS)) == MARKERS[systems]
+
+
+ENVIRONMENTS = {
+    "linux": ("linux", "x86_64"),
+    "linux-arm64": ("linux", "aarch64"),
+    "windows": ("win32", "AMD64"),
+    "macos-x86_64": ("darwin", "x86_64"),
+    "macos-arm64": ("darwin", "arm64"),
+}
+
+
+@pytest.mark.parametrize("name", ["py36-tf2.2", "py39-tf2.5", "py39-tf2.10", "py310-tf2.12-metal", "py312-tf2.18"])
+def test_on_each_system_a_lock_installs_what_was_resolved_there(name, record):
+    markers = pytest.importorskip("packaging.markers")
+    lock = locks.lock(record, name)
+    text = locks.requirements(record, lock).replace("\\\n", "")
+    rows = re.findall(r"(?m)^([a-z0-9.-]+)==(\S+)(?: ; (.+?))?\s+--hash", text)
+    for system, pins in lock.packages.items():
+        sys_platform, machine = ENVIRONMENTS[system]
+        where = {"sys_platform": sys_platform, "platform_machine": machine}
+        chosen = {
+            package: version
+            for package, version, marker in rows
+            if not marker or markers.Marker(marker).evaluate(where)
+        }
+        assert chosen == pins
+
+
+WHEELS = [
+    ("numpy-1.26.4-cp39-cp39-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", 9, "linux", True),
+    ("numpy-1.26.4-cp39-cp39-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", 9, "linux-arm64", False),
+    ("numpy-1.26.4-cp39-cp39-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", 10, "linux", False),
+    ("numpy-1.26.4-cp39-cp39-musllinux_1_1_x86_64.whl", 9, "linux", False),
+    ("numpy-1.19.5-cp36-cp36m-win_amd64.whl", 6, "windows", True),
+    ("numpy-1.19.5-cp36-cp36m-win32.whl", 6, "windows", False),
+    ("h5py-3.1.0-cp313-cp313t-win_amd64.whl", 13, "windows", False),
+    ("cryptography-1-cp37-abi3-macosx_10_12_universal2.whl", 11, "macos-arm64", True),
+    ("cryptography-1-cp311-abi3-macosx_10_12_universal2.whl", 9, "macos-arm64", False),
+    ("six-1.17.0-py2.py3-none-any.whl", 6, "windows", True),
+    ("enum-1-py2-none-any.whl", 6, "linux", False),
+]
+
+
+@pytest.mark.parametrize("wheel,minor,system,fits", WHEELS)
+def test_a_wheel_fits_by_its_name(wheel, minor, system, fits):
+    assert locks.fits(wheel, minor, system) == fits
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# An offline install, with the oldest pip that this Python can have
+
+
+def make_wheel(folder, name, version):
+    path = os.path.join(str(folder), f"{name}-{version}-py3-none-any.whl")
+    info = f"{name}-{version}.dist-info"
+    files = {
+        name + ".py": f"__version__ = {version!r}\n",
+        info + "/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        info + "/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(path, "w") as file:
+        for inner, text in files.items():
+            file.writestr(inner, text)
+        file.writestr(info + "/RECORD", "".join(f"{inner},,\n" for inner in files) + info + "/RECORD,,\n")
+    return path
+
+
+def sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+@pytest.fixture()
+def wheelhouse(tmp_path):
+    """(folder of wheels, their lock as a requirements file)"""
+    folder = tmp_path / "wheelhouse"
+    folder.mkdir()
+    made = {name: make_wheel(folder, name, version) for name, version in (("tensorflow", "2.6.2"), ("numpy", "1.19.5"))}
+    version = {"tensorflow": "2.6.2", "numpy": "1.19.5"}
+    small = {
+        "date": "2026-11-22",
+        "files": {name: {version[name]: {os.path.basename(path): sha256(path)}} for name, path in made.items()},
+        "locks": {"py36-tf2.6": {system: dict(version) if system == "linux" else {} for system in locks.SYSTEMS}},
+    }
+    text = locks.requirements(small, locks.lock(small, "py36-tf2.6"))
+    (tmp_path / "lock.txt").write_text(text)
+    return folder, tmp_path / "lock.txt"
+
+
+def pip_install(wheelhouse, lock, target):
+    import ensurepip
+
+    bundled = glob.glob(os.path.join(os.path.dirname(ensurepip.__file__), "_bundled", "pip-*.whl"))
+    if not bundled:
+        pytest.skip("this Python comes without pip")
+    command = [
+        sys.executable,
+        os.path.join(bundled[0], "pip"),
+        "install",
+        "--no-index",
+        "--find-links",
+        str(wheelhouse),
+    ]
+    command += ["--no-deps", "--require-hashes", "-r", str(lock), "--target", str(target), "--no-cache-dir"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
+    environ.update(PIP_CONFIG_FILE=os.devnull, PIP_DISABLE_PIP_VERSION_CHECK="1")
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, env=environ
+    )
+
+
+def test_an_offline_install_takes_what_is_locked_and_refuses_a_changed_byte(wheelhouse, tmp_path):
+    folder, lock = wheelhouse
+    done = pip_install(folder, lock, tmp_path / "site")
+    assert done.returncode == 0, done.stdout
+    assert sorted(path.name for path in (tmp_path / "site").glob("*.py")) == ["numpy.py", "tensorflow.py"]
+
+    wheel = folder / "numpy-1.19.5-py3-none-any.whl"
+    content = bytearray(wheel.read_bytes())
+    content[50] ^= 1
+    wheel.write_bytes(bytes(content))
+    done = pip_install(folder, lock, tmp_path / "other")
+    assert done.returncode != 0 and "DO NOT MATCH THE HASHES" in done.stdout
+    assert not list((tmp_path / "other").glob("*.py"))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The command
+
+
+def doctor(*arguments):
+    environ = dict(os.environ, PYTHONPATH=ROOT)
+    return subprocess.run(
+        [sys.executable, "-m", "accum", "doctor"] + list(arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        env=environ,
+    )
+
+
+def test_it_prints_the_lock_of_another_machine():
+    done = doctor("--pins", "py39-tf2.10", "--platform", "windows")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"(?m)^tensorflow==2\.10\.\d+ \\$", done.stdout) and " ; " not in done.stdout
+    with_urls = doctor("--pins", "py39-tf2.10", "--form", "pylock", "--files", "https://files.example/w/").stdout
+    assert 'lock-version = "1.0"' in with_urls and 'url = "https://files.example/w/tensorflow-2.10.1-' in with_urls
+
+
+WRONG = {
+    "no such lock": (["--pins", "py36-tf2.15"], "There is no lock named py36-tf2.15"),
+    "no such system": (["--pins", "py39-tf2.10", "--platform", "beos"], "--platform must be one of linux, linux-arm64"),
+    "no wheels": (["--pins", "py36-tf2.2", "--platform", "macos-arm"], "py36-tf2.2 is not for macOS on Apple silicon"),
+    "a platform alone": (["--platform", "windows"], "are options of --pins"),
+    "files of a requirements file": (
+        ["--pins", "py39-tf2.10", "--files", "x"],
+        "--files is an option of --form pylock",
+    ),
+    "two things": (["--pins", "py39-tf2.10", "--audit"], "--pins does not go with"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_wrong_arguments_are_usage(name, capsys):
+    import argparse
+
+    from accum._cli.doctor import command
+
+    arguments, says = WRONG[name]
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["doctor"] + arguments)
+    with pytest.raises(SystemExit) as exit_:
+        parsed.perform(parsed)
+    assert exit_.value.code == 2 and says in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_audit_of_this_environment_reads_metadata_only(advisories):
+    done = doctor("--audit", "--json")
+    report = json.loads(done.stdout)
+    assert report["snapshot"]["date"] == advisories["date"]
+    assert done.returncode == int(bool(report["advisories"]))
+    import tensorflow as tf
+
+    assert report["looked_up"]["tensorflow"].split("+")[0] == tf.__version__
+    text = doctor("--audit").stdout
+    assert f"Advisories as of {advisories['date']}, {report['days_old']} days ago." in text
+
+
+def case_of(packages, python="3.9.18", system="linux", environ=()):
+    found = {name: [checks.installed.Package(name, version, [], "/s")] for name, version in packages.items()}
+    facts = checks.Facts(system, python, 64, "CPython", found, dict(environ), {})
+    return checks.Case(facts, trial.Trial(None, None, None, None, "done", None, ""))
+
+
+def test_an_environment_as_locked_has_no_drift(record):
+    pins = locks.lock(record, "py39-tf2.10-cpu").packages["linux"]
+    report = drift.report(case_of(dict(pins, pytest="8.0")), record)
+    assert (report["name"], report["differ"], report["missing"], report["mend"]) == ("py39-tf2.10-cpu", {}, [], None)
+    assert drift.text(report).endswith(f"all {len(pins)} packages are as locked")
+
+
+def test_drift_is_named_with_the_command_that_mends_it(record):
+    pins = dict(locks.lock(record, "py39-tf2.10").packages["linux"])
+    locked = pins["numpy"]
+    pins["numpy"] = "1.22.0"
+    del pins["wrapt"]
+    report = drift.report(case_of(pins), record)
+    assert (report["differ"], report["missing"]) == ({"numpy": ["1.22.0", locked]}, ["wrapt"])
+    assert drift.text(report).endswith(f"1 differs: numpy 1.22.0 (locked {locked}); 1 is missing: wrapt")
+    assert report["mend"].startswith("python -m accum doctor --pins py39-tf2.10 --platform linux > py39-tf2.10.txt && ")
+
+
+LOCKS = {
+    "py36-tf2.6": ({"tensorflow": "2.6.2"}, "3.6.15", "linux"),
+    "py39-tf2.10-metal": ({"tensorflow-macos": "2.10.0", "tensorflow-metal": "0.6.0"}, "3.9.1", "macos-arm64"),
+    "py311-tf2.18-keras2": ({"tensorflow": "2.18.0", "tf-keras": "2.18.0"}, "3.11.1", "windows"),
+    "py39-tf2.10": ({"tensorflow-cpu": "2.10.1"}, "3.9.1", "windows"),  # the lock for tensorflow-cpu is Linux's
+    None: ({"tensorflow": "2.6.2"}, "3.12.1", "linux"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LOCKS, key=str))
+def test_an_environment_has_the_lock_of_its_distribution(name, record):
+    packages, python, system = LOCKS[name]
+    environ = {"TF_USE_LEGACY_KERAS": "1"} if "tf-keras" in packages else {}
+    assert drift.name(case_of(packages, python, system, environ), record) == name
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The audit
+
+
+def outlooks(advisories, packages, locked):
+    return {found.id: (found.outlook, found.says) for found in audit.find(advisories, packages, locked, "2026-11-21")}
+
+
+def test_a_flaw_says_which_patch_of_the_line_fixes_it_or_that_none_does(advisories):
+    newest = outlooks(advisories, {"tensorflow": "2.10.1"}, {"tensorflow": "2.10.1"})
+    assert newest["CVE-2023-25668"] == (audit.NEVER, "never fixed in 2.10; first fixed in 2.11.1")
+    assert "CVE-2022-41911" not in newest
+    older = outlooks(advisories, {"tensorflow": "2.10.0"}, {"tensorflow": "2.10.1"})
+    assert older["CVE-2022-41911"] == (audit.HERE, "fixed in 2.10.1")
+
+
+def test_a_patch_that_a_python_has_no_wheels_of_is_no_fix(advisories):
+    found = outlooks(advisories, {"tensorflow": "2.6.2"}, {"tensorflow": "2.6.2"})
+    assert found["CVE-2022-29207"] == (
+        audit.NOT_HERE,
+        "fixed in 2.6.4, but 2.6.2 was the newest for this TensorFlow and Python on 2026-11-21",
+    )
+
+
+MADE = {
+    "before": ([["2.5.0", "2.5.2", None]], "2.4.4", None),
+    "after": ([["0", "2.4.4", None]], "2.4.4", None),
+    "in": ([["0", "2.4.4", None]], "2.4.3", audit.HERE),
+    "gap of ranges": ([["0", "2.4.4", None], ["2.5.0", "2.5.2", None]], "2.4.4", None),
+    "last of a range without a fix": ([["0", None, "2.4.4"]], "2.4.4", audit.UNKNOWN),
+    "after it": ([["0", None, "2.4.4"]], "2.5.0", None),
+    "never": ([["0", "2.7.0", None]], "2.4.4", audit.NEVER),
+    "open": ([["2.4.0", None, None]], "2.4.4", audit.UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_ranges_hold_their_first_version_and_not_their_fix(name):
+    ranges, version, outlook = MADE[name]
+    entry = {"id": "CVE-1", "aliases": [], "severity": None, "ranges": ranges}
+    made = {"packages": {"tensorflow": [entry]}}
+    found = audit.find(made, {"tensorflow": version}, {"tensorflow": "2.4.4"}, "2026-11-21")
+    assert [advisory.outlook for advisory in found] == ([outlook] if outlook else [])
+
+
+def test_every_advisory_has_an_id_and_ranges(advisories):
+    for package, entries in advisories["packages"].items():
+        assert package in advisories["looked_up"]
+        assert len({entry["id"] for entry in entries}) == len(entries)
+        for entry in entries:
+            assert re.match(r"(CVE|GHSA|PYSEC)-", entry["id"])
+            assert entry["ranges"] and all(len(part) == 3 for part in entry["ranges"])
+
+
+def test_a_bill_of_materials_needs_its_library(monkeypatch, capsys):
+    import argparse
+
+    from accum._cli.doctor import command
+
+    monkeypatch.setattr(sbom.importlib.util, "find_spec", lambda name: None)
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["doctor", "--sbom", "file.json"])
+    with pytest.raises(SystemExit) as exit_:
+        parsed.perform(parsed)
+    assert exit_.value.code == 2 and 'python -m pip install "cyclonedx-python-lib"' in capsys.readouterr().err
+
+
+def test_a_bill_of_materials_has_packages_and_advisories(advisories, record):
+    pytest.importorskip("cyclonedx")
+    pins = locks.lock(record, "py39-tf2.10").packages["linux"]
+    found = audit.find(advisories, pins, pins, record["date"])
+    document = json.loads(sbom.bom(pins, found))
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.4")
+    assert {part["name"]: part["version"] for part in document["components"]} == pins
+    assert {flaw["id"] for flaw in document["vulnerabilities"]} == {advisory.id for advisory in found}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Recipes
+
+
+@pytest.mark.parametrize("path", sorted(glob.glob(os.path.join(ROOT, "recipes", "*"))), ids=os.path.basename)
+def test_a_recipe_copies_files_that_exist_and_installs_them_with_hashes(path):
+    with open(path, encoding="utf-8") as file:
+        text = re.sub(r"(?m)^#.*\n", "", file.read()).replace("\\\n", "")
+    steps = [line.split(" ", 1) for line in text.splitlines() if line]
+    assert steps[0][0] == "FROM" and {step for step, _ in steps} == {"FROM", "COPY", "RUN"}
+    python = re.search(r"python:3\.(\d+)", steps[0][1]).group(1)
+    copied = [source for step, rest in steps if step == "COPY" for source in rest.split()[:-1] if source != "."]
+    assert copied and all(os.path.isfile(os.path.join(ROOT, source)) for source in copied)
+    assert f"locks/py3{python}-tf" in " ".join(copied)
+    for source in copied:
+        assert f"--require-hashes -r /{source}" in text
