@@ -157,10 +157,9 @@ def marker(systems, among) -> Optional[str]:
         return None
     terms = []
     for family in _FAMILIES:
-        if all(system in left or system not in among for system in family) and any(s in left for s in family):
-            if all(system in among for system in family):
-                terms.append(SYSTEMS[family[0]][1].split(" and ")[0])
-                left = [system for system in left if system not in family]
+        if all(system in left for system in family):
+            terms.append(SYSTEMS[family[0]][1].split(" and ")[0])
+            left = [system for system in left if system not in family]
     terms += [f"({SYSTEMS[system][1]})" if " and " in SYSTEMS[system][1] else SYSTEMS[system][1] for system in left]
     text = " or ".join(terms)
     return text[1:-1] if len(terms) == 1 and text.startswith("(") else text
