@@ -352,6 +352,13 @@ def test_a_patch_that_a_python_has_no_wheels_of_is_no_fix(advisories):
     )
 
 
+def test_only_the_package_tensorflow_has_the_patches_of_1_15(advisories):
+    found = outlooks(advisories, {"tensorflow": "1.15.0"}, {"tensorflow": "1.15.0"})
+    here = [says for outlook, says in found.values() if outlook == audit.HERE]
+    assert here and all("of the package tensorflow" in says for says in here)
+    assert audit.NOT_HERE not in {outlook for outlook, _ in found.values()}
+
+
 MADE = {
     "before": ([["2.5.0", "2.5.2", None]], "2.4.4", None),
     "after": ([["0", "2.4.4", None]], "2.4.4", None),

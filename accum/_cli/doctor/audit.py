@@ -16,6 +16,10 @@ NEVER, HERE, NOT_HERE, UNKNOWN = "never", "available", "unavailable", "none know
 """The outlooks: no fix on this line; a fix to install; a fix that this Python can't have; no fix at all so far."""
 
 
+LAST_1_15 = "1.15.5"
+"""The last patch of the package `tensorflow`. The lock has 1.15.0, the only one of `tensorflow-cpu`."""
+
+
 class Advisory(NamedTuple):
     """An advisory that concerns an installed package.
 
@@ -44,14 +48,17 @@ def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: st
     `locked` is the lock of this line and Python: what it holds is the newest that could be installed on `locked_on`.
     """
     found = []
+    locked = dict(locked)
+    if installed.line(locked.get("tensorflow", "")) == "1.15":
+        locked["tensorflow"] = LAST_1_15
     for name in sorted(set(packages) & set(record["packages"])):
         for entry in record["packages"][name]:
             hit = _range(entry["ranges"], packages[name])
             if hit is not None:
                 outlook, fix = _outlook(name, packages[name], entry["ranges"], hit, locked.get(name))
                 says = _says(name, packages[name], outlook, fix, locked.get(name), locked_on)
-                about = [entry[key] for key in ("id", "aliases", "severity")]
-                found.append(Advisory(name, packages[name], *about, outlook, fix, says))
+                about = {field: entry[field] for field in ("id", "aliases", "severity")}
+                found.append(Advisory(name, packages[name], outlook=outlook, fixed_by=fix, says=says, **about))
     return found
 
 
@@ -90,7 +97,8 @@ def _says(name, version, outlook, fix, newest, locked_on):
         return f"never fixed in {installed.line(version)}; first fixed in {fix}"
     if outlook == NOT_HERE:
         return f"fixed in {fix}, but {newest} was the newest for this TensorFlow and Python on {locked_on}"
-    return f"fixed in {fix}"
+    only = " of the package tensorflow; tensorflow-cpu has no such patch"
+    return f"fixed in {fix}" + (only if name == "tensorflow" and installed.line(fix) == "1.15" else "")
 
 
 def age(record, today=None) -> int:

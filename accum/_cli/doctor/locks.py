@@ -131,9 +131,10 @@ def fits(wheel, minor, system):
 
 
 def _runs(python, abis, minor):
-    kind, major, number = re.fullmatch(r"([a-z]+)(\d)(\d*)", python).groups()
-    if major != "3" or kind not in ("py", "cp"):
+    tag = re.fullmatch(r"(py|cp)3(\d*)", python)
+    if tag is None:
         return False
+    kind, number = tag.groups()
     if "abi3" in abis or kind == "py":
         return not number or int(number) <= minor
     own = {f"cp3{minor}", f"cp3{minor}m", "none"}
