@@ -24,7 +24,8 @@ def pooled(one: Moments, other: Moments) -> Moments:
     share = tf.math.divide_no_nan(other.count, one.count + other.count)
     apart = other.mean - one.mean
     mean = one.mean + share * apart
-    variance = one.variance + share * (other.variance - one.variance) + share * (1.0 - share) * apart * apart
+    # Two sums of two: a sum of three may become a temporary variable, which TensorFlow then loses in a loop.
+    variance = one.variance + share * (other.variance - one.variance + (1.0 - share) * apart * apart)
     is_first, is_empty = tf.equal(one.count, 0.0), tf.equal(other.count, 0.0)
     return Moments(
         one.count + other.count,
