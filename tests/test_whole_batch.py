@@ -351,7 +351,7 @@ def test_replicas_share_the_statistics(accum_steps):
     history = model.fit(data, epochs=2, verbose=0).history
     wrap = unchanged if accum_steps == 1 else plainly_accumulated
     images, classes = IMAGES[:count], CLASSES[:count]
-    plain = trained(small, images, classes, dict(EAGERLY, loss=FROM_LOGITS), wrap, batch_size=batch)
+    plain = trained(small, images, classes, dict(EAGERLY, loss=FROM_LOGITS), wrap, epochs=2, batch_size=batch)
     if accum_steps == 1:
         assert_same((model, model.get_weights(), history), plain)
     else:  # Keras' moving statistics move once per batch here as there
