@@ -167,6 +167,7 @@ def test_a_weighed_micro_batch_is_added_in_one_pass():
     assert not [op for name, op in all_ops(graph_def) if name == branch and op in ("Mul", "MulNoNan")]
 
 
+@pytest.mark.line
 @pytest.mark.law("L16")
 @pytest.mark.law("L18")
 @pytest.mark.keras_face

@@ -114,6 +114,8 @@ class Kept(Rows):
             return super().add(state, index, compiled)
 
     def end(self, state: Sequence[Any], compiled: bool) -> "KeptTensors":
+        if hasattr(state[0], "mark_used"):  # TensorFlow logs an error if an eager list is never read
+            state[0].mark_used()
         return KeptTensors(
             self.values[0], state[0], 0 if compiled else 1, lambda: self._joined(state, compiled)[0], compiled
         )
