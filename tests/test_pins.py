@@ -1,4 +1,4 @@
-"""Locks, audits and bills of materials: on the shipped data, and on wheels that a test makes."""
+"""Locks, audits and bills of materials: on the shipped locks, and on wheels and advisories that a test makes."""
 
 import glob
 import hashlib
@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from accum._cli.doctor import audit, checks, drift, locks, matrix, sbom, trial
+from accum._cli.doctor import audit, checks, drift, locks, matrix, osv, sbom, trial
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, "locks")
@@ -26,11 +26,6 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def record():
     return locks.read()
-
-
-@pytest.fixture(scope="module")
-def advisories():
-    return audit.read()
 
 
 def script(name):
@@ -258,6 +253,10 @@ WRONG = {
         "--files is an option of --form pylock",
     ),
     "two things": (["--pins", "py39-tf2.10", "--audit"], "--pins does not go with"),
+    "an audit of nothing": (["--audit"], "no advisories come with accum, so there is nothing to compare with. Pass a"),
+    "advisories alone": (["--advisories", "x"], "--advisories is an option of --audit and --sbom"),
+    "no such advisories": (["--audit", "--advisories", "none.zip"], "none.zip can't be read: No such file"),
+    "advisories of no form": (["--audit", "--advisories", __file__], "is neither a directory nor a zip archive"),
 }
 
 
@@ -274,18 +273,6 @@ def test_wrong_arguments_are_usage(name, capsys):
     with pytest.raises(SystemExit) as exit_:
         parsed.perform(parsed)
     assert exit_.value.code == 2 and says in " ".join(capsys.readouterr().err.split())
-
-
-def test_an_audit_of_this_environment_reads_metadata_only(advisories):
-    done = doctor("--audit", "--json")
-    report = json.loads(done.stdout)
-    assert report["snapshot"]["date"] == advisories["date"]
-    assert done.returncode == int(bool(report["advisories"]))
-    import tensorflow as tf
-
-    assert report["looked_up"]["tensorflow"].split("+")[0] == tf.__version__
-    text = doctor("--audit").stdout
-    assert f"Advisories as of {advisories['date']}, {report['days_old']} days ago." in text
 
 
 def case_of(packages, python="3.9.18", system="linux", environ=()):
@@ -332,21 +319,162 @@ def test_an_environment_has_the_lock_of_its_distribution(name, record):
 # The audit
 
 
+def osv_document(id, *affected, **fields):
+    """An invented advisory in the OSV format; each of `affected` is (package, events)."""
+    rows = [
+        {
+            "package": {"ecosystem": "PyPI", "name": name},
+            "ranges": [{"type": "ECOSYSTEM", "events": [{kind: version} for kind, version in events]}],
+        }
+        for name, events in affected
+    ]
+    return dict({"id": id, "modified": "2026-01-02T03:04:05Z", "affected": rows}, **fields)
+
+
+LINES = [("introduced", "0"), ("fixed", "2.9.3"), ("introduced", "2.10.0"), ("fixed", "2.10.1")]
+DOCUMENTS = [
+    osv_document("TEST-2026-0001", ("tensorflow", LINES), database_specific={"severity": "MODERATE"}),
+    osv_document("TEST-2026-0002", ("TensorFlow", [("introduced", "0"), ("fixed", "2.11.1")])),
+    osv_document("TEST-2026-0003", ("tensorflow-cpu", [("introduced", "2.6.0"), ("fixed", "2.6.4")])),
+    osv_document("TEST-2026-0004", ("tensorflow-gpu", [("introduced", "0"), ("fixed", "1.15.5")])),
+    osv_document("TEST-2026-0005", ("tensorflow", [("introduced", "0"), ("last_affected", "2.99.0")])),
+    osv_document("TEST-2026-0006", ("tensorflow", [("introduced", "0")]), withdrawn="2026-02-02T00:00:00Z"),
+    osv_document("TEST-2026-0007", ("numpy", [("introduced", "0")]), modified="2026-03-04T00:00:00.5Z"),
+]
+
+
+def write_database(folder, documents):
+    (folder / "deep").mkdir(parents=True)
+    for document in documents:
+        (folder / "deep" / (document["id"] + ".json")).write_text(json.dumps(document), encoding="utf-8")
+    (folder / "README.md").write_text("no advisory")
+    return str(folder)
+
+
+def zipped(folder):
+    path = folder + ".zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                archive.write(os.path.join(parent, name), os.path.relpath(os.path.join(parent, name), folder))
+    return path
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    return write_database(tmp_path_factory.mktemp("advisories") / "invented", DOCUMENTS)
+
+
+@pytest.fixture(scope="module")
+def advisories(database):
+    return osv.read(database)
+
+
 def outlooks(advisories, packages, locked):
     return {found.id: (found.outlook, found.says) for found in audit.find(advisories, packages, locked, "2026-11-21")}
 
 
+def test_a_database_has_the_date_of_its_newest_change_and_no_withdrawn_advisory(advisories):
+    assert (advisories["date"], advisories["source"]) == ("2026-03-04", "invented")
+    assert [entry["id"] for entry in advisories["packages"]["tensorflow"]] == [
+        f"TEST-2026-000{number}" for number in (1, 2, 3, 4, 5)
+    ]
+    ranges = [["0", "2.9.3", None], ["2.10.0", "2.10.1", None]]
+    assert advisories["packages"]["tensorflow"][0] == {
+        "id": "TEST-2026-0001",
+        "aliases": [],
+        "severity": "medium",
+        "ranges": ranges,
+    }
+
+
+def test_every_advisory_has_an_id_and_ranges(advisories):
+    for entries in advisories["packages"].values():
+        assert len({entry["id"] for entry in entries}) == len(entries)
+        for entry in entries:
+            assert re.match(r"TEST-2026-\d{4}$", entry["id"])
+            assert entry["ranges"] and all(len(part) == 3 for part in entry["ranges"])
+
+
+def test_an_archive_holds_what_its_directory_holds(database, advisories):
+    assert osv.read(zipped(database)) == dict(advisories, source="invented.zip")
+
+
+def test_advisories_of_one_flaw_are_one(tmp_path):
+    events = [("introduced", "1.0"), ("fixed", "1.2")]
+    made = [
+        osv_document("GHSA-test", ("made", events), aliases=["CVE-test"], database_specific={"severity": "LOW"}),
+        osv_document("PYSEC-test", ("made", [("introduced", "0")]), aliases=["GHSA-test", "CVE-test"]),
+    ]
+    entry = {"id": "CVE-test", "aliases": ["GHSA-test"], "severity": "low", "ranges": [["1.0", "1.2", None]]}
+    assert osv.read(write_database(tmp_path / "made", made))["packages"] == {"made": [entry]}
+
+
+def test_versions_count_where_ranges_are_of_commits_and_other_ecosystems_do_not(tmp_path):
+    made = osv_document("TEST-1", ("made", [("introduced", "abc")]), ("other", [("introduced", "0")]))
+    made["affected"][0]["ranges"][0]["type"] = "GIT"
+    made["affected"][0]["versions"] = ["1.1"]
+    made["affected"][1]["package"]["ecosystem"] = "npm"
+    packages = osv.read(write_database(tmp_path / "made", [made]))["packages"]
+    assert {name: [entry["ranges"] for entry in entries] for name, entries in packages.items()} == {
+        "made": [[["1.1", None, "1.1"]]]
+    }
+
+
+BAD = {
+    "no JSON": "{",
+    "a list": "[]",
+    "no date": '{"id": "TEST-1"}',
+    "a wrong date": '{"id": "TEST-1", "modified": "yesterday"}',
+    "no id": '{"modified": "2026-01-02T03:04:05Z"}',
+    "a fix before a flaw": json.dumps(osv_document("TEST-1", ("made", [("fixed", "1.0")]))),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_a_file_that_is_no_advisory_is_named(name, tmp_path):
+    (tmp_path / "bad.json").write_text(BAD[name])
+    with pytest.raises(osv.Unreadable, match="bad.json is not an advisory in the OSV format"):
+        osv.read(str(tmp_path))
+
+
+def test_a_directory_of_yaml_is_no_database(tmp_path):
+    (tmp_path / "TEST-1.yaml").write_text("id: TEST-1")
+    with pytest.raises(osv.Unreadable, match="has no .json files. Advisories in YAML must be converted to JSON first"):
+        osv.read(str(tmp_path))
+
+
+def test_an_audit_of_this_environment_reads_metadata_only(database, advisories):
+    done = doctor("--audit", "--json", "--advisories", database)
+    report = json.loads(done.stdout)
+    assert report["snapshot"] == {"date": "2026-03-04", "source": "invented"}
+    assert "TEST-2026-0007" in {advisory["id"] for advisory in report["advisories"]}
+    assert done.returncode == 1
+    import tensorflow as tf
+
+    assert report["looked_up"]["tensorflow"].split("+")[0] == tf.__version__
+    text = doctor("--audit", "--advisories", database).stdout
+    assert f"Advisories as of {advisories['date']}, {report['days_old']} days ago." in text
+    assert "Source: invented." in text and "  TEST-2026-0007      unrated   no fix is known" in text
+
+
+def test_an_audit_that_finds_nothing_exits_with_0(tmp_path):
+    made = [osv_document("TEST-1", ("not-installed-anywhere", [("introduced", "0")]))]
+    done = doctor("--audit", "--advisories", write_database(tmp_path / "made", made))
+    assert done.returncode == 0 and "\n0 advisories; " in done.stdout
+
+
 def test_a_flaw_says_which_patch_of_the_line_fixes_it_or_that_none_does(advisories):
     newest = outlooks(advisories, {"tensorflow": "2.10.1"}, {"tensorflow": "2.10.1"})
-    assert newest["CVE-2023-25668"] == (audit.NEVER, "never fixed in 2.10; first fixed in 2.11.1")
-    assert "CVE-2022-41911" not in newest
+    assert newest["TEST-2026-0002"] == (audit.NEVER, "never fixed in 2.10; first fixed in 2.11.1")
+    assert "TEST-2026-0001" not in newest
     older = outlooks(advisories, {"tensorflow": "2.10.0"}, {"tensorflow": "2.10.1"})
-    assert older["CVE-2022-41911"] == (audit.HERE, "fixed in 2.10.1")
+    assert older["TEST-2026-0001"] == (audit.HERE, "fixed in 2.10.1")
 
 
 def test_a_patch_that_a_python_has_no_wheels_of_is_no_fix(advisories):
     found = outlooks(advisories, {"tensorflow": "2.6.2"}, {"tensorflow": "2.6.2"})
-    assert found["CVE-2022-29207"] == (
+    assert found["TEST-2026-0003"] == (
         audit.NOT_HERE,
         "fixed in 2.6.4, but 2.6.2 was the newest for this TensorFlow and Python on 2026-11-21",
     )
@@ -374,19 +502,10 @@ MADE = {
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_ranges_hold_their_first_version_and_not_their_fix(name):
     ranges, version, outlook = MADE[name]
-    entry = {"id": "CVE-1", "aliases": [], "severity": None, "ranges": ranges}
+    entry = {"id": "TEST-1", "aliases": [], "severity": None, "ranges": ranges}
     made = {"packages": {"tensorflow": [entry]}}
     found = audit.find(made, {"tensorflow": version}, {"tensorflow": "2.4.4"}, "2026-11-21")
     assert [advisory.outlook for advisory in found] == ([outlook] if outlook else [])
-
-
-def test_every_advisory_has_an_id_and_ranges(advisories):
-    for package, entries in advisories["packages"].items():
-        assert package in advisories["looked_up"]
-        assert len({entry["id"] for entry in entries}) == len(entries)
-        for entry in entries:
-            assert re.match(r"(CVE|GHSA|PYSEC)-", entry["id"])
-            assert entry["ranges"] and all(len(part) == 3 for part in entry["ranges"])
 
 
 def test_a_bill_of_materials_needs_its_library(monkeypatch, capsys):
@@ -407,10 +526,31 @@ def test_a_bill_of_materials_has_packages_and_advisories(advisories, record):
     pytest.importorskip("cyclonedx")
     pins = locks.lock(record, "py39-tf2.10").packages["linux"]
     found = audit.find(advisories, pins, pins, record["date"])
-    document = json.loads(sbom.bom(pins, found))
+    document = json.loads(sbom.bom(pins, found, "invented, as of 2026-03-04"))
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.4")
     assert {part["name"]: part["version"] for part in document["components"]} == pins
-    assert {flaw["id"] for flaw in document["vulnerabilities"]} == {advisory.id for advisory in found}
+    assert found and {flaw["id"] for flaw in document["vulnerabilities"]} == {advisory.id for advisory in found}
+    assert {flaw["source"]["name"] for flaw in document["vulnerabilities"]} == {"invented, as of 2026-03-04"}
+
+
+def test_a_bill_of_materials_lists_advisories_only_if_they_are_passed_and_says_so(database, tmp_path, capsys):
+    pytest.importorskip("cyclonedx")
+    import argparse
+
+    from accum._cli.doctor import command
+
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    documents = []
+    for more in ([], ["--advisories", database]):
+        parsed = parser.parse_args(["doctor", "--sbom", str(tmp_path / "sbom.json")] + more)
+        assert parsed.perform(parsed) == 0
+        documents.append(json.loads((tmp_path / "sbom.json").read_text()))
+    says = capsys.readouterr().err.splitlines()
+    assert "no advisories, because no --advisories were passed" in says[0] and "no advisories" not in says[1]
+    assert documents[0]["components"] == documents[1]["components"]
+    assert "vulnerabilities" not in documents[0]
+    assert "TEST-2026-0007" in {flaw["id"] for flaw in documents[1]["vulnerabilities"]}
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -1,16 +1,18 @@
-"""Compare what is installed with a snapshot of known advisories. Needs neither a network nor TensorFlow.
+"""Compare what is installed with a database of known advisories. Needs neither a network nor TensorFlow.
 
-`advisories.json` is the snapshot; scripts/advisories.py writes it. It knows nothing newer than its date.
+accum comes without a database: the user passes one, and `osv` reads it. It knows nothing newer than its date.
 """
 
 import datetime
-import json
-import os
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from accum._cli.doctor import installed
 
-PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "advisories.json")
+NO_DATABASE = (
+    "no advisories come with accum, so there is nothing to compare with. Pass a database in the OSV format with "
+    "--advisories PATH: a zip archive or a directory of JSON files, such as OSV's export of the ecosystem PyPI, which "
+    "includes the PyPA advisory database."
+)
 
 NEVER, HERE, NOT_HERE, UNKNOWN = "never", "available", "unavailable", "none known"
 """The outlooks: no fix on this line; a fix to install; a fix that this Python can't have; no fix at all so far."""
@@ -36,14 +38,8 @@ class Advisory(NamedTuple):
     says: str
 
 
-def read(path: str = PATH) -> Any:
-    """The contents of `advisories.json`."""
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
-
-
 def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: str) -> List[Advisory]:
-    """The advisories that concern `packages`, {name: version}.
+    """The advisories of a record (see `osv.read`) that concern `packages`, {name: version}.
 
     `locked` is the lock of this line and Python: what it holds is the newest that could be installed on `locked_on`.
     """
@@ -102,7 +98,7 @@ def _says(name, version, outlook, fix, newest, locked_on):
 
 
 def age(record, today=None) -> int:
-    """How many days old the snapshot is."""
+    """How many days old the newest change to an advisory is."""
     date = datetime.datetime.strptime(record["date"], "%Y-%m-%d").date()
     return ((today or datetime.date.today()) - date).days
 
@@ -110,9 +106,9 @@ def age(record, today=None) -> int:
 def report(record, advisories: List[Advisory], packages: Dict[str, str]) -> Dict[str, Any]:
     """The audit, as `--json` prints it."""
     return {
-        "snapshot": {name: record[name] for name in ("date", "source", "commit")},
+        "snapshot": {name: record[name] for name in ("date", "source")},
         "days_old": age(record),
-        "looked_up": {name: packages[name] for name in record["looked_up"] if name in packages},
+        "looked_up": dict(packages),
         "advisories": [dict(advisory._asdict()) for advisory in advisories],
     }
 

@@ -8,7 +8,7 @@ import struct
 import sys
 
 import accum
-from accum._cli.doctor import audit, checks, drift, installed, locks, matrix, remedies, sbom, trial
+from accum._cli.doctor import audit, checks, drift, installed, locks, matrix, osv, remedies, sbom, trial
 
 TIMEOUT = 120
 HERE = "this environment"
@@ -21,16 +21,26 @@ def add_parser(commands):
         help="say whether this Python and TensorFlow are supported, and what to change",
         description="Say whether this combination of TensorFlow, Python and system is supported and works, which file "
         "pins its packages, and what to change. Also runs if TensorFlow is missing or broken. "
-        "With --audit, --sbom or --pins it does that instead, from data that accum brings, without importing "
-        "TensorFlow. Exit status: 0 if supported, 1 if not supported or broken; with --audit: 1 if advisories are "
+        "With --audit, --sbom or --pins it does that instead, without importing TensorFlow or using a network. "
+        "Exit status: 0 if supported, 1 if not supported or broken; with --audit: 1 if advisories are "
         "known; 2 for a wrong argument.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--audit", action="store_true", help="list the known advisories on what is installed, and what fixes them"
+        "--audit",
+        action="store_true",
+        help="list the advisories on what is installed, and what fixes them; needs --advisories",
     )
     parser.add_argument(
-        "--sbom", metavar="FILE", help="write what is installed and its advisories to FILE, as CycloneDX in JSON"
+        "--sbom",
+        metavar="FILE",
+        help="write what is installed to FILE, as CycloneDX in JSON; with --advisories, also its advisories",
+    )
+    parser.add_argument(
+        "--advisories",
+        metavar="PATH",
+        help="of --audit and --sbom: a database in the OSV format, as a zip archive or a directory of JSON files; none "
+        "comes with accum",
     )
     parser.add_argument(
         "--pins",
@@ -78,7 +88,7 @@ def perform(arguments, parser):
     if arguments.pins:
         return _print_pins(arguments, parser)
     if arguments.audit or arguments.sbom:
-        return _audit(arguments)
+        return _audit(arguments, parser)
     case = checks.Case(facts(), trial.run(arguments.timeout))
     report = diagnosis(case)
     print(json.dumps(report, indent=2) if arguments.json else text(report))
@@ -93,6 +103,10 @@ def _check(arguments, parser):
         parser.error("--platform, --form and --files are options of --pins.")
     if arguments.files and arguments.form != "pylock":
         parser.error("--files is an option of --form pylock.")
+    if arguments.advisories and not (arguments.audit or arguments.sbom):
+        parser.error("--advisories is an option of --audit and --sbom.")
+    if arguments.audit and not arguments.advisories:
+        parser.error("--audit: " + audit.NO_DATABASE)
     if arguments.sbom and not sbom.is_possible():
         parser.error("--sbom: " + sbom.NO_LIBRARY)
 
@@ -122,18 +136,26 @@ def _print_pins(arguments, parser):
     return 0
 
 
-def _audit(arguments):
+def _audit(arguments, parser):
     record, case = locks.read(), _untried()
     packages = {name: found[0].version for name, found in case.facts.packages.items()}
     looked_up = {name: version for name, version in packages.items() if name not in checks.DISTRIBUTIONS}
     if case.version:
         looked_up["tensorflow"] = case.version
-    snapshot = audit.read()
+    if not arguments.advisories:
+        return _write_sbom(arguments.sbom, packages, "no advisories, because no --advisories were passed")
+    try:
+        snapshot = osv.read(arguments.advisories)
+    except osv.Unreadable as error:
+        parser.error(f"--advisories: {error}")
     locked = drift.pins(case, record)
     locked = dict(locked, tensorflow=locks.tensorflow(locked)) if locked else {}
     found = audit.find(snapshot, looked_up, locked, record["date"])
     if arguments.sbom:
-        _write_sbom(arguments.sbom, packages, case, found)
+        # TensorFlow's advisories concern the distribution that is installed.
+        named = [one._replace(package=case.holder.name) if one.package == "tensorflow" else one for one in found]
+        source = f"{snapshot['source']}, as of {snapshot['date']}"
+        _write_sbom(arguments.sbom, packages, f"{len(found)} advisories", named, source)
     if arguments.audit:
         report = audit.report(snapshot, found, looked_up)
         print(json.dumps(report, indent=2) if arguments.json else audit.text(report))
@@ -141,15 +163,12 @@ def _audit(arguments):
     return 0
 
 
-def _write_sbom(path, packages, case, found):
-    """Write the bill of materials; TensorFlow's advisories concern the distribution that is installed."""
-    named = [
-        advisory._replace(package=case.holder.name) if advisory.package == "tensorflow" else advisory
-        for advisory in found
-    ]
+def _write_sbom(path, packages, says, advisories=(), source=""):
+    """Write the bill of materials, and what it holds to stderr."""
     with open(path, "w", encoding="utf-8") as file:
-        file.write(sbom.bom(packages, named))
-    print(f"{path}: {len(packages)} packages, {len(found)} advisories", file=sys.stderr)
+        file.write(sbom.bom(packages, advisories, source))
+    print(f"{path}: {len(packages)} packages, {says}", file=sys.stderr)
+    return 0
 
 
 def facts():

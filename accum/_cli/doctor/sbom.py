@@ -13,8 +13,8 @@ def is_possible():
     return importlib.util.find_spec("cyclonedx") is not None
 
 
-def bom(packages, advisories):
-    """A CycloneDX 1.4 document, as text: the packages {name: version} and the advisories that concern them."""
+def bom(packages, advisories=(), source=""):
+    """A CycloneDX 1.4 document, as text: the packages {name: version}, and advisories on them from a source."""
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component
     from cyclonedx.output.json import JsonV1Dot4
@@ -28,7 +28,7 @@ def bom(packages, advisories):
         document.components.add(components[name])
     for advisory in advisories:
         component = components[advisory.package]
-        found = _vulnerability(advisory, component.bom_ref.value)
+        found = _vulnerability(advisory, component.bom_ref.value, source)
         if hasattr(document, "vulnerabilities"):
             document.vulnerabilities.add(found)
         else:  # before cyclonedx-python-lib 4
@@ -36,14 +36,10 @@ def bom(packages, advisories):
     return JsonV1Dot4(document).output_as_string()
 
 
-def _vulnerability(advisory, ref):
-    from cyclonedx.model import XsUri
+def _vulnerability(advisory, ref, source):
     from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilitySource
 
-    url = XsUri("https://osv.dev/vulnerability/" + advisory.id)
-    found = Vulnerability(
-        bom_ref=f"{advisory.id} {ref}", id=advisory.id, source=VulnerabilitySource(name="OSV", url=url)
-    )
+    found = Vulnerability(bom_ref=f"{advisory.id} {ref}", id=advisory.id, source=VulnerabilitySource(name=source))
     found.recommendation = advisory.says
     found.affects = [BomTarget(ref=ref)]
     return found
