@@ -37,7 +37,8 @@ def read(path: str) -> Dict[str, Any]:
     Raises:
         Unreadable: if the path has no such files, or one of them is malformed.
     """
-    dates, found = [], []
+    dates: List[str] = []
+    found: List[Any] = []
     for name, content in _files(path):
         try:
             document = json.loads(content.decode("utf-8"))
