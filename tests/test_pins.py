@@ -331,12 +331,12 @@ def osv_document(id, *affected, **fields):
     return dict({"id": id, "modified": "2026-01-02T03:04:05Z", "affected": rows}, **fields)
 
 
-LINES = [("introduced", "0"), ("fixed", "2.9.3"), ("introduced", "2.10.0"), ("fixed", "2.10.1")]
+LINES = [("introduced", "0"), ("fixed", "2.9.2"), ("introduced", "2.10.0"), ("fixed", "2.10.1")]
 DOCUMENTS = [
     osv_document("TEST-2026-0001", ("tensorflow", LINES), database_specific={"severity": "MODERATE"}),
-    osv_document("TEST-2026-0002", ("TensorFlow", [("introduced", "0"), ("fixed", "2.11.1")])),
-    osv_document("TEST-2026-0003", ("tensorflow-cpu", [("introduced", "2.6.0"), ("fixed", "2.6.4")])),
-    osv_document("TEST-2026-0004", ("tensorflow-gpu", [("introduced", "0"), ("fixed", "1.15.5")])),
+    osv_document("TEST-2026-0002", ("TensorFlow", [("introduced", "0"), ("fixed", "2.13.0")])),
+    osv_document("TEST-2026-0003", ("tensorflow-cpu", [("introduced", "2.6.0"), ("fixed", "2.6.5")])),
+    osv_document("TEST-2026-0004", ("tensorflow-gpu", [("introduced", "0"), ("fixed", "1.15.4")])),
     osv_document("TEST-2026-0005", ("tensorflow", [("introduced", "0"), ("last_affected", "2.99.0")])),
     osv_document("TEST-2026-0006", ("tensorflow", [("introduced", "0")]), withdrawn="2026-02-02T00:00:00Z"),
     osv_document("TEST-2026-0007", ("numpy", [("introduced", "0")]), modified="2026-03-04T00:00:00.5Z"),
@@ -379,7 +379,7 @@ def test_a_database_has_the_date_of_its_newest_change_and_no_withdrawn_advisory(
     assert [entry["id"] for entry in advisories["packages"]["tensorflow"]] == [
         f"TEST-2026-000{number}" for number in (1, 2, 3, 4, 5)
     ]
-    ranges = [["0", "2.9.3", None], ["2.10.0", "2.10.1", None]]
+    ranges = [["0", "2.9.2", None], ["2.10.0", "2.10.1", None]]
     assert advisories["packages"]["tensorflow"][0] == {
         "id": "TEST-2026-0001",
         "aliases": [],
@@ -466,7 +466,7 @@ def test_an_audit_that_finds_nothing_exits_with_0(tmp_path):
 
 def test_a_flaw_says_which_patch_of_the_line_fixes_it_or_that_none_does(advisories):
     newest = outlooks(advisories, {"tensorflow": "2.10.1"}, {"tensorflow": "2.10.1"})
-    assert newest["TEST-2026-0002"] == (audit.NEVER, "never fixed in 2.10; first fixed in 2.11.1")
+    assert newest["TEST-2026-0002"] == (audit.NEVER, "never fixed in 2.10; first fixed in 2.13.0")
     assert "TEST-2026-0001" not in newest
     older = outlooks(advisories, {"tensorflow": "2.10.0"}, {"tensorflow": "2.10.1"})
     assert older["TEST-2026-0001"] == (audit.HERE, "fixed in 2.10.1")
@@ -476,7 +476,7 @@ def test_a_patch_that_a_python_has_no_wheels_of_is_no_fix(advisories):
     found = outlooks(advisories, {"tensorflow": "2.6.2"}, {"tensorflow": "2.6.2"})
     assert found["TEST-2026-0003"] == (
         audit.NOT_HERE,
-        "fixed in 2.6.4, but 2.6.2 was the newest for this TensorFlow and Python on 2026-11-21",
+        "fixed in 2.6.5, but 2.6.2 was the newest for this TensorFlow and Python on 2026-11-21",
     )
 
 

@@ -129,7 +129,8 @@ def text(report: Dict[str, Any]) -> str:
                 for advisory in of_package
             ]
     clean = len(report["looked_up"]) - len({advisory["package"] for advisory in found})
-    lines += ["", f"{_counted(len(found))}; {clean} of {len(report['looked_up'])} packages looked up have none."]
+    of_all = f"{clean} of {len(report['looked_up'])} packages looked up have none in this database"
+    lines += ["", f"{_counted(len(found))}; {of_all}."]
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ def add_parser(commands):
         "pins its packages, and what to change. Also runs if TensorFlow is missing or broken. "
         "With --audit, --sbom or --pins it does that instead, without importing TensorFlow or using a network. "
         "Exit status: 0 if supported, 1 if not supported or broken; with --audit: 1 if advisories are "
-        "known; 2 for a wrong argument.",
+        "known; 2 for a wrong argument or a database that cannot be read.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
