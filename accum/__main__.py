@@ -58,11 +58,11 @@ def _run(argv: Any, prog: str) -> int:
     arguments = _parser(argv[:1] == ["doctor"], prog).parse_args(argv)
     wrong = arguments.check(arguments) if "check" in arguments else None
     if wrong:  # found before the seconds that the import of TensorFlow takes
-        print(f"python -m accum {arguments.command}: {wrong}", file=sys.stderr)
+        print(f"{prog} {arguments.command}: {wrong}", file=sys.stderr)
         return 2
     lacking = requirements.without_tensorflow() if arguments.command in NEED_TENSORFLOW else None
     if lacking:
-        print(f"python -m accum {arguments.command} needs TensorFlow: {lacking}", file=sys.stderr)
+        print(f"{prog} {arguments.command} needs TensorFlow: {lacking}", file=sys.stderr)
         return 2
     return arguments.perform(arguments)
 

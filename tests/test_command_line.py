@@ -28,7 +28,7 @@ COMMAND = "import sys; from accum._script import run; sys.exit(run())"  # what a
         ("convert from-v1 a b --model m:f --names none.json", 2, "there is no file none.json."),
         ("demo --batch-size 10 --accum-steps 3", 2, "usage: accum demo"),
         ("demo --plot curves.pdf", 2, "--plot must name a .png file"),
-        ("demo", 2, "python -m accum demo needs TensorFlow"),
+        ("demo", 2, "accum demo needs TensorFlow"),
     ],
 )
 def test_the_installed_command_checks_its_arguments_without_tensorflow(arguments, status, said, tmp_path):

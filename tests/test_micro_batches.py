@@ -734,3 +734,11 @@ def test_activity_regularization_is_that_of_the_full_batch_or_warns():
     assert any("Before Keras 3.13, the regularization" in str(each.message) for each in caught) == SUMS_ACTIVITIES
     apart = max(np.abs(mine - whole).max() for mine, whole in zip(ours.get_weights(), plain.get_weights()))
     assert apart > 1e-3 if SUMS_ACTIVITIES else apart < 2e-6
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 knows no reduction None")
+def test_no_reduction_is_neither_a_sum_nor_a_mean():
+    model = split(built(one_to_one, {"x": X}))
+    model.compile("sgd", losses.MeanSquaredError(reduction=None), run_eagerly=True)
+    with pytest.raises(ValueError, match="compile losses that are all means"):
+        model.train_on_batch(X[:8], Y[:8])

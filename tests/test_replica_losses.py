@@ -159,3 +159,35 @@ def test_bad_arguments():
             compiled(make, "mse", "loss", replicas_per_group=bad)
     with pytest.raises(ValueError, match="`replicas_per_group` groups the replicas for `whole_batch`"):
         accum.GradientAccumulateModel.from_model(dense(), micro_batch_size=4, replicas_per_group=1)
+
+
+def test_a_train_step_whose_loss_is_out_of_sight_is_refused():
+    class Own(tf.keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = covariance(y, self(x, training=True))
+            grads = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+            return {"loss": loss}
+
+    def make():
+        return Own([tf.keras.Input((3,)), layers.Dense(2)])
+
+    with pytest.raises(ValueError, match="computes a loss that can't be computed over the outputs of all replicas"):
+        trained(on_replicas(make, None, "loss"), X, Y, None)
+    trained(on_replicas(make, None, "loss", replicas_per_group={"loss": 1}), X, Y, None)
+
+
+def test_small_integers_large_weights_and_16_bits_travel_between_replicas():
+    """In float32 and int32: collectives know few dtypes, and 70000 is no float16."""
+
+    def make():
+        return filled(tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(3, dtype="mixed_float16")]))
+
+    loss, classes = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), CLASSES.astype("uint8")
+    options = {"accum_steps": 2, "micro_batch_weight": lambda x, y, sample_weight: 70000.0}
+    ours = trained(on_replicas(make, loss, "loss", rate=0.1, **options), X, classes, None)
+    plain = trained(compiled(make, loss, accum_steps=2, rate=0.1), X, classes, None)
+    for mine, whole in zip(ours[0], plain[0]):
+        np.testing.assert_allclose(mine, whole, atol=3e-4)

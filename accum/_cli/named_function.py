@@ -17,7 +17,7 @@ def check(named):
     if where.endswith(".py"):
         if name and not os.path.isfile(where):
             return f"{problem}. There is no file {where}."
-    elif os.sep in where:
+    elif "/" in where or "\\" in where:
         return f"{problem}. Received: {named}."
     return None if where and name else f"{problem}. Received: {named}."
 

@@ -5,6 +5,7 @@ Each replica then computes the same loss, of all examples, and its gradient goes
 
 from typing import Any, Callable, List, Optional, Sequence
 
+from accum import _tf
 from accum._engine import _replicas
 from accum._engine._replicas import SUM
 from accum._tf import Scalar, tf
@@ -16,8 +17,8 @@ def rows_of_group(
     """Concatenate tensors along their first axis over the replicas of a group. Every replica calls this.
 
     Args:
-      tensors: list of numbers or bools. The first axes may have different lengths on different replicas, 0 included;
-        the others are the same on all.
+      tensors: list of real numbers or bools. Their first axes may have different lengths on different replicas, 0
+        included; the others are the same on all.
       group_size: the number of replicas in a group, as for `_replicas.sum_of_group`.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
         for 1; called when they are computed. See `_moments.over_replicas`.
@@ -33,10 +34,29 @@ def rows_of_group(
     ends = tf.pad(tf.cumsum(tf.cast(counts, tf.int32)), [[1, 0], [0, 0]])  # (replicas + 1, tensors)
     first = number // group_size * group_size
     bounds = [ends[number], ends[number + 1], ends[first], ends[first + group_size], ends[-1]]
-    return [
-        _Rows(context, *[bound[place] for bound in bounds], weight=weight).of_group(tensor)
-        for place, tensor in enumerate(tensors)
-    ]
+    places = [_Rows(context, *[bound[place] for bound in bounds]) for place in range(len(tensors))]
+    rows = [place.of_group(tf.stop_gradient(tensor)) for place, tensor in zip(places, tensors)]
+    floats = [place for place, tensor in enumerate(tensors) if tensor.dtype.is_floating]
+
+    @tf.custom_gradient
+    def linked(*_: tf.Tensor) -> Any:
+        def grad(*upstream: tf.Tensor) -> List[tf.Tensor]:
+            """Add up the gradients of all replicas by this replica's rows, each by the weight of its replica."""
+            own_weight = weight()
+            own_weight = tf.cast(1.0 if own_weight is None else own_weight, tf.float32)
+            found = []
+            for place, each in zip(floats, upstream):
+                exact = tf.cast(each, _tf.at_least_float32(each.dtype))
+                factor = tf.cast(own_weight, exact.dtype)
+                total = tf.math.divide_no_nan(places[place].of_replica(factor * exact), factor)
+                found.append(tf.cast(total, each.dtype))
+            return found
+
+        return [tf.identity(rows[place]) for place in floats], grad
+
+    for place, tensor in zip(floats, linked(*[tensors[place] for place in floats]) if floats else []):
+        rows[place] = tensor
+    return rows
 
 
 class _Rows:
@@ -47,33 +67,25 @@ class _Rows:
       begin, end: those of this replica.
       group_begin, group_end: those of its group.
       count: the number of all.
-      weight: as for `rows_of_group`.
     """
 
-    def __init__(
-        self, context: Any, begin: Any, end: Any, group_begin: Any, group_end: Any, count: Any, weight: Any
-    ) -> None:
+    def __init__(self, context: Any, begin: Any, end: Any, group_begin: Any, group_end: Any, count: Any) -> None:
         self._context = context
         self._own = begin, end
         self._group = group_begin, group_end
         self._count = count
-        self._weight = weight
 
     def of_group(self, tensor: tf.Tensor) -> tf.Tensor:
-        if tensor.dtype == tf.bool:
-            return tf.cast(self.of_group(tf.cast(tensor, tf.int32)), tf.bool)
-        rows = self._summed(tf.stop_gradient(tensor), self._own, self._group)
+        """Return the rows of the group, given those of this replica."""
+        # Collectives know few dtypes. All but one of the numbers that they add up are 0, so nothing is rounded.
+        dtype = tensor.dtype if tensor.dtype.size > 4 else tf.float32 if tensor.dtype.is_floating else tf.int32
+        rows = tf.cast(self._summed(tf.cast(tensor, dtype), self._own, self._group), tensor.dtype)
         rows.set_shape([None] + tensor.shape.as_list()[1:])
-        if not tensor.dtype.is_floating:
-            return rows
+        return rows
 
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            """Add up the gradients of all replicas by this replica's rows, each by the weight of its replica."""
-            weight = self._weight()
-            weight = tf.cast(1.0 if weight is None else weight, upstream.dtype)
-            return tf.math.divide_no_nan(self._summed(weight * upstream, self._group, self._own), weight)
-
-        return tf.custom_gradient(lambda _: (tf.identity(rows), gradient))(tensor)
+    def of_replica(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return the sum over all replicas of the rows of this replica, given those of the group."""
+        return self._summed(tensor, self._group, self._own)
 
     def _summed(self, tensor: tf.Tensor, place: Any, wanted: Any) -> tf.Tensor:
         """Put `tensor` in its place among the rows of all replicas, add these up, and return those that are wanted."""

@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import functools
 import inspect
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -86,7 +87,9 @@ class ModelOptimizers:
         if container is None or isinstance(container, ReportingLoss) or not (self._accum.weighs_as_keras or splits):
             return
         report = self._accum_weight.replace if self._accum.weighs_as_keras else None
-        watched = ReportingLoss(container, report, self._before_losses, lambda: self._replica_losses)
+        watched = ReportingLoss(
+            container, report, self._before_losses, functools.partial(getattr, self, "_replica_losses")
+        )
         _tf.set_untracked(self, _tf.LOSS_CONTAINER, watched)
 
 

@@ -42,6 +42,8 @@ class ModelSteps:
                 self._keep_step(name, value)
         else:
             super().__setattr__(name, value)
+            if name == "compute_loss" and "_accum_whole_batch" in self.__dict__:
+                self._keep_loss()
 
     def _keep_step(self, name: str, function: Optional[Callable[..., Any]]) -> None:
         """Run `function`, which the user has set on the model, as the step `name`. None: run that of the class."""
@@ -105,16 +107,17 @@ class ModelSteps:
 
     def _keep_loss(self) -> None:
         """Let a `compute_loss` of the user's see the outputs of several replicas, if losses are computed over them."""
-        own = getattr(self, "compute_loss", None)
+        own: Any = getattr(self, "compute_loss", None)
         if "loss" not in self._accum_whole_batch or not _tf.is_loss_of_user(own):
             return
 
-        @functools.wraps(own)
-        def compute_loss(*args: Any, **kwargs: Any) -> Any:
-            losses = self._replica_losses
-            return own(*args, **kwargs) if losses is None else losses.of_user(own, args, kwargs)
+        # Neither a function of its own nor a lambda: a deep copy of the model takes this along, bound to the copy.
+        compute_loss = functools.partial(self._loss_over_replicas, own)
+        _tf.set_untracked(self, "compute_loss", functools.update_wrapper(compute_loss, own))
 
-        _tf.set_untracked(self, "compute_loss", compute_loss)
+    def _loss_over_replicas(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        losses = self._replica_losses
+        return own(*args, **kwargs) if losses is None else losses.of_user(own, args, kwargs)
 
     @property
     def losses(self) -> List[Any]:

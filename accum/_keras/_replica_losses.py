@@ -14,19 +14,23 @@ class ReplicaLosses:
     Args:
       group_size: the number of replicas in a group.
       weight: function that returns the weight of this replica's batch, or None for 1.
+
+    Attributes:
+      is_used: whether a loss has been computed.
     """
 
     def __init__(self, group_size: int, weight: Callable[[], Optional[Scalar]]) -> None:
         self._group_size = group_size
         self._weight = weight
         self._has_gathered = False
+        self.is_used = False
 
     def of_user(self, compute_loss: Callable[..., Any], args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
         """Call the user's `compute_loss` with what all replicas of the group have."""
         if self._has_gathered:
             return compute_loss(*args, **kwargs)
         args, kwargs = self._gathered((args, kwargs))
-        self._has_gathered = True
+        self._has_gathered = self.is_used = True
         try:
             return compute_loss(*args, **kwargs)
         finally:
@@ -42,10 +46,13 @@ class ReplicaLosses:
         if _tf.is_neither_sum_nor_mean(container):
             raise ValueError(
                 "Over the outputs of several replicas, losses must be means, or all have the reduction SUM: compile "
-                "such losses, or pass `replicas_per_group={'loss': 1}`, with which each replica computes its own."
+                "such losses, or pass `replicas_per_group={'loss': 1}`, with which each replica computes its own. "
+                f"Received: reductions {_tf.reductions(container)}."
             )
+        self.is_used = True
         given = y_true, y_pred, sample_weight
         y_true, y_pred, sample_weight = given if self._has_gathered else self._gathered(given)
+        _tf.build_loss_trackers(container, y_true, y_pred)
         if _tf.sums_over_examples(container):
             sample_weight = tf.nest.map_structure(self._share, 1.0 if sample_weight is None else sample_weight)
         with _tf.scalars_as_means(container):
@@ -77,10 +84,12 @@ def _has_axis(leaf: Any) -> bool:
     """Whether a tensor has examples, or raise if they can't be gathered."""
     if leaf is None or not hasattr(leaf, "shape") or leaf.shape == ():
         return False
-    if not isinstance(leaf, tf.Tensor) or leaf.dtype == tf.string or leaf.shape.rank is None:
+    is_number = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string and not leaf.dtype.is_complex
+    if not is_number or leaf.shape.rank is None:
         raise TypeError(
-            "Over the outputs of several replicas, targets, outputs and sample weights must be dense tensors of "
-            "numbers: make them so, or pass `replicas_per_group={'loss': 1}`, with which each replica computes its own "
-            f"loss. Received: {leaf!r}."
+            "Over the outputs of several replicas, what a loss receives (targets, outputs, sample weights, and inputs "
+            "if it is a `compute_loss`) must be dense tensors of real numbers: make them so, or pass "
+            "`replicas_per_group={'loss': 1}`, with which each replica computes its own loss. Received: "
+            f"{leaf!r}."
         )
     return True

@@ -165,9 +165,13 @@ class StepLogger(tf.keras.callbacks.Callback):
             self._write_points(logged)
 
     def _logged(self, row: Sums) -> Dict[str, float]:
-        latest = NONE if self._why_none else self._estimated(row)
+        latest = NONE if self._why_none or row.steps > 1.0 else self._estimated(row)
         self._noise_scale.add(latest)
         has_one = math.isfinite(latest.variance)
+        if row.steps > 1.0:  # a train step that calls its optimizer several times: the sums are those of all calls
+            last, several = row.number / row.steps + (row.steps - 1.0) / 2.0, row.steps
+            row = row._replace(number=last, examples=row.examples / several, squared_norm=-1.0)
+            row = row._replace(learning_rate=row.learning_rate / several)
         return {
             "step": int(row.number) + 1,
             "loss": row.loss / row.loss_weight if row.loss_weight else math.nan,
@@ -209,7 +213,7 @@ class StepLogger(tf.keras.callbacks.Callback):
             )
         recent = [value for value in self.history["examples"][-self.average_over :] if math.isfinite(value)]
         if math.isnan(self._noise_scale.value):
-            return "The gradient noise scale could not be told from noise: train for more steps."
+            return "The gradient noise scale could not be measured, because it varies too much: train for more steps."
         return advice(self._noise_scale.value, sum(recent) / len(recent))
 
 

@@ -278,7 +278,9 @@ class StepRecorder:
         logged = logs.get("loss") if isinstance(logs, dict) else None
         logged = float("nan") if logged is None else tf.cast(tf.reduce_mean(logged), tf.float32)
         other = tf.stack([logged * examples, examples])
-        change = tf.where(change[1] > 0.0, change, other)
+        # The metric of a loss adds up over an epoch: in between, something else may have used or reset it.
+        change = tf.where(tf.equal(change[1], examples), change, tf.fill([2], float("nan")))
+        change = tf.where(now[1] > 0.0, change, other)
         sums = _replicas.local_variable(self._sums)
         with tf.control_dependencies(_known([before.assign(now, read_value=False)])):
             sums.assign_add(as_vector(Sums(loss=change[0], loss_weight=change[1])), read_value=False)

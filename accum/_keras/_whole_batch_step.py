@@ -43,6 +43,13 @@ class WholeBatchStep(BatchStep):
                     f"`{type(model).__name__}.{name}` does not call the model, `self(x, training=True)`, so nothing is "
                     "split into micro-batches: let it do so, or leave out `whole_batch`."
                 )
+            losses = calls[replica].replica_losses
+            if name == "train_step" and losses is not None and not losses.is_used and _tf.has_own_train_step(model):
+                raise ValueError(
+                    f"`{type(model).__name__}.train_step` computes a loss that can't be computed over the outputs of "
+                    "all replicas: let it call `self.compute_loss` or the compiled loss, or pass "
+                    "`replicas_per_group={'loss': 1}`, with which each replica computes its own."
+                )
         finally:
             del calls[replica]
 

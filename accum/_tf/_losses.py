@@ -73,19 +73,20 @@ def _at(path: Sequence[Any], structure: Any) -> Any:
 
 def sums_over_examples(container: Any) -> bool:
     """Whether a loss that a model was compiled with has the reduction SUM."""
-    return "sum" in _reductions(container)
+    return "sum" in reductions(container)
 
 
 def is_neither_sum_nor_mean(container: Any) -> bool:
     """Whether only some losses that a model was compiled with have the reduction SUM, or one has the reduction NONE."""
-    reductions = _reductions(container)
-    return "none" in reductions or ("sum" in reductions and set(reductions) != {"sum"})
+    found = reductions(container)
+    return "none" in found or ("sum" in found and set(found) != {"sum"})
 
 
-def _reductions(container: Any) -> List[Optional[str]]:
+def reductions(container: Any) -> List[Optional[str]]:
+    """Return the reductions of the losses that a model was compiled with, None for plain functions."""
     given = getattr(container, "_user_loss" if IS_KERAS_3 else "_user_losses", None)  # has no public name on any line
     losses = [loss for loss in tf.nest.flatten(given) if loss is not None]
-    return [getattr(loss, "reduction", None) for loss in losses]
+    return ["none" if getattr(loss, "reduction", "") is None else getattr(loss, "reduction", None) for loss in losses]
 
 
 def _losses_of_outputs(container: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> List[Tuple[Any, ...]]:

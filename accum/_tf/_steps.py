@@ -93,6 +93,12 @@ def _with_axis(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def has_own_train_step(model: tf.keras.Model) -> bool:
+    """Whether the train step of a model is not Keras' own."""
+    own = model._own_step("train_step")
+    return getattr(own, "__func__", own) is not tf.keras.Model.train_step
+
+
 def must_not_be_in_loop(model: tf.keras.Model) -> bool:
     """Whether Keras 2 refuses to run the layers of a model in a loop: those that regularize their activity."""
     return not IS_KERAS_3 and any(getattr(layer, "activity_regularizer", None) for layer in layers_of(model))
