@@ -1,7 +1,7 @@
-"""`python -m accum demo`: train with full batches, with accumulated ones and with micro-batches, and compare.
+"""`python -m accum demo`: train with full batches and with split ones, and compare.
 
 command    the arguments, checked before anything is trained
-settings   the settings, and the three runs that follow from them
+settings   the settings, and the runs that follow from them
 data       the digits, split and ordered by a seed
 network    the network, with initial weights drawn by NumPy
 faces      the training, through each interface of the library

@@ -9,7 +9,7 @@ from accum._cli.demo.settings import FACES, MICRO_BATCHES, WHOLE_BATCH, Settings
 
 DEFAULT_PLOT = "accum-demo.png"
 STEPS = 8
-MICRO_BATCH = 16
+MICRO_BATCH = 4
 
 
 def add_parser(commands):
@@ -18,9 +18,9 @@ def add_parser(commands):
         "demo",
         help="train on handwritten digits with and without accumulation, and compare",
         description="Train a network with batch normalisation on handwritten digits three times from the same weights, "
-        "on the same number of examples: with full batches, with the same batches computed in micro-batches, and with "
-        "batches of that size. With --face or --accum-steps: a plain network, whose full batches are accumulated from "
-        "micro-batches through one of the interfaces. Exit status: 0, or 1 if a run or its output fails.",
+        "on the same batches, at the same learning rate: in full, in micro-batches with `whole_batch`, and in "
+        "micro-batches without it. With --face or --accum-steps: a plain network, whose full batches are accumulated "
+        "from micro-batches through one of the interfaces. Exit status: 0, or 1 if a run or its output fails.",
     )
     add = parser.add_argument
     add(
@@ -34,9 +34,9 @@ def add_parser(commands):
     add(
         "--whole-batch",
         choices=WHOLE_BATCH,
-        help="what sees the whole batch although it is computed in micro-batches (default: all)",
+        help="what sees the whole batch although it is computed in micro-batches (default: all); none: only two runs",
     )
-    add("--batch-size", type=_positive, metavar="N", help="examples per update (default: 512; 256 with --face)")
+    add("--batch-size", type=_positive, metavar="N", help="examples per update (default: 256)")
     add("--epochs", type=_positive, metavar="E", help="passes over the images (default: 6; 20 with --face)")
     add("--seed", type=_seed, default=0, metavar="S", help="seed for weights and data (default: %(default)s)")
     add("--plot", metavar="FILE.png", help=f"file for the loss curves; needs matplotlib (default: {DEFAULT_PLOT})")
@@ -67,7 +67,7 @@ def _check(parser, arguments):
     accumulates = arguments.face is not None or arguments.accum_steps is not None
     if accumulates and (arguments.micro_batch_size is not None or arguments.whole_batch is not None):
         parser.error("--micro-batch-size and --whole-batch can't go together with --face and --accum-steps.")
-    arguments.batch_size = arguments.batch_size or (256 if accumulates else 512)
+    arguments.batch_size = arguments.batch_size or 256
     arguments.accum_steps = arguments.accum_steps or STEPS
     arguments.whole_batch = arguments.whole_batch or "all"
     arguments.micro_batch_size = arguments.micro_batch_size or min(MICRO_BATCH, arguments.batch_size)

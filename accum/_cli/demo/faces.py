@@ -166,10 +166,19 @@ class MicroBatchFace(ModelFace):
 
     def _wrap(self, run, settings):
         if run.micro_batch_size is not None:
-            whole_batch = () if settings.whole_batch == "none" else settings.whole_batch
+            whole_batch = () if run.whole_batch == "none" else run.whole_batch
             self._model = accum.GradientAccumulateModel.from_model(
                 self._model, micro_batch_size=run.micro_batch_size, whole_batch=whole_batch
             )
+
+    def warm_up(self, examples):
+        """Trace and run the training at a learning rate of 0, in batches of two, and leave nothing changed."""
+        run, before = self.run, self._model.get_weights()
+        self.run, self._optimizer.learning_rate = run._replace(batch_size=2), 0.0
+        self.train(examples, 1, lambda loss: None)
+        self.run, self._optimizer.learning_rate = run, run.learning_rate
+        self._optimizer.iterations.assign(0)
+        self._model.set_weights(before)  # moving statistics, too
 
     def weights(self):
         """The trained weights; moving statistics are on another scale."""

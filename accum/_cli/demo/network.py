@@ -12,8 +12,8 @@ from accum._tf import tf
 FILTERS = 256
 POOL = 2
 CLASSES = 10
-SIZE = 32  # to which the network with batch normalisation enlarges the images
-CHANNELS = 48
+SIZE = 64  # to which the network with batch normalisation enlarges the images
+CHANNELS = 32
 FEATURES = (8 // POOL) ** 2 * FILTERS
 
 
@@ -52,10 +52,10 @@ def batch_norm_model(seed):
     inputs = tf.keras.Input((8, 8, 1))
     hidden = layers.UpSampling2D(SIZE // 8)(inputs)
     hidden = layers.Conv2D(CHANNELS, 3, padding="same", activation="elu")(hidden)
-    hidden = layers.Conv2D(CHANNELS // 3, 3, padding="same", activation="elu")(hidden)
     hidden = layers.AveragePooling2D(SIZE // 8)(hidden)
+    hidden = layers.Conv2D(CHANNELS // 2, 3, padding="same", use_bias=False)(hidden)
     hidden = layers.Activation("elu")(layers.BatchNormalization(momentum=0.8)(hidden))
-    hidden = layers.Conv2D(2 * CHANNELS // 3, 3, padding="same", use_bias=False)(hidden)
+    hidden = layers.Conv2D(CHANNELS, 3, padding="same", use_bias=False)(hidden)
     hidden = layers.AveragePooling2D(2)(hidden)
     hidden = layers.Activation("elu")(layers.BatchNormalization(momentum=0.8)(hidden))
     outputs = layers.Dense(CLASSES)(layers.Flatten()(hidden))

@@ -1,11 +1,21 @@
 """The loss curves."""
 
+from typing import Any, Dict, Tuple
+
 from accum._cli.demo.report import deviation
 from accum._cli.demo.settings import MICRO_BATCHES
 
+COLORS = ("#9ecae1", "#08306b", "#d95f02")
+STYLES: Tuple[Dict[str, Any], ...] = (
+    # The first two coincide: one is thick and pale, the other thin and dashed on top of it.
+    {"linewidth": 8, "solid_capstyle": "round", "markersize": 8},
+    {"linewidth": 1.6, "linestyle": "--", "markersize": 3.5},
+    {"linewidth": 1.6, "markersize": 3.5},
+)
+
 
 def draw(settings, outcomes, path):
-    """Write the loss curves of the three runs to `path` as PNG."""
+    """Write the loss curves of the runs to `path` as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # optional, and slow to import
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -14,14 +24,11 @@ def draw(settings, outcomes, path):
     figure = Figure(figsize=(11, 5) if measured else (8, 5))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(1, 2 if measured else 1, 1)
-    full, accumulated, micro = outcomes
     if measured:
         _bars(figure.add_subplot(1, 2, 2), outcomes)
-    # The first two coincide: one is thick and pale, the other thin and dashed on top of it.
-    _curve(axes, full, color="#9ecae1", linewidth=8, solid_capstyle="round", marker="o", markersize=8)
-    _curve(axes, accumulated, color="#08306b", linewidth=1.6, linestyle="--", marker="o", markersize=3.5)
-    _curve(axes, micro, color="#d95f02", linewidth=1.6, marker="o", markersize=3.5)
-    _label(axes, settings, deviation(accumulated, full))
+    for outcome, color, style in zip(outcomes, COLORS, STYLES):
+        _curve(axes, outcome, color=color, marker="o", **style)
+    _label(axes, settings, deviation(outcomes[1], outcomes[0]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.tight_layout()
     figure.savefig(path, dpi=150, format="png")
@@ -29,13 +36,14 @@ def draw(settings, outcomes, path):
 
 def _bars(axes, outcomes):
     values = [outcome.training_mib for outcome in outcomes]
-    axes.barh([2, 1, 0], values, color=["#9ecae1", "#08306b", "#d95f02"], height=0.55)
-    for place, outcome in zip((2, 1, 0), outcomes):
+    places = range(len(outcomes))[::-1]
+    axes.barh(places, values, color=COLORS[: len(outcomes)], height=0.55)
+    for place, outcome in zip(places, outcomes):
         axes.text(0, place + 0.33, outcome.run.label, va="bottom")
         axes.text(outcome.training_mib, place, f" {outcome.training_mib:,.0f} MiB", va="center")
     axes.set_title("Memory for training")
     axes.set_xlim(0, 1.25 * max(values))
-    axes.set_ylim(-0.5, 2.8)
+    axes.set_ylim(-0.5, len(outcomes) - 0.2)
     axes.set_axis_off()
 
 

@@ -71,15 +71,18 @@ def _memory_note(outcomes):
 def _conclusion(outcomes, settings):
     if settings.face != MICRO_BATCHES:
         return []
-    full, split, small = outcomes
+    full = outcomes[0]
+    lines = [
+        "",
+        f"Each run made the same updates from the same batches of {full.run.batch_size}. Compared with the full batch:",
+    ]
+    return lines + [_comparison(outcome, full) for outcome in outcomes[1:]]
+
+
+def _comparison(split, full):
     memory = ""
     if full.training_mib and split.training_mib:
-        memory = f" took {split.training_mib / full.training_mib:.0%} of the memory for training and"
-    same = "the same network" if deviation(split, full) < 1e-3 else "another network"
-    return [
-        "",
-        f"In micro-batches of {split.run.micro_batch_size}, the batch of {full.run.batch_size}{memory} gave {same}: "
-        f"its weights differ by {deviation(split, full):.1e} at most.",
-        f"Batches of {small.run.batch_size} need as little memory, but train another network, in "
-        f"{small.updates / full.updates:.0f} times as many updates.",
-    ]
+        memory = f"1/{full.training_mib / split.training_mib:.1f} of the memory for training and "
+    largest = deviation(split, full)
+    result = "the same network" if largest < 1e-3 else "another network"
+    return f"- {split.run.label}: {memory}{result}, whose weights differ by {largest:.1e} at most"

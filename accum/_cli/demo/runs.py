@@ -14,7 +14,7 @@ import numpy as np
 
 from accum._cli import requirements
 from accum._cli.demo import data, faces, memory
-from accum._cli.demo.settings import MICRO_BATCHES, Run, three_runs
+from accum._cli.demo.settings import MICRO_BATCHES, Run, runs_to_compare
 from accum._tf import tf
 
 
@@ -27,9 +27,9 @@ class Outcome(NamedTuple):
       accuracy: share of test examples classified correctly, 0 to 1.
       weights: the trained weights.
       updates: number of steps made.
-      seconds: duration of the training, including tracing of graphs.
+      seconds: duration of the training; with micro-batches, without the tracing of graphs.
       peak_mib: peak memory of its process up to the end of the training, in MiB, or None.
-      idle_mib: peak memory before the training; with micro-batches, after another one on two examples.
+      idle_mib: peak memory before the training; with micro-batches, after another one in batches of two.
     """
 
     run: Run
@@ -52,7 +52,7 @@ class RunFailed(Exception):
 
 
 def run_all(settings):
-    """Run the three trainings one after the other. Returns their outcomes.
+    """Run the trainings one after the other. Returns their outcomes.
 
     Raises:
       RunFailed: if one of the processes ended without an outcome.
@@ -62,7 +62,7 @@ def run_all(settings):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     context = _process_context()
-    return [_in_own_process(context, settings, run) for run in three_runs(settings)]
+    return [_in_own_process(context, settings, run) for run in runs_to_compare(settings)]
 
 
 def _process_context():
@@ -129,9 +129,9 @@ def _outcome(settings, run):
     train, test = data.load(settings.seed)
     face = faces.BY_NAME[settings.face](run, settings)
     if settings.face == MICRO_BATCHES:
-        # What TensorFlow needs to trace and run any training at all is no matter of the batch.
-        first = data.Examples(train.images[:2], train.labels[:2])
-        faces.BY_NAME[settings.face](run, settings).train(first, 1, lambda loss: None)
+        # TensorFlow needs time and memory to trace and start any training, whatever the batch. The last batch is a
+        # single example: the graph is then traced for any size.
+        face.warm_up(data.Examples(train.images[:7], train.labels[:7]))
     progress = _Progress(run.label, settings.epochs * -(-len(train.labels) // run.batch_size))
     idle_mib, start = memory.peak_mib(), time.perf_counter()
     losses = face.train(train, settings.epochs, progress)
