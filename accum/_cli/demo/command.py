@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from accum._cli import plot_file
+from accum._cli import plot_file, requirements
 from accum._cli.demo import plot, report
 from accum._cli.demo.settings import FACES, MICRO_BATCHES, WHOLE_BATCH, Settings
 
@@ -37,7 +37,7 @@ def add_parser(commands):
         help="what sees the whole batch although it is computed in micro-batches (default: all); none: only two runs",
     )
     add("--batch-size", type=_positive, metavar="N", help="examples per update (default: 256)")
-    add("--epochs", type=_positive, metavar="E", help="passes over the images (default: 6; 20 with --face)")
+    add("--epochs", type=_positive, metavar="E", help="passes over the images (default: 8; 20 with --face)")
     add("--seed", type=_seed, default=0, metavar="S", help="seed for weights and data (default: %(default)s)")
     add("--plot", metavar="FILE.png", help=f"file for the loss curves; needs matplotlib (default: {DEFAULT_PLOT})")
     parser.set_defaults(
@@ -80,7 +80,7 @@ def _check(parser, arguments):
         numbers = f"{arguments.micro_batch_size} and {arguments.batch_size}"
         parser.error(f"--micro-batch-size must be at most --batch-size. Received: {numbers}.")
     if arguments.epochs is None:
-        arguments.epochs = 20 if accumulates else 6
+        arguments.epochs = 20 if accumulates else 8
     if arguments.plot is None and plot_file.is_possible():
         arguments.plot = DEFAULT_PLOT
     if arguments.plot is not None:
@@ -108,8 +108,17 @@ def _perform(parser, arguments):
         raise  # of standard output; the command line handles it
     except (runs.RunFailed, OSError) as error:
         print(f"python -m accum demo: {error}", file=sys.stderr)
+        _flush_or_discard()
         return 1
     return 0
+
+
+def _flush_or_discard():
+    """Write what waits for standard output; if that fails too, drop it, since one error has been reported."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        requirements.discard_output()
 
 
 def _draw(settings, outcomes, path):

@@ -8,7 +8,6 @@ MICRO_BATCHES = "micro-batches"
 
 WHOLE_BATCH = ("none", "batch_norm", "loss", "all")
 LEARNING_RATE = 0.1
-BATCH_NORM_RATE = 0.2  # batch normalisation allows more
 
 
 class Settings(NamedTuple):
@@ -49,13 +48,10 @@ def runs_to_compare(settings):
     if settings.face == MICRO_BATCHES:
         micro, whole = settings.micro_batch_size, settings.whole_batch
         # Same examples, updates and learning rate: only what a micro-batch sees of its batch differs.
-        rate, label = BATCH_NORM_RATE, f"micro-batches of {micro}"
-        runs = [
-            Run(f"full batch {size}", size, None, learning_rate=rate),
-            Run(label, size, None, micro, learning_rate=rate),
-        ]
+        label = f"micro-batches of {micro}"
+        runs = [Run(f"full batch {size}", size, None), Run(label, size, None, micro)]
         if whole != "none":
-            runs.insert(1, Run(f'{label}, whole_batch="{whole}"', size, None, micro, whole, rate))
+            runs.insert(1, Run(f'{label}, whole_batch="{whole}"', size, None, micro, whole))
         return tuple(runs)
     micro = size // steps
     return (
