@@ -133,6 +133,7 @@ CASES = {  # the model, x, y, what it is compiled with
     "AccumBatchNormalization": (replaced, IMAGES, CLASSES, {"loss": FROM_LOGITS}),
     "contrastive": (Towers, (X, OTHER), CLASSES, {"loss": contrastive}),
     "covariance": (dense, X, Y, {"loss": covariance, "metrics": [covariance]}),
+    "none, clipped": (sequential, X, Y, {"loss": losses.MeanSquaredError(reduction="none"), "clipnorm": 0.1}),
     "sum": (sequential, X, Y, {"loss": losses.MeanSquaredError(reduction="sum"), "lr": 0.002}),
 }
 
@@ -150,7 +151,8 @@ def trained(make, x, y, compile_with, wrap=lambda model: model, epochs=1, optimi
     model = wrap(filled(model))
     compile_with = dict(compile_with)
     rate = compile_with.pop("lr", 0.05)
-    made = tf.keras.optimizers.SGD(rate, momentum=0.5) if optimizer is None else optimizer()
+    clip = {name: compile_with.pop(name) for name in ("clipnorm",) if name in compile_with}
+    made = tf.keras.optimizers.SGD(rate, momentum=0.5, **clip) if optimizer is None else optimizer()
     model.compile(made, **compile_with)
     options = dict({"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": epochs}, **fit_with)
     history = model.fit(x, y, **options).history
