@@ -157,17 +157,17 @@ Each combination is one environment of `tox`, with a name such as `py311-tf2.15`
 
 - **passed**: all tests selected for this environment ran with the present sources, and none failed.
 - **passed (old)**: the same with earlier sources, those of the commit in the table. Each change is tested on every
-  TensorFlow version except 2.17 and 2.19 with one Python. Up to 2.15, a tenth of the other environments also run each
-  time, in turns (`scripts/turn.py`).
+  TensorFlow version except 2.17 and 2.19 with one Python. Up to 2.15, a twentieth of the other environments also run
+  each time, in turns (`scripts/turn.py`).
 - **failed**: a test failed, or no test ran.
 - **not run**: it has not been run, or not to the end. It may work.
 - **–**: TensorFlow has no wheel for it.
 
 In the tables, "tests" says which tests were selected. The "main" tests run in every environment. Those marked "line"
 differ between TensorFlow versions, but not between Pythons. "all" adds those that start processes or differ little
-between versions. Of many of these, each change runs one half on TensorFlow 2.2 and the other on 2.15, "odd turns" or
-"even turns", and all on the newest TensorFlow. "skipped" counts tests that do not apply to the environment, and
-"xfailed" known limits of its TensorFlow. `tests/support/exceptions.py` gives the reason for each.
+between versions. Of many of these, each change runs one half on TensorFlow 2.2 and 2.21 and the other on 2.15, "odd
+turns" or "even turns". "skipped" counts tests that do not apply to the environment, and "xfailed" known limits of its
+TensorFlow. `tests/support/exceptions.py` gives the reason for each.
 """
 
 

@@ -1,14 +1,14 @@
 """Choose what a landing runs: `python scripts/turn.py` prints its cells, longest first, for `tox run-parallel -e`.
 
 The cells of tox.ini's labels `lines` and `ci-beyond` always run: every TensorFlow line and every Python. Each of the
-others differs from one of them only by Python. They take turns, a tenth at a time: first those that failed or never
+others differs from one of them only by Python. They take turns, a twentieth at a time: first those that failed or never
 ran, then those that ran longest ago, according to docs/evidence.json. That file is committed, so a shallow clone and an
 unpacked source distribution choose the same cells, and the turn moves on with each landing that updates it.
 
 Of the tests marked `turns`, the oldest and the newest line of Keras 2 run a half each, and the other half at the next
-landing. `python scripts/turn.py half` prints which half the oldest line runs now, "odd" or "even". `python
-scripts/turn.py check` exits with 1 if the reports of both do not have the same tests in turns: of those that only one
-of them has, half would run nowhere.
+landing. The newest line of all, with Keras 3, runs what the oldest does. `python scripts/turn.py half` prints which
+half that is now, "odd" or "even". `python scripts/turn.py check` exits with 1 if the reports of both lines of Keras 2 do
+not have the same tests in turns: of those that only one of them has, half would run nowhere.
 """
 
 import json
@@ -23,7 +23,7 @@ import reports
 EVIDENCE = os.path.join(cells.ROOT, "docs", "evidence.json")
 ALWAYS = ("lines", "ci-beyond")
 TAKE_TURNS = ("", "v1")
-LANDINGS = 10
+LANDINGS = 20
 """After this many landings, each cell has run."""
 HALVES = ("py36-tf2.2", "py311-tf2.15")
 """The cells that run half of the tests that take turns: the oldest and the newest line of Keras 2."""

@@ -297,7 +297,7 @@ def test_a_demo_on_a_full_disk_ends_in_a_line(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal on Windows")
 def test_ctrl_c_ends_the_demo_in_a_line(tmp_path):
-    command = [sys.executable, "-m", "accum", "demo", "--face", "v1", "--epochs", "40"]
+    command = [sys.executable, "-m", "accum", "demo", "--face", "v1", "--epochs", "8"]
     process = subprocess.Popen(
         command,
         cwd=str(tmp_path),

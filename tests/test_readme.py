@@ -44,7 +44,17 @@ def said_last(block):
     return (int(found.group(1)), int(found.group(2))) if found else (9, 9)
 
 
-ALL = [pytest.param(page, block, id=page + "-" + str(i)) for page in PAGES for i, block in enumerate(blocks(page))]
+def marks(block):
+    """A block that some lines skip takes no turns."""
+    limited = re.search(r"(?m)^# TensorFlow [\d.]+ (or later|to )", block) or "import transformers" in block
+    return [pytest.mark.every_landing] if limited else []
+
+
+ALL = [
+    pytest.param(page, block, id=page + "-" + str(i), marks=marks(block))
+    for page in PAGES
+    for i, block in enumerate(blocks(page))
+]
 
 
 @pytest.mark.slow

@@ -80,35 +80,44 @@ def _process_context():
 def _in_own_process(context, settings, run):
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_execute, args=(sender, settings, run), daemon=True)
-    with _ignoring_interrupts():  # for what starts here, and goes on: Ctrl-C reaches every process of a terminal
-        process.start()
-    sender.close()  # the child has its own copy: if the child dies, `recv` sees the end
     try:
+        with _holding_interrupts():  # from what starts here, and goes on: Ctrl-C reaches every process of a terminal
+            process.start()
+        sender.close()  # the child has its own copy: if the child dies, `recv` sees the end
         outcome = receiver.recv()
     except EOFError:
         process.join()
         message = f"the run {run.label!r} ended with exit code {process.exitcode}."
         raise RunFailed(message) from None
     except BaseException:  # Ctrl-C
-        process.terminate()
+        if process.pid is not None:
+            process.terminate()
         raise
     finally:
-        process.join()
+        if process.pid is not None:
+            process.join()
     if isinstance(outcome, OSError):
         raise outcome
     return outcome
 
 
 @contextlib.contextmanager
-def _ignoring_interrupts():
-    if threading.current_thread() is not threading.main_thread():  # others can't set handlers
+def _holding_interrupts():
+    """Let Ctrl-C wait until the end of this context, and not reach the processes that start in it."""
+    if hasattr(signal, "pthread_sigmask"):  # which processes inherit
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    elif threading.current_thread() is not threading.main_thread():  # others can't set handlers
         yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    else:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def _execute(sender, settings, run):
