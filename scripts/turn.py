@@ -7,8 +7,8 @@ unpacked source distribution choose the same cells, and the turn moves on with e
 
 Of the tests marked `turns`, the oldest and the newest line of Keras 2 run a half each, and the other half at the next
 landing. The newest line of all, with Keras 3, runs what the oldest does. `python scripts/turn.py half` prints which
-half that is now, "odd" or "even". `python scripts/turn.py check` exits with 1 if the reports of both lines of Keras 2 do
-not have the same tests in turns: of those that only one of them has, half would run nowhere.
+half that is now, "odd" or "even". `python scripts/turn.py check` exits with 1 if the reports of both lines of Keras 2
+do not have the same tests in turns: of those that only one of them has, half would run nowhere.
 """
 
 import json
