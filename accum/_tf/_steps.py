@@ -113,7 +113,9 @@ def sums_activities() -> bool:
         return False
     if not _SUMS_ACTIVITIES:
         with tf.init_scope():
-            layer = tf.keras.layers.Activation("linear", activity_regularizer=tf.reduce_sum, dtype="float32")
+            layer = tf.keras.layers.Activation(
+                "linear", activity_regularizer=tf.reduce_sum, dtype="float32", name="accum_probe"
+            )
             layer(tf.ones([2, 1]))
             _SUMS_ACTIVITIES.append(float(layer.losses[0]) > 1.5)
     return _SUMS_ACTIVITIES[0]

@@ -63,8 +63,8 @@ def _memory_note(outcomes):
         return ["peak memory: this operating system does not report it"]
     idle = f"{min(outcome.idle_mib for outcome in outcomes):.0f}"
     return [
-        f"peak memory: of each run's own process, of which about {idle} MiB were in use before training; for training: "
-        "the rest"
+        f"peak memory: of each run's own process; about {idle} MiB of it were in use before training",
+        "for training: the peak memory less what was in use before training",
     ]
 
 
