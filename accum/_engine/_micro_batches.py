@@ -90,7 +90,7 @@ class MicroBatches:
 
         def returned(index: Any) -> List[Optional[Combined]]:
             part = self.part(self.batch, index)
-            if self._as_function:
+            if self._as_function and not tf.executing_eagerly():  # eagerly, the loop is Python's
                 return _within_function(lambda part: function(part, index), part)
             return tf.nest.flatten(function(part, index))
 
