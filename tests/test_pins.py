@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from accum._cli.doctor import audit, checks, drift, locks, matrix, osv, sbom, trial
+from accum._cli.doctor import audit, checks, drift, fixes, locks, matrix, osv, sbom, trial
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, "locks")
@@ -253,7 +253,6 @@ WRONG = {
         "--files is an option of --form pylock",
     ),
     "two things": (["--pins", "py39-tf2.10", "--audit"], "--pins does not go with"),
-    "an audit of nothing": (["--audit"], "no advisories come with accum, so there is nothing to compare with. Pass a"),
     "advisories alone": (["--advisories", "x"], "--advisories is an option of --audit and --sbom"),
     "no such advisories": (["--audit", "--advisories", "none.zip"], "none.zip can't be read: No such file"),
     "advisories of no form": (["--audit", "--advisories", __file__], "is neither a directory nor a zip archive"),
@@ -442,6 +441,51 @@ def test_a_directory_of_yaml_is_no_database(tmp_path):
     (tmp_path / "TEST-1.yaml").write_text("id: TEST-1")
     with pytest.raises(osv.Unreadable, match="has no .json files. Advisories in YAML must be converted to JSON first"):
         osv.read(str(tmp_path))
+
+
+def test_the_table_of_tensorflow_s_own_flaws_says_what_its_release_notes_do():
+    """Rows of the notes, read and typed once more for this test."""
+    fixed = {entry["id"]: [part[1] for part in entry["ranges"]] for entry in fixes.read()["packages"]["tensorflow"]}
+    assert fixed["CVE-2021-29512"] == ["2.2.3", "2.3.3", "2.4.2", "2.5.0"]
+    assert fixed["CVE-2022-41883"] == ["2.10.1", "2.11.0"]
+    assert fixed["CVE-2020-15190"] == ["1.15.4", "2.2.1", "2.3.1", "2.4.0"]
+    assert fixed["CVE-2021-41197"] == ["2.4.4", "2.5.3", "2.6.4", "2.7.2", "2.8.1", "2.9.0"]  # named three times
+    assert fixed["CVE-2022-35991"] == ["2.7.4", "2.8.4", "2.9.3", "2.10.1", "2.11.0"]
+    assert fixed["CVE-2023-33976"] == ["2.13.0"]
+    # Whole spans of numbers, as the notes have them
+    for year, first, last in ((2021, 29512, 29619), (2021, 37635, 37692), (2021, 41195, 41228), (2022, 29191, 29213)):
+        assert all(f"CVE-{year}-{number}" in fixed for number in range(first, last + 1))
+
+
+@pytest.mark.parametrize(
+    "version, newest, flaw, says",
+    [
+        ("2.10.0", "2.10.1", "CVE-2022-41883", "fixed in 2.10.1"),
+        ("2.10.1", "2.10.1", "CVE-2022-41883", None),
+        ("2.11.0", "2.11.0", "CVE-2022-41883", None),
+        ("2.12.0", "2.12.1", "CVE-2022-41883", None),
+        ("2.10.1", "2.10.1", "CVE-2023-33976", "no fix in 2.10, if it has this flaw; first fixed in 2.13.0"),
+        ("1.15.0", "1.15.0", "CVE-2021-29512", "no fix in 1.15, if it has this flaw; first fixed in 2.2.3"),
+        ("2.5.3", "2.5.3", "CVE-2022-29191", "no fix in 2.5, if it has this flaw; first fixed in 2.6.4"),
+        ("2.6.2", "2.6.2", "CVE-2022-21725", "fixed in 2.6.3, but 2.6.2 was the newest for this TensorFlow and Python"),
+        ("2.6.3", "2.6.5", "CVE-2022-27774", "fixed in 2.6.4 (in the curl that is built in)"),
+        ("2.15.1", "2.15.1", "CVE-2023-33976", None),
+    ],
+)
+def test_a_flaw_of_tensorflow_says_what_fixes_it_on_this_line(version, newest, flaw, says):
+    found = outlooks(fixes.read(), {"tensorflow": version}, {"tensorflow": newest})
+    assert says is None or found[flaw][1].startswith(says)
+    assert (flaw in found) == (says is not None)
+
+
+def test_an_audit_without_a_database_is_of_tensorflow_and_says_so():
+    done = doctor("--audit", "--json")
+    report = json.loads(done.stdout)
+    assert list(report["looked_up"]) == ["tensorflow"]
+    assert done.returncode == int(bool(report["advisories"]))
+    text = doctor("--audit").stdout
+    assert f"as of {fixes.read()['date']}" in text and "no flaw after 2.13.0, although" in text
+    assert "--advisories PATH" in text
 
 
 def test_an_audit_of_this_environment_reads_metadata_only(database, advisories):

@@ -1,18 +1,14 @@
 """Compare what is installed with a database of known advisories. Needs neither a network nor TensorFlow.
 
-accum comes without a database: the user passes one, and `osv` reads it. It knows nothing newer than its date.
+`fixes` reads the table of TensorFlow's own flaws that comes with accum, and `osv` a database that the user passes.
+Neither knows anything newer than its date.
 """
 
 import datetime
+import textwrap
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from accum._cli.doctor import installed
-
-NO_DATABASE = (
-    "no advisories come with accum, so there is nothing to compare with. Pass a database in the OSV format with "
-    "--advisories PATH: a zip archive or a directory of JSON files, such as OSV's export of the ecosystem PyPI, which "
-    "includes the PyPA advisory database."
-)
 
 NEVER, HERE, NOT_HERE, UNKNOWN = "never", "available", "unavailable", "none known"
 """The outlooks: no fix on this line; a fix to install; a fix that this Python can't have; no fix at all so far."""
@@ -39,7 +35,7 @@ class Advisory(NamedTuple):
 
 
 def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: str) -> List[Advisory]:
-    """The advisories of a record (see `osv.read`) that concern `packages`, {name: version}.
+    """The advisories of a record (see `osv.read` and `fixes.read`) that concern `packages`, {name: version}.
 
     `locked` is the lock of this line and Python: what it holds is the newest that could be installed on `locked_on`.
     """
@@ -52,7 +48,10 @@ def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: st
             hit = _range(entry["ranges"], packages[name])
             if hit is not None:
                 outlook, fix = _outlook(name, packages[name], entry["ranges"], hit, locked.get(name))
-                says = _says(name, packages[name], outlook, fix, locked.get(name), locked_on)
+                is_sure = "limits" not in record  # release notes do not say which versions have a flaw
+                says = _says(name, packages[name], outlook, fix, locked.get(name), locked_on, is_sure)
+                if "part" in entry:
+                    says += f" (in the {entry['part']} that is built in)"
                 about = {field: entry[field] for field in ("id", "aliases", "severity")}
                 found.append(Advisory(name, packages[name], outlook=outlook, fixed_by=fix, says=says, **about))
     return found
@@ -86,9 +85,11 @@ def _outlook(name, version, ranges, hit, newest):
     return (NOT_HERE if newest and key(newest) < key(fix) else HERE), fix
 
 
-def _says(name, version, outlook, fix, newest, locked_on):
+def _says(name, version, outlook, fix, newest, locked_on, is_sure):
     if outlook == UNKNOWN:
         return "no fix is known"
+    if outlook == NEVER and not is_sure:
+        return f"no fix in {installed.line(version)}, if it has this flaw; first fixed in {fix}"
     if outlook == NEVER:
         return f"never fixed in {installed.line(version)}; first fixed in {fix}"
     if outlook == NOT_HERE:
@@ -106,7 +107,7 @@ def age(record, today=None) -> int:
 def report(record, advisories: List[Advisory], packages: Dict[str, str]) -> Dict[str, Any]:
     """The audit, as `--json` prints it."""
     return {
-        "snapshot": {name: record[name] for name in ("date", "source")},
+        "snapshot": {name: record[name] for name in ("date", "source", "limits") if name in record},
         "days_old": age(record),
         "looked_up": dict(packages),
         "advisories": [dict(advisory._asdict()) for advisory in advisories],
@@ -120,6 +121,7 @@ def text(report: Dict[str, Any]) -> str:
         f"Advisories as of {snapshot['date']}, {report['days_old']} days ago. Nothing newer is known here.",
         f"Source: {snapshot['source']}.",
     ]
+    lines += textwrap.wrap(snapshot.get("limits", ""), 100)
     for name, version in sorted(report["looked_up"].items(), key=lambda pair: (pair[0] != "tensorflow", pair[0])):
         of_package = [advisory for advisory in found if advisory["package"] == name]
         if of_package:

@@ -8,7 +8,7 @@ import struct
 import sys
 
 import accum
-from accum._cli.doctor import audit, checks, drift, installed, locks, matrix, osv, remedies, sbom, trial
+from accum._cli.doctor import audit, checks, drift, fixes, installed, locks, matrix, osv, remedies, sbom, trial
 
 TIMEOUT = 120
 HERE = "this environment"
@@ -29,7 +29,7 @@ def add_parser(commands):
     parser.add_argument(
         "--audit",
         action="store_true",
-        help="list the advisories on what is installed, and what fixes them; needs --advisories",
+        help="list the known flaws of the installed TensorFlow and what fixes them; with --advisories, of all packages",
     )
     parser.add_argument(
         "--sbom",
@@ -39,8 +39,7 @@ def add_parser(commands):
     parser.add_argument(
         "--advisories",
         metavar="PATH",
-        help="of --audit and --sbom: a database in the OSV format, as a zip archive or a directory of JSON files; none "
-        "comes with accum",
+        help="of --audit and --sbom: a database in the OSV format, as a zip archive or a directory of JSON files",
     )
     parser.add_argument(
         "--pins",
@@ -105,8 +104,6 @@ def _check(arguments, parser):
         parser.error("--files is an option of --form pylock.")
     if arguments.advisories and not (arguments.audit or arguments.sbom):
         parser.error("--advisories is an option of --audit and --sbom.")
-    if arguments.audit and not arguments.advisories:
-        parser.error("--audit: " + audit.NO_DATABASE)
     if arguments.sbom and not sbom.is_possible():
         parser.error("--sbom: " + sbom.NO_LIBRARY)
 
@@ -142,22 +139,25 @@ def _audit(arguments, parser):
     looked_up = {name: version for name, version in packages.items() if name not in checks.DISTRIBUTIONS}
     if case.version:
         looked_up["tensorflow"] = case.version
-    if not arguments.advisories:
-        return _write_sbom(arguments.sbom, packages, "no advisories, because no --advisories were passed")
     try:
-        snapshot = osv.read(arguments.advisories)
+        known = osv.read(arguments.advisories) if arguments.advisories else fixes.read()
     except osv.Unreadable as error:
         parser.error(f"--advisories: {error}")
+    if not arguments.advisories:
+        looked_up = {name: version for name, version in looked_up.items() if name in known["packages"]}
     locked = drift.pins(case, record)
     locked = dict(locked, tensorflow=locks.tensorflow(locked)) if locked else {}
-    found = audit.find(snapshot, looked_up, locked, record["date"])
+    found = audit.find(known, looked_up, locked, record["date"])
     if arguments.sbom:
-        # TensorFlow's advisories concern the distribution that is installed.
-        named = [one._replace(package=case.holder.name) if one.package == "tensorflow" else one for one in found]
-        source = f"{snapshot['source']}, as of {snapshot['date']}"
-        _write_sbom(arguments.sbom, packages, f"{len(found)} advisories", named, source)
+        if arguments.advisories:
+            # TensorFlow's advisories concern the distribution that is installed.
+            named = [one._replace(package=case.holder.name) if one.package == "tensorflow" else one for one in found]
+            source = f"{known['source']}, as of {known['date']}"
+            _write_sbom(arguments.sbom, packages, f"{len(found)} advisories", named, source)
+        else:  # part of them would read as if it were all
+            _write_sbom(arguments.sbom, packages, "no advisories, because no --advisories were passed")
     if arguments.audit:
-        report = audit.report(snapshot, found, looked_up)
+        report = audit.report(known, found, looked_up)
         print(json.dumps(report, indent=2) if arguments.json else audit.text(report))
         return int(bool(found))
     return 0
@@ -168,7 +168,6 @@ def _write_sbom(path, packages, says, advisories=(), source=""):
     with open(path, "w", encoding="utf-8") as file:
         file.write(sbom.bom(packages, advisories, source))
     print(f"{path}: {len(packages)} packages, {says}", file=sys.stderr)
-    return 0
 
 
 def facts():
