@@ -1,8 +1,9 @@
 """What `accum.StepLogger` costs: the median time of a batch with it, divided by that without it.
 
-Both models train in turn, in rounds, so that both see whatever else the machine does.
+Both models train in turn, in rounds, so that both see whatever else the machine does. The ratio is the median of the
+rounds, with the middle half of them.
 
-    python benchmarks/step_logger.py --rounds 6
+    python benchmarks/step_logger.py --rounds 16
 """
 
 import argparse
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 import accum
 
-BATCHES = 14
+BATCHES = 50
 SKIPPED = 3  # in each round: they trace, and warm up
 
 
@@ -56,14 +57,17 @@ def measure(name, options, batch_size, rounds):
             times = Times()
             callbacks = [times] + ([accum.StepLogger(verbose=0)] if place else [])
             models[place].fit(x, y, batch_size=batch_size, verbose=0, callbacks=callbacks)
-            seconds[place].extend(times.seconds[SKIPPED:])
-    without, with_it = map(statistics.median, seconds)
-    print(f"{name}: {1000 * without:.1f} ms without, {1000 * with_it:.1f} ms with it: {with_it / without:.3f}")
+            seconds[place].append(times.seconds[SKIPPED:])
+    medians = [[statistics.median(part) for part in each] for each in seconds]
+    ratios = sorted(with_it / without for without, with_it in zip(*medians))
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    milliseconds = 1000 * statistics.median(medians[0])
+    print(f"{name}: {milliseconds:.1f} ms; with it {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}) of that")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=16)
     rounds = parser.parse_args().rounds
     measure("accum_steps=4, batches of 32", {"accum_steps": 4}, 32, rounds)
     measure("micro_batch_size=32, batches of 128", {"micro_batch_size": 32}, 128, rounds)

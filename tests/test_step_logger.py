@@ -216,6 +216,35 @@ def test_a_cycle_that_made_no_step_is_not_logged_with_the_next_one():
     assert logger.history["examples"] == [24, 24]
 
 
+@pytest.mark.parametrize(
+    "call, steps, start", [("flush", [[5, 5], [5] * 4, [5, 5]], 0), ("reset", [[5] * 4, [5, 5]], 10)]
+)
+def test_a_cycle_that_the_user_ends_is_logged_apart(call, steps, start):
+    class EndsCycle(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                getattr(model.optimizer, call)()
+
+    model = accum.GradientAccumulateModel.from_model(plain_model(), accum_steps=4)
+    model.compile(tf.keras.optimizers.SGD(0.0), "mse", run_eagerly=True)
+    logger = accum.StepLogger(average_over=3, verbose=0)
+    model.fit(X, Y, batch_size=5, shuffle=False, verbose=0, callbacks=[EndsCycle(), logger])
+    oracle = Oracle()
+    for sizes in steps:
+        start = oracle.step(sizes, start)
+    assert_logged(logger.history, oracle.history)
+
+
+def test_steps_that_do_not_fit_are_said(monkeypatch, capsys):
+    monkeypatch.setattr("accum._keras._step_recorder.ROWS", 2)
+    logger = logged(5, accum_steps=2, epochs=2)
+    wanted = expected([[5, 5]] * 4, epochs=2)
+    assert logger.history["step"] == [1, 2, 5, 6]
+    for name in ("loss", "gradient_norm", "examples"):
+        np.testing.assert_allclose(logger.history[name], [wanted[name][step] for step in (0, 1, 4, 5)], rtol=1e-5)
+    assert capsys.readouterr().out.count("2 steps were not logged") == 2
+
+
 @pytest.mark.parametrize("name", ["whole_batch", "auto", "single", "sum"])
 def test_no_noise_scale_is_logged_where_it_cannot_be_known(name):
     options, size, loss, words = {

@@ -223,10 +223,14 @@ class GradientAccumulateOptimizer:
             if _tf.is_tracing() and not self._cycle.is_bare:
                 raise ValueError("`flush` and `reset` can't be traced before the first micro step has been traced.")
             return None
-        if tf.distribute.has_strategy() or not self._cycle.strategy:
-            return function()
-        with self._cycle.strategy.scope():
-            return function()
+        in_scope = tf.distribute.has_strategy() or not self._cycle.strategy
+        with contextlib.ExitStack() as stack:
+            if not in_scope:
+                stack.enter_context(self._cycle.strategy.scope())
+            result = function()
+        if self._internals.recorder is not None:
+            self._internals.recorder.end_cycle()
+        return result
 
     def _apply_bare(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Any:
         with tf.init_scope():

@@ -3,12 +3,14 @@
 The recorder is part of the graph only while a `StepLogger` follows the model. Each replica keeps its own sums, so
 nothing is communicated:
 
-    a batch begins            -> keep the sums of the last step as a row, if there was one
-    gradients of a micro-batch-> add their squared norm
-    the optimizer's step      -> the squared norm of its gradient, and the learning rate
-    the batch ends            -> add its loss
+    gradients of a micro-batch-> add their squared norm to the row of this cycle
+    the optimizer's step      -> add the squared norm of its gradient, and the learning rate
+    the batch ends            -> add its loss; where a cycle has ended, go on to the next row
+
+Everything is added in place, in few operations: each waits for the one before it, which costs more than the arithmetic.
 """
 
+import math
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from accum._keras._internals import internals_of
 from accum._tf import Gradient, GradsAndVars, Scalar, tf
 
 ROWS = 4096
-"""How many steps fit between two reads."""
+"""How many cycles fit between two reads."""
 
 
 class Sums(NamedTuple):
@@ -42,6 +44,9 @@ class Sums(NamedTuple):
     number: Any = 0.0  # how many steps there were before
 
 
+_STEPS = Sums._fields.index("steps")
+
+
 def squared_norm(grads: Sequence[Optional[Gradient]], compiled: bool = False) -> tf.Tensor:
     """Return the sum of squares of all gradients, a float32 scalar. Rows of a sparse gradient are summed first.
 
@@ -49,13 +54,13 @@ def squared_norm(grads: Sequence[Optional[Gradient]], compiled: bool = False) ->
       grads: tensors, `tf.IndexedSlices` or None.
       compiled: whether XLA compiles this, which does not know the number of different rows.
     """
-    squares = [tf.constant(0.0)]
+    squares = []
     for grad in grads:
         if isinstance(grad, tf.IndexedSlices):
             grad = tf.convert_to_tensor(grad) if compiled else _summed_rows(grad)
         if grad is not None:
-            squares.append(2.0 * tf.cast(tf.nn.l2_loss(tf.cast(grad, _tf.at_least_float32(grad.dtype))), tf.float32))
-    return tf.add_n(squares)
+            squares.append(tf.cast(tf.nn.l2_loss(tf.cast(grad, _tf.at_least_float32(grad.dtype))), tf.float32))
+    return 2.0 * tf.add_n(squares) if squares else tf.constant(0.0)
 
 
 def _summed_rows(grad: tf.IndexedSlices) -> tf.Tensor:
@@ -105,11 +110,12 @@ class StepRecorder:
         self._optimizer = optimizer
         self._unwrapped: Any = None  # a train step that the user has set on a plain model
         self._given: Dict[int, Any] = {}  # replica -> the sums of a batch that was split into micro-batches
+        self._is_in_batch = False
         with tf.init_scope(), model.distribute_strategy.scope():
             width = len(Sums._fields)
-            self._sums = _tf.new_statistic("step_sums", [width], tf.float32)
-            self._rows = _tf.new_statistic("step_rows", [ROWS, width], tf.float32)
-            self._filled = _tf.new_statistic("steps_recorded", [], tf.float32)
+            # The row of the present cycle is the one after those of `_cycles`; more than fit share the last.
+            self._rows = _tf.new_statistic("step_rows", [ROWS + 1, width], tf.float32)
+            self._cycles = _tf.new_statistic("cycles_recorded", [], tf.float32)
             self._batch = _tf.new_statistic("batch_examples", [], tf.float32)
             self._losses = _tf.new_statistic("losses_so_far", [2], tf.float32)  # sum and weight, in this epoch
 
@@ -163,20 +169,18 @@ class StepRecorder:
 
     @_tf.untouched_by_autograph
     def begin(self, data: Any) -> None:
-        """Begin a batch. Doing so twice is like once, as long as nothing was added."""
-        sums, rows, filled = map(_replicas.local_variable, (self._sums, self._rows, self._filled))
-        latest, place = sums.read_value(), filled.read_value()
-        is_full = latest[Sums._fields.index("steps")] > 0.0
-        row = tf.cast(tf.minimum(place, ROWS - 1.0), tf.int32)
-        with tf.control_dependencies([rows.scatter_nd_update([[row]], [latest])]):
-            kept = filled.assign_add(tf.cast(is_full, tf.float32), read_value=False)
-        with tf.control_dependencies(_known([kept])):
-            sums.assign(tf.where(is_full, tf.zeros_like(latest), latest), read_value=False)
+        """Begin a batch. Doing so twice is like once."""
+        self._is_in_batch = True
         try:
             examples = _tf.count_examples(data)
         except ValueError:  # there is nothing to count
             examples = tf.constant(float("nan"))
         _replicas.local_variable(self._batch).assign(examples, read_value=False)
+
+    def _add(self, vector: tf.Tensor) -> Any:
+        """Add to the row of the present cycle. Returns what to wait for."""
+        place = tf.cast(tf.minimum(_replicas.local_variable(self._cycles).read_value(), float(ROWS)), tf.int32)
+        return _replicas.local_variable(self._rows).scatter_nd_add([[place]], [vector])
 
     @_tf.untouched_by_autograph
     def sums_of(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Any) -> tf.Tensor:
@@ -235,7 +239,7 @@ class StepRecorder:
         vector = as_vector(sums._replace(squares=sums.squares * factor**2, examples=examples))
         if self._optimizer._cycle.plan.nonfinite == "skip_micro":
             vector = tf.where(tf.math.is_finite(vector[0]), vector, tf.zeros_like(vector))
-        _replicas.local_variable(self._sums).assign_add(vector, read_value=False)
+        self._add(vector)
 
     @property
     def _scale(self) -> float:
@@ -253,7 +257,7 @@ class StepRecorder:
             learning_rate=_tf.learning_rate_now(inner),
             number=tf.cast(_tf.native(inner.iterations), tf.float32),
         )
-        return _known([_replicas.local_variable(self._sums).assign_add(as_vector(sums), read_value=False)])
+        return [self._add(as_vector(sums))]
 
     @_tf.untouched_by_autograph
     def on_bare_step(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Tuple[GradsAndVars, bool]:
@@ -271,7 +275,7 @@ class StepRecorder:
 
     @_tf.untouched_by_autograph
     def end(self, logs: Any) -> None:
-        """End a batch: add its loss, and forget a cycle that has ended without a step."""
+        """End a batch: add its loss, and go on to the next row if its cycle has ended."""
         examples = _replicas.local_variable(self._batch).read_value()
         before, now = _replicas.local_variable(self._losses), self._losses_so_far()
         change = now - before.read_value()
@@ -281,13 +285,12 @@ class StepRecorder:
         # The metric of a loss adds up over an epoch: in between, something else may have used or reset it.
         change = tf.where(tf.equal(change[1], examples), change, tf.fill([2], float("nan")))
         change = tf.where(now[1] > 0.0, change, other)
-        sums = _replicas.local_variable(self._sums)
-        with tf.control_dependencies(_known([before.assign(now, read_value=False)])):
-            sums.assign_add(as_vector(Sums(loss=change[0], loss_weight=change[1])), read_value=False)
-        latest = sums.read_value()
-        has_none = latest[Sums._fields.index("steps")] < 0.5
-        is_over = tf.logical_and(has_none, tf.equal(self._optimizer.micro_step, 0))
-        sums.assign(tf.where(is_over, tf.zeros_like(latest), latest), read_value=False)
+        stored = before.assign(now, read_value=False)
+        added = self._add(as_vector(Sums(loss=change[0], loss_weight=change[1])))
+        with tf.control_dependencies([each for each in (stored, added) if each is not None]):
+            is_over = tf.cast(tf.equal(self._optimizer.micro_step, 0), tf.float32)
+            _replicas.local_variable(self._cycles).assign_add(is_over, read_value=False)
+        self._is_in_batch = False
 
     def _losses_so_far(self) -> tf.Tensor:
         """Return the sum and the weight of the losses in this epoch, from the metrics that track them."""
@@ -309,28 +312,34 @@ class StepRecorder:
 
     def begin_epoch(self) -> None:
         """Begin an epoch, for which Keras has reset its metrics."""
+        self._is_in_batch = False  # an epoch before may have been interrupted
         for part in self._parts(self._losses):
             part.assign(tf.zeros_like(part))
 
+    def end_cycle(self) -> None:
+        """Go on to the next row, if something other than a batch has ended an unfinished cycle."""
+        if not tf.executing_eagerly() or self._is_in_batch:
+            return
+        present = int(self._parts(self._cycles)[0].numpy())
+        if present <= ROWS and any(np.any(part[present].numpy() != 0.0) for part in self._parts(self._rows)):
+            for part in self._parts(self._cycles):
+                part.assign_add(1.0)
+
     def collect(self) -> Tuple[List[Sums], int]:
-        """Return the steps since the last call, summed over replicas, and the number of others that did not fit."""
-        filled = int(self._parts(self._filled)[0].numpy())
-        rows = np.stack([part[: min(filled, ROWS)].numpy() for part in self._parts(self._rows)]).astype(np.float64)
-        latest = np.stack([part.numpy() for part in self._parts(self._sums)]).astype(np.float64)
-        has_stepped = latest[0, Sums._fields.index("steps")] > 0.0
-        if has_stepped:
-            rows = np.concatenate([rows, latest[:, np.newaxis]], axis=1)
-        self._clear(has_stepped or int(self._optimizer.micro_step) == 0)
-        common = len(Sums._fields) - Sums._fields.index("steps")
-        summed = np.concatenate([rows.sum(0)[:, :-common], rows[0][:, -common:]], axis=1)
-        return [Sums(*map(float, row)) for row in summed], max(filled - ROWS, 0)
+        """Return the steps since the last call, summed over replicas, and the number of cycles that did not fit."""
+        ended = int(self._parts(self._cycles)[0].numpy())
+        rows = np.stack([part.numpy() for part in self._parts(self._rows)]).astype(np.float64)
+        present = np.full_like(rows[:, 0], math.nan) if ended > ROWS else rows[:, ended]
+        is_between = int(self._optimizer.micro_step) == 0  # then only a traced `flush` can have left something there
+        self._begin_with(np.zeros_like(present) if is_between else present)
+        rows = rows[:, : min(ended + is_between, ROWS)]
+        rows = rows[:, rows[0, :, _STEPS] > 0.0]  # not the cycles that ended without a step
+        summed = np.concatenate([rows.sum(0)[:, :_STEPS], rows[0][:, _STEPS:]], axis=1)
+        return [Sums(*map(float, row)) for row in summed], max(ended - ROWS, 0)
 
-    def _clear(self, is_between_cycles: bool) -> None:
-        for var in [self._filled] + ([self._sums] if is_between_cycles else []):
-            for part in self._parts(var):
-                part.assign(tf.zeros_like(part))
-
-
-def _known(operations: Sequence[Any]) -> List[Any]:
-    """Leave out what is None, as an assignment returns eagerly."""
-    return [each for each in operations if each is not None]
+    def _begin_with(self, present: np.ndarray) -> None:
+        """Empty the rows but for the present cycle, whose row is given for each replica."""
+        for part in self._parts(self._cycles):
+            part.assign(0.0)
+        for part, row in zip(self._parts(self._rows), present):
+            part.assign(tf.concat([[tf.cast(row, tf.float32)], tf.zeros([ROWS, len(row)])], 0))
