@@ -55,7 +55,7 @@ class Accumulator(CheckpointOnly):
             return self._add_rows(grad, weight)
         grad = weighted(tf.cast(grad, total.dtype.base_dtype), weight)
         added = total.assign_add(grad, read_value=False)
-        return added if self.rows is None else tf.group(added, self._touch_all())
+        return added if self.rows is None else tf.group(added, self._touch(grad))
 
     def has_one_pass(self, grad: Optional[Gradient]) -> bool:
         """Whether `add_in_one_pass` accepts `grad`: a dense gradient whose dtype can represent any float32 weight."""
@@ -74,6 +74,7 @@ class Accumulator(CheckpointOnly):
         """Make the running mean (1 - share) * mean + share * grad, where mean is 0 if `is_first`. Returns an op."""
         total = local_variable(self.total)
         before = tf.where(is_first, tf.zeros_like(total), total.read_value())
+        touched = self._touch(grad)
         if grad is None:
             grad = tf.zeros_like(total)
         elif isinstance(grad, tf.IndexedSlices):
@@ -81,7 +82,7 @@ class Accumulator(CheckpointOnly):
         # The form mean + share * (grad - mean) could overflow in a 16-bit dtype.
         kept = before * tf.cast(1.0 - share, before.dtype)
         moved = total.assign(kept + weighted(tf.cast(grad, before.dtype), share), read_value=False)
-        return moved if self.rows is None else tf.group(moved, self._touch_all())
+        return moved if touched is None else tf.group(moved, touched)
 
     def peek(self, grad: Optional[Gradient], weight: Optional[Scalar], is_first: Union[bool, tf.Tensor]) -> Gradient:
         """Return the sum including `weight * grad`, without storing it if the gradient is dense.
@@ -146,12 +147,15 @@ class Accumulator(CheckpointOnly):
         total = local_variable(self.total)
         values = weighted(tf.cast(grad.values, total.dtype.base_dtype), weight)
         added = scatter(total, grad.indices, values, "add")
-        if self.rows is None:
-            return added
-        return tf.group(added, scatter(local_variable(self.rows), grad.indices, tf.ones_like(grad.indices, tf.bool)))
+        return added if self.rows is None else tf.group(added, self._touch(grad))
 
-    def _touch_all(self) -> tf.Operation:
+    def _touch(self, grad: Optional[Gradient]) -> Optional[tf.Operation]:
+        """Mark the rows that a gradient touches. Returns an op, or None if there is nothing to mark."""
+        if self.rows is None or grad is None:
+            return None
         mask = local_variable(self.rows)
+        if isinstance(grad, tf.IndexedSlices):
+            return scatter(mask, grad.indices, tf.ones_like(grad.indices, tf.bool))
         return mask.assign(tf.ones_like(mask), read_value=False)
 
 
