@@ -305,6 +305,7 @@ def test_ctrl_c_ends_the_demo_in_a_line(tmp_path):
         stderr=subprocess.PIPE,
         universal_newlines=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert process.stdout.readline().startswith("full batch 256: ")  # the second run has begun, or is about to
     os.killpg(process.pid, signal.SIGINT)
