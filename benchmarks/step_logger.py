@@ -1,7 +1,7 @@
 """What `accum.StepLogger` costs: the median time of a batch with it, divided by that without it.
 
-Both models train in turn, in rounds, so that both see whatever else the machine does. The ratio is the median of the
-rounds, with the middle half of them.
+One model trains with and without it in turn, so that both see whatever else the machine does. Two models that are alike
+differ by more than what is measured here. The ratio is the median of the rounds, with the middle half of them.
 
     python benchmarks/step_logger.py --rounds 16
 """
@@ -51,12 +51,12 @@ def measure(name, options, batch_size, rounds):
     random = np.random.RandomState(0)
     x = random.normal(size=(BATCHES * batch_size, 32, 32, 3)).astype("float32")
     y = random.randint(10, size=len(x))
-    models, seconds = (model_of(options), model_of(options)), ([], [])
+    model, seconds = model_of(options), ([], [])
     for number in range(rounds):
         for place in (0, 1) if number % 2 else (1, 0):
             times = Times()
             callbacks = [times] + ([accum.StepLogger(verbose=0)] if place else [])
-            models[place].fit(x, y, batch_size=batch_size, verbose=0, callbacks=callbacks)
+            model.fit(x, y, batch_size=batch_size, verbose=0, callbacks=callbacks)
             seconds[place].append(times.seconds[SKIPPED:])
     medians = [[statistics.median(part) for part in each] for each in seconds]
     ratios = sorted(with_it / without for without, with_it in zip(*medians))
