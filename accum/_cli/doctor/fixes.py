@@ -4,8 +4,9 @@ Each group there has the patches that fix its flaws, the last one of each line, 
 those of libraries that are built into its wheels. A release from 2.0 on that no group names for a flaw counts as fixed
 if it is of a newer line than all named ones.
 
-Source: https://github.com/tensorflow/tensorflow/blob/master/RELEASE.md. Where four of its notes name CVE-2022-35935
-for two flaws, the second is taken for CVE-2022-35991, whose operation they name.
+Source: https://github.com/tensorflow/tensorflow/blob/master/RELEASE.md, read in the copy at
+https://github.com/ROCm/tensorflow-upstream/blob/0652361b8a42ee027ebb8d2b6db5d5137ca4adeb/RELEASE.md. Where four of its
+notes name CVE-2022-35935 for two flaws, the second is taken for CVE-2022-35991, whose operation they name.
 """
 
 import json
