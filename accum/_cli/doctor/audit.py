@@ -10,8 +10,10 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from accum._cli.doctor import installed
 
-NEVER, HERE, NOT_HERE, UNKNOWN = "never", "available", "unavailable", "none known"
-"""The outlooks: no fix on this line; a fix to install; a fix that this Python can't have; no fix at all so far."""
+NEVER, HERE, NOT_HERE, UNKNOWN, UNNAMED = "never", "available", "unavailable", "none known", "none named"
+"""The outlooks: no fix on this line; a fix to install; a fix that this Python can't have; no fix at all so far; no fix
+on this line in a record that does not say whether the line has the flaw.
+"""
 
 
 LAST_1_15 = "1.15.5"
@@ -21,7 +23,8 @@ LAST_1_15 = "1.15.5"
 class Advisory(NamedTuple):
     """An advisory that concerns an installed package.
 
-    `fixed_by` is the first version without the flaw, in this line if `outlook` is not "never"; None if unknown.
+    `fixed_by` is the first version without the flaw, None if unknown. It is of another line if `outlook` is "never" or
+    "none named".
     """
 
     package: str
@@ -48,8 +51,9 @@ def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: st
             hit = _range(entry["ranges"], packages[name])
             if hit is not None:
                 outlook, fix = _outlook(name, packages[name], entry["ranges"], hit, locked.get(name))
-                is_sure = "limits" not in record  # release notes do not say which versions have a flaw
-                says = _says(name, packages[name], outlook, fix, locked.get(name), locked_on, is_sure)
+                if outlook == NEVER and "limits" in record:
+                    outlook = UNNAMED
+                says = _says(name, packages[name], outlook, fix, locked.get(name), locked_on)
                 if "part" in entry:
                     says += f" (in the {entry['part']} that is built in)"
                 about = {field: entry[field] for field in ("id", "aliases", "severity")}
@@ -85,10 +89,10 @@ def _outlook(name, version, ranges, hit, newest):
     return (NOT_HERE if newest and key(newest) < key(fix) else HERE), fix
 
 
-def _says(name, version, outlook, fix, newest, locked_on, is_sure):
+def _says(name, version, outlook, fix, newest, locked_on):
     if outlook == UNKNOWN:
         return "no fix is known"
-    if outlook == NEVER and not is_sure:
+    if outlook == UNNAMED:
         return f"no fix in {installed.line(version)}, if it has this flaw; first fixed in {fix}"
     if outlook == NEVER:
         return f"never fixed in {installed.line(version)}; first fixed in {fix}"
@@ -143,5 +147,5 @@ def _counted(number):
 def _summary(advisories):
     outlooks = [advisory["outlook"] for advisory in advisories]
     words = {HERE: "to be fixed by an upgrade", NOT_HERE: "out of reach on this Python", NEVER: "never fixed here"}
-    words[UNKNOWN] = "without a fix"
+    words.update({UNKNOWN: "without a fix", UNNAMED: "without a named fix on this line"})
     return ", ".join(f"{outlooks.count(outlook)} {words[outlook]}" for outlook in words if outlook in outlooks)

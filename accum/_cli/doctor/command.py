@@ -144,6 +144,8 @@ def _audit(arguments, parser):
     except osv.Unreadable as error:
         parser.error(f"--advisories: {error}")
     if not arguments.advisories:
+        if arguments.audit and not case.version:
+            parser.error("--audit: TensorFlow is not installed here. Pass --advisories to audit other packages.")
         looked_up = {name: version for name, version in looked_up.items() if name in known["packages"]}
     locked = drift.pins(case, record)
     locked = dict(locked, tensorflow=locks.tensorflow(locked)) if locked else {}

@@ -1,8 +1,7 @@
 """The flaws of TensorFlow that its release notes name as fixed, gathered in `fixes.json` on the date that it states.
 
 Each group there has the patches that fix its flaws, the last one of each line, and the flaws: TensorFlow's own, and
-those of libraries that are built into its wheels. A release from 2.0 on that no group names for a flaw counts as fixed
-if it is of a newer line than all named ones.
+those of libraries that are built into its wheels. A release of a newer line than all of these counts as fixed.
 
 Source: https://github.com/tensorflow/tensorflow/blob/master/RELEASE.md, read in the copy at
 https://github.com/ROCm/tensorflow-upstream/blob/0652361b8a42ee027ebb8d2b6db5d5137ca4adeb/RELEASE.md. Where four of its
