@@ -144,7 +144,8 @@ def test_sparse_rows_in_a_session(pattern, use_resource, reduction):
             return session.run(table)
 
     expected = trained(False, [union(given[:2]), union(given[2:])])
-    np.testing.assert_allclose(trained(True, given), expected, rtol=0, atol=5e-7)
+    atol = 2e-7 if reduction == "mean" else 5e-7  # a running mean is rounded at each micro step
+    np.testing.assert_allclose(trained(True, given), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.law("L15")

@@ -242,7 +242,7 @@ def test_steps_that_do_not_fit_are_said(monkeypatch, capsys):
     assert logger.history["step"] == [1, 2, 5, 6]
     for name in ("loss", "gradient_norm", "examples"):
         np.testing.assert_allclose(logger.history[name], [wanted[name][step] for step in (0, 1, 4, 5)], rtol=1e-5)
-    assert capsys.readouterr().out.count("2 steps were not logged") == 2
+    assert capsys.readouterr().out.count("2 cycles were not logged") == 2
 
 
 @pytest.mark.parametrize("name", ["whole_batch", "auto", "single", "sum"])

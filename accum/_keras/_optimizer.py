@@ -223,9 +223,8 @@ class GradientAccumulateOptimizer:
             if _tf.is_tracing() and not self._cycle.is_bare:
                 raise ValueError("`flush` and `reset` can't be traced before the first micro step has been traced.")
             return None
-        in_scope = tf.distribute.has_strategy() or not self._cycle.strategy
         with contextlib.ExitStack() as stack:
-            if not in_scope:
+            if self._cycle.strategy and not tf.distribute.has_strategy():
                 stack.enter_context(self._cycle.strategy.scope())
             result = function()
         if self._internals.recorder is not None:

@@ -8,7 +8,8 @@ from typing import Any, Dict, List, Optional
 from accum import _check, _tf
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
-from accum._keras._step_recorder import ROWS, StepRecorder, Sums
+from accum._keras._step_recorder import ROWS, StepRecorder
+from accum._keras._step_sums import Sums
 from accum._tf import tf
 
 COLUMNS = ("step", "loss", "gradient_norm", "examples", "learning_rate", "noise_scale")
@@ -157,7 +158,7 @@ class StepLogger(tf.keras.callbacks.Callback):
             for name, value in values.items():
                 self.history[name].append(value)
         if lost:
-            print(f"StepLogger: {lost} steps were not logged, because more than {ROWS} passed between two reads.")
+            print(f"StepLogger: {lost} cycles were not logged, because more than {ROWS} passed between two reads.")
         if self._file is not None:
             csv.writer(self._file).writerows([[values[name] for name in COLUMNS] for values in logged])
             self._file.flush()

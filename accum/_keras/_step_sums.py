@@ -1,0 +1,76 @@
+"""What is added up for each step that a `StepLogger` follows."""
+
+from typing import Any, NamedTuple, Optional, Sequence
+
+from accum import _tf
+from accum._tf import Gradient, Scalar, tf
+
+
+class Sums(NamedTuple):
+    """What a replica adds up for a step, in float32. The first five are those of `SquaredNorms`."""
+
+    squares: Any = 0.0
+    weight: Any = 0.0
+    per_size: Any = 0.0
+    squares_per_size: Any = 0.0
+    parts: Any = 0.0
+    sizes: Any = 0.0  # sum(b_i)
+    divisor: Any = 0.0  # by which the gradient of the step is divided to give the mean, if it is a sum
+    examples: Any = 0.0
+    loss: Any = 0.0  # sum over examples
+    loss_weight: Any = 0.0
+    # Of the step, the same on each replica:
+    steps: Any = 0.0  # 1 if a step was made
+    squared_norm: Any = 0.0  # of the gradient that the inner optimizer got
+    learning_rate: Any = 0.0
+    number: Any = 0.0  # how many steps there were before
+
+
+def squared_norm(grads: Sequence[Optional[Gradient]], compiled: bool = False) -> tf.Tensor:
+    """Return the sum of squares of all gradients, a float32 scalar. Rows of a sparse gradient are summed first.
+
+    Args:
+      grads: tensors, `tf.IndexedSlices` or None.
+      compiled: whether XLA compiles this, which does not know the number of different rows.
+    """
+    squares = []
+    for grad in grads:
+        if isinstance(grad, tf.IndexedSlices):
+            grad = tf.convert_to_tensor(grad) if compiled else _summed_rows(grad)
+        if grad is not None:
+            squares.append(tf.cast(tf.nn.l2_loss(tf.cast(grad, _tf.at_least_float32(grad.dtype))), tf.float32))
+    return 2.0 * tf.add_n(squares) if squares else tf.constant(0.0)
+
+
+def _summed_rows(grad: tf.IndexedSlices) -> tf.Tensor:
+    rows, places = tf.unique(grad.indices)
+    return tf.math.unsorted_segment_sum(grad.values, places, tf.size(rows))
+
+
+def norms_of_micro_batch(
+    grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Any, compiled: bool = False
+) -> Sums:
+    """Return what a micro-batch adds to the sums.
+
+    Args:
+      grads: its gradients.
+      weight: its weight, which then is also the measure of its size; None: 1.
+      size: its number of examples.
+      compiled: as for `squared_norm`.
+    """
+    size = tf.cast(size if weight is None else weight, tf.float32)
+    weight = tf.constant(1.0) if weight is None else tf.cast(weight, tf.float32)
+    per_size = tf.math.divide_no_nan(weight, size)
+    return Sums(
+        divisor=weight,
+        squares=tf.math.multiply_no_nan(squared_norm(grads, compiled), weight),
+        weight=weight,
+        per_size=per_size,
+        squares_per_size=weight * per_size,
+        parts=tf.cast(weight > 0.0, tf.float32),
+        sizes=size,
+    )
+
+
+def as_vector(sums: Sums) -> tf.Tensor:
+    return tf.stack([tf.cast(value, tf.float32) for value in sums])
