@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import mirrored
 from exceptions import HAS_KERAS_FACE
 from optimizers import families
 
@@ -215,6 +216,94 @@ def test_a_variable_without_any_gradient_is_not_handed_on(is_traced):
         step()
     assert handed and all(names == ["used:0"] for names in handed)
     np.testing.assert_array_equal(unused.numpy(), [5.0])
+
+
+def _keras(momentum=0.9):
+    return tf.keras.optimizers.SGD(1.0, momentum=momentum)
+
+
+def _twice_then_absent(last):
+    """Return the micro-batches of two cycles for two variables, and the gradients of their full batches.
+
+    The second variable has a gradient in the first cycle. In the second cycle it has none, or those of `last`.
+    """
+    one = tf.constant([1.0])
+    return [(one, one), (one, one), (one, last[0]), (one, last[1])], [(one, one), (one, last[2])]
+
+
+LAST_CYCLES = {"none": (None, None, None), "zeros": (0.0, 0.0, 0.0), "one": (None, 2.0, 1.0)}
+
+
+@pytest.mark.law("L8")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("ends_by", ["full cycle", "flush"])
+@pytest.mark.parametrize("last", sorted(LAST_CYCLES))
+def test_momentum_moves_a_variable_only_if_the_full_batch_has_a_gradient_for_it(last, ends_by):
+    last = [value if value is None else tf.constant([value]) for value in LAST_CYCLES[last]]
+    micro_batches, whole_batches = _twice_then_absent(last)
+    expected, actual = ([tf.Variable([1.0]), tf.Variable([1.0])] for _ in range(2))
+    plain = _keras()
+    for grads in whole_batches:
+        plain.apply_gradients([pair for pair in zip(grads, expected) if pair[0] is not None])
+    optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2 if ends_by == "full cycle" else 3)
+    for number, grads in enumerate(micro_batches):
+        optimizer.apply_gradients(zip(grads, actual))
+        if number % 2 and ends_by == "flush":
+            optimizer.flush()
+    for mine, theirs in zip(actual, expected):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+    assert (float(expected[1][0]) == 0.0) == (last[2] is None)  # momentum would have moved it to -0.9
+
+
+@pytest.mark.law("L8")
+@pytest.mark.law("L9")
+@pytest.mark.keras_face
+def test_a_skipped_micro_batch_gives_no_variable_a_gradient():
+    used, other = tf.Variable([1.0]), tf.Variable([1.0])
+    optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2, nonfinite="skip_micro")
+    for grads in [(1.0, 1.0)] * 2 + [(1.0, None), (1.0, float("nan")), (1.0, None)]:
+        grads = [value if value is None else tf.constant([value]) for value in grads]
+        optimizer.apply_gradients(zip(grads, [used, other]))
+    assert int(optimizer.iterations) == 2
+    np.testing.assert_array_equal(other.numpy(), [0.0])
+
+
+@pytest.mark.law("L8")
+@pytest.mark.law("L12")
+@pytest.mark.keras_face
+def test_a_restored_sum_is_applied_though_no_gradient_of_it_was_seen(tmp_path):
+    def made():
+        optimizer = accum.GradientAccumulateOptimizer(_keras(momentum=0.0), accum_steps=2)
+        variables = [tf.Variable([1.0]), tf.Variable([1.0])]
+        return optimizer, variables, tf.train.Checkpoint(optimizer=optimizer, variables=variables)
+
+    one = tf.constant([1.0])
+    optimizer, variables, saved = made()
+    optimizer.apply_gradients(zip([one, one], variables))
+    path = saved.save(str(tmp_path / "run"))
+    optimizer, variables, restored = made()
+    for grads in [(one, one)] * 2 + [(one, None)]:
+        optimizer.apply_gradients(zip(grads, variables))
+    restored.restore(path)
+    optimizer.apply_gradients(zip((one, None), variables))
+    np.testing.assert_array_equal([float(var[0]) for var in variables], [0.0, 0.5])
+
+
+@pytest.mark.law("L8")
+@pytest.mark.law("L11")
+@pytest.mark.keras_face
+def test_on_two_replicas_a_variable_without_a_gradient_rests_too():
+    strategy = mirrored()
+    with strategy.scope():
+        used, other = tf.Variable([1.0]), tf.Variable([1.0])
+        optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2)
+
+    def step(has_other):
+        optimizer.apply_gradients([(tf.constant([0.5]), used), (tf.constant([0.5]) if has_other else None, other)])
+
+    for has_other in (True, True, False, False):
+        strategy.run(step, args=(has_other,))
+    np.testing.assert_allclose([float(used[0]), float(other[0])], [1.0 - 1.0 - 1.9, 0.0], atol=1e-6)
 
 
 @pytest.mark.law("L8")

@@ -19,6 +19,7 @@ from accum._engine._listener import CycleListener
 from accum._engine._lock import TrainOpLock
 from accum._engine._ops import CycleOps
 from accum._engine._plan import Plan, make_plan
+from accum._engine._seen_gradients import SeenGradients
 from accum._engine._state import State
 from accum._engine._variable_list import VariableList
 from accum._tf import AccumSteps, GradsAndVars, Scalar, Transform, tf
@@ -51,6 +52,7 @@ class Cycle:
         self.dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
         self.is_settable = is_settable and not plan.is_schedule
         self.listeners: List[CycleListener] = []
+        self.seen = SeenGradients()
         # Two variables that are not saved in checkpoints:
         self.stepped: Any = None  # whether the last micro step made a step
         self._requested: Any = None  # the accum_steps of the next cycle

@@ -45,6 +45,7 @@ class CycleOps:
     def micro_step(self, strategy: tf.distribute.Strategy, grads: Any, weight: Any) -> tf.Operation:
         micro_step_index, length = self._read_clock()
         counts = self._counts(strategy, grads)
+        self._cycle.seen.note(strategy, grads, self._variables, micro_step_index, counts)
         with _tf.on_host():
             is_last = tf.greater_equal(micro_step_index + 1, length)
 
@@ -63,6 +64,7 @@ class CycleOps:
     def accumulate(self, strategy: tf.distribute.Strategy, grads: Any, weight: Any) -> tf.Operation:
         micro_step_index, length = self._read_clock()
         counts = self._counts(strategy, grads)
+        self._cycle.seen.note(strategy, grads, self._variables, micro_step_index, counts)
 
         def store() -> tf.Tensor:
             return tf.logical_not(self._store(strategy, grads, weight, micro_step_index))
@@ -163,6 +165,7 @@ class CycleOps:
         totals, weight = _replicas.per_replica(strategy, sums)
         if self._reduces(strategy):
             totals, weight = self._reduce(strategy, totals, weight)
+        totals = self._cycle.seen.only(strategy, totals, self._variables, micro_step_index, grads is not None)
         done = self._step(strategy, totals, weight, lambda: self._on_settle(is_first, grads is not None))
         if all(accumulator.rows is None for accumulator in self._accumulators):
             return done
@@ -214,15 +217,16 @@ class CycleOps:
     def _on_settle(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> List[Any]:
         return [listener.on_step(is_first, has_latest) for listener in self._listeners]
 
-    def _on_step(self, totals: Sequence[Gradient], weight: tf.Tensor, strategy: tf.distribute.Strategy) -> tf.Tensor:
+    def _on_step(
+        self, totals: Sequence[Optional[Gradient]], weight: tf.Tensor, strategy: tf.distribute.Strategy
+    ) -> tf.Tensor:
         """Reduce the totals as planned, transform them, and make the inner optimizer's step."""
         replicas = strategy.num_replicas_in_sync
         with tf.name_scope(self._plan.reduction):
             divisor = self._sums.divisor(weight)
-            totals = totals if divisor is None else [_divide(total, divisor) for total in totals]
-            grads_and_vars = [
-                (cast_gradient(total, var.dtype.base_dtype), var) for total, var in zip(totals, self._variables)
-            ]
+            pairs = [(total, var) for total, var in zip(totals, self._variables) if total is not None]
+            means = pairs if divisor is None else [(_divide(total, divisor), var) for total, var in pairs]
+            grads_and_vars = [(cast_gradient(mean, var.dtype.base_dtype), var) for mean, var in means]
         is_share = self._leaves_sums and self._reduces(strategy)
         step = self._adapter.make_step(grads_and_vars, self._cycle.transform, 1 if is_share else replicas)
         return true_after(step)
