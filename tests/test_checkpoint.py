@@ -66,6 +66,41 @@ def test_a_run_restored_after_any_micro_step_ends_as_the_uninterrupted_one(tmp_p
     assert int(resumed.optimizer.iterations.numpy()) == 3
 
 
+@pytest.mark.law("L8")
+@pytest.mark.law("L12")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("restores_first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+def test_sums_return_to_their_variables_though_other_variables_have_gradients_now(tmp_path, is_sparse, restores_first):
+    """The second variable has a gradient before the checkpoint alone, the third one after it too."""
+
+    def made():
+        optimizer = wrapped(tf.keras.optimizers.SGD)
+        variables = [tf.Variable([[0.0]]) for _ in range(4)]
+        return optimizer, variables, tf.train.Checkpoint(optimizer=optimizer, variables=variables)
+
+    def take(*values):
+        grads = [None if value is None else tf.constant([[value]]) for value in values]
+        if is_sparse:
+            row, shape = tf.constant([0]), tf.constant([1, 1])
+            grads = [grad if grad is None else tf.IndexedSlices(grad, row, shape) for grad in grads]
+        optimizer.apply_gradients(zip(grads, variables))
+
+    optimizer, variables, saved = made()
+    take(30.0, 300.0, None, None)
+    take(30.0, None, 60.0, None)
+    path = saved.save(str(tmp_path / "at"))
+    optimizer, variables, restored = made()
+    if restores_first:
+        restored.restore(path)
+    else:  # into an optimizer that has begun a cycle
+        take(1.0, None, 1.0, None)
+        restored.restore(path)
+    take(30.0, None, 60.0, None)
+    moved = [float(var[0][0]) for var in variables]
+    np.testing.assert_allclose(moved, [-3.0, -10.0, -4.0, 0.0], rtol=1e-6)
+
+
 @pytest.mark.law("L12")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("make", ADAMS)

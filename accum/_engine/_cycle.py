@@ -178,9 +178,10 @@ class Cycle:
         with tf.init_scope():
             if not self.is_built:
                 self._build_scalars()
+            self._variables.number(variables)
             for var, grad in zip(variables, grads):
-                if grad is not None and self.accumulator_of(var) is None:
-                    self._add_accumulator(var, isinstance(grad, tf.IndexedSlices) and self.plan.sparse == "rows")
+                if self.accumulator_of(var) is None:
+                    self._add_accumulator(var, grad)
             used = [var for var in variables if self.accumulator_of(var) is not None]
             # In eager execution, the inner optimizer creates its variables when it receives gradients.
             self.adapter.prepare(variables, used if is_tracing else ())
@@ -222,7 +223,13 @@ class Cycle:
         elif not tf.distribute.has_strategy():
             self._lock = TrainOpLock()
 
-    def _add_accumulator(self, var: tf.Variable, is_sparse: bool) -> None:
+    def _add_accumulator(self, var: tf.Variable, grad: Any) -> None:
+        """Create the accumulator of a variable that has a gradient now, or that a restored checkpoint has a sum for."""
+        number = self._variables.number_of(var)
+        awaited = self.state.accumulators.awaited(number) if grad is None else None
+        if grad is None and awaited is None:
+            return
+        is_sparse = self.plan.sparse == "rows" and (isinstance(grad, tf.IndexedSlices) or "rows" in (awaited or ()))
         if not var.shape.is_fully_defined():
             raise ValueError(
                 f"An accumulator needs a variable of known shape. Received: {var.name} with shape {var.shape}."
@@ -231,7 +238,7 @@ class Cycle:
         total = self.adapter.buffer(var, "accum", var.shape, dtype)
         rows = self.adapter.buffer(var, "accum_rows", var.shape[:1], tf.bool) if is_sparse else None
         accumulator = Accumulator(total, rows)
-        self.state.accumulators.append(accumulator)
+        self.state.accumulators.add(number, accumulator)
         self._accumulators[_tf.variable_key(var)] = var, accumulator
 
     def _entries(self, variables: Sequence[tf.Variable]) -> List[Tuple[tf.Variable, Accumulator]]:

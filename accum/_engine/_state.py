@@ -1,9 +1,27 @@
 """The variables of an unfinished cycle."""
 
-from typing import Any, List
+from typing import Any, Optional, Set
 
+from accum import _tf
 from accum._engine._accumulators import Accumulator
 from accum._tf import CheckpointOnly
+
+
+class Accumulators(CheckpointOnly):
+    """The accumulators of a cycle. A checkpoint names each by the number of its variable in the list of variables.
+
+    The numbers do not depend on which variable has a gradient first, so a run that is resumed in mid-cycle finds its sums.
+    """
+
+    def add(self, number: int, accumulator: Accumulator) -> None:
+        setattr(self, str(number), accumulator)
+
+    def awaited(self, number: int) -> Optional[Set[str]]:
+        """Return the names of the parts that a restored checkpoint holds for an accumulator that has not been created.
+
+        None: it holds none.
+        """
+        return _tf.awaited_children(self, str(number))
 
 
 class State(CheckpointOnly):
@@ -13,7 +31,7 @@ class State(CheckpointOnly):
       micro_step: int64 [], the micro steps made so far in the current cycle.
       length: int64 [], the length of the current cycle; None if it is a constant of the graph.
       weight_sum: float32 [] per replica, the sum of the micro-batches' weights.
-      accumulators: list of `Accumulator`, one for each variable, in the order in which they first had a gradient.
+      accumulators: the `Accumulators`, one for each variable that had a gradient.
     """
 
     def __init__(self) -> None:
@@ -21,4 +39,4 @@ class State(CheckpointOnly):
         self.micro_step: Any = None
         self.length: Any = None
         self.weight_sum: Any = None
-        self.accumulators: List[Accumulator] = []
+        self.accumulators = Accumulators()

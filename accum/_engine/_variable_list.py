@@ -17,7 +17,17 @@ class VariableList:
         self.current: Tuple[tf.Variable, ...] = ()
         self._announced: Optional[Set[int]] = None  # keys of the last announced list
         self._may_change = False  # whether the next call may have another list, because one was announced
+        # Variable key -> (variable, number). It holds the variable because the key is unique only while it exists.
+        self._numbers: Dict[int, Tuple[tf.Variable, int]] = {}
         self._traced_without: Dict[int, str] = {}  # variable key -> name, for variables without a gradient in a trace
+
+    def number(self, variables: Sequence[tf.Variable]) -> None:
+        """Number those of `variables` that are new, in order."""
+        for var in variables:
+            self._numbers.setdefault(_tf.variable_key(var), (var, len(self._numbers)))
+
+    def number_of(self, var: tf.Variable) -> int:
+        return self._numbers[_tf.variable_key(var)][1]
 
     def check(self, listed: GradsAndVars, accumulated: Sequence[tf.Variable], is_in_cycle: Callable[[], bool]) -> None:
         """Raise if a call has another list of variables within a cycle. A traced call may run at any time in a cycle.
@@ -72,6 +82,7 @@ class VariableList:
         `LossScaleOptimizer` announces all variables before each call, but then calls without those that have no
         gradient.
         """
+        self.number(variables)
         keys = _keys(variables)
         if keys in (self._announced, _keys(self.current)):
             return

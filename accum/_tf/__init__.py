@@ -167,6 +167,7 @@ from accum._tf._strategies import (
 from accum._tf._tracking import (
     CheckpointOnly,
     TrackedAsInner,
+    awaited_children,
     begin_as_optimizer,
     read_checkpoint,
     stop_automatic_tracking,

@@ -1,6 +1,6 @@
 """Control which attributes of an object checkpoints and exports track."""
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional, Set
 
 from accum._tf._version import IS_KERAS_3, VERSION, tf
 
@@ -81,3 +81,12 @@ def stop_automatic_tracking(optimizer: Any) -> None:
 
 def track(owner: Any, value: Any, name: str) -> None:
     owner._track_trackable(value, name, overwrite=True)
+
+
+def awaited_children(owner: Any, name: str) -> Optional[Set[str]]:
+    """Return the names of what a restored checkpoint holds under `name`, which `owner` does not have yet; None: nothing.
+
+    TensorFlow restores it when `owner` gets an attribute of that name.
+    """
+    waiting = owner._deferred_dependencies.get(name)
+    return {child.local_name for child in waiting[-1].object_proto.children} if waiting else None

@@ -213,14 +213,14 @@ class KerasRun:
             found[int(match.group(1))].append(match.group(2))
         if not found:
             return
-        if not self.accumulates or len(found) != len(variables):
+        if not self.accumulates or max(found) >= len(variables):
             raise ConversionError(
                 "It has accumulators for {} variables, but the optimizer of the model {}.".format(
-                    len(found), f"has them for {len(variables)}" if self.accumulates else "accumulates nothing"
+                    max(found) + 1, f"has them for {len(variables)}" if self.accumulates else "accumulates nothing"
                 )
             )
-        sparse = [_sparse() if "rows" in found[number] else 0.0 for number in sorted(found)]
-        self.wrapper._internals.cycle.build(variables, sparse)
+        grads = [_like_saved(found.get(number)) for number in range(len(variables))]
+        self.wrapper._internals.cycle.build(variables, grads)
 
     def set(self, state):
         """Set the variables of the run to `state`, which has been checked before."""
@@ -262,6 +262,13 @@ class KerasRun:
 
 def _assign(var, value):
     var.assign(tf.cast(tf.constant(value), var.dtype))
+
+
+def _like_saved(parts):
+    """Return the same for the parts of an accumulator in a checkpoint, or for None."""
+    if parts is None:
+        return None
+    return _sparse() if "rows" in parts else 0.0
 
 
 def _like_gradient(state, index):
