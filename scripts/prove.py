@@ -86,7 +86,8 @@ def main():
         strategy, module, laws = KINDS[kind]
         found, failure = prove(strategy, module, laws, arguments.cases, arguments.seed)
         seconds = time.time() - start
-        print(f"TensorFlow {tf.__version__}, {kind}: {json.dumps(found, sort_keys=True)} in {seconds:.0f} s", flush=True)
+        counts = json.dumps(found, sort_keys=True)
+        print(f"TensorFlow {tf.__version__}, {kind}: {counts} in {seconds:.0f} s", flush=True)
         if failure:
             failures.append(failure)
             print(failure, flush=True)

@@ -5,9 +5,9 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from replicas import mirrored
 from exceptions import HAS_KERAS_FACE
 from optimizers import families
+from replicas import mirrored
 
 import accum
 import accum.compat.v1

@@ -78,9 +78,7 @@ class SeenGradients:
         if not tf.executing_eagerly() or not self._is_known(strategy, int(micro_step_index) + has_latest):
             return list(totals)
         has_one = [_tf.variable_key(var) in self._keys for var in variables]
-        found = [
-            total if is_seen or not _is_zero(strategy, total) else None for total, is_seen in zip(totals, has_one)
-        ]
+        found = [total if is_seen or not _is_zero(strategy, total) else None for total, is_seen in zip(totals, has_one)]
         return found if any(total is not None for total in found) else list(totals)
 
     def _is_known(self, strategy: tf.distribute.Strategy, micro_steps: int) -> bool:

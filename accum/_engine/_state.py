@@ -10,7 +10,7 @@ from accum._tf import CheckpointOnly
 class Accumulators(CheckpointOnly):
     """The accumulators of a cycle. A checkpoint names each by the number of its variable in the list of variables.
 
-    The numbers do not depend on which variable has a gradient first, so a run that is resumed in mid-cycle finds its sums.
+    The numbers do not depend on which variable has a gradient first, so a run resumed in mid-cycle finds its sums.
     """
 
     def add(self, number: int, accumulator: Accumulator) -> None:

@@ -84,9 +84,9 @@ def track(owner: Any, value: Any, name: str) -> None:
 
 
 def awaited_children(owner: Any, name: str) -> Optional[Set[str]]:
-    """Return the names of what a restored checkpoint holds under `name`, which `owner` does not have yet; None: nothing.
+    """Return the names of the children that a restored checkpoint holds for a missing attribute of `owner`.
 
-    TensorFlow restores it when `owner` gets an attribute of that name.
+    TensorFlow restores them when `owner` gets an attribute of that name. None: no checkpoint holds it.
     """
     waiting = owner._deferred_dependencies.get(name)
     return {child.local_name for child in waiting[-1].object_proto.children} if waiting else None

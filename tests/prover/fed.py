@@ -7,11 +7,11 @@ import numpy as np
 import tensorflow as tf
 from exceptions import LINE
 from optimizers import built, keras_weights
-from prover import cycles
-from prover.fed_cases import FAMILIES
 
 import accum
 import accum.compat.v1
+from prover import cycles
+from prover.fed_cases import FAMILIES
 
 tf1 = tf.compat.v1
 
@@ -106,7 +106,8 @@ def _bare_keras(case, steps):
     seen = []
     for grads in steps:
         if grads is not None:
-            optimizer.apply_gradients([(_tensor(case, grad), var) for grad, var in zip(_clipped(case, grads), variables)])
+            tensors = [_tensor(case, grad) for grad in _clipped(case, grads)]
+            optimizer.apply_gradients(zip(tensors, variables))
         seen.append([var.numpy() for var in variables])
     return seen
 
@@ -123,9 +124,11 @@ def _clipped(case, grads):
         return values if value is None else np.clip(values, -value, value)
 
     return [
-        grad._replace(values=clipped(grad.values))
-        if isinstance(grad, cycles.Rows)
-        else (None if grad is None else clipped(grad))
+        (
+            grad._replace(values=clipped(grad.values))
+            if isinstance(grad, cycles.Rows)
+            else (None if grad is None else clipped(grad))
+        )
         for grad in grads
     ]
 

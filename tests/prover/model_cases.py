@@ -17,6 +17,7 @@ A case is a dict of plain values:
 """
 
 from hypothesis import strategies as st
+
 from prover import models
 
 OPTIMIZERS = [

@@ -97,7 +97,8 @@ def model_of(case):
         hidden = layers.GlobalAveragePooling2D()(hidden)
     elif kind != "vector":
         hidden = layers.GlobalAveragePooling1D()(hidden)
-    outputs = [layers.Dense(2, name=f"out{number}", dtype=_output_dtype(case))(hidden) for number in range(case["outputs"])]
+    dtype = _output_dtype(case)
+    outputs = [layers.Dense(2, name=f"out{number}", dtype=dtype)(hidden) for number in range(case["outputs"])]
     model = tf.keras.Model(inputs, outputs if len(outputs) > 1 else outputs[0])
     random = np.random.RandomState(case["seed"])
     model.set_weights(

@@ -7,11 +7,11 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 from exceptions import IS_KERAS_3
-from prover import models
-from prover.fed import Deviation
 from replicas import mirrored
 
 import accum
+from prover import models
+from prover.fed import Deviation
 
 TOLERANCE = 2e-6, 2e-5
 """Without and with barriers, for weights of order 1."""
