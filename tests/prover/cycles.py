@@ -75,10 +75,19 @@ def _values(grad):
 
 
 def _step(case, held, zeroed):
+    if _is_bare(case, held):
+        return Step(held[0]["grads"], held[0]["grads"])
+
     def combined(dtype):
         return [_combined(case, held, place, dtype, place in zeroed) for place in range(len(held[0]["grads"]))]
 
     return Step(combined(np.float64), combined(np.float32))
+
+
+def _is_bare(case, held):
+    """Whether the bare optimizer is given the gradients as they are (law L14), with duplicate rows."""
+    has_options = case["nonfinite"] != "propagate" or held[0]["weight"] is not None
+    return case["accum_steps"] == 1 and case["face"] != "explicit" and not has_options
 
 
 def _combined(case, held, place, dtype, is_zeroed):
