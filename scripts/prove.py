@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import hypothesis  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from prover import fed, fed_cases, model_cases, trained  # noqa: E402
-from replicas import make_cpus  # noqa: E402
+from replicas import look_often_for_the_end_of_replicas, make_cpus  # noqa: E402
 
 tf.get_logger().setLevel("ERROR")
 
@@ -80,6 +80,7 @@ def main():
     parser.add_argument("--json", help="a file to add the counts to")
     arguments = parser.parse_args()
     make_cpus()
+    look_often_for_the_end_of_replicas()
     failures = []
     for kind in arguments.of:
         start = time.time()

@@ -41,8 +41,8 @@ def check(case):
         if steps[place] is None and not all(map(_same, ours, before)):
             raise Deviation(f"law L2: micro-batch {place} makes no step, but variables have changed")
         for number, (mine, whole, near) in enumerate(zip(ours, true, other)):
-            allowed = TOLERANCE * np.maximum(1.0, np.abs(whole)) + ROUNDING * np.abs(whole - near)
             with np.errstate(invalid="ignore"):
+                allowed = TOLERANCE * np.maximum(1.0, np.abs(whole)) + ROUNDING * np.abs(whole - near)
                 is_near = (np.abs(mine - whole) <= allowed) | _alike(mine, whole)
             if not is_near.all():
                 off = np.abs(mine - whole).max()
@@ -120,7 +120,8 @@ def _clipped(case, grads):
 
     def clipped(values):
         if norm is not None:
-            values = values * np.float32(min(1.0, norm / max(np.sqrt((values.astype(float) ** 2).sum()), 1e-30)))
+            length = np.sqrt((values.astype(float) ** 2).sum())
+            values = values * np.float32(np.minimum(1.0, norm / np.maximum(length, 1e-30)))
         return values if value is None else np.clip(values, -value, value)
 
     return [

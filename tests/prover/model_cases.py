@@ -3,12 +3,17 @@
 A case is a dict of plain values:
 
     "input": "vector", "image", "sequence" or "tokens"
+    "has_second_input": whether a vector is an input too
     "layers": list of names of `models.LAYERS`, as far as they fit the input
     "outputs": 1 or 2
-    "loss", "sample_weight": a name of `models.LOSSES`; whether examples have weights
+    "is_per_token": whether there is an output for each token
+    "loss", "loss_reduction": a name of `models.LOSSES`; "mean" or "sum"
+    "sample_weight": None, "examples" or "tokens": what has weights
     "optimizer", "arguments": of Keras
     "options": what the model wrapper is given
-    "cycles": list of lists: the sizes of the batches of each cycle
+    "how": "train_on_batch" or "fit"
+    "sizes": the numbers of examples of the batches of an epoch
+    "epochs": how many times `fit` goes through them
     "replicas": 1 or 2
     "is_traced": whether the train step is a graph
     "precision": a Keras policy
@@ -39,57 +44,79 @@ def model_cases(draw, modes=("accum_steps", "micro_batch_size", "whole_batch")):
     kind = draw(st.sampled_from(sorted(models.INPUTS)))
     known = [name for name in models.layers_for(kind) if mode == "whole_batch" or name != "batch_norm"]
     name, arguments = draw(st.sampled_from(OPTIMIZERS))
-    meets = mode == "whole_batch"
     case = {
         "input": kind,
+        "has_second_input": draw(st.integers(0, 4)) == 0,
         "layers": draw(st.lists(st.sampled_from(known), max_size=4)),
         "outputs": draw(st.sampled_from([1, 1, 2])),
-        "loss": draw(st.sampled_from(sorted(models.MEANS) + (sorted(models.MEETING) if meets else []))),
-        "sample_weight": False,
+        "is_per_token": kind in ("sequence", "tokens") and draw(st.booleans()),
         "optimizer": name,
         "arguments": dict(arguments),
-        "replicas": draw(st.sampled_from([1, 1, 1, 2])),
+        "replicas": draw(st.sampled_from([1] * 9 + [2])),
         "is_traced": draw(st.integers(0, 9)) == 0,
-        "precision": draw(st.sampled_from(["float32"] * 8 + ["float64"])),
+        "precision": draw(st.sampled_from(["float32"] * 8 + ["float64"] + models.LOW_PRECISION)),
         "seed": draw(st.integers(0, 2**16)),
     }
-    if case["loss"] in models.MEANS:
-        case["sample_weight"] = draw(st.booleans())
-    case.update(draw(_batches(mode, case["replicas"])))
-    if case["replicas"] > 1:  # `fit` takes batches of one size, of which each replica has a part
-        sizes = case["cycles"][0][0]
-        case["cycles"] = [[sizes] * len(cycle) for cycle in case["cycles"]]
-    count = sum(map(len, case["cycles"]))
-    case["resume"] = draw(st.none() | st.integers(0, count - 1)) if case["replicas"] == 1 else None
+    if case["precision"] in models.LOW_PRECISION:  # what TensorFlow's kernels for processors have
+        case.update(input="vector", is_per_token=False)
+        case["layers"] = [layer for layer in case["layers"] if layer in ("dense", "residual", "shared", "nested")]
+    case.update(draw(_batches(mode, case)))
+    case.update(draw(_loss(mode, case)))
+    may_resume = case["replicas"] == 1 and case["how"] == "train_on_batch"
+    case["resume"] = draw(st.none() | st.integers(0, len(case["sizes"]) - 1)) if may_resume else None
     return case
 
 
 @st.composite
-def _batches(draw, mode, replicas):
-    """Draw the options, and sizes of batches. Each replica has an example of each batch."""
-    size = st.integers(replicas, 8)
-    if mode == "accum_steps":
-        steps = draw(st.integers(1, 4))
-        cycles = draw(st.lists(st.lists(size, min_size=steps, max_size=steps), min_size=1, max_size=3))
-        return {"options": {"accum_steps": steps}, "cycles": cycles}
-    options = {"micro_batch_size": draw(st.integers(1, 5))}
+def _batches(draw, mode, case):
+    """Draw the options, and the sizes of batches. Each replica has an example of each batch."""
+    replicas = case["replicas"]
+    count = draw(st.integers(1, 6))
+    is_fit = replicas > 1 or draw(st.integers(0, 2)) == 0
+    how = {"how": "fit" if is_fit else "train_on_batch", "epochs": draw(st.integers(1, 2)) if is_fit else 1}
+    if replicas > 1:  # `fit` takes batches of one size, of which each replica has a part
+        sizes = [draw(st.integers(replicas, 8))] * count
+    else:
+        sizes = draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))
+    if mode == "accum_steps" and not is_fit and case["input"] == "vector" and draw(st.integers(0, 3)) == 0:
+        sizes[draw(st.integers(0, count - 1))] = 0
+    options = {} if mode == "accum_steps" else {"micro_batch_size": draw(st.integers(1, 5))}
     if mode == "whole_batch":
         options["whole_batch"] = draw(st.sampled_from(["all", "all", "loss", "batch_norm"]))
-    steps = draw(st.sampled_from([1, 1, 2])) if mode == "micro_batch_size" else 1
-    if steps > 1:
-        options["accum_steps"] = steps
-    cycles = draw(st.lists(st.lists(size, min_size=steps, max_size=steps), min_size=1, max_size=3))
-    return {"options": options, "cycles": cycles}
+    if mode == "accum_steps" or (mode == "micro_batch_size" and draw(st.integers(0, 2)) == 0):
+        options["accum_steps"] = draw(_accum_steps())
+        if is_fit:
+            options["last_cycle"] = draw(st.sampled_from(["flush", "carry", "drop"]))
+    return dict(how, sizes=sizes, options=options)
+
+
+def _accum_steps():
+    schedule = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 3))
+    return st.integers(1, 4) | schedule.map(lambda drawn: {0: drawn[0], drawn[1]: drawn[2]})
+
+
+@st.composite
+def _loss(draw, mode, case):
+    """Draw a loss for which the mode is exact."""
+    sees_all = case["options"].get("whole_batch") in ("all", "loss") and case["replicas"] == 1
+    name = draw(st.sampled_from(sorted(models.MEANS) + (sorted(models.MEETING) if sees_all else [])))
+    is_sum = sees_all and name in models.REDUCED and draw(st.booleans())
+    weights = [None, "examples", "tokens"] if case["is_per_token"] else [None, "examples"]
+    weight = draw(st.sampled_from(weights)) if name in models.MEANS else None
+    return {"loss": name, "loss_reduction": "sum" if is_sum else "mean", "sample_weight": weight}
 
 
 def laws(case):
     """Return the laws that a case is about."""
-    found = {"L1", "L3", "L5"}
-    found |= {"L18"} if "micro_batch_size" in case["options"] else set()
-    found |= {"L19"} if "whole_batch" in case["options"] else set()
+    found = {"L1", "L2", "L3", "L5"}
+    found |= {"L6"} if "last_cycle" in case["options"] else set()
     found |= {"L7"} if any("clip" in name for name in case["arguments"]) else set()
     found |= {"L8"} if case["input"] == "tokens" else set()
+    found |= {"L10"} if case["precision"] in models.LOW_PRECISION else set()
     found |= {"L11"} if case["replicas"] > 1 else set()
     found |= {"L12"} if case["resume"] is not None else set()
     found |= {"L13"} if "batch_norm" in case["layers"] else set()
+    found |= {"L14"} if case["options"].get("accum_steps") == 1 else set()
+    found |= {"L18"} if "micro_batch_size" in case["options"] else set()
+    found |= {"L19"} if "whole_batch" in case["options"] else set()
     return found

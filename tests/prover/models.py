@@ -1,5 +1,7 @@
 """Small models, data and losses, named as the cases name them."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 from exceptions import LINE
@@ -66,40 +68,52 @@ def layers_for(kind):
     return sorted(set(LAYERS) - others) + ONLY_FOR.get(kind, [])
 
 
-def squared_hinge_like(y_true, y_pred):
+def softplus(y_true, y_pred):
     return tf.reduce_mean(tf.nn.softplus(-y_true * y_pred), axis=-1)
 
 
-MEANS = {
-    "mse": lambda: "mse",
-    "huber": lambda: tf.keras.losses.Huber(0.5),
-    "binary": lambda: tf.keras.losses.BinaryCrossentropy(from_logits=True),
-    "crossentropy": lambda: tf.keras.losses.CategoricalCrossentropy(from_logits=True),
-    "function": lambda: squared_hinge_like,
+REDUCED = {
+    "mse": tf.keras.losses.MeanSquaredError,
+    "huber": tf.keras.losses.Huber,
+    "binary": functools.partial(tf.keras.losses.BinaryCrossentropy, from_logits=True),
+    "crossentropy": functools.partial(tf.keras.losses.CategoricalCrossentropy, from_logits=True),
 }
+"""Losses that can be a mean or a sum over examples."""
+
+FUNCTIONS = {"function": softplus}
+MEANS = sorted(REDUCED) + sorted(FUNCTIONS)
 """Losses that are means over examples."""
 
-MEETING = {"dice": lambda: batch_dice, "covariance": lambda: covariance}
+MEETING = {"dice": batch_dice, "covariance": covariance}
 """Losses in which examples meet."""
 
-LOSSES = dict(MEANS, **MEETING)
+LOW_PRECISION = ["mixed_float16", "mixed_bfloat16"] if LINE >= (2, 4) else []
+
+
+def loss_of(case):
+    """Return a new loss."""
+    name = case["loss"]
+    if name in REDUCED:
+        return REDUCED[name](**({"reduction": "sum"} if case["loss_reduction"] == "sum" else {}))
+    return dict(FUNCTIONS, **MEETING)[name]
 
 
 def model_of(case):
     """Return a functional model, with weights that depend on the seed alone."""
     kind = case["input"]
-    shape = INPUTS[kind](np.random.RandomState(0), 1).shape[1:]
-    inputs = tf.keras.Input(shape, dtype="int32" if kind == "tokens" else None)
-    hidden = layers.Embedding(WORDS, 4, mask_zero="gru" in case["layers"])(inputs) if kind == "tokens" else inputs
+    inputs = [tf.keras.Input(_shape(kind), dtype="int32" if kind == "tokens" else None)]
+    hidden = layers.Embedding(WORDS, 4, mask_zero="gru" in case["layers"])(inputs[0]) if kind == "tokens" else inputs[0]
     for name in case["layers"]:
         hidden = LAYERS[name](hidden)
-    if kind == "image":
-        hidden = layers.GlobalAveragePooling2D()(hidden)
-    elif kind != "vector":
-        hidden = layers.GlobalAveragePooling1D()(hidden)
-    dtype = _output_dtype(case)
-    outputs = [layers.Dense(2, name=f"out{number}", dtype=dtype)(hidden) for number in range(case["outputs"])]
-    model = tf.keras.Model(inputs, outputs if len(outputs) > 1 else outputs[0])
+    if not case["is_per_token"] and kind != "vector":
+        hidden = (layers.GlobalAveragePooling2D if kind == "image" else layers.GlobalAveragePooling1D)()(hidden)
+    outputs = [layers.Dense(2, name=f"out{number}", dtype=_real(case))(hidden) for number in range(case["outputs"])]
+    if case["has_second_input"]:
+        inputs.append(tf.keras.Input(_shape("vector")))
+        shift = layers.Dense(2, dtype=_real(case))(inputs[1])
+        shift = layers.RepeatVector(LENGTH, dtype=_real(case))(shift) if case["is_per_token"] else shift
+        outputs = [layers.Add(dtype=_real(case))([output, shift]) for output in outputs]
+    model = tf.keras.Model(_one_or_all(inputs), _one_or_all(outputs))
     random = np.random.RandomState(case["seed"])
     model.set_weights(
         [
@@ -110,21 +124,32 @@ def model_of(case):
     return model
 
 
-def _output_dtype(case):
+def _shape(kind):
+    return INPUTS[kind](np.random.RandomState(0), 1).shape[1:]
+
+
+def _one_or_all(parts):
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _real(case):
     return "float64" if case["precision"] == "float64" else "float32"
 
 
 def batches_of(case):
-    """Return [(x, y, sample_weight or None)] for each batch of each cycle."""
+    """Return (x, y, sample_weight or None) for each batch of an epoch."""
     random = np.random.RandomState(case["seed"] + 1)
-    real = "float64" if case["precision"] == "float64" else "float32"
-    found = []
-    for sizes in case["cycles"]:
-        found.append([])
-        for count in sizes:
-            x = INPUTS[case["input"]](random, count)
-            x = x.astype("int32" if case["input"] == "tokens" else real)
-            y = [random.randint(0, 2, size=(count, 2)).astype(real) for _ in range(case["outputs"])]
-            weights = random.uniform(0.2, 2.0, size=count).astype(real) if case["sample_weight"] else None
-            found[-1].append((x, y if len(y) > 1 else y[0], weights))
-    return found
+    return [_batch_of(case, random, count) for count in case["sizes"]]
+
+
+def _batch_of(case, random, count):
+    kind, real = case["input"], _real(case)
+    x = [INPUTS[kind](random, count).astype("int32" if kind == "tokens" else real)]
+    if case["has_second_input"]:
+        x.append(INPUTS["vector"](random, count).astype(real))
+    shape = (count, LENGTH, 2) if case["is_per_token"] else (count, 2)
+    y = [random.randint(0, 2, size=shape).astype(real) for _ in range(case["outputs"])]
+    if case["sample_weight"] is None:
+        return _one_or_all(x), _one_or_all(y), None
+    shape = (count, LENGTH) if case["sample_weight"] == "tokens" else count
+    return _one_or_all(x), _one_or_all(y), random.uniform(0.2, 2.0, size=shape).astype(real)
