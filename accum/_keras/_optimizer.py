@@ -238,8 +238,8 @@ class GradientAccumulateOptimizer:
         if self._internals.recorder is not None:
             listed, is_reduced = self._internals.recorder.on_bare_step(listed, is_reduced)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
-        # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, its clock, its weight
-        # decay and its averages would move then. The last variable has its gradient first.
+        # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, its clock, its
+        # weight decay and its averages would move then. The last variable has its gradient first.
         with tf.control_dependencies(tf.nest.flatten(listed[-1][0], expand_composites=True)[:1]):
             return _tf.apply_inner(self._inner, self._adapter.wrapped(listed), replicas)
 

@@ -21,6 +21,7 @@ A case is a dict of plain values:
     "seed"
 """
 
+from exceptions import IS_KERAS_3
 from hypothesis import strategies as st
 
 from prover import models
@@ -43,7 +44,7 @@ def model_cases(draw, modes=("accum_steps", "micro_batch_size", "whole_batch")):
     mode = draw(st.sampled_from(modes))
     kind = draw(st.sampled_from(sorted(models.INPUTS)))
     known = [name for name in models.layers_for(kind) if mode == "whole_batch" or name != "batch_norm"]
-    name, arguments = draw(st.sampled_from(OPTIMIZERS))
+    name, arguments = draw(st.sampled_from(_optimizers(kind)))
     case = {
         "input": kind,
         "has_second_input": draw(st.integers(0, 4)) == 0,
@@ -61,10 +62,19 @@ def model_cases(draw, modes=("accum_steps", "micro_batch_size", "whole_batch")):
         case.update(input="vector", is_per_token=False)
         case["layers"] = [layer for layer in case["layers"] if layer in ("dense", "residual", "shared", "nested")]
     case.update(draw(_batches(mode, case)))
+    if case["options"].get("whole_batch") == "loss":
+        case["layers"] = [layer for layer in case["layers"] if layer != "batch_norm"]
     case.update(draw(_loss(mode, case)))
     may_resume = case["replicas"] == 1 and case["how"] == "train_on_batch"
     case["resume"] = draw(st.none() | st.integers(0, len(case["sizes"]) - 1)) if may_resume else None
     return case
+
+
+def _optimizers(kind):
+    """Return the optimizers whose plain run is an oracle: clipping, and Keras 3, see each duplicate row of a batch."""
+    if kind != "tokens":
+        return OPTIMIZERS
+    return [each for each in OPTIMIZERS if each == ("SGD", {}) or not (IS_KERAS_3 or "clip" in str(each[1]))]
 
 
 @st.composite

@@ -50,7 +50,7 @@ def steps_of(case):
     """Return the cycles that make a step, as lists of numbers of batches, and how many are made after each batch."""
     options = dict({"accum_steps": 1, "last_cycle": "flush"}, **case["options"])
     cycles, held, made = [], [], []
-    for epoch in range(case["epochs"]):
+    for _ in range(case["epochs"]):
         for number in range(len(case["sizes"])):
             held.append(number)
             is_last = case["how"] == "fit" and number == len(case["sizes"]) - 1
