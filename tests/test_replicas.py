@@ -1,10 +1,14 @@
 """R replicas x K micro steps equal one device on the whole batch (law L11)."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from loss_scales import apply_scaled, scaled_loss
 from optimizers import families
+from replicas import mirrored as several_cpus
+from whole_batches import TRACED
 
 import accum
 
@@ -133,3 +137,30 @@ def test_an_overflow_on_one_replica_only_is_everyones(family):
     for factors in strategy.experimental_distribute_dataset(data):
         run(factors)
     np.testing.assert_array_equal([part.numpy() for part in strategy.experimental_local_results(weights)], [[-4.0]] * R)
+
+
+def trained_on(replicas, accum_steps, dtype):
+    """The weights of a model that saw the same micro-batches of four examples, spread over replicas and time."""
+    random = np.random.RandomState(0)
+    x, y = (random.normal(size=(3 * 8 * 4, width)).astype("float32") for width in (7, 3))
+    with several_cpus(replicas=replicas).scope() if replicas > 1 else contextlib.ExitStack():
+        inputs = tf.keras.Input((7,))
+        hidden = tf.keras.layers.Dense(16, activation="tanh")(inputs)
+        model = accum.GradientAccumulateModel(
+            accum_steps, inputs=inputs, outputs=tf.keras.layers.Dense(3)(hidden), accumulator_dtype=dtype
+        )
+        model.set_weights([random.normal(size=weight.shape) for weight in model.get_weights()])
+        model.compile(tf.keras.optimizers.Adam(0.01), "mse", **TRACED)
+    model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(4 * replicas), verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 3
+    return np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+
+@pytest.mark.slow
+@pytest.mark.turns
+@pytest.mark.law("L11")
+def test_float64_sums_give_the_same_bits_for_any_number_of_replicas():
+    alone, *others = [trained_on(replicas, 8 // replicas, "float64") for replicas in (1, 2, 4)]
+    for other in others:
+        np.testing.assert_array_equal(other, alone)
+    assert (trained_on(4, 2, None) != trained_on(1, 8, None)).any()  # sums in float32 depend on their order

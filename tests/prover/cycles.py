@@ -45,7 +45,8 @@ def steps_of(case, micro_batches) -> List[Optional[Step]]:
         step = None
         is_finite = all(np.isfinite(_values(grad)).all() for grad in micro_batch["grads"] if grad is not None)
         if is_finite or case["nonfinite"] != "skip_micro":
-            is_spoiled = is_spoiled or (not is_finite and case["nonfinite"] == "skip_cycle")
+            spoils = not is_finite and _weight(micro_batch) > 0
+            is_spoiled = is_spoiled or (spoils and case["nonfinite"] == "skip_cycle")
             held, taken = held + [micro_batch], taken + 1
         ends = taken == accum_steps(case, made) or (micro_batch.get("then") == "flush" and taken)
         if ends and not is_spoiled and sum(_weight(each) for each in held) > 0:

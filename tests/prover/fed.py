@@ -102,7 +102,9 @@ def _bare(case, steps):
 
 def _bare_keras(case, steps):
     variables = keras_weights(initial(case))
-    optimizer = built(make_bare(case), variables)
+    optimizer = make_bare(case)
+    if case["family"] == "new":
+        optimizer.build(variables)  # for all that will ever have a gradient
     seen = []
     for grads in steps:
         if grads is not None:
@@ -122,7 +124,7 @@ def _clipped(case, grads):
         if norm is not None:
             length = np.sqrt((values.astype(float) ** 2).sum())
             values = values * np.float32(np.minimum(1.0, norm / np.maximum(length, 1e-30)))
-        return values if value is None else np.clip(values, -value, value)
+        return values if value is None else np.clip(values, np.float32(-value), np.float32(value)).astype("float32")
 
     return [
         (

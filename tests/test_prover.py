@@ -1,0 +1,100 @@
+"""Random cases against the full batch, a few of those that scripts/prove.py draws by the thousand."""
+
+import importlib.util
+import io
+import os
+import re
+
+import pytest
+from exceptions import HAS_KERAS_FACE
+
+import accum
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+COUNTS = {"optimizer": 60, "graph": 12, "model": 8}
+FED = {
+    "face": "optimizer",
+    "optimizer": "SGD",
+    "family": "legacy",
+    "arguments": {"momentum": 0.9},
+    "accum_steps": 2,
+    "reduction": "mean",
+    "nonfinite": "propagate",
+    "variables": [{"shape": [2], "is_sparse": False}, {"shape": [5, 2], "is_sparse": True}],
+    "resource": True,
+    "micro_batches": [{"grads": ["dense", [0, 3]], "weight": 1.0 + n, "then": None} for n in range(4)],
+    "bad": {},
+    "resume": 2,
+    "seed": 0,
+}
+
+
+@pytest.fixture
+def proving():
+    pytest.importorskip("hypothesis", reason="only some environments of the matrix install Hypothesis")
+    import prover.proving
+
+    return prover.proving
+
+
+@pytest.mark.slow
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("kind", sorted(COUNTS))
+def test_random_cases_make_the_steps_of_the_full_batch(kind, proving):
+    if kind != "graph" and not HAS_KERAS_FACE:
+        pytest.skip("this line has no Keras optimizers that accumulate")
+    found, failure = proving.prove(kind, COUNTS[kind], seed=1)
+    assert failure is None, failure
+    assert found["cases"] >= COUNTS[kind] and found["L4"] + found["L18"] > 0
+
+
+MISTAKES = {
+    "a micro-batch too many": ({"accum_steps": 3}, "law L3"),
+    "a sum": ({"reduction": "sum"}, "law L1"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.keras_face
+@pytest.mark.parametrize("mistake", sorted(MISTAKES))
+def test_a_case_fails_if_the_optimizer_does_something_else(mistake, proving, monkeypatch):
+    options, said = MISTAKES[mistake]
+    real = accum.GradientAccumulateOptimizer
+    proving.fed.check(FED)
+
+    def mistaken(inner, accum_steps, reduction, **others):
+        return real(inner, **dict({"accum_steps": accum_steps, "reduction": reduction}, **others, **options))
+
+    monkeypatch.setattr(accum, "GradientAccumulateOptimizer", mistaken)
+    with pytest.raises(proving.fed.Deviation, match=said):
+        proving.fed.check(FED)
+
+
+@pytest.mark.slow
+@pytest.mark.keras_face
+def test_a_failure_is_a_script_that_reproduces_it(proving, monkeypatch):
+    real = proving.fed.cycles.steps_of
+    monkeypatch.setattr(proving.fed.cycles, "steps_of", lambda case, given: [None for _ in real(case, given)])
+    _, failure = proving.prove("optimizer", 40, seed=1)
+    first, _, script = failure.partition("\n")
+    assert first.startswith("# Deviation: law L3: 1 steps were counted, not 0")
+    with pytest.raises(proving.fed.Deviation, match="law L3"):
+        exec(compile(script, "script", "exec"), {})
+    case = re.search(r"'micro_batches': \[(.*?)\]\s*,\s*'nonfinite'", script, re.DOTALL).group(1)
+    assert case.count("grads") == 1  # shrunk
+
+
+def _script():
+    spec = importlib.util.spec_from_file_location("prove", os.path.join(ROOT, "scripts", "prove.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_shows_the_counts_that_were_recorded():
+    prove = _script()
+    with io.open(prove.PAGE, encoding="utf-8") as file:
+        text = file.read()
+    shown = text[text.index(prove.BEGIN) + len(prove.BEGIN) : text.index(prove.END)]
+    records = prove._read(prove.DATA)
+    assert shown == prove.tables(records)
