@@ -98,6 +98,27 @@ def test_clocks_stand_still_where_a_generator_ends(case, is_traced):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+@pytest.mark.line
+@pytest.mark.law("L3")
+@pytest.mark.keras_face
+def test_micro_steps_stand_still_where_a_generator_ends_within_a_traced_step():
+    """There, what does not wait for the data runs once more. Eagerly, nothing does."""
+
+    def generate():
+        for _ in range(3):
+            yield np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
+
+    shapes = tf.TensorShape([None, 3]), tf.TensorShape([None, 1])
+    inputs = tf.keras.Input((3,))
+    model = accum.GradientAccumulateModel(
+        100, inputs=inputs, outputs=tf.keras.layers.Dense(1)(inputs), last_cycle="carry"
+    )
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    for ended in range(1, 6):  # `fit` knows the length from its second epoch on
+        model.fit(tf.data.Dataset.from_generator(generate, (tf.float32, tf.float32), shapes), verbose=0)
+        assert int(model.optimizer.micro_step) == 3 * ended
+
+
 @pytest.mark.law("L3")
 @pytest.mark.keras_face
 def test_schedule_of_accum_steps_counts_steps():
