@@ -153,7 +153,7 @@ TRAPS = [
         "L15",
         "In a static graph, the micro step counts before the gradients are stored.",
         [(OPS, 'with tf.control_dependencies([done]), tf.name_scope("clock"):', 'with tf.name_scope("clock"):')],
-        ["tests/test_graph_order.py::test_fifty_sessions_over_the_same_data_end_bit_identical", "tests/test_clocks.py"],
+        ["tests/test_clocks.py::test_global_step_counts_what_was_asked_for"],
     ),
     Trap(
         "schedule_within_a_cycle",
@@ -343,7 +343,7 @@ TRAPS = [
                 "self._advance_clock(strategy, tf.constant(True), tf.zeros_like(micro_step_index), length)",
             )
         ],
-        ["tests/test_sparse.py", "-k", "reset or discard or cleared"],
+        ["tests/test_sparse.py::test_reset_discards_the_rows_of_the_cycle_and_that_they_were_touched"],
     ),
     Trap(
         "hook_without_flush",
@@ -467,7 +467,7 @@ TRAPS = [
                 "        return total.assign(0.0 * total.read_value() + grad, read_value=False)",
             )
         ],
-        ["tests/test_reduction.py::test_propagate_spoils_one_step_as_a_full_batch_would"],
+        ["tests/test_reduction.py::test_skip_cycle_makes_no_step_and_the_next_is_clean"],
         ["espnet/espnet#3283"],
     ),
     Trap(
@@ -509,7 +509,7 @@ TRAPS = [
                 "tf.identity(strategy.experimental_local_results(bad)[0])",
             )
         ],
-        ["tests/test_replicas.py", "-k", "skip or finite"],
+        ["tests/test_replicas.py::test_a_nan_on_one_replica_is_skipped_on_all"],
     ),
     Trap(
         "sixteen_bit_sums",
@@ -546,6 +546,22 @@ TRAPS = [
         ],
         ["tests/test_replicas.py::test_fit_on_two_replicas_equals_fit_on_one_device"],
         ["modelscope/FunASR#3472"],
+    ),
+    Trap(
+        "reduced_every_micro_step",
+        "L11",
+        "Replicas exchange their gradients on every micro step.",
+        [
+            (
+                OPS,
+                "            is_last = tf.greater_equal(micro_step_index + 1, length)",
+                "            is_last = tf.greater_equal(micro_step_index + 1, length)\n"
+                "        if self._reduces(strategy):\n"
+                "            _replicas.sum_over_replicas(strategy, list(zip(grads, self._variables)))",
+            )
+        ],
+        ["tests/test_strategies.py::test_fit_talks_once_a_step_and_weighs_unequal_replicas"],
+        ["facebookresearch/pytext#695", "huggingface/accelerate#106"],
     ),
     Trap(
         "replicas_reduced_twice",
@@ -635,14 +651,14 @@ TRAPS = [
         "L15",
         "In a static graph, nothing makes the step wait for the last micro-batch to be stored.",
         [(ACCUMULATORS, "with tf.control_dependencies([] if kept is None else [kept]):", "if True:")],
-        ["tests/test_sparse.py::test_rows_of_a_ref_variable_are_read_after_they_are_written"],
+        ["tests/test_sparse.py::test_sparse_rows_in_a_session"],
     ),
     Trap(
         "two_train_ops_race",
         "L15",
         "Two train ops in one run of a session read the same counter.",
         [(CYCLE, "self._lock = TrainOpLock()", "self._lock = None")],
-        ["tests/test_graph_order.py::test_two_train_ops_in_one_run_do_not_race"],
+        ["tests/test_graph_order.py::test_two_train_ops_in_one_run_do_not_race[resource]"],
     ),
     Trap(
         "split_without_weights",
@@ -726,7 +742,7 @@ TRAPS = [
                 "BatchStep(self, size)",
             )
         ],
-        ["tests/test_whole_batch.py::test_the_loss_alone_leaves_batch_normalisation_to_the_micro_batches"],
+        ["tests/test_whole_batch.py::test_the_step_is_that_of_the_full_batch[contrastive]"],
         ["huggingface/sentence-transformers#1822", "mdiephuis/SimCLR#13"],
     ),
     Trap(

@@ -87,7 +87,7 @@ def tested(trap, python, folder):
     """Run the tests of a trap on the sources in `folder`, up to the first that fails.
 
     Returns:
-      (seconds, None if all pass, otherwise the failed test and the last line of its message).
+      (seconds, None if all pass, otherwise the failed test and the beginning of its message).
     """
     report = os.path.join(folder, "report.xml")
     environment = dict(os.environ, PYTHONPATH=folder, PYTHONDONTWRITEBYTECODE="1")
@@ -117,8 +117,8 @@ def _failure(report):
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         for failed in list(case.iter("failure")) + list(case.iter("error")):
             file = case.get("classname").split(".")[-1]
-            said = failed.get("message").strip().splitlines()
-            return {"test": f"{file}.py::{case.get('name')}", "says": said[0][:200] if said else ""}
+            said = " ".join(failed.get("message").split())
+            return {"test": f"{file}.py::{case.get('name')}", "says": said[:120]}
     raise Broken(f"{report}: no test failed")
 
 

@@ -164,3 +164,28 @@ def test_float64_sums_give_the_same_bits_for_any_number_of_replicas():
     for other in others:
         np.testing.assert_array_equal(other, alone)
     assert (trained_on(4, 2, None) != trained_on(1, 8, None)).any()  # sums in float32 depend on their order
+
+
+@pytest.mark.line
+@pytest.mark.law("L11")
+@pytest.mark.law("L9")
+@pytest.mark.parametrize("replica", [0, 1])
+@pytest.mark.parametrize("nonfinite, moved", [("skip_micro", -4.0), ("skip_cycle", -8.0)])
+def test_a_nan_on_one_replica_is_skipped_on_all(nonfinite, moved, replica):
+    strategy = mirrored()
+    with strategy.scope():
+        weights = tf.Variable([0.0])
+        optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2, nonfinite=nonfinite)
+
+    def micro_step(factor):
+        optimizer.apply_gradients([(factor / R, weights)])
+
+    run = tf.function(lambda factors: getattr(strategy, RUN)(micro_step, args=(factors,)))
+    batches = np.array([[1.0, 3.0], [2.0, 4.0], [5.0, 7.0], [9.0, 11.0]], "float32")
+    batches[1, replica] = np.nan  # leaves the mean of 2 and 6, or, of the second cycle, of 6 and 10
+    data = tf.data.Dataset.from_tensor_slices(np.ravel(batches)).batch(R)
+    for factors in strategy.experimental_distribute_dataset(data):
+        run(factors)
+    np.testing.assert_array_equal(
+        [part.numpy() for part in strategy.experimental_local_results(weights)], [[moved]] * R
+    )

@@ -149,6 +149,42 @@ def test_sparse_rows_in_a_session(pattern, use_resource, reduction):
     np.testing.assert_allclose(trained(True, given), expected, rtol=0, atol=atol)
 
 
+@pytest.mark.every_landing
+@pytest.mark.law("L6")
+@pytest.mark.law("L8")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_reset_discards_the_rows_of_the_cycle_and_that_they_were_touched(make):
+    given = [slices([0, 2], 0), slices([2, 3], 1), slices([4, 2], 2)]
+    expected = run(make(), [union(given[1:])], False)
+    optimizer = accum.GradientAccumulateOptimizer(make(), accum_steps=K)
+    table = tf.Variable(np.ones((ROWS, WIDTH), "float32"))
+    for place, (values, indices) in enumerate(given):
+        grad = tf.IndexedSlices(values, tf.constant(indices, tf.int64), tf.constant([ROWS, WIDTH], tf.int64))
+        optimizer.apply_gradients([(grad, table)])
+        if place == 0:
+            optimizer.reset()
+    np.testing.assert_allclose(table.numpy(), expected, rtol=0, atol=2e-7)
+
+
+@pytest.mark.law("L6")
+@pytest.mark.law("L8")
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+def test_zero_discards_the_rows_of_the_cycle_in_a_session(use_resource):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        table = tf1.get_variable("t", initializer=np.zeros((ROWS, WIDTH), "float32"), use_resource=use_resource)
+        indices = tf1.placeholder(tf.int64, [1])
+        grad = tf.IndexedSlices(tf.ones([1, WIDTH]), indices, tf.constant([ROWS, WIDTH], tf.int64))
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=K)
+        ops = optimizer.accumulation_ops(grads_and_vars=[(grad, table)])
+        session.run(tf1.global_variables_initializer())
+        for op, row in ((ops.accumulate, 1), (ops.zero, 1), (ops.accumulate, 4), (ops.apply, 4)):
+            session.run(op, {indices: [row]})
+        moved = session.run(table)
+    np.testing.assert_array_equal(np.nonzero(moved.sum(axis=1))[0], [4])
+    np.testing.assert_array_equal(moved[4], [-1.0] * WIDTH)
+
+
 @pytest.mark.law("L15")
 def test_rows_of_a_ref_variable_are_read_after_they_are_written():
     """The tensor that a ref variable was made with waits for nothing: elsewhere, it may be an earlier one."""
