@@ -5,18 +5,14 @@
 The tests shipped with these packages construct optimizers. Here they get them wrapped: with ACCUM_UPSTREAM=1 with
 `accum_steps=1`; with 2 with `accum_steps=2`, where each call is made twice, with the same gradients, so that their mean
 is the gradient itself. With 0 they get their own.
-
-Names that `EXPECTED` lists have to fail, for the reason given; every other test has to do what it does with 0.
 """
 
 import os
-import sys
 import types
-
-import pytest
 
 STEPS = int(os.environ.get("ACCUM_UPSTREAM", "0"))
 CALLS = {}
+"""How often an optimizer of a class was wrapped."""
 
 
 def pytest_collection_modifyitems(items):
@@ -27,24 +23,11 @@ def pytest_collection_modifyitems(items):
             _wrap_in_slim(module)
         else:
             _wrap_in_keras(module)
-    for item in items:
-        for name, (modes, reason) in EXPECTED.items():
-            if STEPS in modes and _is(item, name):
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
-
-
-def _is(item, name):
-    """Whether `name` is that of a test, or of its file and the test; with or without its parameters."""
-    own = item.name.split("[")[0]
-    file = os.path.basename(str(item.fspath))
-    return name in (own, f"{file}::{own}", own.rstrip("0123456789"), f"{file}::" + own.rstrip("0123456789"))
 
 
 def pytest_sessionfinish(session):
     if STEPS and not CALLS:
         session.exitstatus = 99  # nothing was wrapped
-    if CALLS:
-        print(f"\nwrapped: {sum(CALLS.values())}", file=sys.stderr)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -152,7 +135,3 @@ def _graph_stand_in(original):
         return accum.compat.v1.AccumOptimizer(optimizer, 1) if STEPS == 1 else Twice(optimizer, 2)
 
     return make
-
-
-# name of a test: (with which `accum_steps` it fails, why)
-EXPECTED = {}
