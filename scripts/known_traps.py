@@ -1,4 +1,4 @@
-"""The known traps of gradient accumulation, each as an edit of the sources that falls into it. `mutants.py` plants them.
+"""The known traps of gradient accumulation, each as an edit of the sources that falls into it, for scripts/mutants.py.
 
 `old` occurs exactly once in its file, and is short, so that it survives other changes there. An issue or pull request
 stands in `seen` if it reports this very mistake, in whatever library.
@@ -143,7 +143,11 @@ TRAPS = [
         "Where a dataset of unknown length ends, the micro step counts although no gradients came.",
         [
             (OPS, 'with tf.control_dependencies([done]), tf.name_scope("clock"):', 'with tf.name_scope("clock"):'),
-            (OPS, 'with tf.control_dependencies([has_stepped]), tf.name_scope("clock"):', 'with tf.name_scope("clock"):'),
+            (
+                OPS,
+                'with tf.control_dependencies([has_stepped]), tf.name_scope("clock"):',
+                'with tf.name_scope("clock"):',
+            ),
             (OPS, "_assign(strategy, self._cycle.stepped, has_stepped)", "None"),
         ],
         ["tests/test_clocks.py::test_micro_steps_stand_still_where_a_generator_ends_within_a_traced_step"],
@@ -218,7 +222,7 @@ TRAPS = [
         "sum_not_divided",
         "L4",
         'Under "mean", the sum of the gradients is applied.',
-        [(SUMS, MEAN, '        if self._plan.reduction == "mean":\n            return None')],
+        [(SUMS, MEAN, MEAN.replace("return weight", "return None"))],
         ["tests/test_reduction.py::test_mean_moves_by_minus_the_mean"],
         ["huggingface/transformers#35438"],
     ),
@@ -226,7 +230,7 @@ TRAPS = [
         "divided_twice",
         "L4",
         "The sum is divided by the number of micro-batches twice.",
-        [(SUMS, MEAN, '        if self._plan.reduction == "mean":\n            return weight * weight')],
+        [(SUMS, MEAN, MEAN.replace("return weight", "return weight * weight"))],
         ["tests/test_reduction.py::test_mean_moves_by_minus_the_mean"],
         ["areal-project/AReaL#1273", "modelscope/ms-swift#10117"],
     ),
@@ -275,7 +279,7 @@ TRAPS = [
             (
                 SUMS,
                 MEAN,
-                '        if self._plan.reduction == "mean":\n            return tf.constant(float(self._plan.accum_steps))',
+                MEAN.replace("return weight", "return tf.constant(float(self._plan.accum_steps))"),
             )
         ],
         ["tests/test_cycle_ends.py::test_flush_divides_by_what_is_there_and_reset_discards"],
@@ -485,7 +489,8 @@ TRAPS = [
             (
                 OPS,
                 "tf.where(is_last, tf.zeros_like(micro_step_index), micro_step_index + 1)\n"
-                "            following = following if counts is None else tf.where(counts, following, micro_step_index)",
+                "            following = following if counts is None else "
+                "tf.where(counts, following, micro_step_index)",
                 "tf.where(is_last, tf.zeros_like(micro_step_index), micro_step_index + 1)",
             )
         ],
@@ -590,7 +595,13 @@ TRAPS = [
         "reduced_gradients_reduced_again",
         "L11",
         "Gradients that the user has summed over replicas are summed once more.",
-        [(OPTIMIZER, "is_reduced = is_reduced and not self._takes_back()", "is_reduced = self._takes_back() and False")],
+        [
+            (
+                OPTIMIZER,
+                "is_reduced = is_reduced and not self._takes_back()",
+                "is_reduced = self._takes_back() and False",
+            )
+        ],
         ["tests/test_strategies.py::test_gradients_that_the_user_has_reduced_are_not_reduced_again"],
     ),
     Trap(
@@ -619,7 +630,13 @@ TRAPS = [
         "variance_between_micro_batches",
         "L13",
         "The moving variance is the mean of the micro-batches' variances, without that of their means.",
-        [(MOMENTS, "(other.variance - one.variance + (1.0 - share) * apart * apart)", "(other.variance - one.variance)")],
+        [
+            (
+                MOMENTS,
+                "(other.variance - one.variance + (1.0 - share) * apart * apart)",
+                "(other.variance - one.variance)",
+            )
+        ],
         ["tests/test_batch_norm.py::test_a_cycle_of_calls_records_what_keras_records_for_the_full_batch"],
     ),
     Trap(

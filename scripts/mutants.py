@@ -1,4 +1,4 @@
-"""Fall into each known trap of gradient accumulation on purpose, and see that the tests tell: `python scripts/mutants.py`.
+"""Fall into each known trap of gradient accumulation on purpose, and see whether the tests notice.
 
     python scripts/mutants.py run                  # all traps of the TensorFlow that is installed: ten minutes
     python scripts/mutants.py run --only NAME ...  # some of them
@@ -7,7 +7,7 @@
 
 The traps are in scripts/known_traps.py. Each is planted in a copy of the package, which the tests then import; the
 sources are not touched. The text that a trap replaces must occur exactly once: a change that moves it fails here and in
-tests/test_mutants.py, so no trap is disarmed in silence. Needs Python 3.8 or later; `--python` may be any of the matrix.
+tests/test_mutants.py, so that no trap is disarmed unnoticed. Needs Python 3.8 or later; `--python` may be older.
 """
 
 import argparse

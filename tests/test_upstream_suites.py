@@ -40,8 +40,11 @@ KERAS = {
 }
 KERAS_TWICE = {"test_overwrite_with_gradient": OVERWRITTEN}
 
-SLIM = {}
-SLIM_TWICE = {}
+ONE_LIST = "it makes train ops for several lists of variables with one optimizer, which is refused"
+SLIM_TWICE = {
+    "testTrainAllVarsHasLowerLossThanTrainSubsetOfVars": ONE_LIST,
+    "testTrainingSubsetsOfVariablesOnlyUpdatesThoseVariables": ONE_LIST,
+}
 
 
 def outcomes(files, steps, folder):
@@ -129,7 +132,7 @@ def slim_suite(tmp_path_factory):
 def test_slim_tests_pass_on_single_micro_steps(slim_suite, tmp_path):
     files, plain = slim_suite
     assert sum(outcome == "passed" for outcome in plain.values()) > 5  # tf-slim itself fails on newer TensorFlow
-    assert differences(files, 1, tmp_path, plain, SLIM) == {}
+    assert differences(files, 1, tmp_path, plain, {}) == {}
 
 
 @pytest.mark.law("L1")

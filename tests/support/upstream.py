@@ -36,8 +36,9 @@ def pytest_sessionfinish(session):
 
 def _wrap_in_keras(module):
     """Let the classes and functions that a test module reads make wrapped optimizers."""
-    import accum
     from keras.src import optimizers
+
+    import accum
 
     if STEPS == 2 and accum.GradientAccumulateOptimizer.apply_gradients.__name__ != "twice":
         _call_twice(accum.GradientAccumulateOptimizer)
