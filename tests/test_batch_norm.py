@@ -111,6 +111,25 @@ def test_one_micro_step_a_cycle_is_keras_layer_to_the_bit(tmp_path):
     assert not [name for name, _ in saved if "accumulation" in name]
 
 
+@pytest.mark.parametrize("shapes", [[(3,), (2, 2, 3)], [(2, 2, 3), (3,)]], ids=["2 then 4", "4 then 2"])
+def test_one_layer_takes_inputs_of_one_rank_as_keras_layer_does(shapes):
+    """The error is Keras' own. Inputs of several ranks can be reshaped to [values, features]."""
+    first, other = map(examples, shapes)
+    errors = []
+    for layer in (KERAS(), accum.AccumBatchNormalization(2)):
+        layer(first, training=True)
+        with pytest.raises((ValueError, IndexError, tf.errors.InvalidArgumentError)) as raised:
+            layer(other, training=True)
+        errors.append(raised.type)
+    assert errors[0] is errors[1]
+    layer, keras = accum.AccumBatchNormalization(2), KERAS()
+    flat = [x.reshape([-1, 3]) for x in (first, other)]
+    for x in flat:
+        layer(x, training=True)
+    keras(np.concatenate(flat), training=True)
+    np.testing.assert_allclose(statistics(layer), statistics(keras), rtol=0, atol=2e-6)
+
+
 def test_a_frozen_layer_moves_nothing_and_normalises_by_what_it_has():
     layer = accum.AccumBatchNormalization(2, trainable=False)
     x = examples((3,))
