@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 SUPPORT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support")
 
-PRIVATE = "it reads or calls private parts of the class of the optimizer"
+PRIVATE = "it reads or calls what only Keras itself uses of the class"
 KERAS_OWN = "it accumulates through Keras, which is refused inside of ours"
 OVERWRITTEN = "a variable that is overwritten with its gradient is refused"
 
