@@ -253,7 +253,12 @@ TRAPS = [
         "Weights are ignored: a small micro-batch, or one of few tokens, counts as much as any other.",
         [(CYCLE, "weight = None if weight is None else tf.cast(weight, tf.float32)", "weight = None")],
         ["tests/test_reduction.py::test_weights_weigh_the_mean"],
-        ["huggingface/transformers#34191", "allenai/open-instruct#1728", "ml-explore/mlx-lm#1544"],
+        [
+            "huggingface/transformers#34191",
+            "allenai/open-instruct#1728",
+            "NVIDIA-NeMo/RL#212",
+            "ml-explore/mlx-lm#1544",
+        ],
     ),
     Trap(
         "step_without_weight",
@@ -261,7 +266,6 @@ TRAPS = [
         "A cycle whose weights sum to zero makes a step of 0 / 0.",
         [(OPS, "if self._is_weighted:", "if False:")],
         ["tests/test_reduction.py::test_weights_that_sum_to_zero_make_no_step"],
-        ["NVIDIA-NeMo/RL#212"],
     ),
     Trap(
         "regularization_per_micro_batch",
