@@ -35,10 +35,12 @@ KERAS = {
     "test_gradient_accumulation": KERAS_OWN,
     "test_gradient_accumulation_with_weigth_decay*": KERAS_OWN,
     "test_overwrite_with_gradient_with_gradient_accumulation": KERAS_OWN,
-    "test_finite_step_with_overwrite_stateful": OVERWRITTEN,
     "ScheduleFreeAdamWTest.test_with_model": "built in a trace, it copies weights that are not there yet",
 }
-KERAS_TWICE = {"test_overwrite_with_gradient": OVERWRITTEN}
+KERAS_TWICE = {
+    "test_overwrite_with_gradient": OVERWRITTEN,
+    "test_finite_step_with_overwrite_stateful": OVERWRITTEN,
+}
 
 ONE_LIST = "it makes train ops for several lists of variables with one optimizer, which is refused"
 SLIM_TWICE = {

@@ -213,7 +213,8 @@ class GradientAccumulateOptimizer:
           ValueError: a cycle with other variables is unfinished; or the inner optimizer comes from Keras 2.11 or later
             and was built without some of these variables.
         """
-        self._adapter.check(list(var_list))
+        if not self._cycle.is_bare:
+            self._adapter.check(list(var_list))
         self._cycle.announce(list(var_list))
         with tf.init_scope():
             _tf.build_inner(self._inner, list(var_list))
@@ -240,7 +241,8 @@ class GradientAccumulateOptimizer:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, its clock, its
         # weight decay and its averages would move then. The last variable has its gradient first.
-        with tf.control_dependencies(tf.nest.flatten(listed[-1][0], expand_composites=True)[:1]):
+        last = listed[-1][0]
+        with tf.control_dependencies([last.values if isinstance(last, tf.IndexedSlices) else last]):
             return _tf.apply_inner(self._inner, self._adapter.wrapped(listed), replicas)
 
     # ------------------------------------------------------------------------------------------------------------
