@@ -1,0 +1,238 @@
+"""The scorecard's cases: small, fixed, and each different from plain accumulation in one respect, that of its law.
+
+A case has the keys that `cycles.steps_of` reads, and
+
+    "law", "kind", "place": which case it is; most laws have one kind, ""
+    "optimizer", "arguments": a name in `OPTIMIZERS`; clipping, "inverse_time" (a schedule) or "use_ema"
+    "variables": list of {"shape", "is_sparse"}
+    "micro_batches": list of {"grads": for each variable "dense", None or rows; "weight"; "then"}
+    "bad": {micro-batch: "nan" or "inf"}, in the first variable
+    "resume": the micro-batch after which the run is saved, and goes on in new objects; or None
+    "seed": of the values
+
+Here "then" may also be "restore": the user sets the weights back to their first values.
+"""
+
+import zlib
+
+import numpy as np
+
+from prover import cycles
+
+COMMON = ["sgd", "momentum", "nesterov", "adam", "rmsprop", "adagrad"]
+OPTIMIZERS = COMMON + [
+    "amsgrad",
+    "centered",
+    "adadelta",
+    "adamax",
+    "nadam",
+    "ftrl",
+    "adamw",
+    "lion",
+    "adafactor",
+]
+RATE = 0.1
+DENSE = [{"shape": [3], "is_sparse": False}, {"shape": [2, 2], "is_sparse": False}]
+ROWS = [{"shape": [5, 2], "is_sparse": True}, {"shape": [3], "is_sparse": False}]
+CYCLES = 3
+LAWS = {
+    "L1": "Equivalence: K micro-batches make the full batch's step, for each optimizer",
+    "L2": "Quiet between steps: weights, slots and averages do not change",
+    "L3": "Clocks and schedules count steps",
+    "L4": "Sums, where the mean is not wanted",
+    "L5": "Micro-batches of unequal size",
+    "L6": "An unfinished last cycle",
+    "L7": "Clipping acts on the accumulated gradient",
+    "L8": "Missing and sparse gradients",
+    "L9": "NaN and Inf do not stay",
+    "L12": "A run resumed in mid-cycle",
+    "L13": "Moving statistics of batch normalisation",
+    "L14": "K = 1 is the bare optimizer",
+}
+
+
+def cases():
+    """Return all cases, law by law."""
+    return [case for law in LAWS for case in _MAKERS[law]()]
+
+
+def initial(case):
+    random = np.random.RandomState(case["seed"])
+    return [random.uniform(0.5, 1.5, variable["shape"]).astype("float32") for variable in case["variables"]]
+
+
+def micro_batches_of(case):
+    """Return the micro-batches with their values, as `cycles` reads them."""
+    random = np.random.RandomState(case["seed"] + 1)
+    found = []
+    for place, drawn in enumerate(case["micro_batches"]):
+        grads = [_values(random, *pair) for pair in zip(case["variables"], drawn["grads"])]
+        if place in case["bad"]:
+            values = grads[0].values if isinstance(grads[0], cycles.Rows) else grads[0]
+            values[(0,) * values.ndim] = float(case["bad"][place])
+        found.append(dict(drawn, grads=grads))
+    return found
+
+
+def _values(random, variable, kind):
+    if isinstance(kind, list):
+        return cycles.Rows(np.array(kind), random.normal(size=[len(kind)] + variable["shape"][1:]).astype("float32"))
+    values = random.normal(size=variable["shape"]).astype("float32")  # drawn for None too, so that the others are fixed
+    return None if kind is None else values
+
+
+def inputs_of(case):
+    """Return the inputs of a batch normalisation layer: for each cycle, those of each micro-batch."""
+    random = np.random.RandomState(case["seed"])
+    shape = [case["examples"]] + case["shape"]
+    return [
+        [(random.normal() + random.normal(size=shape)).astype("float32") for _ in range(case["accum_steps"])]
+        for _ in range(CYCLES)
+    ]
+
+
+def _case(law, kind, place, optimizer, **changes):
+    accum_steps = changes.pop("accum_steps", 2 + place % 3)
+    variables = changes.pop("variables", DENSE)
+    case = {
+        "law": law,
+        "kind": kind,
+        "place": place,
+        "optimizer": optimizer,
+        "arguments": {},
+        "accum_steps": accum_steps,
+        "reduction": "mean",
+        "nonfinite": "propagate",
+        "variables": variables,
+        "micro_batches": [_micro_batch(variables) for _ in range(CYCLES * accum_steps)],
+        "bad": {},
+        "resume": None,
+        "seed": zlib.crc32("{} {} {}".format(law, kind, place).encode()) % 2**31,
+    }
+    case.update(changes)
+    return case
+
+
+def _micro_batch(variables, weight=None, then=None):
+    grads = [[0] if variable["is_sparse"] else "dense" for variable in variables]
+    return {"grads": grads, "weight": weight, "then": then}
+
+
+def _random(case):
+    return np.random.RandomState(case["seed"] + 2)
+
+
+def _turns(law, kind, count, optimizers=COMMON, **changes):
+    """Return `count` cases with the optimizers in turn; K changes with each round."""
+    found = []
+    for place in range(count):
+        number = 2 + (place // len(optimizers) + place) % 3
+        found.append(
+            _case(law, kind, place, optimizers[place % len(optimizers)], **dict({"accum_steps": number}, **changes))
+        )
+    return found
+
+
+def _averages():
+    found = _turns("L2", "use_ema", 8)
+    for case in found:
+        every = [None, 2][case["place"] % 2]
+        case["arguments"] = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": every}
+    return found
+
+
+def _sizes():
+    found = _turns("L5", "", 24)
+    for case in found:
+        random = _random(case)
+        for micro_batch in case["micro_batches"]:
+            micro_batch["weight"] = float(random.randint(1, 5))
+    return found
+
+
+def _ends(then, kind):
+    """Two epochs, each one cycle and a part of one."""
+    found = _turns("L6", kind, 12)
+    for case in found:
+        number = case["accum_steps"] + 1 + _random(case).randint(case["accum_steps"] - 1)
+        epoch = [_micro_batch(DENSE) for _ in range(number - 1)] + [_micro_batch(DENSE, then=then)]
+        case["micro_batches"] = [dict(each) for each in epoch + epoch]
+    return found
+
+
+def _clipping():
+    options = [{"clipnorm": 0.5}, {"clipvalue": 0.2}, {"global_clipnorm": 0.7}]
+    return [case for each in options for case in _turns("L7", list(each)[0], 8, arguments=each)]
+
+
+def _missing():
+    """The second variable has a gradient in some micro-batches, and in some cycles in none."""
+    found = _turns("L8", "none", 12)
+    for case in found:
+        random = _random(case)
+        for micro_batch in case["micro_batches"]:
+            micro_batch["grads"] = ["dense", None if random.randint(2) else "dense"]
+    return found
+
+
+def _rows():
+    found = _turns("L8", "rows", 12, variables=ROWS)
+    for case in found:
+        random = _random(case)
+        for micro_batch in case["micro_batches"]:
+            micro_batch["grads"] = [[int(row) for row in random.randint(0, 5, random.randint(1, 5))], "dense"]
+    return found
+
+
+def _not_finite(case):
+    return [float("nan"), float("inf")][case["place"] % 2]
+
+
+def _restored():
+    """A NaN in the first cycle, after which the user sets the weights back. Gradient descent keeps nothing else."""
+    found = _turns("L9", "restore", 12, ["sgd"])
+    for case in found:
+        case["bad"] = {int(_random(case).randint(case["accum_steps"])): _not_finite(case)}
+        case["micro_batches"][case["accum_steps"] - 1]["then"] = "restore"
+    return found
+
+
+def _skipped():
+    found = _turns("L9", "skip", 12, nonfinite="skip_micro")
+    for case in found:
+        case["bad"] = {int(_random(case).randint(len(case["micro_batches"]))): _not_finite(case)}
+    return found
+
+
+def _resumed():
+    found = _turns("L12", "", 24)
+    for case in found:
+        case["resume"] = case["accum_steps"] + int(_random(case).randint(case["accum_steps"] - 1))
+    return found
+
+
+def _statistics():
+    found = _turns("L13", "", 20, ["none"])
+    for case in found:
+        case.update({"shape": [3] if case["place"] % 2 else [2, 2, 3], "examples": 4})
+    return found
+
+
+def _schedules():
+    return [dict(case, arguments={"inverse_time": 0.5}) for case in _turns("L3", "schedule", 12)]
+
+
+_MAKERS = {
+    "L1": lambda: _turns("L1", "", 2 * len(OPTIMIZERS), OPTIMIZERS),
+    "L2": lambda: _turns("L2", "", 24) + _averages(),
+    "L3": lambda: _turns("L3", "clock", 12) + _schedules(),
+    "L4": lambda: _turns("L4", "", 24, reduction="sum"),
+    "L5": _sizes,
+    "L6": lambda: _ends("flush", "flush") + _ends("reset", "drop"),
+    "L7": _clipping,
+    "L8": lambda: _missing() + _rows(),
+    "L9": lambda: _restored() + _skipped(),
+    "L12": _resumed,
+    "L13": _statistics,
+    "L14": lambda: _turns("L14", "", len(OPTIMIZERS), OPTIMIZERS, accum_steps=1),
+}

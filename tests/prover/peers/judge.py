@@ -1,0 +1,128 @@
+"""Judge one case with one adapter."""
+
+import tempfile
+
+import numpy as np
+
+from prover import cycles
+from prover.peers import cases
+
+TOLERANCE = 2e-6
+ROUNDING = 8.0
+"""How many times the distance between sums in float32 and in float64 a result may be off."""
+LONGEST = 200
+
+
+def judge(peer, case):
+    """Return {"outcome", "deviation", "error"}.
+
+    "outcome" is "passed", "inexact", "raises", "absent" (the library has no such optimizer or option, accumulating or
+    not) or "not offered"; "deviation" is the largest difference from the full batch, "not finite" or None; "error" is
+    what was raised, or which clock is wrong.
+    """
+    offers = peer.not_offered.get("{law} {kind}".format(**case), peer.not_offered.get(case["law"]))
+    if _is_absent(peer, case):
+        return {"outcome": "absent", "deviation": None, "error": None}
+    if offers is False:
+        return {"outcome": "not offered", "deviation": None, "error": None}
+    try:
+        deviation, is_within, error = _measured(peer, case)
+        outcome = "passed" if is_within and not error else "inexact"
+    except Exception as raised:  # whatever a library raises
+        deviation, outcome = None, "raises"
+        error = "{}: {}".format(type(raised).__name__, " ".join(str(raised).split()))[:LONGEST]
+    return {"outcome": outcome if offers is None else "not offered", "deviation": deviation, "error": error}
+
+
+def _is_absent(peer, case):
+    if case["law"] == "L13":
+        return False
+    names = [name for name in case["arguments"] if not name.startswith("ema_")]
+    return case["optimizer"] not in peer.optimizers or any(name not in peer.arguments for name in names)
+
+
+def _measured(peer, case):
+    """Return (the largest deviation, whether all are within the tolerance, an error or None)."""
+    if case["law"] == "L13":
+        inputs = cases.inputs_of(case)
+        found, expected = peer.batch_norm(case, inputs, [np.concatenate(parts) for parts in inputs])
+        return _compared([(one, other, other) for one, other in zip(found, expected)]) + (None,)
+    micro_batches = cases.micro_batches_of(case)
+    steps = cycles.steps_of(case, micro_batches)
+    with tempfile.TemporaryDirectory() as folder:
+        run = peer.start(case, cases.initial(case))
+        try:
+            if case["law"] == "L2":
+                return _moved(run, steps, micro_batches) + (None,)
+            seen, clocks = _seen(run, case, micro_batches, folder)
+        finally:
+            run.close()
+    exact = _full_batch(peer, case, micro_batches, [step and step.grads for step in steps])
+    rounded = _full_batch(peer, case, micro_batches, [step and step.rounded for step in steps])
+    made = [step is not None for step in steps]
+    at_steps = [each for each, is_made in zip(zip(seen, exact, rounded), made) if is_made]
+    error = None
+    if case["law"] == "L3" and clocks != np.cumsum(made).tolist():
+        error = "after {} steps the clock reads {}".format(sum(made), clocks[-1])
+    return _compared(at_steps) + (error,)
+
+
+def _seen(run, case, micro_batches, folder):
+    """Return the weights and the clock after each micro-batch."""
+    seen, clocks = [], []
+    for place, micro_batch in enumerate(micro_batches):
+        run.take(micro_batch["grads"], micro_batch["weight"])
+        _then(run, case, micro_batch)
+        if case["resume"] == place:
+            run = run.resumed(folder)
+        seen.append(run.weights())
+        clocks.append(int(run.clock()) if case["law"] == "L3" else None)
+    return seen, clocks
+
+
+def _then(run, case, micro_batch):
+    if micro_batch["then"] == "restore":
+        run.set_weights(cases.initial(case))
+    elif micro_batch["then"]:
+        getattr(run, micro_batch["then"])()
+
+
+def _full_batch(peer, case, micro_batches, steps):
+    bare, seen = peer.bare(case, cases.initial(case)), []
+    for micro_batch, grads in zip(micro_batches, steps):
+        if grads is not None:
+            bare.apply(grads)
+        if micro_batch["then"] == "restore":
+            bare.set_weights(cases.initial(case))
+        seen.append(bare.weights())
+    bare.close()
+    return seen
+
+
+def _moved(run, steps, micro_batches):
+    """Return by how much weights and slots move where no step is made."""
+    changes = []
+    for place, micro_batch in enumerate(micro_batches):
+        # Before the first micro-batch some libraries have no slots yet.
+        before = [np.array(each) for each in run.weights() + (run.slots() if place else [])]
+        run.take(micro_batch["grads"], micro_batch["weight"])
+        if steps[place] is None:
+            after = [np.array(each) for each in run.weights() + (run.slots() if place else [])]
+            changes.append((after, before, before))
+    largest, _ = _compared(changes)
+    return largest, largest == 0
+
+
+def _compared(triples):
+    """Return the largest difference of (found, expected, expected with other rounding), and whether all are small."""
+    largest, is_within = 0.0, True
+    for found, exact, rounded in triples:
+        for one, other, near in zip(found, exact, rounded):
+            one, other, near = (np.asarray(each, np.float64) for each in (one, other, near))
+            with np.errstate(invalid="ignore"):
+                apart = np.where(~np.isfinite(one) & ~np.isfinite(other), 0.0, np.abs(one - other))
+                rounding = np.where(np.isfinite(other) & np.isfinite(near), np.abs(other - near), 0.0)
+                scale = np.where(np.isfinite(other), np.abs(other), 1.0)
+            largest = max(largest, float(np.max(apart, initial=0.0))) if np.isfinite(apart).all() else float("inf")
+            is_within = is_within and bool((apart <= TOLERANCE * np.maximum(1.0, scale) + ROUNDING * rounding).all())
+    return (largest if np.isfinite(largest) else "not finite"), is_within

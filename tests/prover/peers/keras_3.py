@@ -1,0 +1,27 @@
+"""`gradient_accumulation_steps` of Keras 3's optimizers."""
+
+import numpy as np
+
+from prover.peers import keras_bare
+
+
+class Keras3(keras_bare.KerasPeer):
+    title = "Keras 3"
+    packages = ("keras", "tensorflow")
+    not_offered = {"L4": True, "L5": True, "L6": False, "L9 skip": False, "L13": True, "L14": False}
+
+    @classmethod
+    def start(cls, case, initial):
+        return cls(case, initial, keras_bare.make(case, gradient_accumulation_steps=case["accum_steps"]))
+
+    def slots(self):
+        """Without the accumulators, and with the public clock in place of the counter of micro-batches."""
+        mine = [var for var in self.optimizer.variables[1:] if "gradient_accumulator" not in var.name]
+        return [np.asarray(var.numpy()) for var in mine] + [np.asarray(self.optimizer.iterations)]
+
+    def resumed(self, folder):
+        """By what Keras writes into its `.keras` and `.weights.h5` files."""
+        other, store = self.start(self.case, self.weights()), {}
+        self.optimizer.save_own_variables(store)
+        other.optimizer.load_own_variables(store)
+        return other
