@@ -53,11 +53,11 @@ class Peer:
         raise NotImplementedError
 
     def slots(self):
-        """Return the bare optimizer's variables as arrays, without sums and counters of micro-batches."""
+        """Return the bare optimizer's variables as arrays, without clocks and sums of gradients."""
         raise NotImplementedError
 
     def resumed(self, folder):
-        """Save everything, and return another run that was restored from it."""
+        """Save everything, and return another run that was restored from it. This one is closed."""
         raise NotImplementedError
 
     @classmethod

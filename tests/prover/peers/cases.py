@@ -56,6 +56,11 @@ def cases():
     return [case for law in LAWS for case in _MAKERS[law]()]
 
 
+def plain(case):
+    """Return the case of L1 with the same optimizer, K and seed."""
+    return _case("L1", "", case["place"], case["optimizer"], accum_steps=case["accum_steps"], seed=case["seed"])
+
+
 def initial(case):
     random = np.random.RandomState(case["seed"])
     return [random.uniform(0.5, 1.5, variable["shape"]).astype("float32") for variable in case["variables"]]
@@ -86,7 +91,7 @@ def inputs_of(case):
     random = np.random.RandomState(case["seed"])
     shape = [case["examples"]] + case["shape"]
     return [
-        [(random.normal() + random.normal(size=shape)).astype("float32") for _ in range(case["accum_steps"])]
+        [random.normal(size=shape).astype("float32") for _ in range(case["accum_steps"])]
         for _ in range(CYCLES)
     ]
 

@@ -26,8 +26,7 @@ class OptimizerWrapper(keras_bare.KerasPeer):
     def slots(self):
         inner = self.optimizer.optimizer
         names = inner.get_slot_names()
-        found = [inner.get_slot(var, name).numpy() for var in self.variables for name in names]
-        return found + [np.asarray(inner.iterations)]
+        return [inner.get_slot(var, name).numpy() for var in self.variables for name in names]
 
     def resumed(self, folder):
         return self.restored(folder, self.start(self.case, [np.zeros_like(value) for value in self.weights()]))

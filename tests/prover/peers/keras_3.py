@@ -15,9 +15,8 @@ class Keras3(keras_bare.KerasPeer):
         return cls(case, initial, keras_bare.make(case, gradient_accumulation_steps=case["accum_steps"]))
 
     def slots(self):
-        """Without the accumulators, and with the public clock in place of the counter of micro-batches."""
         mine = [var for var in self.optimizer.variables[1:] if "gradient_accumulator" not in var.name]
-        return [np.asarray(var.numpy()) for var in mine] + [np.asarray(self.optimizer.iterations)]
+        return [np.asarray(var.numpy()) for var in mine]
 
     def resumed(self, folder):
         """By what Keras writes into its `.keras` and `.weights.h5` files."""

@@ -106,9 +106,9 @@ class KerasPeer(base.Peer):
 
 
 def slots_of(optimizer):
-    """Return the variables of a bare optimizer, among them its clock."""
+    """Return the variables of a bare optimizer, without its clock, which is the first."""
     found = optimizer.variables if IS_KERAS_3 else optimizer.weights
-    return [np.asarray(var.numpy()) for var in found]
+    return [np.asarray(var.numpy()) for var in found[1:]]
 
 
 def moved_by(layer, batches):

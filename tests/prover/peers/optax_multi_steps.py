@@ -80,7 +80,7 @@ class MultiSteps(base.Peer):
         return int(self.state.gradient_step)
 
     def slots(self):
-        return [np.array(leaf) for leaf in jax.tree.leaves(self.state.inner_opt_state)] + [np.array(self.clock())]
+        return [np.array(leaf) for leaf in jax.tree.leaves(self.state.inner_opt_state)]
 
     def resumed(self, folder):
         """The state is a tree of arrays, which users save as they like."""

@@ -1,0 +1,96 @@
+"""Run:AI 0.4's wrapper of an optimizer, for Keras 2.3 on TensorFlow 1.15."""
+
+import keras
+import keras.backend as K
+import numpy as np
+import runai.ga.keras
+import tensorflow as tf
+
+from prover import cycles
+from prover.peers import base, cases
+
+NAMES = {
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
+    "adam": ("Adam", {}),
+    "amsgrad": ("Adam", {"amsgrad": True}),
+    "rmsprop": ("RMSprop", {}),
+    "adagrad": ("Adagrad", {}),
+    "adadelta": ("Adadelta", {}),
+    "adamax": ("Adamax", {}),
+    "nadam": ("Nadam", {}),
+}
+
+
+def make(case):
+    name, arguments = NAMES[case["optimizer"]]
+    arguments = dict(arguments)
+    for key, value in case["arguments"].items():
+        arguments["decay" if key == "inverse_time" else key] = value
+    return getattr(keras.optimizers, name)(lr=cases.RATE, **arguments)
+
+
+class RunAI(base.Peer):
+    """The updates of Keras' train function, with a loss whose gradients are its inputs."""
+
+    title = "Run:AI"
+    packages = ("runai", "keras", "tensorflow")
+    optimizers = tuple(NAMES)
+    arguments = ("clipnorm", "clipvalue", "inverse_time")
+    not_offered = {"L4": True, "L5": True, "L6": False, "L8 none": False, "L9 skip": False, "L13": False}
+
+    def __init__(self, case, initial, is_bare=False):
+        K.clear_session()
+        self.case, self.is_bare, self.optimizer = case, is_bare, make(case)
+        wrapped = self.optimizer
+        if not is_bare:
+            wrapped = runai.ga.keras.optimizers.Optimizer(self.optimizer, steps=case["accum_steps"])
+        self.variables = [K.variable(value, name="v{}".format(place)) for place, value in enumerate(initial)]
+        places, loss = [], 0.0
+        for variable, var in zip(case["variables"], self.variables):
+            if variable["is_sparse"]:
+                places.append(K.placeholder([None], dtype="int32"))
+                var = tf.gather(var, places[-1])
+            places.append(K.placeholder(var.shape.as_list()))
+            loss += K.sum(var * places[-1])
+        self._wrapped = wrapped
+        self._train = K.function(places, [loss], updates=wrapped.get_updates(loss, self.variables))
+        self.session = K.get_session()
+
+    @classmethod
+    def start(cls, case, initial):
+        return cls(case, initial)
+
+    @classmethod
+    def bare(cls, case, initial):
+        return cls(case, initial, is_bare=True)
+
+    def apply(self, grads):
+        inputs = []
+        for grad in grads:
+            inputs += list(grad) if isinstance(grad, cycles.Rows) else [grad]
+        self._train(inputs)
+
+    def take(self, grads, weight):
+        self.apply(grads)
+
+    def weights(self):
+        return [np.array(value) for value in K.batch_get_value(self.variables)]
+
+    def set_weights(self, values):
+        K.batch_set_value(list(zip(self.variables, values)))
+
+    def clock(self):
+        return int(K.get_value(self._wrapped.iterations))
+
+    def slots(self):
+        return [np.array(value) for value in self.optimizer.get_weights()[1:]]
+
+    def resumed(self, folder):
+        """By a `Saver` of all variables: `model.save` of Keras keeps the inner optimizer's state alone."""
+        path = tf.train.Saver().save(self.session, folder + "/run")
+        other = type(self)(self.case, cases.initial(self.case))
+        other.weights()  # Keras initializes its variables at first use
+        tf.train.Saver().restore(other.session, path)
+        return other
