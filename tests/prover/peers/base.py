@@ -11,6 +11,7 @@ class Peer:
       arguments: further names in `case["arguments"]` that its optimizers take.
       not_offered: {law, or law and kind such as "L6 flush": whether the cases can be run anyway}. They count neither
         as passed nor as failed; if they can be run, the page says how far off they are.
+      cannot_occur: laws and kinds whose cases do not exist where the library works.
     """
 
     title = ""
@@ -18,6 +19,7 @@ class Peer:
     optimizers = ()
     arguments = ("clipnorm", "clipvalue", "global_clipnorm", "inverse_time")
     not_offered = {}
+    cannot_occur = ()
 
     @classmethod
     def start(cls, case, initial):

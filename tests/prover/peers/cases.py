@@ -103,6 +103,7 @@ def _case(law, kind, place, optimizer, **changes):
         "law": law,
         "kind": kind,
         "place": place,
+        "face": "optimizer",
         "optimizer": optimizer,
         "arguments": {},
         "accum_steps": accum_steps,

@@ -43,7 +43,8 @@ class MultiSteps(base.Peer):
     packages = ("optax", "jax")
     optimizers = tuple(NAMES)
     arguments = ("clipvalue", "global_clipnorm", "inverse_time")
-    not_offered = {"L5": True, "L6": False, "L8": False, "L13": False}
+    not_offered = {"L5": True, "L6": False}
+    cannot_occur = ("L8", "L13")
 
     def __init__(self, case, initial, optimizer):
         self.case, self._optimizer, self._values = case, optimizer, [jnp.asarray(value) for value in initial]

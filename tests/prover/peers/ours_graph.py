@@ -26,6 +26,7 @@ class Graph(base.Peer):
     """A graph with a session, placeholders for gradients, and the bare optimizer."""
 
     optimizers = tuple(NAMES)
+    cannot_occur = ("L8 none",)
 
     def __init__(self, case, initial):
         self.case = case
@@ -167,7 +168,8 @@ def _moved(batches, accum_steps):
         updates = layer.updates
         if accum_steps is not None:
             optimizer = accum.compat.v1.AccumOptimizer(optimizer, accum_steps)
-            updates = optimizer.accumulate_update_ops(updates)
+            optimizer.accumulate_update_ops(updates)
+            updates = []
         train_op = tf.group(optimizer.minimize(loss), *updates)
         session.run(tf1.global_variables_initializer())
         found = []

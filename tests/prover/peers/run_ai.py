@@ -31,6 +31,18 @@ def make(case):
     return getattr(keras.optimizers, name)(lr=cases.RATE, **arguments)
 
 
+def read_first(var):
+    """Let `var` change only after it was read.
+
+    Keras 2.3 leaves open which comes first, with and without Run:AI, and two runs may differ.
+    """
+    ops = [op for op in var.handle.graph.get_operations() if var.handle in list(op.inputs)]
+    assigns = [op for op in ops if op.type.startswith("Assign") and op is not var.initializer]
+    reads = [op for op in ops if op.type == "ReadVariableOp" and op._get_control_flow_context() is None]
+    for assign in assigns:
+        assign._add_control_inputs([read for read in reads if assign not in read.control_inputs])
+
+
 class RunAI(base.Peer):
     """The updates of Keras' train function, with a loss whose gradients are its inputs."""
 
@@ -38,7 +50,8 @@ class RunAI(base.Peer):
     packages = ("runai", "keras", "tensorflow")
     optimizers = tuple(NAMES)
     arguments = ("clipnorm", "clipvalue", "inverse_time")
-    not_offered = {"L4": True, "L5": True, "L6": False, "L8 none": False, "L9 skip": False, "L13": False}
+    not_offered = {"L4": True, "L5": True, "L6": False, "L9 skip": False, "L13": False}
+    cannot_occur = ("L8 none",)
 
     def __init__(self, case, initial, is_bare=False):
         K.clear_session()
@@ -55,8 +68,15 @@ class RunAI(base.Peer):
             places.append(K.placeholder(var.shape.as_list()))
             loss += K.sum(var * places[-1])
         self._wrapped = wrapped
-        self._train = K.function(places, [loss], updates=wrapped.get_updates(loss, self.variables))
-        self.session = K.get_session()
+        updates = wrapped.get_updates(loss, self.variables)
+        for name in ("iterations", "m_schedule"):
+            if hasattr(self.optimizer, name):
+                read_first(getattr(self.optimizer, name))
+        initialize = tf.global_variables_initializer()
+        self.session = tf.Session(graph=initialize.graph)  # the one that Keras made may hold the ops as they were
+        K.set_session(self.session)
+        self.session.run(initialize)
+        self._train = K.function(places, [loss], updates=updates)
 
     @classmethod
     def start(cls, case, initial):
@@ -91,6 +111,5 @@ class RunAI(base.Peer):
         """By a `Saver` of all variables: `model.save` of Keras keeps the inner optimizer's state alone."""
         path = tf.train.Saver().save(self.session, folder + "/run")
         other = type(self)(self.case, cases.initial(self.case))
-        other.weights()  # Keras initializes its variables at first use
         tf.train.Saver().restore(other.session, path)
         return other
