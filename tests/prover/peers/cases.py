@@ -90,10 +90,7 @@ def inputs_of(case):
     """Return the inputs of a batch normalisation layer: for each cycle, those of each micro-batch."""
     random = np.random.RandomState(case["seed"])
     shape = [case["examples"]] + case["shape"]
-    return [
-        [random.normal(size=shape).astype("float32") for _ in range(case["accum_steps"])]
-        for _ in range(CYCLES)
-    ]
+    return [[random.normal(size=shape).astype("float32") for _ in range(case["accum_steps"])] for _ in range(CYCLES)]
 
 
 def _case(law, kind, place, optimizer, **changes):

@@ -8,7 +8,15 @@ from prover.peers import keras_bare
 class Keras3(keras_bare.KerasPeer):
     title = "Keras 3"
     packages = ("keras", "tensorflow")
-    not_offered = {"L3 schedule": True, "L4": True, "L5": True, "L6": False, "L9 skip": False, "L13": True, "L14": False}
+    not_offered = {
+        "L3 schedule": True,
+        "L4": True,
+        "L5": True,
+        "L6": False,
+        "L9 skip": False,
+        "L13": True,
+        "L14": False,
+    }
 
     @classmethod
     def start(cls, case, initial):

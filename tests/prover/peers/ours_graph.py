@@ -135,9 +135,7 @@ class AccumGraph(Graph):
         )
         is_weighted = self.case["law"] == "L5"
         pairs = list(zip(self.grads, self.variables))
-        train_op = optimizer.apply_gradients(
-            pairs, global_step=self.step, weight=self.weight if is_weighted else None
-        )
+        train_op = optimizer.apply_gradients(pairs, global_step=self.step, weight=self.weight if is_weighted else None)
         if self.case["law"] == "L6":
             self._ends = {"flush": optimizer.flush(), "reset": optimizer.reset()}
         return train_op
