@@ -29,8 +29,8 @@ from prover.peers import cases, notes  # noqa: E402
 DATA = os.path.join(ROOT, "docs", "scorecard.json")
 PAGE = os.path.join(ROOT, "docs", "scorecard.md")
 TABLES = [
-    ("Keras 3", ["accum", "keras3", "hand-sum", "hand-loss"]),
-    ("Keras 2", ["accum", "ga-optimizer", "ga-model"]),
+    ("TensorFlow with Keras 3", ["accum", "keras3", "hand-sum", "hand-loss"]),
+    ("TensorFlow with Keras 2", ["accum", "ga-optimizer", "ga-model"]),
     ("TensorFlow 1", ["accum-graph", "runai"]),
     ("JAX", ["optax"]),
 ]
@@ -138,6 +138,8 @@ def summary(name, peer, results):
 
 
 def _version(package):
+    if package == "accum":  # from this checkout
+        return importlib.import_module("accum").__version__
     metadata = importlib.import_module("importlib.metadata" if sys.version_info >= (3, 8) else "importlib_metadata")
     for name in (package, package + "-cpu"):
         try:

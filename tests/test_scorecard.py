@@ -14,6 +14,8 @@ spec.loader.exec_module(scorecard)
 from prover import cycles  # noqa: E402
 from prover.peers import cases, judge  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def read(path):
     with open(path, encoding="utf-8") as file:

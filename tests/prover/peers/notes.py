@@ -26,6 +26,10 @@ NOTES = {
         "L14": "By design, values below 2 raise an error. Leave the argument out.",
     },
     "hand-sum": {
+        "": (
+            "As guides teach it, in a loop around `tf.GradientTape`. Gradients are added to variables; after K "
+            "micro-batches their sum is divided by K, applied and cleared."
+        ),
         "L5": "Guides divide by K; " + ALIKE + ".",
         "L6": "Such a loop leaves the rest for the next epoch.",
         "L8 none": "`assign_add(None)` raises an error. A loop can check for it.",
@@ -34,6 +38,7 @@ NOTES = {
         "L13": LAYER,
     },
     "hand-loss": {
+        "": "The same loop, which divides each loss by K and also makes a step at the end of an epoch.",
         "L5": "Guides divide each loss by K; " + ALIKE + ".",
         "L6 flush": "Fewer micro-batches are divided by K all the same, so the step is too small.",
         "L6 drop": "Such a loop makes a step instead.",

@@ -8,7 +8,7 @@ from prover.peers import keras_bare
 
 class Accum(keras_bare.KerasPeer):
     title = "accum, optimizer"
-    packages = ("tensorflow", "keras")
+    packages = ("accum", "tensorflow", "keras")
 
     @classmethod
     def start(cls, case, initial):

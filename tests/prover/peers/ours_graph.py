@@ -117,7 +117,7 @@ def clipped(case, pairs):
 
 class AccumGraph(Graph):
     title = "accum, static graph"
-    packages = ("tensorflow",)
+    packages = ("accum", "tensorflow")
 
     @classmethod
     def start(cls, case, initial):
