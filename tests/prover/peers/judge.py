@@ -10,6 +10,7 @@ from prover.peers import cases
 TOLERANCE = 2e-6
 ROUNDING = 8.0
 """How many times the distance between sums in float32 and in float64 a result may be off."""
+LEAST = 1e-4
 LONGEST = 200
 FOLLOWING = ("L3", "L4", "L5", "L6", "L7", "L8", "L9")
 """Laws whose cases say nothing of them where the plain case is inexact."""
@@ -36,9 +37,15 @@ def judge(peer, case):
         error = "{}: {}".format(type(raised).__name__, " ".join(str(raised).split()))[:LONGEST]
     if offers is not None:
         outcome = "not offered"
-    elif outcome != "passed" and case["law"] in FOLLOWING and judge(peer, cases.plain(case))["outcome"] != "passed":
+    elif outcome != "passed" and case["law"] in FOLLOWING and _is_off(judge(peer, cases.plain(case))):
         outcome = "as L1"
     return {"outcome": outcome, "deviation": deviation, "error": error}
+
+
+def _is_off(found):
+    """Whether a case fails by more than another rounding of a gradient near zero explains."""
+    deviation = found["deviation"]
+    return found["outcome"] != "passed" and (not isinstance(deviation, float) or deviation > LEAST)
 
 
 def _is_absent(peer, case):
@@ -82,25 +89,21 @@ def _seen(peer, case, micro_batches):
     """Return the weights and the clock after each micro-batch."""
     seen, clocks = [], []
     run = peer.start(case, cases.initial(case))
-    try:
-        for place, micro_batch in enumerate(micro_batches):
-            run.take(micro_batch["grads"], micro_batch["weight"])
-            if micro_batch["then"] == "restore":
-                run.set_weights(cases.initial(case))
-            elif micro_batch["then"]:
-                getattr(run, micro_batch["then"])()
-            if case["resume"] == place:
-                run = _resumed(run)
-            seen.append(run.weights())
-            clocks.append(int(run.clock()) if case["law"] == "L3" else None)
-    finally:
-        run.close()
+    with tempfile.TemporaryDirectory() as folder:  # Keras restores slots when it creates them
+        try:
+            for place, micro_batch in enumerate(micro_batches):
+                run.take(micro_batch["grads"], micro_batch["weight"])
+                if micro_batch["then"] == "restore":
+                    run.set_weights(cases.initial(case))
+                elif micro_batch["then"]:
+                    getattr(run, micro_batch["then"])()
+                if case["resume"] == place:
+                    run = run.resumed(folder)
+                seen.append(run.weights())
+                clocks.append(int(run.clock()) if case["law"] == "L3" else None)
+        finally:
+            run.close()
     return seen, clocks
-
-
-def _resumed(run):
-    with tempfile.TemporaryDirectory() as folder:
-        return run.resumed(folder)
 
 
 def _full_batch(peer, case, micro_batches, steps):
