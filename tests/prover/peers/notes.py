@@ -84,8 +84,8 @@ NOTES = {
         "L6": "There is no method for it: the cycle goes on in the next epoch.",
         "L8 none": "A variable without a gradient in a whole cycle is given zeros, so its momentum moves it on.",
         "L8 rows": (
-            "Sums are dense, so optimizers that update only the rows of a batch (here momentum, Nesterov and "
-            "RMSprop) update all rows."
+            "Sums are dense, so optimizers that update only the rows of a batch (here momentum and Nesterov) "
+            "update all rows."
         ),
         "L9 skip": NO_SKIP,
         "L12": (
