@@ -155,7 +155,7 @@ def _counts(results):
     for kind in sorted({result["kind"] for result in results}):
         mine = [result for result in results if result["kind"] == kind]
         entry = dict(collections.Counter(result["outcome"] for result in mine))
-        measured = [result for result in mine if result["deviation"] is not None]
+        measured = [each for each in mine if each["deviation"] is not None and each["outcome"] != "as L1"]
         if measured:
             worst = max(measured, key=lambda result: _as_number(result["deviation"]))
             entry.update({"largest": _rounded(worst["deviation"]), "worst": worst["place"]})
@@ -272,7 +272,7 @@ def _off(largest):
         return ""
     if "not finite" in largest:
         return "NaN"
-    return "off by {:.2g}".format(max(largest))
+    return "off by {:.2g}".format(max(largest)) if max(largest) > 1e-5 else ""  # a wrong clock may do no harm
 
 
 def main():
