@@ -38,7 +38,8 @@ def record(frozen, counted):
         versions.update(tensorflow=packages["tensorflow-cpu"]["version"] if "tensorflow-cpu" in packages else None)
     about = {name: frozen[name] for name in ("date", "python", "commit", "sources")}
     version = packages["tf-accum"]["version"] if "tf-accum" in packages else None
-    return dict(about, version=version, packages=versions, tests=TESTS.get(frozen.get("options")), **counted)
+    under = {"under": frozen["under"]} if frozen.get("under") else {}
+    return dict(about, version=version, packages=versions, tests=TESTS.get(frozen.get("options")), **under, **counted)
 
 
 def collect(work_dir):
@@ -69,12 +70,17 @@ def _names(folder):
 
 
 def merge(records, others):
-    """Add to `records` those of `others` that are not older."""
+    """Add to `records` those of `others` that are not older, and not worth less."""
     for system, cells in others.items():
         for name, other in cells.items():
             there = records.setdefault(system, {}).get(name)
-            if there is None or there["date"] <= other["date"]:
+            if there is None or (there["date"] <= other["date"] and not _is_worth_less(other, there)):
                 records[system][name] = other
+
+
+def _is_worth_less(other, there):
+    """Whether the same sources ran natively before, and now under Wine or emulated."""
+    return picture.way(other) != "native" and picture.way(there) == "native" and other["sources"] == there["sources"]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -99,32 +105,45 @@ def states(records, sources):
 
 
 WORDS = {"passed": "passed", "failed": "**failed**", "old": "passed (old)", "not run": "not run"}
+WAYS = {"native": "", "Wine": " under Wine", "emulated": " emulated"}
 
 
-def summary(found):
-    """How many environments are in which state, such as "2 passed, 75 not run, of 77 environments"."""
-    values = list(found.values())
+def summary(found, records):
+    """How many environments are in which state, such as "2 passed under Wine, 75 not run, of 77 environments"."""
+    values = [(what, picture.way(records.get(name))) for name, what in found.items()]
     names = {"passed": "passed", "old": "passed (old)", "failed": "failed"}
-    parts = [f"{values.count(name)} {word}" for name, word in names.items() if name in values]
-    return "{}, of {} environments".format(", ".join(parts + [f"{values.count('not run')} not run"]), len(values))
+    parts = [
+        f"{values.count((name, way))} {word}{how}"
+        for name, word in names.items()
+        for way, how in WAYS.items()
+        if (name, way) in values
+    ]
+    parts.append(f"{list(found.values()).count('not run')} not run")
+    return "{}, of {} environments".format(", ".join(parts), len(values))
 
 
 def _row(cells):
     return f"| {' | '.join((str(cell) for cell in cells))} |"
 
 
-def grid(system, found):
+def _word(found, records, name):
+    if name not in found:
+        return "–"
+    return WORDS[found[name]] + WAYS[picture.way(records.get(name))]
+
+
+def grid(system, found, records):
     """A table of TensorFlow lines and Pythons."""
     lines = [_row(["TensorFlow"] + ["Python " + python for python in picture.PYTHONS])]
     lines.append("|---" * (len(picture.PYTHONS) + 1) + "|")
     for line, keras_2 in picture.columns():
         if matrix.pythons(line, system):
             names = [matrix.cell(python, line, keras_2) for python in picture.PYTHONS]
-            lines.append(_row([picture.label(line, keras_2)] + [WORDS.get(found.get(name), "–") for name in names]))
+            lines.append(_row([picture.label(line, keras_2)] + [_word(found, records, name) for name in names]))
     return lines
 
 
-DETAILS = ("environment", "state", "tests", "passed", "skipped", "xfailed", "failed", "seconds", "Python")
+DETAILS = ("environment", "state", "run", "tests", "passed", "skipped", "xfailed", "failed", "seconds", "Python")
 DETAILS += ("TensorFlow", "Keras", "NumPy", "protobuf", "accum", "commit", "date")
 
 
@@ -137,7 +156,8 @@ def details(found, records):
         kept = records[name]
         packages = kept["packages"]
         keras = packages.get("tf-keras" if name.endswith("-keras2") else "keras")
-        row = [name, WORDS[what], kept.get("tests")] + [kept[field] for field in DETAILS[3:8]]
+        row = [name, WORDS[what], kept.get("under", "native"), kept.get("tests")]
+        row += [kept[field] for field in DETAILS[4:9]]
         row += [kept["python"], packages.get("tensorflow"), keras, packages.get("numpy"), packages.get("protobuf")]
         row += [kept["version"], kept["commit"], kept["date"][:10]]
         lines.append(_row("" if cell is None else cell for cell in row))
@@ -160,14 +180,17 @@ Each combination is one environment of `tox`, with a name such as `py311-tf2.15`
   TensorFlow version except 2.17 and 2.19 with one Python. Up to 2.15, a twentieth of the other environments also run
   each time, in turns (`scripts/turn.py`).
 - **failed**: a test failed, or no test ran.
+- **under Wine**: TensorFlow's build for Windows and Python's ran on Linux, under Wine. This does not test Windows
+  itself: its kernel, its drivers and GPUs.
+- **emulated**: TensorFlow's build for the other processor ran under QEMU.
 - **not run**: it has not been run, or not to the end. It may work.
 - **–**: TensorFlow has no wheel for it.
 
-In the tables, "tests" says which tests were selected. The "main" tests run in every environment. Those marked "line"
-differ between TensorFlow versions, but not between Pythons. "all" adds those that start processes or differ little
-between versions. Of many of these, each change runs one half on TensorFlow 2.2 and 2.21 and the other on 2.15, "odd
-turns" or "even turns". "skipped" counts tests that do not apply to the environment, and "xfailed" known limits of its
-TensorFlow. `tests/support/exceptions.py` gives the reason for each.
+In the tables, "run" is "native", or the program under which the tests ran. "tests" says which tests were selected. The
+"main" tests run in every environment. Those marked "line" differ between TensorFlow versions, but not between Pythons.
+"all" adds those that start processes or differ little between versions. Of many of these, each change runs one half on
+TensorFlow 2.2 and 2.21 and the other on 2.15, "odd turns" or "even turns". "skipped" counts tests that do not apply to
+the environment, and "xfailed" known limits of its TensorFlow. `tests/support/exceptions.py` gives the reason for each.
 """
 
 
@@ -175,10 +198,11 @@ def page(records, sources):
     """The text of MATRIX.md."""
     parts = [HEAD.format(alt=picture.ALT)]
     for system, found in states(records, sources).items():
-        parts.append(f"## {matrix.SYSTEMS[system]}\n\n{summary(found)}.\n")
-        parts.append("\n".join(grid(system, found)) + "\n")
-        if records.get(system):
-            parts.append("\n".join(details(found, records[system])) + "\n")
+        ran = records.get(system, {})
+        parts.append(f"## {matrix.SYSTEMS[system]}\n\n{summary(found, ran)}.\n")
+        parts.append("\n".join(grid(system, found, ran)) + "\n")
+        if ran:
+            parts.append("\n".join(details(found, ran)) + "\n")
     return "\n".join(parts)
 
 
@@ -219,7 +243,7 @@ def main(argv=None):
     for what in left_out:
         print("Left out: " + what)
     for system, found in states(records, sources).items():
-        print(f"{matrix.SYSTEMS[system]}: {summary(found)}")
+        print(f"{matrix.SYSTEMS[system]}: {summary(found, records.get(system, {}))}")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,18 @@ LOOKS = {
 MARKS = {"passed": "M-5 0 l4 4 l7 -8", "old": "M-5 0 l4 4 l7 -8", "failed": "M-4 -4 l8 8 M-4 4 l8 -8", "not run": None}
 
 
+LETTERS = {"Wine": "W", "emulated": "E"}
+"""In a corner of what did not run natively."""
+
+
+def way(record):
+    """How a record came about: "native", "Wine" or "emulated"."""
+    under = (record or {}).get("under")
+    if under is None:
+        return "native"
+    return "Wine" if under.startswith("Wine") else "emulated"
+
+
 def columns():
     """[(line, whether of Keras 2 beside Keras 3)], from the oldest to the newest."""
     return [(line, two) for line in matrix.LINES for two in ((False, True) if matrix.has_keras_3(line) else (False,))]
@@ -62,9 +74,23 @@ def _cell(x, y, state, title):
     return form.format(_id(state), x, y, escape(title))
 
 
+def _passed(found, records):
+    """Such as "9 of 102 passed, 7 of them under Wine"."""
+    ways = [way(records.get(name)) for name, state in found.items() if state == "passed"]
+    said = f"{len(ways)} of {len(found)} passed"
+    for name, words in (("Wine", "under Wine"), ("emulated", "emulated")):
+        if name in ways:
+            said += f", {ways.count(name)} of them {words}"
+    return said
+
+
+def _letter(x, y, state, letter):
+    return _text(x + WIDTH - GAP - 3, y + HEIGHT - GAP - 3, letter, size=8, fill=LOOKS[state][2], anchor="end")
+
+
 def _panel(top, system, found, records):
     """A system's grid, lines from left to right and Pythons from top to bottom."""
-    passed = f"{list(found.values()).count('passed')} of {len(found)} passed"
+    passed = _passed(found, records)
     parts = [_text(LEFT, top - 30, matrix.SYSTEMS[system], size=14, weight="bold")]
     parts.append(_text(LEFT + 215, top - 30, passed, size=12, fill=GREY))
     for place, (line, keras_2) in enumerate(columns()):
@@ -85,8 +111,11 @@ def _panel(top, system, found, records):
             kept = records.get(name)
             title = f"{name}: {LOOKS[found[name]][3]}"
             if kept:
+                title += f" under {kept['under']}" if "under" in kept else ""
                 title += ", {passed} tests passed, {failed} failed, {date}".format(**kept)
             parts.append(_cell(x, y, found[name], title))
+            if way(kept) in LETTERS:
+                parts.append(_letter(x, y, found[name], LETTERS[way(kept)]))
     return parts
 
 
@@ -96,7 +125,8 @@ def _legend(y):
         parts += [_cell(x, y, state, meaning), _text(x + WIDTH + 3, y + 14, meaning, size=11)]
         x += WIDTH + 30 + 6.2 * len(meaning)
     dot = f'<circle cx="{x + 6}" cy="{y + (HEIGHT - GAP) / 2}" r="1.2" fill="#7b8794"/>'
-    return parts + [dot, _text(x + 16, y + 14, "no wheel of TensorFlow", size=11)]
+    said = "no wheel of TensorFlow; W: under Wine, E: emulated"
+    return parts + [dot, _text(x + 16, y + 14, said, size=11)]
 
 
 def draw(states, records):
@@ -105,8 +135,7 @@ def draw(states, records):
     width = LEFT + len(columns()) * WIDTH + 24
     height = TOP + len(states) * panel
     said = "; ".join(
-        f"{matrix.SYSTEMS[system]}: {list(found.values()).count('passed')} of {len(found)} passed"
-        for system, found in states.items()
+        f"{matrix.SYSTEMS[system]}: {_passed(found, records.get(system, {}))}" for system, found in states.items()
     )
     parts = [
         (

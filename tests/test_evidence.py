@@ -92,7 +92,8 @@ def gather(folder, *more):
 def test_a_suite_that_passed_is_shown_with_its_numbers_and_versions(work):
     found, page = gather(work(junit(PASSED + SKIPPED + XFAILED)))
     assert found == {("linux", CELL): "passed"}
-    row = "| py311-tf2.15 | passed |  | 2 | 1 | 1 | 0 | 62 | 3.11.7 | 2.15.1 |  | 1.26.4 |  | 0.1.0 | abcdef0123 |"
+    row = "| py311-tf2.15 | passed | native |  | 2 | 1 | 1 | 0 | 62 | 3.11.7 |"
+    row += " 2.15.1 |  | 1.26.4 |  | 0.1.0 | abcdef0123 |"
     assert "\n" + row in page
     assert "| 2.15 | – | – | – | not run | not run | passed | – | – |" in page
     assert page.count("passed |") == 3  # a heading, the grid, the details
@@ -101,7 +102,7 @@ def test_a_suite_that_passed_is_shown_with_its_numbers_and_versions(work):
 @pytest.mark.parametrize("options, words", sorted(evidence.TESTS.items()))
 def test_the_page_says_which_tests_were_selected(options, words, work):
     _, page = gather(work(junit(PASSED), options=options))
-    assert f"\n| py311-tf2.15 | passed | {words} | 2 | 0 |" in page
+    assert f"\n| py311-tf2.15 | passed | native | {words} | 2 | 0 |" in page
 
 
 def test_every_selection_of_tox_ini_has_a_name():
@@ -110,6 +111,31 @@ def test_every_selection_of_tox_ini_has_a_name():
     with_a_default = re.compile(r"{env:ACCUM_\w+_TESTS:(.*)}")
     halves = {'-m "not odd"', '-m "not even"'}  # by .ci/run
     assert {with_a_default.sub(r"\1", options) for options in given} | halves == set(evidence.TESTS)
+
+
+def test_what_ran_under_wine_or_emulated_is_never_shown_as_native(work):
+    """In the summary, the grid, the details, and by a letter and words in the picture."""
+    _, page = gather(work(junit(PASSED), system="windows", under="Wine 10.0"))
+    windows = page.split("## Windows")[1].split("## ")[0]
+    assert windows.startswith("\n\n1 passed under Wine, 101 not run, of 102 environments.")
+    assert "| passed under Wine |" in windows and "| py311-tf2.15 | passed | Wine 10.0 |" in windows
+    assert "passed | native" not in page
+    drawn = (work.folder / "docs" / "matrix.svg").read_text(encoding="utf-8")
+    assert "Windows: 1 of 102 passed, 1 of them under Wine" in drawn and drawn.count(">W</text>") == 1
+    assert "py311-tf2.15: passed under Wine 10.0, 2 tests passed" in drawn
+
+
+def test_a_failure_under_an_emulator_says_so(work):
+    _, page = gather(work(junit(PASSED + FAILED), under="QEMU 7.2"))
+    assert "\n\n1 failed emulated, " in page and "| **failed** emulated |" in page
+    assert "| **failed** | QEMU 7.2 |" in page
+
+
+@pytest.mark.parametrize("sources, kept", [(SOURCES, "native"), ("0123456789abcdef", "Wine 10.0")])
+def test_wine_replaces_a_native_result_of_other_sources_only(sources, kept, work):
+    gather(work(junit(PASSED), system="windows", sources=sources))
+    _, page = gather(work(junit(PASSED), system="windows", under="Wine 10.0", date="2026-11-22T08:00Z"))
+    assert f"| py311-tf2.15 | passed | {kept} |" in page
 
 
 FAILURES = {

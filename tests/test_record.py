@@ -77,7 +77,12 @@ def test_a_fingerprint_is_what_its_formula_says(tmp_path):
     large = np.zeros((3, BLOCK), "float32")
     places = [0, 5, BLOCK - 1, BLOCK, 2 * BLOCK + 7]
     large.reshape(-1)[places] = [1.5, -2.0, 0.25, 3.0, -1.0]
-    variables = {"small": np.array([[1, -2], [3, 4]]), "large": large, "empty": np.zeros((0, 2)), "scalar": True}
+    variables = {
+        "small": np.array([[1, -2], [3, 4]], "int64"),
+        "large": large,
+        "empty": np.zeros((0, 2)),
+        "scalar": True,
+    }
     written = lines(recorded(tmp_path / "a.json", [variables]))
     assert [(var["name"], var["shape"], var["dtype"]) for var in written[1]["variables"]] == [
         ("small", [2, 2], "int64"),
