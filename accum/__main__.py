@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import io
 import sys
 from typing import Any, List, Optional
 
@@ -35,23 +36,41 @@ def main(argv: Optional[List[str]] = None, prog: str = PROG) -> int:
     Raises:
       SystemExit: with status 2 and a usage line for wrong arguments, 0 for `--help` and `--version`.
     """
+    _escape_what_the_output_lacks()
     try:
         try:
             return _run(sys.argv[1:] if argv is None else argv, prog)
         finally:
             print(end="", flush=True)  # what waits in the buffer fails here, rather than while Python shuts down
-    except BrokenPipeError:
-        requirements.discard_output()
-        return READER_GONE
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
+        if _is_reader_gone(error):
+            requirements.discard_output()
+            return READER_GONE
         if error.errno != errno.ENOSPC:
             raise
         requirements.discard_output()
         print(f"{prog}: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _escape_what_the_output_lacks() -> None:
+    """Print characters that the output's encoding lacks, such as a path's on a cp1252 console, as escapes."""
+    out = sys.stdout
+    if out is None or out is not sys.__stdout__:
+        return
+    if hasattr(out, "reconfigure"):
+        out.reconfigure(errors="backslashreplace")
+    else:  # Python 3.6
+        sys.stdout = io.TextIOWrapper(out.buffer, out.encoding, "backslashreplace", line_buffering=out.line_buffering)
+
+
+def _is_reader_gone(error: OSError) -> bool:
+    """Whether output could not be written because its pipe is closed. Windows says EINVAL, of no file."""
+    on_windows = sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
+    return isinstance(error, BrokenPipeError) or on_windows
 
 
 def _run(argv: Any, prog: str) -> int:

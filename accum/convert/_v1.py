@@ -230,6 +230,6 @@ def _tell_checkpoint_state(folder, name):
     before = [path for path in known if os.path.basename(path) != name]
     told = tf.compat.v1.train.generate_checkpoint_state_proto(folder, name, before + [name])
     begun = os.path.join(folder, f".checkpoint.{os.getpid()}")
-    with open(begun, "w") as file:
+    with open(begun, "w", encoding="utf-8") as file:
         file.write(str(told))
     os.replace(begun, os.path.join(folder, "checkpoint"))

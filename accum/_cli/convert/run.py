@@ -85,7 +85,7 @@ def _made_by(said):
 def _names(path):
     if path is None:
         return None
-    with open(path) as file:
+    with open(path, encoding="utf-8") as file:
         try:
             names = json.load(file)
         except (RecursionError, ValueError) as error:
