@@ -81,7 +81,7 @@ def test_a_function_in_a_file_on_a_drive_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     named = str(folder / "their_model.py") + ":make"
     assert named_function.check(named) is None
-    assert getattr(named_function.module_of(named_function.split(named)[0]), "make")() == 7
+    assert named_function.module_of(named_function.split(named)[0]).make() == 7
     monkeypatch.setattr(os.path, "isfile", lambda path: path == "C:\\a b\\model.py")
     assert named_function.check("C:\\a b\\model.py:make") is None
     assert named_function.split("C:\\a b\\model.py:make") == ("C:\\a b\\model.py", "make")
