@@ -52,8 +52,9 @@ def say_which_tests_take_turns(request, record_testsuite_property):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A test that takes turns and is skipped on one line may be left out on the other."""
+    """A test that takes turns and is skipped on one line may be left out on the other. Wine takes no turns."""
     report = (yield).get_result()
-    if report.skipped and exceptions.LINE in turns.LINES and item.get_closest_marker(turns.half(item)):
+    takes_turns = exceptions.LINE in turns.LINES and not exceptions.IS_WINE
+    if report.skipped and takes_turns and item.get_closest_marker(turns.half(item)):
         report.outcome = "failed"
         report.longrepr = "It is skipped on this line, so it can't take turns: mark it `every_landing`."

@@ -3,13 +3,17 @@
 A test that fails is a strict xfail. A test that hangs, or needs a feature that the line does not have, is skipped.
 """
 
+import ctypes
 import re
+import sys
 
 import tensorflow as tf
 
 LINE = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:2])
 HAS_KERAS_FACE = LINE >= (2, 2)
 IS_KERAS_3 = LINE >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
+
+IS_WINE = sys.platform == "win32" and hasattr(ctypes.WinDLL("ntdll"), "wine_get_version")  # type: ignore[attr-defined]
 
 # (part of the test's id, first line, last line, reason)
 NEWEST = (9, 9)
@@ -58,6 +62,13 @@ HANGS = [
         (2, 15),
         "from TF 2.13 on, even a plain Estimator hangs in its first run under a MirroredStrategy on two CPUs",
     ),
+]
+# Tests that end the process under Wine, with the same columns. They are skipped there.
+XLA = "LLVM ends the process if its sections are not in ascending order, which Wine's memory does not give it"
+UNDER_WINE = [
+    ("test_xla_compiles_it", (2, 5), NEWEST, XLA),
+    ("-compiled]", (2, 2), NEWEST, XLA),
+    ("test_the_step_is_that_of_the_full_batch_when_compiled_by_xla", (2, 8), NEWEST, XLA),
 ]
 # Tests of features that came later: (part of the test's id, first line that has it, reason)
 NEW_FAMILY = "the optimizers that TF 2.11 made the default were added in TF 2.9, as a preview"
@@ -111,6 +122,7 @@ def _rows():
     """Return the rows of tests that fail or hang on this line: [(part of the test's id, reason, whether to run it)]."""
     rows = [(part, why, True) for part, first, last, why in TABLE if first <= LINE <= last]
     rows += [(part, why, False) for part, first, last, why in HANGS if first <= LINE <= last]
+    rows += [(part, why, False) for part, first, last, why in UNDER_WINE if IS_WINE and first <= LINE <= last]
     return rows + [(part, why, True) for part, why in KERAS_3 if IS_KERAS_3]
 
 
@@ -132,7 +144,7 @@ def lacks(item):
 
 
 def parts():
-    """Return the names in the rows of all lines."""
+    """Return the names in the rows of all lines, on Linux."""
     return [row[0] for row in TABLE + KERAS_3 + HANGS + CAME_LATER + WENT + NOT_IN_KERAS_3]
 
 
