@@ -46,7 +46,7 @@ def main(argv: Optional[List[str]] = None, prog: str = PROG) -> int:
         print(f"{prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
-        if _is_reader_gone(error):
+        if requirements.is_reader_gone(error):
             requirements.discard_output()
             return READER_GONE
         if error.errno != errno.ENOSPC:
@@ -58,19 +58,14 @@ def main(argv: Optional[List[str]] = None, prog: str = PROG) -> int:
 
 def _escape_what_the_output_lacks() -> None:
     """Print characters that the output's encoding lacks, such as a path's on a cp1252 console, as escapes."""
-    out = sys.stdout
-    if out is None or out is not sys.__stdout__:
+    out: Any = sys.stdout
+    is_own = out is sys.__stdout__
+    if out is None or not is_own:
         return
     if hasattr(out, "reconfigure"):
         out.reconfigure(errors="backslashreplace")
     else:  # Python 3.6
         sys.stdout = io.TextIOWrapper(out.buffer, out.encoding, "backslashreplace", line_buffering=out.line_buffering)
-
-
-def _is_reader_gone(error: OSError) -> bool:
-    """Whether output could not be written because its pipe is closed. Windows says EINVAL, of no file."""
-    on_windows = sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
-    return isinstance(error, BrokenPipeError) or on_windows
 
 
 def _run(argv: Any, prog: str) -> int:

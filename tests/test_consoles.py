@@ -13,7 +13,7 @@ from test_package import NO_TENSORFLOW
 
 import accum
 import accum.__main__
-from accum._cli import named_function, requirements
+from accum._cli import migrate, named_function, requirements
 from accum._cli.convert import run as convert
 from accum.testing import record
 
@@ -132,3 +132,12 @@ def test_an_invalid_argument_of_a_file_is_shown(monkeypatch):
     monkeypatch.setattr(accum.__main__, "_run", bad_name)
     with pytest.raises(OSError, match="Invalid argument"):
         accum.__main__.main([])
+
+
+def test_on_windows_migrate_goes_on_when_the_reader_is_gone(monkeypatch):
+    redirected = []
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(os, "dup2", lambda *_: redirected.append(True))
+    monkeypatch.setattr(sys, "stdout", open(os.devnull, "w"))  # noqa: SIM115  which has a number
+    migrate._for_reader(closed_pipe)
+    assert redirected == [True]

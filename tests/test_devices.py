@@ -162,3 +162,29 @@ def test_a_static_graph_needs_no_float64(is_sparse):
         optimizer.accumulation_ops(grads_and_vars=[(grad, weights)], global_step=step)
         assert not ops_with(graph, tf.float64)
         assert not [node.name for node in nodes_of(graph) if uses(node, tf.int64) and "GPU" in node.device]
+
+
+def graph_of_split(make, *options):
+    """The graph of a train step whose batch is split, or of the bare model's."""
+    model = make()
+    model = accum.GradientAccumulateModel.from_model(model, **options[0]) if options else model
+    model.compile(inner(), "mse")
+    spec = tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])
+    return tf.function(lambda x, y: model.train_step((x, y))).get_concrete_function(*spec).graph
+
+
+def dense_with_norm():
+    inputs = tf.keras.Input((4,))
+    hidden = tf.keras.layers.BatchNormalization()(tf.keras.layers.Dense(3)(inputs))
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(hidden))
+
+
+@pytest.mark.keras_face
+@pytest.mark.parametrize("whole_batch", [(), "all"], ids=["micro-batches", "whole batch"])
+def test_a_split_batch_puts_no_float64_and_no_int64_state_on_a_metal_gpu(metal, whole_batch):
+    with tf.device("/device:CPU:1"):  # in the place of the GPU
+        bare = graph_of_split(dense_with_norm)
+        ours = graph_of_split(dense_with_norm, {"micro_batch_size": 2, "whole_batch": whole_batch})
+    assert not ops_with(ours, tf.float64) - ops_with(bare, tf.float64)
+    more = ops_with(ours, tf.int64, anywhere=False) - ops_with(bare, tf.int64, anywhere=False)
+    assert set(more) <= {"Const"}  # which every device holds, and none computes

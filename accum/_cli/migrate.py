@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, List
 
-from accum._migrate import files
+from accum._migrate import files, pipes
 
 DESCRIPTION = (
     "Rewrite code that accumulates gradients with another library (GradientAccumulator, H2G-Net, Run:AI, tensorpack, "
@@ -138,7 +138,9 @@ def _for_reader(function, *arguments):
     """Call a function that prints, and go on silently if the reader (such as `| head`) has closed the pipe."""
     try:
         function(*arguments)
-    except BrokenPipeError:
+    except OSError as error:
+        if not pipes.is_reader_gone(error):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

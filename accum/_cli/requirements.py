@@ -7,6 +7,7 @@ import warnings
 
 import accum
 from accum._cli.error_text import one_line
+from accum._migrate.pipes import is_reader_gone as is_reader_gone
 
 
 def without_tensorflow():

@@ -1,6 +1,7 @@
 """`python -m accum migrate`: rewrite code that accumulates with another library to use accum.
 
 files         find, read and replace files
+pipes         tell that the reader of the output has gone
 uses          resolve imported names
 arguments     read and edit the arguments of a call
 surroundings  the file around a call
@@ -12,6 +13,6 @@ by_hand       find gradients that are added up without a library
 lines         break lines that have become too long
 rewrite       rewrite one file with all of these
 
-`accum._cli.migrate` is the command. No module here imports TensorFlow. All but `files` import LibCST, an optional
-dependency.
+`accum._cli.migrate` is the command. No module here imports TensorFlow. All but `files` and `pipes` import LibCST, an
+optional dependency.
 """

@@ -178,14 +178,23 @@ def _prepared(text, code):
     with _named(text):
         handle, temporary = tempfile.mkstemp(prefix=".accum-migrate-", dir=os.path.dirname(path))
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(text.bom + code.encode(text.encoding))
+            _fill(handle, text.bom + code.encode(text.encoding))
             _keep_owner(path, temporary)
             shutil.copymode(path, temporary)
         except BaseException:
             os.unlink(temporary)
             raise
     return temporary
+
+
+def _fill(handle, content):
+    try:
+        file = os.fdopen(handle, "wb")
+    except BaseException:
+        os.close(handle)  # Windows removes no file that is open
+        raise
+    with file:
+        file.write(content)
 
 
 def _keep_owner(path, temporary):

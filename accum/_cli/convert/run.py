@@ -7,6 +7,7 @@ import sys
 from accum import _tf
 from accum._cli import named_function
 from accum._cli.error_text import one_line
+from accum._migrate import pipes
 from accum._tf import tf
 from accum.convert import _v1
 from accum.convert._conversion import from_v1, to_v1
@@ -24,9 +25,9 @@ def perform(arguments):
         print(convert(arguments, model, optimizer, _names(arguments.names)))
         print("Nothing was written." if arguments.dry_run else f"Written to {arguments.target}.")
         return 0
-    except BrokenPipeError:
-        raise  # of standard output; the command line handles it
     except (ConversionError, OSError) as error:
+        if isinstance(error, OSError) and pipes.is_reader_gone(error):
+            raise  # of standard output; the command line handles it
         print(f"python -m accum convert: {error}", file=sys.stderr)
         return 1 if isinstance(error, Disagreement) else 2
     except Exception as error:  # from the disk, or from what the user's function returned

@@ -6,6 +6,7 @@ import sys
 from accum._cli import plot_file, requirements
 from accum._cli.demo import plot, report
 from accum._cli.demo.settings import FACES, MICRO_BATCHES, WHOLE_BATCH, Settings
+from accum._migrate import pipes
 
 DEFAULT_PLOT = "accum-demo.png"
 STEPS = 8
@@ -104,9 +105,9 @@ def _perform(parser, arguments):
     except KeyboardInterrupt:
         print(file=sys.stderr)  # after the progress bar
         raise
-    except BrokenPipeError:
-        raise  # of standard output; the command line handles it
     except (runs.RunFailed, OSError) as error:
+        if isinstance(error, OSError) and pipes.is_reader_gone(error):
+            raise  # of standard output; the command line handles it
         print(f"python -m accum demo: {error}", file=sys.stderr)
         _flush_or_discard()
         return 1
