@@ -239,19 +239,26 @@ def test(folder, cell, environment, arguments, log, minutes):
     python = ["wine", CELL + "/python/python.exe"]
     work = f"Z:{CELL}/work"
     reports = [f"--junitxml={work}/junit/{cell}.xml"]
-    commands = [
-        python + [f"Z:{CELL}/tree/scripts/freeze.py", work, cell] + arguments,
-        python + ["-c", PYTEST] + (arguments or ["tests"]) + reports,
-    ]
+    frozen = os.path.join(root_of(folder), CELL.strip("/"), "work", "freeze", cell + ".json")
     environment = dict(ENVIRONMENT, **environment)
-    for command in commands:
-        inside = ["sh", "-c", f'cd {CELL}/tree && exec "$@"', "sh"] + command
-        with open(log, "ab") as file:
-            try:
-                line = entered(folder, inside, environment)
-                subprocess.run(line, stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=60 * minutes)
-            except subprocess.TimeoutExpired:
-                say(f"{cell}: not done after {minutes} minutes")
+    freezing = python + [f"Z:{CELL}/tree/scripts/freeze.py", work, cell] + arguments
+    for _ in range(3):  # on a busy machine, a process under Wine may end too early
+        if not os.path.exists(frozen) or not os.path.getsize(frozen):
+            logged(folder, freezing, environment, log, minutes)
+    testing = python + ["-c", PYTEST] + (arguments or ["tests"]) + reports
+    if not logged(folder, testing, environment, log, minutes):
+        say(f"{cell}: not done after {minutes} minutes")
+
+
+def logged(folder, command, environment, log, minutes):
+    """Run a command in the cell's copy of the checkout; whether it ended in time."""
+    inside = entered(folder, ["sh", "-c", f'cd {CELL}/tree && exec "$@"', "sh"] + command, environment)
+    with open(log, "ab") as file:
+        try:
+            subprocess.run(inside, stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=60 * minutes)
+        except subprocess.TimeoutExpired:
+            return False
+    return True
 
 
 def keep_results(folder, cell):
@@ -269,7 +276,10 @@ def keep_results(folder, cell):
     if not os.path.exists(path):
         raise Failed(f"{cell}: Python did not start; see {os.path.join(folder, 'logs', cell + '.log')}")
     with open(path, encoding="utf-8") as file:
-        frozen = json.load(file)
+        text = file.read()
+    if not text:
+        raise Failed(f"{cell}: freeze.py did not finish; see {os.path.join(folder, 'logs', cell + '.log')}")
+    frozen = json.loads(text)
     frozen.update(under=wine_version(folder), commit=freeze.commit())
     with open(path, "w", encoding="utf-8") as file:
         json.dump(frozen, file, indent=1, sort_keys=True)

@@ -240,6 +240,29 @@ def test_of_two_files_none_is_half_written(their, broken, first, words, tmp_path
 
 
 @needs_libcst
+def test_a_read_only_file_is_named_and_nothing_is_written(their, capsys):
+    paths = [their("a.py"), their("b.py")]
+    os.chmod(str(paths[1]), 0o444)
+    if os.access(str(paths[1]), os.W_OK):
+        pytest.skip("this user may write everything")
+    assert migrate("--write", *paths) == 2
+    assert [path.read_bytes() for path in paths] == [BEFORE] * 2
+    assert f"{paths[1]}: not writable" in capsys.readouterr().err
+
+
+@needs_libcst
+def test_a_file_that_another_process_holds_open_is_replaced_or_named(their, tmp_path, capsys):
+    """Windows replaces no file that is open."""
+    path = their("a.py")
+    with open(str(path), "rb") as held:
+        status = migrate("--write", path)
+        assert held.read() == BEFORE
+    assert (status, path.read_bytes()) == ((2, BEFORE) if os.name == "nt" else (0, AFTER))
+    assert status == 0 or f"{path}: " in capsys.readouterr().err
+    assert os.listdir(str(tmp_path)) == ["a.py"]
+
+
+@needs_libcst
 @pytest.mark.skipif(not hasattr(os, "chown"), reason="files have no owner that could be changed here")
 @pytest.mark.parametrize("error", [PermissionError(1, "not permitted"), OSError(22, "no such owner in this container")])
 def test_the_content_counts_more_than_the_owner(their, error, monkeypatch, capsys):
