@@ -210,7 +210,9 @@ def install(cell, deps, wheel, site):
         command += ["--only-binary", name]
     for dep in deps:
         command += ["--constraints", dep.split()[1]] if dep.startswith("-c ") else [dep]
-    run(command + ["colorama"], cwd=cells.ROOT)  # which pytest requires on Windows
+    # wrapt 1.12 has no wheels; what a machine without a compiler builds of it runs everywhere
+    plain = dict(os.environ, WRAPT_EXTENSIONS="false", WRAPT_INSTALL_EXTENSIONS="false")
+    run(command + ["colorama"], cwd=cells.ROOT, env=plain)  # which pytest requires on Windows
     run(pip + ["--no-deps", wheel])
 
 
