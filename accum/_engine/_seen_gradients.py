@@ -8,7 +8,6 @@ Python sees every gradient.
 from typing import Any, List, Optional, Sequence, Set
 
 from accum import _tf
-from accum._engine._replicas import local_tensors
 from accum._tf import tf
 
 
@@ -45,10 +44,9 @@ class SeenGradients:
         if not tf.executing_eagerly():
             self._has_traced = True  # it may run at any time from now on
         elif counts is None or bool(counts):
-            self._note(
-                int(micro_step_index),
-                {_tf.variable_key(var) for grad, var in zip(grads, variables) if local_tensors(strategy, [grad])},
-            )
+            has_one = [any(part is not None for part in strategy.experimental_local_results(grad)) for grad in grads]
+            keys = {_tf.variable_key(var) for is_there, var in zip(has_one, variables) if is_there}
+            self._note(int(micro_step_index), keys)
 
     def _note(self, micro_step_index: int, keys: Set[int]) -> None:
         if micro_step_index == 0:

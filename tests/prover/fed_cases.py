@@ -75,7 +75,8 @@ def fed_cases(draw, faces=("optimizer", "conditional", "explicit")):
         "resource": draw(st.booleans()) if face != "optimizer" else True,
         "micro_batches": micro_batches,
         "bad": draw(_bad(count, len(variables))),
-        "resume": draw(st.none() | st.integers(0, count - 1)),
+        # A new-style Nadam of Keras 2 keeps a counter in Python, which no checkpoint holds.
+        "resume": None if (name, family) == ("Nadam", "new") else draw(st.none() | st.integers(0, count - 1)),
         "seed": draw(st.integers(0, 2**16)),
     }
 
