@@ -76,8 +76,8 @@ steps, and differs from plain accumulation in one respect.
 A case whose optimizer is inexact in the first row already is left out of the other rows, where it would say nothing
 new, except those on what happens between steps, on resuming and on K = 1.
 
-The notes come from each library's documentation and source code, and each was checked with a minimal example. If one
-is wrong or outdated, please open an issue.
+The notes come from each library's documentation and source code, and from what the cases show. If one is wrong or
+outdated, please open an issue.
 """
 FOOT = """
 ## Reproduce
