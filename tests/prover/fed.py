@@ -43,14 +43,14 @@ def check(case):
         for number, (mine, whole, near) in enumerate(zip(ours, true, other)):
             with np.errstate(invalid="ignore"):
                 allowed = TOLERANCE * np.maximum(1.0, np.abs(whole)) + ROUNDING * np.abs(whole - near)
-                is_near = (np.abs(mine - whole) <= allowed) | _alike(mine, whole)
+                is_near = (np.abs(mine - whole) <= allowed) | alike(mine, whole)
             if not is_near.all():
                 off = np.abs(mine - whole).max()
                 raise Deviation(f"law L1: after micro-batch {place}, variable {number} is {off:.2e} off")
         before = ours
 
 
-def _alike(one, other):
+def alike(one, other):
     """Where two arrays are the same, or both not finite."""
     return (one == other) | (~np.isfinite(one) & ~np.isfinite(other))
 
