@@ -103,6 +103,47 @@ def test_sums_return_to_their_variables_though_other_variables_have_gradients_no
 
 @pytest.mark.law("L12")
 @pytest.mark.keras_face
+def test_a_resumed_cycle_with_fewer_variables_is_refused(tmp_path):
+    one, variables = tf.constant([1.0]), [tf.Variable([0.0]) for _ in range(3)]
+    optimizer = wrapped(tf.keras.optimizers.SGD)
+    optimizer.apply_gradients([(one, var) for var in variables])
+    path = tf.train.Checkpoint(optimizer=optimizer).save(str(tmp_path / "at"))
+    optimizer = wrapped(tf.keras.optimizers.SGD)
+    tf.train.Checkpoint(optimizer=optimizer).restore(path)
+    with pytest.raises(ValueError, match="more variables than were passed"):
+        optimizer.apply_gradients([(one, variables[0]), (one, variables[2])])
+
+
+@pytest.mark.law("L12")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("then", ["flush", "reset"])
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+def test_a_cycle_restored_into_another_one_is_flushed_or_reset_as_a_whole(tmp_path, is_sparse, then):
+    """The second variable has a gradient in the restored cycle alone, so its accumulator does not exist before."""
+
+    def grad(value):
+        row = tf.constant([[value]])
+        return tf.IndexedSlices(row, tf.constant([0]), tf.constant([1, 1])) if is_sparse else row
+
+    def made():
+        optimizer, variables = wrapped(tf.keras.optimizers.SGD), [tf.Variable([[0.0]]) for _ in range(2)]
+        return optimizer, variables, tf.train.Checkpoint(optimizer=optimizer, variables=variables)
+
+    optimizer, variables, saved = made()
+    optimizer.apply_gradients([(grad(30.0), var) for var in variables])
+    path = saved.save(str(tmp_path / "at"))
+    optimizer, variables, restored = made()
+    optimizer.apply_gradients([(grad(1.0), variables[0]), (None, variables[1])])
+    restored.restore(path)
+    getattr(optimizer, then)()
+    for _ in range(K):
+        optimizer.apply_gradients([(grad(10.0), var) for var in variables])
+    moved = [float(var[0][0]) for var in variables]
+    np.testing.assert_allclose(moved, [-4.0, -4.0] if then == "flush" else [-1.0, -1.0], rtol=1e-6)
+
+
+@pytest.mark.law("L12")
+@pytest.mark.keras_face
 @pytest.mark.parametrize("make", ADAMS)
 def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
     gradients = random_gradients(2, SHAPES)

@@ -229,3 +229,15 @@ def test_an_optimizer_made_of_several_bears_a_variable_without_a_gradient():
         optimizer.apply_gradients([(tf.fill([3, 2], factor), used), (None, unused)])
     np.testing.assert_allclose(used.numpy(), KERNEL - 0.2, rtol=0, atol=2e-6)
     np.testing.assert_array_equal(unused.numpy(), KERNEL)
+
+
+@pytest.mark.law("L8")
+def test_a_part_of_an_optimizer_may_be_left_without_any_gradient():
+    rules, (one, other) = tf.keras.optimizers, keras_weights([KERNEL, KERNEL])
+    parts = rules.OptimizerMap(rules.SGD(0.1), {one.path: rules.SGD(0.1)}) if two_rules() else None
+    optimizer = accum.GradientAccumulateOptimizer(rules.MultiOptimizer(parts), 2)
+    grad = tf.ones([3, 2])
+    for grads in [(grad, grad)] * 2 + [(None, grad)] * 2:
+        optimizer.apply_gradients(zip(grads, [one, other]))
+    np.testing.assert_allclose(one.numpy(), KERNEL - 0.1, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(other.numpy(), KERNEL - 0.2, rtol=0, atol=2e-6)

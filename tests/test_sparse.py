@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exceptions import HAS_KERAS_FACE
-from optimizers import families
+from optimizers import families, keras_weights, new_family
 from replicas import mirrored
 
 import accum
@@ -302,6 +302,22 @@ def test_a_skipped_micro_batch_gives_no_variable_a_gradient():
         optimizer.apply_gradients(zip(grads, [used, other]))
     assert int(optimizer.iterations) == 2
     np.testing.assert_array_equal(other.numpy(), [0.0])
+
+
+@pytest.mark.law("L8")
+@pytest.mark.keras_face
+@pytest.mark.skipif(new_family() is None, reason="averages of the weights came with new-style optimizers")
+def test_averages_stay_with_their_variables_if_one_has_no_gradient():
+    first, second = keras_weights([np.array([1.0], "float32"), np.array([101.0], "float32")])
+    inner = new_family().SGD(1.0, use_ema=True, ema_momentum=0.5)
+    optimizer = accum.GradientAccumulateOptimizer(inner, accum_steps=2)
+    optimizer.build([first, second])
+    one = tf.constant([1.0])
+    for grads in [(one, one)] * 2 + [(None, one)] * 2:
+        optimizer.apply_gradients(zip(grads, [first, second]))
+    inner.finalize_variable_values([first, second])
+    assert 0.0 <= float(first.numpy()[0]) <= 1.0
+    assert 99.0 <= float(second.numpy()[0]) <= 101.0
 
 
 @pytest.mark.law("L8")

@@ -37,6 +37,10 @@ class OptimizerAdapter:
           used: those of `variables` that the current trace updates.
         """
 
+    def takes_some_variables(self) -> bool:
+        """Whether a step of the inner optimizer may leave out variables that earlier steps had."""
+        return True
+
     def make_step(
         self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int
     ) -> Optional[tf.Operation]:

@@ -135,14 +135,14 @@ class Cycle:
 
     def apply(self) -> tf.Operation:
         """Make the step from the accumulated gradients, if there are any, and clear them. Returns an op."""
-        call = CycleOps(self, self._entries(self._variables.current), is_weighted=True)
+        call = CycleOps(self, self._entries_between(), is_weighted=True)
         if self.adapter.waits_for_others:
             return _replicas.across_replicas(call.apply)
         return self._across(call.apply)
 
     def zero(self) -> tf.Operation:
         """Discard the accumulated gradients. Returns an op."""
-        return self._across(CycleOps(self, self._entries(self._variables.current)).zero)
+        return self._across(CycleOps(self, self._entries_between()).zero)
 
     def accumulated(self) -> List[tf.Tensor]:
         """Return the sums so far, a list with one dense tensor for each variable; zeros between cycles."""
@@ -186,6 +186,13 @@ class Cycle:
             # In eager execution, the inner optimizer creates its variables when it receives gradients.
             self.adapter.prepare(variables, used if is_tracing else ())
         self._variables.current = tuple(variables)
+        is_short = not _tf.in_static_graph() and self.state.accumulators.are_awaited_from(self._variables.count)
+        if is_short and self.is_in_cycle():
+            raise ValueError(
+                "The restored cycle has accumulated gradients for more variables than were passed: pass the same "
+                "variables in the same order, with None as the gradient of those that have none. "
+                f"Received: {[var.name for var in variables]}."
+            )
 
     def _build_here(self, variables: Sequence[tf.Variable], grads: Sequence[Any]) -> None:
         """Call `build`; in a static graph, once for all replicas, even if each has its own accumulating optimizer."""
@@ -244,6 +251,14 @@ class Cycle:
     def _entries(self, variables: Sequence[tf.Variable]) -> List[Tuple[tf.Variable, Accumulator]]:
         found = [(var, self.accumulator_of(var)) for var in variables]
         return [(var, accumulator) for var, accumulator in found if accumulator is not None]
+
+    def _entries_between(self) -> List[Tuple[tf.Variable, Accumulator]]:
+        """Return the variables of the last call with their accumulators, and those that were restored since then."""
+        with tf.init_scope():
+            for var in self._variables.current:
+                if self.accumulator_of(var) is None:
+                    self._add_accumulator(var, None)
+        return self._entries(self._variables.current)
 
     def _enter(
         self, listed: GradsAndVars, weight: Optional[Scalar]

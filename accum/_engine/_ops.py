@@ -165,7 +165,8 @@ class CycleOps:
         totals, weight = _replicas.per_replica(strategy, sums)
         if self._reduces(strategy):
             totals, weight = self._reduce(strategy, totals, weight)
-        totals = self._cycle.seen.only(strategy, totals, self._variables, micro_step_index, grads is not None)
+        if self._adapter.takes_some_variables():
+            totals = self._cycle.seen.only(strategy, totals, self._variables, micro_step_index, grads is not None)
         done = self._step(strategy, totals, weight, lambda: self._on_settle(is_first, grads is not None))
         if all(accumulator.rows is None for accumulator in self._accumulators):
             return done

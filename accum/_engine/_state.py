@@ -23,6 +23,10 @@ class Accumulators(CheckpointOnly):
         """
         return _tf.awaited_children(self, str(number))
 
+    def are_awaited_from(self, number: int) -> bool:
+        """Whether a restored checkpoint holds an accumulator with this number or a higher one, not created yet."""
+        return any(name.isdigit() and int(name) >= number for name in _tf.awaited_names(self))
+
 
 class State(CheckpointOnly):
     """The part of a cycle that is saved in checkpoints.

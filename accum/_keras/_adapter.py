@@ -66,6 +66,9 @@ class KerasAdapter(OptimizerAdapter):
         variables, used = ([self._as_given(var) for var in group] for group in (variables, used))
         _tf.prepare_inner(self._wrapper.optimizer, variables, used)
 
+    def takes_some_variables(self) -> bool:
+        return _tf.takes_some_variables(self._wrapper.optimizer)
+
     def make_step(
         self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int
     ) -> Optional[tf.Operation]:

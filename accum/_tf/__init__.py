@@ -52,6 +52,7 @@ from accum._tf._inner_optimizer import (
     refused_by_inner,
     scale_gradient,
     slot_names,
+    takes_some_variables,
     without_sum_of_one,
 )
 from accum._tf._layer_calls import (
@@ -168,6 +169,7 @@ from accum._tf._tracking import (
     CheckpointOnly,
     TrackedAsInner,
     awaited_children,
+    awaited_names,
     begin_as_optimizer,
     read_checkpoint,
     stop_automatic_tracking,

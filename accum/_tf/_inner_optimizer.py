@@ -124,6 +124,15 @@ def _apply_inner(
     return done
 
 
+def takes_some_variables(optimizer: Any) -> bool:
+    """Whether a step may leave out some of the variables that the inner optimizer was built with."""
+    if hasattr(optimizer, "optimizers"):
+        return False  # a part of a `MultiOptimizer` raises an error if it is left without a variable
+    # Before 2.14, averages of the weights belong to the variables of a call by position.
+    has_averages = is_new_optimizer(optimizer) and getattr(optimizer, "use_ema", False)
+    return IS_KERAS_3 or VERSION >= (2, 14) or not has_averages
+
+
 def awaited(done: Any) -> Any:
     """Return what to wait for after `apply_inner`: nothing in Keras 3, where traces order ops automatically."""
     return None if IS_KERAS_3 else done

@@ -1,6 +1,6 @@
 """Control which attributes of an object checkpoints and exports track."""
 
-from typing import Any, Callable, Dict, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from accum._tf._version import IS_KERAS_3, VERSION, tf
 
@@ -90,3 +90,8 @@ def awaited_children(owner: Any, name: str) -> Optional[Set[str]]:
     """
     waiting = owner._deferred_dependencies.get(name)
     return {child.local_name for child in waiting[-1].object_proto.children} if waiting else None
+
+
+def awaited_names(owner: Any) -> List[str]:
+    """Return the names of the attributes that a restored checkpoint holds and `owner` lacks."""
+    return [name for name, waiting in owner._deferred_dependencies.items() if waiting]
