@@ -46,8 +46,8 @@ HEAD = """\
 # Known traps
 
 Gradient accumulation is easy to get almost right. This page lists {count} mistakes, many of them found in other
-libraries. Each was planted in a copy of accum's sources, one at a time, and the tests were run: the last column names
-the test that failed. A mistake that no test noticed would be a hole in the tests.
+libraries. Each was planted in a copy of accum's sources, one at a time, together with the test that should notice it.
+The last column names the test that failed. A mistake that no test noticed would be a hole in the tests.
 
 `python scripts/mutants.py page` writes this page. The runs are of {dates}, on TensorFlow {versions}. The numbers L1 to
 L19 are those of the [guarantees](semantics.md).

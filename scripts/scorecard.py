@@ -60,14 +60,14 @@ HEAD = """\
 
 `python scripts/scorecard.py` writes this page: the same small cases, run with accum and with other ways to accumulate
 gradients. The oracle is always the full batch with the *bare* optimizer of the same library; for a resumed run it is
-the uninterrupted run. A case has two variables of up to ten weights of order 1, K from 2 to 4 micro-batches and three
-steps, and differs from plain accumulation in one respect.
+the uninterrupted run. Most cases have two variables of up to ten weights of order 1, K from 2 to 4 micro-batches and
+three steps. Each differs from plain accumulation in one respect.
 
 - **24 / 24** means that all cases pass: the largest difference between two weights is below 2e-6, or below what the
   rounding of float32 explains.
 - **8 / 12, off by 0.3** means that the other four are inexact; 0.3 is the largest absolute difference of a weight (or
-  slot, or moving statistic) after the steps of any of these cases. The learning rate is 0.1. It compares cases of one
-  row; it does not predict how much worse a model trains.
+  slot, or moving statistic) after the steps of any of these cases. The number compares cases of
+  one row (the learning rate is 0.1); it does not predict how much worse a model trains.
 - **raises** means that these cases end in an error.
 - **not offered** means that the library has no such feature, or documents that it works otherwise. This is a choice and
   counts as neither passed nor failed.

@@ -288,7 +288,7 @@ def keep_results(folder, cell):
 
 
 def run_cell(folder, cell, arguments, minutes, keep):
-    """Install, test, record and remove a cell."""
+    """Install, test, record and remove a cell. `arguments` select a part of its tests, which is not recorded."""
     log = os.path.join(folder, "logs", cell + ".log")
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8"):
@@ -297,7 +297,8 @@ def run_cell(folder, cell, arguments, minutes, keep):
     environment = prepare(folder, cell)
     say(f"{cell}: test with {environment['PYTEST_ADDOPTS']}, log in {log}")
     test(folder, cell, environment, arguments, log, minutes)
-    keep_results(folder, cell)
+    if not arguments:  # a part of the tests is no result of the cell
+        keep_results(folder, cell)
     if not keep:
         shutil.rmtree(os.path.join(root_of(folder), CELL.strip("/")))
     with open(log, encoding="utf-8", errors="replace") as file:

@@ -62,8 +62,8 @@ def fed_cases(draw, faces=("optimizer", "conditional", "explicit")):
     accum_steps = draw(_accum_steps() if face != "explicit" else st.integers(1, 5))
     # A bare Keras 3 optimizer, which K = 1 is, can raise an error for duplicate rows.
     is_unique = IS_KERAS_3 and face == "optimizer" and accum_steps == 1
-    # In Keras 2, averages of the weights need a gradient for each variable that the optimizer was built with.
-    may_lack = face == "optimizer" and (IS_KERAS_3 or "use_ema" not in arguments)
+    # Before 2.14, averages of the weights need a gradient for each variable that the optimizer was built with.
+    may_lack = face == "optimizer" and (LINE >= (2, 14) or "use_ema" not in arguments)
     micro_batches = [draw(_micro_batch(variables, may_lack, is_weighted, is_unique)) for _ in range(count)]
     return {
         "face": face,

@@ -38,7 +38,7 @@ def prove(kind, count, seed):
       error and a script with the smallest such case.
     """
     strategy, module, laws = KINDS[kind]
-    found, failed = collections.Counter(), []
+    found, failed = collections.Counter(), [None]
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -52,9 +52,11 @@ def prove(kind, count, seed):
     )
     @hypothesis.given(strategy)
     def case_holds(case):
-        failed[:] = [case]  # Hypothesis ends with the smallest
-        module.check(case)
-        failed[:] = []
+        try:
+            module.check(case)
+        except Exception:
+            failed[:] = [case]  # Hypothesis ends with the smallest
+            raise
         found.update(laws(case))
         found["cases"] += 1
 
