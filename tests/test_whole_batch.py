@@ -779,3 +779,17 @@ def test_what_moves_per_micro_batch_warns():
         trained(sequential, X, Y, dict(EAGERLY, loss="mse"), split(whole_batch="loss"))
     with pytest.warns(UserWarning, match="changes variables once per micro-batch.*calls"):
         trained(lambda: with_layer(Counts()), X, Y, dict(EAGERLY, loss="mse"), split())
+
+
+@pytest.mark.slow
+@pytest.mark.law("L9")
+@pytest.mark.law("L19")
+def test_nan_propagates_as_in_the_full_batch():
+    """NaN differs from itself, but it is no sign of a layer that computes something else the second time."""
+    inputs = tf.keras.Input((3,))
+    model = tf.keras.Model(inputs, layers.Dense(2)(inputs))
+    model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=2, whole_batch="loss")
+    model.set_weights([np.full([3, 2], np.nan), np.zeros(2)])
+    model.compile(tf.keras.optimizers.SGD(0.1), covariance, **TRACED)
+    model.fit(X[:4], Y[:4], batch_size=4, epochs=2, verbose=0)
+    assert all(np.isnan(weight).all() for weight in model.get_weights())

@@ -340,7 +340,9 @@ class SegmentedFunction:
             if tensor.dtype.is_floating:
                 before, now = _float32(self._at(self._stored[key], index)), _float32(tensor)
                 apart, size = tf.reduce_sum(tf.abs(now - before)), tf.reduce_sum(tf.abs(before))
-                same &= ~(apart > (0.05 if tensor.dtype.size < 4 else 1e-3) * size)  # NaN is the same
+                allowed = (0.05 if tensor.dtype.size < 4 else 1e-3) * size
+                # NaN is the same. In a graph, TensorFlow makes `<=` of `not >`, which NaN is not either.
+                same &= (apart <= allowed) | tf.math.is_nan(apart)
         message = (
             f"A layer must compute the same when it is run again on the same micro-batch, but {segment.name} did not. "
             "Random numbers must come from a generator of Keras, and nothing may depend on how often a layer is called."
