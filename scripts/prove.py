@@ -103,8 +103,8 @@ def tables(records):
     by_law += [[law] + [count(name, law) for name in names] + [count(None, law)] for law in laws]
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     return (
-        f"\nRun {when}, without a deviation:\n\n{_markdown(rows)}\nA case counts for each law that it is about:\n\n"
-        + (f"{_markdown(by_law)}\n")
+        f"\nRun {when}. A run counts if all of its cases pass; what the others found is listed below.\n\n"
+        f"{_markdown(rows)}\nA case counts for each law that it is about:\n\n{_markdown(by_law)}\n"
     )
 
 
