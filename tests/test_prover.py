@@ -7,6 +7,7 @@ import re
 
 import pytest
 from exceptions import HAS_KERAS_FACE
+from optimizers import legacy_family
 
 import accum
 
@@ -15,7 +16,7 @@ COUNTS = {"optimizer": 60, "graph": 12, "model": 8}
 FED = {
     "face": "optimizer",
     "optimizer": "SGD",
-    "family": "legacy",
+    "family": "legacy" if legacy_family() else "new",
     "arguments": {"momentum": 0.9},
     "accum_steps": 2,
     "reduction": "mean",

@@ -241,8 +241,7 @@ class GradientAccumulateOptimizer:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, its clock, its
         # weight decay and its averages would move then. The last variable has its gradient first.
-        last = getattr(listed[-1][0], "values", listed[-1][0])
-        with tf.control_dependencies([last] if tf.is_tensor(last) else []):
+        with tf.control_dependencies(_tf.waits_for(listed[-1][0])):
             return _tf.apply_inner(self._inner, self._adapter.wrapped(listed), replicas)
 
     # ------------------------------------------------------------------------------------------------------------

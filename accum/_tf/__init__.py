@@ -41,6 +41,7 @@ from accum._tf._graphs import (
     slice_info,
     unrecorded,
     untouched_by_autograph,
+    waits_for,
 )
 from accum._tf._inner_optimizer import (
     apply_inner,

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Any, Dict, Iterable, Iterator, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Sequence
 
 from accum._tf._version import tf
 
@@ -200,3 +200,13 @@ def count_calls(graph: tf.Graph, function_graph: tf.Graph) -> int:
     name = re.compile(r"__(inference|forward)_{}_\d+$".format(re.escape(function_graph.name)))
     calls = [op for op in graph.get_operations() if op.type in ("PartitionedCall", "StatefulPartitionedCall")]
     return len([op for op in calls if name.match(op.get_attr("f").name)])
+
+
+def waits_for(grad: Any) -> List[tf.Tensor]:
+    """Return what an op of the current graph can wait for until `grad` has been computed: a list of tensors."""
+    tensor = getattr(grad, "values", grad)
+    if tf.executing_eagerly() or not tf.is_tensor(tensor):
+        return []
+    if getattr(tensor, "graph", None) is not tf.compat.v1.get_default_graph():
+        tensor = tf.identity(tensor)  # TF 2.2 can't wait for a tensor of an outer graph; dies with 2.2
+    return [tensor]
