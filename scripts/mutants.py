@@ -205,7 +205,7 @@ def main(argv=None):
     commands = parser.add_subparsers(dest="command", metavar="run | page")
     runs = commands.add_parser("run", help="plant the traps and run their tests; writes docs/mutants.json")
     runs.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these alone, on any TensorFlow")
-    runs.add_argument("--missing", action="store_true", help="only those of which no result says that they are caught")
+    runs.add_argument("--missing", action="store_true", help="only those that no recorded run has caught")
     runs.add_argument("--python", default=sys.executable, help="that has TensorFlow and pytest (default: this one)")
     runs.add_argument("--unchanged", action="store_true", help="plant nothing: the tests have to pass")
     commands.add_parser("page", help="write docs/mutants.md")

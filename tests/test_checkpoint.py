@@ -112,6 +112,25 @@ def test_a_resumed_cycle_with_fewer_variables_is_refused(tmp_path):
     tf.train.Checkpoint(optimizer=optimizer).restore(path)
     with pytest.raises(ValueError, match="more variables than were passed"):
         optimizer.apply_gradients([(one, variables[0]), (one, variables[2])])
+    for _ in range(K - 1):  # nothing is lost
+        optimizer.apply_gradients([(one, variables[0]), (None, variables[1]), (one, variables[2])])
+    np.testing.assert_allclose([float(var[0]) for var in variables], [-0.1, -0.1 / K, -0.1], rtol=1e-6)
+
+
+@pytest.mark.law("L12")
+@pytest.mark.law("L17")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("call", ["flush", "reset"])
+def test_a_restored_cycle_that_is_not_known_yet_is_not_left_in_silence(tmp_path, call):
+    var = tf.Variable([0.0])
+    optimizer = wrapped(tf.keras.optimizers.SGD)
+    optimizer.apply_gradients([(tf.constant([1.0]), var)])
+    path = tf.train.Checkpoint(optimizer=optimizer).save(str(tmp_path / "at"))
+    optimizer = wrapped(tf.keras.optimizers.SGD)
+    getattr(optimizer, call)()  # nothing was restored, and nothing is said
+    tf.train.Checkpoint(optimizer=optimizer).restore(path)
+    with pytest.warns(UserWarning, match="Nothing was flushed or reset"):
+        getattr(optimizer, call)()
 
 
 @pytest.mark.law("L12")

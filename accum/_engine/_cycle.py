@@ -178,6 +178,7 @@ class Cycle:
         with tf.init_scope():
             if not self.is_built:
                 self._build_scalars()
+            self._check_restored(variables)
             self._variables.number(variables)
             for var, grad in zip(variables, grads):
                 if self.accumulator_of(var) is None:
@@ -186,8 +187,13 @@ class Cycle:
             # In eager execution, the inner optimizer creates its variables when it receives gradients.
             self.adapter.prepare(variables, used if is_tracing else ())
         self._variables.current = tuple(variables)
-        is_short = not _tf.in_static_graph() and self.state.accumulators.are_awaited_from(self._variables.count)
-        if is_short and self.is_in_cycle():
+
+    def _check_restored(self, variables: Sequence[tf.Variable]) -> None:
+        """Raise if a restored cycle has sums for more variables than all that are known, before any gets a number."""
+        if _tf.in_static_graph():
+            return
+        known = self._variables.count_with(variables)
+        if self.state.accumulators.are_awaited_from(known) and self.is_in_cycle():
             raise ValueError(
                 "The restored cycle has accumulated gradients for more variables than were passed: pass the same "
                 "variables in the same order, with None as the gradient of those that have none. "

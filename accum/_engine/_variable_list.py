@@ -29,10 +29,9 @@ class VariableList:
     def number_of(self, var: tf.Variable) -> int:
         return self._numbers[_tf.variable_key(var)][1]
 
-    @property
-    def count(self) -> int:
-        """How many variables have been numbered."""
-        return len(self._numbers)
+    def count_with(self, variables: Sequence[tf.Variable]) -> int:
+        """How many variables will have a number once `variables` have one."""
+        return len(_keys(variables).union(self._numbers))
 
     def check(self, listed: GradsAndVars, accumulated: Sequence[tf.Variable], is_in_cycle: Callable[[], bool]) -> None:
         """Raise if a call has another list of variables within a cycle. A traced call may run at any time in a cycle.

@@ -1,6 +1,7 @@
 """The Keras face: an optimizer that wraps another one, for `compile`, custom loops and `strategy.run`."""
 
 import contextlib
+import warnings
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from accum import _check, _config, _tf
@@ -223,6 +224,11 @@ class GradientAccumulateOptimizer:
         if not self._cycle.is_built:
             if _tf.is_tracing() and not self._cycle.is_bare:
                 raise ValueError("`flush` and `reset` can't be traced before the first micro step has been traced.")
+            if _tf.awaited_names(self._cycle.state):
+                warnings.warn(
+                    "Nothing was flushed or reset: a restored cycle is known only after its next micro-batch.",
+                    stacklevel=3,
+                )
             return None
         with contextlib.ExitStack() as stack:
             if self._cycle.strategy and not tf.distribute.has_strategy():

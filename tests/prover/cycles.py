@@ -34,6 +34,12 @@ class Step(NamedTuple):
     rounded: List[Any]
 
 
+def initial(case):
+    """Return the first values of the variables."""
+    random = np.random.RandomState(case["seed"])
+    return [random.uniform(0.5, 1.5, variable["shape"]).astype("float32") for variable in case["variables"]]
+
+
 def steps_of(case, micro_batches) -> List[Optional[Step]]:
     """Return for each micro-batch the step that is made after it, or None."""
     found: List[Optional[Step]] = []

@@ -36,7 +36,7 @@ def check(case):
     made = sum(step is not None for step in steps)
     if clock != made:
         raise Deviation(f"law L3: {clock} steps were counted, not {made}")
-    before = initial(case)
+    before = cycles.initial(case)
     for place, (ours, true, other) in enumerate(zip(seen, exact, rounded)):
         if steps[place] is None and not all(map(_same, ours, before)):
             raise Deviation(f"law L2: micro-batch {place} makes no step, but variables have changed")
@@ -57,11 +57,6 @@ def alike(one, other):
 
 def _same(one, other):
     return one.tobytes() == other.tobytes()
-
-
-def initial(case):
-    random = np.random.RandomState(case["seed"])
-    return [random.uniform(0.5, 1.5, variable["shape"]).astype("float32") for variable in case["variables"]]
 
 
 def micro_batches_of(case):
@@ -101,7 +96,7 @@ def _bare(case, steps):
 
 
 def _bare_keras(case, steps):
-    variables = keras_weights(initial(case))
+    variables = keras_weights(cycles.initial(case))
     optimizer = make_bare(case)
     if case["family"] == "new":
         optimizer.build(variables)  # for all that will ever have a gradient
@@ -154,7 +149,7 @@ def _wrapped(case):
 
 
 def _run_optimizer(case, micro_batches, folder):
-    variables = keras_weights(initial(case))
+    variables = keras_weights(cycles.initial(case))
     optimizer = built(_wrapped(case), variables)
     seen = []
     for place, micro_batch in enumerate(micro_batches):
@@ -188,7 +183,7 @@ class _Fed:
     def __init__(self, case):
         self.variables = [
             tf1.get_variable(f"v{place}", initializer=value, use_resource=case["resource"])
-            for place, value in enumerate(initial(case))
+            for place, value in enumerate(cycles.initial(case))
         ]
         self._places = []
         self.pairs = []

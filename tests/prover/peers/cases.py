@@ -61,11 +61,6 @@ def plain(case):
     return _case("L1", "", case["place"], case["optimizer"], accum_steps=case["accum_steps"], seed=case["seed"])
 
 
-def initial(case):
-    random = np.random.RandomState(case["seed"])
-    return [random.uniform(0.5, 1.5, variable["shape"]).astype("float32") for variable in case["variables"]]
-
-
 def micro_batches_of(case):
     """Return the micro-batches with their values, as `cycles` reads them."""
     random = np.random.RandomState(case["seed"] + 1)

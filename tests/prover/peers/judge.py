@@ -66,7 +66,7 @@ def _measured(peer, case):
     micro_batches = cases.micro_batches_of(case)
     steps = cycles.steps_of(case, micro_batches)
     if case["law"] == "L2":
-        run = peer.start(case, cases.initial(case))
+        run = peer.start(case, cycles.initial(case))
         try:
             return _moved(run, steps, micro_batches) + (None,)
         finally:
@@ -88,13 +88,13 @@ def _measured(peer, case):
 def _seen(peer, case, micro_batches):
     """Return the weights and the clock after each micro-batch."""
     seen, clocks = [], []
-    run = peer.start(case, cases.initial(case))
+    run = peer.start(case, cycles.initial(case))
     with tempfile.TemporaryDirectory() as folder:  # Keras restores slots when it creates them
         try:
             for place, micro_batch in enumerate(micro_batches):
                 run.take(micro_batch["grads"], micro_batch["weight"])
                 if micro_batch["then"] == "restore":
-                    run.set_weights(cases.initial(case))
+                    run.set_weights(cycles.initial(case))
                 elif micro_batch["then"]:
                     getattr(run, micro_batch["then"])()
                 if case["resume"] == place:
@@ -107,12 +107,12 @@ def _seen(peer, case, micro_batches):
 
 
 def _full_batch(peer, case, micro_batches, steps):
-    bare, seen = peer.bare(case, cases.initial(case)), []
+    bare, seen = peer.bare(case, cycles.initial(case)), []
     for micro_batch, grads in zip(micro_batches, steps):
         if grads is not None:
             bare.apply(grads)
         if micro_batch["then"] == "restore":
-            bare.set_weights(cases.initial(case))
+            bare.set_weights(cycles.initial(case))
         seen.append(bare.weights())
     bare.close()
     return seen

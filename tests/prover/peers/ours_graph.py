@@ -85,7 +85,7 @@ class Graph(base.Peer):
     def resumed(self, folder):
         path = self._saver.save(self.session, folder + "/run")
         self.close()
-        other = type(self)(self.case, cases.initial(self.case))
+        other = type(self)(self.case, cycles.initial(self.case))
         other._saver.restore(other.session, path)
         return other
 

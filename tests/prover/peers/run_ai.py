@@ -110,6 +110,6 @@ class RunAI(base.Peer):
     def resumed(self, folder):
         """By a `Saver` of all variables: `model.save` of Keras keeps the inner optimizer's state alone."""
         path = tf.train.Saver().save(self.session, folder + "/run")
-        other = type(self)(self.case, cases.initial(self.case))
+        other = type(self)(self.case, cycles.initial(self.case))
         tf.train.Saver().restore(other.session, path)
         return other
