@@ -173,6 +173,11 @@ def graph_of_split(make, *options):
     return tf.function(lambda x, y: model.train_step((x, y))).get_concrete_function(*spec).graph
 
 
+def empty_constants(graph, dtype):
+    constants = [node.attr["value"].tensor for node in nodes_of(graph) if node.op == "Const" and uses(node, dtype)]
+    return [value for value in constants if any(dim.size == 0 for dim in value.tensor_shape.dim)]
+
+
 def dense_with_norm():
     inputs = tf.keras.Input((4,))
     hidden = tf.keras.layers.BatchNormalization()(tf.keras.layers.Dense(3)(inputs))
@@ -187,4 +192,5 @@ def test_a_split_batch_puts_no_float64_and_no_int64_state_on_a_metal_gpu(metal, 
         ours = graph_of_split(dense_with_norm, {"micro_batch_size": 2, "whole_batch": whole_batch})
     assert not ops_with(ours, tf.float64) - ops_with(bare, tf.float64)
     more = ops_with(ours, tf.int64, anywhere=False) - ops_with(bare, tf.int64, anywhere=False)
-    assert set(more) <= {"Const"}  # which every device holds, and none computes
+    # those of `TensorArray.concat`, which it takes on the host
+    assert not more - Counter(Const=len(empty_constants(ours, tf.int64)))

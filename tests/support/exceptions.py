@@ -63,9 +63,13 @@ HANGS = [
         "from TF 2.13 on, even a plain Estimator hangs in its first run under a MirroredStrategy on two CPUs",
     ),
 ]
-# Tests that end the process under Wine, with the same columns. They are skipped there.
+# Tests that fail under Wine on any line: (part of the test's id, reason)
+WINE = [
+    ("test_permissions_stay_and_a_link_stays_a_link", "Wine says that it made a symbolic link, and makes none"),
+]
+# Tests that end the process under Wine, with the columns of `TABLE`. They are skipped there.
 XLA = "LLVM ends the process if its sections are not in ascending order, which Wine's memory does not give it"
-UNDER_WINE = [
+WINE_ENDS = [
     ("test_xla_compiles_it", (2, 5), NEWEST, XLA),
     ("-compiled]", (2, 2), NEWEST, XLA),
     ("test_the_step_is_that_of_the_full_batch_when_compiled_by_xla", (2, 8), NEWEST, XLA),
@@ -122,7 +126,8 @@ def _rows():
     """Return the rows of tests that fail or hang on this line: [(part of the test's id, reason, whether to run it)]."""
     rows = [(part, why, True) for part, first, last, why in TABLE if first <= LINE <= last]
     rows += [(part, why, False) for part, first, last, why in HANGS if first <= LINE <= last]
-    rows += [(part, why, False) for part, first, last, why in UNDER_WINE if IS_WINE and first <= LINE <= last]
+    rows += [(part, why, False) for part, first, last, why in WINE_ENDS if IS_WINE and first <= LINE <= last]
+    rows += [(part, why, True) for part, why in WINE if IS_WINE]
     return rows + [(part, why, True) for part, why in KERAS_3 if IS_KERAS_3]
 
 
