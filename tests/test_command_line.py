@@ -87,6 +87,7 @@ def test_other_errors_of_the_system_are_not_hidden(monkeypatch):
         accum.__main__.main([])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full disk to write to")
 def test_a_full_disk_is_an_error_in_a_line(tmp_path):
     with open("/dev/full", "w") as full:

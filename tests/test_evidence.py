@@ -19,7 +19,7 @@ import pins  # noqa: E402
 import reports  # noqa: E402
 from matrix import data as matrix  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.turns]
 
 CELL = "py311-tf2.15"
 SOURCES = freeze.source_digest()

@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import mutants  # noqa: E402
 from known_traps import TRAPS, Trap  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.turns]
 
 
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)

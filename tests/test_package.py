@@ -51,6 +51,7 @@ def test_without_tensorflow_the_import_says_what_to_install(tmp_path):
     assert "pip install 'tensorflow<2.22'" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.14.0", "2.0.4", "2.1.0", "2.22.0", "3.0.0"])
 def test_on_an_unsupported_line_the_import_says_so(version, tmp_path):
     said = import_with(f"__version__ = {version!r}", tmp_path)
@@ -70,12 +71,14 @@ class keras:
 """
 
 
+@pytest.mark.slow
 def test_keras_3_on_another_backend_is_refused_in_one_sentence(tmp_path):
     assert import_with(OTHER_BACKEND, tmp_path) == (
         "ImportError: accum needs the TensorFlow backend of Keras 3, but found jax: set KERAS_BACKEND=tensorflow."
     )
 
 
+@pytest.mark.slow
 def test_a_keras_3_that_is_too_old_is_refused_with_the_remedy(tmp_path):
     said = import_with(OTHER_BACKEND.replace("3.15.0", "3.6.0"), tmp_path)
     assert said.startswith(
@@ -83,6 +86,7 @@ def test_a_keras_3_that_is_too_old_is_refused_with_the_remedy(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_an_error_inside_tensorflow_is_not_hidden(tmp_path):
     assert import_with("import no_such_part_of_it", tmp_path).startswith(
         "ModuleNotFoundError: No module named 'no_such"

@@ -18,10 +18,10 @@ from accum._cli.doctor import audit, checks, drift, fixes, locks, matrix, osv, s
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, "locks")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not os.path.isdir(FOLDER), reason="the locks are part of the checkout, not of a release"),
-]
+if not os.path.isdir(FOLDER):
+    pytest.skip("the locks are part of the checkout, not of a release", allow_module_level=True)
+
+pytestmark = [pytest.mark.slow, pytest.mark.turns]
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,7 @@ def test_a_lock_says_what_it_has_no_wheels_for(record):
                 assert re.search(f"No wheels on {locks.SYSTEMS[system][0]}, .*{package}", text), (name, system)
 
 
+@pytest.mark.every_landing
 def test_pylocks_are_valid(record):
     tomllib = pytest.importorskip("tomllib")
     pylock = pytest.importorskip("packaging.pylock")
@@ -107,6 +108,7 @@ ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("name", ["py36-tf2.2", "py39-tf2.5", "py39-tf2.10", "py310-tf2.12-metal", "py312-tf2.18"])
+@pytest.mark.every_landing
 def test_on_each_system_a_lock_installs_what_was_resolved_there(name, record):
     markers = pytest.importorskip("packaging.markers")
     lock = locks.lock(record, name)
@@ -206,6 +208,7 @@ def pip_install(wheelhouse, lock, target):
     )
 
 
+@pytest.mark.every_landing
 def test_an_offline_install_takes_what_is_locked_and_refuses_a_changed_byte(wheelhouse, tmp_path):
     folder, lock = wheelhouse
     done = pip_install(folder, lock, tmp_path / "site")
@@ -573,6 +576,7 @@ def test_a_bill_of_materials_needs_its_library(monkeypatch, capsys):
     assert exit_.value.code == 2 and 'python -m pip install "cyclonedx-python-lib"' in capsys.readouterr().err
 
 
+@pytest.mark.every_landing
 def test_a_bill_of_materials_has_packages_and_advisories(advisories, record):
     pytest.importorskip("cyclonedx")
     pins = locks.lock(record, "py39-tf2.10").packages["linux"]
@@ -584,6 +588,7 @@ def test_a_bill_of_materials_has_packages_and_advisories(advisories, record):
     assert {flaw["source"]["name"] for flaw in document["vulnerabilities"]} == {"invented, as of 2026-03-04"}
 
 
+@pytest.mark.every_landing
 def test_a_bill_of_materials_lists_advisories_only_if_they_are_passed_and_says_so(database, tmp_path, capsys):
     pytest.importorskip("cyclonedx")
     from accum._cli.doctor import command
