@@ -1,0 +1,67 @@
+"""Run cells of the matrix on TensorFlow's own build for Linux aarch64, on Linux x86_64 under QEMU.
+
+    python scripts/emulated.py run FOLDER py311-tf2.15 ...     install each cell, run its tests, record them, remove it
+    python scripts/emulated.py run FOLDER missing              all cells without a record of these sources
+    python scripts/emulated.py left FOLDER                     print the cells that `missing` would run
+    python scripts/evidence.py --work-dir FOLDER/results       write the results into MATRIX.md
+
+A cell is what tox makes of it on Linux aarch64: the same dependencies, constraints, markers and tests, and the wheel of
+this checkout. The interpreters are Debian's: 3.9 of bullseye, 3.11 of bookworm, 3.13 of trixie, each in a root of its
+own in FOLDER. Needs Linux x86_64, root, 3 GB, the commands debootstrap, unshare, git, uv and tox, and an entry for
+aarch64 in /proc/sys/fs/binfmt_misc, which Debian's package qemu-user-static makes.
+"""
+
+import os
+import shutil
+import sys
+
+import foreign
+
+RELEASES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie"}
+"""Which Debian release has which Python."""
+
+ENTRY = "/proc/sys/fs/binfmt_misc/qemu-aarch64"
+REGISTER = "Register it: install qemu-user-static; where no systemd runs, mount -t binfmt_misc binfmt_misc "
+REGISTER += "/proc/sys/fs/binfmt_misc and write the line of /usr/lib/binfmt.d/qemu-aarch64.conf into its `register`."
+
+
+class Aarch64(foreign.System):
+    platform = "linux-arm64"
+    tools = foreign.System.tools + ("qemu-aarch64-static",)
+
+    def can_run(self, cell):
+        return foreign.python_of(cell) in RELEASES
+
+    def root(self, folder, cell):
+        return os.path.join(folder, RELEASES[foreign.python_of(cell)])
+
+    def make(self, folder, cell):
+        if not os.path.exists(ENTRY):
+            raise foreign.Failed(f"There is no {ENTRY}. {REGISTER}")
+        root, release = self.root(folder, cell), RELEASES[foreign.python_of(cell)]
+        if os.path.exists(os.path.join(root, "complete")):
+            return
+        shutil.rmtree(root, ignore_errors=True)
+        os.makedirs(folder, exist_ok=True)
+        foreign.say(f"a root of Debian {release} for aarch64")
+        packages = "--include=python3,python3-venv,ca-certificates"
+        foreign.run(["debootstrap", "--arch=arm64", "--variant=minbase", packages, release, root])
+        foreign.write(os.path.join(root, "complete"), b"")
+
+    def under(self, folder, cell):
+        return "QEMU " + foreign.run(["qemu-aarch64-static", "--version"]).split()[2]
+
+    def unpack_python(self, folder, cell):
+        root = self.root(folder, cell)
+        make = ["python3", "-m", "venv", "--without-pip", foreign.CELL + "/venv"]
+        foreign.run(foreign.entered(root, make, self.environment))
+        version = "import platform; print(platform.python_version())"
+        said = foreign.run(foreign.entered(root, self.python() + ["-c", version], self.environment)).strip()
+        return self.place(folder, cell, "venv", "lib", "python" + foreign.python_of(cell), "site-packages"), said
+
+    def python(self):
+        return [foreign.CELL + "/venv/bin/python"]
+
+
+if __name__ == "__main__":
+    sys.exit(foreign.main(Aarch64(), __doc__))

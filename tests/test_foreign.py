@@ -1,0 +1,98 @@
+"""Cells of other systems on Linux x86_64: they have the files of their system, and results say what they ran under."""
+
+import json
+import os
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+
+import cells as CELLS  # noqa: E402
+import emulated  # noqa: E402
+import foreign  # noqa: E402
+import wine  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not os.path.exists(os.path.join(ROOT, ".git")), reason="only a clone has a list of its files"),
+    pytest.mark.skipif(os.name == "nt", reason="they run on Linux"),
+]
+
+WINDOWS, AARCH64 = wine.Windows(), emulated.Aarch64()
+
+
+def test_every_windows_cell_from_python_3_8_on_has_an_interpreter():
+    assert [cell for cell in CELLS.cells("windows") if cell not in foreign.possible(WINDOWS)] == [
+        cell for cell in CELLS.cells("windows") if CELLS.parts(cell)[1] < 8
+    ]
+
+
+def test_every_line_for_aarch64_has_a_python_of_some_debian():
+    lines = [CELLS.parts(cell)[0] for cell in CELLS.cells("linux-arm64")]
+    assert [CELLS.parts(cell)[0] for cell in foreign.lines(AARCH64)] == sorted(set(lines))
+
+
+def test_lines_are_one_cell_of_each_line_that_can_run():
+    expected = {CELLS.parts(cell)[0] for cell in foreign.possible(WINDOWS)}
+    assert [CELLS.parts(cell)[0] for cell in foreign.lines(WINDOWS)] == sorted(expected)
+    assert {"py39-tf2.10", "py311-tf2.15", "py38-tf2.2"} < set(foreign.lines(WINDOWS))
+
+
+@pytest.mark.parametrize("system, cell", [(WINDOWS, "py36-tf2.2"), (AARCH64, "py310-tf2.10"), (AARCH64, "py39-tf2.9")])
+def test_a_cell_that_cannot_run_is_refused(system, cell):
+    with pytest.raises(foreign.Failed, match="CELL must be one of: .*Received: " + cell):
+        foreign.chosen(system, ["py39-tf2.10", cell])
+
+
+def test_links_are_copied_as_git_makes_them_on_the_system(tmp_path):
+    if not os.path.islink(os.path.join(ROOT, "accum", "compat")):
+        pytest.skip("this clone has no links")
+    foreign.copy_checkout(WINDOWS, str(tmp_path / "windows"))
+    foreign.copy_checkout(AARCH64, str(tmp_path / "linux"))
+    assert (tmp_path / "windows" / "accum" / "compat").read_text() == os.path.join(os.pardir, "compat")
+    assert os.readlink(str(tmp_path / "linux" / "accum" / "compat")) == os.path.join(os.pardir, "compat")
+    for tree in ("windows", "linux"):
+        assert (tmp_path / tree / "compat" / "v1" / "__init__.py").is_file()
+        assert foreign.freeze.source_digest(str(tmp_path / tree)) == foreign.freeze.source_digest()
+
+
+@pytest.mark.parametrize("system, root", [(WINDOWS, "root"), (AARCH64, "bullseye")], ids=["windows", "aarch64"])
+def test_a_result_says_under_what_and_of_which_commit_it_is(tmp_path, monkeypatch, system, root):
+    cell, left = "py39-tf2.10", tmp_path / root / "cell" / "work"
+    for kind, name, text in (("freeze", cell + ".json", '{"cell": "py39-tf2.10"}'), ("junit", cell + ".xml", "<x/>")):
+        (left / kind).mkdir(parents=True)
+        (left / kind / name).write_text(text)
+    monkeypatch.setattr(type(system), "under", lambda self, folder, cell: "a layer 10.0")
+    monkeypatch.setattr(foreign.freeze, "commit", lambda: "abcdef0123")
+    foreign.keep_results(system, str(tmp_path), cell)
+    frozen = json.loads((tmp_path / "results" / "freeze" / (cell + ".json")).read_text())
+    assert frozen == {"cell": cell, "under": "a layer 10.0", "commit": "abcdef0123"}
+    assert (tmp_path / "results" / "junit" / (cell + ".xml")).read_text() == "<x/>"
+
+
+def test_an_earlier_report_is_not_taken_for_that_of_a_run_that_was_broken_off(tmp_path, monkeypatch):
+    cell = "py38-tf2.4"
+    (tmp_path / "results" / "junit").mkdir(parents=True)
+    earlier = tmp_path / "results" / "junit" / (cell + ".xml")
+    earlier.write_text("<x/>")
+    (tmp_path / "root" / "cell" / "work" / "freeze").mkdir(parents=True)
+    (tmp_path / "root" / "cell" / "work" / "freeze" / (cell + ".json")).write_text("{}")
+    monkeypatch.setattr(wine.Windows, "under", lambda self, folder, cell: "Wine 10.0")
+    foreign.keep_results(WINDOWS, str(tmp_path), cell)
+    assert not earlier.exists()
+
+
+def test_without_the_kernel_s_entry_for_aarch64_it_says_how_to_make_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(emulated, "ENTRY", str(tmp_path / "qemu-aarch64"))
+    with pytest.raises(foreign.Failed, match="There is no .*qemu-aarch64. Register it: install qemu-user-static"):
+        AARCH64.make(str(tmp_path), "py39-tf2.10")
+
+
+@pytest.mark.parametrize("said", ["Signature verification: failed", "Signature verification: ok, of another"])
+def test_an_interpreter_that_others_signed_is_refused(tmp_path, monkeypatch, said):
+    (tmp_path / "python.exe").write_bytes(b"MZ")
+    monkeypatch.setattr(foreign, "run", lambda command: f"CN=Somebody\n{said}")
+    with pytest.raises(foreign.Failed, match="python.exe is not signed by the Python Software Foundation"):
+        wine.check_signatures(str(tmp_path), "3.10")
