@@ -51,6 +51,10 @@ def on_linux(tf, python, flavour):
     return flavour != "metal"
 
 
+def on_linux_arm64(tf, python, flavour):
+    return flavour != "metal" and tf >= (2, 10)
+
+
 def on_windows(tf, python, flavour):
     return flavour != "metal"
 
@@ -75,6 +79,7 @@ def _is_built_for_arm(tf, python):
 
 PLATFORMS = {
     "linux": on_linux,
+    "linux-arm64": on_linux_arm64,
     "windows": on_windows,
     "macos-intel": on_macos_intel,
     "macos-arm": on_macos_arm,

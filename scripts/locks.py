@@ -41,8 +41,6 @@ UV = ["uv", "pip", "compile", "--quiet", "--no-python-downloads"]
 PATCHES = {"3.6": "3.6.15", "3.7": "3.7.16", "3.8": "3.8.18", "3.9": "3.9.18", "3.10": "3.10.13", "3.11": "3.11.7"}
 """The patch of each Python that is assumed: some packages exclude the first ones."""
 
-MATRIX_SYSTEM = {"linux-arm64": "linux"}
-
 
 @functools.lru_cache(maxsize=None)
 def pinned(line):
@@ -92,7 +90,7 @@ SYSTEMS_OF = {"cpu": ("linux",), "metal": ("macos-arm64",)}
 def ask(cell, system):
     """{package: version} of a cell without flavour, or why there is none. accum itself requires only NumPy."""
     line, python, _ = cells()[cell]
-    if python not in matrix.pythons(line, MATRIX_SYSTEM.get(system, system)):
+    if python not in matrix.pythons(line, system):
         return f"no wheels of TensorFlow {line} for Python {python}"
     _, limits = pinned(line)
     exact = matrix.EXACT.get((system, line, python))

@@ -30,6 +30,9 @@ ROOTS = ("tensorflow", "tensorflow-cpu", "tf-keras", "tf-slim")
 SIBLINGS = ("tensorflow", "tensorflow-cpu")
 """Two names for one build: the tested version of one is pinned for both."""
 
+BY_MACHINE = ("tensorflow", "tensorflow-cpu", "tensorflow-io-gcs-filesystem")
+"""What has other patch releases for Linux aarch64: pinned for x86_64 alone."""
+
 
 class Refused(Exception):
     """The file of a line can't be written; the message says why."""
@@ -110,6 +113,8 @@ def pins(merged, pure, pythons):
                 by_version.setdefault(merged[package][python], []).append(python)
         for version, on in by_version.items():
             markers = [] if package in pure else ['sys_platform == "linux"']
+            if package in BY_MACHINE:
+                markers.append('platform_machine == "x86_64"')
             if on != list(pythons):
                 either = " or ".join(f'python_version == "{python}"' for python in on)
                 markers.append(f"({either})" if len(on) > 1 and markers else either)

@@ -23,6 +23,7 @@ import cells
 RECORD = os.path.join(cells.ROOT, "docs", "wheels.json")
 TAGS = {
     "linux": "x86_64-manylinux_2_31",  # of the oldest container that the workflow uses
+    "linux-arm64": "aarch64-manylinux_2_31",
     "windows": "x86_64-pc-windows-msvc",
     "macos-intel": "x86_64-apple-darwin",
     "macos-arm": "aarch64-apple-darwin",
@@ -52,6 +53,8 @@ WHEELS = [
     "tokenizers",
     "safetensors",
 ]
+PATCH = 8
+"""The patch release that is asked for: one that every Python of the matrix has. Packages exclude some earlier ones."""
 TOLD = re.compile(r"(tensorflow(-(cpu|intel|macos|metal))?|keras|tf-keras|numpy|protobuf)==")
 
 
@@ -83,7 +86,7 @@ def _resolved(platform, cell, deps, built):
     wanted = "\n".join(dep for dep in deps if not dep.startswith("-c ")) + "\n"
     minor = cells.parts(cell)[1]
     command = ["uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"]
-    command += ["--python-platform", TAGS[platform], "--python-version", f"3.{minor}"]
+    command += ["--python-platform", TAGS[platform], "--python-version", f"3.{minor}.{PATCH}"]
     for name in WHEELS:
         if name not in built:
             command += ["--only-binary", name]

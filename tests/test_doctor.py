@@ -74,6 +74,7 @@ def test_without_tensorflow_it_says_how_to_install_the_newest(tmp_path, alone):
     assert change.startswith("python -m pip install") and LINES_HERE[-1] in change
 
 
+@pytest.mark.slow
 def test_for_people_it_says_the_same(tmp_path, alone):
     done = run(tmp_path, alone, "-m", "accum", "doctor")
     assert done.returncode == 1
@@ -83,6 +84,7 @@ def test_for_people_it_says_the_same(tmp_path, alone):
     assert done.stdout.splitlines()[-1].startswith("Next: make the change above")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.14.0", "2.1.0", "3.0.0"])
 def test_an_unsupported_line_is_named_with_the_nearest_supported(version, tmp_path, alone):
     add_package(tmp_path, "tensorflow", version)
@@ -101,6 +103,7 @@ def wrong_line():
     return next(line for line in matrix.LINES if line not in LINES_HERE)
 
 
+@pytest.mark.slow
 def test_a_line_on_the_wrong_python_says_on_which_it_runs(tmp_path, alone):
     line = wrong_line()
     add_package(tmp_path, "tensorflow-cpu", line + ".0")
@@ -127,6 +130,7 @@ CRASHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crash", sorted(CRASHES))
 def test_an_import_that_fails_is_a_finding(crash, tmp_path, alone):
     source, says, remedy = CRASHES[crash]
@@ -138,6 +142,7 @@ def test_an_import_that_fails_is_a_finding(crash, tmp_path, alone):
     assert what.startswith("TensorFlow cannot be imported: ") and says in what and remedy in change
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals on Windows")
 def test_an_import_that_kills_its_process_is_a_finding(tmp_path, alone):
     add_package(tmp_path, "tensorflow", LINES_HERE[0] + ".0")
@@ -146,6 +151,7 @@ def test_an_import_that_kills_its_process_is_a_finding(tmp_path, alone):
     assert "was ended by SIGILL (illegal instruction)" in what and "AVX" in what and "processor" in change
 
 
+@pytest.mark.slow
 def test_an_import_that_hangs_is_a_finding(tmp_path, alone):
     add_package(tmp_path, "tensorflow", LINES_HERE[0] + ".0")
     (tmp_path / "tensorflow.py").write_text("import time; time.sleep(60)")
@@ -153,6 +159,7 @@ def test_an_import_that_hangs_is_a_finding(tmp_path, alone):
     assert "the import did not finish within 0.5 seconds" in what
 
 
+@pytest.mark.slow
 def test_a_keras_that_fails_and_noise_are_told_apart(tmp_path, alone):
     source = (
         "print('noise'); __version__ = '{}.0'\nclass Lazy:\n    def __getattr__(self, name): raise ImportError(name)"
@@ -164,12 +171,14 @@ def test_a_keras_that_fails_and_noise_are_told_apart(tmp_path, alone):
     assert what.startswith("TensorFlow's Keras cannot be imported: ImportError: __version__")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--jason"], ["--timeout", "0"], ["--timeout", "nan"], ["more"]], ids=" ".join)
 def test_wrong_arguments_are_usage(arguments, tmp_path, alone):
     done = run(tmp_path, alone, "-m", "accum", "doctor", *arguments)
     assert done.returncode == 2 and "usage: python -m accum" in done.stderr
 
 
+@pytest.mark.slow
 def test_only_the_command_line_gets_in_without_tensorflow(tmp_path, alone):
     other = tmp_path / "other"
     other.mkdir()
@@ -230,6 +239,10 @@ SUPPORTED = {
     "linux-gpu": {"packages": {"tensorflow-gpu": "2.10.1", "protobuf": "3.19.6"}, "python": "3.10.1"},
     "static graphs": {"packages": {"tensorflow": "1.15.5"}, "python": "3.7.16"},
     "windows": {"packages": {"tensorflow": "2.12.0", "tensorflow-intel": "2.12.0"}, "system": "windows"},
+    "linux on arm": {
+        "packages": {"tensorflow": "2.15.1", "tensorflow-cpu-aws": "2.15.1"},
+        "system": "linux-arm64",
+    },
     "apple": {
         "packages": {"tensorflow-macos": "2.9.2", "tensorflow-metal": "0.5.0"},
         "system": "macos-arm64",
@@ -244,6 +257,23 @@ SUPPORTED = {
     },
     "new protobuf on a new line": {"packages": {"tensorflow": "2.12.1", "protobuf": "4.25.9"}},
 }
+
+
+CELLS = {
+    "linux": "py311-tf2.15",
+    "linux on arm": "py311-tf2.15",
+    "windows": "py311-tf2.12",
+    "apple": "py39-tf2.9",
+    "keras 2": "py311-tf2.18-keras2",
+}
+
+
+@pytest.mark.parametrize("name", sorted(CELLS))
+def test_the_environment_has_the_name_that_tox_gives_it_on_its_system(name):
+    environment = SUPPORTED[name]
+    report = diagnose(**environment)
+    assert report["cell"] == CELLS[name]
+    assert report["cell"] in [cell for cell, _, _, _ in matrix.cells(environment.get("system", "linux"))]
 
 
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
@@ -286,6 +316,11 @@ REFUSED = {
         {"packages": {"tensorflow": "2.17.0"}, "system": "macos-x86_64"},
         "this TensorFlow has no wheels there",
         "2.16",
+    ),
+    "Linux aarch64 begins at 2.10": (
+        {"packages": {"tensorflow": "2.9.3"}, "system": "linux-arm64", "python": "3.10.1"},
+        "this TensorFlow has no wheels there",
+        "2.10",
     ),
     "Apple silicon begins at Python 3.8": (
         {
@@ -370,6 +405,10 @@ WARNED = {
         {"packages": {"tensorflow": "2.13.1"}, "system": "windows", "python": "3.8.10"},
         "only TensorFlow 2.13.0 has wheels for all of its requirements",
     ),
+    "exact on arm": (
+        {"packages": {"tensorflow": "2.11.1"}, "system": "linux-arm64", "python": "3.9.2"},
+        "only TensorFlow 2.11.0 has wheels for all of its requirements",
+    ),
 }
 
 
@@ -382,9 +421,9 @@ def test_what_may_work_is_a_warning(name):
 
 
 def test_what_is_not_of_the_matrix_is_said_of_a_system():
-    report = diagnose({"tensorflow": "2.15.0"}, system="linux-arm64")
+    report = diagnose({"tensorflow": "2.15.0"}, system="freebsd-x86_64")
     assert report["verdict"] == "not supported"
-    assert "This system, linux-arm64, is not supported." in problems(report)[0][0]
+    assert "This system, freebsd-x86_64, is not supported." in problems(report)[0][0]
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,6 @@ PLATFORMS = {
 }
 
 
-def cells_of(platform):
-    """The cells of a platform. On Linux aarch64, TensorFlow has wheels from 2.10 on."""
-    if platform == "linux-arm64":
-        return [cell for cell in CELLS.cells("linux") if CELLS.parts(cell)[0] >= (2, 10)]
-    return CELLS.cells(platform)
-
-
 def environment(platform, python):
     """What a marker may ask for, on a platform and Python."""
     name, machine = PLATFORMS[platform]
@@ -71,7 +64,7 @@ def tensorflow_of(cell, platform):
 
 @pytest.mark.parametrize("platform", sorted(PLATFORMS))
 def test_tox_installs_the_one_tensorflow_that_a_platform_has(platform):
-    for cell in cells_of(platform):
+    for cell in CELLS.cells(platform):
         names = [each.name for each in needed(tox_lines(cell), platform, CELLS.parts(cell)[1])]
         builds = [name for name in names if re.match(r"tensorflow(-cpu|-intel|-macos)?$", name)]
         assert builds == [tensorflow_of(cell, platform)], cell
@@ -98,7 +91,7 @@ def extra():
 def test_the_extra_asks_for_one_tensorflow_that_a_platform_has(platform):
     """Every Python for which the platform has a TensorFlow gets one range of versions that holds its newest line."""
     newest = {}
-    for cell in cells_of(platform):
+    for cell in CELLS.cells(platform):
         line, python, _ = CELLS.parts(cell)
         if line >= (2, 13) or platform != "macos-arm":
             newest[python] = max(newest.get(python, (0, 0)), line)

@@ -147,7 +147,8 @@ def test_the_rules_here_and_the_data_that_the_package_brings_say_the_same():
     spec = importlib.util.spec_from_file_location("matrix", os.path.join(ROOT, "accum", "_cli", "doctor", "matrix.py"))
     matrix = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(matrix)
-    systems = {"linux": "linux", "windows": "windows", "macos-intel": "macos-x86_64", "macos-arm": "macos-arm64"}
+    systems = {platform: platform for platform in CELLS.PLATFORMS if platform != "metal"}
+    systems.update({"macos-intel": "macos-x86_64", "macos-arm": "macos-arm64"})
     for platform, system in systems.items():
         assert set(CELLS.cells(platform)) == {name for name, _, _, _ in matrix.cells(system)}
 
@@ -158,6 +159,9 @@ EXIST = [
     ("linux", (2, 11), [7, 8, 9, 10]),
     ("linux", (2, 15), [9, 10, 11]),
     ("linux", (2, 21), [10, 11, 12, 13]),
+    ("linux-arm64", (2, 9), []),
+    ("linux-arm64", (2, 11), [7, 8, 9, 10]),
+    ("linux-arm64", (2, 21), [10, 11, 12, 13]),
     ("windows", (1, 15), [6, 7]),
     ("windows", (2, 13), [8, 9, 10, 11]),
     ("macos-intel", (2, 16), [9, 10, 11, 12]),

@@ -32,6 +32,7 @@ LINES = tuple(PYTHONS)
 
 SYSTEMS = {
     "linux": "Linux x86_64",
+    "linux-arm64": "Linux aarch64",
     "windows": "Windows",
     "macos-x86_64": "macOS on Intel",
     "macos-arm64": "macOS on Apple silicon",
@@ -39,6 +40,7 @@ SYSTEMS = {
 """The systems of the matrix, by their names in results."""
 
 _INTEL_MAC_ENDS = "2.16"
+_ARM_LINUX_BEGINS = "2.10"
 _ARM_MAC_PYTHONS = {
     "1.15": (),
     "2.2": (),
@@ -80,8 +82,12 @@ PINS = {
 EXACT = {
     ("windows", "2.13", "3.8"): "2.13.0",
     ("macos-arm64", "2.13", "3.8"): "2.13.0",
+    ("linux-arm64", "2.11", "3.7"): "2.11.0",
+    ("linux-arm64", "2.11", "3.8"): "2.11.0",
+    ("linux-arm64", "2.11", "3.9"): "2.11.0",
+    ("linux-arm64", "2.11", "3.10"): "2.11.0",
 }
-"""Where the newest patch cannot be installed: 2.13.1 requires packages without a wheel for Python 3.8 there."""
+"""Where the newest patch cannot be installed: it requires packages that have no wheel for this Python there."""
 
 _ORDER = {line: number for number, line in enumerate(LINES)}
 
@@ -91,6 +97,8 @@ def pythons(line, system="linux"):
     if line not in PYTHONS or system not in SYSTEMS:
         return ()
     if system == "macos-x86_64" and is_after(line, _INTEL_MAC_ENDS):
+        return ()
+    if system == "linux-arm64" and is_after(_ARM_LINUX_BEGINS, line):
         return ()
     if system == "macos-arm64":
         return _ARM_MAC_PYTHONS.get(line, PYTHONS[line])
