@@ -234,13 +234,14 @@ def main(argv=None):
     store = os.path.join(arguments.root, "docs", "evidence.json")
     records = _load(store) if os.path.exists(store) else {}
     found, left_out = collect(arguments.work_dir)
-    for others in [found] + [_load(path) for path in arguments.merge]:
+    under_wine, too = collect(os.path.join(arguments.work_dir, "wine", "results"))  # where .ci/run has them
+    for others in [found, under_wine] + [_load(path) for path in arguments.merge]:
         merge(records, others)
     sources = freeze.source_digest()
     _save(store, json.dumps(records, indent=1, sort_keys=True) + "\n")
     _save(os.path.join(arguments.root, "MATRIX.md"), page(records, sources))
     _save(os.path.join(arguments.root, "docs", "matrix.svg"), drawing(records, sources))
-    for what in left_out:
+    for what in left_out + too:
         print("Left out: " + what)
     for system, found in states(records, sources).items():
         print(f"{matrix.SYSTEMS[system]}: {summary(found, records.get(system, {}))}")

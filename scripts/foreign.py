@@ -13,6 +13,7 @@ import tempfile
 
 import cells
 import freeze
+import reports
 import wheels
 
 CELL = "/cell"
@@ -28,6 +29,10 @@ ENVIRONMENT = {
 
 class Failed(Exception):
     """A step failed; the message says what to do."""
+
+
+class NoRoot(Failed):
+    """There is no place in which to run anything, such as when no Debian mirror answers."""
 
 
 class System:
@@ -184,18 +189,22 @@ PYTEST = "import sys; sys.path.remove(''); import pytest; sys.exit(pytest.main(s
 
 
 def test(system, folder, cell, environment, arguments, log, minutes):
-    """Freeze and test a cell, and leave the results in its folder `work`."""
+    """Freeze and test a cell, and leave the results in its folder `work`; whether tests passed and none failed."""
     work, tree = (system.inside(f"{CELL}/{name}") for name in ("work", "tree"))
     frozen = system.place(folder, cell, "work", "freeze", cell + ".json")
     environment = dict(system.environment, **environment)
     root = system.root(folder, cell)
     freezing = system.python() + [f"{tree}/scripts/freeze.py", work, cell] + arguments
-    for _ in range(3):  # on a busy machine, a process under Wine may end too early
+    for _ in range(3):  # on a busy machine, a process under Wine may end too early, below too
         if not os.path.exists(frozen) or not os.path.getsize(frozen):
             logged(root, freezing, environment, log, minutes)
+    report = system.place(folder, cell, "work", "junit", cell + ".xml")
     testing = system.python() + ["-c", PYTEST] + (arguments or ["tests"]) + [f"--junitxml={work}/junit/{cell}.xml"]
-    if not logged(root, testing, environment, log, minutes):
-        say(f"{cell}: not done after {minutes} minutes")
+    for _ in range(2):
+        if not os.path.exists(report) and not logged(root, testing, environment, log, minutes):
+            say(f"{cell}: not done after {minutes} minutes")
+            return False
+    return os.path.exists(report) and reports.is_pass(reports.counts(report))
 
 
 def logged(root, command, environment, log, minutes):
@@ -234,16 +243,22 @@ def keep_results(system, folder, cell):
 
 
 def run_cell(system, folder, cell, arguments, minutes, keep):
-    """Install, test, record and remove a cell. `arguments` select a part of its tests, which is not recorded."""
+    """Install, test, record and remove a cell; whether it passed.
+
+    `arguments` select a part of its tests, which is not recorded.
+    """
     log = os.path.join(folder, "logs", cell + ".log")
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8"):
         pass
-    system.make(folder, cell)
+    try:
+        system.make(folder, cell)
+    except Failed as failed:
+        raise NoRoot(str(failed)) from failed
     say(f"{cell}: install")
     environment = prepare(system, folder, cell)
     say(f"{cell}: test with {environment['PYTEST_ADDOPTS']}, log in {log}")
-    test(system, folder, cell, environment, arguments, log, minutes)
+    passed = test(system, folder, cell, environment, arguments, log, minutes)
     if not arguments:  # a part of the tests is no result of the cell
         keep_results(system, folder, cell)
     if not keep:
@@ -251,6 +266,7 @@ def run_cell(system, folder, cell, arguments, minutes, keep):
     with open(log, encoding="utf-8", errors="replace") as file:
         said = file.read().strip().splitlines()
     say(f"{cell}: {said[-1] if said else 'no output'}")
+    return passed
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -272,17 +288,28 @@ def lines(system):
     return [found[line] for line in sorted(found)]
 
 
+def records_of(system):
+    """{cell: record} of docs/evidence.json."""
+    with open(os.path.join(cells.ROOT, "docs", "evidence.json"), encoding="utf-8") as file:
+        return json.load(file).get(system.platform, {})
+
+
 def left(system):
     """The cells without a record of these sources, those of Keras 2's lines first."""
-    with open(os.path.join(cells.ROOT, "docs", "evidence.json"), encoding="utf-8") as file:
-        records = json.load(file).get(system.platform, {})
+    records = records_of(system)
     sources = freeze.source_digest()
     waiting = [cell for cell in possible(system) if records.get(cell, {}).get("sources") != sources]
     return sorted(waiting, key=lambda cell: (cells.parts(cell)[0] > (2, 15), cell not in lines(system)))
 
 
+def turn(system):
+    """Of the cells that passed, the one whose turn it is: it ran longest ago. For `.ci/run`."""
+    found = {cell: record for cell, record in records_of(system).items() if reports.is_pass(record)}
+    return sorted(found, key=lambda cell: (found[cell]["date"], cells.parts(cell)))[:1]
+
+
 def chosen(system, names):
-    groups = {"lines": lines, "missing": left}
+    groups = {"lines": lines, "missing": left, "turn": turn}
     found = [cell for name in names for cell in (groups[name](system) if name in groups else [name])]
     unknown = [cell for cell in found if cell not in possible(system)]
     if unknown:
@@ -324,7 +351,11 @@ def main(system, description, argv=None):
     status = 0
     for cell in wanted:
         try:
-            run_cell(system, folder, cell, arguments.pytest.split(), arguments.minutes, arguments.keep)
+            if not run_cell(system, folder, cell, arguments.pytest.split(), arguments.minutes, arguments.keep):
+                status = 1
+        except NoRoot as failed:
+            say(f"{cell}: {failed}")
+            return 3
         except Failed as failed:
             say(f"{cell}: {failed}")
             status = 1

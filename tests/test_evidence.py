@@ -138,6 +138,17 @@ def test_wine_replaces_a_native_result_of_other_sources_only(sources, kept, work
     assert f"| py311-tf2.15 | passed | {kept} |" in page
 
 
+def test_the_results_that_ci_leaves_of_windows_are_gathered_too(work):
+    (work.folder / "wine").mkdir()
+    work(junit(PASSED), system="windows", under="Wine 10.0")
+    for name in ("freeze", "junit"):
+        (work.folder / "wine" / "results").mkdir(exist_ok=True)
+        (work.folder / name).rename(work.folder / "wine" / "results" / name)
+        (work.folder / name).mkdir()
+    found, _ = gather(work(junit(PASSED), cell="py36-tf2.2"))
+    assert found == {("windows", CELL): "passed", ("linux", "py36-tf2.2"): "passed"}
+
+
 FAILURES = {
     "failure": junit(PASSED + FAILED),
     "error": junit(PASSED + ERROR),

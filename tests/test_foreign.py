@@ -84,6 +84,52 @@ def test_an_earlier_report_is_not_taken_for_that_of_a_run_that_was_broken_off(tm
     assert not earlier.exists()
 
 
+RECORDS = {
+    "py38-tf2.4": {"passed": 1, "failed": 0, "date": "2026-11-21T08:00Z"},
+    "py39-tf2.9": {"passed": 1, "failed": 1, "date": "2026-11-20T08:00Z"},
+    "py39-tf2.10": {"passed": 1, "failed": 0, "date": "2026-11-20T09:00Z"},
+}
+
+
+def test_the_cell_whose_turn_it_is_passed_longest_ago(monkeypatch):
+    monkeypatch.setattr(foreign, "records_of", lambda system: RECORDS)
+    assert foreign.chosen(WINDOWS, ["turn"]) == ["py39-tf2.10"]
+
+
+REPORT = "<testsuite tests='1'><testcase classname='a' name='b'>{}</testcase></testsuite>"
+
+
+@pytest.mark.parametrize(
+    "content, status", [("", 0), ("<failure/>", 1), (None, 1)], ids=["passes", "fails", "ends early"]
+)
+def test_the_exit_status_says_whether_a_cell_passed(tmp_path, monkeypatch, content, status):
+    started = []
+
+    def pytest_of_a_cell(root, command, environment, log, minutes):
+        started.append(command)
+        if "-c" in command and content is not None:
+            foreign.write(
+                AARCH64.place(str(tmp_path), "py39-tf2.10", "work", "junit", "py39-tf2.10.xml"),
+                REPORT.format(content).encode(),
+            )
+        return True
+
+    monkeypatch.setattr(foreign, "needed", lambda system: None)
+    monkeypatch.setattr(emulated.Aarch64, "make", lambda self, folder, cell: None)
+    monkeypatch.setattr(foreign, "prepare", lambda system, folder, cell: {"PYTEST_ADDOPTS": ""})
+    monkeypatch.setattr(foreign, "logged", pytest_of_a_cell)
+    os.makedirs(AARCH64.place(str(tmp_path), "py39-tf2.10"))
+    assert foreign.main(AARCH64, "", ["run", str(tmp_path), "py39-tf2.10", "--pytest", "tests/test_laws.py"]) == status
+    assert len([command for command in started if "-c" in command]) == (2 if content is None else 1)
+
+
+def test_a_root_that_cannot_be_made_has_a_status_of_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(foreign, "needed", lambda system: None)
+    monkeypatch.setattr(emulated, "ENTRY", str(tmp_path / "qemu-aarch64"))
+    assert foreign.main(AARCH64, "", ["run", str(tmp_path), "py39-tf2.10"]) == 3
+    assert "py39-tf2.10: There is no" in capsys.readouterr().out
+
+
 def test_without_the_kernel_s_entry_for_aarch64_it_says_how_to_make_it(tmp_path, monkeypatch):
     monkeypatch.setattr(emulated, "ENTRY", str(tmp_path / "qemu-aarch64"))
     with pytest.raises(foreign.Failed, match="There is no .*qemu-aarch64. Register it: install qemu-user-static"):
