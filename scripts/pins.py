@@ -33,6 +33,16 @@ SIBLINGS = ("tensorflow", "tensorflow-cpu")
 BY_MACHINE = ("tensorflow", "tensorflow-cpu", "tensorflow-io-gcs-filesystem")
 """What has other patch releases for Linux aarch64: pinned for x86_64 alone."""
 
+LEFT_TO_ARM_MACS = {
+    "2.6": ("typing-extensions",),
+    "2.7": ("six",),
+    "2.8": ("six",),
+    "2.9": ("six",),
+    "2.12": ("jax",),
+}
+"""What tensorflow-macos or tensorflow-metal require another version of than Linux has: pinned elsewhere alone."""
+NO_ARM_MAC = 'sys_platform != "darwin" or platform_machine != "arm64"'
+
 
 class Refused(Exception):
     """The file of a line can't be written; the message says why."""
@@ -103,7 +113,7 @@ def versions(line, frozen):
     return merged, set(merged) - platform_wheels
 
 
-def pins(merged, pure, pythons):
+def pins(merged, pure, pythons, left_to_arm_macs=()):
     """The pins, one line for each package and version."""
     lines = []
     for package in sorted(merged):
@@ -115,6 +125,8 @@ def pins(merged, pure, pythons):
             markers = [] if package in pure else ['sys_platform == "linux"']
             if package in BY_MACHINE:
                 markers.append('platform_machine == "x86_64"')
+            if package in left_to_arm_macs:
+                markers.append(f"({NO_ARM_MAC})" if on != list(pythons) else NO_ARM_MAC)
             if on != list(pythons):
                 either = " or ".join(f'python_version == "{python}"' for python in on)
                 markers.append(f"({either})" if len(on) > 1 and markers else either)
@@ -148,7 +160,7 @@ def content(line, frozen, is_proven):
     )
     limits = "\n".join(text for text in loose if not text.startswith("# TensorFlow "))
     return "{}\n# limits, by hand\n{}\n\n# what was installed\n{}\n".format(
-        head, limits, "\n".join(pins(merged, pure, pythons))
+        head, limits, "\n".join(pins(merged, pure, pythons, LEFT_TO_ARM_MACS.get(line, ())))
     )
 
 

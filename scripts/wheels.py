@@ -12,6 +12,7 @@ Needs `tox` and `uv` (`pip install tox tox-uv`).
 import argparse
 import concurrent.futures
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import sys
 
 import cells
 
+CONSTRAINTS = os.path.join(cells.ROOT, "constraints")
 RECORD = os.path.join(cells.ROOT, "docs", "wheels.json")
 TAGS = {
     "linux": "x86_64-manylinux_2_31",  # of the oldest container that the workflow uses
@@ -56,6 +58,17 @@ WHEELS = [
 PATCH = 8
 """The patch release that is asked for: one that every Python of the matrix has. Packages exclude some earlier ones."""
 TOLD = re.compile(r"(tensorflow(-(cpu|intel|macos|metal))?|keras|tf-keras|numpy|protobuf)==")
+
+
+def constraints_digest():
+    """A digest of what constraints/ pin: a record holds for the pins that it was asked with."""
+    digest = hashlib.sha256()
+    for name in sorted(os.listdir(CONSTRAINTS)):
+        if name.endswith(".txt"):
+            with open(os.path.join(CONSTRAINTS, name), encoding="utf-8") as file:
+                pins = [line for line in file if not line.startswith("#")]
+            digest.update(f"{name}\n{''.join(pins)}".encode("utf-8"))
+    return digest.hexdigest()[:16]
 
 
 def dependencies(names):
@@ -139,7 +152,8 @@ def main():
         print(json.dumps(found, indent=1))
     else:
         version = subprocess.run(["uv", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout.split()[1]
-        record = {"asked": datetime.date.today().isoformat(), "with": "uv " + version, "tags": TAGS, "cells": found}
+        record = {"asked": datetime.date.today().isoformat(), "with": "uv " + version, "tags": TAGS}
+        record.update(constraints=constraints_digest(), cells=found)
         with open(RECORD, "w", encoding="utf-8") as file:
             file.write(_written(record))
     return 1 if wrong else 0

@@ -328,6 +328,22 @@ def make_python(work, status):
             python.chmod(0o755)
 
 
+def test_what_apple_s_builds_require_otherwise_is_not_pinned_for_them():
+    merged = {"jax": {"3.8": "0.4.13", "3.9": "0.4.30"}, "six": {"3.8": "1.17.0", "3.9": "1.17.0"}}
+    assert pins.pins(merged, set(merged), ["3.8", "3.9"], ("jax", "six")) == [
+        'jax==0.4.13; (sys_platform != "darwin" or platform_machine != "arm64") and python_version == "3.8"',
+        'jax==0.4.30; (sys_platform != "darwin" or platform_machine != "arm64") and python_version == "3.9"',
+        'six==1.17.0; sys_platform != "darwin" or platform_machine != "arm64"',
+    ]
+
+
+@pytest.mark.parametrize("line", sorted(pins.LEFT_TO_ARM_MACS))
+def test_the_committed_pins_leave_it_to_them_too(line):
+    with open(os.path.join(ROOT, "constraints", f"tf{line}.txt"), encoding="utf-8") as file:
+        pinned = [text for text in file if text.startswith(tuple(name + "==" for name in pins.LEFT_TO_ARM_MACS[line]))]
+    assert pinned and all(pins.NO_ARM_MAC in text for text in pinned)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pins are written on Linux")
 def test_pins_without_tests_say_so(work, monkeypatch):
     leave_line(work, report=None)

@@ -21,6 +21,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import cells as CELLS  # noqa: E402
 import evidence  # noqa: E402
 import turn  # noqa: E402
+import wheels  # noqa: E402
 
 PLATFORMS = sorted(CELLS.PLATFORMS)
 
@@ -180,6 +181,11 @@ EXIST = [
 def test_the_cells_of_a_line_are_those_that_are_published(platform, line, pythons):
     parts = [CELLS.parts(cell) for cell in CELLS.cells(platform)]
     assert [python for tf, python, flavour in parts if tf == line and flavour != "keras2"] == pythons
+
+
+def test_the_index_was_asked_with_the_present_pins():
+    asked = json.loads(read("docs", "wheels.json"))["constraints"]
+    assert asked == wheels.constraints_digest(), "run python scripts/wheels.py, and commit docs/wheels.json"
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
