@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from typing import List
 
 import cells
 import freeze
@@ -158,13 +159,21 @@ def install(system, cell, version, deps, wheel, site):
     pip += ["--python-platform", wheels.TAGS[system.platform], "--python-version", version]
     pip += ["--python", python_of(cell)]
     command = list(pip)
-    for name in wheels.WHEELS:
-        command += ["--only-binary", name]
     for dep in deps:
         command += ["--constraints", dep.split()[1]] if dep.startswith("-c ") else [dep]
     # wrapt 1.12 has no wheels; what a machine without a compiler builds of it runs everywhere
     plain = dict(os.environ, WRAPT_EXTENSIONS="false", WRAPT_INSTALL_EXTENSIONS="false")
-    run(command + list(system.packages), cwd=cells.ROOT, env=plain)
+    built: List[str] = []
+    while True:
+        binary = [option for name in wheels.WHEELS if name not in built for option in ("--only-binary", name)]
+        try:
+            run(command + list(system.packages) + binary, cwd=cells.ROOT, env=plain)
+            break
+        except Failed as failed:
+            name = wheels.without_wheel(str(failed))
+            if name is None or name in built:
+                raise
+            built.append(name)
     run(pip + ["--no-deps", wheel])
 
 

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 
+import wheels
 from matrix import data as matrix
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -102,9 +103,8 @@ def ask(cell, system):
         )
         if not isinstance(answer, str):
             return answer
-        missing = re.search(r"Wheels are required for `([^`]+)`|([\w-]+)==\S+ has no usable wheels", answer)
-        name = missing and (missing.group(1) or missing.group(2))
-        if name is None or name.startswith("tensorflow") or name in from_source:
+        name = wheels.without_wheel(answer)
+        if name is None or name in from_source:
             return answer
         from_source.append(name)
 

@@ -83,15 +83,22 @@ def resolve(platform, cell, deps):
     built = []
     while True:
         pins, reason = _resolved(platform, cell, deps, built)
-        missing = re.search("Wheels are required for `([^`]+)`", reason or "")
-        if missing is None or missing.group(1).startswith("tensorflow") or missing.group(1) in built:
+        missing = without_wheel(reason or "")
+        if missing is None or missing in built:
             break
-        built.append(missing.group(1))
+        built.append(missing)
     if pins is not None and not any(name.startswith("tensorflow") for name in pins):
         return None, "no TensorFlow in it"
     if pins is not None and built:
         pins["built"] = " ".join(sorted(built))
     return pins, reason
+
+
+def without_wheel(reason):
+    """The package that uv had to leave out because it has no wheel; None if that is TensorFlow, or not the reason."""
+    found = re.search(r"Wheels are required for `([^`]+)`|([\w-]+)==\S+ has no usable wheels", reason)
+    name = found and (found.group(1) or found.group(2))
+    return None if not name or name.startswith("tensorflow") else name
 
 
 def _resolved(platform, cell, deps, built):

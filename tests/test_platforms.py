@@ -188,6 +188,19 @@ def test_the_index_was_asked_with_the_present_pins():
     assert asked == wheels.constraints_digest(), "run python scripts/wheels.py, and commit docs/wheels.json"
 
 
+@pytest.mark.parametrize(
+    "said, package",
+    [
+        ("Because jax==0.4.13 has no usable wheels and tensorflow-intel depends on jax", "jax"),
+        ("error: Wheels are required for `h5py` because building from source is disabled for `h5py`", "h5py"),
+        ("Because tensorflow==2.11.1 has no usable wheels", None),
+        ("No solution found when resolving dependencies", None),
+    ],
+)
+def test_what_has_no_wheel_is_built_unless_it_is_tensorflow(said, package):
+    assert wheels.without_wheel(said) == package
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_package_index_has_wheels_for_the_cells_of_a_platform_and_no_others(platform):
     record = json.loads(read("docs", "wheels.json"))["cells"][platform]
