@@ -7,12 +7,12 @@
 
 A cell is what tox makes of it on Linux aarch64: the same dependencies, constraints, markers and tests, and the wheel of
 this checkout. The interpreters are Debian's: 3.9 of bullseye, 3.11 of bookworm, 3.13 of trixie, each in a root of its
-own in FOLDER. Needs Linux x86_64, root, 3 GB, the commands debootstrap, unshare, git, uv and tox, and an entry for
-aarch64 in /proc/sys/fs/binfmt_misc, which Debian's package qemu-user-static makes.
+own in FOLDER, which takes 4 GB at most. Needs Linux x86_64, root, the Pythons that the cells are named after, the
+commands debootstrap, unshare, git, uv and tox, and an entry for aarch64 in /proc/sys/fs/binfmt_misc, which Debian's
+package qemu-user-static makes.
 """
 
 import os
-import shutil
 import sys
 
 import foreign
@@ -38,15 +38,12 @@ class Aarch64(foreign.System):
     def make(self, folder, cell):
         if not os.path.exists(ENTRY):
             raise foreign.Failed(f"There is no {ENTRY}. {REGISTER}")
-        root, release = self.root(folder, cell), RELEASES[foreign.python_of(cell)]
-        if os.path.exists(os.path.join(root, "complete")):
-            return
-        shutil.rmtree(root, ignore_errors=True)
-        os.makedirs(folder, exist_ok=True)
-        foreign.say(f"a root of Debian {release} for aarch64")
+        super().make(folder, cell)
+
+    def make_root(self, root, cell):
         packages = "--include=python3,python3-venv,ca-certificates"
+        release = RELEASES[foreign.python_of(cell)]
         foreign.run(["debootstrap", "--arch=arm64", "--variant=minbase", packages, release, root])
-        foreign.write(os.path.join(root, "complete"), b"")
 
     def under(self, folder, cell):
         return "QEMU " + foreign.run(["qemu-aarch64-static", "--version"]).split()[2]

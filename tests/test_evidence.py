@@ -330,7 +330,9 @@ def make_python(work, status):
 
 def test_what_apple_s_builds_require_otherwise_is_not_pinned_for_them():
     merged = {"jax": {"3.8": "0.4.13", "3.9": "0.4.30"}, "six": {"3.8": "1.17.0", "3.9": "1.17.0"}}
-    assert pins.pins(merged, set(merged), ["3.8", "3.9"], ("jax", "six")) == [
+    merged["h5py"] = {"3.8": "3.10.0", "3.9": "3.10.0"}
+    assert pins.pins(merged, {"jax", "six"}, ["3.8", "3.9"], ("jax", "six", "h5py")) == [
+        'h5py==3.10.0; sys_platform == "linux" and (sys_platform != "darwin" or platform_machine != "arm64")',
         'jax==0.4.13; (sys_platform != "darwin" or platform_machine != "arm64") and python_version == "3.8"',
         'jax==0.4.30; (sys_platform != "darwin" or platform_machine != "arm64") and python_version == "3.9"',
         'six==1.17.0; sys_platform != "darwin" or platform_machine != "arm64"',

@@ -86,14 +86,19 @@ def test_an_earlier_report_is_not_taken_for_that_of_a_run_that_was_broken_off(tm
 
 RECORDS = {
     "py38-tf2.4": {"passed": 1, "failed": 0, "date": "2026-11-21T08:00Z"},
-    "py39-tf2.9": {"passed": 1, "failed": 1, "date": "2026-11-20T08:00Z"},
+    "py39-tf2.9": {"passed": 1, "failed": 1, "date": "2026-11-22T08:00Z"},
     "py39-tf2.10": {"passed": 1, "failed": 0, "date": "2026-11-20T09:00Z"},
 }
 
 
-def test_the_cell_whose_turn_it_is_passed_longest_ago(monkeypatch):
-    monkeypatch.setattr(foreign, "records_of", lambda system: RECORDS)
-    assert foreign.chosen(WINDOWS, ["turn"]) == ["py39-tf2.10"]
+def test_the_cell_whose_turn_it_is_failed_or_ran_longest_ago(monkeypatch):
+    records = dict(RECORDS)
+    monkeypatch.setattr(foreign, "records_of", lambda system: records)
+    for expected in ("py39-tf2.9", "py39-tf2.10", "py38-tf2.4"):
+        assert foreign.chosen(WINDOWS, ["turn"]) == [expected]
+        del records[expected]
+    with pytest.raises(foreign.Failed, match="No cell of windows has a record"):
+        foreign.chosen(WINDOWS, ["turn"])
 
 
 REPORT = "<testsuite tests='1'><testcase classname='a' name='b'>{}</testcase></testsuite>"
@@ -120,7 +125,27 @@ def test_the_exit_status_says_whether_a_cell_passed(tmp_path, monkeypatch, conte
     monkeypatch.setattr(foreign, "logged", pytest_of_a_cell)
     os.makedirs(AARCH64.place(str(tmp_path), "py39-tf2.10"))
     assert foreign.main(AARCH64, "", ["run", str(tmp_path), "py39-tf2.10", "--pytest", "tests/test_laws.py"]) == status
-    assert len([command for command in started if "-c" in command]) == (2 if content is None else 1)
+    assert len([command for command in started if "-c" in command]) == 1
+
+
+def test_under_wine_tests_that_end_early_are_started_once_more(tmp_path, monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr(foreign, "logged", lambda root, command, *others: started.append("-c" in command) or True)
+    assert not foreign.test(WINDOWS, str(tmp_path), "py39-tf2.10", {}, ["tests"], "log", 1)
+    assert sum(started) == 2
+    assert "py39-tf2.10: the tests ended without a report; once more" in capsys.readouterr().out
+
+
+def test_a_root_is_made_once_and_anew_if_it_was_not_completed(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        wine.Windows, "make_root", lambda self, root, cell: made.append(os.path.exists(root)) or os.mkdir(root)
+    )
+    for _ in range(2):
+        WINDOWS.make(str(tmp_path), "py39-tf2.10")
+    os.remove(str(tmp_path / "root" / "complete"))
+    WINDOWS.make(str(tmp_path), "py39-tf2.10")
+    assert made == [False, False]
 
 
 def test_a_root_that_cannot_be_made_has_a_status_of_its_own(tmp_path, monkeypatch, capsys):
@@ -136,9 +161,14 @@ def test_without_the_kernel_s_entry_for_aarch64_it_says_how_to_make_it(tmp_path,
         AARCH64.make(str(tmp_path), "py39-tf2.10")
 
 
-@pytest.mark.parametrize("said", ["Signature verification: failed", "Signature verification: ok, of another"])
-def test_an_interpreter_that_others_signed_is_refused(tmp_path, monkeypatch, said):
+SIGNED = "CN=Python Software Foundation\nSignature verification: ok\n"
+
+
+@pytest.mark.parametrize("change", [("Python Software Foundation", "Somebody"), ("ok", "failed")], ids=["who", "how"])
+def test_an_interpreter_that_others_signed_is_refused(tmp_path, monkeypatch, change):
     (tmp_path / "python.exe").write_bytes(b"MZ")
-    monkeypatch.setattr(foreign, "run", lambda command: f"CN=Somebody\n{said}")
+    monkeypatch.setattr(foreign, "run", lambda command: SIGNED)
+    wine.check_signatures(str(tmp_path), "3.10")
+    monkeypatch.setattr(foreign, "run", lambda command: SIGNED.replace(*change))
     with pytest.raises(foreign.Failed, match="python.exe is not signed by the Python Software Foundation"):
         wine.check_signatures(str(tmp_path), "3.10")
