@@ -151,7 +151,7 @@ def test_outputs_that_divide_by_different_numbers_are_warned_of_once_micro_batch
     hidden = layers.Embedding(5, 2, mask_zero=True)(inputs)
     outputs = [layers.Dense(1, name="masked")(hidden), layers.Dense(1, name="plain")(Memory()(hidden))]
     model = accum.GradientAccumulateModel.from_model(tf.keras.Model(inputs, outputs), micro_batch_size="auto")
-    model.compile("sgd", ["mse", "mse"], **JIT)
+    model.compile("sgd", ["mse", "mse"], run_eagerly=True, **JIT)
     targets = [X[:, :, np.newaxis]] * 2
     said = []
     for examples in (1000, 12, 3):
