@@ -291,6 +291,4 @@ def test_slim_trains_end_to_end(of_tf_1):
 @pytest.mark.law("L3")
 def test_documented_answers_to_a_global_step_that_stands_still(of_tf_1):
     warned = of_tf_1["warned"]
-    assert not warned["log_step_count_steps=None"]
-    # The hook reads the step beside the op that moves it, in no order, and so may see it stand still by chance.
-    assert warned["as it comes"] >= 3 > 2 >= warned["count_micro_steps"]
+    assert warned == {"as it comes": 5, "count_micro_steps": 0, "log_step_count_steps=None": 0}

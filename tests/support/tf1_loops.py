@@ -13,6 +13,7 @@ sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import test_graph_loops as loops  # noqa: E402
 import tf_slim as slim  # noqa: E402
+from tensorflow.python.training import training_util  # noqa: E402
 
 FOLDER = sys.argv[1]
 
@@ -50,7 +51,10 @@ def warnings_of_a_cycle(folder, optimizer, **options):
     """Count the warnings of `MonitoredTrainingSession` in one long cycle that the global step has not increased."""
     record = Record()
     with tf.Graph().as_default():
-        _, _, train_op = loops.graph(optimizer)
+        tf1.train.get_or_create_global_step()
+        read = training_util._get_or_create_global_step_read()
+        with tf.control_dependencies([read]):  # or the hook would read the step beside the op that moves it
+            _, _, train_op = loops.graph(optimizer)
         with tf1.train.MonitoredTrainingSession(checkpoint_dir=FOLDER + folder, **options) as session:
             for _ in range(60):
                 session.run(train_op)
