@@ -1,6 +1,8 @@
 """Gradient accumulation for TensorFlow: K micro-batches make the step that the full batch would have made."""
 
-from accum._entry import needs_tensorflow
+import sys
+
+from accum._entry import OfStaticGraphs, needs_tensorflow
 
 __version__ = "0.1.0"
 __all__ = ["__version__"]
@@ -34,3 +36,5 @@ if needs_tensorflow():
             "replace_batchnorm_layers",
             "value_and_gradients",
         ]
+    else:
+        sys.modules[__name__].__class__ = OfStaticGraphs

@@ -2,7 +2,7 @@
 
 import sys
 import types
-from typing import Optional
+from typing import Any, Optional
 
 SCRIPT = "accum._script"
 
@@ -25,3 +25,33 @@ def needs_tensorflow() -> bool:
     if importer == "__main__" and wanted == SCRIPT:
         return False
     return sys.argv[:1] != ["-m"] or importer != "runpy"
+
+
+class OfStaticGraphs(types.ModuleType):
+    """The package on TensorFlow 1.15, where the names of the Keras interface raise an error that says what there is.
+
+    A function `__getattr__` of the module would do the same from Python 3.7 on.
+    """
+
+    KERAS_NAMES = (
+        "AccumBatchNormalization",
+        "AccumulationScheduler",
+        "FlushCallback",
+        "GAModelWrapper",
+        "GAOptimizerWrapper",
+        "GradientAccumulateModel",
+        "GradientAccumulateOptimizer",
+        "StepLogger",
+        "replace_batchnorm_layers",
+        "value_and_gradients",
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.KERAS_NAMES:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        # `from accum import name` shows only the message of an `ImportError`, and `hasattr` expects the other.
+        is_import = sys._getframe(1).f_globals.get("__name__", "").startswith(("importlib", "_frozen_importlib"))
+        raise (ImportError if is_import else AttributeError)(
+            f"`accum.{name}` needs TensorFlow 2.2 or later. On TensorFlow 1.15, use `accum.compat.v1`: its "
+            "`AccumOptimizer` accumulates in static graphs."
+        )

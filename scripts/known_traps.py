@@ -271,7 +271,7 @@ TRAPS = [
         "regularization_per_micro_batch",
         "L19",
         "A loss beside that of the outputs, such as regularization, counts once for each micro-batch.",
-        [(SEGMENTS, "(weighted(_float32(loss), share), grad)", "(_float32(loss), grad)")],
+        [(SEGMENTS, "(self._part_of(loss, part), grad)", "(_float32(loss.value), grad)")],
         ["tests/test_whole_batch.py::test_losses_beside_the_call"],
         ["NVIDIA-NeMo/Automodel#3359", "NVIDIA/Megatron-LM#4070"],
     ),
@@ -685,7 +685,7 @@ TRAPS = [
         "split_without_weights",
         "L18",
         "Micro-batches of one batch are averaged, although the first of them is smaller.",
-        [(BATCH_STEP, "share = self._share_of(weight, is_first)", "share = None")],
+        [(BATCH_STEP, "share = self._share_of(tf.cast(weight, one.dtype), is_first)", "share = None")],
         ["tests/test_micro_batches.py::test_micro_batches_make_the_steps_of_the_whole_batch"],
     ),
     Trap(
@@ -773,5 +773,48 @@ TRAPS = [
         [(CYCLE, 'is_sparse = self.plan.sparse == "rows" and', "is_sparse = False and")],
         ["tests/test_sparse.py::test_sparse_argument_says_what_the_inner_optimizer_receives"],
         line="2.21",
+    ),
+    Trap(
+        "replicas_alike",
+        "L11",
+        "A replica with one example of a split batch counts like one with many.",
+        [(BATCH_STEP, "factor = _replicas.share_of_replica(weight)", "factor = 1.0")],
+        ["tests/test_strategies.py::test_a_split_batch_weighs_unequal_replicas"],
+    ),
+    Trap(
+        "ragged_by_examples",
+        "L5",
+        "Micro-batches with ragged outputs are weighted by examples, though losses divide by elements.",
+        [("accum/_tf/_losses.py", "return _elements_of_ragged(output)", "return None")],
+        ["tests/test_weights.py::test_losses_of_ragged_outputs_divide_by_their_elements"],
+    ),
+    Trap(
+        "float32_share",
+        "L18",
+        "The share of the first micro-batch is rounded to float32 in a float64 model.",
+        [(BATCH_STEP, "tf.float64 if tf.float64 in dtypes else tf.float32", "tf.float32")],
+        ["tests/test_micro_batches.py::test_in_float64_micro_batches_add_no_rounding_of_float32"],
+    ),
+    Trap(
+        "predictions_by_micro_batch",
+        "L19",
+        "Batch normalisation that is always in training predicts by the statistics of micro-batches.",
+        [
+            (
+                "accum/_keras/_model_segments.py",
+                "is_active = training if call.training is None else call.training",
+                "is_active = training",
+            )
+        ],
+        [
+            "tests/test_whole_batch.py::test_batch_normalisation_that_is_always_in_training_sees_whole_batches_in_prediction"
+        ],
+    ),
+    Trap(
+        "traces_for_ever",
+        "L16",
+        "A model that is dropped stays in memory, because TensorFlow keeps the gradient functions of its traces.",
+        [("accum/_engine/_custom_gradient.py", "results.clear()", "del results")],
+        ["tests/test_memory.py::test_a_model_that_is_dropped_is_freed_with_all_that_it_traced"],
     ),
 ]

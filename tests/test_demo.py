@@ -21,6 +21,12 @@ HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 ARGUMENTS = ["demo", "--batch-size", "256", "--accum-steps", "4", "--epochs", "2", "--seed", "3"]
 
 
+def without_log_lines(errors):
+    """What a process has written to stderr, but for what TensorFlow 2.21 says of oneDNN at any log level."""
+    known = re.compile(r"WARNING: All log messages before absl|I\d{4} .* port\.cc:\d+\] oneDNN")
+    return "".join(line for line in errors.splitlines(keepends=True) if not known.match(line))
+
+
 def _start_command(folder):
     command = [sys.executable, "-m", "accum"] + ARGUMENTS + ["--face", "v1"]
     return subprocess.Popen(command, cwd=str(folder), stdout=subprocess.PIPE, universal_newlines=True)
@@ -248,7 +254,7 @@ def micro_batches(tmp_path_factory):
     process = subprocess.run(
         command, cwd=str(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True
     )
-    assert (process.returncode, process.stderr) == (0, "")
+    assert (process.returncode, without_log_lines(process.stderr)) == (0, "")
     return process.stdout
 
 
@@ -291,7 +297,7 @@ def test_a_demo_on_a_full_disk_ends_in_a_line(tmp_path):
             command, cwd=str(tmp_path), stdout=full, stderr=subprocess.PIPE, universal_newlines=True, timeout=120
         )
     assert done.returncode == 1
-    assert done.stderr == "python -m accum demo: [Errno 28] No space left on device\n"
+    assert without_log_lines(done.stderr) == "python -m accum demo: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.slow
@@ -311,4 +317,4 @@ def test_ctrl_c_ends_the_demo_in_a_line(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (130, "")
-    assert errors.strip() == "python -m accum: interrupted"
+    assert without_log_lines(errors).strip() == "python -m accum: interrupted"

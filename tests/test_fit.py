@@ -200,6 +200,77 @@ def test_a_masked_model_is_exact_whatever_its_line_divides_by(what, make, loss, 
     assert_close(model.get_weights(), full.get_weights())
 
 
+def in_structure(kind, one, other):
+    """A pair of outputs, targets or weights, or the first alone, in a list, or in a dict by the outputs' names."""
+    structures = {
+        "list": lambda: [one, other],
+        "dict": lambda: {"one": one, "other": other},
+        "dict of one": lambda: {"one": one},
+        "list of one": lambda: [one],
+        "leaf": lambda: one,
+        "none": lambda: None,
+    }
+    return structures[kind]()
+
+
+def masked_in_structure(kind):
+    inputs = tf.keras.Input((3,), dtype="int32")
+    hidden = layers.Embedding(5, 4, mask_zero=True)(inputs)
+    outputs = [layers.Dense(2, name="one")(hidden), layers.Dense(2, activation="tanh", name="other")(hidden)]
+    return filled(tf.keras.Model(inputs, in_structure(kind, *outputs)))
+
+
+STRUCTURES = [  # of outputs, targets and weights, which plain Keras takes
+    ("list", "list", "list"),
+    ("list", "dict", "none"),
+    ("dict", "dict", "dict"),
+    ("dict of one", "leaf", "none"),
+    ("dict of one", "leaf", "dict of one"),
+    ("leaf", "list of one", "none"),
+    ("leaf", "leaf", "list of one"),
+]
+if exceptions.IS_KERAS_3:
+    STRUCTURES += [("dict", "list", "none"), ("dict of one", "list of one", "none")]
+SPLITS = {
+    "accum_steps": ({"accum_steps": 3}, 8),
+    "micro_batch_size": ({"micro_batch_size": 8}, 20),
+    "whole_batch": ({"micro_batch_size": 8, "whole_batch": "loss"}, 20),
+}
+
+
+@pytest.mark.law("L5")
+@pytest.mark.parametrize("how", SPLITS)
+@pytest.mark.parametrize("outputs, targets, weights", STRUCTURES, ids=["-".join(kind) for kind in STRUCTURES])
+def test_masks_count_whatever_structure_the_targets_have(outputs, targets, weights, how):
+    options, batch_size = SPLITS[how]
+    y = in_structure(targets, SEQUENCES, 2.0 * SEQUENCES)
+    each = np.repeat(WEIGHTS, 3).reshape(20, 3)
+    sample_weight = in_structure(weights, each, each[::-1])
+    full = masked_in_structure(outputs)
+    model = accum.GradientAccumulateModel.from_model(masked_in_structure(outputs), **options)
+    for one, size in ((full, 20), (model, batch_size)):
+        one.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse", run_eagerly=True)
+        one.fit(TOKENS, y, sample_weight=sample_weight, batch_size=size, epochs=2, shuffle=False, verbose=0)
+    assert_close(model.get_weights(), full.get_weights())
+
+
+@pytest.mark.law("L5")
+@pytest.mark.parametrize("how", ["accum_steps", "micro_batch_size"])
+def test_targets_by_output_name_are_matched_in_a_trace_too(how):
+    options, batch_size = SPLITS[how]
+    y, logs = {"one": SEQUENCES, "other": 2.0 * SEQUENCES}, []
+    full = masked_in_structure("list")
+    model = accum.GradientAccumulateModel.from_model(masked_in_structure("list"), **options)
+    for one, size in ((full, 20), (model, batch_size)):
+        one.compile(tf.keras.optimizers.SGD(0.1), {"one": "mse", "other": "mae"}, metrics={"other": ["mae"]})
+        logs.append(one.fit(TOKENS, y, batch_size=size, epochs=2, shuffle=False, verbose=0).history)
+    assert_close(model.get_weights(), full.get_weights())
+    assert sorted(logs[1]) == sorted(logs[0])
+    if how == "micro_batch_size":
+        for name, values in logs[0].items():
+            np.testing.assert_allclose(logs[1][name], values, rtol=2e-5, err_msg=name)
+
+
 @pytest.mark.law("L5")
 def test_outputs_that_differ_in_their_masks_are_weighed_by_examples():
     """No one weight serves two denominators: what is promised is the mean over the examples of what Keras computes."""

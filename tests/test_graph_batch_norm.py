@@ -87,6 +87,52 @@ def test_averages_move_to_the_full_batch_s_statistics(layer, shape, is_fused, us
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+def as_slim_deploys(make, loss, update_ops):
+    """As in tf-slim's deploy scripts: the update ops that were collected first run beside the train op."""
+    return tf.group(*list(update_ops) + [make().minimize(loss())])
+
+
+def as_optimize_loss(make, loss, update_ops):
+    """As `tf.contrib.layers.optimize_loss` does with a function that makes the optimizer: after the update ops."""
+    with tf.control_dependencies(list(update_ops)):
+        waiting = tf.identity(loss())
+    return make().minimize(waiting)
+
+
+@pytest.mark.law("L13")
+@pytest.mark.parametrize("is_tensor", [False, True], ids=["training", "training as a tensor"])
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+@pytest.mark.parametrize("train_op_of", [as_slim_deploys, as_optimize_loss])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_update_ops_that_were_collected_before_change_nothing(layer, train_op_of, use_resource, is_tensor):
+    full, parts = cycles(2, (5,))
+
+    def run(batches, accum_steps):
+        def make():
+            optimizer = tf1.train.GradientDescentOptimizer(0.1)
+            if accum_steps:
+                optimizer = accum.compat.v1.AccumOptimizer(optimizer, accum_steps)
+                assert len(optimizer.accumulate_update_ops()) == 2
+            return optimizer
+
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x = tf1.placeholder(tf.float32, [None, 5])
+            training = tf1.placeholder_with_default(True, []) if is_tensor else True
+            with tf1.variable_scope("net", use_resource=use_resource):
+                outputs = layer(x, training=training, fused=False)
+            update_ops = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+            train_op = train_op_of(make, lambda: tf.reduce_mean(tf.square(outputs - 1.0)), update_ops)
+            session.run(tf1.global_variables_initializer())
+            for batch in batches:
+                session.run(train_op, {x: batch})
+            return session.run([v for v in tf1.global_variables() if "moving_" in v.op.name])
+
+    with control_flow_of_tf_1():
+        theirs, ours = run(full, None), run(parts, len(RAGGED))
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("layer", LAYERS)
 def test_averages_rest_between_steps_and_follow_flush_and_reset(layer):
@@ -203,6 +249,37 @@ def test_updates_that_cannot_be_taken_over_are_refused():
         optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2)
         with pytest.raises(ValueError, match="without `renorm`"):
             optimizer.accumulate_update_ops()
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("is_fused", [None, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("is_tensor", [False, True], ids=["training", "training as a tensor"])
+def test_averages_that_are_updated_in_place_are_refused(is_tensor, is_fused):
+    with tf.Graph().as_default():
+        training = tf1.placeholder_with_default(True, []) if is_tensor else True
+        x = tf1.placeholder(tf.float32, [None, 3, 2, 5])
+        slim_layer(x, training=training, updates_collections=None, fused=is_fused, scope="norm")
+        tf_layer(x)
+        ours = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2)
+        names = "updates_collections=tf.compat.v1.GraphKeys.UPDATE_OPS.*'norm/moving_mean', 'norm/moving_variance']"
+        with pytest.raises(ValueError, match=names):
+            optimizer.accumulate_update_ops()
+        assert tf1.get_collection(tf1.GraphKeys.UPDATE_OPS) == ours
+        assert optimizer.accumulate_update_ops(ours) == ours
+
+
+@pytest.mark.law("L13")
+def test_averages_of_a_loss_are_not_those_of_batch_norm():
+    with tf.Graph().as_default():
+        outputs = tf_layer(tf1.placeholder(tf.float32, [None, 5]))
+        loss = tf.reduce_mean(tf.square(outputs))
+        tf1.train.ExponentialMovingAverage(0.9).apply([loss])
+        inner = tf1.train.GradientDescentOptimizer(0.1)
+        optimizer, other = [accum.compat.v1.AccumOptimizer(inner, 2) for _ in range(2)]
+        assert len(optimizer.accumulate_update_ops()) == 2
+        optimizer.minimize(loss)
+        assert other.accumulate_update_ops() == []
 
 
 @pytest.mark.law("L17")

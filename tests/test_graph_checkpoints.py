@@ -175,6 +175,61 @@ def test_checkpoints_of_replicas_go_from_plain_runs_to_accumulating_ones_and_bac
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-6)
 
 
+TOUCHED = [[1, 12, 23, 34], [1, 12, 23, 34], [22, 2, 10, 40], [2, 1, 40, 1]]
+"""Four examples of each micro-batch, as 10 * row + gradient. The second cycle touches row 1, by 0, and not row 3."""
+
+
+def sparse_gradient(examples):
+    rows = examples // 10
+    return tf.IndexedSlices(tf.cast(examples - 10 * rows, tf.float32)[:, None], rows, tf.constant([5, 1]))
+
+
+def table_on_replicas(replicas, accum_steps, batches, restore=None, save=None):
+    """A table after a run by the examples of each batch, which the replicas share."""
+    strategy = mirrored() if replicas == 2 else None
+    with tf.Graph().as_default(), tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 2})) as session:
+        fed = tf1.placeholder(tf.int32, [None])
+        with strategy.scope() if strategy else tf.name_scope("one"):
+            table = tf1.get_variable("w", initializer=np.ones([5, 1], "float32"), use_resource=True)
+            optimizer = momentum() if accum_steps is None else accum.compat.v1.AccumOptimizer(momentum(), accum_steps)
+
+        def micro_step(examples):
+            return optimizer.apply_gradients([(sparse_gradient(examples), table)])
+
+        def on_replica():
+            number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
+            return micro_step(tf.reshape(fed, [2, -1])[number])
+
+        done = getattr(strategy, RUN)(on_replica) if strategy else micro_step(fed)
+        train_op = tf.group(*strategy.experimental_local_results(done)) if strategy else done
+        saver = tf1.train.Saver()
+        session.run(tf1.global_variables_initializer())
+        if restore:
+            saver.restore(session, restore)
+        for examples in batches:
+            session.run(train_op, {fed: examples})
+        if save:
+            saver.save(session, save)
+        return session.run(table)[:, 0]
+
+
+@pytest.mark.line
+@pytest.mark.turns
+@pytest.mark.law("L8")
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("before,after", [(2, 2), (2, 1), (1, 2)])
+def test_a_saver_keeps_the_rows_that_any_replica_has_touched(tmp_path, before, after):
+    def mean(cycle):  # one example for each touched row: its gradient, divided by the two micro steps
+        rows = sorted({example // 10 for example in np.ravel(cycle)})
+        return [10 * row + sum(e % 10 for e in np.ravel(cycle) if e // 10 == row) // 2 for row in rows]
+
+    expected = table_on_replicas(1, None, [mean(TOUCHED[:2]), mean(TOUCHED[2:])])
+    path = str(tmp_path / "cycle")
+    table_on_replicas(before, 2, TOUCHED[:3], save=path)
+    resumed = table_on_replicas(after, 2, TOUCHED[3:], restore=path)
+    np.testing.assert_allclose(resumed, expected, rtol=0, atol=2e-6)
+
+
 @pytest.mark.law("L12")
 def test_the_same_saver_restores_its_own_checkpoints_in_mid_cycle(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:

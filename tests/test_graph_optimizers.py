@@ -128,3 +128,125 @@ def test_both_spellings_of_accum_steps_are_one_too_many():
         accum.compat.v1.AccumOptimizer(momentum(), 4, steps_per_update=4)
     with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="`steps_per_update` must be an int >= 1"):
         accum.compat.v1.AccumOptimizer(momentum(), steps_per_update=0)
+
+
+class AdamOfBert(tf1.train.Optimizer):
+    """Adam that gets its moments in each call of `apply_gradients`, as BERT's optimizer and LAMB do.
+
+    Args:
+      get_variable: how it gets them.
+      scope: default name of the variable scope in which it does, or None.
+    """
+
+    def __init__(self, get_variable=tf1.get_variable, scope=None):
+        super().__init__(False, "AdamOfBert")
+        self._get_variable, self._scope = get_variable, scope
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        with tf1.variable_scope(None, default_name=self._scope) if self._scope else tf.name_scope("update"):
+            moves = [self._move(grad, var) for grad, var in grads_and_vars if grad is not None]
+            return tf.group(*moves + ([] if global_step is None else [global_step.assign_add(1)]), name=name)
+
+    def _move(self, grad, var):
+        m, v = [self._get_variable(name="{}/adam_{}".format(var.op.name, moment)) for moment in "mv"]
+        next_m, next_v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
+        with tf.control_dependencies([next_m, next_v]):
+            move = var.assign_sub(0.1 * next_m / (tf.sqrt(next_v) + 1e-6))
+            return tf.group(move, m.assign(next_m), v.assign(next_v))
+
+
+def zeros_by_name(name):
+    return tf1.get_variable(name, [5], initializer=tf1.zeros_initializer(), trainable=False)
+
+
+def in_scope(name, function, *args):
+    with tf1.variable_scope(name):
+        return function(*args)
+
+
+def by_flush(optimizer, pairs):
+    train_op = in_scope("training", optimizer.apply_gradients, pairs)
+    return [train_op] * 5, [in_scope("later", optimizer.flush)]
+
+
+def by_flush_in_a_reused_scope(optimizer, pairs):
+    train_op = in_scope("training", optimizer.apply_gradients, pairs)
+    with tf1.variable_scope(tf1.get_variable_scope(), reuse=True):
+        return [train_op] * 5, [optimizer.flush()]
+
+
+def by_two_train_ops(optimizer, pairs):
+    first, second = [in_scope(name, optimizer.apply_gradients, pairs) for name in ("training", "again")]
+    return [first, second, first, second, first], [optimizer.flush()]
+
+
+def by_separate_ops(optimizer, pairs):
+    first, second = [in_scope(name, optimizer.accumulation_ops, None, pairs) for name in ("training", "again")]
+    steps = [tf.group(micro.accumulate) for micro in (first, second, first, second, first)]
+    return [steps[0], (steps[1], first.apply), steps[2], (steps[3], second.apply), steps[4]], [first.apply]
+
+
+def trained_as_bert(optimizer, ops_of, gradients):
+    """The weights after a run, and the names of all variables. `ops_of` gives the train ops, and those that end it."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        fed, weights = tf1.placeholder(tf.float32, [5]), tf1.get_variable("w", initializer=np.ones(5, "float32"))
+        train_ops, last = ops_of(optimizer, [(fed, weights)])
+        session.run(tf1.global_variables_initializer())
+        for ops, grad in zip(train_ops, gradients):
+            for train_op in ops if isinstance(ops, tuple) else [ops]:
+                session.run(train_op, {fed: grad})
+        session.run(last)
+        return session.run(weights), {var.op.name for var in tf1.global_variables()}
+
+
+@pytest.fixture(params=[None, pytest.param("own", marks=pytest.mark.line)])
+def bert(request):
+    """An optimizer like BERT's, in a scope of its own or not, and what plain training by full batches ends with."""
+
+    def plain(optimizer, pairs):
+        return [in_scope("training", optimizer.apply_gradients, pairs)] * 3, []
+
+    full = [GRADIENTS[:2].mean(0), GRADIENTS[2:4].mean(0), GRADIENTS[4]]
+    expected = trained_as_bert(AdamOfBert(zeros_by_name, request.param), plain, full)
+    return (AdamOfBert(zeros_by_name, request.param),) + expected
+
+
+@pytest.mark.law("L1")
+@pytest.mark.law("L6")
+@pytest.mark.parametrize("ops_of", [by_flush, by_flush_in_a_reused_scope, by_two_train_ops, by_separate_ops])
+def test_an_optimizer_that_gets_its_variables_in_each_call_keeps_one_set_of_them(ops_of, bert):
+    inner, expected, names = bert
+    weights, ours = trained_as_bert(accum.compat.v1.AccumOptimizer(inner, 2), ops_of, GRADIENTS)
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-6)
+    assert {name for name in ours if "AccumOptimizer" not in name} == names
+
+
+@pytest.mark.law("L6")
+def test_flush_hook_finds_the_variables_of_the_train_op(tmp_path, bert):
+    inner, expected, names = bert
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        fed, weights = tf1.placeholder(tf.float32, [5]), tf1.get_variable("w", initializer=np.ones(5, "float32"))
+        optimizer = accum.compat.v1.AccumOptimizer(inner, 2)
+        train_op = in_scope("training", optimizer.apply_gradients, [(fed, weights)], step)
+        hooks = [accum.compat.v1.FlushHook(optimizer)]
+        with tf1.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), chief_only_hooks=hooks) as session:
+            for grad in GRADIENTS[:5]:
+                session.run(train_op, {fed: grad})
+    reader = tf1.train.load_checkpoint(str(tmp_path))
+    np.testing.assert_allclose(reader.get_tensor("w"), expected, rtol=0, atol=2e-6)
+    saved = {name for name in reader.get_variable_to_shape_map() if "AccumOptimizer" not in name}
+    assert saved == names | {"global_step"}
+
+
+@pytest.mark.law("L17")
+def test_an_optimizer_that_creates_new_variables_in_each_call_is_refused():
+    def new(name):
+        return tf.Variable(lambda: tf.zeros([5]), name=name, trainable=False)
+
+    with tf.Graph().as_default():
+        weights = tf1.get_variable("w", initializer=np.ones(5, "float32"))
+        optimizer = accum.compat.v1.AccumOptimizer(AdamOfBert(new), 2)
+        optimizer.apply_gradients([(tf.ones([5]), weights)])
+        with pytest.raises(ValueError, match="creates a variable in each call.*get_variable.*adam_m"):
+            optimizer.flush()

@@ -392,7 +392,7 @@ def tf_layer(x, **options):
     return tf1.layers.batch_normalization(x, momentum=0.75, **dict({"training": True}, **options))
 
 
-def averages_after(layer, batches, size=None, use_resource=True, fed=None, **options):
+def averages_after(layer, batches, size=None, use_resource=True, fed=None, waits=False, **options):
     """The moving averages after steps with `batches` through `layer`, and what stands in UPDATE_OPS."""
     with tf.Graph().as_default(), tf1.Session() as session:
         x = tf1.placeholder(tf.float32, (None,) + batches[0].shape[1:])
@@ -400,7 +400,9 @@ def averages_after(layer, batches, size=None, use_resource=True, fed=None, **opt
         options.update(made)
 
         def loss(x):
-            return tf.reduce_mean((layer(x, **options) - 1.0) ** 2)
+            value = tf.reduce_mean((layer(x, **options) - 1.0) ** 2)
+            with tf.control_dependencies(tf1.get_collection(KEYS.UPDATE_OPS) if waits else []):
+                return tf.identity(value)
 
         optimizer = tf1.train.GradientDescentOptimizer(0.1)
         with tf1.variable_scope("net", use_resource=use_resource):
@@ -451,6 +453,17 @@ def test_averages_of_batch_norm_whose_training_is_a_tensor(is_training):
     ours, _ = averages_after(tf_layer, batches, 2, **options)
     theirs, _ = averages_after(tf_layer, batches, training=is_training, fused=False)
     for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+@pytest.mark.line
+@pytest.mark.law("L13")
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+def test_averages_of_batch_norm_whose_updates_the_function_itself_runs(use_resource):
+    batches = [RANDOM.normal(3.0, 2.0, (count, 5)).astype("float32") for count in (11, 4)]
+    options = {"use_resource": use_resource, "fused": False, "waits": True}
+    ours, _ = averages_after(tf_layer, batches, 3, **options)
+    for one, other in zip(ours, averages_after(tf_layer, batches, **options)[0]):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 

@@ -241,3 +241,38 @@ def test_a_part_of_an_optimizer_may_be_left_without_any_gradient():
         optimizer.apply_gradients(zip(grads, [one, other]))
     np.testing.assert_allclose(one.numpy(), KERNEL - 0.1, rtol=0, atol=2e-6)
     np.testing.assert_allclose(other.numpy(), KERNEL - 0.2, rtol=0, atol=2e-6)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# An optimizer that starts from the values of the variables
+
+
+needs_schedule_free = pytest.mark.skipif(
+    not hasattr(tf.keras.optimizers, "ScheduleFreeAdamW"), reason="came with a later Keras 3"
+)
+
+
+def schedule_free(is_built, wrap=lambda optimizer: optimizer, **options):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, use_bias=False)])
+    if is_built:
+        model.build((None, 3))
+        model.set_weights([KERNEL])
+    model.compile(wrap(tf.keras.optimizers.ScheduleFreeAdamW(0.1)), "mse", **options)
+    return model
+
+
+@pytest.mark.law("L17")
+@needs_schedule_free
+@pytest.mark.parametrize("accum_steps", [1, 2])
+def test_an_optimizer_that_starts_from_values_that_are_not_there_yet_says_so(accum_steps):
+    """Plain Keras starts from zeros there, without a word, unless it runs eagerly."""
+    model = schedule_free(False, lambda optimizer: accum.GradientAccumulateOptimizer(optimizer, accum_steps))
+    with pytest.raises(ValueError, match=r"ScheduleFreeAdamW starts from the values .* call `model.build"):
+        fitted(model, 4)
+
+
+@pytest.mark.law("L1")
+@needs_schedule_free
+def test_with_values_it_equals_the_full_batch():
+    ours = schedule_free(True, lambda optimizer: accum.GradientAccumulateOptimizer(optimizer, 3))
+    np.testing.assert_allclose(fitted(ours, 4), fitted(schedule_free(True, run_eagerly=True), 12), rtol=0, atol=2e-6)

@@ -1,6 +1,7 @@
 """What an optimizer has traced is freed with it, and freeing it leaves the sums of other libraries alone."""
 
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -70,3 +71,46 @@ def test_an_inner_optimizer_that_sums_in_its_own_way_still_does():
 def test_a_gradient_aggregator_of_the_inner_optimizer_still_sums():
     inner = tf.keras.optimizers.legacy.SGD(0.1, gradient_aggregator=sums_doubled)
     np.testing.assert_allclose(moved_by_one_step(inner), [0.8], rtol=1e-6)
+
+
+def normalised():
+    layers = tf.keras.layers
+    return tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(2), layers.BatchNormalization(), layers.Dense(1)])
+
+
+def references_after_training(options):
+    """Train a model on one batch and drop it. Returns weak references to it and its layers."""
+    model = accum.GradientAccumulateModel.from_model(normalised(), **options)
+    model.compile("adam", "mse", **({"jit_compile": False} if IS_KERAS_3 else {}))
+    model.fit(np.ones((4, 3), "float32"), np.ones((4, 1), "float32"), batch_size=4, verbose=0)
+    return [weakref.ref(part) for part in [model] + model.layers]
+
+
+def alive_after(count, options):
+    references = [reference for _ in range(count) for reference in references_after_training(options)]
+    tf.keras.backend.clear_session()
+    gc.collect()
+    return [reference() for reference in references if reference() is not None]
+
+
+SPLIT = [
+    {"micro_batch_size": 3},
+    {"micro_batch_size": "auto"},
+    {"micro_batch_size": 3, "whole_batch": "loss"},
+    {"micro_batch_size": 3, "whole_batch": "all"},
+]
+
+
+@pytest.mark.parametrize("options", SPLIT, ids=str)
+@pytest.mark.filterwarnings("ignore:Batch normalization updates")
+def test_a_model_that_is_dropped_is_freed_with_all_that_it_traced(options):
+    """In plain Keras since 2.11, the graphs of the train step stay, and with them the memory of the weights."""
+    alive_after(1, options)  # makes what is made once
+    before = len(graphs_alive())
+    assert alive_after(2, options) == []
+    assert len(graphs_alive()) == before
+
+
+@pytest.mark.slow
+def test_of_twenty_models_that_are_made_trained_and_dropped_none_is_alive():
+    assert alive_after(20, {"micro_batch_size": 3, "whole_batch": "all"}) == []

@@ -380,15 +380,43 @@ def test_a_train_step_that_is_a_function_of_its_own_is_refused():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.line
-def test_a_metric_that_returns_one_number_is_warned_of():
-    def worst(y_true, y_pred):
-        return tf.reduce_max(tf.abs(y_true - y_pred))
+def nested_gru(inputs):
+    sequences = tf.keras.Input(batch_shape=(8, 3, 2))
+    return tf.keras.Model(sequences, layers.GRU(2, stateful=True, name="state")(sequences))(inputs)
 
-    model = split(filled(one_to_one()))
-    model.compile("sgd", "mse", metrics=[worst], **JIT)
-    with pytest.warns(UserWarning, match="'worst' returns one number"):
-        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+RECURRENT = {
+    "LSTM": lambda: layers.LSTM(2, stateful=True, name="state"),
+    "GRU": lambda: layers.GRU(2, stateful=True, name="state"),
+    "SimpleRNN": lambda: layers.SimpleRNN(2, stateful=True, name="state"),
+    "RNN": lambda: layers.RNN([layers.LSTMCell(2), layers.GRUCell(2)], stateful=True, name="state"),
+    "Bidirectional": lambda: layers.Bidirectional(layers.LSTM(2, stateful=True, name="state")),
+    "nested": lambda: nested_gru,
+}
+SEQUENCES = RANDOM.normal(size=(16, 3, 2)).astype("float32")
+
+
+@pytest.mark.line
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_state_of_each_example_is_not_handed_from_micro_batch_to_micro_batch(kind, method):
+    inputs = tf.keras.Input(batch_shape=(8, 3, 2))
+    model = split(tf.keras.Model(inputs, layers.Dense(2)(RECURRENT[kind]()(inputs))), 8)
+    model.compile("sgd", "mse", **JIT)
+    data = (SEQUENCES,) if method == "predict" else (SEQUENCES, Y[:16])
+    with pytest.raises(ValueError, match="`stateful=True` has a state for each example .* Received: .*state'"):
+        getattr(model, method)(*data, batch_size=16)
+
+
+@pytest.mark.line
+def test_images_with_a_state_and_whole_batches_are_refused_too():
+    inputs = tf.keras.Input(batch_shape=(8, 2, 4, 4, 1))
+    outputs = layers.Dense(1)(layers.Flatten()(layers.ConvLSTM2D(2, 2, stateful=True, name="state")(inputs)))
+    for options in ({"micro_batch_size": "auto"}, {"micro_batch_size": 8, "whole_batch": "loss"}):
+        model = accum.GradientAccumulateModel.from_model(tf.keras.Model(inputs, outputs), **options)
+        model.compile("sgd", "mse", run_eagerly=True)
+        with pytest.raises(ValueError, match=r"Leave out `micro_batch_size`.* Received: \['state'\]"):
+            model.train_on_batch(np.zeros((8, 2, 4, 4, 1), "float32"), np.zeros((8, 1), "float32"))
 
 
 @pytest.mark.line
@@ -742,3 +770,37 @@ def test_no_reduction_is_neither_a_sum_nor_a_mean():
     model.compile("sgd", losses.MeanSquaredError(reduction=None), run_eagerly=True)
     with pytest.raises(ValueError, match="compile losses that are all means"):
         model.train_on_batch(X[:8], Y[:8])
+
+
+@pytest.fixture
+def float64():
+    def use(dtype):
+        tf.keras.backend.set_floatx(dtype)
+        if hasattr(
+            tf.keras.mixed_precision, "set_global_policy"
+        ):  # one that was ever set, or asked for in Keras 3, stays
+            tf.keras.mixed_precision.set_global_policy(dtype)
+
+    use("float64")
+    yield
+    use("float32")
+
+
+@pytest.mark.line
+@pytest.mark.skipif(LINE < (2, 3), reason="TF 2.2 computes losses in float32")
+@pytest.mark.parametrize("options", [{}, {"whole_batch": "loss"}], ids=str)
+def test_in_float64_micro_batches_add_no_rounding_of_float32(float64, options):
+    """20 = 2 + 3 * 6: the share of the first is no number of float32."""
+
+    def run(wrap):
+        inputs = tf.keras.Input((3,))
+        hidden = layers.Dense(4, activation="tanh", kernel_regularizer="l2")(inputs)
+        model = wrap(filled(tf.keras.Model(inputs, layers.Dense(2)(hidden))))
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+        model.fit(X[:20].astype("float64"), Y[:20].astype("float64"), batch_size=20, verbose=0)
+        return model.get_weights()
+
+    plain = run(lambda model: model)
+    ours = run(lambda model: accum.GradientAccumulateModel.from_model(model, micro_batch_size=3, **options))
+    for one, other in zip(ours, plain):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-14)

@@ -377,3 +377,32 @@ def test_a_loss_of_hugging_face_that_is_a_mean_over_labels_warns_at_compile():
         warnings.simplefilter("always")
         accum.GradientAccumulateModel.from_model(make(), 2, micro_batch_weight=count).compile("sgd")
     assert not [warning for warning in caught if "labels" in str(warning.message)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A state that goes from batch to batch
+
+
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
+def test_a_stateful_layer_goes_on_from_micro_batch_to_micro_batch_as_in_plain_keras(run_eagerly):
+    """Two batches are two windows in time; their step is that of the longer sequence, cut for the gradient between."""
+    windows = RANDOM.normal(size=(2, 4, 3, 2)).astype("float32")
+    targets = RANDOM.normal(size=(2, 4, 2)).astype("float32")
+
+    def make():
+        inputs = tf.keras.Input(batch_shape=(4, 3, 2))
+        return filled(tf.keras.Model(inputs, tf.keras.layers.Dense(2)(tf.keras.layers.GRU(3, stateful=True)(inputs))))
+
+    plain, optimizer = make(), tf.keras.optimizers.SGD(0.5)
+    with tf.GradientTape() as tape:
+        losses = [tf.reduce_mean((plain(x, training=True) - y) ** 2) for x, y in zip(windows, targets)]
+        loss = tf.add_n(losses) / 2.0
+    first = copies(plain.get_weights())
+    optimizer.apply_gradients(zip(tape.gradient(loss, plain.trainable_variables), plain.trainable_variables))
+    model = accum.GradientAccumulateModel.from_model(make(), accum_steps=2)
+    model.compile(tf.keras.optimizers.SGD(0.5), "mse", run_eagerly=run_eagerly)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.fit(windows.reshape(8, 3, 2), targets.reshape(8, 2), batch_size=4, shuffle=False, verbose=0)
+    assert distance(model.get_weights(), plain.get_weights()) < 2e-6 < distance(first, plain.get_weights())

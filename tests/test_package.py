@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import exceptions
 import pytest
 
 import accum
@@ -58,6 +59,25 @@ def test_on_an_unsupported_line_the_import_says_so(version, tmp_path):
     assert said.startswith("ImportError: accum needs")
     assert f"found TensorFlow {version}" in said
     assert "pip install" in said
+
+
+def keras_names():
+    """The names that `accum/__init__.py` takes from the Keras interface."""
+    with open(accum.__file__) as file:
+        lines = [line for line in file if "from accum._keras." in line]
+    return sorted(name.strip() for line in lines for name in line.split(" import ")[1].split(","))
+
+
+@pytest.mark.skipif(exceptions.HAS_KERAS_FACE, reason="this TensorFlow has the Keras interface")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("name", keras_names())
+def test_a_name_of_the_keras_interface_says_on_tf_1_15_what_there_is(name):
+    said = f"`accum.{name}` needs TensorFlow 2.2.*use `accum.compat.v1`"
+    with pytest.raises(AttributeError, match=said):
+        getattr(accum, name)
+    with pytest.raises(ImportError, match=said):
+        exec(f"from accum import {name}")
+    assert not hasattr(accum, name) and name not in accum.__all__ and not hasattr(accum, "no_such_name")
 
 
 OTHER_BACKEND = """

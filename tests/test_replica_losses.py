@@ -33,6 +33,7 @@ CASES = {  # the model, x, y, sample weights, loss
     "one number per example": (Towers, (X, OTHER), CLASSES, WEIGHTS, contrastive),
     "one number": (dense, X, HALVES, None, batch_dice),
     "two outputs": (named_outputs, X, [HALVES, HALVES], None, [batch_dice, "mse"]),
+    "targets by name": (named_outputs, X, {"left": HALVES, "right": HALVES}, None, [batch_dice, "mse"]),
     "sum": (dense, X, Y, None, tf.keras.losses.MeanSquaredError(reduction="sum")),
 }
 
@@ -102,6 +103,24 @@ def test_replicas_with_unequal_parts(accum_steps):
     plain = trained(compiled(make, loss, accum_steps=accum_steps), x, y, weights, count=31)
     ours = trained(on_replicas(make, loss, "loss", accum_steps=accum_steps), x, y, weights, count=31)
     assert_same(ours, plain)
+
+
+@pytest.mark.parametrize("accum_steps", [1, 2])
+def test_a_loss_that_a_layer_adds_counts_by_the_examples_of_its_replica(accum_steps):
+    """Of 31 examples, the last batch has 8 and 7 on the replicas; or of 25, with 5 and 4 of the last 9."""
+
+    class Adds(layers.Layer):
+        def call(self, inputs):
+            self.add_loss(tf.reduce_mean(inputs**2))
+            return inputs
+
+    def make():
+        return tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(4), Adds(), layers.Dense(2)])
+
+    for count in (31, 25):
+        plain = trained(compiled(make, "mse", accum_steps=accum_steps), X, Y, None, count=count)
+        ours = trained(on_replicas(make, "mse", "loss", accum_steps=accum_steps), X, Y, None, count=count)
+        assert_same(ours, plain)
 
 
 def test_evaluation():
@@ -192,3 +211,27 @@ def test_small_integers_large_weights_and_16_bits_travel_between_replicas():
     plain = trained(compiled(make, loss, accum_steps=2, rate=0.1), X, classes, None)
     for mine, whole in zip(ours[0], plain[0]):
         np.testing.assert_allclose(mine, whole, atol=3e-4)
+
+
+@pytest.mark.skipif(LINE < (2, 4), reason="`fit` takes no dataset of one pipeline per worker")
+def test_replicas_whose_sequences_have_other_lengths_are_refused_by_name():
+    """In the second batch: Keras 3 looks at the first one beforehand."""
+    inputs = tf.keras.Input((None, 3))
+    with mirrored().scope():
+        model = tf.keras.Model(inputs, layers.Dense(2)(inputs))
+        model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=2, whole_batch="loss")
+        model.compile("sgd", "mse", run_eagerly=True)
+    strategy = model.distribute_strategy
+
+    def of_replica(length):
+        return tf.ones([2, length, 3]), tf.ones([2, length, 2])
+
+    def batches(_):
+        return tf.data.Dataset.from_generator(
+            lambda: map(of_replica, (4, 4, 4, 5)), (tf.float32, tf.float32), ((None, None, 3), (None, None, 2))
+        )
+
+    name = "distribute_datasets_from_function"
+    distribute = getattr(strategy, name, None) or getattr(strategy, f"experimental_{name}")
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="pad the batch before it is distributed"):
+        model.fit(distribute(batches), steps_per_epoch=2, verbose=0)

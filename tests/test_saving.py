@@ -174,12 +174,74 @@ def test_a_function_that_is_registered_no_more_is_missed_in_words():
     assert again.get_config()["transform"] == {"registered": "tests>doubled"}
 
 
+def one_input():
+    inputs = tf.keras.Input((3,))
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.Dense(4)(inputs)))
+
+
+def unbuilt():
+    return tf.keras.Sequential([layers.Dense(4), layers.Dense(2)])
+
+
+class Subclassed(tf.keras.Model):
+    """Is not registered with Keras."""
+
+    def __init__(self, units=2):
+        super().__init__()
+        self.dense = layers.Dense(units)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def get_config(self):
+        return {"units": 2}
+
+
 @pytest.mark.parametrize("make", [functional, sequential])
-def test_clone_model_gives_what_it_gives_of_a_plain_one(make):
-    model, x = trained_once(make), X if make is sequential else {"a": X}
+def test_a_clone_has_the_options_of_the_model(make):
+    model, x = trained_once(make), {"a": X} if make is functional else X
     again = tf.keras.models.clone_model(model)
+    assert isinstance(again, accum.GradientAccumulateModel) and again is not model
+    assert again.get_config()["accumulation"] == model.get_config()["accumulation"]
     again.set_weights(model.get_weights())
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
+
+
+def copied_layer(layer):
+    return type(layer).from_config(layer.get_config())
+
+
+CLONED = [(sequential, None), (sequential, copied_layer), (unbuilt, None), (one_input, copied_layer), (one_input, None)]
+if exceptions.LINE >= (2, 12):  # Keras cloned no subclassed models before
+    CLONED.append((Subclassed, None))
+
+
+@pytest.mark.every_landing
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["", "compiled"])
+@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 10}], ids=["cycles", "micro-batches"])
+@pytest.mark.parametrize("make, function", CLONED)
+def test_a_clone_makes_the_step_of_the_full_batch(make, function, options, is_compiled):
+    model = accum.GradientAccumulateModel.from_model(make(), **options)
+    model.predict(X)
+    if is_compiled:
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    again, plain = tf.keras.models.clone_model(model, clone_function=function), make()
+    for one in (again, plain):
+        one.predict(X)  # creates the weights
+        one.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
+        if not getattr(one, "optimizer", None):
+            one.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    plain.train_on_batch(X, Y)
+    again.fit(X, Y, batch_size=12 if "accum_steps" in options else 20, shuffle=False, verbose=0)  # 12 + 8 examples
+    assert isinstance(again, accum.GradientAccumulateModel) and int(again.optimizer.iterations.numpy()) == 1
+    for ours, theirs in zip(again.get_weights(), plain.get_weights()):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
+def test_models_that_do_not_accumulate_are_cloned_as_ever():
+    again = tf.keras.models.clone_model(sequential())
+    assert type(again) is tf.keras.Sequential
 
 
 def pickled(made):

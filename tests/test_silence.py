@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import LINE
+from exceptions import IS_KERAS_3, LINE
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 
@@ -524,8 +524,10 @@ def test_a_model_without_accum_steps_warns_that_nothing_accumulates():
 
 
 @pytest.mark.law("L17")
-def test_a_loss_with_reduction_sum_warns_at_compile_unless_sums_were_asked_for():
-    loss = tf.keras.losses.MeanSquaredError(reduction="sum")
+@pytest.mark.parametrize("reduction", ["sum", None if IS_KERAS_3 else "none"])
+def test_a_loss_that_sums_over_examples_warns_at_compile_unless_sums_were_asked_for(reduction):
+    """The gradient of a vector, which "none" leaves, is the sum of its elements' gradients."""
+    loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
     with pytest.warns(UserWarning, match="pass `reduction='sum', micro_batch_weight='equal'`"):
         from_model(functional(), 2).compile("sgd", loss)
     with warnings.catch_warnings():
@@ -543,6 +545,19 @@ TARGETS = RANDOM.normal(size=(8, 3, 2)).astype("float32")
 PADDED_CLASSES = np.where(TOKENS[0] == 0, 2, TOKENS[0] % 2).astype("float32")
 
 
+class AddsLoss(layers.Layer):
+    """Adds a loss of the values that it passes on: their mean, or in Keras 3 also one number for each example."""
+
+    def __init__(self, is_vector=False):
+        super().__init__()
+        self.is_vector = is_vector
+        self.supports_masking = True
+
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(inputs**2, axis=[1, 2] if self.is_vector else None))
+        return inputs
+
+
 def with_outputs(kind):
     """A model of two inputs, and its compiled losses and targets."""
     inputs = [tf.keras.Input((3,), dtype="int32") for _ in range(2)]
@@ -554,14 +569,18 @@ def with_outputs(kind):
         "alike, masks made twice": lambda: [one, layers.Add()([one, other])],
         "no mask": lambda: [unmasked(one), unmasked(other)],
         "one output": lambda: [one],
+        "one output, added loss": lambda: [AddsLoss()(one)],
+        "one output, regularized activity": lambda: [layers.Dense(2, activity_regularizer="l2")(one)],
+        "one output, summed loss": lambda: [AddsLoss(is_vector=True)(one)],
+        "one output, no mask, added loss": lambda: [AddsLoss()(unmasked(one))],
         "mask": lambda: [one, unmasked(hidden)],
         "masks": lambda: [one, hidden],
         "ignored": lambda: [linear()(one), other],
     }[kind]()
     outputs = [layers.Activation("linear", name=name)(output) for name, output in zip(("left", "right"), outputs)]
-    plain = tf.keras.Model(inputs, outputs[0] if kind == "one output" else outputs)
+    plain = tf.keras.Model(inputs, outputs[0] if "one output" in kind else outputs)
     plain.set_weights([np.cos(np.arange(np.size(weight))).reshape(np.shape(weight)) for weight in plain.get_weights()])
-    if kind == "one output":
+    if "one output" in kind:
         return plain, "mse", TARGETS
     if kind != "ignored":
         return plain, ["mse"] * len(outputs), [TARGETS] * len(outputs)
@@ -607,6 +626,25 @@ def test_losses_of_outputs_that_divide_by_different_numbers_are_warned_of_once(k
 
 
 @pytest.mark.law("L5")
+@pytest.mark.skipif(LINE < (2, 11), reason="losses divide by all elements")
+@pytest.mark.parametrize("way", ["accum_steps", "micro_batch_size"])
+@pytest.mark.parametrize("kind", ["one output, added loss", "one output, regularized activity"])
+@pytest.mark.filterwarnings("ignore:Before Keras 3.13")
+def test_a_loss_that_divides_by_unmasked_elements_beside_one_that_a_layer_adds_is_warned_of(kind, way):
+    (said,) = [one for one in said_of_losses(kind, way, run_eagerly=True) if "Losses divide" in one]
+    assert "'elements that count', 'losses that layers add': 'examples'}" in said
+    assert "`whole_batch='loss'`" in said
+
+
+@pytest.mark.law("L5")
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 takes scalars")
+@pytest.mark.parametrize("way", ["accum_steps", "micro_batch_size"])
+def test_an_added_loss_that_keras_sums_over_examples_is_warned_of_once(way):
+    said = [one for one in said_of_losses("one output, summed loss", way, run_eagerly=True) if "adds up" in one]
+    assert len(said) == 1 and "add their mean" in said[0]
+
+
+@pytest.mark.law("L5")
 @pytest.mark.skipif(LINE < (2, 10), reason="no `ignore_class`")
 @pytest.mark.parametrize("way", ["accum_steps", "micro_batch_size"])
 def test_a_loss_that_ignores_a_class_beside_one_that_does_not_is_warned_of(way):
@@ -625,6 +663,7 @@ def test_a_loss_that_ignores_a_class_beside_one_that_does_not_is_warned_of(way):
         ("alike, masks made twice", "micro_batch_size", True),
         ("no mask", "micro_batch_size", False),
         ("one output", "micro_batch_size", False),
+        ("one output, no mask, added loss", "micro_batch_size", False),
         ("mask", "none", False),
         ("mask", "auto", False),  # it computes the whole batch at once
     ],
@@ -756,3 +795,143 @@ def test_fit_of_a_model_that_is_not_compiled_says_that_alone():
         warnings.simplefilter("error")
         with pytest.raises((RuntimeError, ValueError), match="compile"):
             model.fit(X, Y, verbose=0)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Layers that change variables of their own
+
+
+class Counts(layers.Layer):
+    """Changes a variable at each call in training."""
+
+    def build(self, input_shape):
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
+        super().build(input_shape)
+
+    def call(self, inputs, training=None):
+        if training:
+            self.count()
+        return inputs
+
+    def count(self):
+        self.calls.assign_add(1.0)
+
+
+class CountsInFunction(Counts):
+    @tf.function
+    def count(self):
+        self.calls.assign_add(1.0)
+
+
+class Spectral(layers.Wrapper):
+    """Spectral normalization as in TensorFlow Addons: in a function, a step of the power iteration for each call."""
+
+    def build(self, input_shape):
+        if not self.layer.built:
+            self.layer.build(input_shape)
+        self.u = self.add_weight(name="u", shape=(1, 3), initializer="ones", trainable=False)
+        self.built = True
+
+    @tf.function
+    def normalize(self):
+        kernel = tf.convert_to_tensor(self.layer.kernel)
+        v = tf.math.l2_normalize(tf.matmul(tf.convert_to_tensor(self.u), kernel, transpose_b=True))
+        u = tf.math.l2_normalize(tf.matmul(v, kernel))
+        self.u.assign(u)
+        self.layer.kernel.assign(kernel / tf.matmul(tf.matmul(v, kernel), u, transpose_b=True))
+
+    def call(self, inputs, training=None):
+        if training:
+            self.normalize()
+        return self.layer(inputs)
+
+
+CHANGING = {
+    "a layer of one's own": (Counts, ["calls"]),
+    "in a function": (CountsInFunction, ["calls"]),
+    "spectral normalization of TensorFlow Addons": (lambda: Spectral(layers.Dense(3)), ["kernel", "u"]),
+}
+if IS_KERAS_3:
+    spectral = lambda: layers.SpectralNormalization(layers.Dense(3))
+    CHANGING["spectral normalization of Keras"] = spectral, ["kernel", "vector_u"]
+
+
+def with_layer(make):
+    inputs = tf.keras.Input((3,))
+    return tf.keras.Model(inputs, linear()(make()(inputs)))
+
+
+def said_of_changes(model, **options):
+    """What a user is told of in two runs of `fit` with one `compile`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.compile(sgd(), "mse", **options)
+        for _ in range(2):
+            model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
+    return [str(each.message) for each in caught if "once per micro-batch" in str(each.message)]
+
+
+@pytest.mark.law("L2")
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
+@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 2}], ids=["cycles", "micro-batches"])
+@pytest.mark.parametrize("kind", CHANGING)
+def test_a_layer_that_changes_its_variables_at_each_call_is_warned_of_once(kind, options, run_eagerly):
+    make, names = CHANGING[kind]
+    (line,) = said_of_changes(from_model(with_layer(make), **options), run_eagerly=run_eagerly)
+    shown = line.split("Changed: ")[1]
+    assert [name.split("/")[-1].strip("'].") for name in shown.split(", ")] == names
+
+
+@pytest.mark.law("L2")
+def test_such_a_layer_ends_elsewhere_than_with_the_full_batch():
+    """So the warning is no false alarm."""
+    ended = []
+    for wrap, batch_size in ((lambda model: model, 8), (lambda model: from_model(model, 2), 4)):
+        model = with_layer(lambda: Spectral(layers.Dense(3)))
+        model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
+        model = wrap(model)
+        model.compile(sgd(), "mse", run_eagerly=True)
+        model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+        ended.append(model.get_weights())
+    assert max(np.abs(one - other).max() for one, other in zip(*ended)) > 1e-4
+
+
+class Averaging(Own):
+    """Keeps an average of its weights as the documentation says."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = self.add_weight(name="average", shape=(3, 2), initializer="zeros", trainable=False)
+
+    def train_step(self, data):
+        logs = step_by_mean_square(self, self.optimizer, *data)
+
+        def updated():
+            self.average.assign(0.9 * tf.convert_to_tensor(self.average) + 0.1 * self.dense.kernel)
+            return 1
+
+        tf.cond(self.optimizer.has_stepped, updated, lambda: 0)
+        return logs
+
+
+def ordinary():
+    inputs = tf.keras.Input((3,))
+    hidden = layers.Dropout(0.2)(layers.BatchNormalization()(layers.Dense(3)(inputs)))
+    hidden = accum.AccumBatchNormalization()(layers.GaussianNoise(0.1)(hidden))
+    return tf.keras.Model(inputs, linear()(hidden))
+
+
+@pytest.mark.law("L2")
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
+@pytest.mark.parametrize("accum_steps", [1, 2, {0: 1, 3: 2}], ids=str)
+@pytest.mark.parametrize("make", [ordinary, Averaging])
+def test_no_warning_of_statistics_noise_metrics_and_averages_per_step(make, accum_steps, run_eagerly):
+    model = make()
+    model(X[:1])
+    options = {} if make is Averaging else {"metrics": ["mae"]}
+    assert not said_of_changes(from_model(model, accum_steps), run_eagerly=run_eagerly, **options)
+
+
+@pytest.mark.law("L14")
+def test_no_warning_without_accumulation():
+    assert not said_of_changes(from_model(with_layer(Counts), 1), run_eagerly=False)

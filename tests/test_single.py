@@ -1,5 +1,8 @@
 """K = 1 as a plain int is the bare optimizer (law L14)."""
 
+import logging
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -68,3 +71,53 @@ def test_a_schedule_that_starts_at_one_has_its_accumulators_from_the_start():
     optimizer.apply_gradients([(tf.constant([1.0]), variable)])
     assert len(optimizer.gradients) == 1
     np.testing.assert_array_equal(variable.numpy(), [-1.0])
+
+
+@pytest.mark.law("L14")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("options", [{"accum_steps": 1}, {"micro_batch_size": 4}], ids=str)
+def test_a_batch_without_examples_is_a_step_as_in_plain_keras(options):
+    """Momentum moves the weights once more."""
+
+    def run(wrap):
+        model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
+        model.set_weights([np.ones((3, 2)), np.zeros(2)])
+        model = wrap(model)
+        model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.5), "mse", run_eagerly=True)
+        for count in (4, 0):
+            model.train_on_batch(np.ones((count, 3), "float32"), np.ones((count, 2), "float32"))
+        return model.get_weights() + [int(model.optimizer.iterations.numpy())]
+
+    plain = run(lambda model: model)
+    assert plain[-1] == 2
+    for one, other in zip(run(lambda model: accum.GradientAccumulateModel.from_model(model, **options)), plain):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+def said_of_missing_gradients(optimizer, is_traced):
+    """What Keras says, by `warnings` or, up to Keras 2, by TensorFlow's logger."""
+    variables, said = keras_weights([np.ones((3, 2), "float32"), np.ones((2,), "float32")]), []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+
+    def apply():
+        optimizer.apply_gradients([(tf.ones([3, 2]), variables[0]), (None, variables[1])])
+
+    tf.get_logger().addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (tf.function(apply) if is_traced else apply)()
+    finally:
+        tf.get_logger().removeHandler(handler)
+    said += [str(each.message) for each in caught]
+    return [line.split("[")[0] for line in said if "radients do not exist" in line]
+
+
+@pytest.mark.law("L14")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "traced"])
+def test_keras_warns_of_variables_without_gradients_as_ever(is_traced):
+    plain = said_of_missing_gradients(tf.keras.optimizers.SGD(0.1), is_traced)
+    ours = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), accum_steps=1)
+    assert said_of_missing_gradients(ours, is_traced) == plain != []

@@ -342,20 +342,88 @@ def test_a_restored_sum_is_applied_though_no_gradient_of_it_was_seen(tmp_path):
 
 
 @pytest.mark.law("L8")
+@pytest.mark.law("L12")
+@pytest.mark.keras_face
+@pytest.mark.parametrize("restores_first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("last", ["step", "flush"])
+@pytest.mark.parametrize("later", [None, 2.0], ids=["none", "one"])
+def test_a_variable_without_a_gradient_rests_in_the_cycle_in_which_the_run_is_resumed(
+    tmp_path, later, last, restores_first
+):
+    def made():
+        optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=3 if last == "step" else 4)
+        variables = [tf.Variable([1.0]), tf.Variable([1.0])]
+        return optimizer, variables, tf.train.Checkpoint(optimizer=optimizer, variables=variables)
+
+    def run(optimizer, variables, *cycle):
+        for grads in cycle:
+            grads = [value if value is None else tf.constant([value]) for value in grads]
+            optimizer.apply_gradients(zip(grads, variables))
+
+    optimizer, variables, saved = made()
+    run(optimizer, variables, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
+    optimizer.flush()
+    run(optimizer, variables, (1.0, None), (1.0, None))
+    path = saved.save(str(tmp_path / "run"))
+    optimizer, variables, restored = made()
+    if not restores_first:
+        run(optimizer, variables, (1.0, 1.0))
+    restored.restore(path)
+    run(optimizer, variables, (1.0, later))
+    optimizer.flush()
+
+    plain, expected = _keras(), [tf.Variable([1.0]), tf.Variable([1.0])]
+    run(plain, expected, (1.0, 1.0))
+    pairs = [(1.0, expected[0])] + ([] if later is None else [(later / 3.0, expected[1])])
+    plain.apply_gradients([(tf.constant([grad]), var) for grad, var in pairs])
+    np.testing.assert_allclose(
+        [float(var[0]) for var in variables], [float(var[0]) for var in expected], rtol=0, atol=2e-6
+    )
+    assert (later is None) == (float(expected[1][0]) == 0.0)  # momentum would have moved it to -0.9
+
+
+@pytest.mark.law("L8")
+@pytest.mark.law("L12")
+@pytest.mark.keras_face
+def test_a_checkpoint_has_a_note_only_where_a_variable_has_had_no_gradient(tmp_path):
+    optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2)
+    variables = [tf.Variable([1.0]), tf.Variable([1.0])]
+    checkpoint, names = tf.train.Checkpoint(optimizer=optimizer), []
+    one = tf.constant([1.0])
+    for number, grads in enumerate([(one, one), (one, None), (one, None), (one, one), (one, one)]):
+        optimizer.apply_gradients(zip(grads, variables))
+        path = checkpoint.save(str(tmp_path / str(number)))
+        names.append({name for name, _ in tf.train.list_variables(path)})
+    assert len(names[2] - names[1]) == 1 and names[0] <= names[1] == names[3] == names[4]
+    checkpoint.restore(str(tmp_path / "1-2")).assert_consumed()
+
+
+@pytest.mark.law("L8")
 @pytest.mark.law("L11")
 @pytest.mark.keras_face
-def test_on_two_replicas_a_variable_without_a_gradient_rests_too():
-    strategy = mirrored()
-    with strategy.scope():
-        used, other = tf.Variable([1.0]), tf.Variable([1.0])
-        optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2)
+@pytest.mark.parametrize("is_resumed", [False, True], ids=["in one run", "resumed"])
+def test_on_two_replicas_a_variable_without_a_gradient_rests_too(tmp_path, is_resumed):
+    def made():
+        strategy = mirrored()
+        with strategy.scope():
+            variables = [tf.Variable([1.0]), tf.Variable([1.0])]
+            optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2)
+            return strategy, optimizer, variables, tf.train.Checkpoint(variables=variables, optimizer=optimizer)
 
-    def step(has_other):
-        optimizer.apply_gradients([(tf.constant([0.5]), used), (tf.constant([0.5]) if has_other else None, other)])
+    def run(has_other):
+        half = tf.constant([0.5])
+        strategy.run(lambda: optimizer.apply_gradients(zip([half, half if has_other else None], variables)))
 
-    for has_other in (True, True, False, False):
-        strategy.run(step, args=(has_other,))
-    np.testing.assert_allclose([float(used[0]), float(other[0])], [1.0 - 1.0 - 1.9, 0.0], atol=1e-6)
+    strategy, optimizer, variables, checkpoint = made()
+    for has_other in (True, True, False):
+        run(has_other)
+    if is_resumed:
+        path = checkpoint.save(str(tmp_path / "run"))
+        strategy, optimizer, variables, checkpoint = made()
+        with strategy.scope():
+            checkpoint.restore(path).expect_partial()
+    run(False)
+    np.testing.assert_allclose([float(var.numpy()[0]) for var in variables], [1.0 - 1.0 - 1.9, 0.0], atol=1e-6)
 
 
 @pytest.mark.law("L8")

@@ -1,6 +1,7 @@
 """`StepLogger` logs what NumPy computes for each step, from a linear model whose noise scale is known."""
 
 import csv
+import gc
 import math
 
 import numpy as np
@@ -295,6 +296,74 @@ def test_training_without_the_callback_afterwards_records_nothing(tmp_path):
     model.fit(X, Y, batch_size=5, verbose=0)
     assert logger.history == steps
     assert len(steps["step"]) == 2
+
+
+class Interrupts(tf.keras.callbacks.Callback):
+    """Raises after six batches of five examples."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5:
+            raise KeyboardInterrupt
+
+
+def interrupted(kind, eagerly, tmp_path):
+    """A model whose first `fit` has ended by an exception, after a cycle and a half, and its logger."""
+    model, inner = plain_model(), tf.keras.optimizers.SGD(0.0)
+    if kind == "optimizer":
+        inner = accum.GradientAccumulateOptimizer(inner, accum_steps=4)
+    else:
+        model = accum.GradientAccumulateModel.from_model(model, accum_steps=4, last_cycle=kind)
+    model.compile(inner, "mse", run_eagerly=eagerly)
+    logger = accum.StepLogger(str(tmp_path / "steps.csv"), average_over=3, verbose=0)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, batch_size=5, shuffle=False, verbose=0, callbacks=[logger, Interrupts()])
+    return model, logger
+
+
+EAGER = [pytest.param(False, id="traced"), pytest.param(True, id="eager")]
+
+
+@pytest.mark.parametrize("eagerly", EAGER)
+@pytest.mark.parametrize("is_same", [True, False], ids=["same logger", "new logger"])
+@pytest.mark.parametrize("kind", ["flush", "carry", "drop", "optimizer"])
+def test_after_an_exception_the_next_rows_are_right(kind, is_same, eagerly, tmp_path):
+    model, logger = interrupted(kind, eagerly, tmp_path)
+    logger = logger if is_same else accum.StepLogger(str(tmp_path / "steps.csv"), average_over=3, verbose=0)
+    model.fit(X[30:], Y[30:], batch_size=5, shuffle=False, verbose=0, callbacks=[logger])
+    is_one_cycle, oracle = kind in ("carry", "optimizer"), Oracle()
+    if kind != "drop":  # two batches are half a cycle, or the second half of the one before
+        oracle.step([5] * 4 if is_one_cycle else [5] * 2, 20 if is_one_cycle else 30)
+    oracle.history["step"] = [3 if kind == "flush" else 2] * len(oracle.history["step"])
+    assert_logged(logger.history, oracle.history)
+    with open(str(tmp_path / "steps.csv"), newline="") as file:
+        assert len(list(csv.reader(file))) == 1 + len(oracle.history["step"])
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", ["flush", "carry"])
+def test_an_exception_leaves_all_rows_and_a_closed_file(kind, tmp_path):
+    model, logger = interrupted(kind, True, tmp_path)
+    oracle = Oracle()
+    for sizes, start in (([5] * 4, 0), ([5] * 2, 20))[: 2 if kind == "flush" else 1]:
+        oracle.step(sizes, start)
+    assert_logged(logger.history, oracle.history)
+    with open(str(tmp_path / "steps.csv"), newline="") as file:
+        assert len(list(csv.reader(file))) == 1 + len(oracle.history["step"])
+    del model, logger
+    gc.collect()
+
+
+def test_of_a_cycle_that_began_elsewhere_only_the_step_is_logged(tmp_path):
+    model, logger = interrupted("carry", True, tmp_path)
+    model.train_on_batch(X[:5], Y[:5])
+    logger = accum.StepLogger(average_over=3, verbose=0)
+    model.fit(X[:25], Y[:25], batch_size=5, shuffle=False, verbose=0, callbacks=[logger])
+    first = {name: values[0] for name, values in logger.history.items()}
+    assert first["step"] == 2 and first["gradient_norm"] > 0.0
+    assert all(math.isnan(first[name]) for name in ("loss", "examples", "noise_scale"))
+    oracle = Oracle()
+    oracle.step([5] * 4, 5)
+    assert_logged({name: values[1:] for name, values in logger.history.items()}, dict(oracle.history, step=[3]))
 
 
 def test_a_model_that_cannot_be_followed_raises():

@@ -187,6 +187,47 @@ def test_a_cycle_goes_on_with_another_number_of_replicas(tmp_path, before, after
     np.testing.assert_allclose(moved, [-2.0 * step], rtol=1e-6)
 
 
+TOUCHED = [[1, 12, 23, 34], [1, 12, 23, 34], [21, 10, 2, 40], [2, 1, 40, 1]]
+"""Four examples of each micro-batch, as 10 * row + gradient. The second cycle touches row 1, by 0, and not row 3."""
+
+
+def sparse_gradient(examples):
+    rows = tf.cast(examples, tf.int64) // 10
+    return tf.IndexedSlices(tf.cast(examples, tf.float32)[:, None] - 10.0 * tf.cast(rows[:, None], tf.float32), rows)
+
+
+@pytest.mark.every_landing
+@pytest.mark.law("L8")
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("before,after", [(2, 2), (2, 1), (1, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", families())
+def test_a_row_that_any_replica_has_touched_is_touched_after_a_restore(tmp_path, family, before, after):
+    def run(replicas, micro_steps, restore=None):
+        strategy = mirrored(replicas=replicas) if replicas > 1 else tf.distribute.OneDeviceStrategy("CPU:0")
+        with strategy.scope():
+            table = tf.Variable(tf.ones([5, 1]))
+            optimizer = accum.GradientAccumulateOptimizer(family.SGD(0.1, momentum=0.9), accum_steps=2)
+            checkpoint = tf.train.Checkpoint(table=table, optimizer=optimizer)
+            if restore:
+                checkpoint.restore(restore)
+
+        def micro_step(examples):
+            optimizer.apply_gradients([(sparse_gradient(examples), table)])
+
+        on_each_replica(strategy, micro_step, micro_steps)
+        return table.numpy()[:, 0], checkpoint
+
+    plain, expected = family.SGD(0.1, momentum=0.9), tf.Variable(tf.ones([5, 1]))
+    for cycle in (TOUCHED[:2], TOUCHED[2:]):
+        grad = sparse_gradient(np.ravel(cycle))
+        rows, places = tf.unique(grad.indices)
+        mean = tf.math.unsorted_segment_sum(grad.values, places, tf.size(rows)) / 2.0
+        plain.apply_gradients([(tf.IndexedSlices(mean, rows, tf.constant([5, 1], tf.int64)), expected)])
+    _, checkpoint = run(before, TOUCHED[:3])
+    resumed, _ = run(after, TOUCHED[3:], checkpoint.save(str(tmp_path / "at")))
+    np.testing.assert_allclose(resumed, expected.numpy()[:, 0], rtol=0, atol=2e-6)
+
+
 @pytest.mark.law("L1")
 def test_a_model_split_over_two_devices_accumulates_where_its_weights_stand():
     layers = []
@@ -284,3 +325,64 @@ def test_a_loss_scale_shares_one_scalar_a_micro_step_and_gradients_once_a_step()
     on_each_replica(strategy, micro_step, [[1.0, 1.0]] * 6)
     assert ops.of_gradients() == [(2, FIRST.nbytes + 4)] * 2
     assert len(ops.executed) <= 2 + 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"micro_batch_size": 2, "whole_batch": "batch_norm"}, {"micro_batch_size": 2, "whole_batch": "all"}, {}],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:Batch normalization updates")
+def test_several_strategies_in_one_process(options):
+    """As in cross-validation. TensorFlow takes the collectives of two strategies for each other's."""
+    for units, used in ((4, {"micro_batch_size": 2}), (7, options or {"accum_steps": 2}), (5, {"accum_steps": 2})):
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            between = [tf.keras.layers.Dense(units), tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(1)]
+            model = tf.keras.Sequential([tf.keras.Input((5,))] + between)
+            model = accum.GradientAccumulateModel.from_model(model, **used)
+            model.compile("sgd", "mse")
+        history = model.fit(X[:16], Y[:16], batch_size=8, verbose=0).history
+        assert np.isfinite(history["loss"]).all()
+
+
+def split_over(scope, count, **options):
+    """The weights and logs after two epochs of batches of 8, and the number of steps."""
+    with scope:
+        inputs = tf.keras.Input((5,))
+        hidden = tf.keras.layers.BatchNormalization()(inputs) if "whole_batch" in options else inputs
+        model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(hidden))
+        if options.pop("is_split", True):
+            model = accum.GradientAccumulateModel.from_model(model, **options)
+        model.compile(
+            tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse", **({"jit_compile": False} if IS_KERAS_3 else {})
+        )
+    model.layers[-1].set_weights([FIRST])
+    history = model.fit(
+        tf.data.Dataset.from_tensor_slices((X[:count], Y[:count])).batch(8), epochs=2, verbose=0
+    ).history
+    return model.get_weights(), history["loss"], int(model.optimizer.iterations.numpy())
+
+
+UNEQUAL = [
+    {"micro_batch_size": 3},
+    {"micro_batch_size": "auto"},
+    {"micro_batch_size": 3, "whole_batch": "batch_norm"},
+    {"micro_batch_size": "auto", "whole_batch": "batch_norm"},
+]
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("count", [21, 17], ids=["last batch of 3 and 2", "last batch of 1 and 0"])
+@pytest.mark.parametrize("options", UNEQUAL, ids=str)
+def test_a_split_batch_weighs_unequal_replicas(options, count):
+    """Plain Keras averages the means of the replicas, so one example counts for more than another."""
+    whole = {name: value for name, value in options.items() if name == "whole_batch"}
+    ours = split_over(mirrored().scope(), count, **options)
+    theirs = split_over(tf.name_scope("one"), count, is_split=False, **whole)
+    for one, other in zip(ours[0], theirs[0]):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6 if not whole else 2e-5)
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-5)
+    assert ours[2] == theirs[2]
+    if not whole:
+        averaged = split_over(mirrored().scope(), count, is_split=False)
+        assert np.abs(averaged[0][0] - theirs[0][0]).max() > 1e-3

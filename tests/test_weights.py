@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+from exceptions import IS_KERAS_3, LINE
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 
@@ -203,3 +203,42 @@ def test_an_output_without_a_mask_beside_a_masked_one_has_the_loss_of_plain_kera
         model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=is_oracle)
         losses.append(model.train_on_batch([tokens, images], y))
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+
+
+LENGTHS = np.array([1, 4, 2, 2, 4, 4, 3, 1, 1, 1, 4, 2, 3, 3])
+
+
+def ragged_losses(kind, wrap, batch_size):
+    """The weights of a model after an epoch of sequences of different lengths, and the log of its loss."""
+    random = np.random.RandomState(0)
+    rows = tf.RaggedTensor.from_row_lengths(random.normal(size=(LENGTHS.sum(), 2)).astype("float32"), LENGTHS)
+    inputs = tf.keras.Input((None, 2), ragged=True)
+    outputs = [layers.TimeDistributed(layers.Dense(2, name=f"dense_{kind}"))(inputs)]
+    targets = [rows.with_flat_values(rows.flat_values * 0.5 + 1.0)]
+    model = tf.keras.Model(inputs, outputs)
+    model.set_weights([random.normal(size=weight.shape) for weight in model.get_weights()])
+    model = wrap(model)
+    model.compile(tf.keras.optimizers.SGD(0.1), kind)
+    data = tf.data.Dataset.from_tensor_slices((rows, *targets)).batch(batch_size)
+    history = model.fit(data, verbose=0).history
+    return model.get_weights(), history["loss"]
+
+
+@pytest.mark.law("L5")
+@pytest.mark.skipif(LINE < (2, 5) or IS_KERAS_3, reason="no losses of ragged outputs")
+@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 4}, {"micro_batch_size": 3}], ids=str)
+@pytest.mark.parametrize("kind", ["mse", "mae"])
+def test_losses_of_ragged_outputs_divide_by_their_elements(kind, options):
+    is_split = "micro_batch_size" in options
+    plain = ragged_losses(kind, lambda model: model, 14)
+    ours = ragged_losses(kind, lambda model: from_model(model, **options), 14 if is_split else 7)
+    assert_near(ours[0], plain[0])
+    assert not is_split or np.allclose(ours[1], plain[1], rtol=2e-5)
+    by_examples = ragged_losses(
+        kind, lambda model: from_model(model, micro_batch_weight=rows_of, **options), 14 if is_split else 7
+    )
+    assert max(np.abs(one - other).max() for one, other in zip(by_examples[0], plain[0])) > 1e-4
+
+
+def rows_of(x, y, sample_weight):
+    return tf.cast(x.nrows(), tf.float32)

@@ -8,7 +8,7 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import LINE
+from exceptions import IS_KERAS_3, LINE
 from replicas import mirrored
 from whole_batches import (
     CLASSES,
@@ -191,7 +191,7 @@ def test_the_step_is_that_of_the_full_batch(name):
 @pytest.mark.parametrize(
     "name", on_every_cell(["residual", "u-net, batch Dice", "contrastive", "covariance"], "contrastive")
 )
-@pytest.mark.filterwarnings("ignore:Batch normalization updates", "ignore:.*returns one number for a batch")
+@pytest.mark.filterwarnings("ignore:Batch normalization updates")
 def test_without_it_micro_batches_differ(name):
     make, x, y, compile_with = CASES[name]
     compile_with = dict(compile_with, **EAGERLY)
@@ -793,3 +793,114 @@ def test_nan_propagates_as_in_the_full_batch():
     model.compile(tf.keras.optimizers.SGD(0.1), covariance, **TRACED)
     model.fit(X[:4], Y[:4], batch_size=4, epochs=2, verbose=0)
     assert all(np.isnan(weight).all() for weight in model.get_weights())
+
+
+class OfSparse(layers.Layer):
+    """A dense layer for sparse inputs, which Keras 3 lacks."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(name="kernel", shape=(6, 4))
+
+    def call(self, inputs):
+        return tf.sparse.sparse_dense_matmul(inputs, tf.convert_to_tensor(self.kernel))
+
+
+def of_sparse():
+    inputs = tf.keras.Input((6,), sparse=True)
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(OfSparse()(inputs))))
+
+
+@pytest.mark.line
+def test_inputs_may_be_sparse():
+    dense = np.random.RandomState(0).normal(size=(COUNT, 6)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(np.where(dense > 0.3, dense, 0.0)), Y))
+
+    def run(wrap, **options):
+        model = wrap(filled(of_sparse()))
+        model.compile(tf.keras.optimizers.SGD(0.05), "mse", **TRACED)
+        history = model.fit(data.batch(BATCH), verbose=0, **options).history
+        return model, model.get_weights(), history
+
+    plain = run(lambda model: model)
+    assert_same(run(split()), plain)
+
+
+@pytest.mark.line
+@pytest.mark.skipif(LINE < (2, 5) or IS_KERAS_3, reason="no losses of ragged outputs")
+def test_a_ragged_output_is_refused_by_name():
+    inputs = tf.keras.Input((None, 1), ragged=True)
+    model = split(whole_batch="loss")(tf.keras.Model(inputs, layers.TimeDistributed(layers.Dense(1))(inputs)))
+    model.compile("sgd", "mse", **EAGERLY)
+    rows = tf.RaggedTensor.from_row_lengths(np.ones((4, 1), "float32"), [1, 3])
+    with pytest.raises(ValueError, match="must be dense tensors"):
+        model.train_on_batch(rows, rows)
+
+
+def always_in_training():
+    """Batch normalisation that uses the batch even in prediction, alone and in a nested model; one that follows."""
+    inner_inputs = tf.keras.Input((4,))
+    inner = tf.keras.Model(inner_inputs, layers.BatchNormalization()(layers.Dense(3)(inner_inputs)))
+    inputs = tf.keras.Input((3,))
+    hidden = layers.BatchNormalization()(layers.Dense(4)(inputs), training=True)
+    hidden = inner(layers.Activation("tanh")(hidden), training=True)
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(hidden)))
+
+
+@pytest.mark.line
+@pytest.mark.law("L13")
+@pytest.mark.parametrize("whole_batch", ["all", "batch_norm"])
+@pytest.mark.filterwarnings("ignore:Batch normalization updates")
+def test_batch_normalisation_that_is_always_in_training_sees_whole_batches_in_prediction(whole_batch):
+    """As in pix2pix. Evaluating moves its statistics too, as in plain Keras."""
+
+    def run(wrap):
+        model = trained(always_in_training, X, Y, dict({"loss": "mse"}, **EAGERLY), wrap)[0]
+        predicted = model.predict(X, batch_size=BATCH, verbose=0)
+        evaluated = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+        return [predicted, evaluated] + model.get_weights()
+
+    ours, plain = run(split(whole_batch=whole_batch)), run(lambda model: model)
+    for mine, whole in zip(ours, plain):
+        np.testing.assert_allclose(mine, whole, rtol=2e-5, atol=2e-5)
+    if not IS_KERAS_3:  # which lets the model decide
+        with pytest.warns(UserWarning, match="always in training normalises by micro-batches in `evaluate`"):
+            by_micro_batches = run(split(whole_batch=()))
+        assert np.abs(by_micro_batches[0] - plain[0]).max() > 1e-2
+
+
+class AddsMetric(layers.Layer):
+    def call(self, inputs):
+        self.add_metric(tf.reduce_mean(inputs), name="mean", aggregation="mean")
+        return inputs
+
+
+class AddsLosses(layers.Layer):
+    """Adds one number for each example, which Keras 3 adds up, and one for all."""
+
+    def call(self, inputs):
+        self.add_loss(0.1 * tf.reduce_mean(inputs**2, axis=-1))
+        self.add_loss(0.2 * tf.reduce_mean(inputs**2))
+        return inputs
+
+
+@pytest.mark.line
+@pytest.mark.parametrize("whole_batch", ["all", "loss"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        pytest.param(AddsMetric, marks=pytest.mark.skipif(IS_KERAS_3, reason="layers of Keras 3 add no metrics")),
+        pytest.param(AddsLosses, marks=pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 takes scalars")),
+    ],
+)
+def test_what_layers_add_is_that_of_the_batch(layer, whole_batch):
+    """Batches of 20 as 4 + 8 + 8."""
+
+    def make():
+        inputs = tf.keras.Input((3,))
+        hidden = layer()(layers.Dense(4)(inputs))
+        hidden = layers.BatchNormalization()(hidden) if whole_batch == "all" else hidden
+        return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+    compile_with = dict({"loss": "mse"}, **EAGERLY)
+    plain = trained(make, X, Y, compile_with)
+    assert_same(trained(make, X, Y, compile_with, split(whole_batch=whole_batch)), plain)

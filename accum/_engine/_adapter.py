@@ -1,6 +1,7 @@
 """The interface through which the engine uses an optimizer: its variables, its step and its step counter."""
 
-from typing import Any, Callable, Optional, Sequence
+import contextlib
+from typing import Any, Callable, ContextManager, Optional, Sequence
 
 from accum._tf import GradsAndVars, Transform, tf
 
@@ -40,6 +41,10 @@ class OptimizerAdapter:
     def takes_some_variables(self) -> bool:
         """Whether a step of the inner optimizer may leave out variables that earlier steps had."""
         return True
+
+    def stepping(self) -> ContextManager[Any]:
+        """Return the context in which `make_step` is called on each replica, to be entered across replicas."""
+        return contextlib.ExitStack()
 
     def make_step(
         self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int

@@ -41,7 +41,9 @@ class Sum(Combined):
     """A tensor to be added up over the micro-batches."""
 
     def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
-        total = state[0] + self.values[0]
+        # Not by `+`: with oneDNN, TensorFlow 2.15 fuses a matrix product with a row that is added to it, as if this
+        # were a bias, and fails ("bias must be 1-dimensional").
+        total = tf.add_n([state[0], self.values[0]])
         total.set_shape(state[0].shape)
         return [total]
 
@@ -113,7 +115,7 @@ class Kept(Rows):
         with self._on_host(compiled):
             return super().add(state, index, compiled)
 
-    def end(self, state: Sequence[Any], compiled: bool) -> "KeptTensors":
+    def end(self, state: Sequence[Any], compiled: bool) -> Any:
         if hasattr(state[0], "mark_used"):  # TensorFlow logs an error if an eager list is never read
             state[0].mark_used()
         return KeptTensors(
@@ -126,6 +128,17 @@ class Kept(Rows):
             if is_elsewhere:
                 self.values = [tf.identity(value) for value in self.values]
             yield
+
+
+class JoinedRows(Kept):
+    """A tensor of each micro-batch, kept like those of `Kept`, and concatenated after the last micro-batch."""
+
+    def end(self, state: Sequence[Any], compiled: bool) -> tf.Tensor:
+        with _tf.keeping_on_host(compiled):
+            rows = self._joined(state, compiled)[0]
+        if self.values[0].shape.rank is not None:
+            rows.set_shape([None] + self.values[0].shape.as_list()[1:])
+        return rows
 
 
 class KeptTensors:

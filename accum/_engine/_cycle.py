@@ -52,7 +52,7 @@ class Cycle:
         self.dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
         self.is_settable = is_settable and not plan.is_schedule
         self.listeners: List[CycleListener] = []
-        self.seen = SeenGradients()
+        self.seen = SeenGradients(self.state)
         # Two variables that are not saved in checkpoints:
         self.stepped: Any = None  # whether the last micro step made a step
         self._requested: Any = None  # the accum_steps of the next cycle
@@ -179,6 +179,7 @@ class Cycle:
             if not self.is_built:
                 self._build_scalars()
             self._check_restored(variables)
+            self.seen.claim()
             self._variables.number(variables)
             for var, grad in zip(variables, grads):
                 if self.accumulator_of(var) is None:
@@ -217,8 +218,13 @@ class Cycle:
         """Return the `Accumulator` of `var`, or None."""
         return self._accumulators.get(_tf.variable_key(var), (None, None))[1]
 
+    def number_of(self, var: tf.Variable) -> int:
+        """Return the number of a variable in the order in which they were first passed, as checkpoints name it."""
+        return self._variables.number_of(var)
+
     def _check_strategy(self) -> None:
         strategy = tf.distribute.get_strategy()
+        _tf.separate_collectives(strategy)
         if not self.is_bare:
             _check.strategy(strategy, _tf.is_central_storage(strategy), _tf.is_parameter_server(strategy))
 

@@ -7,6 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 from accum import _tf
 from accum._engine import _replicas
+from accum._engine._custom_gradient import custom_gradient
 from accum._engine._replicas import SUM
 from accum._tf import Scalar, tf
 
@@ -25,12 +26,13 @@ def rows_of_group(
 
     Returns:
       List of tensors, the same on all replicas of the group, in the order of the replicas.
+
+    Raises:
+      ValueError, or tf.errors.InvalidArgumentError when a graph runs: axes other than the first differ.
     """
     context = tf.distribute.get_replica_context()
     number = tf.cast(context.replica_id_in_sync_group, tf.int32)
-    is_own = tf.equal(tf.range(_replicas.count()), number)
-    own = tf.stack([tf.cast(tf.shape(tensor)[0], tf.float32) for tensor in tensors])
-    counts = context.all_reduce(SUM, tf.where(is_own[:, tf.newaxis], own, tf.zeros_like(own)))
+    counts = _counts(context, number, tensors)
     ends = tf.pad(tf.cumsum(tf.cast(counts, tf.int32)), [[1, 0], [0, 0]])  # (replicas + 1, tensors)
     first = number // group_size * group_size
     bounds = [ends[number], ends[number + 1], ends[first], ends[first + group_size], ends[-1]]
@@ -38,7 +40,7 @@ def rows_of_group(
     rows = [place.of_group(tf.stop_gradient(tensor)) for place, tensor in zip(places, tensors)]
     floats = [place for place, tensor in enumerate(tensors) if tensor.dtype.is_floating]
 
-    @tf.custom_gradient
+    @custom_gradient
     def linked(*_: tf.Tensor) -> Any:
         def grad(*upstream: tf.Tensor) -> List[tf.Tensor]:
             """Add up the gradients of all replicas by this replica's rows, each by the weight of its replica."""
@@ -57,6 +59,26 @@ def rows_of_group(
     for place, tensor in zip(floats, linked(*[tensors[place] for place in floats]) if floats else []):
         rows[place] = tensor
     return rows
+
+
+def _counts(context: Any, number: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the lengths of the first axes of `tensors`, (replicas, tensors), and check that the others are alike."""
+    own = tf.cast(tf.concat([tf.shape(tensor) for tensor in tensors], axis=0), tf.float32)
+    is_own = tf.equal(tf.range(_replicas.count()), number)
+    shapes = context.all_reduce(SUM, tf.where(is_own[:, tf.newaxis], own, tf.zeros_like(own)))
+    firsts = [sum(tensor.shape.rank for tensor in tensors[:place]) for place in range(len(tensors))]
+    others = [axis for axis in range(sum(tensor.shape.rank for tensor in tensors)) if axis not in firsts]
+    checks: List[Any] = []
+    if others and not _tf.is_compiled_by_xla_here():  # which can't raise
+        apart = tf.gather(shapes, others, axis=1)
+        message = (
+            "Over the outputs of several replicas, what a loss receives must have equal axes on all of them, but for "
+            "the first: pad the batch before it is distributed, or pass `replicas_per_group={'loss': 1}`, with which "
+            "each replica computes its own loss."
+        )
+        checks.append(tf.debugging.assert_equal(apart, tf.broadcast_to(apart[:1], tf.shape(apart)), message=message))
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.gather(shapes, firsts, axis=1)
 
 
 class _Rows:

@@ -30,6 +30,7 @@ class Cuts(NamedTuple):
 
 def cut(count: Size, size: Size) -> Cuts:
     """Cut a batch of `count` examples into micro-batches of at most `size`."""
+    size = max(size, 1) if isinstance(size, int) else tf.maximum(size, 1)  # 0: of a batch without examples
     if isinstance(count, int) and isinstance(size, int):
         first = (count - 1) % size + 1 if count else 0
         return Cuts(first, (count - first) // size, min(size, max(count, 1)))

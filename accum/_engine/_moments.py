@@ -7,6 +7,7 @@ means, where each part is weighted by its number of values.
 from typing import Any, Callable, List, NamedTuple, Optional, Union
 
 from accum._engine import _replicas
+from accum._engine._custom_gradient import custom_gradient
 from accum._engine._replicas import local_variable, true_after
 from accum._tf import CheckpointOnly, Scalar, new_statistic, tf
 
@@ -77,7 +78,8 @@ def _sum_of_group(values: List[tf.Tensor], weight: Optional[Callable[[], Scalar]
 
 def _with_gradient(tensor: tf.Tensor, change: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Return `tensor` unchanged, and apply the function `change` to its gradient."""
-    return tf.custom_gradient(lambda value: (tf.identity(value), change))(tensor)
+    (value,) = custom_gradient(lambda value: ([tf.identity(value)], change))(tensor)
+    return value
 
 
 def so_far(total: Moments, is_first: Union[bool, tf.Tensor]) -> Moments:

@@ -32,6 +32,7 @@ class CycleOps:
         self._state = cycle.state
         self._adapter = cycle.adapter
         self._variables = [var for var, _ in entries]
+        self._numbers = [cycle.number_of(var) for var in self._variables]
         self._accumulators = [accumulator for _, accumulator in entries]
         self._listeners = tuple(cycle.listeners)
         self._is_weighted = is_weighted  # then the weights may sum to zero
@@ -45,7 +46,7 @@ class CycleOps:
     def micro_step(self, strategy: tf.distribute.Strategy, grads: Any, weight: Any) -> tf.Operation:
         micro_step_index, length = self._read_clock()
         counts = self._counts(strategy, grads)
-        self._cycle.seen.note(strategy, grads, self._variables, micro_step_index, counts)
+        self._cycle.seen.note(strategy, grads, self._numbers, micro_step_index, counts)
         with _tf.on_host():
             is_last = tf.greater_equal(micro_step_index + 1, length)
 
@@ -64,7 +65,7 @@ class CycleOps:
     def accumulate(self, strategy: tf.distribute.Strategy, grads: Any, weight: Any) -> tf.Operation:
         micro_step_index, length = self._read_clock()
         counts = self._counts(strategy, grads)
-        self._cycle.seen.note(strategy, grads, self._variables, micro_step_index, counts)
+        self._cycle.seen.note(strategy, grads, self._numbers, micro_step_index, counts)
 
         def store() -> tf.Tensor:
             return tf.logical_not(self._store(strategy, grads, weight, micro_step_index))
@@ -166,7 +167,7 @@ class CycleOps:
         if self._reduces(strategy):
             totals, weight = self._reduce(strategy, totals, weight)
         if self._adapter.takes_some_variables():
-            totals = self._cycle.seen.only(strategy, totals, self._variables, micro_step_index, grads is not None)
+            totals = self._cycle.seen.only(strategy, totals, self._numbers, micro_step_index, grads is not None)
         done = self._step(strategy, totals, weight, lambda: self._on_settle(is_first, grads is not None))
         if all(accumulator.rows is None for accumulator in self._accumulators):
             return done
@@ -196,7 +197,8 @@ class CycleOps:
         """
 
         def step() -> tf.Tensor:
-            stepped = _replicas.each_replica(strategy, lambda t, w: self._on_step(t, w, strategy), [totals, weight])
+            with self._adapter.stepping():
+                stepped = _replicas.each_replica(strategy, lambda t, w: self._on_step(t, w, strategy), [totals, weight])
             return true_after(_replicas.local_tensors(strategy, [stepped, self._each(strategy, settle)]))
 
         verdicts = []

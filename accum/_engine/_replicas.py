@@ -134,6 +134,18 @@ def sum_of_group(values: Sequence[tf.Tensor], group_size: int) -> List[tf.Tensor
     return [tf.gather(slot, group) for slot in context.all_reduce(SUM, slots)]
 
 
+def share_of_replica(weight: tf.Tensor, group_size: Optional[int] = None) -> tf.Tensor:
+    """Return the weight of this replica in multiples of the mean weight of its group; 0 if all are 0.
+
+    Args:
+      weight: float scalar >= 0.
+      group_size: as for `sum_of_group`; None: all replicas.
+    """
+    group_size = count() if group_size is None else group_size
+    (total,) = sum_of_group([tf.identity(weight)], group_size)  # several workers ask for its device; an input has none
+    return tf.math.divide_no_nan(weight * float(group_size), total)
+
+
 def _along_first(mask: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return a mask with as many further axes of length 1 as `value` has axes."""
     return tf.reshape(mask, tf.concat([[-1], tf.ones_like(tf.shape(value))], axis=0))

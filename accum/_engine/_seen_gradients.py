@@ -5,30 +5,61 @@ momentum would move it even with a gradient of zeros. In a graph, what is passed
 Python sees every gradient.
 """
 
+import json
 from typing import Any, List, Optional, Sequence, Set
 
 from accum import _tf
+from accum._engine._state import State
 from accum._tf import tf
 
 
-class SeenGradients:
+class SeenGradients(tf.train.experimental.PythonState):
     """Notes the variables that have a gradient in each eager micro step.
 
-    Python does not see what a traced micro step does, nor what was accumulated before a checkpoint was restored. If it
-    has missed a micro step, every variable counts as one that had a gradient.
+    Python does not see what a traced micro step does. If it has missed a micro step, every variable counts as one that
+    had a gradient. So a checkpoint needs a note only where a variable has had none in the cycle so far, and otherwise
+    holds nothing of this.
+
+    Args:
+      state: the `State` that is saved in checkpoints.
     """
 
-    def __init__(self) -> None:
-        self._keys: Set[int] = set()
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self._state = state
+        self._numbers: Set[int] = set()
         self._micro_steps = 0  # how many of this cycle have been noted
         self._is_complete = True
         self._has_traced = False
+
+    def serialize(self) -> str:
+        if not self._is_complete or self._has_traced:
+            return "{}"
+        return json.dumps({"micro_steps": self._micro_steps, "variables": sorted(self._numbers)})
+
+    def deserialize(self, string_value: Any) -> None:
+        note = json.loads(tf.compat.as_str(string_value) or "{}")
+        self._is_complete = "variables" in note
+        self._micro_steps, self._numbers = note.get("micro_steps", 0), set(note.get("variables", ()))
+
+    def claim(self) -> None:
+        """Take over the note of a restored checkpoint, if it has one."""
+        if _tf.awaited_children(self._state, "seen") is not None:
+            self._state.seen = self
+
+    def _keep(self, strategy: tf.distribute.Strategy, numbers: Sequence[int]) -> None:
+        """Have checkpoints keep the note if a variable has had no gradient so far."""
+        is_known = self._is_known(strategy, self._micro_steps)
+        if is_known and not self._numbers.issuperset(numbers):
+            self._state.seen = self
+        elif hasattr(self._state, "seen"):
+            del self._state.seen
 
     def note(
         self,
         strategy: tf.distribute.Strategy,
         grads: Sequence[Any],
-        variables: Sequence[tf.Variable],
+        numbers: Sequence[int],
         micro_step_index: tf.Tensor,
         counts: Optional[tf.Tensor],
     ) -> None:
@@ -37,30 +68,31 @@ class SeenGradients:
         Args:
           strategy: the current strategy.
           grads: the gradients, per replica; None where there is none.
-          variables: their variables.
+          numbers: the numbers of their variables.
           micro_step_index: int64 scalar, the micro steps made before it in this cycle.
           counts: bool scalar, whether the micro-batch counts. None: it does.
         """
         if not tf.executing_eagerly():
             self._has_traced = True  # it may run at any time from now on
         elif counts is None or bool(counts):
+            self.claim()
             has_one = [any(part is not None for part in strategy.experimental_local_results(grad)) for grad in grads]
-            keys = {_tf.variable_key(var) for is_there, var in zip(has_one, variables) if is_there}
-            self._note(int(micro_step_index), keys)
+            self._note(int(micro_step_index), {number for is_there, number in zip(has_one, numbers) if is_there})
+            self._keep(strategy, numbers)
 
-    def _note(self, micro_step_index: int, keys: Set[int]) -> None:
+    def _note(self, micro_step_index: int, numbers: Set[int]) -> None:
         if micro_step_index == 0:
-            self._keys, self._micro_steps, self._is_complete = set(), 0, True
+            self._numbers, self._micro_steps, self._is_complete = set(), 0, True
         # The same index comes again after an error.
         self._is_complete = self._is_complete and self._micro_steps - 1 <= micro_step_index <= self._micro_steps
-        self._keys |= keys
+        self._numbers |= numbers
         self._micro_steps = micro_step_index + 1
 
     def only(
         self,
         strategy: tf.distribute.Strategy,
         totals: Sequence[Any],
-        variables: Sequence[tf.Variable],
+        numbers: Sequence[int],
         micro_step_index: tf.Tensor,
         has_latest: bool,
     ) -> List[Any]:
@@ -69,13 +101,16 @@ class SeenGradients:
         Args:
           strategy: the current strategy.
           totals: the sums of the cycle, per replica.
-          variables: their variables.
+          numbers: the numbers of their variables.
           micro_step_index: int64 scalar, the micro steps of the cycle that are stored.
           has_latest: whether `totals` include one more.
         """
-        if not tf.executing_eagerly() or not self._is_known(strategy, int(micro_step_index) + has_latest):
+        if not tf.executing_eagerly():
             return list(totals)
-        has_one = [_tf.variable_key(var) in self._keys for var in variables]
+        self.claim()
+        if not self._is_known(strategy, int(micro_step_index) + has_latest):
+            return list(totals)
+        has_one = [number in self._numbers for number in numbers]
         found = [total if is_seen or not _is_zero(strategy, total) else None for total, is_seen in zip(totals, has_one)]
         return found if any(total is not None for total in found) else list(totals)
 

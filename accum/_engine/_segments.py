@@ -22,6 +22,7 @@ from accum import _tf
 from accum._engine._accumulators import weighted
 from accum._engine._batch import Batch
 from accum._engine._combined import Kept, KeptTensors, Pooled, Sum, gradient_sum
+from accum._engine._custom_gradient import custom_gradient
 from accum._engine._micro_batches import FIRST, WHOLE, MicroBatches
 from accum._engine._moments import Moments, over_replicas
 from accum._engine._replicas import sum_of_group
@@ -53,20 +54,27 @@ class Statistics:
         raise NotImplementedError
 
 
+class AddedLoss(NamedTuple):
+    """A loss of a micro-batch, a scalar: the mean over its examples, or their sum."""
+
+    value: tf.Tensor
+    is_sum: bool
+
+
 class Ran(NamedTuple):
     """What a segment returns of a micro-batch.
 
     Attributes:
       tensors: those that later segments or the caller need.
       known: all that it knows, for the statistics at its end.
-      losses: list of scalars, each a mean over the examples.
+      losses: list of `AddedLoss`.
       moments: list of (`Moments`, function that receives those of the whole batch, once): further statistics, which
         nothing waits for.
     """
 
     tensors: Tensors
     known: Tensors
-    losses: Sequence[tf.Tensor]
+    losses: Sequence[AddedLoss]
     moments: Sequence[Tuple[Moments, Callable[[Moments], Any]]]
 
 
@@ -182,7 +190,6 @@ class SegmentedFunction:
         self._states: List[List[_Stored]] = []  # of each segment, before each micro-batch
         self._wholes: Dict[Statistics, Moments] = {}
         self._loss_counts: List[int] = []
-        self._count = tf.cast(micro_batches.batch.count, tf.float32)
 
     def forward(self, keys: Callable[[Key], bool]) -> Tuple[Tensors, List[tf.Tensor]]:
         """Run the function.
@@ -210,11 +217,10 @@ class SegmentedFunction:
                 ran = segment.run(part, self._tensors(segment, index), self._statistics(segment))
             keys[:] = list(ran.tensors)
             receivers[:] = [receive for _, receive in ran.moments]
-            share = self._share(part)
             return [
                 [Kept(value) for value in before],
                 [Kept(tensor) for tensor in ran.tensors.values()],
-                [Sum(weighted(_float32(loss), share)) for loss in ran.losses],
+                [Sum(self._part_of(loss, part)) for loss in ran.losses],
                 [Pooled(*statistics.moments(ran.known)) for statistics in segment.ends],
                 [Pooled(*moments) for moments, _ in ran.moments],
             ]
@@ -233,9 +239,10 @@ class SegmentedFunction:
     def _run(self, segment: Segment, function: Callable[[Any, Any], Any]) -> Any:
         return self._micro.run_at_once(function) if segment.is_whole else self._micro.run(function)
 
-    def _share(self, part: Any) -> tf.Tensor:
-        """The share of a micro-batch in the examples."""
-        return tf.math.divide_no_nan(tf.cast(self._micro.batch.count_of(part), tf.float32), self._count)
+    def _part_of(self, loss: AddedLoss, part: Any) -> tf.Tensor:
+        """Return the part of a micro-batch in a loss of the batch."""
+        value = _float32(loss.value)
+        return value if loss.is_sum else weighted(value, share_of(self._micro.batch, part, value.dtype))
 
     def _tensors(self, segment: Segment, index: Any) -> Tensors:
         return {key: self._at(stored, index) for key, stored in self._stored.items() if segment.needs(key)}
@@ -288,8 +295,7 @@ class SegmentedFunction:
                 tape.watch(sources[1:])
                 ran = segment.run(part, tensors, statistics)
                 targets = self._targets(segment, ran, known, index)
-                share = self._share(part)
-                targets += [(weighted(_float32(loss), share), grad) for loss, grad in zip(ran.losses, loss_grads)]
+                targets += [(self._part_of(loss, part), grad) for loss, grad in zip(ran.losses, loss_grads)]
             self._check_repeats(segment, ran, index)
             if not targets:
                 return tf.nest.map_structure(lambda _: None, sources)
@@ -372,7 +378,7 @@ def with_gradient(
     values = [tf.convert_to_tensor(var) for var in variables]
     probes = [_without_gradient(tensor) for tensor in inputs]
 
-    @tf.custom_gradient
+    @custom_gradient
     def linked(*args: tf.Tensor) -> Any:
         def grad(*upstream: tf.Tensor) -> List[Optional[Gradient]]:
             found: List[Optional[Gradient]] = [None] * len(tensors)
@@ -383,18 +389,24 @@ def with_gradient(
     return list(linked(*[tf.stop_gradient(tensor) for tensor in tensors], *values, *probes))
 
 
-@tf.custom_gradient
 def _without_gradient(tensor: tf.Tensor) -> Any:
     """Return `tensor`, and raise if a tape needs a gradient by what it was computed from."""
+    shown = repr(tensor)
 
     def grad(upstream: tf.Tensor) -> None:
         raise ValueError(
             "A model with `whole_batch` has no gradient by its inputs, but they are computed from trainable variables "
             "or watched by a `tf.GradientTape`: make what comes before the model a part of it, or pass its inputs "
-            f"through `tf.stop_gradient`. Received: {tensor!r}."
+            f"through `tf.stop_gradient`. Received: {shown}."
         )
 
-    return tf.identity(tensor), grad
+    (probe,) = custom_gradient(lambda value: ([tf.identity(value)], grad))(tensor)
+    return probe
+
+
+def share_of(batch: Batch, part: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    """Return the share of a micro-batch in the examples of a batch, a scalar."""
+    return tf.math.divide_no_nan(tf.cast(batch.count_of(part), dtype), tf.cast(batch.count, dtype))
 
 
 def is_differentiable(tensor: tf.Tensor) -> bool:

@@ -36,7 +36,10 @@ class State(CheckpointOnly):
       length: int64 [], the length of the current cycle; None if it is a constant of the graph.
       weight_sum: float32 [] per replica, the sum of the micro-batches' weights.
       accumulators: the `Accumulators`, one for each variable that had a gradient.
+      seen: the `SeenGradients` of the cycle; it exists only while checkpoints have to keep them.
     """
+
+    seen: Any
 
     def __init__(self) -> None:
         super().__init__()

@@ -93,6 +93,21 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
         """Discard an unfinished cycle, if the layer counts its own calls."""
         return self.accum_statistics.reset()
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_rank(args[0] if args else kwargs.get("inputs"))
+        return super().__call__(*args, **kwargs)
+
+    def _check_rank(self, inputs: Any) -> None:
+        """Raise unless the inputs have the rank of those of the first call, where Keras fails in many ways."""
+        expected = getattr(self.input_spec, "ndim", None) if self.built else None
+        shape = getattr(inputs, "shape", None)
+        rank = shape.rank if isinstance(shape, tf.TensorShape) else None if shape is None else len(shape)
+        if None not in (expected, rank) and rank != expected:
+            raise ValueError(
+                f"The inputs of {self.name!r} must have rank {expected}, as in its first call: use another layer, or "
+                f"reshape inputs of several ranks to [values, features]. Received: inputs of shape {shape}."
+            )
+
     def call(
         self, inputs: tf.Tensor, training: Optional[Union[bool, tf.Tensor]] = None, mask: Optional[tf.Tensor] = None
     ) -> tf.Tensor:

@@ -8,76 +8,21 @@ With `accum_steps`, such a batch is one micro step of a cycle.
 
 import contextlib
 import warnings
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, Callable, Iterator, List, Optional
 
-from accum import _check, _tf
+from accum import _tf
 from accum._engine import _replicas
-from accum._engine._batch import Batch
+from accum._engine._batch import Batch, Size
 from accum._engine._combined import Pooled, Rows, Sum, divided, gradient_sum
 from accum._engine._micro_batches import FIRST, MicroBatches
 from accum._engine._moments import Moments
 from accum._keras._batch_norm import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._collector import Call, Collector
 from accum._keras._internals import internals_of
-from accum._keras._state_watch import StateWatch, warn_of_batch_norms
+from accum._keras._state_watch import StateWatch, warn_of_batch_norms, warn_of_batches_in_prediction
 from accum._keras._step_metrics import StepMetrics
-from accum._tf import GradsAndVars, Scalar, tf
-
-
-class _Call(NamedTuple):
-    """One call of an optimizer during the step of one micro-batch."""
-
-    optimizer: Any  # the `GradientAccumulateOptimizer`
-    given: List[Any]  # the variables, as the train step gave them
-    grads_and_vars: List[Any]
-    weight: Optional[tf.Tensor]
-    has_own_weight: bool
-    # Function of a list of (gradient, given variable), and of the weight if the call has its own.
-    apply: Callable[..., Any]
-
-
-class Collector:
-    """What the train step of one micro-batch leaves for the whole batch.
-
-    Attributes:
-      calls: the calls of optimizers.
-      moments: list of (`MovingStatistics`, `Moments`), one entry for each call of a batch normalisation layer.
-      shares_overflow: ids of the optimizers whose gradients TF 2.2 reduces outside of them.
-    """
-
-    def __init__(self) -> None:
-        self._graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
-        self.calls: List[_Call] = []
-        self.moments: List[Any] = []
-        self.shares_overflow: List[int] = []
-
-    def take(self, optimizer: Any, given: GradsAndVars, weight: Optional[Scalar], apply: Callable[..., Any]) -> None:
-        """Take over the gradients of one call.
-
-        Args:
-          optimizer: the `GradientAccumulateOptimizer`.
-          given: list of (gradient, variable) from the train step.
-          weight: the `weight` of the call, or None.
-          apply: function of a list of (gradient, variable), and of `weight` if the call has one, that applies them.
-        """
-        self.check_graph("calls an optimizer")
-        given = list(given)
-        if not given:  # Keras also trains models without trainable weights
-            return
-        listed = _check.pairs(optimizer._adapter.unwrapped(given))
-        has_own = weight is not None
-        weight = internals_of(optimizer).weight if weight is None else weight
-        weight = None if weight is None else tf.cast(weight, tf.float32)
-        variables = [var for _, var in given]
-        self.calls.append(_Call(optimizer, variables, listed, weight, has_own, apply))
-
-    def check_graph(self, what: str) -> None:
-        """Raise if the train step is within a function or branch of its own, whose tensors can't leave it."""
-        if not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph:
-            raise ValueError(
-                f"The train step {what} within a `tf.function`, `tf.cond` or loop of its own, which a step over "
-                "micro-batches can't look into. Remove the decorator: Keras traces the train step anyway."
-            )
+from accum._tf import tf
 
 
 class BatchStep:
@@ -96,6 +41,18 @@ class BatchStep:
         self._metrics: Any = None
         self._collector: Any = None
         self._cuts: Any = None  # the `Cuts` of the batch
+        self._check_states()
+
+    def _check_states(self) -> None:
+        """Raise if a layer keeps a state for each example of a batch, which the next batch continues."""
+        stateful = [layer.name for layer in _tf.layers_of(self._model) if _tf.is_stateful_rnn(layer)]
+        if stateful:
+            raise ValueError(
+                "A recurrent layer with `stateful=True` has a state for each example of a batch, and splitting the "
+                "batch would hand the states of one micro-batch to the next. Leave out `micro_batch_size` (with "
+                "`accum_steps`, each batch continues the one before it, as in plain Keras), or create the layer "
+                f"without `stateful`. Received: {stateful}."
+            )
 
     def _over_micro_batches(self, function: Callable[..., Any], data: Any) -> Any:
         """Run `function(part, index)` on each micro-batch, as `MicroBatches.run` does."""
@@ -108,6 +65,13 @@ class BatchStep:
         micro_batches = MicroBatches(Batch(data), self._size, self._compiled, self._as_function)
         self._cuts = micro_batches.cuts
         return micro_batches.run(with_noise)
+
+    def _count_at(self, index: Any) -> Size:
+        """Return the number of examples of a micro-batch."""
+        first, _, size = self._cuts
+        count = first if index is FIRST else size
+        known = tf.get_static_value(tf.convert_to_tensor(count))
+        return count if known is None else int(known)
 
     # ------------------------------------------------------------------------------------------------------------
     # Training
@@ -129,7 +93,7 @@ class BatchStep:
 
         def micro_batch(part: Any, index: Any) -> Any:
             watch = StateWatch.of_first_batch(self._model) if self._collector is None else None
-            self._collector, self._metrics = Collector(), StepMetrics(self._model)
+            self._collector, self._metrics = Collector(), StepMetrics(self._model, self._count_at(index))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
                 for optimizer in self._model.__dict__["_accum_optimizers"]:
@@ -140,7 +104,7 @@ class BatchStep:
                 watch.warn_of_changes()
             calls = [self._parts_of(call, index is FIRST) for call in self._collector.calls]
             moments = [Pooled(*each) for _, each in self._collector.moments]
-            return [calls, moments, self._metrics.parts(logs, weight, sums), self._norms(index is FIRST)]
+            return [calls, moments, self._metrics.parts(logs, weight, sums), self._norms(index)]
 
         totals = self._over_micro_batches(micro_batch, data)
         if sums and self._model.losses:
@@ -151,14 +115,14 @@ class BatchStep:
             )
         return totals
 
-    def _norms(self, is_first: bool) -> Optional[Sum]:
+    def _norms(self, index: Any) -> Optional[Sum]:
         """Return the squared norm of a micro-batch's gradient, and what belongs to it, if a `StepLogger` follows."""
         recorder = self._model.__dict__.get("_accum_recorder")
         if recorder is None or not self._collector.calls:
             return None
-        call, (first, _, size) = self._collector.calls[0], self._cuts
+        call = self._collector.calls[0]
         grads = [grad for grad, _ in call.grads_and_vars]
-        return Sum(recorder.sums_of(grads, call.weight, first if is_first else size))
+        return Sum(recorder.sums_of(grads, call.weight, self._count_at(index)))
 
     def _check_layers(self) -> None:
         synchronized = [layer.name for layer in _tf.batch_norms_over_replicas(self._model)]
@@ -169,14 +133,19 @@ class BatchStep:
                 f"`accum_steps` without `micro_batch_size`. Received: {synchronized}."
             )
 
-    def _parts_of(self, call: _Call, is_first: bool) -> Any:
+    def _parts_of(self, call: Call, is_first: bool) -> Any:
         """Return the weighted gradients of a call, the weight by which their sum is divided, and the call's weight."""
         weight = share = call.weight
+        dtypes = {grad.dtype for grad, _ in call.grads_and_vars if grad is not None}
+        one = tf.ones([], tf.float64 if tf.float64 in dtypes else tf.float32)
         if weight is not None and self._model._accum.weighs_as_keras and not call.has_own_weight:
-            share = self._share_of(weight, is_first)
+            share = self._share_of(tf.cast(weight, one.dtype), is_first)
         grads = [gradient_sum(grad, var, share) for grad, var in call.grads_and_vars]
-        one = tf.constant(1.0)
-        return [grads, Sum(one if share is None else share), Sum(one if weight is None else weight)]
+        return [
+            grads,
+            Sum(one if share is None else tf.cast(share, one.dtype)),
+            Sum(tf.constant(1.0) if weight is None else weight),
+        ]
 
     def _share_of(self, weight: tf.Tensor, is_first: bool) -> Optional[tf.Tensor]:
         """Return a weight that counts examples, divided by the size of a micro-batch; None for 1.
@@ -188,7 +157,7 @@ class BatchStep:
         is_whole = not is_first or (isinstance(first, int) and first == size)
         if is_whole and not self._model.__dict__["_accum_weight"].was_replaced:
             return None
-        return weight / tf.cast(size, tf.float32)
+        return weight / tf.cast(size, weight.dtype)
 
     def _intercepting(self, optimizer: Any, collector: Collector) -> Any:
         """Return a context in which a `LossScaleOptimizer` hands over its gradients, unscaled or not."""
@@ -203,20 +172,39 @@ class BatchStep:
     def apply(self, totals: Any) -> Any:
         """Let each optimizer of the train step have the gradients of the batch. Returns the logs."""
         calls, moments, metrics, norms = totals
-        with batch_norm_following(accumulating_optimizers(self._model)[0], self._model):
+        with batch_norm_following(accumulating_optimizers(self._model)[0], self._model), self._without_sums_of_one():
             for (statistics, _), whole in zip(self._collector.moments, moments):
                 statistics.receive_whole(Moments(*whole))
             for call, (grads, share, weight) in zip(self._collector.calls, calls):
                 self._apply_call(call, grads, share, weight, norms)
         return self._metrics.finish(metrics)
 
-    def _apply_call(self, call: _Call, totals: Any, share: tf.Tensor, weight: tf.Tensor, norms: Any) -> None:
+    @contextlib.contextmanager
+    def _without_sums_of_one(self) -> Iterator[None]:
+        """Let the inner optimizers leave out sums over a single replica, which would keep the graph for ever."""
+        with contextlib.ExitStack() as stack:
+            for optimizer in accumulating_optimizers(self._model):
+                stack.enter_context(_tf.without_sum_of_one(optimizer.optimizer))
+            yield
+
+    @property
+    def _weighs_replicas(self) -> bool:
+        """Whether gradients of optimizers that do not accumulate are weighted here by the replicas' examples.
+
+        Keras averages over replicas, which may have unequal parts of a batch.
+        """
+        return _replicas.count() > 1
+
+    def _apply_call(self, call: Call, totals: Any, share: tf.Tensor, weight: tf.Tensor, norms: Any) -> None:
         sums = self._model.sums_losses
         dtypes = [None if grad is None else grad.dtype for grad, _ in call.grads_and_vars]
         grads = [divided(total, None if sums else share, dtype) for total, dtype in zip(totals, dtypes)]
         pairs = list(zip(grads, call.given))
         # An optimizer that does not accumulate makes its step as it would at the full batch, without a weight.
         is_weighted = call.weight is not None and not internals_of(call.optimizer).is_bare
+        if call.weight is not None and internals_of(call.optimizer).is_bare and self._weighs_replicas:
+            factor = _replicas.share_of_replica(weight)
+            pairs = [(None if grad is None else _tf.scale_gradient(grad, factor), var) for grad, var in pairs]
         if norms is not None:
             is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model.__dict__["_accum_optimizers"]))
             recorder = self._model.__dict__["_accum_recorder"]
@@ -240,10 +228,11 @@ class BatchStep:
           data: what Keras gives to a test step.
           test_step: function of the data of a micro-batch, which returns its logs and its weight.
         """
+        warn_of_batches_in_prediction(self._model)
         sums = self._model.sums_losses
 
         def micro_batch(part: Any, index: Any) -> Any:
-            self._metrics = StepMetrics(self._model)
+            self._metrics = StepMetrics(self._model, self._count_at(index))
             with self._metrics.watching():
                 logs, weight = test_step(part)
             return self._metrics.parts(logs, weight, sums)
@@ -261,6 +250,7 @@ class BatchStep:
         Raises:
           ValueError: an output has no axis, so that there is nothing to concatenate.
         """
+        warn_of_batches_in_prediction(self._model)
 
         def micro_batch(part: Any, index: Any) -> Any:
             outputs, count = predict_step(part), Batch(part).count

@@ -21,6 +21,7 @@ class Internals:
         self._weights: Dict[Any, Any] = {}  # replica -> default weight of its current micro-batch
         self._train_steps: Dict[Any, Any] = {}  # replica -> the `TrainStep` that it is in
         self.recorder: Any = None  # the `StepRecorder` of a `StepLogger`, or None
+        self.unfinished_row: Any = None  # what the recorder before it has left of the present cycle
 
     @property
     def cycle(self) -> Any:

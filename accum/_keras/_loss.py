@@ -15,11 +15,12 @@ class ReportingLoss:
     Args:
       container: the container that Keras' `compile` made; all other attributes are read from it.
       report: function of the denominator, a float32 scalar tensor; None: report nothing.
-      before: function of targets and outputs, called before the losses are computed.
       over_replicas: function that returns the `ReplicaLosses` of the current step, or None.
+      added: function that returns the losses that layers have added.
 
     Attributes:
-      unlike: names of the outputs whose losses divide by numbers that differ between outputs -> what each divides by.
+      container: the same.
+      unlike: names of losses, of outputs or added by layers, that divide by different numbers -> what each divides by.
       has_warned: whether the user has been told.
     """
 
@@ -27,42 +28,44 @@ class ReportingLoss:
         self,
         container: Any,
         report: Optional[Callable[[tf.Tensor], None]],
-        before: Callable[[Any, Any], None],
         over_replicas: Callable[[], Any],
+        added: Callable[[], Sequence[Any]],
     ) -> None:
-        self._container = container
+        self.container = container
         self._report = report
-        self._before = before
         self._over_replicas = over_replicas
+        self._added = added
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, *args: Any, **kwargs: Any) -> tf.Tensor:
-        self._before(y_true, y_pred)
         over_replicas = self._over_replicas()
         if over_replicas is None:
             return self._computed(y_true, y_pred, sample_weight, *args, **kwargs)
-        with over_replicas.compiled(self._container, y_true, y_pred, sample_weight) as gathered:
+        with over_replicas.compiled(self.container, y_true, y_pred, sample_weight) as gathered:
             return self._computed(*gathered, *args, **kwargs)
 
     def _computed(self, y_true: Any, y_pred: Any, sample_weight: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
         if self._report is None:
-            return self._container(y_true, y_pred, sample_weight, *args, **kwargs)
+            return self.container(y_true, y_pred, sample_weight, *args, **kwargs)
         outputs, weights = _tf.without_empty_masks(y_pred, sample_weight)
-        total = self._container(y_true, outputs, weights, *args, **kwargs)
-        named = _tf.counted_by_losses(self._container, y_true, y_pred, sample_weight)
+        with _tf.recording_losses(self.container, y_true, y_pred) as calls:
+            total = self.container(y_true, outputs, weights, *args, **kwargs)
+        named = _tf.counted_by_losses(calls)
         counted = [one for _, one in named]
         if counted and not any(one is None for one in counted):
             # Exact if all outputs share the same mask and weights.
             self._report(tf.add_n([tf.reduce_sum(one) for one in counted]))
-        if not _divide_alike(counted):
+        if self._added():
+            named.append(("losses that layers add", None))
+        if not _divide_alike([one for _, one in named]):
             self.unlike = {name: "examples" if one is None else "elements that count" for name, one in named}
         return total
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_container" not in self.__dict__:
+        if name.startswith("__") or "container" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._container, name)
+        return getattr(self.container, name)
 
 
 def _divide_alike(counted: Sequence[Optional[tf.Tensor]]) -> bool:
@@ -99,11 +102,24 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
     if isinstance(container, ReportingLoss) and container.unlike and not container.has_warned:
         container.has_warned = True
         warnings.warn(
-            "The losses of the outputs divide by different numbers, and a micro-batch has one weight for all of them: "
-            "unless every micro-batch has the same share of padding or ignored elements, the update differs from that "
-            "of the full batch. Let all losses divide by examples: give padding and ignored elements a `sample_weight` "
-            "of 0 instead, and hide masks from the losses by `tf.keras.layers.Lambda(tf.identity)` at the end of each "
-            f"output. Received: {container.unlike}.",
+            "Losses divide by different numbers, and a micro-batch has one weight for all of them: unless every "
+            "micro-batch has the same share of padding or ignored elements, the update differs from that of the full "
+            "batch. Pass `micro_batch_size` and `whole_batch='loss'`, or let all losses divide by examples: give "
+            "padding and ignored elements a `sample_weight` of 0 instead, and hide masks from the losses by "
+            f"`tf.keras.layers.Lambda(tf.identity)` at the end of each output. Received: {container.unlike}.",
+            stacklevel=2,
+        )
+
+
+def warn_of_summed_losses(model: tf.keras.Model) -> None:
+    """Warn once of losses that layers have just added and Keras adds up over examples."""
+    summed = [loss for loss in _tf.added_losses(model) if _tf.sums_added_loss(loss)]
+    if summed and not model.__dict__.get("_accum_warned_of_summed_losses"):
+        _tf.set_untracked(model, "_accum_warned_of_summed_losses", True)
+        warnings.warn(
+            "Keras 3 adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
+            "them than the full batch: add their mean, or pass `micro_batch_size` and `whole_batch='loss'`. Received: "
+            f"losses of shape {[tuple(loss.shape) for loss in summed]}.",
             stacklevel=2,
         )
 
@@ -136,10 +152,11 @@ def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     container = getattr(model, _tf.LOSS_CONTAINER, None)
     options, arguments = model_options.options, model_options.arguments
     is_split_alone = arguments["micro_batch_size"] is not None and options["accum_steps"] == 1  # which is exact
-    if options["reduction"] != "sum" and not is_split_alone and _tf.sums_over_examples(container):
+    if options["reduction"] != "sum" and not is_split_alone and _tf.adds_up_examples(container):
         warnings.warn(
-            "A loss with reduction SUM sums over examples, so the mean over micro-batches differs from the full batch: "
-            "pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that is a mean.",
+            "The gradient of a loss with reduction SUM or NONE is a sum over examples, so the mean over micro-batches "
+            "differs from the full batch: pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that "
+            "is a mean.",
             stacklevel=3,
         )
     bases = {base.__name__ for base in type(model).__mro__}

@@ -15,12 +15,13 @@ from accum._keras._callbacks import FlushCallback, accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._loss import warn_of_inexact_loss
 from accum._keras._micro_batch_size import MicroBatchSize
-from accum._keras._model_classes import MODEL_OPTIONS, concrete_class, is_functional
+from accum._keras._model_classes import MODEL_OPTIONS, bases_named, concrete_class, is_functional
 from accum._keras._model_optimizers import ModelOptimizers, replaced_within
 from accum._keras._model_options import ModelOptions
 from accum._keras._model_steps import ModelSteps
 from accum._keras._repeatable_noise import RepeatableNoises
 from accum._keras._state_watch import StateWatch
+from accum._keras._step_metrics import StepMetrics
 from accum._tf import AccumSteps, tf
 
 
@@ -191,6 +192,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         _tf.set_untracked(self, "_accum_wrapped", {})
         _tf.forget_traces(self)  # which know the optimizers of the last `compile`
         StateWatch.begin_anew(self)
+        StepMetrics.begin_anew(self)
         for arguments in (given.arguments, given.kwargs):
             for name, value in arguments.items():
                 arguments[name] = replaced_within(value, self._accumulating)
@@ -294,7 +296,8 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         """Create a model, not yet compiled, from the config that `get_config` returned."""
         config = dict(config)
         accumulation = config.pop("accumulation")
-        model = _tf.model_from_plain_config(accumulation["model"], config, custom_objects)
+        known = {**bases_named(accumulation["model"]), **(custom_objects or {})}
+        model = _tf.model_from_plain_config(accumulation["model"], config, known)
         return cls.from_model(model, **ModelOptions.arguments_from(accumulation, custom_objects))
 
     def compile_from_config(self, config: Dict[str, Any]) -> None:
@@ -317,4 +320,11 @@ def _with_callback(callbacks: Any, callback: Any) -> Any:
     return [callback] + (list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks])
 
 
+def _finish_clone(model: Any, clone: Any) -> GradientAccumulateModel:
+    """Let what Keras has cloned from the layers of `model` accumulate like `model`."""
+    arguments = dict(model._accum.arguments, accum_steps=model._steps_in_use)
+    return getattr(type(model), "_root", type(model)).from_model(clone, **arguments)
+
+
+_tf.finish_clones(GradientAccumulateModel, _finish_clone)
 _tf.register_keras_class(GradientAccumulateModel, "GradientAccumulateModel")

@@ -25,6 +25,15 @@ def concrete_class(cls: type, base: type) -> type:
     return _CONCRETE[cls, base]
 
 
+def bases_named(name: str) -> Dict[str, type]:
+    """Return {name: class} for the one class of this name whose models have been made to accumulate, or {}.
+
+    A clone or file of such a model has only the name of its class.
+    """
+    bases = {base for _, base in _CONCRETE if base.__name__ == name}
+    return {name: bases.pop()} if len(bases) == 1 else {}
+
+
 def _as_plain(name: str) -> Any:
     """Make a method that runs on the model as an instance of its original class, without accumulation."""
 

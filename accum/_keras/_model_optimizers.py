@@ -25,7 +25,6 @@ class ModelOptimizers:
     _accum_size: Any
     _accum_weight: Any
     _weighted_train_step: Any
-    _before_losses: Any
     _replica_losses: Any
 
     def _take_over_optimizers(self) -> Any:
@@ -87,9 +86,8 @@ class ModelOptimizers:
         if container is None or isinstance(container, ReportingLoss) or not (self._accum.weighs_as_keras or splits):
             return
         report = self._accum_weight.replace if self._accum.weighs_as_keras else None
-        watched = ReportingLoss(
-            container, report, self._before_losses, functools.partial(getattr, self, "_replica_losses")
-        )
+        replica_losses = functools.partial(getattr, self, "_replica_losses")
+        watched = ReportingLoss(container, report, replica_losses, functools.partial(_tf.added_losses, self))
         _tf.set_untracked(self, _tf.LOSS_CONTAINER, watched)
 
 

@@ -4,22 +4,30 @@ import contextlib
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 from accum import _tf
-from accum._engine._segments import Ran, Segment, State
+from accum._engine._batch import Batch
+from accum._engine._segments import AddedLoss, Ran, Segment, State, share_of
 from accum._keras._batch_norm import batch_norms_of
 from accum._keras._batch_norm_barrier import BatchNormBarrier, mask_of, refusal_of
-from accum._keras._batch_step import Collector
+from accum._keras._collector import Collector
 from accum._tf import tf
 
 
 class _Watched:
-    """What layers do in a segment beside computing their outputs."""
+    """What layers do in a segment beside computing their outputs.
 
-    def __init__(self, model: Any, state: State) -> None:
+    Args:
+      model: a `GradientAccumulateModel`.
+      state: the variables that change when a part of it runs.
+      share: scalar, the share of the micro-batch in the examples.
+    """
+
+    def __init__(self, model: Any, state: State, share: tf.Tensor) -> None:
         self._model = model
         self._state = state
+        self._share = share
         self._collector = Collector()
         self._repeatability = _tf.RepeatabilityWatch()
-        self.losses: List[tf.Tensor] = []
+        self.losses: List[AddedLoss] = []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -30,6 +38,9 @@ class _Watched:
                 stack.enter_context(layer.accum_statistics.collected_by(self._collector))
             for layer in [self._model] + _tf.layers_of(self._model):
                 stack.enter_context(_tf.own_methods(layer, add_loss=self._adding(layer.add_loss)))
+            for metric in _tf.metrics_of_layers(self._model):
+                update = self._updating(metric.update_state)
+                stack.enter_context(_tf.own_methods(metric, update_state=update))
             yield
         unrepeatable = self._repeatability.found(self._model, self._state.variables)
         if unrepeatable:
@@ -45,10 +56,22 @@ class _Watched:
             for loss in tf.nest.flatten(losses):
                 if callable(loss):
                     add_loss(loss, *args, **kwargs)
+                elif _tf.sums_added_loss(loss):
+                    self.losses.append(AddedLoss(tf.reduce_sum(loss), is_sum=True))
                 else:
-                    self.losses.append(tf.reduce_mean(loss))
+                    self.losses.append(AddedLoss(tf.reduce_mean(loss), is_sum=False))
 
         return add
+
+    def _updating(self, update_state: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that updates the mean of a layer's numbers, each one that of a micro-batch, with them."""
+
+        def update(values: Any, sample_weight: Any = None) -> Any:
+            if sample_weight is None and getattr(values, "shape", None) == ():
+                sample_weight = tf.cast(self._share, values.dtype)
+            return update_state(values, sample_weight=sample_weight)
+
+        return update
 
     @property
     def moments(self) -> List[Any]:
@@ -59,6 +82,18 @@ def _with_masks(tensors: Dict[str, Any]) -> Dict[str, Any]:
     """Return tensors, and under keys of their own the masks that Keras has attached to them."""
     masks = {mask_of(key): getattr(tensor, "_keras_mask", None) for key, tensor in tensors.items()}
     return {**tensors, **{key: mask for key, mask in masks.items() if mask is not None}}
+
+
+def _dense(tensors: Dict[str, Any]) -> Dict[str, Any]:
+    """Return tensors that are kept for later segments, or raise unless they can be."""
+    for tensor in tensors.values():
+        if not isinstance(tensor, tf.Tensor):
+            raise ValueError(
+                "With `whole_batch`, the outputs of a model, and what passes from before a batch normalisation layer "
+                "to behind it, must be dense tensors: make them so, or leave out `whole_batch`. Received: "
+                f"{tensor!r}."
+            )
+    return tensors
 
 
 def _with_masks_attached(tensors: Dict[str, Any]) -> Dict[str, Any]:
@@ -78,12 +113,14 @@ class CallSegment:
       model: a `GradientAccumulateModel`.
       call: the `__call__` of its class.
       state: the variables that change when a part of it runs.
+      batch: the arguments of the call.
     """
 
-    def __init__(self, model: Any, call: Callable[..., Any], state: State) -> None:
+    def __init__(self, model: Any, call: Callable[..., Any], state: State, batch: Batch) -> None:
         self._model = model
         self._call = call
         self._state = state
+        self._batch = batch
         self._structure: Any = None
         variables = [_tf.native(var) for var in model.trainable_variables]
         own = [layer.name for layer in _tf.layers_of(model) if not _tf.is_of_keras(layer)]
@@ -92,11 +129,12 @@ class CallSegment:
 
     def _run(self, part: Any, tensors: Any, statistics: Any) -> Ran:
         args, kwargs = part
-        watched = _Watched(self._model, self._state)
+        watched = _Watched(self._model, self._state, share_of(self._batch, part))
         with watched.watching():
             outputs = self._call(*args, **kwargs)
         self._structure = outputs
-        found = _with_masks({f"output {number}": tensor for number, tensor in enumerate(tf.nest.flatten(outputs))})
+        outputs = _dense({f"output {number}": tensor for number, tensor in enumerate(tf.nest.flatten(outputs))})
+        found = _with_masks(outputs)
         return Ran(found, found, watched.losses, watched.moments)
 
     def is_returned(self, key: str) -> bool:
@@ -120,25 +158,30 @@ class GraphSegments:
       model: a `GradientAccumulateModel`.
       call: the `__call__` of its class.
       state: the variables that change when a part of it runs.
-      in_training: whether batch normalisation is a barrier.
+      batch: the arguments of the call.
+      has_barriers: whether batch normalisation is a barrier.
+      training: whether the model is called in training.
 
     Raises:
       ValueError: a batch normalisation layer can't be reached, or is of an unknown kind.
     """
 
-    def __init__(self, model: Any, call: Callable[..., Any], state: State, in_training: bool) -> None:
+    def __init__(
+        self, model: Any, call: Callable[..., Any], state: State, batch: Batch, has_barriers: bool, training: bool
+    ) -> None:
         self._model = model
         self._call = call
         self._state = state
+        self._batch = batch
         self._variables = [_tf.native(var) for var in model.trainable_variables]
-        self._graph = _checked(model, _tf.layer_calls(model))
+        self._graph = _checked(model, _tf.layer_calls(model), training)
         level: Dict[str, int] = dict.fromkeys(self._graph.inputs, 0)
         self._barriers: Dict[int, BatchNormBarrier] = {}
         self._levels: List[int] = []
         for number, each in enumerate(self._graph.calls):
             depth = max([level[key] for key in each.inputs] or [0])
             self._levels.append(depth)
-            if in_training and _is_barrier(each):
+            if has_barriers and _is_barrier(each, training):
                 self._barriers[number] = BatchNormBarrier(each.layer, each.inputs, number)
             level.update({key: depth + self._is_passed(number) for key in each.outputs})
         self._outputs = set(tf.nest.flatten(self._graph.outputs))
@@ -191,7 +234,7 @@ class GraphSegments:
 
     def _run(self, part: Any, tensors: Any, statistics: Any, calls: Any, normalized: Any, given: Any) -> Ran:
         args, kwargs = part
-        watched = _Watched(self._model, self._state)
+        watched = _Watched(self._model, self._state, share_of(self._batch, part))
         known: Dict[str, Any] = {}
 
         def run_calls(inputs: Any) -> Any:
@@ -205,7 +248,7 @@ class GraphSegments:
 
         with watched.watching(), _tf.running_as_graph(self._model, run_calls):
             self._call(*args, **kwargs)
-        returned = _with_masks({key: known[key] for key in given})
+        returned = _with_masks(_dense({key: known[key] for key in given}))
         return Ran(returned, _with_masks(known), watched.losses, watched.moments)
 
     def is_returned(self, key: str) -> bool:
@@ -218,8 +261,15 @@ class GraphSegments:
         return tf.nest.map_structure(lambda key: tensors[key], self._graph.outputs)
 
 
-def _is_barrier(call: Any) -> bool:
-    return isinstance(call.layer, _tf.BATCH_NORMS) and call.layer.trainable and call.in_training
+def _is_barrier(call: Any, training: bool) -> bool:
+    is_active = training if call.training is None else call.training
+    return is_active and isinstance(call.layer, _tf.BATCH_NORMS) and call.layer.trainable
+
+
+def always_normalizes(model: Any) -> bool:
+    """Whether a model was built with batch normalisation that is in training even in evaluation and prediction."""
+    graph = _tf.layer_calls(model)
+    return graph is not None and any(call.training and _is_barrier(call, True) for call in graph.calls)
 
 
 def looks_across_examples(layer: Any) -> bool:
@@ -227,7 +277,7 @@ def looks_across_examples(layer: Any) -> bool:
     return bool(getattr(layer, "looks_across_examples", False))
 
 
-def _checked(model: Any, layers: Any) -> Any:
+def _checked(model: Any, layers: Any, training: bool) -> Any:
     """Return the `LayerCalls` of a model, or raise unless all its batch normalisation layers can be barriers."""
     if layers is None:
         name = getattr(type(model), "_base", type(model)).__name__
@@ -238,7 +288,7 @@ def _checked(model: Any, layers: Any) -> Any:
         )
     met = {id(call.layer) for call in layers.calls}
     for call in layers.calls:
-        if not call.in_training and hasattr(call.layer, "trainable_variables"):
+        if call.training is False and hasattr(call.layer, "trainable_variables"):
             met.update(id(layer) for layer in _tf.layers_of(call.layer))
     across = [layer for layer in _tf.layers_of(model) if looks_across_examples(layer)]
     across += [layer for layer in _tf.batch_norms_in(model) if layer.trainable]
@@ -250,7 +300,7 @@ def _checked(model: Any, layers: Any) -> Any:
             f"Sequential model. Received: {hidden}."
         )
     for call in layers.calls:
-        reason = refusal_of(call.layer) if _is_barrier(call) else None
+        reason = refusal_of(call.layer) if _is_barrier(call, training) else None
         if reason is not None:
             raise ValueError(
                 f"The layer {call.layer.name!r} can't be computed over the whole batch: {reason}. Received: "

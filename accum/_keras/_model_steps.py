@@ -8,12 +8,14 @@ from accum import _tf
 from accum._engine import _replicas
 from accum._keras._auto_size import AutoSizedSteps
 from accum._keras._batch_norm import batch_norm_following, batch_norms_of
-from accum._keras._batch_step import BatchStep, Collector
+from accum._keras._batch_step import BatchStep
 from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._collector import Collector
 from accum._keras._internals import internals_of
-from accum._keras._loss import warn_of_summed_activities, warn_of_unlike_losses
+from accum._keras._loss import warn_of_summed_activities, warn_of_summed_losses, warn_of_unlike_losses
 from accum._keras._micro_batch_size import MicroBatchSize
 from accum._keras._repeatable_noise import RepeatableNoises
+from accum._keras._state_watch import StateWatch
 from accum._keras._train_step import TrainStep
 from accum._keras._whole_batch_step import WholeBatchStep
 from accum._tf import Scalar
@@ -145,7 +147,10 @@ class ModelSteps:
         if all(internals_of(optimizer).is_bare for optimizer in optimizers):
             with batch_norm_following(optimizers[0], self):
                 return self._own_step("train_step")(data)
+        watch = StateWatch.of_cycle(self, optimizers)  # type: ignore[arg-type]
         logs, _ = self._run_train_step(data)
+        if watch is not None:
+            watch.warn_of_changes()
         return logs
 
     def _run_train_step(self, data: Any, collector: Optional[Collector] = None) -> Tuple[Any, Optional[Scalar]]:
@@ -165,6 +170,7 @@ class ModelSteps:
         self._check_train_step(train_step, optimizers)
         if self._splits_losses or not all(internals_of(optimizer).is_bare for optimizer in optimizers):
             warn_of_unlike_losses(self)
+            warn_of_summed_losses(self)
         return logs, self._accum_weight.read(weight)
 
     def _weight_of(self, data: Any) -> Optional[Scalar]:
@@ -223,6 +229,7 @@ class ModelSteps:
         logs = self._own_step("test_step")(data)
         if self._splits_losses:
             warn_of_unlike_losses(self)
+            warn_of_summed_losses(self)
         return logs, self._accum_weight.read(weight)
 
     def _split_predict_step(self, data: Any) -> Any:
@@ -238,9 +245,3 @@ class ModelSteps:
         if step_metrics is not None:
             step_metrics.watch(found)
         return found
-
-    def _before_losses(self, y_true: Any, y_pred: Any) -> None:
-        """Create what tracks the losses before they are computed, while metrics are watched."""
-        if "_accum_step_metrics" in self.__dict__:
-            _tf.build_loss_trackers(getattr(self, _tf.LOSS_CONTAINER), y_true, y_pred)
-            self.__dict__["_accum_step_metrics"].watch(super().metrics)  # type: ignore[misc]

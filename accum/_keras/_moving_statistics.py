@@ -1,6 +1,7 @@
 """The cycle of one layer's moving statistics, which follows a model's optimizer or counts the layer's own calls."""
 
 import contextlib
+import weakref
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from accum import _tf
@@ -51,7 +52,10 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
     def weight_of(self) -> Optional[Callable[[], Scalar]]:
         """Return a function that returns the weight of this replica's micro-batch, or None if all weights are 1."""
         clock, _ = self._clock()
-        return None if clock is None or internals_of(clock).weight is None else lambda: internals_of(clock).weight
+        if clock is None or internals_of(clock).weight is None:
+            return None
+        reference = weakref.ref(clock)  # TensorFlow never releases the gradient function that this becomes a part of
+        return lambda: internals_of(reference()).weight
 
     def follow(self, clock: Any, collector: Any = None) -> None:
         """Follow an accumulating optimizer from this replica's next call on; None: count the layer's calls again.

@@ -236,6 +236,7 @@ class GradientAccumulateOptimizer:
             result = function()
         if self._internals.recorder is not None:
             self._internals.recorder.end_cycle()
+        self._internals.unfinished_row = None
         return result
 
     def _apply_bare(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Any:
@@ -248,6 +249,8 @@ class GradientAccumulateOptimizer:
         # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, its clock, its
         # weight decay and its averages would move then. The last variable has its gradient first.
         with tf.control_dependencies(_tf.waits_for(listed[-1][0])):
+            # Keras warns of variables without a gradient, so it has to be given them.
+            listed += [(grad, var) for grad, var in grads_and_vars if grad is None]
             return _tf.apply_inner(self._inner, self._adapter.wrapped(listed), replicas)
 
     # ------------------------------------------------------------------------------------------------------------

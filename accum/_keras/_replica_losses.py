@@ -52,7 +52,6 @@ class ReplicaLosses:
         self.is_used = True
         given = y_true, y_pred, sample_weight
         y_true, y_pred, sample_weight = given if self._has_gathered else self._gathered(given)
-        _tf.build_loss_trackers(container, y_true, y_pred)
         if _tf.sums_over_examples(container):
             sample_weight = tf.nest.map_structure(self._share, 1.0 if sample_weight is None else sample_weight)
         with _tf.scalars_as_means(container):

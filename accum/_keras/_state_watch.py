@@ -1,7 +1,7 @@
-"""Warn of variables that a train step changes once per micro-batch, where the whole batch would change them once."""
+"""Warn of variables that a train step changes once per micro-batch, where the full batch would change them once."""
 
 import warnings
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Sequence
 
 import numpy as np
 
@@ -12,12 +12,23 @@ from accum._tf import tf
 _WATCHED = "_accum_state_is_watched"
 """Name of the attribute of a model whose variables have been copied and compared since the last `compile`."""
 
+_WARNED = "_accum_warned_of_state"
+"""Name of the attribute of a model with the names of the variables that a user has been told of since then."""
+
 
 class StateWatch:
-    """Compares the variables of a model before and after the first micro-batch of a batch.
+    """Compares the variables of a model before and after one micro-batch.
 
-    In a graph it looks for assignments. Metrics and batch normalisation, which have their own ways, are left out.
+    In a graph it looks for assignments. Metrics and batch normalisation, which have their own ways, are left out. So is
+    what an optimizer changes, or a user where `has_stepped` of an optimizer is true: branches may not run.
     """
+
+    @staticmethod
+    def of_cycle(model: tf.keras.Model, optimizers: Sequence[Any]) -> Optional["StateWatch"]:
+        """Return a `StateWatch` like `of_first_batch`, but eagerly only where no optimizer makes its step next."""
+        if tf.executing_eagerly() and not (_WATCHED in model.__dict__ or all(map(_goes_on, optimizers))):
+            return None
+        return StateWatch.of_first_batch(model)
 
     @staticmethod
     def of_first_batch(model: tf.keras.Model) -> Optional["StateWatch"]:
@@ -31,9 +42,11 @@ class StateWatch:
     @staticmethod
     def begin_anew(model: tf.keras.Model) -> None:
         """Watch the next batch, because the model has been compiled."""
-        model.__dict__.pop(_WATCHED, None)
+        for name in (_WATCHED, _WARNED):
+            model.__dict__.pop(name, None)
 
     def __init__(self, model: tf.keras.Model) -> None:
+        self._model = model
         known = [var for layer in _tf.batch_norms_in(model) for var in layer.variables]
         known += [var for metric in model.metrics for var in metric.variables] + _tf.seeds_of(model)
         ids = {id(_tf.native(var)) for var in known}
@@ -51,17 +64,28 @@ class StateWatch:
             now = [_tf.native(var).numpy() for var in self._variables]
             changed = [var for var, old, new in zip(self._variables, self._before, now) if not np.array_equal(old, new)]
         else:
-            operations = self._graph.get_operations()[self._count :]
-            handles = {id(op.inputs[0]) for op in operations if op.type.startswith("Assign") and op.type.endswith("Op")}
+            handles = _tf.assigned_handles(self._graph, self._graph.get_operations()[self._count :])
             captured = {id(outside): id(inside) for outside, inside in _tf.captures_of(self._graph)}
             changed = [var for var in self._variables if captured.get(id(_handle_of(var))) in handles]
         names = sorted(_tf.path_of(var) for var in changed)
-        if names:
+        if names and names != self._model.__dict__.get(_WARNED):
+            _tf.set_untracked(self._model, _WARNED, names)
             warnings.warn(
                 "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
-                f"unlike at the full batch: change them in a callback. Changed: {names}.",
+                "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "
+                "variables in a callback, or where `has_stepped` of the optimizer is true. Changed: "
+                f"{names}.",
                 stacklevel=2,
             )
+
+
+def _goes_on(optimizer: Any) -> bool:
+    """Whether the next micro step of an accumulating optimizer begins a cycle of several."""
+    accum_steps = optimizer.accum_steps
+    if isinstance(accum_steps, dict):
+        steps = int(_tf.native(optimizer.iterations).numpy())
+        accum_steps = accum_steps[max(first for first in accum_steps if first <= steps)]
+    return accum_steps > 1 and int(optimizer.micro_step) == 0
 
 
 def _handle_of(var: Any) -> Any:
@@ -78,5 +102,24 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
             "`accum.replace_batchnorm_layers` replaces it with a layer that updates them once per batch, and "
             "`whole_batch='batch_norm'` also normalises by the whole batch. Received: "
             f"{layers}.",
+            stacklevel=2,
+        )
+
+
+def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
+    """Warn once of batch normalisation that was built with `training=True`, if evaluation and prediction are split."""
+    name = "_accum_looked_for_batches_in_prediction"
+    if name in model.__dict__:
+        return
+    _tf.set_untracked(model, name, True)
+    graph = _tf.layer_calls(model)
+    calls = [] if graph is None else [call for call in graph.calls if call.training]
+    norms = [call.layer for call in calls if isinstance(call.layer, _tf.BATCH_NORMS)]
+    layers = sorted({layer.name for layer in norms if layer.trainable})
+    if layers:
+        warnings.warn(
+            "Batch normalization that is always in training normalises by micro-batches in `evaluate` and `predict` "
+            "too, unlike the full batch: pass `whole_batch='batch_norm'`, or call the layers without `training=True`. "
+            f"Received: {layers}.",
             stacklevel=2,
         )

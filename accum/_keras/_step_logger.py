@@ -92,8 +92,18 @@ class StepLogger(tf.keras.callbacks.Callback):
         self._remove()
         self._optimizer = _only_optimizer(model)
         self._why_none = _reason_for_no_noise_scale(model, self._optimizer)
-        self._recorder = StepRecorder(model, self._optimizer)
+        self._recorder = StepRecorder(model, self._optimizer, self._end)
         self._recorder.attach()
+
+    def _end(self) -> None:
+        """Log the last steps and close the files, also after an exception, where nothing calls `on_train_end`."""
+        if self._is_training:
+            self._read()
+        self._is_training = False
+        for opened in (self._file, self._writer):
+            if opened is not None:
+                opened.close()
+        self._file = self._writer = None
 
     def _remove(self) -> None:
         """Take the recorder out of the model, so that training without this callback runs the graph it always ran."""
@@ -131,12 +141,8 @@ class StepLogger(tf.keras.callbacks.Callback):
                 logs["noise_scale"] = self._noise_scale.value
 
     def on_train_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
-        self._read()
+        self._end()
         self._remove()
-        self._is_training = False
-        for opened in (self._file, self._writer):
-            if opened is not None:
-                opened.close()
         self.summary = self._summarized()
         if self.verbose:
             print(self.summary, flush=True)

@@ -1,21 +1,20 @@
 """Metrics of a step that runs on several micro-batches: asked for their results after the last of them."""
 
 import contextlib
+import functools
+import math
 import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _tf
 from accum._engine._accumulators import weighted
+from accum._engine._batch import Size
 from accum._engine._combined import Sum, divided
+from accum._keras._metric_updates import MetricUpdate, are_counts, as_float, looks_across_examples, update_of
 from accum._tf import Scalar, tf
 
-
-class _Update(NamedTuple):
-    """One call of `update_state` of a mean, with a number for the whole micro-batch."""
-
-    metric: Any
-    value: tf.Tensor
-    sample_weight: Optional[tf.Tensor]
+_WARNED = "_accum_warned_of_metrics"
+"""Name of the attribute of a model with the names of the metrics that have been warned of since `compile`."""
 
 
 class _Entry(NamedTuple):
@@ -30,21 +29,31 @@ class _Entry(NamedTuple):
 class StepMetrics:
     """Watches the metrics of a model while its step runs on one micro-batch.
 
-    Metrics add up over examples, so they take each micro-batch as it comes. There are two exceptions. Their result is
-    that of the whole batch only after the last micro-batch. And a mean that is given one number for a micro-batch, such
-    as a loss, has to be given the number of the whole batch, once.
+    Metrics that add up over examples take each micro-batch as it comes. There are two exceptions. Their result is that
+    of the whole batch only after the last micro-batch. And what does not add up waits, to be updated once: a mean that
+    is given one number for a micro-batch, such as a loss, and metrics of the user's own.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      count: the number of examples in the micro-batch.
     """
 
-    def __init__(self, model: tf.keras.Model) -> None:
+    def __init__(self, model: tf.keras.Model, count: Size) -> None:
         self._model = model
+        self._count = count
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._stack = contextlib.ExitStack()
         self._known: List[Any] = []
         self._results: Dict[int, Any] = {}  # id of a value -> (itself, metric, key in its result)
-        self._updates: List[_Update] = []
+        self._updates: List[MetricUpdate] = []
         self._are_sums: List[bool] = []  # for each update
         self._entries: List[_Entry] = []
         self._logs: Any = None
+
+    @staticmethod
+    def begin_anew(model: tf.keras.Model) -> None:
+        """Warn again, because the model has been compiled."""
+        _tf.set_untracked(model, _WARNED, set())
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -52,63 +61,66 @@ class StepMetrics:
         with contextlib.ExitStack() as self._stack:
             _tf.set_untracked(self._model, "_accum_step_metrics", self)
             self._stack.callback(self._model.__dict__.pop, "_accum_step_metrics")
+            for container in _tf.containers_of(self._model):
+                self._stack.enter_context(_tf.when_built(container, functools.partial(self._watch_within, container)))
             self.watch(self._model.metrics)
             yield
 
+    def _watch_within(self, container: Any) -> None:
+        """Watch what Keras creates for the first batch: compiled metrics, and those that track losses."""
+        self.watch(container.metrics)
+
     def watch(self, metrics: Sequence[Any]) -> None:
-        """Watch `metrics` too: Keras creates some of them during the first step."""
+        """Watch `metrics` too."""
         inner = [part for metric in metrics for part in getattr(metric, "metrics", ())]  # the compiled ones of Keras 3
         for metric in list(metrics) + inner:
-            if any(known is metric for known in self._known):
-                continue
-            self._known.append(metric)
-            methods = {"result": self._result_of(metric)}
-            if isinstance(metric, tf.keras.metrics.Mean) and _updates_as_a_mean(metric):
-                methods["update_state"] = self._update_state_of(metric)
-            if hasattr(metric, "_fn"):
-                methods["_fn"] = self._warning_of_numbers(metric)
-            self._stack.enter_context(_tf.own_methods(metric, **methods))
+            if not any(known is metric for known in self._known):
+                self._known.append(metric)
+                methods = {"result": self._result_of(metric), "update_state": self._update_state_of(metric)}
+                self._stack.enter_context(_tf.own_methods(metric, **methods))
 
     def _result_of(self, metric: Any) -> Any:
         own_result = _tf.local_result(metric)
 
         def result() -> Any:
-            value = own_result()
+            try:
+                value = own_result()
+            except Exception:
+                if not any(update.metric is metric for update in self._updates):
+                    raise
+                value = tf.constant(math.nan)  # it waits for its first update
             entries = value.items() if isinstance(value, dict) else [(None, value)]
             self._results.update({id(part): (part, metric, key) for key, part in entries})
             return value
 
         return result
 
-    def _warning_of_numbers(self, metric: Any) -> Any:
-        """Return the function of a metric, with a warning if it returns one number for all examples."""
-        function = metric._fn
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            values = function(*args, **kwargs)
-            if tf.is_tensor(values) and values.shape.rank == 0:
-                warnings.warn(
-                    f"The metric {metric.name!r} returns one number for a batch, and is logged as the mean of the "
-                    "micro-batches' numbers: return one number per example, or use a `tf.keras.metrics.Metric`.",
-                    stacklevel=2,
-                )
-            return values
-
-        return call
-
     def _update_state_of(self, metric: Any) -> Any:
         update_state = metric.update_state
 
-        def update(values: Any, sample_weight: Any = None) -> Any:
-            is_number = _is_scalar(values) and (sample_weight is None or _is_scalar(sample_weight))
-            if not is_number or self._is_elsewhere():
-                return update_state(values, sample_weight=sample_weight)
-            values = _as_float(values)
-            sample_weight = None if sample_weight is None else tf.cast(sample_weight, tf.float32)
-            self._updates.append(_Update(metric, values, sample_weight))
-            return None
+        def update(*args: Any, **kwargs: Any) -> Any:
+            waiting = None if self._is_elsewhere() else update_of(metric, args, kwargs, self._count)
+            if waiting is not None:
+                self._updates.append(waiting)
+                return None
+            if looks_across_examples(metric) and not are_counts(args, kwargs):
+                self._warn_of_parts(metric)
+            return update_state(*args, **kwargs)
 
         return update
+
+    def _warn_of_parts(self, metric: Any) -> None:
+        """Warn once for each `compile` of a metric of the user's own that can't wait for the whole batch."""
+        warned = self._model.__dict__.setdefault(_WARNED, set())
+        if metric.name not in warned:
+            warned.add(metric.name)
+            warnings.warn(
+                f"The metric {metric.name!r} is updated once for each micro-batch, which is only exact if it adds up "
+                "over examples. If it does, set its attribute `looks_across_examples = False`. If not, call its "
+                "`update_state` with tensors whose first axis is the batch, outside of any `tf.function`, condition "
+                "or loop of the train step's own, or pass `whole_batch='loss'`.",
+                stacklevel=2,
+            )
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -123,18 +135,12 @@ class StepMetrics:
         self._logs = logs
         self._entries = [self._entry(leaf) for leaf in tf.nest.flatten(logs)]
         self._warn_of_derived_values(logs)
-        one = tf.constant(1.0)
         losses = _tf.loss_trackers(self._model) if sums else []
         self._are_sums = [any(update.metric is loss for loss in losses) for update in self._updates]
-        values = [
-            update.value if is_sum else weighted(update.value, weight)
-            for update, is_sum in zip(self._updates, self._are_sums)
-        ]
         return [
             [None if entry.number is None else Sum(weighted(entry.number, weight)) for entry in self._entries],
-            [Sum(value) for value in values],
-            [None if update.sample_weight is None else Sum(update.sample_weight) for update in self._updates],
-            Sum(one if weight is None else tf.cast(weight, tf.float32)),
+            [update.parts(weight, is_sum) for update, is_sum in zip(self._updates, self._are_sums)],
+            Sum(tf.constant(1.0) if weight is None else tf.cast(weight, tf.float32)),
         ]
 
     def _entry(self, leaf: Any) -> _Entry:
@@ -143,7 +149,7 @@ class StepMetrics:
             return _Entry(metric=metric, key=key)
         is_number = tf.is_tensor(leaf) or (isinstance(leaf, (int, float)) and not isinstance(leaf, bool))
         if is_number and not (tf.is_tensor(leaf) and (leaf.dtype.is_bool or leaf.dtype == tf.string)):
-            return _Entry(number=_as_float(leaf))
+            return _Entry(number=as_float(leaf))
         if tf.is_tensor(leaf) and not tf.executing_eagerly():
             raise ValueError(
                 "The logs of a train step over micro-batches must be numbers or results of metrics, which can be "
@@ -186,10 +192,9 @@ class StepMetrics:
         Args:
           totals: the combined `parts` of all micro-batches.
         """
-        numbers, values, sample_weights, weight = totals
-        for update, is_sum, value, sample_weight in zip(self._updates, self._are_sums, values, sample_weights):
-            value = value if is_sum else divided(value, weight, None)
-            update.metric.update_state(value, sample_weight=sample_weight)
+        numbers, updates, weight = totals
+        for update, is_sum, parts in zip(self._updates, self._are_sums, updates):
+            update.run(parts, None if is_sum else weight)
         results: Dict[int, Any] = {}
         flat = []
         for entry, number in zip(self._entries, numbers):
@@ -204,17 +209,3 @@ class StepMetrics:
             result = results[id(entry.metric)]
             return result if entry.key is None else result[entry.key]
         return entry.other if number is None else divided(number, weight, None)
-
-
-def _updates_as_a_mean(metric: Any) -> bool:
-    """Whether a metric is updated with values, by the method of Keras' mean."""
-    return type(metric).update_state is tf.keras.metrics.Mean.update_state or type(metric) is tf.keras.metrics.Mean
-
-
-def _as_float(value: Any) -> tf.Tensor:
-    value = tf.convert_to_tensor(value)
-    return tf.cast(value, _tf.at_least_float32(value.dtype) if value.dtype.is_floating else tf.float32)
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (int, float)) or (tf.is_tensor(value) and value.shape.rank == 0)

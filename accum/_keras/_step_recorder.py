@@ -11,7 +11,8 @@ Everything is added in place, in few operations: each waits for the one before i
 """
 
 import math
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import warnings
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -33,11 +34,13 @@ class StepRecorder:
     Args:
       model: a compiled Keras model.
       optimizer: its `GradientAccumulateOptimizer`.
+      at_end: function that is called before the recorder is detached, also by another one or after an exception.
     """
 
-    def __init__(self, model: Any, optimizer: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any, at_end: Callable[[], None]) -> None:
         self._model = model
         self._optimizer = optimizer
+        self._at_end = at_end
         self._unwrapped: Any = None  # a train step that the user has set on a plain model
         self._given: Dict[int, Any] = {}  # replica -> the sums of a batch that was split into micro-batches
         self._is_in_batch = False
@@ -58,6 +61,7 @@ class StepRecorder:
         if internals.recorder is not None:
             internals.recorder.detach()
         internals.recorder = self
+        self._begin_within(internals.unfinished_row)
         if "_accum_optimizers" in self._model.__dict__:
             _tf.set_untracked(self._model, "_accum_recorder", self)
         else:
@@ -82,12 +86,43 @@ class StepRecorder:
         internals = internals_of(self._optimizer)
         if internals.recorder is not self:
             return
+        try:
+            self._at_end()
+            internals.unfinished_row = self._unfinished()
+        except Exception as error:  # the user sees the one that has ended `fit`
+            warnings.warn(f"The last steps could not be logged. Received: {error!r}.", stacklevel=3)
         internals.recorder = None
         if self._model.__dict__.pop("_accum_recorder", None) is None:
             del self._model.__dict__["train_step"]
             if self._unwrapped is not None:
                 _tf.set_untracked(self._model, "train_step", self._unwrapped)
         self._model.train_function = None
+
+    def _cycle_so_far(self) -> Tuple[int, int]:
+        """Return the micro steps of the present cycle, and the steps before it."""
+        return int(self._optimizer.micro_step), int(_tf.native(self._optimizer.iterations).numpy())
+
+    def _unfinished(self) -> Any:
+        """Return what another recorder needs to go on in the present cycle, if all of it has been recorded."""
+        ended = int(self._parts(self._cycles)[0].numpy())
+        if ended > ROWS:
+            return None
+        rows = np.stack([part[ended].numpy() for part in self._parts(self._rows)])
+        # An exception within a batch leaves its examples without their loss.
+        is_complete = np.array_equal(
+            rows[:, Sums._fields.index("examples")], rows[:, Sums._fields.index("loss_weight")]
+        )
+        return (self._cycle_so_far(), rows) if is_complete else None
+
+    def _begin_within(self, unfinished: Any) -> None:
+        """Go on in the present cycle; if what came before in it is not known, neither are its sums."""
+        if self._cycle_so_far()[0] == 0:
+            return
+        rows = np.zeros([len(self._parts(self._rows)), len(Sums._fields)])
+        rows[:, :_STEPS] = math.nan
+        if unfinished is not None and unfinished[0] == self._cycle_so_far() and unfinished[1].shape == rows.shape:
+            rows = unfinished[1]
+        self._begin_with(rows)
 
     @property
     def compiled(self) -> bool:

@@ -15,7 +15,12 @@ from accum._engine._batch import Batch
 from accum._engine._combined import divided
 from accum._engine._micro_batches import MicroBatches
 from accum._engine._segments import SegmentedFunction, State, is_differentiable, with_gradient
-from accum._keras._model_segments import CallSegment, GraphSegments, looks_across_examples
+from accum._keras._model_segments import (
+    CallSegment,
+    GraphSegments,
+    always_normalizes,
+    looks_across_examples,
+)
 from accum._keras._replica_losses import ReplicaLosses
 from accum._keras._state_watch import StateWatch
 from accum._tf import tf
@@ -51,8 +56,8 @@ class WholeBatchCall:
         self._weight = weight
         groups = {name: _check.group_size(replicas_per_group[name], _replicas.count()) for name in barriers}
         self._group_size = groups.get("batch_norm", 1)
-        loss_group = groups.get("loss", 1)
-        self.replica_losses = None if loss_group == 1 else ReplicaLosses(loss_group, weight)
+        self._loss_group = groups.get("loss", 1)
+        self.replica_losses = None if self._loss_group == 1 else ReplicaLosses(self._loss_group, weight)
         self._is_within = False
         self.losses: List[tf.Tensor] = []
         self.is_used = False
@@ -75,7 +80,7 @@ class WholeBatchCall:
             with self._within():
                 _build(call, batch)
         state = _state_of(self._model)
-        segments = self._segments(call, state, args, kwargs)
+        segments = self._segments(call, state, batch, args, kwargs)
         segmented = SegmentedFunction(segments.segments, micro_batches, state, self._group_size, self._weight)
         watch = StateWatch.of_first_batch(self._model)
         with self._within():
@@ -92,11 +97,25 @@ class WholeBatchCall:
                 grads = segmented.backward(dict(zip(floats, upstream)), upstream[len(floats) :])
             return [divided(grads.get(id(var)), None, var.dtype.base_dtype) for var in variables]
 
-        inputs = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf) and is_differentiable(leaf)]
+        leaves = tf.nest.flatten((args, kwargs), expand_composites=True)  # a sparse tensor is its values and others
+        inputs = [leaf for leaf in leaves if tf.is_tensor(leaf) and is_differentiable(leaf)]
         linked = with_gradient([whole[key] for key in floats] + losses, variables, inputs, backward)
         whole.update(zip(floats, linked))
-        self.losses = linked[len(floats) :]  # Keras keeps those of the latest call
+        self.losses = self._as_shares(linked[len(floats) :], batch)  # Keras keeps those of the latest call
         return segments.outputs(whole)
+
+    def _as_shares(self, losses: List[tf.Tensor], batch: Batch) -> List[tf.Tensor]:
+        """Weight what layers of this replica have added by its examples, if replicas share a loss.
+
+        Keras then averages the replicas' losses, in the logs and, unless the gradients are weighted later, in the step.
+        """
+        if self._loss_group == 1 or not losses:
+            return losses
+        share = _replicas.share_of_replica(tf.cast(batch.count, tf.float32), self._loss_group)
+        shares = [loss * tf.cast(share, loss.dtype) for loss in losses]
+        steps = shares if self._weight() is None else losses
+        logs = losses if _tf.LOGS_COUNT_EXAMPLES else shares
+        return [step + tf.stop_gradient(log - step) for step, log in zip(steps, logs)]
 
     @contextlib.contextmanager
     def _within(self) -> Iterator[None]:
@@ -107,7 +126,9 @@ class WholeBatchCall:
         finally:
             self._is_within = before
 
-    def _segments(self, call: Callable[..., Any], state: State, args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
+    def _segments(
+        self, call: Callable[..., Any], state: State, batch: Batch, args: Sequence[Any], kwargs: Dict[str, Any]
+    ) -> Any:
         names = list(inspect.signature(type(self._model).call).parameters)[1:]
         training = dict(zip(names, args), **kwargs).get("training")
         has_barriers = "batch_norm" in self._barriers and any(
@@ -118,9 +139,10 @@ class WholeBatchCall:
                 "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
                 f"Received: training={training!r}."
             )
-        if has_barriers and training or any(map(looks_across_examples, _tf.layers_of(self._model))):
-            return GraphSegments(self._model, call, state, bool(has_barriers and training))
-        return CallSegment(self._model, call, state)
+        is_cut = has_barriers and (training or always_normalizes(self._model))
+        if is_cut or any(map(looks_across_examples, _tf.layers_of(self._model))):
+            return GraphSegments(self._model, call, state, batch, is_cut, bool(training))
+        return CallSegment(self._model, call, state, batch)
 
 
 def _require_examples(tensor: tf.Tensor, count: Any) -> None:

@@ -7,8 +7,11 @@ from accum import _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._engine._combined import Sum
+from accum._engine._custom_gradient import keeping_gradients
 from accum._engine._micro_batches import MicroBatches
-from accum._keras._batch_step import BatchStep, Collector
+from accum._keras._batch_step import BatchStep
+from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._collector import Collector
 from accum._keras._internals import internals_of
 from accum._keras._state_watch import warn_of_batch_norms
 from accum._keras._whole_batch import WholeBatchCall
@@ -30,14 +33,16 @@ class WholeBatchStep(BatchStep):
         optimizers = [_tf.without_loss_scale(each) for each in model.__dict__.get("_accum_optimizers") or ()]
 
         def weight() -> Any:
-            weighted = [optimizer for optimizer in optimizers if not internals_of(optimizer).is_bare]
+            is_for_bare = self._weighs_replicas
+            weighted = [optimizer for optimizer in optimizers if is_for_bare or not internals_of(optimizer).is_bare]
             return internals_of(weighted[0]).weight if weighted else None
 
         whole_batch, groups = (model.__dict__[f"_accum_{name}"] for name in ("whole_batch", "replicas_per_group"))
         calls = model.__dict__.setdefault("_accum_calls", {})
         calls[replica] = WholeBatchCall(model, self._size, whole_batch, groups, weight)
         try:
-            yield
+            with keeping_gradients():
+                yield
             if not calls[replica].is_used:
                 raise ValueError(
                     f"`{type(model).__name__}.{name}` does not call the model, `self(x, training=True)`, so nothing is "
@@ -60,10 +65,19 @@ class WholeBatchStep(BatchStep):
             self._check_layers()
 
     def train(self, data: Any, train_step: Callable[..., Any]) -> Any:
+        optimizers = accumulating_optimizers(self._model)
+        if self._weighs_replicas and all(internals_of(optimizer).is_bare for optimizer in optimizers):
+            return self.apply(self.gradients(data, train_step))
         self._check_batch_norms()
-        with self._calling("train_step"):
+        with self._calling("train_step"), self._without_sums_of_one():
             logs, _ = train_step(data)
         return logs
+
+    @property
+    def _weighs_replicas(self) -> bool:
+        """As for any step; but a loss over the outputs of all replicas weights them by itself."""
+        is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model.__dict__["_accum_optimizers"]))
+        return super()._weighs_replicas and not is_scaled and "loss" not in self._model.__dict__["_accum_whole_batch"]
 
     def gradients(self, data: Any, train_step: Callable[..., Any]) -> Any:
         self._check_batch_norms()

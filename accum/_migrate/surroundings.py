@@ -1,8 +1,10 @@
 """The file around a call, as rules see it."""
 
 import libcst as cst
+from libcst import matchers
 
 from accum._migrate.arguments import NotUnderstood, text_of
+from accum._migrate.uses import module_of
 from accum._migrate.values import Values
 
 GRAPH_MODE = ("disable_eager_execution", "disable_v2_behavior")
@@ -47,6 +49,19 @@ class Surroundings:
             return "tf", "import tensorflow as tf"
         return "tensorflow", "import tensorflow"
 
+    def require_keras_of_tensorflow(self):
+        """Raise `NotUnderstood` if the file imports Keras itself, for rules of libraries that build on Keras 2.2.
+
+        Their Keras is not that of TensorFlow, so the new code would have another one in the middle of the old.
+        """
+        statements = matchers.findall(self.uses.module, matchers.Import() | matchers.ImportFrom())
+        if any(name.split(".")[0] == "keras" for statement in statements for name in _modules(statement)):
+            raise NotUnderstood(
+                "this file imports `keras`, which before TensorFlow 2.6 is another package than `tf.keras`, whose "
+                "optimizers accum wraps, from TensorFlow 2.2 on. Move the file to such a TensorFlow and to `from "
+                "tensorflow import keras` first"
+            )
+
     def constant(self, node):
         """Return the value of a name that is bound only once in the file, by `name = …`; otherwise return `node`."""
         if isinstance(node, cst.Name):
@@ -75,6 +90,13 @@ class Surroundings:
     def _is_at_top(self, statement):
         line = self.uses.parent(statement)
         return isinstance(self.uses.parent(line), cst.Module)
+
+
+def _modules(statement):
+    """Return the full names of the modules that a statement imports or imports from."""
+    if isinstance(statement, cst.ImportFrom):
+        return [module_of(statement)]
+    return [alias.evaluated_name for alias in statement.names]
 
 
 def is_number(node):

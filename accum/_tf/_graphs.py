@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Any, Dict, Iterable, Iterator, List, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Sequence, Set
 
 from accum._tf._version import tf
 
@@ -49,6 +49,16 @@ def save_as_part(slot: tf.Variable, var: Any) -> None:
         shapes = whole.full_shape[:rank], whole.var_offset[:rank], whole.var_shape[:rank]
         part = tf.Variable.SaveSliceInfo(info.full_name, *shapes)
     slot._set_save_slice_info(part)
+
+
+def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Replace an input of an op that is in a graph already; there is no public name. Dies with `tf.compat.v1`."""
+    op._update_input(index, tensor)
+
+
+def hold_lock(assign: tf.Operation) -> None:
+    """Let an op assign to its ref variable under the variable's lock. Dies with `tf.compat.v1`."""
+    assign._set_attr("use_locking", tf.compat.v1.AttrValue(b=True))  # has no public name
 
 
 @contextlib.contextmanager
@@ -198,7 +208,7 @@ def are_traces_of_one_function(path: Sequence[tf.Graph], other: Sequence[tf.Grap
 def count_calls(graph: tf.Graph, function_graph: tf.Graph) -> int:
     """Count the calls in `graph` of a `tf.function` that has the name of the one traced as `function_graph`."""
     name = re.compile(r"__(inference|forward)_{}_\d+$".format(re.escape(function_graph.name)))
-    calls = [op for op in graph.get_operations() if op.type in ("PartitionedCall", "StatefulPartitionedCall")]
+    calls = [op for op in graph.get_operations() if op.type in _CALLS]
     return len([op for op in calls if name.match(op.get_attr("f").name)])
 
 
@@ -210,3 +220,51 @@ def waits_for(grad: Any) -> List[tf.Tensor]:
     if getattr(tensor, "graph", None) is not tf.compat.v1.get_default_graph():
         tensor = tf.identity(tensor)  # TF 2.2 can't wait for a tensor of an outer graph; dies with 2.2
     return [tensor]
+
+
+def assigned_handles(graph: Any, operations: Iterable[tf.Operation]) -> Set[int]:
+    """Return the ids of the resource tensors to which operations assign, themselves or in a function that they call.
+
+    Branches and loops are left out, because they may not run.
+    """
+    handles: Set[int] = set()
+    calls = []
+    for op in operations:
+        if _is_assignment(op.type):
+            handles.add(id(op.inputs[0]))
+        elif op.type in _CALLS and _may_assign(op):
+            calls.append(op)
+    if calls:
+        library = {function.signature.name: function for function in graph.as_graph_def().library.function}
+        for op in calls:
+            handles.update(id(op.inputs[place]) for place in _assigned_arguments(library, op.get_attr("f").name))
+    return handles
+
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+def _is_assignment(kind: str) -> bool:
+    return kind.startswith("ResourceScatter") or (kind.startswith("Assign") and kind.endswith("Op"))
+
+
+def _may_assign(op: tf.Operation) -> bool:
+    """Whether a function that is called receives a variable to which it does more than read."""
+    try:
+        reads = set(op.get_attr("_read_only_resource_inputs"))
+    except ValueError:  # called where nothing orders operations automatically
+        reads = set()
+    return any(tensor.dtype == tf.resource and place not in reads for place, tensor in enumerate(op.inputs))
+
+
+def _assigned_arguments(library: Dict[str, Any], name: str) -> Set[int]:
+    """Return the places of the arguments of a function to which it assigns."""
+    function = library[name]
+    places = {argument.name: place for place, argument in enumerate(function.signature.input_arg)}
+    assigned: Set[str] = set()
+    for node in function.node_def:
+        if _is_assignment(node.op):
+            assigned.add(node.input[0])
+        elif node.op in _CALLS:
+            assigned.update(node.input[place] for place in _assigned_arguments(library, node.attr["f"].func.name))
+    return {places[name] for name in assigned if name in places}

@@ -11,7 +11,7 @@ from accum._tf._optimizers import (
     is_new_optimizer,
 )
 from accum._tf._types import Gradient, GradsAndVars, Scalar
-from accum._tf._variables import variable_key
+from accum._tf._variables import native, variable_key
 from accum._tf._version import IS_KERAS_3, VERSION, tf
 from accum._tf._watching import unwatched
 
@@ -20,7 +20,7 @@ def build_inner(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
     """Create the inner optimizer's variables now, rather than while a branch is traced."""
     if is_new_optimizer(optimizer):
         if not (IS_KERAS_3 and optimizer.built):  # building again would recreate all variables
-            optimizer.build(list(variables))
+            _build_new(optimizer, list(variables))
     elif is_legacy_optimizer(optimizer):
         if VERSION >= (2, 2):
             optimizer._create_all_weights(variables)
@@ -29,6 +29,20 @@ def build_inner(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
             optimizer._create_hypers()
             optimizer._create_slots(variables)
     # v1 optimizers lift the creation of slots out of the branch themselves.
+
+
+def _build_new(optimizer: Any, variables: List[Any]) -> None:
+    """Build a new optimizer, or say in our words that it begins with values that the variables do not have yet."""
+    try:
+        optimizer.build(variables)
+    except Exception as error:
+        with tf.init_scope():
+            if not tf.executing_eagerly() or all(bool(native(var).is_initialized()) for var in variables):
+                raise
+        raise ValueError(
+            f"{type(optimizer).__name__} starts from the values of the variables, which the model creates only in its "
+            "first step: call `model.build(input_shape)`, or the model on a batch, before `fit`."
+        ) from error
 
 
 def create_graph_slots(optimizer: Any, variables: Sequence[tf.Variable]) -> None:

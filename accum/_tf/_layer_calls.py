@@ -21,14 +21,14 @@ class LayerCall(NamedTuple):
       layer: the layer, or in Keras 3 also another operation.
       inputs: keys of the tensors that it needs.
       outputs: keys of the tensors that it returns.
-      in_training: False if the model was built with `training=False` for this call.
+      training: the `training` with which the model was built for this call; None: that with which it is called.
       run: function of `Tensors`, which calls the layer and returns the list of its outputs.
     """
 
     layer: Any
     inputs: List[Key]
     outputs: List[Key]
-    in_training: bool
+    training: Optional[bool]
     run: Callable[[Tensors], List[Any]]
 
 
@@ -102,13 +102,16 @@ def _conformed(graph: Any, inputs: Any) -> List[Any]:
     return conformed
 
 
-def _calls_within(graph: Any, place: str, keys: Sequence[Key]) -> Tuple[List[LayerCall], Dict[int, Key]]:
+def _calls_within(
+    graph: Any, place: str, keys: Sequence[Key], training: Optional[bool] = None
+) -> Tuple[List[LayerCall], Dict[int, Key]]:
     """Return the calls, and {id of a symbolic tensor: key}.
 
     Args:
       graph: a functional model.
       place: what tells this run of the graph from others.
       keys: the keys of the inputs.
+      training: the `training` with which a model was built around this one for its call, or None.
     """
     found: Dict[int, Key] = {id(tensor): key for tensor, key in zip(graph.inputs, keys)}
     calls: List[LayerCall] = []
@@ -116,42 +119,52 @@ def _calls_within(graph: Any, place: str, keys: Sequence[Key]) -> Tuple[List[Lay
         for number, node in enumerate(graph._nodes_by_depth[depth]):
             outputs = tf.nest.flatten(node.output_tensors)
             if not all(id(tensor) in found for tensor in outputs):  # not an input
-                own, own_keys = _calls_of_node(node, f"{place}{depth}.{number}/", found)
+                own, own_keys = _calls_of_node(node, f"{place}{depth}.{number}/", found, training)
                 calls.extend(own)
                 found.update({id(tensor): key for tensor, key in zip(outputs, own_keys)})
     return calls, found
 
 
-def _calls_of_node(node: Any, place: str, found: Dict[int, Key]) -> Tuple[List[LayerCall], List[Key]]:
+def _calls_of_node(
+    node: Any, place: str, found: Dict[int, Key], around: Optional[bool]
+) -> Tuple[List[LayerCall], List[Key]]:
     """Return the calls that a node stands for, and the keys of its outputs."""
     layer, args, kwargs = _arguments_of(node)
-    in_training = IS_KERAS_3 or _is_in_training(layer, args, kwargs)  # Keras 3 lets the model decide
+    training = None if IS_KERAS_3 else _recorded_training(layer, args, kwargs)  # Keras 3 lets the model decide
+    is_inherited = training is None and around is not None
+    training = around if is_inherited else training
     leaves = tf.nest.flatten((args, kwargs))
     inputs = [found[id(leaf)] for leaf in leaves if id(leaf) in found]
-    graph = graph_of(layer) if in_training else None
+    graph = None if training is False else graph_of(layer)
     given = {name for name, value in kwargs.items() if value is not None} - {"training"}
     own_inputs = [found.get(id(leaf), "") for leaf in tf.nest.flatten(args)]
     is_plain = given <= ({"mask"} if IS_KERAS_3 else set())  # Keras 3 records the mask that comes with the tensor
     is_plain = is_plain and not any(isinstance(arg, dict) for arg in args)  # which is matched by names
     if graph is not None and is_plain and "" not in own_inputs and len(own_inputs) == len(graph.inputs):
-        calls, found_within = _calls_within(graph, place, own_inputs)
+        calls, found_within = _calls_within(graph, place, own_inputs, training)
         return calls, [found_within[id(tensor)] for tensor in graph.outputs]
     keys = [f"{place}{number}" for number, _ in enumerate(tf.nest.flatten(node.output_tensors))]
+    passed = {"training": training} if is_inherited and _takes_training(layer) else {}
 
     def run(tensors: Tensors) -> List[Any]:
         def value(leaf: Any) -> Any:
             return tensors[found[id(leaf)]] if id(leaf) in found else leaf
 
         own_args, own_kwargs = tf.nest.map_structure(value, (args, kwargs))
+        own_kwargs.update(passed)
         return tf.nest.flatten(layer(*own_args, **own_kwargs))
 
-    return [LayerCall(layer, inputs, keys, in_training, run)], keys
+    return [LayerCall(layer, inputs, keys, training, run)], keys
 
 
-def _is_in_training(layer: Any, args: Any, kwargs: Dict[str, Any]) -> bool:
-    """Whether a recorded call runs in training if the model does."""
+def _takes_training(layer: Any) -> bool:
+    return "training" in inspect.signature(layer.call).parameters
+
+
+def _recorded_training(layer: Any, args: Any, kwargs: Dict[str, Any]) -> Optional[bool]:
+    """Return the `training` of a recorded call, or None if it is that of the model."""
     value = dict(zip(inspect.signature(layer.call).parameters, args), **kwargs).get("training")
-    return value is None or tf.is_tensor(value) or bool(value)
+    return None if value is None or tf.is_tensor(value) else bool(value)
 
 
 def _arguments_of(node: Any) -> Tuple[Any, Any, Dict[str, Any]]:

@@ -46,3 +46,17 @@ def is_no_real_call() -> bool:
 def is_of_keras(layer: Any) -> bool:
     """Whether the class of a layer comes with Keras."""
     return type(layer).__module__.split(".")[0] in ("keras", "tensorflow", "tf_keras")
+
+
+def comes_with_keras(part: Any) -> bool:
+    """Whether a function or class is defined in Keras."""
+    path = str(getattr(part, "__module__", "")).split(".")
+    return path[0] in ("keras", "tf_keras") or path[1:3] == ["python", "keras"]  # the second dies with 2.5
+
+
+def is_stateful_rnn(layer: Any) -> bool:
+    """Whether a recurrent layer begins each batch with the states in which it has left the one before it.
+
+    Other layers are `stateful` in Keras 2 for other reasons.
+    """
+    return isinstance(layer, tf.keras.layers.RNN) and bool(layer.stateful)

@@ -1,8 +1,9 @@
 """Unpack the data of a train step, and find what counts in the number by which its loss divides."""
 
-import functools
-from typing import Any, List, Optional, Sequence, Tuple
+import contextlib
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
+from accum._tf._steps import own_methods, when_built
 from accum._tf._version import IS_KERAS_3, VERSION, tf
 
 
@@ -42,19 +43,86 @@ def _has_axes(leaf: Any) -> Any:
     return leaf is not None and rank != 0
 
 
-def counted_by_losses(
-    container: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
-) -> List[Tuple[str, Optional[tf.Tensor]]]:
+class LossCall(NamedTuple):
+    """What one compiled loss of a model has been called with."""
+
+    name: str  # of the output
+    loss: Any
+    target: Any
+    output: Any
+    weights: Any
+
+
+@contextlib.contextmanager
+def recording_losses(container: Any, y_true: Any, y_pred: Any) -> Iterator[List[LossCall]]:
+    """Record what the losses of a container are called with in this context, for outputs with a loss and a target."""
+    calls: List[LossCall] = []
+    with contextlib.ExitStack() as stack:
+        if IS_KERAS_3:
+
+            def record() -> None:
+                watched = [entry._replace(loss=_recorded(entry, calls)) for entry in container._flat_losses]
+                stack.enter_context(own_methods(container, _flat_losses=watched))
+
+            stack.enter_context(when_built(container, record))
+        yield calls
+    if not IS_KERAS_3:
+        places = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
+        entries = zip(container._output_names, container._losses, *places)
+        calls.extend(LossCall._make((*entry, None)) for entry in entries if not (entry[1] is None or entry[2] is None))
+
+
+def _recorded(entry: Any, calls: List[LossCall]) -> Callable[..., Any]:
+    """Return the loss of an entry in Keras 3's list as a function that records its calls."""
+
+    def loss(target: Any, output: Any, weights: Any = None) -> Any:
+        name = entry.name or ".".join(map(str, entry.path))
+        calls.append(LossCall(name, entry.loss, target, output, weights))
+        return entry.loss(target, output, weights)
+
+    return loss
+
+
+def counted_by_losses(calls: List[LossCall]) -> List[Tuple[str, Optional[tf.Tensor]]]:
     """Return (name of the output, what each element counts) for each loss of a model: it divides by their sum.
 
     From 2.11 on, a built-in reduction divides the loss of a masked output by the number of unmasked elements. From
     2.10 on, a loss with an `ignore_class` divides by the number of elements of other classes. "mean_with_sample_weight"
-    of Keras 3 divides by the sum of the weights. All other losses divide by all elements: None.
+    of Keras 3 divides by the sum of the weights. The loss of a ragged output divides by the number of elements that it
+    has. All other losses divide by all elements: None.
     """
-    if VERSION < (2, 10):  # dies with 2.9
+    has_ragged = any(isinstance(call.output, tf.RaggedTensor) for call in calls)
+    if VERSION < (2, 10) and not has_ragged:  # dies with 2.9
         return []
-    entries = _losses_of_outputs(container, y_true, y_pred, sample_weight)
-    return [(name, _counted(*entry)) for name, *entry in entries]
+    return [(call.name, _counted(*call[1:])) for call in calls]
+
+
+def scalars_as_means(container: Any) -> Any:
+    """Return a context in which a loss that is one number for a batch is divided by the number of replicas.
+
+    Keras divides means by it, so that losses can be added up over replicas. Keras 3 does not divide a loss whose
+    function returned a scalar: no reduction took place.
+    """
+    stack = contextlib.ExitStack()
+
+    def replace_calls() -> None:
+        losses = {id(loss): loss for _, loss, *_ in container._flat_losses if loss is not None}  # has no public name
+        for loss in losses.values():
+            stack.enter_context(own_methods(loss, call=_with_axis(loss.call)))
+
+    if IS_KERAS_3:
+        stack.enter_context(when_built(container, replace_calls))
+    return stack
+
+
+def _with_axis(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function return a scalar with an axis of length 1."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        return tf.reshape(found, [1]) if found.shape.rank == 0 else found
+
+    return call
 
 
 def is_loss_of_user(compute_loss: Any) -> bool:
@@ -67,13 +135,14 @@ LOSS_CONTAINER = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
 """The attribute of a compiled model that computes its losses; in Keras 3 it has no public name."""
 
 
-def _at(path: Sequence[Any], structure: Any) -> Any:
-    return functools.reduce(lambda part, key: part[key], path, structure)
-
-
 def sums_over_examples(container: Any) -> bool:
     """Whether a loss that a model was compiled with has the reduction SUM."""
     return "sum" in reductions(container)
+
+
+def adds_up_examples(container: Any) -> bool:
+    """Whether the gradient of a loss that a model was compiled with is a sum over examples: reduction SUM or NONE."""
+    return not {"sum", "none"}.isdisjoint(reductions(container))
 
 
 def is_neither_sum_nor_mean(container: Any) -> bool:
@@ -89,33 +158,6 @@ def reductions(container: Any) -> List[Optional[str]]:
     return ["none" if getattr(loss, "reduction", "") is None else getattr(loss, "reduction", None) for loss in losses]
 
 
-def _losses_of_outputs(container: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> List[Tuple[Any, ...]]:
-    """Return a list of (name, loss, target, output, weights or None) for the outputs with a loss and a target."""
-    if not IS_KERAS_3:
-        places = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
-        entries = [entry + (None,) for entry in zip(container._output_names, container._losses, *places)]
-    else:
-        try:
-            entries = [
-                (
-                    entry.name or ".".join(map(str, entry.path)),
-                    entry.loss,
-                    _at(entry.path, y_true),
-                    _at(entry.path, y_pred),
-                    _weights_at(entry.path, sample_weight),
-                )
-                for entry in container._flat_losses
-            ]
-        except (IndexError, KeyError, TypeError):  # targets of another structure, which only Keras can match
-            entries = []
-    return [entry for entry in entries if entry[1] is not None and entry[2] is not None]
-
-
-def _weights_at(path: Sequence[Any], sample_weight: Any) -> Any:
-    """Return the weights of one output; a single tensor applies to all outputs."""
-    return sample_weight if sample_weight is None or tf.is_tensor(sample_weight) else _at(path, sample_weight)
-
-
 def _counted(loss: Any, target: Any, output: Any, weights: Any) -> Optional[tf.Tensor]:
     """Return what each element counts in the number by which a loss divides, or None if all count 1."""
     mask = getattr(output, "_keras_mask", None) if VERSION >= (2, 11) else None  # has no public name; dies with 2.10
@@ -124,6 +166,8 @@ def _counted(loss: Any, target: Any, output: Any, weights: Any) -> Optional[tf.T
         return mask if weights is None else _masked_weights(weights, mask)
     if loss.reduction not in ("auto", "sum_over_batch_size", "mean"):
         return None
+    if isinstance(output, tf.RaggedTensor):
+        return _elements_of_ragged(output)
     is_sparse = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
     ignored = loss.get_config().get("ignore_class") if is_sparse else None
     if ignored is None:
@@ -133,14 +177,27 @@ def _counted(loss: Any, target: Any, output: Any, weights: Any) -> Optional[tf.T
     return taken if mask is None else mask * taken
 
 
+def _elements_of_ragged(output: tf.RaggedTensor) -> Optional[tf.Tensor]:
+    """Return how many elements the loss of each example has, one for each vector along the last axis; None for 1."""
+    rank = output.shape.rank
+    if rank is None or rank < 3:
+        return None
+    if output.ragged_rank == rank - 1:
+        ones = tf.ones_like(output.row_lengths(axis=rank - 1), tf.float32)
+    else:
+        ones = output.with_flat_values(tf.ones(tf.shape(output.flat_values)[:-1]))
+    return tf.reduce_sum(ones, axis=list(range(1, rank - 1)))
+
+
 def _masked_weights(weights: Any, mask: Optional[tf.Tensor]) -> tf.Tensor:
-    weights = tf.cast(weights, tf.float32)
-    if mask is None:
-        return weights
-    # As in Keras 3, append axes of length 1 to the one with fewer axes.
-    missing = mask.shape.rank - weights.shape.rank
-    weights = tf.reshape(weights, tf.concat([tf.shape(weights), [1] * max(missing, 0)], axis=0))
-    return weights * tf.reshape(mask, tf.concat([tf.shape(mask), [1] * max(-missing, 0)], axis=0))
+    weights = tf.cast(tf.convert_to_tensor(weights), tf.float32)
+    return weights if mask is None else _squeezed(weights, mask) * _squeezed(mask, weights)
+
+
+def _squeezed(tensor: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Remove a last axis of length 1 that the other tensor lacks, as Keras 3 does."""
+    has_one_more = tensor.shape.rank == other.shape.rank + 1 and tensor.shape[-1] == 1
+    return tf.squeeze(tensor, -1) if has_one_more else tensor
 
 
 def without_empty_masks(y_pred: Any, sample_weight: Any) -> Any:

@@ -1,9 +1,10 @@
 """Differences in models: copies, files, training on one batch."""
 
+import functools
 import importlib
 import inspect
 import sys
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from accum._tf._version import HAS_KERAS_FACE, IS_KERAS_3, VERSION, tf
 
@@ -63,6 +64,26 @@ def _own_copy(value: Any, made: Any) -> Any:
     if IS_KERAS_3 and type(value).__name__ in ("TrackedList", "TrackedDict", "TrackedSet", "TrackedOrderedDict"):
         return type(value)(value, made._tracker)
     return value.copy() if type(value) in (list, dict, set) else value
+
+
+def finish_clones(cls: type, finish: Callable[[Any, Any], Any]) -> None:
+    """Let `tf.keras.models.clone_model` return `finish(model, clone)` for models of the class `cls`.
+
+    Keras clones a functional or Sequential model as a plain one, whatever its class, and offers no hook to change that.
+    """
+    namespace = inspect.unwrap(tf.keras.models.clone_model).__globals__
+    for name in ("_clone_functional_model", "_clone_sequential_model"):
+        if name in namespace:
+            namespace[name] = _finished(namespace[name], cls, finish)
+
+
+def _finished(function: Callable[..., Any], cls: type, finish: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def clone(model: Any, *args: Any, **kwargs: Any) -> Any:
+        made = function(model, *args, **kwargs)
+        return finish(model, made) if isinstance(model, cls) else made
+
+    return clone
 
 
 def bound_to(made: Any, model: tf.keras.Model, method: Any) -> Any:

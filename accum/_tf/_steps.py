@@ -26,8 +26,8 @@ def local_result(metric: tf.keras.metrics.Metric) -> Callable[[], Any]:
 
 
 @contextlib.contextmanager
-def own_methods(instance: Any, **methods: Callable[..., Any]) -> Iterator[None]:
-    """Replace methods of one instance in this context, hidden from Keras' tracking of attributes."""
+def own_methods(instance: Any, **methods: Any) -> Iterator[None]:
+    """Replace methods or attributes of one instance in this context, hidden from Keras' tracking of attributes."""
     before = {name: instance.__dict__[name] for name in methods if name in instance.__dict__}
     instance.__dict__.update(methods)
     try:
@@ -36,6 +36,42 @@ def own_methods(instance: Any, **methods: Callable[..., Any]) -> Iterator[None]:
         for name in methods:
             instance.__dict__.pop(name, None)
         instance.__dict__.update(before)
+
+
+@contextlib.contextmanager
+def when_built(container: Any, then: Callable[[], Any]) -> Iterator[None]:
+    """Call `then()` in this context once a container of compiled losses or metrics is built: now, or by its first call.
+
+    That call matches targets with outputs first, by rules that Keras changes from release to release.
+    """
+    if container.built if IS_KERAS_3 else container._built:
+        then()
+        yield
+        return
+    name = "_build" if VERSION < (2, 3) else "build"
+    build = getattr(container, name)
+
+    def build_and_go_on(*args: Any, **kwargs: Any) -> None:
+        build(*args, **kwargs)
+        then()
+
+    with own_methods(container, **{name: build_and_go_on}):
+        yield
+
+
+def containers_of(model: tf.keras.Model) -> List[Any]:
+    """Return Keras' containers of the losses and metrics that a model was compiled with, which have no public names."""
+    names = ("_compile_loss", "_compile_metrics") if IS_KERAS_3 else ("compiled_loss", "compiled_metrics")
+    found = [getattr(model, name, None) for name in names]
+    found = [getattr(container, "container", container) for container in found]  # in a wrapper of ours
+    return [container for container in found if hasattr(container, "built" if IS_KERAS_3 else "_built")]
+
+
+def is_mean(metric: Any) -> bool:
+    """Whether a metric is updated by the method of a mean of Keras."""
+    means = [getattr(tf.keras.metrics, name) for name in ("Mean", "MeanTensor") if hasattr(tf.keras.metrics, name)]
+    own = type(metric).update_state
+    return any(type(metric) is mean or (isinstance(metric, mean) and own is mean.update_state) for mean in means)
 
 
 def intercepting_loss_scale(optimizer: Any, take: Callable[[List[Any], Callable[[List[Any]], Any]], None]) -> Any:
@@ -58,39 +94,6 @@ def intercepting_loss_scale(optimizer: Any, take: Callable[[List[Any], Callable[
         return tf.no_op() if not tf.executing_eagerly() else None
 
     return own_methods(optimizer, apply_gradients=apply_gradients)
-
-
-def build_loss_trackers(container: Any, y_true: Any, y_pred: Any) -> None:
-    """Create the metrics that track the losses of a model with several outputs, as its first batch would."""
-    if IS_KERAS_3:
-        if not container.built:
-            container.build(y_true, y_pred)
-    elif not container._built:
-        (container._build if VERSION < (2, 3) else container.build)(y_pred)
-
-
-def scalars_as_means(container: Any) -> Any:
-    """Return a context in which a loss that is one number for a batch is divided by the number of replicas.
-
-    Keras divides means by it, so that losses can be added up over replicas. Keras 3 does not divide a loss whose
-    function returned a scalar: no reduction took place.
-    """
-    stack = contextlib.ExitStack()
-    if IS_KERAS_3:
-        losses = {id(loss): loss for _, loss, *_ in container._flat_losses if loss is not None}  # has no public name
-        for loss in losses.values():
-            stack.enter_context(own_methods(loss, call=_with_axis(loss.call)))
-    return stack
-
-
-def _with_axis(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function return a scalar with an axis of length 1."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
-        return tf.reshape(found, [1]) if found.shape.rank == 0 else found
-
-    return call
 
 
 def has_own_train_step(model: tf.keras.Model) -> bool:
@@ -122,6 +125,9 @@ def sums_activities() -> bool:
 
 
 _SUMS_ACTIVITIES: List[bool] = []
+
+LOGS_COUNT_EXAMPLES = IS_KERAS_3
+"""Whether the log of the loss weights a replica by the examples in its inputs; in Keras 2, by those in its outputs."""
 
 
 def loss_trackers(model: tf.keras.Model) -> List[Any]:
@@ -217,5 +223,17 @@ def losses_without_symbolic(model: tf.keras.Model, losses: List[Any]) -> List[An
         return losses
     layers = [model] + layers_of(model)
     found = [loss() for layer in layers for loss in getattr(layer, "_callable_losses", ())]
-    found += [loss for layer in layers for loss in getattr(layer, "_eager_losses", ())]
-    return [loss for loss in found if loss is not None]
+    return [loss for loss in found + added_losses(model) if loss is not None]
+
+
+def added_losses(model: tf.keras.Model) -> List[Any]:
+    """Return the losses that layers have added in their latest calls: all but the regularization of weights."""
+    layers = [model] + layers_of(model)
+    if IS_KERAS_3:
+        return [loss for layer in layers for loss in layer._get_own_losses()]
+    return [loss for layer in layers for loss in getattr(layer, "_eager_losses", ())]
+
+
+def sums_added_loss(loss: Any) -> bool:
+    """Whether Keras adds up a loss that a layer has added, which may have one entry for each example."""
+    return IS_KERAS_3 and getattr(loss, "shape", ()) != ()

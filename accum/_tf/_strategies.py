@@ -1,6 +1,8 @@
 """Identify distribution strategies, and create per-replica values."""
 
 import functools
+import itertools
+import weakref
 from typing import Any, Callable, Tuple
 
 from accum._tf._version import tf
@@ -23,6 +25,25 @@ def is_central_storage(strategy: tf.distribute.Strategy) -> bool:
 
 def is_parameter_server(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(strategy, _PARAMETER_SERVER)
+
+
+_first_keys = itertools.count(2**20, 2**16)
+_separated: Any = weakref.WeakSet()
+
+
+def separate_collectives(strategy: tf.distribute.Strategy) -> None:
+    """Number the collectives that a strategy will make apart from those of others in this process.
+
+    Since TF 2.5, each `MirroredStrategy` numbers its own from 1, and TensorFlow takes those of equal number for the
+    same. So a second strategy fails at its first collective of another shape, also in plain Keras: "Shape mismatch in
+    the collective instance". Several workers have to agree on their numbers, which are left alone.
+    """
+    keys = getattr(strategy.extended, "_collective_keys", None)  # has no public name
+    if keys is not None and keys not in _separated and isinstance(strategy, tf.distribute.MirroredStrategy):
+        _separated.add(keys)
+        keys._group_key = first = next(_first_keys)
+        for numbers in keys._instance_key_table.values():  # of the groups of devices that the strategy knows already
+            numbers.update({device: number + first for device, number in numbers.items()})
 
 
 @functools.lru_cache(maxsize=1)

@@ -3,12 +3,13 @@
 import contextlib
 import functools
 import platform
-from typing import Any, Callable, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 import numpy as np
 
 from accum._tf._graphs import in_static_graph
 from accum._tf._optimizers import is_legacy_optimizer
+from accum._tf._strategies import per_replica_maker
 from accum._tf._version import IS_KERAS_3, VERSION, tf
 
 
@@ -84,28 +85,56 @@ def new_keras_variable(optimizer: Any, name: str, initial_value: Any, per_replic
     """Create a variable that belongs to a Keras optimizer but is not one of its weights.
 
     In graph mode, Keras only initialises variables that it created, and only legacy optimizers work. There, the
-    variable is created with `add_weight`. A per-replica variable is summed when it is read.
+    variable is created with `add_weight`. For a per-replica variable, see `per_replica_kind`.
     """
     initial_value = tf.convert_to_tensor(initial_value)
-    kind = tf.VariableSynchronization, tf.VariableAggregation
-    synchronization = kind[0].ON_READ if per_replica else kind[0].AUTO
-    aggregation = kind[1].SUM if per_replica else kind[1].ONLY_FIRST_REPLICA
+    kind = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+    kind = per_replica_kind(initial_value.dtype) if per_replica else kind
     if is_legacy_optimizer(optimizer) and in_static_graph():
-        return optimizer.add_weight(
+        made = optimizer.add_weight(
             name,
             shape=initial_value.shape,
             dtype=initial_value.dtype,
             initializer=tf.compat.v1.constant_initializer(tf.get_static_value(initial_value)),
             trainable=False,
-            synchronization=synchronization,
-            aggregation=aggregation,
+            **kind,
         )
-    made = tf.Variable(
-        initial_value, trainable=False, name=name, synchronization=synchronization, aggregation=aggregation
-    )
-    if per_replica and VERSION < (2, 4):
-        _restore_over_all_workers(made)
+    else:
+        made = tf.Variable(initial_value, trainable=False, name=name, **kind)
+    if per_replica:
+        save_over_replicas(made)
     return made
+
+
+def per_replica_kind(dtype: tf.DType) -> Dict[str, Any]:
+    """Return the arguments of a new variable that has a value of its own on each replica, without communication.
+
+    Read across replicas and in checkpoints, numbers are the sum over the replicas, which a restore splits. A bool is
+    whether any replica's is true, which a restore gives to all: TensorFlow restores so what it would save of the first
+    replica alone, because it sums no bools. `save_over_replicas` does the rest, once the variable exists.
+    """
+    aggregation = tf.VariableAggregation
+    return {
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": aggregation.ONLY_FIRST_REPLICA if dtype == tf.bool else aggregation.SUM,
+    }
+
+
+def save_over_replicas(var: Any) -> None:
+    """Let checkpoints hold what `per_replica_kind` says of a variable that was created with it."""
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return
+    if var.dtype.base_dtype == tf.bool:
+        var._get_cross_replica = functools.partial(_any_replica, tf.distribute.get_strategy(), var)
+    elif VERSION < (2, 4):
+        _restore_over_all_workers(var)
+
+
+def _any_replica(strategy: tf.distribute.Strategy, var: Any) -> tf.Tensor:
+    """Return the bool tensor that is true where `var` is true on any replica of any worker."""
+    parts = [tf.cast(part.read_value(), tf.float32) for part in strategy.experimental_local_results(var)]
+    parts = parts[0] if len(parts) == 1 else per_replica_maker(strategy)(tuple(parts))
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None) > 0.0
 
 
 def _restore_over_all_workers(var: Any) -> None:

@@ -7,6 +7,12 @@ from accum import _check, _tf
 from accum._engine._adapter import OptimizerAdapter
 from accum._engine._replicas import across_replicas
 from accum._tf import GradsAndVars, Transform, tf
+from accum.compat.v1._first_call import FirstCall
+
+REFUSAL = (
+    "The inner optimizer creates a variable in each call of `apply_gradients`, which is called once for each train op "
+    "and `flush`: let it create its variables by `tf.compat.v1.get_variable` with a fixed name."
+)
 
 
 class GraphAdapter(OptimizerAdapter):
@@ -38,13 +44,16 @@ class GraphAdapter(OptimizerAdapter):
         self.name = name
         self._counts_micro_steps = counts_micro_steps
         self._is_local = is_local
+        self._first_step: Optional[FirstCall] = None
 
     def scalar(self, name: str, initial_value: tf.Tensor, per_replica: bool = False) -> tf.Variable:
         beside = min(self.variables, key=lambda var: var.name)
         name = f"{self.name}/{name}"
-        with self._making(beside, per_replica):
+        with self._making(beside, initial_value.dtype if per_replica else None):
             with tf.compat.v1.name_scope(None):  # the name in checkpoints must not depend on where `minimize` is called
                 made = self._wrapper._create_non_slot_variable(initial_value, name, beside)
+        if per_replica:
+            _tf.save_over_replicas(made)
         self.state.append(made)
         return made
 
@@ -53,15 +62,21 @@ class GraphAdapter(OptimizerAdapter):
         # partitioned variable, which a `Saver` needs.
         zeros = tf.compat.v1.zeros_initializer()
         scope = f"{self.name}/{name}"
-        with self._making(var, per_replica=True):
+        with self._making(var, dtype):
             made = self._wrapper._get_or_make_slot_with_initializer(var, zeros, shape, dtype, name, scope)
+        _tf.save_over_replicas(made)
         _tf.save_as_part(made, var)
         self.state.append(made)
         return made
 
     @contextlib.contextmanager
-    def _making(self, var: tf.Variable, per_replica: bool) -> Iterator[None]:
-        """Create accumulators in this context: on this worker if they are local, and one for each replica if asked."""
+    def _making(self, var: tf.Variable, dtype_per_replica: Optional[tf.DType]) -> Iterator[None]:
+        """Create accumulators in this context: on this worker if they are local, and one for each replica if asked.
+
+        Args:
+          var: the variable beside which they are created.
+          dtype_per_replica: their dtype if each replica has its own; None: all replicas share them.
+        """
         worker = _worker_that_shares(var)
         if worker is not None and not self._is_local:
             raise ValueError(
@@ -72,9 +87,8 @@ class GraphAdapter(OptimizerAdapter):
         def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
             if self._is_local:
                 kwargs["collections"] = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
-            if per_replica and tf.distribute.has_strategy():
-                kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
-                kwargs["aggregation"] = tf.VariableAggregation.SUM
+            if dtype_per_replica is not None and tf.distribute.has_strategy():
+                kwargs.update(_tf.per_replica_kind(dtype_per_replica))
             if worker is None:
                 return next_creator(**kwargs)
             with tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True):
@@ -109,6 +123,15 @@ class GraphAdapter(OptimizerAdapter):
             across_replicas(create, [variables])
         else:
             _tf.create_graph_slots(self._wrapper.optimizer, variables)
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        # Each train op and flush calls the inner optimizer's `apply_gradients`. Optimizers of BERT's family call
+        # `get_variable` there, which would fail the second time, or make other moments in another scope.
+        first = self._first_step or FirstCall(REFUSAL)
+        with contextlib.ExitStack() if self._first_step is None else first.again():
+            yield
+        self._first_step = first
 
     def make_step(
         self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int

@@ -6,7 +6,7 @@ from accum._engine._cycle import Cycle
 from accum._tf import tf
 from accum.compat.v1._adapter import GraphAdapter
 from accum.compat.v1._moving_statistics import MovingStatistics
-from accum.compat.v1._update_ops import read_averages
+from accum.compat.v1._update_ops import averages_elsewhere, averages_in_conditionals, read_averages, still
 
 OTHERS_STAY = (
     "Pass only the other ops as `update_ops`; these then stay in UPDATE_OPS, and take effect whenever they are run."
@@ -17,7 +17,7 @@ def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphA
     """Let `cycle` update the moving averages, and remove the ops that did so from the graph's UPDATE_OPS.
 
     The cycle accumulates the moments of the full batch. When it makes the step, it updates the averages by the formula
-    of the ops.
+    of the ops. The ops themselves no longer change anything.
 
     Args:
       update_ops: list of update ops; None: all in the graph.
@@ -28,7 +28,8 @@ def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphA
       List of the ops that were taken over.
 
     Raises:
-      ValueError: an op can't be taken over, a train op exists already, or there are several replicas.
+      ValueError: an op can't be taken over, a train op exists already, there are several replicas, or `update_ops` is
+        None and an average is not updated by UPDATE_OPS.
     """
     collection = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.UPDATE_OPS)
     taken = list(collection) if update_ops is None else list(update_ops)
@@ -43,7 +44,25 @@ def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphA
             "`accumulate_update_ops` does not support several replicas: run the ops in UPDATE_OPS on each replica."
         )
     averages = read_averages(taken, OTHERS_STAY)
+    if update_ops is None:
+        _require_no_others(tf.compat.v1.get_default_graph(), collection)
     cycle.listeners += [MovingStatistics(mean, variance, adapter) for mean, variance in averages]
     adapter.gathered, adapter.state = adapter.gathered + adapter.state, []
     collection[:] = [left for left in collection if not any(left is update_op for update_op in taken)]
+    with tf.control_dependencies(None):
+        still(averages)
     return taken
+
+
+def _require_no_others(graph: tf.Graph, update_ops: Sequence[Any]) -> None:
+    """Raise if averages of batch normalisation are updated by other ops than those in UPDATE_OPS."""
+    averages = averages_elsewhere(graph.get_operations(), update_ops)
+    others = [average.var for average in averages if average.value.shape.rank != 0]  # not the average of a loss
+    names = sorted({var.op.name for var in others + averages_in_conditionals(graph)})
+    if names:
+        raise ValueError(
+            "Averages of batch normalisation must be updated by ops in UPDATE_OPS, to be moved once per cycle. If a "
+            "layer updates them in place, pass `updates_collections=tf.compat.v1.GraphKeys.UPDATE_OPS` to it instead "
+            "of None. If it keeps its update ops elsewhere, such as Keras in `layer.updates`, pass these and those in "
+            f"UPDATE_OPS as `update_ops`; what is not passed moves whenever it is run. Received: {names}."
+        )

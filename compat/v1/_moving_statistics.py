@@ -64,4 +64,4 @@ def _move(average: Average, value: tf.Tensor) -> tf.Operation:
     delta = average.var.read_value() - tf.cast(value, average.var.dtype.base_dtype)
     # A layer that does not train has decay 0. On TF 1.15, its value is then uninitialised memory.
     delta = tf.math.multiply_no_nan(delta, average.decay)
-    return average.var.assign_sub(delta, read_value=False)
+    return average.var.assign_sub(delta, use_locking=True, read_value=False)  # `still` says why

@@ -213,6 +213,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
         Call it after building the model and before creating the train op. The ops that are taken over are removed from
         the graph's UPDATE_OPS, so `slim.learning.create_train_op` and `tf.control_dependencies` only find the others.
+        They no longer change anything, so code that collected them earlier may still run them.
 
         Supported are the updates that `slim.batch_norm` and `tf.compat.v1.layers.batch_normalization` add to
         UPDATE_OPS. Not supported are updates made in place (`updates_collections=None`), `renorm`,
@@ -220,16 +221,16 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         other than batch normalisation. Training still normalises by the statistics of the micro-batch.
 
         Args:
-          update_ops: list of update ops; None: all in the graph. If a graph has several optimizers, such as those of a
+          update_ops: list of update ops; None: all in UPDATE_OPS. If a graph has several optimizers, such as those of a
             GAN, pass each optimizer the ops of its own network.
 
         Returns:
-          List of the ops that were taken over and no longer need to be run.
+          List of the ops that were taken over, which no longer need to be run.
 
         Raises:
           RuntimeError: when executing eagerly.
-          ValueError: an op can't be taken over (then none is), a train op exists already, or there are several
-            replicas.
+          ValueError: an op can't be taken over (then none is), a train op exists already, there are several replicas,
+            or `update_ops` is None and a layer updates its averages in place.
         """
         _checks.require_graph()
         return take_over(update_ops, self._cycle, self._adapter)

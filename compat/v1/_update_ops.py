@@ -1,4 +1,4 @@
-"""Read the ops in UPDATE_OPS that update the moving averages of batch normalisation.
+"""Read and still the ops in UPDATE_OPS that update the moving averages of batch normalisation.
 
 `slim.batch_norm` and `tf.compat.v1.layers.batch_normalization` add two ops per layer to the graph's UPDATE_OPS, each of
 the form `average -= (average - value) * (1 - momentum)`. Following the inputs of such an op backwards yields its
@@ -7,9 +7,11 @@ average, the value from the micro-batch, and the layer's input.
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from accum import _tf
 from accum._tf import tf
 
 ASSIGN_SUBS = ("AssignSub", "AssignSubVariableOp")
+CONDITIONALS = ("If", "StatelessIf")  # of TF 2
 ENTRANCES = ("Switch", "RefSwitch", "Enter", "RefEnter")  # of conditionals and loops
 READS = ("Identity", "ReadVariableOp", "Cast") + ENTRANCES
 SHAPINGS = READS + ("Squeeze", "Reshape", "StopGradient")
@@ -19,6 +21,7 @@ FUSED = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 class Average(NamedTuple):
     """One moving average, as read from its update op."""
 
+    assign: tf.Operation  # the op, or that inside of it which changes the variable
     var: tf.Variable
     value: tf.Tensor  # the statistic of the micro-batch
     decay: tf.Tensor  # 1 - momentum, []
@@ -62,11 +65,57 @@ def read_averages(update_ops: Sequence[Any], remedy: str) -> List[Tuple[Average,
     return [pair for found in by_inputs.values() for pair in zip(found["mean"], found["variance"])]
 
 
-def averages_in_place(ops: Sequence[Any], update_ops: Sequence[Any]) -> List[str]:
-    """Return the names of those of `ops` that update an average of batch normalisation and are not in `update_ops`."""
+def averages_elsewhere(ops: Sequence[tf.Operation], update_ops: Sequence[Any]) -> List[Average]:
+    """Return the averages of batch normalisation that `ops` update, but for those that `update_ops` update."""
     known = [_find_assign(_op_of(update_op)) for update_op in update_ops]
     others = [op for op in ops if op.type in ASSIGN_SUBS and not any(op is assign for assign in known)]
-    return [op.name for op in others if _read_average(op) is not None]
+    averages = [_read_average(op) for op in others]
+    return [average for average in averages if average is not None]
+
+
+def averages_in_conditionals(graph: tf.Graph) -> List[tf.Variable]:
+    """Return the variables that are moved as averages are inside conditionals of TF 2, whose ops are in functions."""
+    conditionals = [op for op in graph.get_operations() if op.type in CONDITIONALS]
+    library = graph.as_graph_def().library.function if conditionals else ()
+    functions = {function.signature.name: function for function in library}
+    moved = []
+    for op in conditionals:
+        for branch in ("then_branch", "else_branch"):
+            moved += [op.inputs[1 + index] for index in _moved_arguments(functions[op.get_attr(branch).name])]
+    return [var for var in map(_variable_of, moved) if var is not None]
+
+
+def _moved_arguments(function: Any) -> List[int]:
+    """Return the indices of those arguments of a function from which it subtracts `(… - …) * …`."""
+    nodes = {node.name: node for node in function.node_def}
+    arguments = [argument.name for argument in function.signature.input_arg]
+
+    def is_made_by(tensor: str, op_type: str) -> bool:
+        node = nodes.get(tensor.split(":")[0])
+        return node is not None and node.op == op_type
+
+    assigns = [node for node in function.node_def if node.op == "AssignSubVariableOp"]
+    deltas = [(node.input[0], node.input[1]) for node in assigns if is_made_by(node.input[1], "Mul")]
+    moved = [
+        target
+        for target, delta in deltas
+        if any(is_made_by(factor, "Sub") for factor in nodes[delta.split(":")[0]].input)
+    ]
+    return [arguments.index(target) for target in moved if target in arguments]
+
+
+def still(averages: Sequence[Tuple[Average, Average]]) -> None:
+    """Let the ops that update averages subtract zeros from them, so that they change nothing wherever they still run.
+
+    They may, although they are in no collection any more: from a list that was made before, or as control inputs. Call
+    this without control dependencies, in the loop in which the ops are, if they are in one.
+    """
+    for average in [average for pair in averages for average in pair]:
+        _tf.replace_input(average.assign, 1, tf.zeros(average.var.shape, average.var.dtype.base_dtype))
+        if average.assign.type == "AssignSub":
+            # It may run beside the op that now moves the average. Both must hold the lock of a ref variable, or this
+            # one could write back what was there before.
+            _tf.hold_lock(average.assign)
 
 
 def _op_of(update_op: Any) -> tf.Operation:
@@ -84,7 +133,7 @@ def _read_average(update_op: Any) -> Optional[Average]:
     source = _read_value(value)
     if source is None:
         return None
-    return Average(var, value, decay, *source)
+    return Average(assign, var, value, decay, *source)
 
 
 def _find_assign(op: tf.Operation, depth: int = 3) -> Optional[tf.Operation]:

@@ -12,10 +12,15 @@ from accum._engine._combined import Pooled
 from accum._engine._value_and_gradients import Derived, Weight, checked, checked_variables, mean_and_gradients
 from accum._tf import Gradient, tf
 from accum.compat.v1._collections import Additions, depends_on, is_in_loop, ops_of
+from accum.compat.v1._first_call import FirstCall
 from accum.compat.v1._moving_statistics import moments_of, moves
-from accum.compat.v1._update_ops import Average, averages_in_place, read_averages
+from accum.compat.v1._update_ops import Average, averages_elsewhere, read_averages, still
 
 KEYS = tf.compat.v1.GraphKeys
+REFUSAL = (
+    "`function` creates a variable in its second call too, instead of using that of its first: create variables and "
+    "Keras layers outside of `function`, or by `tf.compat.v1.get_variable` with a fixed name."
+)
 
 
 def value_and_gradients(
@@ -120,7 +125,7 @@ class _Calls:
     def __init__(self, variables: Optional[List[tf.Variable]]) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._variables = variables
-        self._names = _tf.default_names()
+        self._first_call = FirstCall(REFUSAL)
         self._is_first = True
         self._kept_losses: List[tf.Operation] = []  # regularization losses of the first call that the others use too
         self.averages: List[Tuple[Average, Average]] = []
@@ -140,14 +145,15 @@ class _Calls:
         count = len(self._graph.get_operations())
         loss = compute()
         update_ops = additions.of(KEYS.UPDATE_OPS)
-        in_place = averages_in_place(self._graph.get_operations()[count:], update_ops)
+        averages = averages_elsewhere(self._graph.get_operations()[count:], update_ops)
+        in_place = [average.var.op.name for average in averages]
         if in_place:
             raise ValueError(
                 "Batch normalisation that updates its averages in place moves them with each micro-batch, by that "
                 "micro-batch's statistics: let it add the updates to UPDATE_OPS, such as by leaving out "
                 f"`updates_collections=None`. Received: {in_place}."
             )
-        self.averages = _read(update_ops)
+        self.averages = _taken_over(update_ops)
         local = (KEYS.UPDATE_OPS, KEYS.LOSSES)
         additions.keep(lambda key, added: key not in local and not depends_on(added, sources))
         self._kept_losses = ops_of(additions.of(KEYS.REGULARIZATION_LOSSES))
@@ -155,16 +161,9 @@ class _Calls:
 
     def _again(self, compute: Callable[[], tf.Tensor], sources: List[tf.Operation], additions: Additions) -> Any:
         """Call the function in the body of the loop, where it finds the variables and names of the first call."""
-        names = _tf.default_names()
-        _tf.set_default_names(self._names)
-        scope = tf.compat.v1.get_variable_scope()
-        reuse = tf.compat.v1.variable_scope(scope, reuse=tf.compat.v1.AUTO_REUSE, auxiliary_name_scope=False)
-        try:
-            with reuse, tf.variable_creator_scope(_refuse_variable):
-                loss = compute()
-        finally:
-            _tf.set_default_names(names)
-        averages = _read(additions.of(KEYS.UPDATE_OPS))
+        with self._first_call.again():
+            loss = compute()
+        averages = _taken_over(additions.of(KEYS.UPDATE_OPS))
         if [id(mean.var) for mean, _ in averages] != [id(mean.var) for mean, _ in self.averages]:
             raise ValueError("A micro-batch updates other averages of batch normalisation than the one before it.")
         self._require_losses_once(loss, additions, sources)
@@ -183,13 +182,10 @@ class _Calls:
             )
 
 
-def _read(update_ops: Sequence[Any]) -> List[Tuple[Average, Average]]:
-    return read_averages(update_ops, "Create them outside of `function`, or without UPDATE_OPS.") if update_ops else []
-
-
-def _refuse_variable(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-    raise ValueError(
-        "`function` creates a variable in its second call too, instead of using that of its first: create variables "
-        "and Keras layers outside of `function`, or by `tf.compat.v1.get_variable` with a fixed name. Received: "
-        f"name={kwargs.get('name')!r}."
-    )
+def _taken_over(update_ops: Sequence[Any]) -> List[Tuple[Average, Average]]:
+    """Read the averages that ops update, and still the ops: `function` may run them itself, for one micro-batch."""
+    if not update_ops:
+        return []
+    averages = read_averages(update_ops, "Create them outside of `function`, or without UPDATE_OPS.")
+    still(averages)
+    return averages

@@ -5,12 +5,9 @@ This knows nothing of the library. A micro-batch is a dict with
     "grads": for each variable None, an array, or `Rows`
     "weight": a number >= 0, or None for 1
     "then": "flush", "reset" or nothing: what the user calls after it
-
-One thing is not the full batch's, and documented: in a cycle within which the run is resumed, a variable without any
-gradient is given zeros if it had one in an earlier cycle.
 """
 
-from typing import Any, List, NamedTuple, Optional, Set
+from typing import Any, List, NamedTuple, Optional
 
 import numpy as np
 
@@ -44,10 +41,7 @@ def steps_of(case, micro_batches) -> List[Optional[Step]]:
     """Return for each micro-batch the step that is made after it, or None."""
     found: List[Optional[Step]] = []
     made, held, is_spoiled, taken = 0, [], False, 0
-    ever: Set[int] = set()  # the variables that had a gradient
-    is_resumed = False  # whether this cycle is the one within which the run was resumed
-    for number, micro_batch in enumerate(micro_batches):
-        ever |= {place for place, grad in enumerate(micro_batch["grads"]) if grad is not None}
+    for micro_batch in micro_batches:
         step = None
         is_finite = all(np.isfinite(_values(grad)).all() for grad in micro_batch["grads"] if grad is not None)
         if is_finite or case["nonfinite"] != "skip_micro":
@@ -56,11 +50,9 @@ def steps_of(case, micro_batches) -> List[Optional[Step]]:
             held, taken = held + [micro_batch], taken + 1
         ends = taken == accum_steps(case, made) or (micro_batch.get("then") == "flush" and taken)
         if ends and not is_spoiled and sum(_weight(each) for each in held) > 0:
-            step, made = _step(case, held, ever if is_resumed else set()), made + 1
+            step, made = _step(case, held), made + 1
         if ends or micro_batch.get("then") == "reset":
-            held, is_spoiled, taken, is_resumed = [], False, 0, False
-        if case["resume"] == number:
-            is_resumed = taken > 0
+            held, is_spoiled, taken = [], False, 0
         found.append(step)
     return found
 
@@ -81,12 +73,12 @@ def _values(grad):
     return grad.values if isinstance(grad, Rows) else grad
 
 
-def _step(case, held, zeroed):
+def _step(case, held):
     if _is_bare(case, held):
         return Step(held[0]["grads"], held[0]["grads"])
 
     def combined(dtype):
-        return [_combined(case, held, place, dtype, place in zeroed) for place in range(len(held[0]["grads"]))]
+        return [_combined(case, held, place, dtype) for place in range(len(held[0]["grads"]))]
 
     return Step(combined(np.float64), combined(np.float32))
 
@@ -97,14 +89,14 @@ def _is_bare(case, held):
     return case["accum_steps"] == 1 and case["face"] != "explicit" and not has_options
 
 
-def _combined(case, held, place, dtype, is_zeroed):
+def _combined(case, held, place, dtype):
     """Return the sum or mean of the gradients of one variable, computed in `dtype`, as float32.
 
     A gradient of weight 0 adds nothing, even if it is not finite, but its rows are touched.
     """
     pairs = [(each["grads"][place], dtype(_weight(each))) for each in held if each["grads"][place] is not None]
     if not pairs:
-        return zeros_of(case["variables"][place]) if is_zeroed else None
+        return None
     divisor = dtype(1) if case["reduction"] == "sum" else dtype(sum(dtype(_weight(each)) for each in held))
     if not isinstance(pairs[0][0], Rows):
         parts = [weight * grad.astype(dtype) for grad, weight in pairs if weight > 0]
@@ -115,10 +107,3 @@ def _combined(case, held, place, dtype, is_zeroed):
     for grad, weight in (pair for pair in pairs if pair[1] > 0):
         np.add.at(total, np.searchsorted(rows, grad.indices), weight * grad.values.astype(dtype))
     return Rows(rows, (total / divisor).astype(np.float32))
-
-
-def zeros_of(variable):
-    """Return a gradient of zeros, without any row if it is sparse."""
-    if variable["is_sparse"]:
-        return Rows(np.zeros([0], int), np.zeros([0] + variable["shape"][1:], "float32"))
-    return np.zeros(variable["shape"], "float32")

@@ -91,7 +91,9 @@ def _batches(draw, mode, case):
     else:
         sizes = draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))
     adds = case["has_second_input"] or "residual" in case["layers"]  # in Keras 3, `Add` fails for no examples
-    takes_none = mode == "accum_steps" and not is_fit and case["input"] == "vector" and not adds
+    # For no examples, some losses of Keras 3 have an axis, and can't be added to others.
+    fails = IS_KERAS_3 and "regularized" in case["layers"]
+    takes_none = mode == "accum_steps" and not is_fit and case["input"] == "vector" and not adds and not fails
     if takes_none and draw(st.integers(0, 3)) == 0:
         sizes[draw(st.integers(0, count - 1))] = 0
     options = {} if mode == "accum_steps" else {"micro_batch_size": draw(st.integers(1, 5))}

@@ -49,15 +49,21 @@ def _compare(case, place, number, ours, whole, reordered):
 
 
 def steps_of(case):
-    """Return the cycles that make a step, as lists of numbers of batches, and how many are made after each batch."""
+    """Return the cycles that make a step, as lists of numbers of batches, and how many are made after each batch.
+
+    Cycles without an example make none (law L5), but a model that does not accumulate is plain Keras (law L14), which
+    makes a step even then.
+    """
     options = dict({"accum_steps": 1, "last_cycle": "flush"}, **case["options"])
+    is_bare = options["accum_steps"] == 1
     cycles, held, made = [], [], []
     for _ in range(case["epochs"]):
         for number in range(len(case["sizes"])):
             held.append(number)
             is_last = case["how"] == "fit" and number == len(case["sizes"]) - 1
             is_full = len(held) == accum_steps(options, len(cycles))
-            if (is_full or (is_last and options["last_cycle"] == "flush")) and sum(case["sizes"][n] for n in held):
+            is_ended = is_full or (is_last and options["last_cycle"] == "flush")
+            if is_ended and (is_bare or any(case["sizes"][n] for n in held)):
                 cycles.append(held)
             if is_full or (is_last and options["last_cycle"] != "carry"):
                 held = []

@@ -23,6 +23,8 @@ TABLE = [
     ("[slim.batch_norm]", (2, 13), NEWEST, SLIM),
     ("[slim.batch_norm-rank2-ref-plain", (2, 13), NEWEST, SLIM),
     ("[slim.batch_norm-rank2-ref-fused", (2, 15), NEWEST, "tf_slim 1.1.0 uses `ops.Tensor`, which TF 2.15 dropped"),
+    ("[slim.batch_norm-as_", (2, 13), NEWEST, SLIM),
+    ("test_averages_that_are_updated_in_place_are_refused", (2, 13), NEWEST, SLIM),
     ("[slim.batch_norm-rank4", (2, 13), NEWEST, SLIM),
     ("[slim.batch_norm-rank5", (2, 13), NEWEST, SLIM),
     (

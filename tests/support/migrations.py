@@ -373,6 +373,7 @@ HOROVOD = "import horovod.tensorflow.keras as h\n"
 CYBERZHG = "from keras_gradient_accumulation import AdamAccumulated, GradientAccumulation\n"
 BOJONE = "from accum_optimizer import AccumOptimizer\n"
 ADAM = "from adam_accumulate import AdamAccumulate\n"
+OF_KERAS = "this file imports `keras`, which before TensorFlow 2.6 is another package than `tf.keras`"
 STYLEGAN2 = "import dnnlib.tflib as tflib\n"
 
 UNTOUCHED = [
@@ -524,6 +525,13 @@ LEFT = [
     Left("runai-partial", RUNAI + "partial(optimizers.Adam, steps=4)\n", 2, "`optimizers.Adam`: it is not called here"),
     Left("runai-unpacked", RUNAI + "optimizers.Adam(**options)\n", 2, "what `*` and `**` unpack"),
     Left("runai-elastic", "import runai.elastic.keras.models as m\nm.Model(net)\n", 2, "`m.Model`: there is no rule"),
+    Left("runai-of-keras", "import keras\n" + RUNAI + "optimizers.Optimizer(keras.optimizers.SGD(), 4)\n", 3, OF_KERAS),
+    Left("runai-sgd-of-keras", "from keras import layers\n" + RUNAI + "optimizers.SGD(4)\n", 3, OF_KERAS),
+    Left("bojone-of-keras", "from keras.optimizers import *\n" + BOJONE + "AccumOptimizer(Adam(), 4)\n", 3, OF_KERAS),
+    Left("cyberzhg-of-keras", CYBERZHG + "import keras.layers as k\nAdamAccumulated(4)\n", 3, OF_KERAS),
+    Left("cyberzhg-wrapper-of-keras", CYBERZHG + "import keras\nGradientAccumulation('sgd', 4)\n", 3, OF_KERAS),
+    Left("adam-accumulate-of-keras", ADAM + "import numpy, keras\nAdamAccumulate(accum_iters=4)\n", 3, OF_KERAS),
+    Left("h2g-net-of-keras", H2G + "import keras\nAccumOptimizer(keras.optimizers.Adam(), 4)\n", 3, OF_KERAS),
     Left(
         "tensorpack-one-call-per-gpu",
         TENSORPACK + "AccumGradOptimizer(o, 4)\ntrain(SyncMultiGPUTrainerReplicated(8))\n",

@@ -12,6 +12,7 @@ PARAMETERS = ("lr", "beta_1", "beta_2", "epsilon", "decay", "amsgrad", "accum_it
 
 def adam_accumulate(call, surroundings):
     """Rewrite `AdamAccumulate(lr, …, accum_iters)`. It takes the mean of all micro-batches, and counts steps."""
+    surroundings.require_keras_of_tensorflow()
     arguments = Arguments(call, PARAMETERS)
     require_known(arguments, PARAMETERS)
     if "accum_iters" not in arguments.names:

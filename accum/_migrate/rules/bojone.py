@@ -16,6 +16,7 @@ NOTE = (
 
 def accum_optimizer(call, surroundings):
     """Rewrite `AccumOptimizer(optimizer, steps_per_update)`."""
+    surroundings.require_keras_of_tensorflow()
     require_known(Arguments(call, PARAMETERS), PARAMETERS)
     package = "accum.compat.v1" if surroundings.is_graph_mode else "accum"
     name = "AccumOptimizer" if surroundings.is_graph_mode else "GradientAccumulateOptimizer"

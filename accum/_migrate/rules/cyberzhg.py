@@ -16,6 +16,7 @@ NOTE_ADAM = h2g_net.NOTE_ADAM.replace("H2G-Net", "keras-gradient-accumulation")
 
 def wrapper(call, surroundings):
     """Rewrite `GradientAccumulation(optimizer, accumulation_steps)`, whose `momentum_names` are not needed in accum."""
+    surroundings.require_keras_of_tensorflow()
     arguments = Arguments(call, WRAPPER)
     require_known(arguments, WRAPPER)
     if "accumulation_steps" not in arguments.names:

@@ -23,6 +23,7 @@ NOTE_ADAM = (
 
 def accum_optimizer(call, surroundings):
     """Rewrite `AccumOptimizer(optimizer, steps_per_update)`, which is for static graphs, like accum's."""
+    surroundings.require_keras_of_tensorflow()
     for name in Arguments(call, ACCUM).names:
         if name not in ACCUM:
             raise NotUnderstood(
@@ -38,6 +39,7 @@ def accum_optimizer(call, surroundings):
 
 def adam_accumulated(call, surroundings):
     """Rewrite `AdamAccumulated(accumulation_steps, …)`, for static graphs if eager execution is disabled."""
+    surroundings.require_keras_of_tensorflow()
     arguments = Arguments(call, ADAM)
     for name in arguments.names:
         if name not in ADAM + ("lr",):

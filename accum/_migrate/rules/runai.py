@@ -18,6 +18,7 @@ NOTE = "the inner optimizer now clips once, on the accumulated gradient; with Ru
 
 def wrap(call, surroundings):
     """Rewrite `Optimizer(optimizer, steps)`."""
+    surroundings.require_keras_of_tensorflow()
     arguments = Arguments(call, ("optimizer", "steps"))
     if sorted(arguments.names) != ["optimizer", "steps"]:
         raise NotUnderstood("it must have an optimizer and `steps`")
@@ -31,6 +32,7 @@ def wrap(call, surroundings):
 
 def made(name, call, surroundings):
     """Rewrite one of the optimizers that Run:AI wraps itself, such as `Adam(steps, …)`."""
+    surroundings.require_keras_of_tensorflow()
     arguments = Arguments(call, ("steps",))
     _require_same_rule(arguments)
     arguments.require_no_comment("steps")

@@ -1,0 +1,48 @@
+"""Functions with a gradient of their own, which refer to a model no longer than a step is traced."""
+
+import contextlib
+import threading
+import weakref
+from typing import Any, Callable, Iterator, List, Tuple
+
+from accum._tf import tf
+
+_in_this_thread = threading.local()  # .kept: list of (gradient function, list of results) of the current step, or None
+
+
+@contextlib.contextmanager
+def keeping_gradients() -> Iterator[None]:
+    """Keep the gradient functions that are made in this context until it ends. Gradients must be computed in it."""
+    before = getattr(_in_this_thread, "kept", None)
+    kept: List[Any] = []
+    _in_this_thread.kept = kept
+    try:
+        yield
+    finally:
+        _in_this_thread.kept = before
+        for _, results in kept:
+            results.clear()
+
+
+def custom_gradient(
+    function: Callable[..., Tuple[List[tf.Tensor], Callable[..., Any]]],
+) -> Callable[..., List[tf.Tensor]]:
+    """Decorate a function as `tf.custom_gradient` does; within `keeping_gradients`, its gradient ends with that.
+
+    In a graph, TensorFlow registers the gradient function under a new name, for ever, with everything that it refers
+    to. From 2.11 on, this includes the results, and by them the graph and the variables of a model.
+
+    Args:
+      function: function of tensors that returns (list of results, function of the gradients by them).
+    """
+    kept = getattr(_in_this_thread, "kept", None)
+    if kept is None or tf.executing_eagerly():  # eagerly, the tape holds the gradient function
+        return tf.custom_gradient(function)
+
+    def briefly_kept(*args: tf.Tensor) -> Any:
+        results, grad = function(*args)
+        kept.append((grad, results))
+        reference: Any = weakref.ref(grad)
+        return results, lambda *upstream: reference()(*upstream)
+
+    return tf.custom_gradient(briefly_kept)
