@@ -207,6 +207,15 @@ def test_a_clone_has_the_options_of_the_model(make):
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
 
 
+@pytest.mark.skipif(exceptions.LINE < (2, 12), reason="Keras made no subclassed models from configs before")
+def test_a_clone_is_of_its_own_class_if_another_has_the_same_name():
+    other = type("Subclassed", (tf.keras.Model,), {"__module__": "elsewhere", "call": lambda self, inputs: inputs})
+    accum.GradientAccumulateModel.from_model(other(), accum_steps=2)
+    model = accum.GradientAccumulateModel.from_model(Subclassed(), accum_steps=2)
+    again = accum.GradientAccumulateModel.from_config(model.get_config())
+    assert isinstance(again, Subclassed) and again.dense.units == 2
+
+
 def copied_layer(layer):
     return type(layer).from_config(layer.get_config())
 

@@ -286,8 +286,10 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         Raises:
           NotImplementedError: the model is subclassed and has no config.
         """
-        class_name, config = _tf.plain_config(self, getattr(type(self), "_base", _tf.Functional))
-        return dict(config, accumulation=dict(self._accum.get_config(), model=class_name))
+        base = getattr(type(self), "_base", _tf.Functional)
+        class_name, config = _tf.plain_config(self, base)
+        own = {} if _tf.comes_with_keras(base) else {"module": base.__module__}
+        return dict(config, accumulation=dict(self._accum.get_config(), model=class_name, **own))
 
     @classmethod
     def from_config(
@@ -296,7 +298,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         """Create a model, not yet compiled, from the config that `get_config` returned."""
         config = dict(config)
         accumulation = config.pop("accumulation")
-        known = {**bases_named(accumulation["model"]), **(custom_objects or {})}
+        known = {**bases_named(accumulation["model"], accumulation.get("module")), **(custom_objects or {})}
         model = _tf.model_from_plain_config(accumulation["model"], config, known)
         return cls.from_model(model, **ModelOptions.arguments_from(accumulation, custom_objects))
 

@@ -1,6 +1,6 @@
 """The classes of accumulating models: one for each class of models that is made to accumulate."""
 
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from accum import _tf
 
@@ -25,12 +25,14 @@ def concrete_class(cls: type, base: type) -> type:
     return _CONCRETE[cls, base]
 
 
-def bases_named(name: str) -> Dict[str, type]:
+def bases_named(name: str, module: Optional[str] = None) -> Dict[str, type]:
     """Return {name: class} for the one class of this name whose models have been made to accumulate, or {}.
 
-    A clone or file of such a model has only the name of its class.
+    A clone or file of such a model has only the names of its class and of the `module` that defines it.
     """
     bases = {base for _, base in _CONCRETE if base.__name__ == name}
+    if len(bases) > 1:
+        bases = {base for base in bases if base.__module__ == module}
     return {name: bases.pop()} if len(bases) == 1 else {}
 
 
