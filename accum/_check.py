@@ -220,6 +220,13 @@ def pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
     return listed
 
 
+def flag(name: str, value: Any) -> bool:
+    """Check that `value` is a bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"`{name}` must be a bool. Received: {name}={value!r}.")
+    return bool(value)
+
+
 def strategy(chosen: Any, is_central_storage: bool, is_parameter_server: bool) -> None:
     """Reject strategies that cannot give each replica its own accumulators."""
     if is_parameter_server:

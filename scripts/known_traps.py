@@ -271,7 +271,7 @@ TRAPS = [
         "regularization_per_micro_batch",
         "L19",
         "A loss beside that of the outputs, such as regularization, counts once for each micro-batch.",
-        [(SEGMENTS, "(self._part_of(loss, part), grad)", "(_float32(loss.value), grad)")],
+        [(SEGMENTS, "return weighted(value, self._micro.share(index, value.dtype))", "return value")],
         ["tests/test_whole_batch.py::test_losses_beside_the_call"],
         ["NVIDIA-NeMo/Automodel#3359", "NVIDIA/Megatron-LM#4070"],
     ),
@@ -713,8 +713,8 @@ TRAPS = [
         [
             (
                 "accum/_keras/_batch_norm_barrier.py",
-                "mean, variance = (self._broadcast(tf.cast(value, exact), values) for value in statistics)",
-                "mean, variance = tf.nn.moments(values, self._axes(values), keepdims=True)",
+                "(outputs,) = normalized(values, tf.cast(mean, dtype), tf.cast(variance, dtype), gamma, beta)",
+                "(outputs,) = normalized(values, *tf.nn.moments(values, axes), gamma, beta)",
             )
         ],
         ["tests/test_whole_batch.py::test_the_step_is_that_of_the_full_batch"],
@@ -727,11 +727,8 @@ TRAPS = [
         [
             (
                 "accum/_keras/_batch_norm_barrier.py",
-                "sums = tf.reduce_sum(taken * inputs, axes), tf.reduce_sum(taken * apart * apart, axes)",
-                "sums = (\n"
-                "            tf.reduce_sum(taken * inputs, axes),\n"
-                "            tf.stop_gradient(tf.reduce_sum(taken * apart * apart, axes)),\n"
-                "        )",
+                "factor = 2.0 * tf.math.divide_no_nan(by_variance, whole.count)",
+                "factor = 0.0 * by_variance",
             )
         ],
         ["tests/test_whole_batch.py::test_the_step_is_that_of_the_full_batch"],
@@ -743,11 +740,8 @@ TRAPS = [
         [
             (
                 "accum/_keras/_batch_norm_barrier.py",
-                "sums = tf.reduce_sum(taken * inputs, axes), tf.reduce_sum(taken * apart * apart, axes)",
-                "sums = (\n"
-                "            tf.stop_gradient(tf.reduce_sum(taken * inputs, axes)),\n"
-                "            tf.reduce_sum(taken * apart * apart, axes),\n"
-                "        )",
+                "grad += self._broadcast(tf.math.divide_no_nan(by_mean, whole.count), values)",
+                "pass",
             )
         ],
         ["tests/test_whole_batch.py::test_the_step_is_that_of_the_full_batch"],
@@ -801,14 +795,35 @@ TRAPS = [
         "Batch normalisation that is always in training predicts by the statistics of micro-batches.",
         [
             (
-                "accum/_keras/_model_segments.py",
-                "is_active = training if call.training is None else call.training",
-                "is_active = training",
+                "accum/_keras/_whole_batch.py",
+                'has_barriers = "batch_norm" in self._barriers and any(',
+                'has_barriers = self._is_training and "batch_norm" in self._barriers and any(',
             )
         ],
         [
             "tests/test_whole_batch.py::test_batch_normalisation_that_is_always_in_training_sees_whole_batches_in_prediction"
         ],
+    ),
+    Trap(
+        "draws_again",
+        "L20",
+        "A micro-batch that is computed again draws other random numbers.",
+        [("accum/_engine/_cut_graph.py", "(name in self.drawn and not is_first)", "False")],
+        ["tests/test_whole_batch.py::test_whatever_is_random_is_the_same_when_a_micro_batch_is_computed_again"],
+    ),
+    Trap(
+        "one_mask_for_all",
+        "L20",
+        "All micro-batches of a batch draw the same random numbers.",
+        [("accum/_engine/_cut_graph.py", "seeds.append(self.trace.offset64)", "pass")],
+        ["tests/test_whole_batch.py::test_whatever_is_random_is_the_same_when_a_micro_batch_is_computed_again"],
+    ),
+    Trap(
+        "assigns_again",
+        "L19",
+        "What a layer assigns once per batch is assigned by each micro-batch.",
+        [("accum/_engine/_cut_graph.py", "if self.level(final) is None:", "if False:")],
+        ["tests/test_whole_batch.py::test_what_a_layer_assigns_without_the_data_is_assigned_once"],
     ),
     Trap(
         "traces_for_ever",

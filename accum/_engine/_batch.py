@@ -1,6 +1,6 @@
 """A batch of examples, and the parts of it."""
 
-from typing import Any, Sequence, Union
+from typing import Any, List, Sequence, Union
 
 from accum._tf import tf
 
@@ -33,6 +33,36 @@ class Batch:
             raise ValueError(f"There is no batch to split into micro-batches: nothing has an axis. Received: {data!r}.")
         self.count = _the_same(counts)
 
+    def specs(self) -> List[tf.TensorSpec]:
+        """Return the specs of the tensors of a part of the batch, in the order of `flatten`."""
+        specs = []
+        for leaf, batched in zip(self._leaves, self._batched):
+            for number, tensor in enumerate(_components(leaf)):
+                is_shape = isinstance(leaf, tf.SparseTensor) and number == 2
+                shape = tensor.shape
+                if batched and not is_shape and shape.rank:
+                    shape = tf.TensorShape([None] + shape.as_list()[1:])
+                specs.append(tf.TensorSpec(shape, tensor.dtype))
+        return specs
+
+    def flatten(self, part: Any) -> List[tf.Tensor]:
+        """Return the tensors of what `part` has returned."""
+        return [tensor for leaf in tf.nest.flatten(part) for tensor in _components(leaf)]
+
+    def packed(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """Return tensors like those of `flatten` in the structure of the data."""
+        following = iter(tensors)
+        leaves = []
+        for leaf in self._leaves:
+            own = [next(following) for _ in _components(leaf)]
+            if isinstance(leaf, tf.SparseTensor):
+                leaves.append(tf.SparseTensor(*own))
+            elif isinstance(leaf, tf.RaggedTensor):
+                leaves.append(tf.RaggedTensor.from_nested_row_splits(own[0], own[1:], validate=False))
+            else:
+                leaves.append(own[0] if own else leaf)
+        return tf.nest.pack_sequence_as(self._data, leaves)
+
     def part(self, start: Size, size: Size) -> Any:
         """Return the examples from `start` to `start + size`, in the structure of the data."""
         parts = [_slice(leaf, start, size) if batched else leaf for leaf, batched in zip(self._leaves, self._batched)]
@@ -41,6 +71,15 @@ class Batch:
     def count_of(self, part: Any) -> Size:
         """Return the number of examples in what `part` has returned."""
         return next(_length(leaf) for leaf, batched in zip(tf.nest.flatten(part), self._batched) if batched)
+
+
+def _components(leaf: Any) -> List[tf.Tensor]:
+    """Return the tensors of which something in a batch consists; none if it is no tensor."""
+    if isinstance(leaf, tf.SparseTensor):
+        return [leaf.indices, leaf.values, leaf.dense_shape]
+    if isinstance(leaf, tf.RaggedTensor):
+        return [leaf.flat_values] + list(leaf.nested_row_splits)
+    return [leaf] if isinstance(leaf, tf.Tensor) else []
 
 
 def _as_tensor(leaf: Any) -> Any:

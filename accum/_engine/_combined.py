@@ -77,7 +77,7 @@ class Rows(Combined):
         shape = tf.TensorShape([None] + shape.as_list()[1:]) if shape.rank is not None else shape
         length = tf.maximum(loops, 1) if compiled else loops + 1  # XLA compiles a loop that never runs, too
         rows = tf.TensorArray(value.dtype, size=length, element_shape=shape, infer_shape=False, clear_after_read=False)
-        return rows if compiled else rows.write(0, value)
+        return rows if compiled or isinstance(value, tf.TensorSpec) else rows.write(0, value)
 
     def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
         return [rows.write(index if compiled else index + 1, value) for rows, value in zip(state, self.values)]
@@ -125,7 +125,7 @@ class Kept(Rows):
     @contextlib.contextmanager
     def _on_host(self, compiled: bool) -> Iterator[None]:
         with _tf.keeping_on_host(compiled) as is_elsewhere:
-            if is_elsewhere:
+            if is_elsewhere and not isinstance(self.values[0], tf.TensorSpec):
                 self.values = [tf.identity(value) for value in self.values]
             yield
 
@@ -182,8 +182,8 @@ class KeptTensors:
 class SlicesSum(Rows):
     """`tf.IndexedSlices` to be added up: their rows are concatenated, which costs no pass over the whole table."""
 
-    def __init__(self, grad: tf.IndexedSlices, dense_shape: Sequence[int]) -> None:
-        super().__init__(grad.values, grad.indices)
+    def __init__(self, values: tf.Tensor, indices: tf.Tensor, dense_shape: Sequence[int]) -> None:
+        super().__init__(values, indices)
         self._dense_shape = dense_shape
 
     def end(self, state: Sequence[Any], compiled: bool) -> tf.IndexedSlices:
@@ -198,7 +198,7 @@ def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Sc
     dtype = _tf.at_least_float32(grad.dtype)
     if isinstance(grad, tf.IndexedSlices):
         values = weighted(tf.cast(grad.values, dtype), weight)
-        return SlicesSum(tf.IndexedSlices(values, grad.indices), var.shape.as_list())
+        return SlicesSum(values, grad.indices, var.shape.as_list())
     grad = weighted(tf.cast(grad, dtype), weight)
     grad.set_shape(var.shape)
     return Sum(grad)

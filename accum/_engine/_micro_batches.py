@@ -64,41 +64,74 @@ class MicroBatches:
         self.batch = batch
         self.compiled = compiled
         self._as_function = as_function
+        self._is_within_loop = False  # whether the first micro-batch is in the loop that is being built
         self.cuts = cut(batch.count, size)
 
     def part(self, batch: Batch, index: Any) -> Any:
         """Return the micro-batch at `index` of any batch that is cut like this one, in the structure of its data."""
+        return batch.part(self.begin(index), self._size_of(index))
+
+    def begin(self, index: Any) -> Size:
+        """Return the place of the first example of the micro-batch at `index`."""
+        first, _, size = self.cuts
+        if index is FIRST or index is WHOLE:
+            return 0
+        return tf.where(index < 0, 0, first + index * size) if self._is_within_loop else first + index * size
+
+    def share(self, index: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
+        """Return the share of the micro-batch at `index` in the examples of the batch, a scalar."""
+        return tf.math.divide_no_nan(tf.cast(self._size_of(index), dtype), tf.cast(self.batch.count, dtype))
+
+    def _size_of(self, index: Any) -> Size:
         first, _, size = self.cuts
         if index is WHOLE:
-            return batch.part(0, batch.count)
-        return batch.part(0, first) if index is FIRST else batch.part(first + index * size, size)
+            return self.batch.count
+        if index is FIRST:
+            return first
+        is_alike = isinstance(first, int) and first == size
+        return size if is_alike or not self._is_within_loop else tf.where(index < 0, first, size)
 
-    def run(self, function: Callable[[Any, Any], Any]) -> Any:
+    def run(
+        self,
+        function: Callable[[Any, Any], Any],
+        like: Optional[Callable[[], Any]] = None,
+        after: Sequence[tf.Tensor] = (),
+    ) -> Any:
         """Run `function` on each micro-batch in turn, and combine the results.
 
         Args:
           function: function of a micro-batch, in the structure of the batch's data, and of its index: `FIRST`, or an
             int32 scalar tensor that counts from 0 in the loop. It returns a nested structure of `Combined` and None,
             the same for each micro-batch. Eagerly, a value may be None for some of them only.
+          like: function that returns what `function` does, with zeros for what is added up and a `tf.TensorSpec` for
+            what is not. With it, the first micro-batch is in the loop of a graph too, as -1, unless XLA compiles this,
+            and `function` gets None instead of the micro-batch.
+          after: what the loop of a graph waits for.
 
         Returns:
           The structure that `function` returns, with the combined values.
         """
         loops = self.cuts.loops
-        first = function(self.part(self.batch, FIRST), FIRST)
+        self._is_within_loop = like is not None and not tf.executing_eagerly() and not self.compiled
+        is_given = like is None
+        begin = (self.part(self.batch, FIRST) if is_given else None), FIRST
+        first = like() if like is not None and self._is_within_loop else function(*begin)
         leaves = tf.nest.flatten(first)
         states = [None if leaf is None else leaf.start(loops, self.compiled) for leaf in leaves]
 
         def returned(index: Any) -> List[Optional[Combined]]:
-            part = self.part(self.batch, index)
+            part = self.part(self.batch, index) if is_given else None
             if self._as_function and not tf.executing_eagerly():  # eagerly, the loop is Python's
                 return _within_function(lambda part: function(part, index), part)
             return tf.nest.flatten(function(part, index))
 
         if tf.executing_eagerly():
             _add_eagerly(returned, int(loops), leaves, states)
+        elif self._is_within_loop:
+            states = _add_in_graph(returned, loops, leaves, states, False, after)
         elif not isinstance(loops, int) or loops > 0:
             states = _add_in_graph(returned, loops, leaves, states, self.compiled)
+        self._is_within_loop = False
         ended = [None if leaf is None else leaf.end(state, self.compiled) for leaf, state in zip(leaves, states)]
         return tf.nest.pack_sequence_as(first, ended)
 
@@ -156,10 +189,12 @@ def _add_in_graph(
     leaves: Sequence[Optional[Combined]],
     states: Sequence[Any],
     compiled: bool,
+    after: Optional[Sequence[tf.Tensor]] = None,
 ) -> List[Any]:
     """Return `states` after the micro-batches of a `tf.while_loop`.
 
-    It starts after the first micro-batch has ended, because their memory must not add up.
+    It starts after the first micro-batch has ended, because their memory must not add up; or with that one, after what
+    is in `after`.
     """
 
     def body(index: Any, states: Any) -> Tuple[Any, Any]:
@@ -168,13 +203,14 @@ def _add_in_graph(
         added = [value for value in values if value is not None]
         return index + 1, [value.add(state, index, compiled) for value, state in zip(added, states)]
 
-    with tf.control_dependencies([value for leaf in leaves if leaf is not None for value in leaf.values]):
-        index = tf.identity(tf.constant(0))
+    waits = [value for leaf in leaves if leaf is not None for value in leaf.values] if after is None else after
+    with tf.control_dependencies(list(waits)):
+        index = tf.identity(tf.constant(0 if after is None else -1))
     # XLA needs a bound to differentiate a loop.
     bound = {"maximum_iterations": loops} if compiled and isinstance(loops, int) else {}
     before = index, [state for state in states if state is not None]
-    _, after = tf.while_loop(lambda index, _: index < loops, body, before, parallel_iterations=1, **bound)
-    following = iter(after)
+    _, states_after = tf.while_loop(lambda index, _: index < loops, body, before, parallel_iterations=1, **bound)
+    following = iter(states_after)
     return [None if state is None else next(following) for state in states]
 
 

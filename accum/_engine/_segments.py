@@ -2,159 +2,120 @@
 
     batch -> segment: each micro-batch in turn -> barrier -> segment: each micro-batch in turn -> ... -> outputs
 
-All micro-batches come up to a barrier before any passes it. Barriers are means and variances over the batch, layers
-that are called with the whole batch at once, and the outputs, on which a loss is computed. Only the tensors between
-segments are kept. The gradient goes through the segments in reverse, and computes each of them again, one micro-batch
-after the other, under a tape.
+All micro-batches come up to a barrier before any passes it. Barriers are means and variances over the batch, functions
+that are called with the whole batch at once, and the outputs, on which a loss is computed. A segment is a level of the
+traced function; see `_cut_graph`. What later segments need is kept for as long as they do; of what the gradient needs,
+only the tensors that cross a few cuts are; see `_kept_cuts`. The gradient goes through the segments in reverse. It
+computes the group of segments behind each kept cut again, and then each of them, with its gradient, micro-batch after
+micro-batch.
 
 The gradient of a mean or variance by the micro-batches is found like this. Let x be what is normalised, N the number of
 values of a feature in the whole batch, and let m and v be the gradients of the loss by mean and variance, which the
-later segment has added up over its micro-batches. Then the earlier segment differentiates, for each micro-batch,
+later segment has added up over its micro-batches. The earlier segment differentiates, for each micro-batch,
 
     m * sum(x) / N + v * sum((x - mean)^2) / N
 
-where `mean` is a constant, because the derivative of the variance by it is 0.
+where `mean` is a constant, because the derivative of the variance by it is 0. So the gradient by x is
+
+    m / N + 2 * v * (x - mean) / N
 """
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
+from accum._engine import _kept_cuts
 from accum._engine._accumulators import weighted
 from accum._engine._batch import Batch
-from accum._engine._combined import Kept, KeptTensors, Pooled, Sum, gradient_sum
+from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, SlicesSum, Sum
 from accum._engine._custom_gradient import custom_gradient
+from accum._engine._cut_graph import CutGraph, Phase
+from accum._engine._kept_cuts import Crossing
 from accum._engine._micro_batches import FIRST, WHOLE, MicroBatches
 from accum._engine._moments import Moments, over_replicas
 from accum._engine._replicas import sum_of_group
+from accum._engine._trace import Trace, WholeMark
 from accum._tf import Gradient, Scalar, tf
 
 Key = str
-Tensors = Dict[Key, Any]
 
 
-class Statistics:
-    """A barrier: the mean and variance of each feature over the batch. A face implements it.
-
-    Attributes:
-      order: int; statistics are received in this order.
-    """
-
-    order = 0
-
-    def moments(self, tensors: Tensors) -> Moments:
-        """Return the `Moments` of a micro-batch, given all that its segment knows."""
-        raise NotImplementedError
-
-    def parts(self, tensors: Tensors, whole: Moments) -> List[tf.Tensor]:
-        """Return the part of a micro-batch in the mean, and in the variance around the constant `whole.mean`."""
-        raise NotImplementedError
-
-    def receive(self, whole: Moments) -> None:
-        """Receive the `Moments` of the batch, once."""
-        raise NotImplementedError
-
-
-class AddedLoss(NamedTuple):
-    """A loss of a micro-batch, a scalar: the mean over its examples, or their sum."""
-
-    value: tf.Tensor
-    is_sum: bool
-
-
-class Ran(NamedTuple):
-    """What a segment returns of a micro-batch.
-
-    Attributes:
-      tensors: those that later segments or the caller need.
-      known: all that it knows, for the statistics at its end.
-      losses: list of `AddedLoss`.
-      moments: list of (`Moments`, function that receives those of the whole batch, once): further statistics, which
-        nothing waits for.
-    """
-
-    tensors: Tensors
-    known: Tensors
-    losses: Sequence[AddedLoss]
-    moments: Sequence[Tuple[Moments, Callable[[Moments], Any]]]
-
-
-class Segment(NamedTuple):
-    """A part of the function between two barriers.
-
-    Attributes:
-      run: function of a micro-batch of the batch, of the `Tensors` of earlier segments, and of
-        {`Statistics`: (mean, variance)}, which returns a `Ran`.
-      needs: function of a key: whether this segment reads that tensor of an earlier one.
-      starts: the `Statistics` that it uses.
-      ends: the `Statistics` that are computed from its tensors.
-      variables: the trainable variables that it may use.
-      is_whole: whether it runs once, with the whole batch, and not on each micro-batch.
-      name: what to call it in an error message.
-    """
-
-    run: Callable[[Any, Tensors, Dict[Statistics, Tuple[tf.Tensor, tf.Tensor]]], Ran]
-    needs: Callable[[Key], bool]
-    starts: Sequence[Statistics]
-    ends: Sequence[Statistics]
-    variables: Sequence[tf.Variable]
-    is_whole: bool
-    name: str
-
-
-class State:
-    """The variables that a segment changes when it runs, such as the state of random numbers.
+class Segments:
+    """A traced function in segments, which can be computed any number of times.
 
     Args:
-      rewound: variables that have to be as they were when a segment is computed again.
-      restored: other variables, which only must not have changed after it was computed again.
+      trace: a `Trace`.
+      recompute: whether to compute groups of segments again instead of keeping what crosses all cuts.
 
     Attributes:
-      variables: all of them.
+      graph: the `CutGraph`.
+      plan: the `Plan` of kept cuts.
+      groups: list of (first level, level after the last, `Phase` that computes the group's tensors again, or None).
+      last_uses: {key of a tensor: the last level whose forward phase uses it}.
+      kept: keys that are kept for the gradient.
     """
 
-    def __init__(self, rewound: Sequence[tf.Variable], restored: Sequence[tf.Variable]) -> None:
-        self._rewound = rewound
-        self.variables = list(rewound) + list(restored)
+    def __init__(self, trace: Trace, recompute: bool = True) -> None:
+        self.graph = graph = CutGraph(trace)
+        self._functions: Dict[int, Any] = {}
+        uses = {
+            key: Crossing(level, max(later | backward | {level}), _bytes(graph, key))
+            for key, (level, later, backward) in graph.uses.items()
+        }
+        self.plan = _kept_cuts.choose(list(uses.values()), graph.count, recompute)
+        self.last_uses = {key: max(later | {level}) for key, (level, later, _) in graph.uses.items()}
+        is_needed = {key: one for key, one in uses.items() if graph.uses[key][1] or graph.uses[key][2]}
+        self.kept = _kept_cuts.kept_keys(is_needed, self.plan.cuts)
+        self.kept |= {key for key in uses if _tf.name_of(key) in graph.drawn}
+        self.groups: List[Tuple[int, int, Optional[Phase]]] = []
+        for begin, end in zip(self.plan.cuts, self.plan.cuts[1:] + [graph.count]):
+            inner = [
+                key
+                for key, (level, _, backward) in graph.uses.items()
+                if begin <= level and any(level < use < end for use in backward) and key not in self.kept
+            ]
+            if end == graph.count:  # the forward pass has just computed them
+                self.kept.update(inner)
+                inner = []
+            self.groups.append((begin, end, graph.recomputed(begin, end, inner) if inner else None))
 
-    def read(self) -> List[tf.Tensor]:
-        """Return the values to which `rewind` can go back, each with an additional first axis."""
-        return [tf.expand_dims(var.read_value(), axis=0) for var in self._rewound]
+    def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
+        """Compute a phase, given {key: tensor} for what it takes. It is a function of its own, which is made once."""
+        keys = [key for key in phase.feeds if key in feeds]
+        if id(phase) not in self._functions:
 
-    def rewind(self, values: Sequence[tf.Tensor]) -> None:
-        """Go back to what `read` has returned."""
-        for var, value in zip(self._rewound, values):
-            var.assign(tf.reshape(value, var.shape))
+            @_tf.untouched_by_autograph
+            def function(*values: tf.Tensor) -> List[tf.Tensor]:
+                found = self.graph.run(phase, dict(zip(keys, values)))
+                return [found[key] for key in phase.fetches]
 
-    def read_all(self) -> List[tf.Tensor]:
-        """Return the values of all variables, for `restore_all`."""
-        return [tf.identity(var.read_value()) for var in self.variables]
+            self._functions[id(phase)] = tf.function(function).get_concrete_function(*map(self.spec, keys)), phase
+        found = self._functions[id(phase)][0](*[feeds[key] for key in keys])
+        return dict(zip(phase.fetches, found if isinstance(found, (list, tuple)) else [found]))
 
-    def restore_all(self, values: Sequence[tf.Tensor]) -> None:
-        """Set all variables to what `read_all` has returned."""
-        for var, value in zip(self.variables, values):
-            var.assign(value)
+    def spec(self, key: Key) -> tf.TensorSpec:
+        """Return shape and dtype of a tensor of a micro-batch."""
+        return self.graph.spec(key)
+
+    def zeros(self, key: Key, is_sum: bool = True) -> tf.Tensor:
+        """Return zeros like a tensor whose shape is known; for a sum, in float32 at least."""
+        tensor = self.graph.trace.graph.get_tensor_by_name(key)
+        return tf.zeros(tensor.shape, _tf.at_least_float32(tensor.dtype) if is_sum else tensor.dtype)
+
+
+def _bytes(graph: CutGraph, key: Key) -> int:
+    """Return the bytes of a tensor, for one example."""
+    spec = graph.spec(key)
+    size = spec.dtype.size
+    for length in (spec.shape.as_list() if spec.shape.rank else [1])[1:]:
+        size *= length or 1
+    return size
 
 
 class _Stored(NamedTuple):
     """A tensor of all micro-batches."""
 
-    kept: KeptTensors
+    kept: Any  # `KeptTensors`
     is_whole: bool  # whether it was computed at once
-
-
-class _Gradients:
-    """The gradients that are known when the segments behind have been computed again.
-
-    Attributes:
-      by_variables: {id of a variable: gradient, or None}.
-      by_tensors: {key of a tensor: list of what is to be added up}.
-      by_statistics: {`Statistics`: [gradient by the mean, by the variance]}.
-    """
-
-    def __init__(self, grads: Dict[Key, tf.Tensor]) -> None:
-        self.by_variables: Dict[int, Optional[Gradient]] = {}
-        self.by_tensors = {key: [_stored_whole(grad)] for key, grad in grads.items()}
-        self.by_statistics: Dict[Statistics, List[Optional[tf.Tensor]]] = {}
 
 
 def _stored_whole(tensor: tf.Tensor) -> _Stored:
@@ -165,9 +126,9 @@ class SegmentedFunction:
     """One run of a function in segments, and its gradient.
 
     Args:
-      segments: list of `Segment`, in order.
+      segments: `Segments`.
       micro_batches: `MicroBatches` of the batch.
-      state: what the segments change.
+      flatten: function of a micro-batch that returns the list of its tensors, as they were traced.
       group_size: int, the number of replicas over whose examples statistics are computed together.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
         for 1; called when they are computed. See `_moments.over_replicas`.
@@ -175,77 +136,151 @@ class SegmentedFunction:
 
     def __init__(
         self,
-        segments: Sequence[Segment],
+        segments: Segments,
         micro_batches: MicroBatches,
-        state: State,
+        flatten: Callable[[Any], List[tf.Tensor]],
         group_size: int = 1,
         weight: Callable[[], Optional[Scalar]] = lambda: None,
     ) -> None:
         self._segments = segments
+        self._cut = segments.graph
+        self._trace = segments.graph.trace
         self._micro = micro_batches
-        self._state = state
+        self._flatten = flatten
         self._group_size = group_size
         self._weight = weight
         self._stored: Dict[Key, _Stored] = {}
-        self._states: List[List[_Stored]] = []  # of each segment, before each micro-batch
-        self._wholes: Dict[Statistics, Moments] = {}
-        self._loss_counts: List[int] = []
+        self._known: Dict[Key, tf.Tensor] = {}  # what is the same for all micro-batches
+        self._loss_grads: Dict[Any, Any] = {}
+        self._wholes: List[Moments] = [Moments(None, None, None)] * len(self._trace.statistics)
 
-    def forward(self, keys: Callable[[Key], bool]) -> Tuple[Tensors, List[tf.Tensor]]:
-        """Run the function.
+    def forward(self) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
+        """Run the function. Returns (its outputs, the losses that were added)."""
+        cut, trace = self._cut, self._trace
+        if any(trace.seed in phase.feeds for phase in cut.forward + cut.wholes):
+            with _tf.on_host():
+                self._known[trace.seed] = tf.cast(tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32), tf.int64)
+        for key, handle in cut.states.items():
+            self._known[key] = _tf.read_handle(handle, cut.spec(key).dtype)
+        found: Dict[Key, Any] = {}
+        losses = {loss.value: loss for loss in trace.losses}
+        for level, phase in enumerate(cut.forward):
+            for number, whole in enumerate(cut.wholes):
+                if whole.level == level:
+                    self._run_whole(trace.wholes[number], whole)
+            if phase.fetches or phase.effects:
+                self._forward(level, phase, losses, found)
+            for key in [key for key in self._stored if self._is_done(key, level)]:
+                del self._stored[key]
+        self._end_states()
+        self._receive(found)
+        return [found[key] for key in trace.outputs], [found[loss.value] for loss in trace.losses]
 
-        Args:
-          keys: function of a key: whether that tensor of the whole batch is returned.
+    def _is_done(self, key: Key, level: int) -> bool:
+        return key not in self._segments.kept and self._segments.last_uses.get(key, level + 1) <= level
 
-        Returns:
-          ({key: tensor}, list of losses).
-        """
-        losses: List[tf.Tensor] = []
-        for segment in self._segments:
-            losses.extend(self._forward(segment))
-        for statistics in sorted(self._wholes, key=lambda statistics: statistics.order):
-            statistics.receive(self._wholes[statistics])
-        return {key: stored.kept.joined() for key, stored in self._stored.items() if keys(key)}, losses
+    def _end_states(self) -> None:
+        """Assign, once, what does not depend on the batch."""
+        if self._cut.assigned:
+            values = self._segments.run(self._cut.finals, self._feeds(self._cut.finals, FIRST))
+            for handle, key in self._cut.assigned:
+                _tf.assign_handle(handle, values[key])
 
-    def _forward(self, segment: Segment) -> List[tf.Tensor]:
-        keys: List[Key] = []
-        receivers: List[Callable[[Moments], Any]] = []
+    def _receive(self, found: Dict[Key, Any]) -> None:
+        ordered = sorted(range(len(self._wholes)), key=lambda number: self._trace.statistics[number].barrier.order)
+        for number in ordered:
+            self._trace.statistics[number].barrier.receive(self._wholes[number])
+        for moments, receive in self._trace.moments:
+            receive(found[moments.mean])
 
-        def micro_batch(part: Any, index: Any) -> Any:
-            before = self._state.read()
-            with tf.control_dependencies(before):
-                ran = segment.run(part, self._tensors(segment, index), self._statistics(segment))
-            keys[:] = list(ran.tensors)
-            receivers[:] = [receive for _, receive in ran.moments]
+    def _forward(self, level: int, phase: Phase, losses: Dict[Key, Any], found: Dict[Key, Any]) -> None:
+        trace, cut = self._trace, self._cut
+        ends = [
+            (number, mark) for number, mark in enumerate(trace.statistics) if cut.level(mark.moments.mean) in (level,)
+        ]
+        others = [moments for moments, _ in trace.moments if (cut.level(moments.mean) or 0) == level]
+        crossing = [key for key in phase.fetches if key in cut.uses]
+        outputs = [
+            key for key in dict.fromkeys(trace.outputs) if key in phase.fetches and (cut.level(key) or 0) == level
+        ]
+        added = [key for key in losses if key in phase.fetches]
+
+        def combined(value: Callable[[Key], Any], part_of_loss: Callable[[Any], Any], moments: Callable) -> Any:  # type: ignore[type-arg]
             return [
-                [Kept(value) for value in before],
-                [Kept(tensor) for tensor in ran.tensors.values()],
-                [Sum(self._part_of(loss, part)) for loss in ran.losses],
-                [Pooled(*statistics.moments(ran.known)) for statistics in segment.ends],
-                [Pooled(*moments) for moments, _ in ran.moments],
+                [Kept(value(key)) for key in crossing],
+                [JoinedRows(value(key)) for key in outputs],
+                [Sum(part_of_loss(key)) for key in added],
+                [Pooled(*[moments(key) for key in mark.moments]) for _, mark in ends],
+                [Pooled(*[moments(key) for key in each]) for each in others],
             ]
 
-        states, kept, losses, moments, others = self._run(segment, micro_batch)
-        self._states.append([_Stored(state, segment.is_whole) for state in states])
-        self._stored.update({key: _Stored(tensor, segment.is_whole) for key, tensor in zip(keys, kept)})
-        self._loss_counts.append(len(losses))
-        for statistics, pooled in zip(segment.ends, moments):
-            part = Moments(*pooled)
-            self._wholes[statistics] = part if self._group_size == 1 else over_replicas(part, None, self._group_size)
-        for receive, pooled in zip(receivers, others):
-            receive(Moments(*pooled))
-        return losses
+        def micro_batch(_: Any, index: Any) -> Any:
+            values = self._segments.run(phase, self._feeds(phase, index))
+            value = values.__getitem__
+            return combined(value, lambda key: self._part_of(losses[key], value(key), index), value)
 
-    def _run(self, segment: Segment, function: Callable[[Any, Any], Any]) -> Any:
-        return self._micro.run_at_once(function) if segment.is_whole else self._micro.run(function)
+        def like() -> Any:
+            zeros = self._segments.zeros
+            return combined(self._segments.spec, zeros, lambda key: zeros(key))
 
-    def _part_of(self, loss: AddedLoss, part: Any) -> tf.Tensor:
+        kept, rows, sums, pooled, pooled_others = self._micro.run(micro_batch, like)
+        self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(crossing, kept)})
+        found.update(zip(outputs, rows))
+        found.update(zip(added, sums))
+        for (number, mark), own in zip(ends, pooled):
+            part = Moments(*own)
+            whole = part if self._group_size == 1 else over_replicas(part, None, self._group_size)
+            self._wholes[number] = whole
+            self._known[mark.mean], self._known[mark.variance] = whole.mean, whole.variance
+            if mark.whole_count is not None and mark.whole_mean is not None:
+                self._known[mark.whole_count], self._known[mark.whole_mean] = whole.count, whole.mean
+        found.update({moments.mean: Moments(*own) for moments, own in zip(others, pooled_others)})
+
+    def _run_whole(self, mark: WholeMark, phase: Phase) -> None:
+        """Compute what is called with the whole batch."""
+        for key, given in zip(mark.arguments, mark.given):
+            self._known[key] = self._stored[given].kept.joined()
+        results = self._segments.run(phase, self._feeds(phase, WHOLE))
+        for key, result in zip(mark.parts, mark.results):
+            self._stored[key] = _stored_whole(results[result])
+        for key in mark.arguments:
+            del self._known[key]
+
+    def _part_of(self, loss: Any, value: tf.Tensor, index: Any) -> tf.Tensor:
         """Return the part of a micro-batch in a loss of the batch."""
-        value = _float32(loss.value)
-        return value if loss.is_sum else weighted(value, share_of(self._micro.batch, part, value.dtype))
+        value = _float32(value)
+        if self._cut.level(loss.value) is None or not loss.is_sum:
+            return weighted(value, self._micro.share(index, value.dtype))
+        return value
 
-    def _tensors(self, segment: Segment, index: Any) -> Tensors:
-        return {key: self._at(stored, index) for key, stored in self._stored.items() if segment.needs(key)}
+    def _feeds(self, phase: Phase, index: Any) -> Dict[Key, tf.Tensor]:
+        """Return {key: tensor} for what a phase takes of a micro-batch."""
+        trace = self._trace
+        feeds: Dict[Key, tf.Tensor] = {}
+        leaves = None
+        for key in phase.feeds:
+            if key in self._known:
+                feeds[key] = self._cast(key, self._known[key])
+            elif key in self._stored:
+                feeds[key] = self._cast(key, self._at(self._stored[key], index))
+            elif key in trace.inputs:
+                if leaves is None:
+                    leaves = self._flatten(self._micro.part(self._micro.batch, index))
+                feeds[key] = leaves[trace.inputs.index(key)]
+            elif key == trace.share:
+                feeds[key] = self._micro.share(index)
+            elif key == trace.position:
+                feeds[key] = tf.cast(self._micro.begin(index), tf.int64)
+            elif key in self._loss_grads:
+                loss, grad = self._loss_grads[key]
+                share = tf.ones([], grad.dtype) if loss.is_sum else self._micro.share(index, grad.dtype)
+                feeds[key] = self._cast(key, grad * share)
+            elif not self._cut.is_captured(key):  # the cotangent of what has no effect
+                feeds[key] = self._segments.zeros(key, False)
+        return feeds
+
+    def _cast(self, key: Key, value: tf.Tensor) -> tf.Tensor:
+        return tf.cast(value, self._segments.spec(key).dtype)
 
     def _at(self, stored: _Stored, index: Any) -> tf.Tensor:
         if index is WHOLE:
@@ -254,109 +289,148 @@ class SegmentedFunction:
             return self._micro.part(Batch(stored.kept.first), index)
         return stored.kept.first if index is FIRST else stored.kept.at(index)
 
-    def _statistics(self, segment: Segment) -> Dict[Statistics, Tuple[tf.Tensor, tf.Tensor]]:
-        wholes = [(statistics, self._wholes[statistics]) for statistics in segment.starts]
-        # New tensors, which a tape can watch within a loop.
-        return {statistics: (tf.identity(whole.mean), tf.identity(whole.variance)) for statistics, whole in wholes}
-
     # ------------------------------------------------------------------------------------------------------------
 
-    def backward(self, grads: Dict[Key, tf.Tensor], loss_grads: Sequence[tf.Tensor]) -> Dict[int, Optional[Gradient]]:
+    def backward(self, grads: Sequence[Optional[tf.Tensor]], loss_grads: Sequence[tf.Tensor]) -> List[Any]:
         """Differentiate what `forward` has returned.
 
         Args:
-          grads: {key: gradient by that tensor of the whole batch}.
+          grads: list of the gradients by the outputs, None for those that can't have one.
           loss_grads: list of the gradients by the losses.
 
         Returns:
-          {id of a variable: its gradient, in float32 at least, or None}.
+          List of the gradients by the variables, in float32 at least, or None.
         """
-        after = self._state.read_all()
-        known = _Gradients(grads)
-        losses = list(loss_grads)
-        for number in reversed(range(len(self._segments))):
-            begin = len(losses) - self._loss_counts[number]
-            losses, own_losses = losses[:begin], losses[begin:]
-            self._backward(number, known, own_losses)
-        self._state.restore_all(after)
-        return known.by_variables
+        cut, trace = self._cut, self._trace
+        given = [(key, grad) for key, grad in zip(trace.cotangents, grads) if key is not None]
+        self._stored.update({key: _stored_whole(grad) for key, grad in given})
+        self._loss_grads = {loss.cotangent: (loss, grad) for loss, grad in zip(trace.losses, loss_grads)}
+        totals: Dict[Key, Any] = {}
+        after: Sequence[Any] = [grad for _, grad in given] + list(loss_grads)
+        for begin, end, phase in reversed(self._segments.groups):
+            if phase is not None:
+                self._recompute(phase, after)
+            for level in reversed(range(begin, end)):
+                if cut.backward[level].fetches:
+                    after = self._backward(level, totals, after)
+                for number, whole in enumerate(cut.wholes_backward):
+                    if whole.level == level:
+                        self._backward_whole(trace.wholes[number], whole, totals)
+                for key in [key for key in self._stored if self._is_done_backward(key, level)]:
+                    del self._stored[key]
+        return self._by_variables(totals)
 
-    def _backward(self, number: int, known: _Gradients, loss_grads: Sequence[tf.Tensor]) -> None:
-        """Compute a segment again, and add the gradients by what it needed to `known`."""
-        segment = self._segments[number]
-        keys: List[Key] = []
+    def _is_done_backward(self, key: Key, level: int) -> bool:
+        """Whether no earlier level needs a tensor."""
+        if key not in self._cut.uses:
+            return False
+        own, _, backward = self._cut.uses[key]
+        is_needed = own < level and (key in self._segments.kept or any(use < level for use in backward))
+        return not is_needed
 
-        def micro_batch(part: Any, index: Any) -> Any:
-            self._state.rewind([self._at(state, index) for state in self._states[number]])
-            tensors, statistics = self._tensors(segment, index), self._statistics(segment)
-            keys[:] = [key for key, tensor in tensors.items() if is_differentiable(tensor)]
-            sources = [list(segment.variables), [tensors[key] for key in keys], list(statistics.values())]
-            with _tf.unwatched(), tf.GradientTape() as tape:
-                tape.watch(sources[1:])
-                ran = segment.run(part, tensors, statistics)
-                targets = self._targets(segment, ran, known, index)
-                targets += [(self._part_of(loss, part), grad) for loss, grad in zip(ran.losses, loss_grads)]
-            self._check_repeats(segment, ran, index)
-            if not targets:
-                return tf.nest.map_structure(lambda _: None, sources)
-            values, upstream = [value for value, _ in targets], [grad for _, grad in targets]
-            by_variables, by_tensors, by_statistics = tape.gradient(values, sources, upstream)
+    def _recompute(self, phase: Phase, after: Sequence[Any]) -> None:
+        """Compute the tensors of a group again."""
+
+        def combined(value: Callable[[Key], Any]) -> Any:
+            return [Kept(value(key)) for key in phase.fetches]
+
+        def micro_batch(_: Any, index: Any) -> Any:
+            return combined(self._segments.run(phase, self._feeds(phase, index)).__getitem__)
+
+        kept = self._micro.run(micro_batch, lambda: combined(self._segments.spec), after)
+        self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(phase.fetches, kept)})
+
+    def _backward(self, level: int, totals: Dict[Key, Any], after: Sequence[Any]) -> Sequence[Any]:
+        """Compute a segment again with its gradient. Returns tensors that are there when it is done."""
+        cut, trace = self._cut, self._trace
+        phase = cut.backward[level]
+        rows = {grad[0]: (grad[1], shape) for grad, shape in zip(trace.grads, trace.shapes) if isinstance(grad, tuple)}
+        part_grads = {key for mark in trace.wholes for key in mark.part_grads}
+        sums = {key for mark in trace.statistics for key in mark.grads} | set(cut.summed)
+        sums |= {grad for grad in trace.grads if isinstance(grad, str)}
+        own_rows = [key for key in phase.fetches if key in rows]
+        late = [key for key in phase.fetches if key in cut.late or key in part_grads]
+        summed = [key for key in phase.fetches if key in sums]
+
+        def combined(value: Callable[[Key], Any], added: Callable[[Any], Any]) -> Any:
             return [
-                [gradient_sum(grad, var, None) for grad, var in zip(by_variables, segment.variables)],
-                [None if grad is None else Kept(tf.convert_to_tensor(grad)) for grad in by_tensors],
-                [tuple(None if grad is None else Sum(grad) for grad in pair) for pair in by_statistics],
+                [Kept(value(key)) for key in late],
+                [Sum(added(value(key))) for key in summed],
+                [SlicesSum(value(key), value(rows[key][0]), rows[key][1]) for key in own_rows],
             ]
 
-        by_variables, by_tensors, by_statistics = self._run(segment, micro_batch)
-        for var, grad in zip(segment.variables, by_variables):
-            known.by_variables[id(var)] = _plus(known.by_variables.get(id(var)), grad)
-        for key, kept in zip(keys, by_tensors):
-            if kept is not None:
-                known.by_tensors.setdefault(key, []).append(_Stored(kept, segment.is_whole))
-        for statistics, pair in zip(segment.starts, by_statistics):
-            known.by_statistics[statistics] = self._over_replicas(pair)
+        def micro_batch(_: Any, index: Any) -> Any:
+            return combined(self._segments.run(phase, self._feeds(phase, index)).__getitem__, _float32)
+
+        like = self._segments.spec, lambda spec: spec
+        found = self._micro.run(
+            micro_batch, lambda: _with_zeros(combined(*like), lambda key: self._segments.zeros(key), summed), after
+        )
+        self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(late, found[0])})
+        totals.update(zip(summed, found[1]))
+        totals.update(zip(own_rows, found[2]))
+        for mark in trace.statistics:
+            if any(grad in summed for grad in mark.grads):
+                by_statistics = self._over_replicas([totals.get(grad) for grad in mark.grads])  # type: ignore[arg-type]
+                pairs = zip(mark.cotangents, by_statistics)
+                self._known.update({key: grad for key, grad in pairs if grad is not None and key is not None})
+        return [getattr(total, "values", total) for total in list(found[1]) + list(found[2])] or after
+
+    def _backward_whole(self, mark: WholeMark, phase: Phase, totals: Dict[Key, Any]) -> None:
+        """Differentiate what is called with the whole batch."""
+        for key, given in zip(mark.arguments, mark.given):
+            self._known[key] = self._stored[given].kept.joined()
+        for cotangent, _result, grad in zip(mark.result_cotangents, mark.results, mark.part_grads):
+            if cotangent is not None and grad is not None:
+                self._known[cotangent] = self._stored.pop(grad).kept.joined()
+        found = self._segments.run(phase, self._feeds(phase, WHOLE))
+        for cotangent, grad in zip(mark.given_cotangents, mark.argument_grads):
+            if cotangent is not None and grad is not None:
+                self._stored[cotangent] = _stored_whole(found[grad])
+        rows = {
+            grad[0]: (grad[1], shape)
+            for grad, shape in zip(self._trace.grads, self._trace.shapes)
+            if isinstance(grad, tuple)
+        }
+        for key, value in found.items():
+            if key in rows:
+                totals[key] = tf.IndexedSlices(value, found[rows[key][0]], tf.constant(rows[key][1], tf.int64))
+            else:
+                totals[key] = _float32(value)
+        for key in mark.arguments:
+            del self._known[key]
+
+    def _by_variables(self, totals: Dict[Key, Any]) -> List[Any]:
+        cut = self._cut
+        feeds = {key: totals[key] for key in cut.weights.feeds if key in totals}
+        for key in cut.weights.feeds:
+            if key in self._known:
+                feeds[key] = self._known[key]
+            elif key in self._loss_grads:
+                feeds[key] = self._loss_grads[key][1]
+        for key in feeds:
+            feeds[key] = tf.cast(feeds[key], self._segments.spec(key).dtype)
+        if cut.weights.fetches:
+            found = self._segments.run(cut.weights, feeds)
+            totals.update({key: _float32(value) for key, value in found.items()})
+        return [
+            None if grad is None else totals[grad if isinstance(grad, str) else grad[0]] for grad in self._trace.grads
+        ]
 
     def _over_replicas(self, grads: Sequence[Any]) -> List[Optional[tf.Tensor]]:
         """Add up the gradients by statistics over the replicas, which share them, each by the weight of its replica."""
         if self._group_size == 1 or all(grad is None for grad in grads):
             return list(grads)
         weight = self._weight()
-        weight = tf.cast(1.0 if weight is None else weight, grads[0].dtype)
-        sums = sum_of_group([weight * grad for grad in grads], self._group_size)
-        return [tf.math.divide_no_nan(total, weight) for total in sums]
+        weight = tf.cast(1.0 if weight is None else weight, next(grad for grad in grads if grad is not None).dtype)
+        sums = sum_of_group([weight * grad for grad in grads if grad is not None], self._group_size)
+        following = iter(sums)
+        return [None if grad is None else tf.math.divide_no_nan(next(following), weight) for grad in grads]
 
-    def _targets(self, segment: Segment, ran: Ran, known: _Gradients, index: Any) -> List[Tuple[tf.Tensor, tf.Tensor]]:
-        """Return what is differentiated in a segment, as a list of (tensor, gradient by it)."""
-        targets = []
-        for key, tensor in ran.tensors.items():
-            grads = [tf.cast(self._at(stored, index), tensor.dtype) for stored in known.by_tensors.get(key, ())]
-            if grads:
-                targets.append((tensor, tf.add_n(grads)))
-        for statistics in segment.ends:
-            pairs = zip(statistics.parts(ran.known, self._wholes[statistics]), known.by_statistics[statistics])
-            targets += [(part, tf.cast(grad, part.dtype)) for part, grad in pairs if grad is not None]
-        return targets
 
-    def _check_repeats(self, segment: Segment, ran: Ran, index: Any) -> None:
-        """Check that a segment has computed the same once more. The first micro-batch is enough to tell."""
-        if self._micro.compiled or (index is not FIRST and not segment.is_whole):  # XLA can't raise
-            return
-        same = tf.constant(True)
-        for key, tensor in ran.tensors.items():
-            if tensor.dtype.is_floating:
-                before, now = _float32(self._at(self._stored[key], index)), _float32(tensor)
-                apart, size = tf.reduce_sum(tf.abs(now - before)), tf.reduce_sum(tf.abs(before))
-                allowed = (0.05 if tensor.dtype.size < 4 else 1e-3) * size
-                # NaN is the same. In a graph, TensorFlow makes `<=` of `not >`, which NaN is not either.
-                same &= (apart <= allowed) | tf.math.is_nan(apart)
-        message = (
-            f"A layer must compute the same when it is run again on the same micro-batch, but {segment.name} did not. "
-            "Random numbers must come from a generator of Keras, and nothing may depend on how often a layer is called."
-        )
-        if not tf.executing_eagerly():
-            tf.debugging.Assert(same, [message])
-        elif not same:
-            raise ValueError(message)
+def _with_zeros(combined: Any, zeros: Callable[[Key], tf.Tensor], keys: Sequence[Key]) -> Any:
+    """Replace the second list of what a micro-batch returns by sums that begin with zeros."""
+    return [combined[0], [Sum(zeros(key)) for key in keys], combined[2]]
 
 
 def with_gradient(
@@ -404,25 +478,5 @@ def _without_gradient(tensor: tf.Tensor) -> Any:
     return probe
 
 
-def share_of(batch: Batch, part: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Return the share of a micro-batch in the examples of a batch, a scalar."""
-    return tf.math.divide_no_nan(tf.cast(batch.count_of(part), dtype), tf.cast(batch.count, dtype))
-
-
-def is_differentiable(tensor: tf.Tensor) -> bool:
-    """Whether a tensor can have a gradient."""
-    return tensor.dtype.is_floating or tensor.dtype.is_complex
-
-
 def _float32(tensor: Any) -> tf.Tensor:
     return tf.cast(tensor, _tf.at_least_float32(tensor.dtype))
-
-
-def _plus(one: Optional[Gradient], other: Optional[Gradient]) -> Optional[Gradient]:
-    """Add two gradients. Rows stay rows if both are."""
-    if one is None or other is None:
-        return other if one is None else one
-    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        values, indices = tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0)
-        return tf.IndexedSlices(values, indices, one.dense_shape)
-    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)

@@ -1,44 +1,47 @@
 """Batch normalisation as a barrier: by the statistics of the whole batch, which its micro-batches share (law L19)."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from accum import _tf
+from accum._engine._custom_gradient import custom_gradient
 from accum._engine._moments import Moments
-from accum._engine._segments import Statistics
+from accum._engine._trace import Barrier, Marks
 from accum._keras._batch_norm import AccumBatchNormalization
 from accum._keras._moving_statistics import move
 from accum._tf import tf
 
 
-class BatchNormBarrier(Statistics):
+class BatchNormBarrier(Barrier):
     """One call of a batch normalisation layer in training.
 
     Args:
       layer: a built `tf.keras.layers.BatchNormalization`, of Keras' class or this library's.
-      inputs: keys of the tensor that it normalises and, if the call was given one, of its mask.
       order: which of the calls of the model this is.
     """
 
-    def __init__(self, layer: Any, inputs: List[str], order: int) -> None:
-        self.key = inputs[0]
-        self.mask_key = inputs[1] if len(inputs) > 1 else mask_of(inputs[0])
+    def __init__(self, layer: Any, order: int) -> None:
         self.order = order
         self._layer = layer
 
-    def moments(self, tensors: Dict[Any, tf.Tensor]) -> Moments:
-        inputs, taken, count = self._inputs(tensors)
-        axes = self._axes(inputs)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(taken * inputs, axes, keepdims=True), count)
-        apart = inputs - mean
-        variance = tf.math.divide_no_nan(tf.reduce_sum(taken * apart * apart, axes), count)
-        return Moments(count, self._as_feature(mean), self._as_feature(variance))
+    def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor], marks: Marks) -> tf.Tensor:
+        """Return what the layer returns of a micro-batch, by the statistics of the batch."""
+        layer = self._layer
+        dtype = _tf.compute_dtype_of(layer)
+        inputs = tf.convert_to_tensor(inputs)
+        exact = _tf.at_least_float32(dtype)
+        values = tf.cast(tf.cast(inputs, dtype), exact)
+        taken, count = self._taken(values, mask)
 
-    def parts(self, tensors: Dict[Any, tf.Tensor], whole: Moments) -> List[tf.Tensor]:
-        inputs, taken, _ = self._inputs(tensors)
-        axes = self._axes(inputs)
-        apart = inputs - self._broadcast(whole.mean, inputs)
-        sums = tf.reduce_sum(taken * inputs, axes), tf.reduce_sum(taken * apart * apart, axes)
-        return [self._as_feature(tf.math.divide_no_nan(total, whole.count)) for total in sums]
+        def gradient(whole: Moments, by_mean: tf.Tensor, by_variance: tf.Tensor) -> tf.Tensor:
+            apart = values - self._broadcast(whole.mean, values)
+            factor = 2.0 * tf.math.divide_no_nan(by_variance, whole.count)
+            grad = apart * self._broadcast(factor, values)
+            grad += self._broadcast(tf.math.divide_no_nan(by_mean, whole.count), values)
+            return grad if taken is None else taken * grad
+
+        moments = self._moments(tf.stop_gradient(values), taken, count)
+        behind, mean, variance = marks.at_barrier(self, inputs, values, moments, gradient)
+        return tf.cast(self._normalized(tf.cast(tf.cast(behind, dtype), exact), mean, variance), dtype)
 
     def receive(self, whole: Moments) -> None:
         if isinstance(self._layer, AccumBatchNormalization):
@@ -46,39 +49,55 @@ class BatchNormBarrier(Statistics):
         else:
             move(self._layer, [whole])
 
-    def normalized(self, inputs: tf.Tensor, statistics: Tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        """Return what the layer returns of `inputs`, given the mean and variance of the batch."""
-        layer, mask = self._layer, getattr(inputs, "_keras_mask", None)
-        dtype = _tf.compute_dtype_of(layer)
-        exact = _tf.at_least_float32(dtype)
-        values = tf.cast(tf.cast(inputs, dtype), exact)
-        mean, variance = (self._broadcast(tf.cast(value, exact), values) for value in statistics)
-        scale = tf.math.rsqrt(variance + tf.cast(_tf.epsilon_of(layer), exact))
-        if layer.scale:
-            scale *= self._broadcast(tf.cast(_tf.native(layer.gamma), exact), values)
-        outputs = (values - mean) * scale
-        if layer.center:
-            outputs += self._broadcast(tf.cast(_tf.native(layer.beta), exact), values)
-        outputs = tf.cast(outputs, dtype)
-        if mask is not None:
-            outputs._keras_mask = mask
+    def _moments(self, values: tf.Tensor, taken: Optional[tf.Tensor], count: tf.Tensor) -> Moments:
+        axes = self._axes(values)
+        total = tf.reduce_sum(values if taken is None else taken * values, axes, keepdims=True)
+        mean = tf.math.divide_no_nan(total, count)
+        apart = tf.math.squared_difference(values, mean)
+        spread = tf.reduce_sum(apart if taken is None else taken * apart, axes)
+        return Moments(count, self._as_feature(mean), self._as_feature(tf.math.divide_no_nan(spread, count)))
+
+    def _normalized(self, values: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
+        """Return gamma (values - mean) / sqrt(variance + epsilon) + beta, with a gradient in few operations."""
+        layer, dtype = self._layer, values.dtype
+        axes = self._axes(values)
+        shape = _tf.native(layer.moving_mean).shape
+        gamma = tf.cast(_tf.native(layer.gamma), dtype) if layer.scale else tf.ones(shape, dtype)
+        beta = tf.cast(_tf.native(layer.beta), dtype) if layer.center else tf.zeros(shape, dtype)
+        epsilon = tf.cast(_tf.epsilon_of(layer), dtype)
+
+        @custom_gradient
+        def normalized(values: tf.Tensor, *features: tf.Tensor) -> Any:
+            mean, variance, gamma, beta = features
+            inverse = tf.math.rsqrt(variance + epsilon)
+            scale, middle = self._broadcast(gamma * inverse, values), self._broadcast(mean, values)
+            outputs = (values - middle) * scale
+            if layer.center:
+                outputs += self._broadcast(beta, values)
+
+            def grad(upstream: tf.Tensor) -> Any:
+                by_beta = self._as_feature(tf.reduce_sum(upstream, axes))
+                by_scale = self._as_feature(tf.reduce_sum(upstream * (values - middle), axes))
+                by_variance = -0.5 * by_scale * gamma * inverse * inverse * inverse
+                return upstream * scale, -gamma * inverse * by_beta, by_variance, inverse * by_scale, by_beta
+
+            return [outputs], grad
+
+        (outputs,) = normalized(values, tf.cast(mean, dtype), tf.cast(variance, dtype), gamma, beta)
+        outputs.set_shape(values.shape)
         return outputs
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _inputs(self, tensors: Dict[Any, tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return the inputs, 1 or 0 for what counts or is masked, and the number of values of a feature."""
-        inputs, mask = tensors[self.key], tensors.get(self.mask_key)
-        dtype = _tf.compute_dtype_of(self._layer)
-        inputs = tf.cast(tf.cast(inputs, dtype), _tf.at_least_float32(dtype))
-        axes = self._axes(inputs)
-        count = tf.reduce_prod(tf.cast(tf.gather(tf.shape(inputs), axes), inputs.dtype))
+    def _taken(self, values: tf.Tensor, mask: Optional[tf.Tensor]) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
+        """Return 1 or 0 for what counts or is masked, None without a mask, and the number of values of a feature."""
+        count = tf.reduce_prod(tf.cast(tf.gather(tf.shape(values), self._axes(values)), values.dtype))
         if mask is None or not _tf.uses_mask(self._layer):
-            return inputs, tf.ones([], inputs.dtype), count
-        mask = tf.cast(mask, inputs.dtype)
-        share = tf.math.divide_no_nan(tf.reduce_sum(mask), tf.cast(tf.size(mask), inputs.dtype))
-        ones = tf.ones([inputs.shape.rank - mask.shape.rank], tf.int32)
-        return inputs, tf.reshape(mask, tf.concat([tf.shape(mask), ones], axis=0)), count * share
+            return None, count
+        mask = tf.cast(mask, values.dtype)
+        share = tf.math.divide_no_nan(tf.reduce_sum(mask), tf.cast(tf.size(mask), values.dtype))
+        ones = tf.ones([values.shape.rank - mask.shape.rank], tf.int32)
+        return tf.reshape(mask, tf.concat([tf.shape(mask), ones], axis=0)), count * share
 
     def _axes(self, inputs: tf.Tensor) -> List[int]:
         features = [axis % inputs.shape.rank for axis in _listed(self._layer.axis)]
@@ -97,11 +116,6 @@ class BatchNormBarrier(Statistics):
 
 def _listed(axis: Any) -> List[int]:
     return [int(one) for one in axis] if hasattr(axis, "__iter__") else [int(axis)]
-
-
-def mask_of(key: str) -> str:
-    """Return what identifies the mask of a tensor."""
-    return f"{key} mask"
 
 
 def refusal_of(layer: Any) -> Optional[str]:

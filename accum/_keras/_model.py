@@ -22,6 +22,7 @@ from accum._keras._model_steps import ModelSteps
 from accum._keras._repeatable_noise import RepeatableNoises
 from accum._keras._state_watch import StateWatch
 from accum._keras._step_metrics import StepMetrics
+from accum._keras._traced_call import Traces
 from accum._tf import AccumSteps, tf
 
 
@@ -59,11 +60,13 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
       whole_batch: what is computed over the whole batch although it is split: "loss", "batch_norm", a tuple of them, or
         "all". "loss": the train step calls the model as if with the whole batch, so losses and metrics see all outputs
         at once; each micro-batch is computed twice. "batch_norm": this, and batch normalization uses the mean and
-        variance of the whole batch; the model has to be functional or Sequential. (): neither. Needs
-        `micro_batch_size`.
+        variance of the whole batch, wherever it is in the model, but not in the body of a loop or conditional. ():
+        neither. Needs `micro_batch_size`.
       replicas_per_group: under a strategy, the number of replicas whose examples `whole_batch` puts together, an int
         that divides the number of replicas: 1 for each replica's own, None for all. Or a dict of them by "loss" and
         "batch_norm". Replicas 0 to n - 1 are the first group.
+      recompute: with `whole_batch`, whether to keep only some of the tensors of the whole batch that batch
+        normalization needs, and to compute the others again, for less memory. False: keep them, for speed.
       **kwargs: as for `tf.keras.Model`: `inputs`, `outputs`, `name`.
 
     Raises:
@@ -163,6 +166,8 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         _tf.set_untracked(self, "_accum_noises", RepeatableNoises())
         whole_batch, groups = (model_options.arguments[name] for name in ("whole_batch", "replicas_per_group"))
         _tf.set_untracked(self, "_accum_whole_batch", whole_batch)
+        _tf.set_untracked(self, "_accum_recompute", model_options.arguments["recompute"])
+        _tf.set_untracked(self, "_accum_traces", Traces())
         _tf.set_untracked(self, "_accum_replicas_per_group", _check.replicas_per_group(groups, whole_batch))
         self._split_steps()
         self._keep_loss()
@@ -192,6 +197,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         _tf.set_untracked(self, "_accum_wrapped", {})
         _tf.forget_traces(self)  # which know the optimizers of the last `compile`
         StateWatch.begin_anew(self)
+        self.__dict__["_accum_traces"].clear()
         StepMetrics.begin_anew(self)
         for arguments in (given.arguments, given.kwargs):
             for name, value in arguments.items():

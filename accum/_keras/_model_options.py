@@ -51,11 +51,13 @@ class ModelOptions:
         micro_batch_size: MicroBatchSize = None,
         whole_batch: Names = (),
         replicas_per_group: Any = None,
+        recompute: bool = True,
     ) -> "ModelOptions":
         """Check the arguments, with the error messages of law L17."""
         micro_batch_size = _check.micro_batch_size(micro_batch_size)
         whole_batch = _check.whole_batch(whole_batch, micro_batch_size)
         _check.replicas_per_group(replicas_per_group, whole_batch)
+        recompute = _check.flag("recompute", recompute)
         if accum_steps is _check.LEFT_OUT and micro_batch_size is not None:
             accum_steps = 1
         if accum_steps is _check.LEFT_OUT:

@@ -70,6 +70,8 @@ class ModelSteps:
         """Make the train function; also wrap an optimizer that was set after `compile`."""
         if self._take_over_optimizers():
             self.train_function = None
+        if getattr(self, "train_function", None) is None:
+            self.__dict__["_accum_traces"].clear()
         warn_of_summed_activities(self)
         return self._made_function("train_function", super().make_train_function, args, kwargs)  # type: ignore[misc]
 

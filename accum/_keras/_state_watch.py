@@ -47,10 +47,7 @@ class StateWatch:
 
     def __init__(self, model: tf.keras.Model) -> None:
         self._model = model
-        known = [var for layer in _tf.batch_norms_in(model) for var in layer.variables]
-        known += [var for metric in model.metrics for var in metric.variables] + _tf.seeds_of(model)
-        ids = {id(_tf.native(var)) for var in known}
-        self._variables = [var for var in model.variables if id(_tf.native(var)) not in ids]
+        self._variables = _candidates(model)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._before: List[Any] = []
         if self._graph is None:
@@ -67,16 +64,35 @@ class StateWatch:
             handles = _tf.assigned_handles(self._graph, self._graph.get_operations()[self._count :])
             captured = {id(outside): id(inside) for outside, inside in _tf.captures_of(self._graph)}
             changed = [var for var in self._variables if captured.get(id(_handle_of(var))) in handles]
-        names = sorted(_tf.path_of(var) for var in changed)
-        if names and names != self._model.__dict__.get(_WARNED):
-            _tf.set_untracked(self._model, _WARNED, names)
-            warnings.warn(
-                "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
-                "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "
-                "variables in a callback, or where `has_stepped` of the optimizer is true. Changed: "
-                f"{names}.",
-                stacklevel=2,
-            )
+        _warn_of(self._model, changed)
+
+
+def warn_of_moved(model: tf.keras.Model, handles: Sequence[Any]) -> None:
+    """Warn of variables of a model to which each micro-batch of a whole batch assigns, given their handles."""
+    moved = {id(handle) for handle in handles}
+    if moved:
+        _warn_of(model, [var for var in _candidates(model) if id(_handle_of(var)) in moved])
+
+
+def _warn_of(model: tf.keras.Model, changed: Sequence[Any]) -> None:
+    names = sorted(_tf.path_of(var) for var in changed)
+    if names and names != model.__dict__.get(_WARNED):
+        _tf.set_untracked(model, _WARNED, names)
+        warnings.warn(
+            "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
+            "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "
+            "variables in a callback, or where `has_stepped` of the optimizer is true. Changed: "
+            f"{names}.",
+            stacklevel=2,
+        )
+
+
+def _candidates(model: tf.keras.Model) -> List[Any]:
+    """Return the variables of a model but for those of metrics, batch normalisation and random numbers."""
+    known = [var for layer in _tf.batch_norms_in(model) for var in layer.variables]
+    known += [var for metric in model.metrics for var in metric.variables] + _tf.seeds_of(model)
+    ids = {id(_tf.native(var)) for var in known}
+    return [var for var in model.variables if id(_tf.native(var)) not in ids]
 
 
 def _goes_on(optimizer: Any) -> bool:
@@ -112,9 +128,7 @@ def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
     if name in model.__dict__:
         return
     _tf.set_untracked(model, name, True)
-    graph = _tf.layer_calls(model)
-    calls = [] if graph is None else [call for call in graph.calls if call.training]
-    norms = [call.layer for call in calls if isinstance(call.layer, _tf.BATCH_NORMS)]
+    norms = _tf.batch_norms_always_in_training(model)
     layers = sorted({layer.name for layer in norms if layer.trainable})
     if layers:
         warnings.warn(

@@ -14,15 +14,11 @@ from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._engine._combined import divided
 from accum._engine._micro_batches import MicroBatches
-from accum._engine._segments import SegmentedFunction, State, is_differentiable, with_gradient
-from accum._keras._model_segments import (
-    CallSegment,
-    GraphSegments,
-    always_normalizes,
-    looks_across_examples,
-)
+from accum._engine._segments import SegmentedFunction, with_gradient
+from accum._engine._trace import is_differentiable
 from accum._keras._replica_losses import ReplicaLosses
-from accum._keras._state_watch import StateWatch
+from accum._keras._state_watch import warn_of_moved
+from accum._keras._traced_call import traced_call
 from accum._tf import tf
 
 
@@ -35,6 +31,7 @@ class WholeBatchCall:
       barriers: of "loss" and "batch_norm".
       replicas_per_group: number of replicas in a group for each of these, None for all.
       weight: function that returns the weight of this replica's batch, or None for 1.
+      is_training: whether its gradient is needed.
 
     Attributes:
       replica_losses: what computes losses over the outputs of several replicas, or None.
@@ -49,8 +46,11 @@ class WholeBatchCall:
         barriers: Sequence[str],
         replicas_per_group: Dict[str, Optional[int]],
         weight: Callable[[], Any],
+        is_training: bool,
     ) -> None:
         self._model = model
+        self._is_training = is_training
+        self._recompute = model.__dict__.get("_accum_recompute", True)
         self._size = size
         self._barriers = barriers
         self._weight = weight
@@ -73,36 +73,35 @@ class WholeBatchCall:
             return call(*args, **kwargs)
         self.is_used = True
         batch = Batch((tuple(args), dict(kwargs)))
-        micro_batches = MicroBatches(
-            batch, self._size, _tf.is_compiled_by_xla(self._model), _tf.must_not_be_in_loop(self._model)
-        )
+        micro_batches = MicroBatches(batch, self._size, _tf.is_compiled_by_xla(self._model))
         if not self._model.built:
             with self._within():
                 _build(call, batch)
-        state = _state_of(self._model)
-        segments = self._segments(call, state, batch, args, kwargs)
-        segmented = SegmentedFunction(segments.segments, micro_batches, state, self._group_size, self._weight)
-        watch = StateWatch.of_first_batch(self._model)
-        with self._within():
-            whole, losses = segmented.forward(segments.is_returned)
-        if watch is not None:
-            watch.warn_of_changes()
-        for tensor in whole.values():
+        traced = self._traced(call, batch, args, kwargs)
+        segments, trace = traced.segments, traced.segments.graph.trace
+        run = SegmentedFunction(segments, micro_batches, batch.flatten, self._group_size, self._weight)
+        whole, losses = run.forward()
+        warn_of_moved(self._model, segments.graph.moved)
+        for tensor in whole:
             _require_examples(tensor, batch.count)
-        floats = [key for key, tensor in whole.items() if is_differentiable(tensor)]
+        floats = [place for place, tensor in enumerate(whole) if is_differentiable(tensor)]
         variables = [_tf.native(var) for var in self._model.trainable_variables]
 
         def backward(upstream: Sequence[tf.Tensor]) -> List[Any]:
-            with self._within():
-                grads = segmented.backward(dict(zip(floats, upstream)), upstream[len(floats) :])
-            return [divided(grads.get(id(var)), None, var.dtype.base_dtype) for var in variables]
+            by_outputs: List[Any] = [None] * len(whole)
+            for place, grad in zip(floats, upstream):
+                by_outputs[place] = grad
+            grads = run.backward(by_outputs, upstream[len(floats) :])
+            return [divided(grad, None, var.dtype.base_dtype) for grad, var in zip(grads, variables)]
 
         leaves = tf.nest.flatten((args, kwargs), expand_composites=True)  # a sparse tensor is its values and others
+        leaves += [outside for outside, _ in trace.captures if outside.dtype != tf.resource]
         inputs = [leaf for leaf in leaves if tf.is_tensor(leaf) and is_differentiable(leaf)]
-        linked = with_gradient([whole[key] for key in floats] + losses, variables, inputs, backward)
-        whole.update(zip(floats, linked))
+        linked = with_gradient([whole[place] for place in floats] + losses, variables, inputs, backward)
+        for place, tensor in zip(floats, linked):
+            whole[place] = tensor
         self.losses = self._as_shares(linked[len(floats) :], batch)  # Keras keeps those of the latest call
-        return segments.outputs(whole)
+        return traced.outputs(whole)
 
     def _as_shares(self, losses: List[tf.Tensor], batch: Batch) -> List[tf.Tensor]:
         """Weight what layers of this replica have added by its examples, if replicas share a loss.
@@ -126,23 +125,32 @@ class WholeBatchCall:
         finally:
             self._is_within = before
 
-    def _segments(
-        self, call: Callable[..., Any], state: State, batch: Batch, args: Sequence[Any], kwargs: Dict[str, Any]
-    ) -> Any:
-        names = list(inspect.signature(type(self._model).call).parameters)[1:]
+    def _traced(self, call: Callable[..., Any], batch: Batch, args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
+        """Return the traced call, which is traced once for all batches of a kind, as a `tf.function` is."""
+        model = self._model
+        names = list(inspect.signature(type(model).call).parameters)[1:]
         training = dict(zip(names, args), **kwargs).get("training")
-        has_barriers = "batch_norm" in self._barriers and any(
-            layer.trainable for layer in _tf.batch_norms_in(self._model)
-        )
+        has_barriers = "batch_norm" in self._barriers and any(layer.trainable for layer in _tf.batch_norms_in(model))
         if has_barriers and tf.is_tensor(training):
             raise ValueError(
                 "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
                 f"Received: training={training!r}."
             )
-        is_cut = has_barriers and (training or always_normalizes(self._model))
-        if is_cut or any(map(looks_across_examples, _tf.layers_of(self._model))):
-            return GraphSegments(self._model, call, state, batch, is_cut, bool(training))
-        return CallSegment(self._model, call, state, batch)
+
+        def make() -> Any:
+            with self._within():
+                return traced_call(model, call, batch, has_barriers, self._is_training, self._recompute)
+
+        leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if not tf.is_tensor(leaf)]
+        flags = [bool(layer.trainable) for layer in _tf.layers_of(model)]
+        key = repr((_replicas.replica_number(), batch.specs(), leaves, flags, has_barriers, self._is_training))
+        known = model.__dict__["_accum_traces"]
+        if key in known:
+            return known[key]
+        traced = make()
+        if all(hasattr(outside, "numpy") for outside, _ in traced.segments.graph.trace.captures):
+            known[key] = traced  # it knows no tensor of a function that is being traced
+        return traced
 
 
 def _require_examples(tensor: tf.Tensor, count: Any) -> None:
@@ -166,16 +174,3 @@ def _build(call: Callable[..., Any], batch: Batch) -> None:
         call(*args, **kwargs)
 
     tf.function(first_call).get_concrete_function()  # changes nothing, unlike a call
-
-
-def _state_of(model: Any) -> State:
-    """Return the variables of this replica that change when a part of a model runs."""
-
-    def local(variables: Sequence[Any]) -> Dict[int, Any]:
-        return {id(_tf.native(var)): _replicas.local_variable(_tf.native(var)) for var in variables}
-
-    rewound = local(_tf.seeds_of(model) + _tf.own_state_of(model) + _tf.generators_of(model))
-    rewound.update(local(model.__dict__["_accum_noises"].counters))
-    restored = local([var for layer in _tf.batch_norms_in(model) for var in (layer.moving_mean, layer.moving_variance)])
-    restored.update(local([var for metric in _tf.metrics_of_layers(model) for var in metric.variables]))
-    return State(list(rewound.values()), [var for key, var in restored.items() if key not in rewound])

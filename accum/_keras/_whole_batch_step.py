@@ -39,7 +39,7 @@ class WholeBatchStep(BatchStep):
 
         whole_batch, groups = (model.__dict__[f"_accum_{name}"] for name in ("whole_batch", "replicas_per_group"))
         calls = model.__dict__.setdefault("_accum_calls", {})
-        calls[replica] = WholeBatchCall(model, self._size, whole_batch, groups, weight)
+        calls[replica] = WholeBatchCall(model, self._size, whole_batch, groups, weight, name == "train_step")
         try:
             with keeping_gradients():
                 yield

@@ -18,6 +18,24 @@ from accum._tf._batch_norm import (
     unfused,
     uses_mask,
 )
+from accum._tf._graph_parts import (
+    CALLS,
+    Library,
+    assign_handle,
+    attached,
+    captured,
+    functions_of,
+    import_part,
+    is_assignment,
+    learning_phase,
+    name_of,
+    new_node,
+    nodes_of,
+    placed,
+    read_handle,
+    running_functions_directly,
+    spec_of,
+)
 from accum._tf._graphs import (
     LOCKS,
     are_traces_of_one_function,
@@ -59,11 +77,7 @@ from accum._tf._inner_optimizer import (
     takes_some_variables,
     without_sum_of_one,
 )
-from accum._tf._layer_calls import (
-    LayerCall,
-    layer_calls,
-    running_as_graph,
-)
+from accum._tf._layer_calls import batch_norms_always_in_training
 from accum._tf._layers import (
     DEPTHWISE_CONVOLUTIONS,
     EINSUM_LAYERS,
@@ -145,7 +159,6 @@ from accum._tf._optimizers import (
     serialize_keras_optimizer,
     without_loss_scale,
 )
-from accum._tf._repeatability import RepeatabilityWatch
 from accum._tf._steps import (
     LOGS_COUNT_EXAMPLES,
     added_losses,
@@ -164,7 +177,6 @@ from accum._tf._steps import (
     metrics_of_layers,
     must_not_be_in_loop,
     own_methods,
-    own_state_of,
     seeds_of,
     state_of,
     steps_per_execution,

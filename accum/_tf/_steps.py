@@ -189,16 +189,6 @@ def state_of(model: tf.keras.Model) -> List[Any]:
     return variables + generators_of(model)
 
 
-def own_state_of(model: tf.keras.Model) -> List[Any]:
-    """Return the variables that layers keep beside their weights, except for batch normalisation and metrics."""
-    variables = []
-    for layer in [model] + layers_of(model):
-        if not isinstance(layer, tf.keras.layers.BatchNormalization):
-            name = "_non_trainable_variables" if IS_KERAS_3 else "_non_trainable_weights"
-            variables += list(getattr(layer, name, ()))
-    return variables
-
-
 def generators_of(model: tf.keras.Model) -> List[Any]:
     """Return the states of the random generators of layers in Keras 2: of augmentation and recurrent dropout."""
     if IS_KERAS_3:

@@ -1,0 +1,574 @@
+"""Cut a traced graph at its barriers into phases, each a part of the graph (law L19).
+
+The level of an operation is the largest number of barriers on a way to it; None if it does not depend on the batch.
+What differentiates an operation belongs to its level too. So there is a forward phase and a backward phase of each
+level, and the graph itself tells what each takes from others:
+
+    forward 0 -> forward 1 -> ... -> outputs -> loss -> ... -> backward 1 -> backward 0 -> weights
+
+Operations that do not depend on the batch, such as those that read a variable, are repeated in each phase that needs
+them. Their gradients are computed once, from sums over the micro-batches, in the phase `weights`.
+
+Three things in a graph are no function of its inputs, and become one:
+- A random operation takes its seed from the batch's, its place in the graph and the position of the micro-batch.
+- A variable to which the function assigns something that does not depend on the batch is read once, and assigned once.
+- What else could not be repeated is computed in the forward phase, and kept.
+"""
+
+import functools
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from accum import _tf
+from accum._engine._trace import SCOPE, Trace
+from accum._tf import tf
+
+Key = str
+WEIGHTS = -1
+"""The level of the gradients of what does not depend on the batch."""
+
+
+class Phase(NamedTuple):
+    """A part of the graph.
+
+    Attributes:
+      level: int.
+      fetches: keys of what it computes.
+      effects: names of operations that run with it.
+      nodes: names of its operations, in the order in which they were created.
+      feeds: keys of what it takes.
+    """
+
+    level: int
+    fetches: List[Key]
+    effects: List[str]
+    nodes: List[str]
+    feeds: List[Key]
+
+
+class CutGraph:
+    """A `Trace` in phases.
+
+    Attributes:
+      trace: the same.
+      forward: list of the forward `Phase` of each level.
+      backward: list of the backward `Phase` of each level.
+      wholes: list of the forward phases of what is called with the whole batch, one for each of `trace.wholes`.
+      wholes_backward: list of their backward phases.
+      weights: the `Phase` that ends the gradients by what does not depend on the batch.
+      uses: {key of a tensor that later phases use: (its level, forward levels that use it, backward levels)}.
+      drawn: names of operations that can't be computed again, and are always kept.
+      late: {key of a tensor: the level of the backward phase that computes it for later ones}.
+      summed: keys that the backward phases compute for `weights`.
+      assigned: list of (handle of a variable outside of the graph, key of what is assigned to it once).
+      finals: the `Phase` that computes these, or None.
+      states: {key in the graph: handle of the variable that is read once, before the batch}.
+      moved: handles of the variables to which each micro-batch assigns.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._graph_def = trace.graph.as_graph_def()
+        self._nodes = _tf.nodes_of(self._graph_def)
+        self._library = _tf.Library(trace.graph, self._graph_def)
+        self._captures = {key: outside for outside, key in trace.captures}
+        self._aliases: Dict[Key, Key] = {}
+        self._places: Dict[str, int] = {}
+        self.states: Dict[Key, Any] = {}
+        self.drawn: Set[str] = set()
+        self.assigned: List[Tuple[Any, Key]] = []
+        self.moved: List[Any] = []
+        self._order()
+        self._find_levels()
+        self._forward_state()
+        self._reseed()
+        self._cut()
+
+    # ------------------------------------------------------------------------------------------------------------
+    # The graph
+
+    def _inputs(self, node: Any) -> List[Key]:
+        return [self._aliases.get(key, key) for key in node.inputs]
+
+    def _order(self) -> None:
+        """Sort the operations such that each comes after what it takes, and what is behind a barrier after that."""
+        waits: Dict[str, List[Key]] = {}
+        for mark in self.trace.statistics:
+            for key in [mark.mean, mark.variance] + mark.begins:
+                waits[_tf.name_of(key)] = list(mark.moments)
+        for whole in self.trace.wholes:
+            for key in whole.arguments:
+                waits[_tf.name_of(key)] = whole.given
+            for key in whole.parts:
+                waits[_tf.name_of(key)] = whole.results
+        self._waits = waits
+        done: Set[str] = set()
+        self._ordered: List[str] = []
+        for first in self._nodes:
+            stack = [(first, False)]
+            while stack:
+                name, is_ready = stack.pop()
+                if is_ready:
+                    self._ordered.append(name)
+                elif name not in done:
+                    done.add(name)
+                    stack.append((name, True))
+                    for key in self._inputs(self._nodes[name]) + waits.get(name, []):
+                        if _tf.name_of(key) not in done:
+                            stack.append((_tf.name_of(key), False))
+        self._places = {name: number for number, name in enumerate(self._ordered)}
+
+    def level(self, key: Key) -> Optional[int]:
+        """Return the level of a tensor, None if it does not depend on the batch."""
+        return self._levels[_tf.name_of(key)]
+
+    def _find_levels(self) -> None:
+        trace = self.trace
+        self._levels: Dict[str, Optional[int]] = {}
+        self._islands: Dict[str, int] = {}  # operations that run with the whole batch -> which of `trace.wholes`
+        behind = {_tf.name_of(key) for mark in trace.statistics for key in [mark.mean, mark.variance] + mark.begins}
+        arguments = {_tf.name_of(key): number for number, whole in enumerate(trace.wholes) for key in whole.arguments}
+        parts = {_tf.name_of(key) for whole in trace.wholes for key in whole.parts}
+        inputs = {_tf.name_of(key) for key in trace.inputs + [trace.share]}
+        cotangents = self._cotangents()
+        is_gradient: Dict[str, bool] = {}
+        for name in self._ordered:
+            node = self._nodes[name]
+            before = [_tf.name_of(key) for key in self._inputs(node)]
+            is_gradient[name] = name in cotangents or any(is_gradient[one] for one in before)
+            levels = [self._levels[one] for one in before if not is_gradient[one]]
+            levels += [self._levels[_tf.name_of(key)] for key in self._waits.get(name, [])]
+            level = max([one for one in levels if one is not None], default=None)
+            if name in inputs or (name in self.drawn and level is None):
+                level = 0
+            elif name in arguments or name in behind:
+                level = 0 if level is None else level + 1
+            elif name in parts:
+                level = (level or 0) + 1
+            islands = [self._islands[one] for one in before if one in self._islands and not is_gradient[one]]
+            if name in arguments:
+                self._islands[name] = arguments[name]
+            elif islands and name not in parts:
+                self._islands[name] = islands[0]
+            self._levels[name] = level
+        self._gradients = {name for name, flag in is_gradient.items() if flag}
+        self._find_levels_of_gradients(cotangents)
+        self.count = 1 + max([level for level in self._levels.values() if level is not None], default=0)
+
+    def _cotangents(self) -> Dict[str, Tuple[Key, bool]]:
+        """Return {name of a placeholder: (the tensor by which it is the gradient, whether of the whole batch)}."""
+        trace = self.trace
+        pairs = list(zip(trace.cotangents, trace.outputs)) + [(loss.cotangent, loss.value) for loss in trace.losses]
+        for mark in trace.statistics:
+            pairs += [(key, mark.moments.mean) for key in mark.cotangents]
+        for whole in trace.wholes:
+            pairs += list(zip(whole.result_cotangents, whole.results)) + list(zip(whole.given_cotangents, whole.given))
+        return {_tf.name_of(one): other for one, other in pairs if one is not None}  # type: ignore[misc]
+
+    def _find_levels_of_gradients(self, cotangents: Dict[str, Any]) -> None:
+        users: Dict[str, List[str]] = {}
+        forward: Dict[str, Optional[str]] = {}
+        for name in self._ordered:
+            if name in self._gradients:
+                forward[name] = self._differentiated(name)
+                for key in self._inputs(self._nodes[name]):
+                    users.setdefault(_tf.name_of(key), []).append(name)
+        ends = {_tf.name_of(grad) for grad in self.trace.grads if isinstance(grad, str)}
+        is_weights: Dict[str, bool] = {}
+        for name in reversed(self._ordered):
+            if name in self._gradients and name not in cotangents:
+                one = forward[name]
+                if one is not None:  # casts come before sums, which have more digits than what is cast
+                    is_weights[name] = self._levels[one] is None and self._nodes[name].type != "Cast"
+                else:
+                    uses = users.get(name, [])
+                    all_are = all(is_weights[use] for use in uses) and (bool(uses) or name in ends)
+                    is_weights[name] = self._nodes[name].type == "AddN" and all_are
+        for name in self._ordered:
+            if name in cotangents:
+                level, made_by = self.level(cotangents[name]), _tf.name_of(cotangents[name])
+                self._levels[name] = WEIGHTS if level is None else level
+                if made_by in self._islands and name not in self._given_cotangents():
+                    self._islands[name] = self._islands[made_by]
+            elif name in self._gradients:
+                before = [_tf.name_of(key) for key in self._inputs(self._nodes[name])]
+                one = forward[name]
+                levels = [self._levels[before_it] for before_it in before if before_it in self._gradients]
+                levels += [] if one is None else [self._levels[one]]
+                self._levels[name] = WEIGHTS if is_weights[name] else min(lv for lv in levels if lv is not None)
+                islands = {self._islands.get(before_it) for before_it in before if before_it in self._gradients}
+                number = next(iter(islands)) if one is None and len(islands) == 1 else self._islands.get(one or "")
+                if number is not None:
+                    self._islands[name] = number
+
+    def _given_cotangents(self) -> Set[str]:
+        return {_tf.name_of(key) for whole in self.trace.wholes for key in whole.given_cotangents if key is not None}
+
+    def _differentiated(self, name: str) -> Optional[str]:
+        """Return the name of the operation whose gradient an operation computes, or None."""
+        if not name.startswith(SCOPE + "/"):
+            return None
+        place = len(name)
+        while place > 0:
+            place = name.rfind("_grad/", 0, place)
+            if place > 0 and name[len(SCOPE) + 1 : place] in self._nodes:
+                return name[len(SCOPE) + 1 : place]
+        return None
+
+    # ------------------------------------------------------------------------------------------------------------
+    # State and random numbers
+
+    def _data_fetches(self) -> List[Key]:
+        trace = self.trace
+        keys = trace.outputs + [loss.value for loss in trace.losses]
+        keys += [key for moments, _ in trace.moments for key in moments]
+        for mark in trace.statistics:
+            keys += list(mark.moments) + [key for key in mark.grads if key is not None]
+        for whole in trace.wholes:
+            keys += whole.given + whole.results
+            keys += [key for key in whole.argument_grads + whole.part_grads if key is not None]
+        for grad in trace.grads:
+            keys += [] if grad is None else [grad] if isinstance(grad, str) else list(grad)
+        return keys
+
+    def _reached(self, keys: Iterable[Key]) -> Set[str]:
+        """Return the names of the operations from which tensors are computed."""
+        found: Set[str] = set()
+        stack = [_tf.name_of(key) for key in keys]
+        while stack:
+            name = stack.pop()
+            if name not in found:
+                found.add(name)
+                stack += [_tf.name_of(key) for key in self._inputs(self._nodes[name])]
+                stack += [_tf.name_of(key) for key in self._waits.get(name, [])]
+        return found
+
+    def _forward_state(self) -> None:
+        """Let what reads a variable after an assignment in the function use what was assigned."""
+        created = [
+            node for node in self._nodes.values() if node.type == "ReadVariableOp" or _tf.is_assignment(node.type)
+        ]
+        assigned: Dict[Key, List[str]] = {}
+        for node in created:
+            if _tf.is_assignment(node.type) and node.inputs[0] in self._captures:
+                assigned.setdefault(node.inputs[0], []).append(node.name)
+        self._assigns = [name for names in assigned.values() for name in names]
+        self._dropped: Set[str] = set()
+        if not assigned:
+            self._require_repeatable()
+            return
+        finals: Dict[Key, Key] = {}
+        for handle in assigned:
+            self._forward_one(handle, [node for node in created if node.inputs[0] == handle], finals)
+        self._order()
+        self._find_levels()
+        reached = self._reached(self._data_fetches())
+        for handle, final in finals.items():
+            outside = self._captures[handle]
+            if self.level(final) is None:
+                self.assigned.append((outside, final))
+                self._dropped.update(assigned[handle])
+                continue
+            self.moved.append(outside)
+            if _tf.name_of(self._state_key(handle)) not in reached:  # only its own next value depends on it
+                reads = [node.name for node in created if node.type == "ReadVariableOp" and node.inputs[0] == handle]
+                for name in reads:
+                    self._aliases.pop(f"{name}:0", None)
+                self.states.pop(self._state_key(handle), None)
+        self._order()
+        self._find_levels()
+        self._require_repeatable()
+
+    def _state_key(self, handle: Key) -> Key:
+        return f"accum_state/{_tf.name_of(handle)}:0"
+
+    def _forward_one(self, handle: Key, nodes: Sequence[Any], finals: Dict[Key, Key]) -> None:
+        current = self._state_key(handle)
+        dtype = next(_dtype(node) for node in nodes)
+        self._add(_tf.new_node(_tf.name_of(current), "Placeholder", [], dtype=dtype))
+        self.states[current] = self._captures[handle]
+        for node in nodes:
+            if node.type == "ReadVariableOp":
+                self._aliases[f"{node.name}:0"] = current
+            elif node.type == "AssignVariableOp":
+                current = self._aliases.get(node.inputs[1], node.inputs[1])
+            elif node.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
+                kind = "AddV2" if node.type == "AssignAddVariableOp" else "Sub"
+                added = self._aliases.get(node.inputs[1], node.inputs[1])
+                name = f"accum_next/{node.name}"
+                self._add(_tf.new_node(name, kind, [current, added], T=dtype))
+                current = f"{name}:0"
+            else:
+                raise ValueError(
+                    "With `whole_batch`, a layer can't assign to parts of a variable: assign to all of it. Received: "
+                    f"{node.name!r}, a {node.type}."
+                )
+        finals[handle] = current
+
+    def spec(self, key: Key) -> tf.TensorSpec:
+        """Return shape and dtype of a tensor of a micro-batch."""
+        return _tf.spec_of(self.trace.graph, self._nodes[_tf.name_of(key)], key)
+
+    def _add(self, node: Any) -> None:
+        self._nodes[node.name] = node
+
+    def _require_repeatable(self) -> None:
+        """Raise if a loop, conditional or function in the graph draws random numbers or assigns to a variable."""
+        for name in self._reached(self._data_fetches()):
+            node = self._nodes[name]
+            hidden = self._library.hidden(node) if node.type in _tf.CALLS else set()
+            if hidden:
+                raise ValueError(
+                    "With `whole_batch`, each micro-batch is computed again, and must be the same. Within a loop, "
+                    "a conditional or a function of its own, a layer draws random numbers or assigns to a variable: "
+                    f"do that before it, or leave out `whole_batch`. Received: {name!r}, with {sorted(hidden)}."
+                )
+
+    def _reseed(self) -> None:
+        """Let random operations take seeds that are a function of the batch's, their place and the position."""
+        reached = self._reached(self._data_fetches())
+        number = 0
+        for name in list(self._nodes):
+            node = self._nodes[name]
+            if name not in reached or name in self._dropped:
+                continue
+            if node.type in _STATEFUL:
+                number += 1
+                self._nodes[name] = self._stateless(node, number)
+            elif node.type.startswith("Stateless") and self._levels[name] is not None and len(node.inputs) > 1:
+                self._nodes[name] = self._moved_by_position(node)
+            elif self._library.is_stateful(node) and node.type not in _tf.CALLS:
+                self.drawn.add(name)
+        self._order()
+        self._find_levels()
+
+    def _stateless(self, node: Any, number: int) -> Any:
+        """Return a random operation without a state in place of one that has it."""
+        place = f"accum_draws/{number}"
+        self._add(_tf.new_node(f"{place}/place", "Const", [], dtype=tf.int64, value=[0, number << 32]))
+        seeds = [self.trace.seed, f"{place}/place:0"]
+        if self._levels[node.name] is not None and node.name not in self._islands:
+            seeds.append(self.trace.offset64)
+        self._add(_tf.new_node(f"{place}/seed_0", "AddV2", seeds[:2], T=tf.int64))
+        seed = f"{place}/seed_0:0"
+        if len(seeds) == 3:
+            self._add(_tf.new_node(f"{place}/seed", "AddV2", [seed, seeds[2]], T=tf.int64))
+            seed = f"{place}/seed:0"
+        proto = tf.compat.v1.NodeDef()
+        proto.CopyFrom(node.proto)
+        proto.op = _STATEFUL[node.type]
+        for attribute in ("seed", "seed2"):
+            proto.attr.pop(attribute, None)
+        proto.attr["Tseed"].type = tf.int64.as_datatype_enum
+        if "Tout" in proto.attr:
+            proto.attr["dtype"].CopyFrom(proto.attr.pop("Tout"))
+        if node.type == "RandomUniformInt":
+            proto.attr["dtype"].type = node.proto.attr["Tout"].type
+            proto.attr["T"].type = node.proto.attr["T"].type
+        return node._replace(type=proto.op, inputs=[node.inputs[0], seed] + list(node.inputs[1:]), proto=proto)
+
+    def _moved_by_position(self, node: Any) -> Any:
+        """Return a random operation without a state whose seed is moved by the position of the micro-batch."""
+        if node.name in self._islands or node.type in _tf.CALLS or "GetKeyCounter" in node.type:
+            return node
+        is_second = node.type.endswith("V2") and len(node.inputs) > 3 and "Gamma" not in node.type
+        place = 2 if is_second else 1
+        name = f"accum_draws/{node.name}"
+        if is_second:
+            self._add(_tf.new_node(f"{name}/signed", "Bitcast", [node.inputs[2]], T=tf.uint64, type=tf.int64))
+            self._add(_tf.new_node(f"{name}/moved", "AddV2", [f"{name}/signed:0", self.trace.offset64], T=tf.int64))
+            self._add(_tf.new_node(f"{name}/seed", "Bitcast", [f"{name}/moved:0"], T=tf.int64, type=tf.uint64))
+        else:
+            dtype = tf.as_dtype(node.proto.attr["Tseed"].type)
+            offset = self.trace.offset64 if dtype == tf.int64 else self.trace.offset32
+            self._add(_tf.new_node(f"{name}/seed", "AddV2", [node.inputs[place], offset], T=dtype))
+        inputs = list(node.inputs)
+        inputs[place] = f"{name}/seed:0"
+        return node._replace(inputs=inputs)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Phases
+
+    def _cut(self) -> None:
+        trace, count = self.trace, self.count
+        self.uses: Dict[Key, Tuple[int, Set[int], Set[int]]] = {}
+        self.late: Dict[Key, int] = {}
+        self.summed: Set[Key] = set()
+        fetches: Dict[int, List[Key]] = {level: [] for level in range(WEIGHTS, count)}
+        islands: Dict[int, List[Key]] = {number: [] for number, _ in enumerate(trace.wholes)}
+
+        def add(key: Key) -> None:
+            name = _tf.name_of(key)
+            own = islands[self._islands[name]] if name in self._islands else fetches[self._levels[name] or 0]
+            if self._levels[name] == WEIGHTS:
+                own = fetches[WEIGHTS]
+            if key not in own:
+                own.append(key)
+
+        for key in self._grad_keys():
+            add(key)
+        self.weights = self._phase(WEIGHTS, fetches[WEIGHTS], [], lambda name: self._levels[name] in (None, WEIGHTS))
+        for key in self.weights.feeds:
+            if _tf.name_of(key) in self._gradients and not self._is_base(key):
+                add(key)
+                self.summed.add(key)
+        self.backward: List[Phase] = []
+        for level in range(count):
+            phase = self._phase(level, fetches[level], [], functools.partial(self._is_within, level, False))
+            for key in phase.feeds:
+                self._use(key, level, add)
+            self.backward.append(phase)
+        self.wholes_backward = []
+        for number, whole in enumerate(trace.wholes):
+            phase = self._phase(
+                self.level(whole.results[0]) or 0, islands[number], [], functools.partial(self._is_island, number)
+            )
+            self.wholes_backward.append(phase)
+        self._cut_forward()
+
+    def _grad_keys(self) -> List[Key]:
+        trace = self.trace
+        keys = [key for mark in trace.statistics for key in mark.grads if key is not None]
+        for whole in trace.wholes:
+            keys += [key for key in whole.argument_grads + whole.part_grads if key is not None]
+        for grad in trace.grads:
+            keys += [] if grad is None else [grad] if isinstance(grad, str) else list(grad)
+        return keys
+
+    def _use(self, key: Key, level: int, add: Callable[[Key], None]) -> None:
+        """Note that a backward phase takes a tensor."""
+        name = _tf.name_of(key)
+        if self._is_base(key):
+            return
+        if name in self._gradients or (self._levels[name] or 0) > level:
+            add(key)
+            self.late[key] = self._levels[name] or 0
+        else:
+            self._used(key)[2].add(level)
+
+    def _used(self, key: Key) -> Tuple[int, Set[int], Set[int]]:
+        return self.uses.setdefault(key, (self.level(key) or 0, set(), set()))
+
+    def _cut_forward(self) -> None:
+        trace, count = self.trace, self.count
+        wanted: Dict[int, List[Key]] = {level: [] for level in range(count)}
+        for key in trace.outputs + [loss.value for loss in trace.losses]:
+            wanted[self.level(key) or 0].append(key)
+        for moments, _ in trace.moments:
+            for key in moments:
+                wanted[self.level(key) or 0].append(key)
+        for mark in trace.statistics:
+            for key in mark.moments:
+                wanted[self.level(key) or 0].append(key)
+        self.wholes = []
+        for number, whole in enumerate(trace.wholes):
+            phase = self._phase(
+                self.level(whole.arguments[0]) or 0, whole.results, [], functools.partial(self._is_island, number)
+            )
+            self.wholes.append(phase)
+            for key in whole.given:
+                self._used(key)[1].add(phase.level)
+                self._used(key)[2].add(phase.level)
+        effects = self._effects()
+        phases = {}
+        for level in reversed(range(count)):
+            keys = list(dict.fromkeys(wanted[level] + [key for key, use in self.uses.items() if use[0] == level]))
+            keys = [key for key in keys if not self._is_base(key)] + [key for key in keys if self._is_base(key)]
+            phase = self._phase(level, keys, effects.get(level, []), functools.partial(self._is_within, level, True))
+            for key in phase.feeds:
+                if not self._is_base(key):
+                    self._used(key)[1].add(level)
+            phases[level] = phase
+        self.forward = [phases[level] for level in range(count)]
+        finals = [key for _, key in self.assigned]
+        self.finals = self._phase(0, finals, [], lambda name: self._levels[name] is None)
+
+    def _effects(self) -> Dict[int, List[str]]:
+        """Return {level: names of operations that only have an effect}."""
+        found: Dict[int, List[str]] = {}
+        for name in self._ordered:
+            node = self._nodes[name]
+            if name in self._gradients or name in self._dropped or not self._library.is_stateful(node):
+                continue
+            is_effect = name in self._assigns
+            if not is_effect and name not in self.drawn:
+                is_effect = not self.trace.graph.get_operation_by_name(name).outputs
+            if is_effect and name not in self._islands:
+                found.setdefault(self._levels[name] or 0, []).append(name)
+        return found
+
+    def recomputed(self, begin: int, end: int, fetches: Sequence[Key]) -> Phase:
+        """Return the part of the graph that computes tensors of the levels from `begin` to `end`, exclusive, again."""
+        return self._phase(
+            begin, list(fetches), [], lambda name: self._is_between(name, begin) and name not in self.drawn
+        )
+
+    def _is_between(self, name: str, begin: int) -> bool:
+        level = self._levels[name]
+        return name not in self._gradients and name not in self._islands and (level is None or level >= begin)
+
+    def _is_within(self, level: int, is_first: bool, name: str) -> bool:
+        """Whether an operation belongs to the phases of a level, or to all; `is_first`: where nothing is drawn yet."""
+        if name in self._islands or (name in self.drawn and not is_first):
+            return False
+        return self._levels[name] in (None, level)
+
+    def _is_island(self, number: int, name: str) -> bool:
+        return self._levels[name] is None or self._islands.get(name) == number
+
+    def is_captured(self, key: Key) -> bool:
+        """Whether a tensor stands for one outside of the graph."""
+        return key in self._captures
+
+    def _is_base(self, key: Key) -> bool:
+        """Whether a tensor is known in every phase: a placeholder, but for what stands for a variable."""
+        return self._nodes[_tf.name_of(key)].type == "Placeholder"
+
+    def _phase(
+        self, level: int, fetches: Sequence[Key], effects: Sequence[str], is_own: Callable[[str], bool]
+    ) -> Phase:
+        """Collect the operations from which `fetches` are computed, as far as they are of this phase."""
+        names: Set[str] = set()
+        feeds: Dict[Key, None] = {}
+        stack: List[Key] = list(fetches) + [f"{name}:0" for name in effects]
+        own = {f"{name}:0" for name in effects}
+        while stack:
+            key = stack.pop()
+            name = _tf.name_of(key)
+            node = self._nodes[name]
+            if key not in own and (node.type == "Placeholder" or not is_own(name)):
+                feeds[key] = None
+            elif name not in names:
+                names.add(name)
+                stack += self._inputs(node)
+        order = sorted(names, key=self._places.__getitem__)
+        return Phase(level, list(fetches), list(effects), order, list(feeds))
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
+        """Compute a phase in the current graph, given {key: tensor} for all that it takes, captures left out."""
+        known = {key: _tf.captured(feeds[key] if key in feeds else self._captures[key]) for key in phase.feeds}
+        protos = [_tf.placed(self._nodes[name], self._inputs(self._nodes[name])) for name in phase.nodes]
+        wanted = [key for key in phase.fetches if key not in known]
+        needs_library = any(_tf.functions_of(proto) for proto in protos)
+        found: List[Any] = []
+        if protos:
+            used = {key for proto in protos for key in proto.input}
+            given = {key: known[key] for key in known if key in used}
+            found = _tf.import_part(self._graph_def, protos, given, wanted + list(phase.effects), needs_library)
+        result = dict(zip(wanted, found))
+        with tf.control_dependencies(found[len(wanted) :] if not tf.executing_eagerly() else []):
+            result.update({key: tf.identity(known[key]) for key in phase.fetches if key in known})
+        return result
+
+
+_STATEFUL = {
+    "RandomUniform": "StatelessRandomUniform",
+    "RandomStandardNormal": "StatelessRandomNormal",
+    "TruncatedNormal": "StatelessTruncatedNormal",
+    "RandomUniformInt": "StatelessRandomUniformInt",
+}
+
+
+def _dtype(node: Any) -> tf.DType:
+    return tf.as_dtype(node.proto.attr["dtype"].type)

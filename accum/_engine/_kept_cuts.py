@@ -1,0 +1,121 @@
+"""Choose the cuts whose tensors are kept from the forward to the backward pass, by their bytes (law L19).
+
+A cut lies before each level. What crosses a kept cut is kept; what lies between two of them is computed again when the
+backward pass comes to that group of levels, and all of a group's tensors are then there at once. So the memory is
+
+    bytes of the kept cuts + bytes of the largest group
+
+With many equal cuts, about the square root of their number is kept.
+"""
+
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+
+Key = str
+
+
+class Crossing(NamedTuple):
+    """A tensor that later levels use.
+
+    Attributes:
+      level: the level that makes it.
+      last: the last level that uses it.
+      size: its bytes, for one example.
+    """
+
+    level: int
+    last: int
+    size: int
+
+
+class Plan(NamedTuple):
+    """Which cuts are kept.
+
+    Attributes:
+      cuts: list of levels, in order; the first is 0, the inputs.
+      kept_bytes: bytes for one example of what crosses them.
+      group_bytes: bytes of what the largest group holds beside that.
+      all_bytes: bytes of what crosses all cuts.
+    """
+
+    cuts: List[int]
+    kept_bytes: int
+    group_bytes: int
+    all_bytes: int
+
+
+def choose(crossings: Sequence[Crossing], count: int, recompute: bool) -> Plan:
+    """Choose the cuts that are kept, such that kept and largest group together are small.
+
+    Args:
+      crossings: list of `Crossing`.
+      count: the number of levels.
+      recompute: False: keep all.
+    """
+    everything = sum(one.size for one in crossings)
+    if not recompute or count < 3:
+        return Plan(list(range(count)), everything, 0, everything)
+    groups = _group_bytes(crossings, count)
+    added = _added_bytes(crossings, count)
+    limits = sorted(set(groups.values()))
+    best = None
+    for limit in _some(limits, 48):
+        found = _least_kept(groups, added, count, limit)
+        if found is not None and (best is None or found[0] + limit < best[0]):
+            best = found[0] + limit, found[1], found[0]
+    assert best is not None  # the largest limit allows a single group
+    cuts = best[1]
+    largest = max(groups[begin, end] for begin, end in zip(cuts, cuts[1:] + [count]))
+    return Plan(cuts, best[2], largest, everything)
+
+
+def _group_bytes(crossings: Sequence[Crossing], count: int) -> Dict[Tuple[int, int], int]:
+    """Return {(first level, level after the last): bytes of a group, and of the gradients by what crosses a cut}."""
+    live = [sum(one.size for one in crossings if one.level < cut <= one.last) for cut in range(count + 1)]
+    groups = {}
+    made = [[one for one in crossings if one.level == level] for level in range(count)]
+    for begin in range(count):
+        inner: List[Crossing] = []
+        for end in range(begin + 1, count + 1):
+            # Those made in [begin, end - 1), but not what is alive behind the group, which its next cut keeps.
+            inner += made[end - 2] if end - 2 >= begin else []
+            within = sum(one.size for one in inner if one.last < end)
+            groups[begin, end] = within + max(live[begin + 1 : end + 1] or [0])
+    return groups
+
+
+def _added_bytes(crossings: Sequence[Crossing], count: int) -> Dict[Tuple[int, int], int]:
+    """Return {(cut, next kept cut): bytes that the latter adds to what is kept}."""
+    added = {}
+    for cut in range(1, count):
+        alive = [one for one in crossings if one.level < cut <= one.last]
+        for before in range(cut):
+            added[before, cut] = sum(one.size for one in alive if one.level >= before)
+    return added
+
+
+def _least_kept(groups: Dict, added: Dict, count: int, limit: int) -> "Tuple[int, List[int]]":  # type: ignore[type-arg]
+    """Return the least bytes to keep such that no group exceeds `limit`, and the cuts; None if there is no way."""
+    best: Dict[int, Tuple[int, List[int]]] = {0: (0, [0])}
+    for cut in range(1, count):
+        ways = [
+            (best[before][0] + added[before, cut], before)
+            for before in range(cut)
+            if before in best and groups[before, cut] <= limit
+        ]
+        if ways:
+            size, before = min(ways)
+            best[cut] = size, best[before][1] + [cut]
+    ends = [best[cut] for cut in best if groups[cut, count] <= limit]
+    return min(ends) if ends else None  # type: ignore[return-value]
+
+
+def _some(values: Sequence[int], number: int) -> Sequence[int]:
+    """Return at most `number` of sorted values, spread evenly, with the last."""
+    if len(values) <= number:
+        return values
+    return [values[round(place * (len(values) - 1) / (number - 1))] for place in range(number)]
+
+
+def kept_keys(uses: Dict[Key, Crossing], cuts: Sequence[int]) -> Set[Key]:
+    """Return the keys of the tensors that cross a kept cut."""
+    return {key for key, one in uses.items() if any(one.level < cut <= one.last for cut in cuts)}

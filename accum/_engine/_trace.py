@@ -1,0 +1,336 @@
+"""Trace a function of a micro-batch once, with marks at its barriers, and with its gradient (law L19).
+
+While the function is traced, each barrier leaves a mark: the tensors that come up to it, and placeholders for what
+comes out of it, which depends on all micro-batches. The gradient is taken in the same graph, of the function's outputs
+and of what comes up to the barriers, each with a placeholder for its cotangent, the gradient of the loss of the batch
+by it. So one graph holds all that has to be computed, and what it takes from elsewhere is a placeholder.
+"""
+
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+from accum import _tf
+from accum._engine._moments import Moments
+from accum._tf import tf
+
+Key = str
+SCOPE = "accum_gradients"
+"""The name scope of the gradient. TensorFlow puts what differentiates an operation into SCOPE/<its name>_grad/."""
+
+
+class Barrier:
+    """Where a mean and a variance of each feature over the batch are used. A face implements it.
+
+    Attributes:
+      order: int; barriers receive their statistics in this order.
+    """
+
+    order = 0
+
+    def receive(self, whole: Moments) -> None:
+        """Receive the `Moments` of the batch, once."""
+        raise NotImplementedError
+
+
+class StatisticsMark(NamedTuple):
+    """The mark of a `Barrier`, with the keys of tensors and placeholders.
+
+    Attributes:
+      begins: keys of operations' outputs that belong behind the barrier, although they don't use its statistics.
+      moments: the `Moments` of the micro-batch.
+      mean, variance: placeholders for those of the batch, which are used behind the barrier.
+      whole_count, whole_mean: placeholders for the number of values and mean of the batch, used before it; or None.
+      cotangents: placeholders for the gradients by the mean and variance of the batch, used before it; or none.
+      grads: the gradients by `mean` and `variance`, or None.
+    """
+
+    barrier: Any
+    begins: List[Key]
+    moments: Moments
+    mean: Key
+    variance: Key
+    whole_count: Optional[Key]
+    whole_mean: Optional[Key]
+    cotangents: List[Key]
+    grads: List[Optional[Key]]
+
+
+class WholeMark(NamedTuple):
+    """The mark of a function that is called with the whole batch.
+
+    Attributes:
+      given: keys of its arguments of the micro-batch.
+      arguments: placeholders for those of the batch.
+      results: keys of its results of the batch.
+      parts: placeholders for the parts of a micro-batch in the results.
+      result_cotangents, given_cotangents: placeholders for the gradients by `results` and `given`, or None.
+      argument_grads, part_grads: the gradients by `arguments` and `parts`, or None.
+    """
+
+    given: List[Key]
+    arguments: List[Key]
+    results: List[Key]
+    parts: List[Key]
+    result_cotangents: List[Optional[Key]]
+    given_cotangents: List[Optional[Key]]
+    argument_grads: List[Optional[Key]]
+    part_grads: List[Optional[Key]]
+
+
+class LossMark(NamedTuple):
+    """A loss that a layer has added, the mean over the examples of a micro-batch or their sum."""
+
+    value: Key
+    is_sum: bool
+    cotangent: Optional[Key]
+
+
+class Marks:
+    """What the function leaves while it is traced. Its methods are called in the trace.
+
+    Attributes:
+      share: float32 scalar, the share of the micro-batch in the examples of the batch.
+      position: int64 scalar, the place of its first example.
+      losses: list of (scalar tensor, whether it is a sum).
+      moments: list of (`Moments` of the micro-batch, function that receives those of the batch, once).
+    """
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        self.losses: List[Tuple[tf.Tensor, bool]] = []
+        self.moments: List[Tuple[Moments, Callable[[Moments], Any]]] = []
+        self.statistics: List[Any] = []
+        self.wholes: List[Any] = []
+
+    def begin(self) -> None:
+        """Begin in the graph of the trace."""
+        self.graph = tf.compat.v1.get_default_graph()
+        self.share = _placeholder(tf.float32, [])
+        self.position = _placeholder(tf.int64, [])
+        self.seed = _placeholder(tf.int64, [2])
+        with tf.name_scope("accum_draws"):
+            self.offset64 = tf.stack([tf.zeros([], tf.int64), self.position])
+            self.offset32 = tf.cast(self.offset64, tf.int32)
+
+    def is_here(self) -> bool:
+        """Whether operations now become part of the trace itself, rather than of a function or loop in it."""
+        return tf.compat.v1.get_default_graph() is self.graph
+
+    def at_barrier(
+        self,
+        barrier: Barrier,
+        inputs: tf.Tensor,
+        values: tf.Tensor,
+        moments: Moments,
+        gradient: Callable[[Moments, tf.Tensor, tf.Tensor], tf.Tensor],
+    ) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Mark a barrier.
+
+        Args:
+          barrier: a `Barrier`.
+          inputs: tensor, what comes up to it.
+          values: float tensor, computed from `inputs`, whose statistics are taken.
+          moments: its `Moments`.
+          gradient: function of the `Moments` of the batch, without the variance, and of the gradients by its mean and
+            variance, that returns the gradient by `values` through them: the mean is a constant for the variance.
+
+        Returns:
+          (`inputs` behind the barrier, the mean of the batch, its variance).
+        """
+        begin = tf.identity(inputs)
+        whole = Moments(*[_placeholder(value.dtype, value.shape) for value in moments])
+        self.statistics.append((barrier, begin, values, moments, whole, gradient))
+        return begin, whole.mean, whole.variance
+
+    def at_whole(self, function: Callable[..., Sequence[tf.Tensor]], given: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+        """Mark a function that is called with the whole batch: of tensors, which returns tensors."""
+        arguments = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in given]
+        results = [tf.convert_to_tensor(tensor) for tensor in function(*arguments)]
+        parts = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in results]
+        self.wholes.append((list(given), arguments, results, parts))
+        return parts
+
+
+class Trace(NamedTuple):
+    """A traced function, with the keys of tensors in its graph.
+
+    Attributes:
+      graph: the `tf.Graph`.
+      inputs: of the arguments, one tensor each.
+      share, position, seed, offset32, offset64: as in `Marks`; the seed of the batch; the position as it is added to a
+        seed.
+      outputs: of the results.
+      cotangents: placeholders for the gradients by the outputs, None where there is none.
+      losses: list of `LossMark`.
+      moments: list of (`Moments`, function that receives those of the batch).
+      statistics: list of `StatisticsMark`.
+      wholes: list of `WholeMark`.
+      grads: of the gradient by each variable: a key, a pair (values, indices), or None.
+      shapes: the shapes of the variables, as lists.
+      captures: list of (tensor outside of the graph, key of the placeholder that stands for it).
+    """
+
+    graph: Any
+    inputs: List[Key]
+    share: Key
+    position: Key
+    seed: Key
+    offset32: Key
+    offset64: Key
+    outputs: List[Key]
+    cotangents: List[Optional[Key]]
+    losses: List[LossMark]
+    moments: List[Tuple[Moments, Callable[[Moments], Any]]]
+    statistics: List[StatisticsMark]
+    wholes: List[WholeMark]
+    grads: List[Any]
+    shapes: List[List[int]]
+    captures: List[Tuple[Any, Key]]
+
+
+def trace(
+    function: Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]],
+    specs: Sequence[tf.TensorSpec],
+    variables: Sequence[tf.Variable],
+    differentiable: bool,
+) -> Trace:
+    """Trace a function.
+
+    Args:
+      function: function of a list of tensors, those of one micro-batch, and of `Marks`. It returns a list of tensors.
+      specs: the specs of the tensors.
+      variables: what to differentiate by.
+      differentiable: whether to take the gradient.
+    """
+    found: List[Trace] = []
+
+    @_tf.untouched_by_autograph
+    def traced(*tensors: tf.Tensor) -> Any:
+        marks = Marks()
+        marks.begin()
+        outputs = list(function(tensors, marks))
+        found[:] = [_read(marks, tensors, outputs, variables if differentiable else None)]
+        return outputs
+
+    concrete = tf.function(traced).get_concrete_function(*specs)
+    captures = [(outside, inside.name) for outside, inside in _tf.captures_of(concrete.graph)]
+    return found[0]._replace(captures=captures)
+
+
+def _read(marks: Marks, inputs: Any, outputs: List[tf.Tensor], variables: Optional[Sequence[Any]]) -> Trace:
+    """Take the gradient, and return all keys."""
+    is_on = variables is not None
+    outputs = [tf.identity(output) for output in outputs]
+    targets: List[tf.Tensor] = []
+    cotangents: List[tf.Tensor] = []
+
+    def target(tensor: tf.Tensor) -> Optional[tf.Tensor]:
+        if not is_on or not is_differentiable(tensor):
+            return None
+        placeholder = _placeholder(tensor.dtype, tensor.shape)
+        targets.append(tensor)
+        cotangents.append(placeholder)
+        return placeholder
+
+    of_outputs = [target(output) for output in outputs]
+    of_losses = [target(value) for value, _ in marks.losses]
+    arounds = []
+    for _, _, values, moments, _, gradient in marks.statistics:
+        around = [_placeholder(part.dtype, part.shape) for part in (moments.count,) + 3 * (moments.mean,)]
+        arounds.append(around if is_on else [])
+        if is_on:
+            targets.append(values)
+            cotangents.append(gradient(Moments(around[0], around[1], None), around[2], around[3]))
+    of_results = [[target(tensor) for tensor in results] for _, _, results, _ in marks.wholes]
+    of_given = [[target(tensor) for tensor in given] for given, _, _, _ in marks.wholes]
+    sources = [one for _, _, _, _, whole, _ in marks.statistics for one in (whole.mean, whole.variance)]
+    of_statistics = len(sources)
+    for _, arguments, _, parts in marks.wholes:
+        sources += arguments + parts
+    differentiable = [tensor for tensor in sources if is_differentiable(tensor)]
+    grads: List[Any] = []
+    if targets and variables:
+        wanted = list(variables) + differentiable
+        grads = tf.gradients(targets, wanted, grad_ys=cotangents, name=SCOPE)
+    for grad, source in zip(grads, (list(variables) + differentiable) if grads else ()):  # type: ignore[arg-type]
+        if isinstance(grad, tf.Tensor):
+            grad.set_shape(source.shape)
+    by_variables = grads[: len(variables)] if grads else [None] * len(variables or ())  # type: ignore[arg-type]
+    found = dict(zip([tensor.name for tensor in differentiable], grads[len(by_variables) :]))
+
+    def grad_of(tensor: tf.Tensor) -> Optional[Key]:
+        grad = found.get(tensor.name)
+        return None if grad is None else tf.convert_to_tensor(grad).name
+
+    assert of_statistics == 2 * len(marks.statistics)
+    statistics = [
+        StatisticsMark(
+            barrier,
+            [begin.name],
+            Moments(*[value.name for value in moments]),
+            whole.mean.name,
+            whole.variance.name,
+            around[0].name if around else None,
+            around[1].name if around else None,
+            _names(around[2:]),
+            [grad_of(whole.mean), grad_of(whole.variance)],
+        )
+        for (barrier, begin, _, moments, whole, _), around in zip(marks.statistics, arounds)
+    ]
+    wholes = [
+        WholeMark(
+            _names(given),
+            _names(arguments),
+            _names(results),
+            _names(parts),
+            [_name(one) for one in cot_results],
+            [_name(one) for one in cot_given],
+            [grad_of(tensor) for tensor in arguments],
+            [grad_of(tensor) for tensor in parts],
+        )
+        for (given, arguments, results, parts), cot_results, cot_given in zip(marks.wholes, of_results, of_given)
+    ]
+    return Trace(
+        marks.graph,
+        _names(inputs),
+        marks.share.name,
+        marks.position.name,
+        marks.seed.name,
+        marks.offset32.name,
+        marks.offset64.name,
+        _names(outputs),
+        [_name(one) for one in of_outputs],
+        [LossMark(v.name, is_sum, _name(one)) for (v, is_sum), one in zip(marks.losses, of_losses)],
+        [(Moments(*[value.name for value in moments]), receive) for moments, receive in marks.moments],
+        statistics,
+        wholes,
+        [_keys(grad) for grad in by_variables],
+        [var.shape.as_list() for var in variables or ()],
+        [],
+    )
+
+
+def is_differentiable(tensor: tf.Tensor) -> bool:
+    """Whether a tensor can have a gradient."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def _keys(grad: Any) -> Any:
+    if isinstance(grad, tf.IndexedSlices):
+        return grad.values.name, grad.indices.name
+    return _name(grad)
+
+
+def _name(tensor: Optional[tf.Tensor]) -> Optional[Key]:
+    return None if tensor is None else tensor.name
+
+
+def _names(tensors: Sequence[tf.Tensor]) -> List[Key]:
+    return [tensor.name for tensor in tensors]
+
+
+def _placeholder(dtype: tf.DType, shape: Any) -> tf.Tensor:
+    return tf.compat.v1.placeholder(dtype, shape, name="accum_placeholder")
+
+
+def _any_length(tensor: tf.Tensor) -> Any:
+    return [None] + tensor.shape.as_list()[1:] if tensor.shape.rank else tensor.shape

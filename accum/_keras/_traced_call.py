@@ -1,0 +1,219 @@
+"""The call of a Keras model, traced with marks where it looks across examples (law L19)."""
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+from accum import _tf
+from accum._engine import _replicas
+from accum._engine._batch import Batch
+from accum._engine._segments import Segments
+from accum._engine._trace import Marks, trace
+from accum._keras._batch_norm import batch_norms_of
+from accum._keras._batch_norm_barrier import BatchNormBarrier, refusal_of
+from accum._keras._collector import Collector
+from accum._tf import tf
+
+
+class TracedCall(NamedTuple):
+    """A traced call.
+
+    Attributes:
+      segments: its `Segments`, whose outputs are those of the model, and after them what Keras has attached to these.
+      structure: the nested structure of the outputs of the model, without tensors.
+      attached: list of (which output, name of the attribute).
+    """
+
+    segments: Segments
+    structure: Any
+    attached: List[Tuple[int, str]]
+
+    def outputs(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """Return the outputs of the model, given those of the segments."""
+        count = len(tensors) - len(self.attached)
+        found = list(tensors[:count])
+        for place in {place for place, _ in self.attached}:
+            found[place] = tf.identity(found[place])
+        for (place, name), tensor in zip(self.attached, tensors[count:]):
+            setattr(found[place], name, tensor)
+        return tf.nest.pack_sequence_as(self.structure, found)
+
+
+class Traces(dict):  # type: ignore[type-arg]
+    """{what a call depends on: `TracedCall`} of one model, which copies and pickles of it leave out."""
+
+    def __deepcopy__(self, memo: Any) -> "Traces":
+        return Traces()
+
+    def __reduce__(self) -> Any:
+        return Traces, ()
+
+
+class _WithinFunction(Exception):
+    """Batch normalisation is within a `tf.function` of the model."""
+
+
+def traced_call(
+    model: Any, call: Callable[..., Any], batch: Batch, has_barriers: bool, differentiable: bool, recompute: bool
+) -> TracedCall:
+    """Trace the call of a model on a micro-batch.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      call: the `__call__` of its class.
+      batch: its arguments, `(args, kwargs)`.
+      has_barriers: whether batch normalisation is a barrier.
+      differentiable: whether the gradient is needed.
+      recompute: whether groups of segments are computed again.
+
+    Raises:
+      ValueError: a batch normalisation layer is of an unknown kind, or within a loop or conditional; an output is not a
+        dense tensor; something can't be computed again.
+    """
+    specs = [leaf for leaf in batch.specs() if isinstance(leaf, tf.TensorSpec)]
+    found: Dict[str, Any] = {}
+    is_eager = tf.executing_eagerly()
+
+    def function(tensors: Sequence[tf.Tensor], marks: Marks, directly: bool) -> List[tf.Tensor]:
+        args, kwargs = batch.packed(tensors)
+        with _marking(model, marks, has_barriers), _tf.running_functions_directly(directly):
+            outputs = call(*args, **kwargs)
+        flat = [_dense(tensor) for tensor in tf.nest.flatten(outputs)]
+        attached = [
+            (place, name, value) for place, one in enumerate(flat) for name, value in _tf.attached(one, is_eager)
+        ]
+        found["structure"] = tf.nest.map_structure(lambda _: None, outputs)
+        found["attached"] = [(place, name) for place, name, _ in attached]
+        return flat + [value for _, _, value in attached]
+
+    variables = [_replicas.local_variable(_tf.native(var)) for var in model.trainable_variables]
+    try:
+        traced = trace(lambda tensors, marks: function(tensors, marks, False), specs, variables, differentiable)
+    except _WithinFunction:
+        traced = trace(lambda tensors, marks: function(tensors, marks, True), specs, variables, differentiable)
+    return TracedCall(Segments(traced, recompute), found["structure"], found["attached"])
+
+
+def _dense(tensor: Any) -> tf.Tensor:
+    """Return an output of a model, or raise unless it is dense."""
+    if not isinstance(tensor, tf.Tensor):
+        raise ValueError(
+            "With `whole_batch`, the outputs of a model must be dense tensors: make them so, or leave out "
+            f"`whole_batch`. Received: {tensor!r}."
+        )
+    return tensor
+
+
+@contextlib.contextmanager
+def _marking(model: Any, marks: Marks, has_barriers: bool) -> Iterator[None]:
+    """Let layers leave marks in this context, and hand over what they add beside their outputs."""
+    collector = Collector()
+    layers = _tf.layers_of(model)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(model.__dict__["_accum_noises"].drawing())
+        for layer in batch_norms_of(model):
+            stack.enter_context(layer.accum_statistics.collected_by(collector))
+        for layer in [model] + layers:
+            stack.enter_context(_tf.own_methods(layer, add_loss=_adding(layer.add_loss, marks)))
+        for metric in _tf.metrics_of_layers(model):
+            stack.enter_context(_tf.own_methods(metric, update_state=_updating(metric.update_state, marks)))
+        for layer in _tf.batch_norms_in(model) if has_barriers else ():
+            stack.enter_context(_tf.own_methods(layer, call=_normalizing(layer, marks)))
+        for layer in layers:
+            if looks_across_examples(layer):
+                stack.enter_context(_tf.own_methods(layer, call=_at_once(layer, marks)))
+        yield
+    marks.moments.extend((moments, statistics.receive_whole) for statistics, moments in collector.moments)
+
+
+def looks_across_examples(layer: Any) -> bool:
+    """Whether the user has declared that a layer must be called with the whole batch."""
+    return bool(getattr(layer, "looks_across_examples", False))
+
+
+def _require_here(layer: Any, marks: Marks) -> None:
+    """Raise unless a layer is called where a mark can be left."""
+    if marks.is_here():
+        return
+    if all(map(_tf.is_function, _tf.graphs_within(marks.graph))):
+        raise _WithinFunction
+    raise ValueError(
+        "What looks across examples, such as batch normalization, can't be computed over the whole batch within a loop "
+        "or conditional, whose body may run any number of times: take it out of there, or leave out `whole_batch`. "
+        f"Received: {layer.name!r}."
+    )
+
+
+def _normalizing(layer: Any, marks: Marks) -> Callable[..., Any]:
+    """Return what stands in for the `call` of a batch normalisation layer."""
+    own = layer.call
+
+    @_tf.untouched_by_autograph
+    def call(inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
+        if training is None:
+            training = _tf.learning_phase()
+        if tf.is_tensor(training):
+            raise ValueError(
+                "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
+                f"Received: training={training!r} for {layer.name!r}."
+            )
+        if not (training and layer.trainable):
+            return _tf.call_batch_norm(own, inputs, training, mask)
+        reason = refusal_of(layer)
+        if reason is not None:
+            raise ValueError(
+                f"The layer {layer.name!r} can't be computed over the whole batch: {reason}. Received: {layer!r}."
+            )
+        _require_here(layer, marks)
+        mask = getattr(inputs, "_keras_mask", None) if mask is None else mask
+        return BatchNormBarrier(layer, len(marks.statistics)).call(inputs, mask, marks)
+
+    return call
+
+
+def _at_once(layer: Any, marks: Marks) -> Callable[..., Any]:
+    """Return what stands in for the `call` of a layer that is called with the whole batch."""
+    own = layer.call
+
+    @_tf.untouched_by_autograph
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _require_here(layer, marks)
+        leaves = tf.nest.flatten((args, kwargs))
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0]
+        structure: List[Any] = []
+
+        def whole(*tensors: tf.Tensor) -> List[tf.Tensor]:
+            own_leaves = list(leaves)
+            for place, tensor in zip(places, tensors):
+                own_leaves[place] = tensor
+            own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), own_leaves)
+            structure.append(own(*own_args, **own_kwargs))
+            return tf.nest.flatten(structure[0])
+
+        parts = marks.at_whole(whole, [leaves[place] for place in places])
+        return tf.nest.pack_sequence_as(structure[0], parts)
+
+    return call
+
+
+def _adding(add_loss: Callable[..., Any], marks: Marks) -> Callable[..., Any]:
+    def add(losses: Any, *args: Any, **kwargs: Any) -> None:
+        for loss in tf.nest.flatten(losses):
+            if callable(loss):
+                add_loss(loss, *args, **kwargs)
+            elif _tf.sums_added_loss(loss):
+                marks.losses.append((tf.reduce_sum(loss), True))
+            else:
+                marks.losses.append((tf.reduce_mean(loss), False))
+
+    return add
+
+
+def _updating(update_state: Callable[..., Any], marks: Marks) -> Callable[..., Any]:
+    """Return a function that updates the mean of a layer's numbers, each one that of a micro-batch, with them."""
+
+    def update(values: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is None and getattr(values, "shape", None) == ():
+            sample_weight = tf.cast(marks.share, values.dtype)
+        return update_state(values, sample_weight=sample_weight)
+
+    return update

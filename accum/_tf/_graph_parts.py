@@ -1,0 +1,251 @@
+"""Read the graph of a function, and run parts of it."""
+
+import contextlib
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+
+from accum._tf._graphs import _is_assignment
+from accum._tf._version import IS_KERAS_3, VERSION, tf
+
+Key = str
+"""The name of a tensor in a graph, such as "model/dense/MatMul:0"."""
+
+
+class Node(NamedTuple):
+    """An operation of a graph.
+
+    Attributes:
+      name, type: str.
+      inputs: keys of the tensors that it takes. Control dependencies are left out.
+      proto: its `NodeDef`, or None if it is not in the graph itself.
+    """
+
+    name: str
+    type: str
+    inputs: List[Key]
+    proto: Any
+
+
+def nodes_of(graph_def: Any) -> Dict[str, Node]:
+    """Return {name: `Node`} of a `GraphDef`, in the order in which the operations were created."""
+    return {node.name: Node(node.name, node.op, [_key(name) for name in _data(node)], node) for node in graph_def.node}
+
+
+def _data(node: Any) -> List[str]:
+    return [name for name in node.input if not name.startswith("^")]
+
+
+def _key(name: str) -> Key:
+    return name if ":" in name else f"{name}:0"
+
+
+def name_of(key: Key) -> str:
+    """Return the name of the operation that makes a tensor."""
+    return key.split(":")[0]
+
+
+def new_node(name: str, kind: str, inputs: Sequence[Key], **attributes: Any) -> Node:
+    """Return a `Node` for a graph: `attributes` are `tf.DType`s and constant tensors, given as arrays."""
+    proto = tf.compat.v1.NodeDef(name=name, op=kind)
+    for attribute, value in attributes.items():
+        if isinstance(value, tf.DType):
+            proto.attr[attribute].type = value.as_datatype_enum
+        else:
+            proto.attr[attribute].tensor.CopyFrom(tf.make_tensor_proto(value))
+    return Node(name, kind, list(inputs), proto)
+
+
+def placed(node: Node, inputs: Sequence[Key]) -> Any:
+    """Return the `NodeDef` of a node with other inputs, and without what ties it to operations elsewhere."""
+    proto = tf.compat.v1.NodeDef()
+    proto.CopyFrom(node.proto)
+    del proto.input[:]
+    proto.input.extend(inputs)
+    proto.attr.pop("_class", None)  # with which operations it shares a device
+    return proto
+
+
+def import_part(
+    graph_def: Any, protos: Sequence[Any], feeds: Dict[Key, tf.Tensor], fetches: Sequence[str], needs_library: bool
+) -> List[Any]:
+    """Add operations of another graph to the current one.
+
+    Args:
+      graph_def: the `GraphDef` from which they are.
+      protos: list of `NodeDef`.
+      feeds: {key: tensor of the current graph that takes the place of that one}.
+      fetches: keys of tensors, or names of operations.
+      needs_library: whether they call functions.
+
+    Returns:
+      List of the tensors and operations in `fetches`.
+    """
+    part = tf.compat.v1.GraphDef()
+    part.versions.CopyFrom(graph_def.versions)
+    if needs_library:
+        part.library.CopyFrom(graph_def.library)
+    part.node.extend(protos)
+    return tf.graph_util.import_graph_def(part, input_map=feeds, return_elements=list(fetches), name="segment")
+
+
+def captured(tensor: Any) -> Any:
+    """Return a tensor of an outer graph, or an eager one, as a tensor of the current graph, a function's."""
+    graph = tf.compat.v1.get_default_graph()
+    is_here = getattr(tensor, "graph", None) is graph if not hasattr(tensor, "numpy") else False
+    return tensor if is_here or not hasattr(graph, "capture") else graph.capture(tensor)
+
+
+def functions_of(proto: Any) -> List[str]:
+    """Return the names of the functions that an operation calls."""
+    found = []
+    for value in proto.attr.values():
+        if value.HasField("func"):
+            found.append(value.func.name)
+        found += [function.name for function in value.list.func]
+    return found
+
+
+REPEATABLE = {
+    "EagerPyFunc",
+    "Placeholder",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VarHandleOp",
+    "VariableV2",
+    "Variable",
+    "VarIsInitializedOp",
+    "VariableShape",
+    "CudnnRNNV3",
+    "CudnnRNNBackpropV3",
+}
+"""Stateful operations that compute the same when they run again."""
+
+CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
+
+
+def is_assignment(kind: str) -> bool:
+    """Whether an operation of this type assigns to a variable."""
+    return _is_assignment(kind)
+
+
+class Library:
+    """The functions that a graph calls, and what they do beside computing.
+
+    Args:
+      graph: a `tf.Graph`.
+      graph_def: its `GraphDef`.
+    """
+
+    def __init__(self, graph: Any, graph_def: Any) -> None:
+        self._graph = graph
+        self._functions = {function.signature.name: function for function in graph_def.library.function}
+        self._stateful: Dict[str, bool] = {}
+        self._found: Dict[str, Set[str]] = {}
+
+    def is_stateful(self, node: Node) -> bool:
+        """Whether an operation may compute something else when it runs again, or has an effect."""
+        if node.type in REPEATABLE or node.type.startswith(("Stateless", "TensorArray", "TensorList", "Stack")):
+            return False
+        if node.type not in self._stateful:
+            try:
+                definition = self._graph.get_operation_by_name(node.name).op_def
+            except KeyError:  # a node of ours
+                return False
+            self._stateful[node.type] = bool(definition is not None and definition.is_stateful)
+        return self._stateful[node.type]
+
+    def hidden(self, node: Node) -> Set[str]:
+        """Return the types of operations in the functions that `node` calls, at any depth, that can't be repeated."""
+        found: Set[str] = set()
+        for name in functions_of(node.proto):
+            found |= self._within(name)
+        return found
+
+    def _within(self, name: str) -> Set[str]:
+        if name not in self._found:
+            self._found[name] = set()
+            for node in getattr(self._functions.get(name), "node_def", ()):
+                is_draw = node.op in _DRAWS or (node.op.startswith("Stateful") and node.op not in CALLS)
+                if is_draw or _is_assignment(node.op):
+                    self._found[name].add(node.op)
+                for inner in functions_of(node):
+                    self._found[name] |= self._within(inner)
+        return self._found[name]
+
+
+_DRAWS = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoisson",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "RngReadAndSkip",
+    "RngSkip",
+    "TruncatedNormal",
+}
+
+
+def spec_of(graph: Any, node: Node, key: Key) -> tf.TensorSpec:
+    """Return shape and dtype of a tensor, whose first axis may have any length; for a `new_node`, any shape."""
+    try:
+        tensor = graph.get_tensor_by_name(key)
+    except KeyError:
+        own = [node.proto.attr[name].type for name in ("type", "dtype", "T") if name in node.proto.attr]
+        return tf.TensorSpec(None, tf.as_dtype(own[0]))
+    shape = tensor.shape
+    return tf.TensorSpec([None] + shape.as_list()[1:] if shape.rank else shape, tensor.dtype)
+
+
+def read_handle(handle: Any, dtype: tf.DType) -> tf.Tensor:
+    """Return the value of a variable, given its handle."""
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def assign_handle(handle: Any, value: tf.Tensor) -> Any:
+    """Assign to a variable, given its handle."""
+    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def attached(output: tf.Tensor, is_eager: bool) -> List[Tuple[str, tf.Tensor]]:
+    """Return what Keras' losses find attached to an output of a model: its mask, and the logits that it is made of.
+
+    Args:
+      output: a tensor of a graph.
+      is_eager: whether the model is called eagerly, where losses don't know of the operation that has made a tensor.
+    """
+    found = [(name, getattr(output, name, None)) for name in ("_keras_mask", "_keras_logits")]
+    if found[1][1] is None and not is_eager and VERSION >= (2, 4) and output.op.type in ("Softmax", "Sigmoid"):
+        found[1] = "_keras_logits", output.op.inputs[0]
+    return [(name, value) for name, value in found if isinstance(value, tf.Tensor)]
+
+
+def learning_phase() -> Any:
+    """Return whether a layer that is called without `training` is in training."""
+    return False if IS_KERAS_3 else tf.keras.backend.learning_phase()
+
+
+@contextlib.contextmanager
+def running_functions_directly(is_on: bool = True) -> Iterator[None]:
+    """Let calls of a `tf.function` run its Python code in this context, so that its operations are in the same graph.
+
+    The only switch is process-wide, so it is on for one trace alone.
+    """
+    if not is_on:
+        yield
+        return
+    home, name = (
+        (tf.config, "run_functions_eagerly") if VERSION >= (2, 3) else (tf.config, "experimental_run_functions_eagerly")
+    )
+    is_eager = getattr(
+        tf.config, "functions_run_eagerly", getattr(tf.config, "experimental_functions_run_eagerly", None)
+    )
+    before = is_eager()  # type: ignore[misc]
+    getattr(home, name)(True)
+    try:
+        yield
+    finally:
+        getattr(home, name)(before)
