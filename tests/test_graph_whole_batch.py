@@ -350,14 +350,32 @@ def test_assignments_and_losses_that_would_be_lost_are_refused():
         with tf.control_dependencies([tf1.assign_add(seen, 1.0)]):
             return weighted(tf.identity(images))
 
+    def scattering(images):
+        rows = tf1.get_variable("rows", [3, 2], trainable=False, use_resource=False)
+        with tf.control_dependencies([tf1.scatter_update(rows, [0], tf.ones([1, 2]))]):
+            return weighted(tf.identity(images))
+
     def adding(images):
         tf1.losses.add_loss(tf.reduce_mean(images))
         return projected(images)
 
     with pytest.raises(ValueError, match="must not assign to variables.*AssignAdd"):
         value_of(counting)
+    with pytest.raises(ValueError, match="must not assign to variables.*ScatterUpdate"):
+        value_of(scattering)
     with pytest.raises(ValueError, match="adds losses of its micro-batch to a collection"):
         value_of(adding, loss=lambda outputs, images: tf.reduce_mean(outputs))
+
+
+@pytest.mark.law("L17")
+def test_a_value_that_is_differentiated_again_is_refused():
+    with tf.Graph().as_default():
+        images = tf1.placeholder(tf.float32, [None, 6, 6, 2])
+        value, _ = accum.compat.v1.value_and_gradients(
+            lambda images: weighted(normalized(images, [0, 1, 2])), images, None, 4, whole_batch="batch_norm"
+        )
+        with pytest.raises(ValueError, match="differentiated once and can't be again"):
+            tf1.train.GradientDescentOptimizer(1.0).compute_gradients(2.0 * value)
 
 
 @pytest.mark.law("L17")

@@ -67,16 +67,16 @@ def test_the_size_of_micro_batches_can_be_set_later(before):
     model = accum.GradientAccumulateModel.from_model(model, 1, micro_batch_size=before)
     model.compile("sgd", "mse")
     model.fit(X, Y, batch_size=12, shuffle=False, verbose=0)
-    model.micro_batch_size = 4
-    assert model.micro_batch_size == 4 and "micro_batch_size=4" in repr(model)
+    model.micro_batch_size = 5
+    assert model.micro_batch_size == 5 and "micro_batch_size=5" in repr(model)
     Sizes.seen.clear()
     model.fit(X, Y, batch_size=12, shuffle=False, verbose=0)
     np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=2e-5)
     model.predict(X, verbose=0)
-    assert set(Sizes.seen) == {4}
+    assert set(Sizes.seen) == {2, 4, 5}
     for ours, theirs in zip(model.get_weights(), plain.get_weights()):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
-    assert model.get_config()["accumulation"]["micro_batch_size"] == 4
+    assert model.get_config()["accumulation"]["micro_batch_size"] == 5
 
 
 @pytest.mark.law("L17")
@@ -115,6 +115,15 @@ def test_a_warning_names_the_first_of_many_layers():
     model.compile("sgd", "mse")
     with pytest.warns(UserWarning, match=r"Received: 9, such as \['norm_0', 'norm_1', 'norm_2'\]\.$"):
         model.fit(X, Y, batch_size=12, verbose=0)
+
+
+@pytest.mark.law("L17")
+def test_a_scheduler_that_begins_with_shorter_cycles_is_no_mistake(recwarn):
+    model = accum.GradientAccumulateModel.from_model(net(), 2)
+    model.compile("sgd", "mse")
+    scheduler = accum.AccumulationScheduler({0: 2, 4: 8})
+    model.fit(X, Y, batch_size=4, epochs=1, verbose=0, callbacks=[scheduler])
+    assert not [one for one in recwarn if "fewer batches than a cycle" in str(one.message)]
 
 
 @pytest.mark.law("L17")

@@ -609,6 +609,72 @@ def test_xla_compiles_the_whole_batch():
     assert apart([value] + gradients, plain[: 1 + len(gradients)]) < 2e-5
 
 
+@pytest.mark.line
+@pytest.mark.law("L19")
+@pytest.mark.law("L11")
+def test_each_replica_takes_the_statistics_of_its_part_of_the_batch():
+    strategy = mirrored()
+    with strategy.scope():
+        net = NormalisesByHand()
+        kind = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.MEAN}
+        net.average = tf.Variable(tf.zeros(5), trainable=False, **kind)
+
+    @tf.function
+    def of_replicas(**how):
+        def of_replica():
+            begin = 5 * tf.distribute.get_replica_context().replica_id_in_sync_group
+            images, classes = tf.constant(IMAGES)[begin : begin + 5], tf.constant(CLASSES)[begin : begin + 5]
+            if how:
+                value, gradients = accum.value_and_gradients(
+                    lambda images, classes: errors(net(images), images, classes),
+                    (images, classes),
+                    net.trainable_variables,
+                    3,
+                    **how,
+                )
+            else:
+                with tf.GradientTape() as tape:
+                    value = errors(net(images), images, classes)
+                gradients = tape.gradient(value, net.trainable_variables)
+            return [value] + list(gradients)
+
+        return getattr(strategy, RUN)(of_replica)
+
+    def results(**how):
+        found = map(strategy.experimental_local_results, of_replicas(**how))
+        return [one for both in found for one in both]
+
+    plain = results()
+    assert apart(results(whole_batch="batch_norm"), plain) < 1e-4  # the gradients of kernels nearly cancel
+    assert apart(results(weight="examples"), plain) > 1e-2
+
+
+@pytest.mark.law("L19")
+def test_the_value_of_a_whole_batch_is_differentiated_by_another_tape():
+    """Eagerly; a graph would have to keep what that needs for ever, so it says what to do."""
+    net = NormalisesByHand()
+    data = (tf.constant(IMAGES), tf.constant(CLASSES))
+
+    def outer(whole):
+        with tf.GradientTape() as tape:
+            if whole:
+                value, _ = accum.value_and_gradients(
+                    lambda images, classes: errors(net(images), images, classes),
+                    data,
+                    net.trainable_variables,
+                    4,
+                    whole_batch="batch_norm",
+                )
+            else:
+                value = errors(net(data[0]), *data)
+            value **= 2
+        return tape.gradient(value, net.trainable_variables)
+
+    assert apart(outer(True), outer(False)) < 2e-5
+    with pytest.raises(ValueError, match="has been differentiated once and can't be again.*use the gradients"):
+        tf.function(outer)(True)
+
+
 @pytest.mark.law("L17")
 def test_options_of_the_whole_batch_that_can_t_hold():
     net = NormalisesByHand()

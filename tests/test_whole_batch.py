@@ -679,6 +679,32 @@ def test_a_train_step_of_the_user():
     assert differs(trained(own, X, Y, dict(EAGERLY), split(whole_batch="loss")), plain)
 
 
+@pytest.mark.parametrize("how", [{"run_eagerly": True}, {}], ids=["eagerly", "traced"])
+def test_a_train_step_that_differentiates_twice(how):
+    """A persistent tape asks for the gradient of one forward pass as often as it likes."""
+
+    class Own(tf.keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                outputs = self(x, training=True)
+                loss, sparsity = covariance(y, outputs), tf.reduce_mean(tf.abs(outputs))
+            grads, others = (tape.gradient(one, self.trainable_variables) for one in (loss, sparsity))
+            grads = [one + 0.5 * other for one, other in zip(grads, others)]
+            self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+            return {"loss": loss}
+
+    def own():
+        inputs = tf.keras.Input((3,))
+        hidden = layers.BatchNormalization()(layers.Dense(4)(inputs))
+        return Own(inputs, layers.Dense(2)(layers.ReLU()(hidden)))
+
+    plain = trained(own, X, Y, dict(how))
+    for recompute in (True, False):
+        assert_same(trained(own, X, Y, dict(how), split(recompute=recompute)), plain)
+    assert differs(trained(own, X, Y, dict(how), split(whole_batch="loss")), plain)
+
+
 def test_a_train_step_that_does_not_call_the_model_is_refused():
     class Own(tf.keras.Model):
         def train_step(self, data):

@@ -126,10 +126,9 @@ def _clip(
     over = _others(param.shape.rank, (0,) if unit_axes is None else unit_axes)
     if 0 in over:  # a unit spans several rows
         return _clip(param, tf.convert_to_tensor(grad), unit_axes, clip_factor, eps)
-    indices, positions = tf.unique(grad.indices)  # duplicate rows are summed
-    rows = tf.math.unsorted_segment_sum(grad.values, positions, tf.shape(indices)[0])
-    share = _share(tf.gather(param, indices), rows, over, clip_factor, eps)
-    return tf.IndexedSlices(rows * share, indices, grad.dense_shape)
+    rows = _tf.summed_rows(grad)
+    share = _share(tf.gather(param, rows.indices), rows.values, over, clip_factor, eps)
+    return tf.IndexedSlices(rows.values * share, rows.indices, grad.dense_shape)
 
 
 def _share(param: tf.Tensor, grad: tf.Tensor, over: Sequence[int], clip_factor: float, eps: float) -> tf.Tensor:
@@ -142,7 +141,7 @@ def _share(param: tf.Tensor, grad: tf.Tensor, over: Sequence[int], clip_factor: 
 
 
 def _at_least_float32(x: tf.Tensor) -> tf.Tensor:
-    return tf.cast(x, tf.float32) if x.dtype.size < 4 else x  # in float16, 256 squared overflows
+    return tf.cast(x, _tf.at_least_float32(x.dtype))  # in float16, 256 squared overflows
 
 
 def unit_axes_in(layer: tf.keras.layers.Layer) -> Iterator[Tuple[tf.Variable, Tuple[int, ...]]]:

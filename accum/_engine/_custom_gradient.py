@@ -21,7 +21,8 @@ def keeping_gradients() -> Iterator[None]:
     finally:
         _in_this_thread.kept = before
         for _, results in kept:
-            results.clear()
+            results[:] = [None] * len(results)  # whose number TensorFlow compares
+        kept.clear()
 
 
 def custom_gradient(
@@ -43,6 +44,16 @@ def custom_gradient(
         results, grad = function(*args)
         kept.append((grad, results))
         reference: Any = weakref.ref(grad)
-        return results, lambda *upstream: reference()(*upstream)
+
+        def while_kept(*upstream: tf.Tensor) -> Any:
+            if not kept:
+                raise ValueError(
+                    "What was computed over a whole batch has been differentiated once and can't be again, because a "
+                    "graph would keep all it needs for ever: use the gradients that were returned with it, or pass it "
+                    "through `tf.stop_gradient`."
+                )
+            return reference()(*upstream)
+
+        return results, while_kept
 
     return tf.custom_gradient(briefly_kept)

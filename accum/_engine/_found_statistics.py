@@ -3,13 +3,14 @@
 Two patterns are found, whoever has made them (`tf.nn`, tf-slim, Keras, a `tf.Module`):
 
     FusedBatchNorm(x, scale, offset, …), in training
-    mean = Mean(x),  variance = Mean(SquaredDifference(x, mean)),  over axes of which the first is the batch
+    mean = Mean(x),  variance = Mean(SquaredDifference(x, mean)),  over axes of which one is the batch
 
-Their outputs are replaced by what is computed from the moments of the whole batch. A reduction over the examples that
-is no part of such a pattern, but meets single examples again, can't be exact, and is named.
+The axis of the batch is the one whose length a trace does not know. What these operations return is replaced by what is
+computed from the moments of the whole batch. A reduction over the examples that is no part of such a pattern, but meets
+single examples again, can't be exact, and is named.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._engine._moments import Moments, with_bessel
@@ -17,7 +18,6 @@ from accum._engine._normalization import Normalization
 from accum._engine._trace import Barrier, Marks, Unrepeatable
 from accum._tf import tf
 
-FUSED = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 SQUARES = {"Square", "Pow", "Mul", "SquaredDifference"}
 PASSING = ("Identity", "StopGradient")
 REDUCTIONS = {"Mean", "Sum", "Max", "Min", "Prod", "All", "Any"}
@@ -135,7 +135,8 @@ class FoundStatistics:
 
         Layers that normalise each example use the same operation, with examples in the place of features.
         """
-        if op.type not in FUSED or not op.get_attr("is_training") or op.inputs[0].op.name not in self._ours:
+        is_fused = op.type in _tf.FUSED_BATCH_NORMS and op.get_attr("is_training")
+        if not is_fused or op.inputs[0].op.name not in self._ours:
             return False
         shape = op.inputs[0].shape
         is_batch_first = shape.rank is None or shape.as_list()[0] is None
@@ -192,7 +193,7 @@ class FoundStatistics:
         if op.type != "Mean" or axes is None:
             return None
         squares = op.inputs[0].op
-        if squares.type not in SQUARES or (squares.type == "Pow" and _constant(squares.inputs[1]) != 2.0):
+        if squares.type not in SQUARES or (squares.type == "Pow" and _tf.known_value(squares.inputs[1]) != 2.0):
             return None
         apart = squares
         if squares.type != "SquaredDifference":
@@ -255,7 +256,7 @@ class FoundStatistics:
         rows = set(self._inputs)
         found: Dict[str, None] = {}
         for op in self._ops:
-            is_whole = op.name in self._known and op.type not in FUSED  # a statistic, of the whole batch from now on
+            is_whole = op.name in self._known and op.type not in _tf.FUSED_BATCH_NORMS  # a statistic, now of the batch
             if op.name not in self._ours or op.type in SIZES or op.name in self._marks.own or is_whole:
                 continue
             before = [tensor.op.name for tensor in op.inputs]
@@ -281,10 +282,6 @@ def _source(tensor: tf.Tensor) -> tf.Operation:
     while tensor.op.type in PASSING:
         tensor = tensor.op.inputs[0]
     return tensor.op
-
-
-def _constant(tensor: tf.Tensor) -> Any:
-    return _tf.known_value(tensor)
 
 
 def _shape_of(op: tf.Operation, shape: Sequence[int], axes: Sequence[int]) -> List[int]:

@@ -153,6 +153,7 @@ class SegmentedFunction:
         self._group_size = group_size
         self._weight = weight
         self._stored: Dict[Key, _Stored] = {}
+        self._kept: Dict[Key, _Stored] = {}  # what `forward` leaves to each run of `backward`
         self._known: Dict[Key, tf.Tensor] = {}  # what is the same for all micro-batches
         self._loss_grads: Dict[Any, Any] = {}
         self._wholes: List[Moments] = [Moments(None, None, None)] * len(self._trace.statistics)
@@ -175,6 +176,7 @@ class SegmentedFunction:
                 self._forward(level, phase, losses, found)
             for key in [key for key in self._stored if self._is_done(key, level)]:
                 del self._stored[key]
+        self._kept = dict(self._stored)
         self._end_states()
         self._receive(found)
         return [found[key] for key in trace.outputs], [found[loss.value] for loss in trace.losses]
@@ -292,7 +294,7 @@ class SegmentedFunction:
     # ------------------------------------------------------------------------------------------------------------
 
     def backward(self, grads: Sequence[Optional[tf.Tensor]], loss_grads: Sequence[tf.Tensor]) -> List[Any]:
-        """Differentiate what `forward` has returned.
+        """Differentiate what `forward` has returned, as often as a persistent tape asks for it.
 
         Args:
           grads: list of the gradients by the outputs, None for those that can't have one.
@@ -303,6 +305,7 @@ class SegmentedFunction:
         """
         cut, trace = self._cut, self._trace
         given = [(key, grad) for key, grad in zip(trace.cotangents, grads) if key is not None]
+        self._stored = dict(self._kept)
         self._stored.update({key: _stored_whole(grad) for key, grad in given})
         self._loss_grads = {loss.cotangent: (loss, grad) for loss, grad in zip(trace.losses, loss_grads)}
         totals: Dict[Key, Any] = {}

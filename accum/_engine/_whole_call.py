@@ -3,7 +3,7 @@
 import warnings
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from accum import _tf
+from accum import _check, _tf
 from accum._engine._batch import Batch
 from accum._engine._combined import divided
 from accum._engine._found_statistics import FoundStatistics, Receive
@@ -12,6 +12,11 @@ from accum._engine._segments import SegmentedFunction, Segments, with_gradient
 from accum._engine._trace import Marks, Unrepeatable, is_differentiable, trace
 from accum._tf import Scalar, tf
 
+NOT_WHOLE = (
+    "With `whole_batch`, these operations look across the examples of each micro-batch, not of the whole batch, and "
+    "what they return meets single examples again: make them a mean and variance of `tf.nn.moments` over the examples, "
+    "or move them behind the model, into the loss."
+)
 Function = Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]]
 
 
@@ -46,31 +51,24 @@ def segments_of(
             return outputs
         statistics = FoundStatistics(marks, tensors, receive)
         outputs = statistics.replace(outputs)
-        _warn_of_others(statistics.unknown)
+        unknown[:] = statistics.unknown
         return outputs
 
     def segments(directly: bool) -> Segments:
         made = trace(lambda tensors, marks: traced(tensors, marks, directly), batch.specs(), variables, differentiable)
         return Segments(made, recompute)
 
+    unknown: List[str] = []
     try:
-        return segments(False)
+        made = segments(False)
     except Unrepeatable:  # perhaps only because it is in a `tf.function` of the user's
         try:
-            return segments(True)
+            made = segments(True)
         except Unrepeatable as error:
             raise ValueError(str(error)) from None
-
-
-def _warn_of_others(names: Sequence[str]) -> None:
-    if names:
-        warnings.warn(
-            "With `whole_batch`, these operations look across the examples of each micro-batch, not of the whole "
-            "batch, and what they return meets single examples again: make them a mean and variance of "
-            "`tf.nn.moments` over the first axis, or move them into the loss. "
-            f"Received: {list(names)}.",
-            stacklevel=2,
-        )
+    if unknown:
+        warnings.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", stacklevel=3)
+    return made
 
 
 def whole_call(

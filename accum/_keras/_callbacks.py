@@ -52,9 +52,10 @@ class FlushCallback(tf.keras.callbacks.Callback):
     def __init__(self, last_cycle: str = "flush") -> None:
         super().__init__()
         self.last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
+        self._is_first_epoch = True
 
-    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
-        """Warn if no cycle of an epoch is ever complete."""
+    def _warn_of_short_epoch(self) -> None:
+        """Warn if no cycle of an epoch was complete."""
         batches = int((self.params or {}).get("steps") or 0)
         cycles = _cycles_of(self.model) if batches and self.last_cycle != "carry" else []
         lengths = [cycle.accum_steps for cycle in cycles if isinstance(cycle.accum_steps, int)]
@@ -72,6 +73,9 @@ class FlushCallback(tf.keras.callbacks.Callback):
         self.end_cycle_of(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        if self._is_first_epoch:  # not before, when a scheduler may yet have to set `accum_steps`
+            self._is_first_epoch = False
+            self._warn_of_short_epoch()
         self.end_cycle_of(self.model)
 
     def end_cycle_of(self, model: tf.keras.Model) -> None:

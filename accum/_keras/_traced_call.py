@@ -72,8 +72,7 @@ def traced_call(
     def function(tensors: Sequence[tf.Tensor], marks: Marks) -> List[tf.Tensor]:
         args, kwargs = batch.packed(tensors)
         with _marking(model, marks, has_barriers):
-            # As in the train function of Keras 2; that of Keras 3 leaves layers alone.
-            outputs = call(*args, **kwargs) if _tf.IS_KERAS_3 else _tf.touched_by_autograph(call, *args, **kwargs)
+            outputs = _tf.called_as_in_fit(call, *args, **kwargs)
         flat = [_dense(tensor) for tensor in tf.nest.flatten(outputs)]
         attached = [
             (place, name, value) for place, one in enumerate(flat) for name, value in _tf.attached(one, is_eager)

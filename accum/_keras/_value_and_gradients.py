@@ -42,13 +42,13 @@ def value_and_gradients(
     With the default weights, a `function` that is a mean over its examples gives the value and the gradients of the
     whole batch. It works eagerly, in a `tf.function` (with `jit_compile=True`, if shapes are static), under a
     `tf.GradientTape` of your own, which then keeps the memory of all micro-batches, and in `strategy.run`, where each
-    replica computes the mean over its own part of the batch.
+    replica computes the mean, and with `whole_batch` the statistics, over its own part of the batch.
 
     With `loss`, `function` returns the outputs of a network, and `loss(outputs, *data)` is computed once, over the
     whole batch. With `whole_batch="batch_norm"`, batch normalisation in `function` uses the mean and variance of the
     whole batch, and moves its averages once, whether it is a layer of Keras, `tf.nn.moments` or a fused operation. See
     `whole_batch` of `GradientAccumulateModel`. Either way `function` is traced, as a `tf.function` is: eagerly, in each
-    call, so decorate the step of a loop with `tf.function`.
+    call, so decorate the step of a loop with `tf.function`. There, the value can't be differentiated again.
 
     Args:
       function: function of one micro-batch, a scalar loss; with `loss`, a nested structure of tensors whose first axis

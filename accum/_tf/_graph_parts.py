@@ -3,7 +3,7 @@
 import contextlib
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from accum._tf._graphs import is_assignment
+from accum._tf._op_walks import FUSED_BATCH_NORMS, is_assignment
 from accum._tf._version import IS_KERAS_3, VERSION, tf
 
 Key = str
@@ -200,7 +200,7 @@ def _normalizes(body: Sequence[Any]) -> bool:
         return source is not None and source.op in ("SquaredDifference", "Square") and is_over_first(node)
 
     def is_fused(node: Any) -> bool:
-        if not node.op.startswith("FusedBatchNorm") or "Grad" in node.op or not node.attr["is_training"].b:
+        if node.op not in FUSED_BATCH_NORMS or not node.attr["is_training"].b:
             return False
         scale = nodes.get(node.input[1].split(":")[0])
         return scale is None or scale.op != "Fill"  # ones, one for each example, of a layer normalisation

@@ -2,9 +2,9 @@
 
 import contextlib
 import re
-from typing import Any, Dict, Iterable, Iterator, List, Sequence, Set
+from typing import Any, Dict, Iterable, Iterator, List, Sequence
 
-from accum._tf._version import tf
+from accum._tf._version import IS_KERAS_3, tf
 
 
 def in_static_graph() -> bool:
@@ -160,6 +160,11 @@ def touched_by_autograph(call: Any, *args: Any, **kwargs: Any) -> Any:
     return tf.autograph.to_graph(_calling)(call, args, kwargs)
 
 
+def called_as_in_fit(call: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of Keras with AutoGraph where the train function has it: not in Keras 3."""
+    return call(*args, **kwargs) if IS_KERAS_3 else touched_by_autograph(call, *args, **kwargs)
+
+
 def graphs_within(outer: Any) -> Any:
     """Return the graphs being built, from the innermost out to `outer`, exclusive; None means eager execution."""
     if tf.executing_eagerly():
@@ -225,13 +230,6 @@ def are_traces_of_one_function(path: Sequence[tf.Graph], other: Sequence[tf.Grap
     return bool(names[0]) and names[0] == names[1] and path[0] is not other[0]
 
 
-def count_calls(graph: tf.Graph, function_graph: tf.Graph) -> int:
-    """Count the calls in `graph` of a `tf.function` that has the name of the one traced as `function_graph`."""
-    name = re.compile(r"__(inference|forward)_{}_\d+$".format(re.escape(function_graph.name)))
-    calls = [op for op in graph.get_operations() if op.type in _CALLS]
-    return len([op for op in calls if name.match(op.get_attr("f").name)])
-
-
 def waits_for(grad: Any) -> List[tf.Tensor]:
     """Return what an op of the current graph can wait for until `grad` has been computed: a list of tensors."""
     tensor = getattr(grad, "values", grad)
@@ -240,78 +238,3 @@ def waits_for(grad: Any) -> List[tf.Tensor]:
     if getattr(tensor, "graph", None) is not tf.compat.v1.get_default_graph():
         tensor = tf.identity(tensor)  # TF 2.2 can't wait for a tensor of an outer graph; dies with 2.2
     return [tensor]
-
-
-def assigned_handles(graph: Any, operations: Iterable[tf.Operation]) -> Set[int]:
-    """Return the ids of the resource tensors to which operations assign, themselves or in a function that they call.
-
-    Branches and loops are left out, because they may not run.
-    """
-    handles: Set[int] = set()
-    calls = []
-    for op in operations:
-        if is_assignment(op.type):
-            handles.add(id(op.inputs[0]))
-        elif op.type in _CALLS and _may_assign(op):
-            calls.append(op)
-    if calls:
-        library = {function.signature.name: function for function in graph.as_graph_def().library.function}
-        for op in calls:
-            handles.update(id(op.inputs[place]) for place in _assigned_arguments(library, op.get_attr("f").name))
-    return handles
-
-
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-
-
-def is_assignment(kind: str) -> bool:
-    """Whether an operation of this type assigns to a variable."""
-    return kind.startswith("ResourceScatter") or (kind.startswith("Assign") and kind.endswith("Op"))
-
-
-def may_change(ops: Iterable[tf.Operation], var: Any) -> bool:
-    """Whether one of `ops`, which are all of the current graph, may assign to `var`, or calls a function that may.
-
-    Dies with `tf.compat.v1`.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    outer = {id(inside): outside for outside, inside in _captured(graph)}
-    owner = var.handle if hasattr(var, "handle") else var
-
-    def is_var(tensor: tf.Tensor) -> bool:
-        while tensor.op.type in ("Switch", "RefSwitch", "Enter", "RefEnter"):
-            tensor = tensor.op.inputs[0]
-        return outer.get(id(tensor), tensor).op is owner.op
-
-    changing = ("Assign", "ResourceScatter", "Scatter", "CountUpTo", "ResourceCountUpTo", "If", "While", "Case")
-    return any(op.type.startswith(changing + _CALLS) and any(map(is_var, op.inputs)) for op in ops)
-
-
-def _captured(graph: Any) -> List[Any]:
-    captures = getattr(graph, "captures", ())
-    captures = list(captures() if callable(captures) else captures)
-    outer = getattr(graph, "outer_graph", None)
-    further = {id(inside): outside for outside, inside in _captured(outer)} if outer is not None else {}
-    return [(further.get(id(outside), outside), inside) for outside, inside in captures]
-
-
-def _may_assign(op: tf.Operation) -> bool:
-    """Whether a function that is called receives a variable to which it does more than read."""
-    try:
-        reads = set(op.get_attr("_read_only_resource_inputs"))
-    except ValueError:  # called where nothing orders operations automatically
-        reads = set()
-    return any(tensor.dtype == tf.resource and place not in reads for place, tensor in enumerate(op.inputs))
-
-
-def _assigned_arguments(library: Dict[str, Any], name: str) -> Set[int]:
-    """Return the places of the arguments of a function to which it assigns."""
-    function = library[name]
-    places = {argument.name: place for place, argument in enumerate(function.signature.input_arg)}
-    assigned: Set[str] = set()
-    for node in function.node_def:
-        if is_assignment(node.op):
-            assigned.add(node.input[0])
-        elif node.op in _CALLS:
-            assigned.update(node.input[place] for place in _assigned_arguments(library, node.attr["f"].func.name))
-    return {places[name] for name in assigned if name in places}

@@ -171,12 +171,6 @@ def count_batch(model: tf.keras.Model, name: str, waits: Any) -> None:
             counter.assign_add(1)
 
 
-def captures_of(graph: Any) -> Any:
-    """Return a list of (tensor outside, tensor inside) for what the graph of a function captures."""
-    captures = getattr(graph, "captures", ())
-    return list(captures() if callable(captures) else captures)
-
-
 def seeds_of(model: tf.keras.Model) -> List[Any]:
     """Return the variables of a model that seed random numbers, in Keras 3."""
     return [var for var in model.variables if "seed_generator" in getattr(var, "path", "")] if IS_KERAS_3 else []

@@ -41,6 +41,13 @@ def at_least_float32(dtype: tf.DType) -> tf.DType:
     return tf.float32 if dtype.size < 4 else dtype
 
 
+def summed_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Return a sparse gradient in which each row occurs once, with the sum of its slices."""
+    rows, places = tf.unique(grad.indices)
+    values = tf.math.unsorted_segment_sum(grad.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, grad.dense_shape)
+
+
 def known_value(value: Any) -> Optional[float]:
     """Return a scalar as a float if its value is known now, or None for a tensor that is computed later."""
     known = tf.get_static_value(value) if isinstance(value, tf.Tensor) else value

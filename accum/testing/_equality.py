@@ -68,11 +68,7 @@ def assert_accumulation_equals_full_batch(
     from accum.testing._training import train_both_ways  # needs TensorFlow
 
     report = train_both_ways(build_model, data, accum_steps, batch_size, steps, tolerance, options)
-    if not report.is_equal:
-        error = AssertionError(str(report))
-        error.report = report  # type: ignore[attr-defined]
-        raise error
-    return report
+    return _require_equal(report)
 
 
 def assert_graph_accumulation_equals_full_batch(
@@ -134,6 +130,10 @@ def assert_graph_accumulation_equals_full_batch(
     from accum.testing._graph_equality import check_graph  # needs TensorFlow
 
     report = check_graph(build_graph, data, accum_steps, batch_size, steps, tolerance, baseline, runs)
+    return _require_equal(report)
+
+
+def _require_equal(report: EqualityReport) -> EqualityReport:
     if not report.is_equal:
         error = AssertionError(str(report))
         error.report = report  # type: ignore[attr-defined]

@@ -1,19 +1,18 @@
 """Find what a train op of a static graph reads and changes in no fixed order, and put its updates in one."""
 
-from typing import Any, Dict, List, Sequence, Set
+from typing import Any, Dict, List, Set
 
 from accum import _tf
 from accum._tf import tf
 
-CHANGES = ("Assign", "ResourceApply", "Apply", "SparseApply", "ResourceSparseApply", "Scatter", "ResourceScatter")
-PASSES = ("Identity", "Switch", "RefSwitch", "Enter", "RefEnter", "RefIdentity", "ReadVariableOp")
+PASSES = ("Identity", "RefIdentity", "ReadVariableOp") + _tf.ENTRANCES
 
 
 def order_updates(train_op: Any) -> None:
     """Let every update of a train op wait until everything that does not depend on an update is computed."""
     ops = _Ops(_checked(train_op))
     before = [op for op in ops.all if id(op) not in ops.after_updates and not _tf.is_in_control_flow(op)]
-    inputs = {id(source) for op in before for source in _sources(op)}
+    inputs = {id(source) for op in before for source in _tf.sources_of(op)}
     last = [op for op in before if id(op) not in inputs and op.type != "Placeholder"]
     with train_op.graph.as_default(), tf.control_dependencies(None), tf.control_dependencies(last):
         gate = tf.no_op(name="everything_is_read")
@@ -32,7 +31,7 @@ def unordered_variables(train_op: Any) -> List[str]:
     for target, updates in ops.updates_of().items():
         readers = ops.readers_of(target)
         for update in updates:
-            ordered = ops.ancestors([update]) | ops.descendants(update)
+            ordered = {id(op) for op in _tf.ancestors([update], with_control=True)} | ops.descendants(update)
             if any(id(reader) not in ordered for reader in readers):
                 names.add(target)
     return sorted(names)
@@ -46,19 +45,13 @@ def _checked(train_op: Any) -> tf.Operation:
     return train_op
 
 
-def _sources(op: tf.Operation) -> List[tf.Operation]:
-    return [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-
-
 def _changes(op: tf.Operation) -> bool:
-    return op.type.startswith(CHANGES) and bool(len(op.inputs)) and _target(op.inputs[0]) is not None
+    return _tf.changes_variable(op) and _target(op.inputs[0]) is not None
 
 
 def _target(tensor: tf.Tensor) -> Any:
     """Return the name of the variable whose ref or handle a tensor is, or None."""
-    op = tensor.op
-    while op.type in ("RefSwitch", "Switch", "RefEnter", "Enter"):
-        op = op.inputs[0].op
+    op = _tf.entered(tensor).op
     return op.name if op.type in ("VariableV2", "Variable", "VarHandleOp") else None
 
 
@@ -72,29 +65,16 @@ class _Ops:
     """
 
     def __init__(self, train_op: tf.Operation) -> None:
-        self.all = self._found([train_op])
+        self.all = _tf.ancestors([train_op], with_control=True)
         self.updates = [op for op in self.all if _changes(op)]
         self._users: Dict[int, List[tf.Operation]] = {}
         for op in self.all:
-            for source in _sources(op):
+            for source in _tf.sources_of(op):
                 self._users.setdefault(id(source), []).append(op)
         self.after_updates: Set[int] = set()
         for op in self.updates:
             if id(op) not in self.after_updates:
                 self.after_updates |= self.descendants(op)
-
-    @staticmethod
-    def _found(ops: Sequence[tf.Operation]) -> List[tf.Operation]:
-        found, waiting = {}, list(ops)
-        while waiting:
-            op = waiting.pop()
-            if id(op) not in found:
-                found[id(op)] = op
-                waiting += _sources(op)
-        return list(found.values())
-
-    def ancestors(self, ops: Sequence[tf.Operation]) -> Set[int]:
-        return {id(op) for op in self._found(ops)}
 
     def descendants(self, op: tf.Operation) -> Set[int]:
         found, waiting = set(), [op]

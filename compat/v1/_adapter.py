@@ -61,6 +61,15 @@ class GraphAdapter(OptimizerAdapter):
         self._is_local = is_local
         self._first_step: Optional[FirstCall] = None
 
+    @contextlib.contextmanager
+    def group_of_state(self) -> Iterator[None]:
+        """Keep the variables that are created in this context in a group of their own, in `groups`."""
+        others, self.state = self.state, []
+        try:
+            yield
+        finally:
+            self.groups, self.state = self.groups + [self.state], others
+
     def scalar(self, name: str, initial_value: tf.Tensor, per_replica: bool = False) -> tf.Variable:
         beside = min(self.variables, key=lambda var: var.name)
         name = f"{self.name}/{name}"

@@ -1,7 +1,7 @@
 """Find state that a micro-batch leaves to the next one, such as that of a stateful cell."""
 
 import warnings
-from typing import Any, List, Sequence
+from typing import Sequence
 
 from accum import _tf
 from accum._tf import Gradient, tf
@@ -22,40 +22,22 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
     Left out are the moving averages of batch normalisation, with which `accumulate_update_ops` deals, but not those of
     a loss, which are scalars.
     """
-    ops = _ops_before([tensor.op for tensor in tf.nest.flatten(list(tensors), expand_composites=True)])
+    flat = tf.nest.flatten(list(tensors), expand_composites=True)
+    ops = [op for op in _tf.ancestors([tensor.op for tensor in flat], with_control=True) if not _is_still(op)]
     graph = tf.compat.v1.get_default_graph()
-    assigned = _tf.assigned_handles(graph, [op for op in ops if not _is_still(op)])
+    assigned = _tf.assigned_handles(graph, ops)
     averages = [id(average.var) for average in averages_elsewhere(ops, []) if average.value.shape.rank != 0]
-    refs = {id(_outside(op.inputs[0]).op) for op in ops if _changes_ref(op) and not _is_still(op)}
+    changes = [op for op in ops if _tf.changes_variable(op) and "Apply" not in op.type]
+    changed = {id(_tf.entered(op.inputs[0]).op) for op in changes}
     names = sorted(
         var.op.name
         for var in tf.compat.v1.global_variables()
-        if id(var) not in averages and (id(var.op) in refs or id(getattr(var, "handle", None)) in assigned)
+        if id(var) not in averages and (id(var.op) in changed or id(getattr(var, "handle", None)) in assigned)
     )
     if names:
         warnings.warn(f"{CARRIED} Received: {names}.", stacklevel=4)
 
 
-def _ops_before(ops: List[tf.Operation]) -> List[tf.Operation]:
-    found, waiting = {}, list(ops)
-    while waiting:
-        op = waiting.pop()
-        if id(op) not in found:
-            found[id(op)] = op
-            waiting += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-    return list(found.values())
-
-
-def _changes_ref(op: tf.Operation) -> bool:
-    return op.type.startswith(("Assign", "Scatter")) and not op.type.endswith("Op") and bool(len(op.inputs))
-
-
 def _is_still(op: tf.Operation) -> bool:
     """Whether an op subtracts zeros, as those do that `accumulate_update_ops` has taken over."""
     return op.type in ("AssignSub", "AssignSubVariableOp") and op.inputs[1].op.type == "Const"
-
-
-def _outside(tensor: Any) -> Any:
-    while tensor.op.type in ("Switch", "RefSwitch", "Enter", "RefEnter"):
-        tensor = tensor.op.inputs[0]
-    return tensor

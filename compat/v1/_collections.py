@@ -2,6 +2,7 @@
 
 from typing import Any, Callable, Dict, Iterable, List
 
+from accum import _tf
 from accum._tf import tf
 
 CONTROL_FLOW = (tf.compat.v1.GraphKeys.COND_CONTEXT, tf.compat.v1.GraphKeys.WHILE_CONTEXT)
@@ -37,15 +38,7 @@ def depends_on(value: Any, sources: Iterable[Any]) -> bool:
     if not isinstance(value, (tf.Tensor, tf.Operation)):
         return False
     found = {id(source) for source in sources}
-    waiting, seen = [_op_of(value)], set()
-    while waiting:
-        op = waiting.pop()
-        if id(op) in found:
-            return True
-        if id(op) not in seen:
-            seen.add(id(op))
-            waiting.extend(tensor.op for tensor in op.inputs)
-    return False
+    return any(id(op) in found for op in _tf.ancestors([_op_of(value)]))
 
 
 def is_in_loop(value: Any) -> bool:

@@ -67,12 +67,11 @@ class CycleMean(CycleListener):
             _tf.replace_input(self.tensor.op, 0, self.now)
 
     def _create_variables(self, adapter: GraphAdapter) -> None:
-        others, adapter.state = adapter.state, []
         zero, number = tf.zeros([], self._dtype), f"_{self._number}" if self._number else ""
         names = [f"mean{number}_{part}" for part in ("total", "weight", "latest_total", "latest_weight")]
-        variables = [adapter.scalar(name, zero) for name in names]
+        with adapter.group_of_state():
+            variables = [adapter.scalar(name, zero) for name in names]
         self._stored, self._latest = Sums(*variables[:2]), Sums(*variables[2:])
-        adapter.groups, adapter.state = adapter.groups + [adapter.state], others
 
     def _mean(self, cycle: Cycle, grads: List[Any]) -> tf.Tensor:
         """Return the mean as it will be after the run, from what the variables hold before it."""

@@ -65,7 +65,10 @@ class SeveralLosses(CycleListener):
         if self._counts:
             return
         cycle.build([var for _, var in listed], [grad for grad, _ in listed])
-        others, adapter.state = adapter.state, []
+        with adapter.group_of_state():
+            self._create_variables(cycle, adapter, listed)
+
+    def _create_variables(self, cycle: Cycle, adapter: GraphAdapter, listed: GradsAndVars) -> None:
         names = [f"count_{number}" for number in range(len(self._here))] + ["count"]
         self._counts = [adapter.scalar(name, tf.constant(0.0)) for name in names]
         for number, part in enumerate(self._here[1:], start=1):
@@ -76,7 +79,6 @@ class SeveralLosses(CycleListener):
                     total = adapter.buffer(var, f"accum_{number}", var.shape, dtype)
                     made[_tf.variable_key(var)] = Accumulator(total)
             self._accumulators.append(made)
-        adapter.groups, adapter.state = adapter.groups + [adapter.state], others
 
     def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
         done = []

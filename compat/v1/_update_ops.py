@@ -12,10 +12,8 @@ from accum._tf import tf
 
 ASSIGN_SUBS = ("AssignSub", "AssignSubVariableOp")
 CONDITIONALS = ("If", "StatelessIf")  # of TF 2
-ENTRANCES = ("Switch", "RefSwitch", "Enter", "RefEnter")  # of conditionals and loops
-READS = ("Identity", "ReadVariableOp", "Cast") + ENTRANCES
+READS = ("Identity", "ReadVariableOp", "Cast") + _tf.ENTRANCES
 SHAPINGS = READS + ("Squeeze", "Reshape", "StopGradient")
-FUSED = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 
 
 class Average(NamedTuple):
@@ -161,7 +159,7 @@ def _find_assign(op: tf.Operation, depth: int = 3) -> Optional[tf.Operation]:
 
 def _variable_of(target: tf.Tensor) -> Optional[tf.Variable]:
     """Find the variable whose ref or handle is `target`, or None."""
-    target = _outside(target)
+    target = _tf.entered(target)
     graph = target.graph
     for var in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         owner = var.handle if hasattr(var, "handle") else var
@@ -178,7 +176,7 @@ def _factors(delta: tf.Tensor, var: tf.Variable) -> Optional[Tuple[tf.Tensor, tf
         if difference.op.type == "Sub" and decay.shape.rank == 0:
             minuend, value = difference.op.inputs
             if _variable_of(_back(minuend, READS)) is var:
-                return _outside(value), _outside(decay)
+                return _tf.entered(value), _tf.entered(decay)
     return None
 
 
@@ -188,14 +186,14 @@ def _read_value(value: tf.Tensor) -> Optional[Tuple[str, tf.Tensor, bool]]:
     if value.op.type == "Merge":  # merges a training branch and an inference branch
         read = [_read_value(branch) for branch in value.op.inputs]
         return next((found for found in read if found is not None), None)
-    if value.op.type in FUSED and value.op.get_attr("is_training") and value.value_index in (1, 2):
-        inputs = _outside(value.op.inputs[0])
+    if value.op.type in _tf.FUSED_BATCH_NORMS and value.op.get_attr("is_training") and value.value_index in (1, 2):
+        inputs = _tf.entered(value.op.inputs[0])
         return ("mean", inputs, False) if value.value_index == 1 else ("variance", inputs, True)
     if value.op.type != "Mean":
         return None
-    inputs = _outside(value.op.inputs[0])
+    inputs = _tf.entered(value.op.inputs[0])
     if inputs.op.type == "SquaredDifference":
-        return "variance", _outside(inputs.op.inputs[0]), False
+        return "variance", _tf.entered(inputs.op.inputs[0]), False
     return "mean", inputs, False
 
 
@@ -204,8 +202,3 @@ def _back(tensor: tf.Tensor, types: Sequence[str]) -> tf.Tensor:
     while tensor.op.type in types and len(tensor.op.inputs):
         tensor = tensor.op.inputs[0]
     return tensor
-
-
-def _outside(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor that was passed into a TF 1 conditional or loop, for a tensor inside it."""
-    return _back(tensor, ENTRANCES)

@@ -57,9 +57,16 @@ def value_and_gradients(
     - Other collections keep what does not depend on a micro-batch, such as the regularization losses of variables.
       Create summaries from the returned value.
 
+    With `loss`, `function` returns the outputs of a network, and `loss(outputs, *data)` is computed once, over the
+    whole batch. With `whole_batch="batch_norm"`, batch normalisation in `function` uses the mean and variance of the
+    whole batch, whether it is a layer, `tf.nn.moments` or a fused operation. For either, `function` is called once, and
+    what it adds to the graph is read and repeated for each micro-batch, so far as its result is computed from it: ops
+    that only run beside it, such as `tf.print` or an assertion, do not run.
+
     Args:
-      function: function of one micro-batch, a scalar loss. If `data` is a tuple or a list, it is called as
-        `function(*micro_batch)`, otherwise as `function(micro_batch)`.
+      function: function of one micro-batch, a scalar loss; with `loss`, a nested structure of tensors whose first axis
+        is the micro-batch. If `data` is a tuple or a list, it is called as `function(*micro_batch)`, otherwise as
+        `function(micro_batch)`.
       data: nested structure of tensors, `tf.RaggedTensor` or `tf.SparseTensor` that share their first axis, the
         examples. Scalars, None and objects other than tensors are passed to each call unchanged.
       variables: list of variables to differentiate with respect to; None: all trainable variables of the graph, with
@@ -67,16 +74,22 @@ def value_and_gradients(
       micro_batch_size: the largest number of examples in a call of `function`, >= 1.
       weight: the weight w_i of a micro-batch. "examples": its number of examples. "equal": 1. Or a function of the
         micro-batch, called like `function`, that returns a scalar >= 0, such as its number of unmasked elements.
+      whole_batch: what is computed over the whole batch: "batch_norm", "loss", both as a tuple, or "all". "loss" needs
+        `loss`, which implies it.
+      recompute: whether to keep few of the tensors between barriers, and to compute the others again; False: keep all.
+      loss: function `loss(outputs, *data)`, or `loss(outputs, data)` if `data` is no tuple or list: a scalar.
 
     Returns:
-      `(value, grads_and_vars)`. The value is a tensor of shape []. The list of (gradient, variable) is what
+      `(value, grads_and_vars)`. The value is a tensor of shape []. With `whole_batch` or `loss`, it can't be
+      differentiated again. The list of (gradient, variable) is what
       `compute_gradients` of a `tf.compat.v1.train.Optimizer` would return for the whole batch, for `apply_gradients`: a
       gradient is a tensor of its variable's shape and dtype, `tf.IndexedSlices` or None. If all weights are 0, so are
       value and gradients.
 
     Raises:
       TypeError, ValueError: an argument does not match its description above, the loss depends on no variable,
-        `function` creates variables in its second call, or what it adds to a collection can't be treated as above.
+        `function` creates variables in its second call, or what it adds to a collection can't be treated as above;
+        with `whole_batch` or `loss`, it assigns to variables or contains loops or conditionals of TF 1.
       RuntimeError: when executing eagerly or in a `tf.function`.
 
     Example:

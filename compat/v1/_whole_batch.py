@@ -143,7 +143,7 @@ class _StaticCall:
         """Return the part of the graph from which outputs are computed, as far as it depends on the template."""
         before = {tensor.op for tensor in template}
         ends = [tensor.op for tensor in outputs]
-        wanted = _ancestors(ends, before)
+        wanted = _tf.ancestors(ends, before)
         own = set(before)
         known: Dict[tf.Operation, bool] = {}
         ops = []
@@ -155,7 +155,7 @@ class _StaticCall:
             if depends or known[op]:
                 ops.append(op)
         _require_repeatable(ops)
-        lost = set(_ancestors(ends, before, True)) & set(created) - set(wanted) - self._stilled
+        lost = set(_tf.ancestors(ends, before, True)) & set(created) - set(wanted) - self._stilled
         _require_no_effects([op for op in created if op in lost] + ops)
         inside = set(ops) | before
         boundary = {tensor.name: tensor for op in ops for tensor in op.inputs if tensor.op not in inside}
@@ -176,28 +176,8 @@ class _StaticCall:
         return [feeds[tensor.name] if tensor.name in feeds else found[tensor.name] for tensor in outputs]
 
 
-def _ancestors(ops: Sequence[tf.Operation], ends: Any, with_control: bool = False) -> List[tf.Operation]:
-    """Return the operations from which `ops` are computed, each after what it uses, as far back as `ends`.
-
-    `with_control`: and those that run before them.
-    """
-    found: List[tf.Operation] = []
-    done = set(ends)
-    stack = [(op, False) for op in ops]
-    while stack:
-        op, is_ready = stack.pop()
-        if is_ready:
-            found.append(op)
-        elif op not in done:
-            done.add(op)
-            stack.append((op, True))
-            stack.extend((tensor.op, False) for tensor in op.inputs)
-            stack.extend((before, False) for before in (op.control_inputs if with_control else ()))
-    return found
-
-
 def _require_no_effects(ops: Sequence[tf.Operation]) -> None:
-    names = [op.name for op in ops if _tf.is_assignment(op.type) or op.type in ("Assign", "AssignAdd", "AssignSub")]
+    names = [op.name for op in ops if _tf.changes_variable(op)]
     if names:
         raise ValueError(
             "With `whole_batch`, `function` must not assign to variables, but for the averages in UPDATE_OPS: do that "

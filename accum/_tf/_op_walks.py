@@ -1,0 +1,139 @@
+"""Walk the operations of a graph, and tell what they do to variables."""
+
+import re
+from typing import Any, Container, Dict, Iterable, List, Sequence, Set
+
+from accum._tf._version import tf
+
+FUSED_BATCH_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+ENTRANCES = ("Switch", "RefSwitch", "Enter", "RefEnter")
+"""By which a tensor enters a conditional or a loop of TF 1."""
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+def ancestors(
+    ops: Iterable[tf.Operation], ends: Container[tf.Operation] = (), with_control: bool = False
+) -> List[tf.Operation]:
+    """Return operations and all from which they are computed, each after what it uses, as far back as `ends`.
+
+    Args:
+      ops: operations of one graph.
+      ends: operations that are left out, with all before them.
+      with_control: whether to return also those that run before by a control dependency.
+    """
+    found: List[tf.Operation] = []
+    done: Set[tf.Operation] = set()
+    stack = [(op, False) for op in ops]
+    while stack:
+        op, is_ready = stack.pop()
+        if is_ready:
+            found.append(op)
+        elif op not in done and op not in ends:
+            done.add(op)
+            stack.append((op, True))
+            stack.extend((source, False) for source in sources_of(op, with_control))
+    return found
+
+
+def sources_of(op: tf.Operation, with_control: bool = True) -> List[tf.Operation]:
+    """Return the operations whose tensors an operation uses, and those for which it waits."""
+    return [tensor.op for tensor in op.inputs] + (list(op.control_inputs) if with_control else [])
+
+
+def entered(tensor: Any) -> Any:
+    """Return the tensor that was passed into a conditional or loop of TF 1, for a tensor at its entrance."""
+    while tensor.op.type in ENTRANCES:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def is_assignment(kind: str) -> bool:
+    """Whether an operation of this type assigns to a resource variable."""
+    return kind.startswith("ResourceScatter") or (kind.startswith("Assign") and kind.endswith("Op"))
+
+
+def changes_variable(op: tf.Operation) -> bool:
+    """Whether an operation itself changes a variable, by its ref or its handle."""
+    kind = op.type[len("Resource") :] if op.type.startswith("Resource") else op.type
+    if not kind.startswith(("Assign", "Scatter", "CountUpTo", "Apply", "SparseApply")) or not len(op.inputs):
+        return False
+    dtype = op.inputs[0].dtype
+    return dtype == tf.resource or dtype != dtype.base_dtype
+
+
+def assigned_handles(graph: Any, operations: Iterable[tf.Operation]) -> Set[int]:
+    """Return the ids of the resource tensors to which operations assign, themselves or in a function that they call.
+
+    Branches and loops are left out, because they may not run.
+    """
+    handles: Set[int] = set()
+    calls = []
+    for op in operations:
+        if is_assignment(op.type):
+            handles.add(id(op.inputs[0]))
+        elif op.type in _CALLS and _may_assign(op):
+            calls.append(op)
+    if calls:
+        library = {function.signature.name: function for function in graph.as_graph_def().library.function}
+        for op in calls:
+            handles.update(id(op.inputs[place]) for place in _assigned_arguments(library, op.get_attr("f").name))
+    return handles
+
+
+def may_change(ops: Iterable[tf.Operation], var: Any) -> bool:
+    """Whether one of `ops`, which are all of the current graph, may assign to `var`, or calls a function that may.
+
+    Dies with `tf.compat.v1`.
+    """
+    outer = {id(inside): outside for outside, inside in _captured(tf.compat.v1.get_default_graph())}
+    owner = var.handle if hasattr(var, "handle") else var
+
+    def is_var(tensor: tf.Tensor) -> bool:
+        tensor = entered(tensor)
+        return outer.get(id(tensor), tensor).op is owner.op
+
+    calls = ("If", "While", "Case") + _CALLS
+    return any((changes_variable(op) or op.type.startswith(calls)) and any(map(is_var, op.inputs)) for op in ops)
+
+
+def count_calls(graph: tf.Graph, function_graph: tf.Graph) -> int:
+    """Count the calls in `graph` of a `tf.function` that has the name of the one traced as `function_graph`."""
+    name = re.compile(r"__(inference|forward)_{}_\d+$".format(re.escape(function_graph.name)))
+    calls = [op for op in graph.get_operations() if op.type in _CALLS]
+    return len([op for op in calls if name.match(op.get_attr("f").name)])
+
+
+def captures_of(graph: Any) -> Any:
+    """Return a list of (tensor outside, tensor inside) for what the graph of a function captures."""
+    captures = getattr(graph, "captures", ())
+    return list(captures() if callable(captures) else captures)
+
+
+def _captured(graph: Any) -> List[Any]:
+    """Return a list of (tensor in the outermost graph, tensor inside)."""
+    outer = getattr(graph, "outer_graph", None)
+    further = {id(inside): outside for outside, inside in _captured(outer)} if outer is not None else {}
+    return [(further.get(id(outside), outside), inside) for outside, inside in captures_of(graph)]
+
+
+def _may_assign(op: tf.Operation) -> bool:
+    """Whether a function that is called receives a variable to which it does more than read."""
+    try:
+        reads: Sequence[int] = op.get_attr("_read_only_resource_inputs")
+    except ValueError:  # called where nothing orders operations automatically
+        reads = ()
+    return any(tensor.dtype == tf.resource and place not in reads for place, tensor in enumerate(op.inputs))
+
+
+def _assigned_arguments(library: Dict[str, Any], name: str) -> Set[int]:
+    """Return the places of the arguments of a function to which it assigns."""
+    function = library[name]
+    places = {argument.name: place for place, argument in enumerate(function.signature.input_arg)}
+    assigned: Set[str] = set()
+    for node in function.node_def:
+        if is_assignment(node.op):
+            assigned.add(node.input[0])
+        elif node.op in _CALLS:
+            assigned.update(node.input[place] for place in _assigned_arguments(library, node.attr["f"].func.name))
+    return {places[name] for name in assigned if name in places}
