@@ -659,6 +659,36 @@ def test_evaluation_and_prediction():
     )
 
 
+def slots_of(model):
+    variables = model.optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+@pytest.mark.parametrize("name", ["residual", "sequential"])
+def test_the_step_is_traced_once(name):
+    """TensorFlow would trace it again if its first trace created slots or metrics, as it does for plain Keras."""
+    traces = []
+
+    def loss(y_true, y_pred):
+        traces.append(name)
+        return tf.reduce_mean((tf.cast(y_true, tf.float32) - y_pred) ** 2, axis=-1)
+
+    def fitted(wrap):
+        model = wrap(globals()[name]())
+        model.compile(tf.keras.optimizers.Adam(), loss, metrics=["mae"])
+        x = np.ones((12,) + tuple(model.input_shape[1:]), "float32")
+        model.fit(x, np.ones((12,) + tuple(model.output_shape[1:]), "float32"), batch_size=12, verbose=0)
+        return model
+
+    plain = fitted(lambda model: model)
+    assert len(traces) > 1
+    traces.clear()
+    ours = fitted(split())
+    assert len(traces) == 1
+    assert [metric.name for metric in ours.metrics] == [metric.name for metric in plain.metrics]
+    assert len(slots_of(ours)) == len(slots_of(plain))
+
+
 def test_a_train_step_of_the_user():
     """It sees the whole batch, so a loss that it computes itself does too."""
 

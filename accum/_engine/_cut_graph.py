@@ -582,9 +582,9 @@ class CutGraph:
             given = {key: known[key] for key in known if key in used}
             found = _tf.import_part(self._graph_def, protos, given, wanted + list(phase.effects), needs_library)
         result = dict(zip(wanted, found))
+        result.update({key: known[key] for key in phase.fetches if key in known})
         with tf.control_dependencies(found[len(wanted) :] if not tf.executing_eagerly() else []):
-            result.update({key: tf.identity(known[key]) for key in phase.fetches if key in known})
-        return result
+            return {key: tf.identity(value) for key, value in result.items()} if phase.effects else result
 
 
 _STATEFUL = {

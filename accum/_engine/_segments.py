@@ -81,6 +81,8 @@ class Segments:
 
     def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Compute a phase, given {key: tensor} for what it takes. It is a function of its own, which is made once."""
+        if not tf.executing_eagerly():
+            return self.graph.run(phase, feeds)
         keys = [key for key in phase.feeds if key in feeds]
         if id(phase) not in self._functions:
 

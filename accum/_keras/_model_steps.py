@@ -17,6 +17,7 @@ from accum._keras._micro_batch_size import MicroBatchSize
 from accum._keras._repeatable_noise import RepeatableNoises
 from accum._keras._state_watch import StateWatch
 from accum._keras._train_step import TrainStep
+from accum._keras._variables_ahead import with_variables_ahead
 from accum._keras._whole_batch_step import WholeBatchStep
 from accum._tf import Scalar
 
@@ -73,7 +74,11 @@ class ModelSteps:
         if getattr(self, "train_function", None) is None:
             self.__dict__["_accum_traces"].clear()
         warn_of_summed_activities(self)
-        return self._made_function("train_function", super().make_train_function, args, kwargs)  # type: ignore[misc]
+        is_new = getattr(self, "train_function", None) is None or any(args) or any(kwargs.values())
+        made = self._made_function("train_function", super().make_train_function, args, kwargs)  # type: ignore[misc]
+        if is_new and self._accum_whole_batch and not self._accum_size.is_auto:
+            self.train_function = with_variables_ahead(self, self.train_function)
+        return self.train_function if is_new else made
 
     def make_test_function(self, *args: Any, **kwargs: Any) -> Any:
         return self._made_function("test_function", super().make_test_function, args, kwargs)  # type: ignore[misc]

@@ -102,6 +102,37 @@ def has_own_train_step(model: tf.keras.Model) -> bool:
     return getattr(own, "__func__", own) is not tf.keras.Model.train_step
 
 
+def is_built_functional(model: tf.keras.Model) -> bool:
+    """Whether the outputs of a model and all its variables are known."""
+    return bool(model.built) and _symbolic_outputs(model) is not None
+
+
+def _symbolic_outputs(model: tf.keras.Model) -> Any:
+    if IS_KERAS_3:
+        return getattr(getattr(model, "_functional", model), "_outputs_struct", None)
+    return getattr(model, "_nested_outputs", None)
+
+
+def create_metrics(model: tf.keras.Model, targets: Any) -> None:
+    """Let Keras create the metrics of a compiled functional model, as its first step would.
+
+    Args:
+      model: a model for which `is_built_functional` is true.
+      targets: `tf.TensorSpec`s of a batch of them, in the structure that `fit` receives; or None.
+    """
+    outputs = _symbolic_outputs(model)
+    for name in ("_compile_loss", "_compile_metrics") if IS_KERAS_3 else ("compiled_loss", "compiled_metrics"):
+        container = getattr(model, name, None)
+        if container is None or getattr(container, "built", getattr(container, "_built", False)):
+            continue
+        if IS_KERAS_3:
+            container.build(targets, outputs)
+            continue
+        build = container.build if hasattr(container, "build") else container._build  # dies with 2.2
+        is_loss = name == "compiled_loss"
+        build(outputs, *[] if is_loss else [container._conform_to_outputs(outputs, targets)])
+
+
 def must_not_be_in_loop(model: tf.keras.Model) -> bool:
     """Whether Keras 2 refuses to run the layers of a model in a loop: those that regularize their activity."""
     return not IS_KERAS_3 and any(getattr(layer, "activity_regularizer", None) for layer in layers_of(model))

@@ -1,0 +1,34 @@
+"""Create the variables of a train step before it is traced.
+
+A `tf.function` that creates variables is traced twice, and only the second trace is run. That of a step in segments
+takes long, so what Keras would create in the first one is created before: slots of the optimizer, and metrics.
+"""
+
+from typing import Any, Callable
+
+from accum import _tf
+from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._internals import internals_of
+
+
+def with_variables_ahead(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a train function that creates variables when it is first called, and then is `function`.
+
+    Only for a functional model on one device that makes a step of every batch by Keras' own train step: elsewhere, the
+    step alone knows which variables it needs.
+    """
+    optimizers = accumulating_optimizers(model)
+    is_known = _tf.is_built_functional(model) and not _tf.has_own_train_step(model) and len(optimizers) == 1
+    if model.run_eagerly or not is_known or not internals_of(optimizers[0]).is_bare:
+        return function
+
+    def train_function(iterator: Any) -> Any:
+        model.train_function = function
+        if model.distribute_strategy.num_replicas_in_sync == 1 and hasattr(iterator, "element_spec"):
+            _, targets, _ = _tf.unpack_data(iterator.element_spec)
+            _tf.create_metrics(model, targets)
+            optimizers[0].build(model.trainable_variables)
+            model.__dict__["_accum_weight"].create()
+        return function(iterator)
+
+    return train_function
