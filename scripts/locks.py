@@ -1,6 +1,7 @@
 """Write the locks: for each cell and system, the exact packages and the sha256 of their files.
 
     python scripts/locks.py ask      ask the package index, and write accum/_cli/doctor/locks.json and locks/
+    python scripts/locks.py ask py36-tf1.15 py37-tf1.15      the same for these cells and their flavours only
     python scripts/locks.py write    write locks/ from locks.json
     python scripts/locks.py check    whether both fit the constraints; needs no network
 
@@ -183,7 +184,7 @@ def ask_files(answers):
 
 def _with_flavours(cell, pins):
     """The pins of a cell and of its flavours."""
-    more = {("tensorflow-cpu", pins["tensorflow"])} if "tensorflow" in pins else set()
+    more = {("tensorflow-cpu", _cpu_pin(cell, pins))} if "tensorflow" in pins else set()
     for name, flavour in (("tf-keras", "keras2"), ("tensorflow-metal", "metal")):
         more |= {(name, _flavour_pin(name, cell))} if f"{cell}-{flavour}" in cells() else set()
     return set(pins.items()) | more
@@ -194,6 +195,11 @@ def ask_pips():
     found = [_listed(python, {"pip": version}) for python, version in PIPS.items()]
     wheels = [(version, files) for listed in found for (_, version), files in listed.items()]
     return {version: {name: sha for name, sha in files.items() if name.endswith(".whl")} for version, files in wheels}
+
+
+def _cpu_pin(cell, pins):
+    line, python, _ = cells()[cell]
+    return of_python(line, python).get("tensorflow-cpu", pins["tensorflow"])
 
 
 def _flavour_pin(name, cell):
@@ -242,10 +248,16 @@ def _files(text):
 # The record
 
 
-def recorded(answers, files):
-    """The record of `locks.json`. The flavours follow from their base: they only exchange or add one package."""
+def recorded(answers, files, before=None):
+    """The record of `locks.json`. The flavours follow from their base: they only exchange or add one package.
+
+    What was not asked for stays as it is in the record `before`, which then keeps its date: it is the older one.
+    """
     entries = {cell: {} for cell in cells()}
     for cell, (line, python, flavour) in cells().items():
+        if (locks.base(cell), "linux") not in answers:
+            entries[cell] = before["locks"][cell]
+            continue
         of_base = {system: answers[locks.base(cell), system] for system in TARGETS}
         for system in SYSTEMS_OF.get(flavour, TARGETS):
             pins = of_base[system]
@@ -256,7 +268,20 @@ def recorded(answers, files):
                 entries[cell][system] = locks.difference(_flavoured(cell, system, pins), common)
     version = subprocess.run(["uv", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout.split()[1]
     record = {"date": datetime.date.today().isoformat(), "with": "uv " + version, "files": files, "locks": entries}
+    if before is not None:
+        record.update({"date": before["date"], "with": before["with"], "files": _together(before["files"], files)})
     return dict(record, files=_used(record))
+
+
+def _together(files, more):
+    """The files of both, {package: {version: {file: sha256}}}."""
+    return {
+        name: {
+            version: dict(files.get(name, {}).get(version, {}), **more.get(name, {}).get(version, {}))
+            for version in list(files.get(name, {})) + list(more.get(name, {}))
+        }
+        for name in list(files) + list(more)
+    }
 
 
 def _reason(answer, line, python):
@@ -269,7 +294,8 @@ def _flavoured(cell, system, pins):
     flavour = cells()[cell][2]
     pins = dict(pins)
     if flavour == "cpu":
-        pins["tensorflow-cpu"] = pins.pop("tensorflow")
+        pins["tensorflow-cpu"] = _cpu_pin(cell, pins)
+        del pins["tensorflow"]
     elif flavour:
         name = {"keras2": "tf-keras", "metal": "tensorflow-metal"}[flavour]
         pins[name] = _flavour_pin(name, cell)
@@ -368,11 +394,17 @@ def problems(record):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["ask", "write", "check"])
-    what = parser.parse_args(argv).what
+    parser.add_argument("cells", nargs="*", metavar="CELL", help="of ask: without flavour (default: all)")
+    arguments = parser.parse_args(argv)
+    what, plain = arguments.what, [cell for cell, (_, _, flavour) in cells().items() if not flavour]
+    if not set(arguments.cells) <= set(plain):
+        parser.error(f"CELL must be a cell without flavour. Received: {' '.join(arguments.cells)}")
     if what == "ask":
-        answers = ask_all([cell for cell, (_, _, flavour) in cells().items() if not flavour])
+        answers = ask_all(arguments.cells or plain)
+        before = locks.read() if arguments.cells else None
+        text = written(recorded(answers, dict(ask_files(answers), pip=ask_pips()), before))
         with open(locks.PATH, "w", encoding="utf-8", newline="\n") as file:
-            file.write(written(recorded(answers, dict(ask_files(answers), pip=ask_pips()))))
+            file.write(text)
     record = locks.read()
     if what != "check":
         write(record)

@@ -30,6 +30,9 @@ ROOTS = ("tensorflow", "tensorflow-cpu", "tf-keras", "tf-slim")
 SIBLINGS = ("tensorflow", "tensorflow-cpu")
 """Two names for one build: the tested version of one is pinned for both."""
 
+OWN_PATCHES = {("1.15", "tensorflow"): "1.15.5"}
+"""Patches that only one of the siblings has. The cells run the other, tensorflow-cpu; the tests passed with both."""
+
 BY_MACHINE = ("tensorflow", "tensorflow-cpu", "tensorflow-io-gcs-filesystem")
 """What has other patch releases for Linux aarch64: pinned for x86_64 alone."""
 
@@ -104,10 +107,11 @@ def versions(line, frozen):
             raise Refused(f"{name}: no environment that passed")
         for package, about in needed(frozen[name]["packages"]).items():
             for twin in SIBLINGS if package in SIBLINGS else (package,):
-                there = merged.setdefault(twin, {}).setdefault(python, about["version"])
-                if there != about["version"]:
+                version = OWN_PATCHES.get((line, twin), about["version"])
+                there = merged.setdefault(twin, {}).setdefault(python, version)
+                if there != version:
                     other = "with Keras 2" if is_keras_2 else "with Keras 3"
-                    raise Refused(f"{name}: {twin} is {there}, and {about['version']} {other}")
+                    raise Refused(f"{name}: {twin} is {there}, and {version} {other}")
                 if not about["pure"]:
                     platform_wheels.add(twin)
     return merged, set(merged) - platform_wheels

@@ -13,7 +13,7 @@ import zipfile
 
 import pytest
 
-from accum._cli.doctor import audit, checks, drift, fixes, locks, matrix, osv, sbom, trial
+from accum._cli.doctor import audit, checks, cvss, drift, fixes, locks, matrix, osv, sbom, trial
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, "locks")
@@ -256,6 +256,8 @@ WRONG = {
         ["--pins", "py39-tf2.10", "--files", "x"],
         "--files is an option of --form pylock",
     ),
+    "accepted without an audit": (["--accept", "x"], "--accept is an option of --audit"),
+    "no accepted list": (["--audit", "--accept", "none.json"], "none.json can't be read: No such file"),
     "two things": (["--pins", "py39-tf2.10", "--audit"], "--pins does not go with"),
     "advisories alone": (["--advisories", "x"], "--advisories is an option of --audit and --sbom"),
     "no such advisories": (["--audit", "--advisories", "none.zip"], "none.zip can't be read: No such file"),
@@ -298,6 +300,44 @@ def test_drift_is_named_with_the_command_that_mends_it(record):
     assert (report["differ"], report["missing"]) == ({"numpy": ["1.22.0", locked]}, ["wrapt"])
     assert drift.text(report).endswith(f"1 differs: numpy 1.22.0 (locked {locked}); 1 is missing: wrapt")
     assert report["mend"].startswith("python -m accum doctor --pins py39-tf2.10 --platform linux > py39-tf2.10.txt && ")
+
+
+def test_a_newer_package_stays_and_the_command_that_mends_leaves_it_out(record):
+    pins = dict(locks.lock(record, "py39-tf2.10").packages["linux"], tensorflow="2.10.9")
+    report = drift.report(case_of(pins), record)
+    assert (report["newer"], report["mend"]) == (["tensorflow"], None)
+    assert drift.text(report).endswith("1 is newer, and stays: tensorflow 2.10.9 (locked 2.10.1)")
+    del pins["wrapt"]
+    assert "py39-tf2.10 --platform linux --keep-newer > " in drift.report(case_of(pins), record)["mend"]
+
+
+def test_keep_newer_prints_no_older_version_of_what_is_installed(record, monkeypatch, capsys):
+    from accum._cli.doctor import command
+
+    pins = dict(locks.lock(record, "py39-tf2.10").packages["linux"], tensorflow="2.10.9", numpy="1.0")
+    monkeypatch.setattr(command, "_untried", lambda: case_of(pins))
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["doctor", "--pins", "py39-tf2.10", "--platform", "linux", "--keep-newer"])
+    assert parsed.perform(parsed) == 0
+    out = capsys.readouterr().out
+    assert "\nnumpy==" in out and "\ntensorflow==" not in out
+
+
+@pytest.mark.parametrize("package", ["tensorflow", "tensorflow-cpu"])
+def test_the_newest_patch_of_1_15_is_as_locked(record, package):
+    """tensorflow-cpu ends at 1.15.0, and the package tensorflow does not."""
+    name = "py37-tf1.15" + ("-cpu" if package == "tensorflow-cpu" else "")
+    pins = locks.lock(record, name).packages["linux"]
+    assert pins[package] == {"tensorflow": "1.15.5", "tensorflow-cpu": "1.15.0"}[package]
+    assert drift.report(case_of(pins, "3.7.16"), record)["mend"] is None
+    head = "\n".join(locks.head(record, locks.lock(record, name)))
+    assert "The newest patches differ: tensorflow has 1.15.5, tensorflow-cpu has 1.15.0" in head
+
+
+@pytest.mark.parametrize("patch, says", [("2.10.0", " -c "), ("2.10.9", '"tensorflow>=2.10.9,==2.10.*"')])
+def test_the_command_that_installs_does_not_go_back_to_an_older_patch(patch, says):
+    assert says in case_of({"tensorflow": patch}).install()
 
 
 LOCKS = {
@@ -511,7 +551,117 @@ def test_an_audit_of_this_environment_reads_metadata_only(database, advisories):
     assert report["looked_up"]["tensorflow"].split("+")[0] == tf.__version__
     text = doctor("--audit", "--advisories", database).stdout
     assert f"Advisories as of {advisories['date']}, {report['days_old']} days ago." in text
-    assert "Source: invented." in text and "  TEST-2026-0007      unrated   no fix is known" in text
+    assert "Source: invented." in text and "\n  No fix is known: 1\n    TEST-2026-0007      unrated\n" in text
+
+
+def audit_of(monkeypatch, capsys, packages, *arguments, python="3.9.18"):
+    """(exit status, what it prints) of an audit of an invented environment."""
+    from accum._cli.doctor import command
+
+    monkeypatch.setattr(command, "_untried", lambda: case_of(packages, python))
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["doctor", "--audit"] + list(arguments))
+    status = parsed.perform(parsed)
+    return status, capsys.readouterr().out
+
+
+def accepted_list(tmp_path, entries):
+    path = tmp_path / "accepted.json"
+    path.write_text(json.dumps(entries))
+    return str(path)
+
+
+def test_an_audit_groups_by_the_version_that_fixes_and_puts_the_worst_first(monkeypatch, capsys, tmp_path):
+    vector = "CVSS:3.1/AV:N/AC:L/PR:N/UI:N/S:U/C:H/I:H/A:H"
+    made = [
+        osv_document("TEST-1", ("tensorflow", [("introduced", "0"), ("fixed", "2.10.1")]), database_specific={}),
+        osv_document("TEST-2", ("tensorflow", [("introduced", "0"), ("fixed", "2.13.0")])),
+        osv_document("TEST-10", ("tensorflow", LINES), database_specific={"severity": "LOW"}),
+        osv_document("TEST-11", ("tensorflow", LINES), severity=[{"type": "CVSS_V3", "score": vector}]),
+    ]
+    database = write_database(tmp_path / "made", made)
+    status, text = audit_of(monkeypatch, capsys, {"tensorflow": "2.10.0"}, "--advisories", database)
+    found = re.findall(r"(?m)^ +(Fixed in|Never fixed|TEST-\d+)(.*)", text)
+    assert status == 1 and "3 to be fixed by an upgrade to 2.10.1, 1 never fixed here" in text
+    assert [" ".join((name + rest).split()) for name, rest in found] == [
+        "Fixed in 2.10.1: 3",
+        "TEST-11 critical",
+        "TEST-10 low",
+        "TEST-1 unrated",
+        "Never fixed in 2.10; first fixed in 2.13.0: 1",
+        "TEST-2 unrated",
+    ]
+
+
+@pytest.mark.parametrize("until, status, says", [("2999-01-01", 0, "until 2999-01-01"), ("2020-01-01", 1, "EXPIRED")])
+def test_what_is_accepted_does_not_fail_an_audit_until_its_last_day(monkeypatch, capsys, tmp_path, until, status, says):
+    known = [entry["id"] for entry in fixes.read()["packages"]["tensorflow"]]
+    path = accepted_list(tmp_path, [{"ids": known + ["CVE-1-1"], "reason": "our own data", "until": until, "by": "me"}])
+    done, text = audit_of(monkeypatch, capsys, {"tensorflow": "2.10.0"}, "--accept", path)
+    assert done == status and f"accepted until {until}" in text and says in text
+    assert "accepted by me" in text and "our own data" in text and "CVE-1-1" in text.split("Accepted but not found")[1]
+
+
+def test_what_is_not_accepted_fails_an_audit_and_is_counted(monkeypatch, capsys, tmp_path):
+    known = [entry["id"] for entry in fixes.read()["packages"]["tensorflow"]]
+    path = accepted_list(tmp_path, [{"ids": known[:-1], "reason": "our own data", "until": "2999-01-01"}])
+    done, text = audit_of(monkeypatch, capsys, {"tensorflow": "1.15.0"}, "--accept", path, python="3.7.16")
+    assert done == 1 and "1 of them not accepted by accepted.json." in text
+
+
+def test_an_accepted_list_finds_advisories_by_their_other_names(monkeypatch, capsys, tmp_path):
+    made = [osv_document("GHSA-test", ("tensorflow", [("introduced", "0")]), aliases=["CVE-2026-1"])]
+    path = accepted_list(tmp_path, [{"ids": ["GHSA-test"], "reason": "x", "until": "2999-01-01"}])
+    arguments = ["--advisories", write_database(tmp_path / "made", made), "--accept", path]
+    assert audit_of(monkeypatch, capsys, {"tensorflow": "2.10.0"}, *arguments)[0] == 0
+
+
+UNACCEPTABLE = {
+    "no list": ({}, "must be a list of entries"),
+    "no reason": ([{"ids": ["CVE-1-1"], "reason": " ", "until": "2999-01-01"}], "entry 1: `reason` must say why"),
+    "no ids": ([{"ids": [], "reason": "x", "until": "2999-01-01"}], "`ids` must be a list of identifiers"),
+    "no date": ([{"ids": ["CVE-1-1"], "reason": "x"}], "`until` must be a date such as 2027-06-30. Received: None."),
+    "a typo": ([{"ids": ["CVE-1-1"], "reasons": "x", "until": "2999-01-01"}], "unknown field reasons"),
+    "no object": (["CVE-1-1"], "entry 1 must be an object"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(UNACCEPTABLE))
+def test_a_malformed_accepted_list_is_usage(name, tmp_path, monkeypatch, capsys):
+    entries, says = UNACCEPTABLE[name]
+    path = accepted_list(tmp_path, entries)
+    with pytest.raises(SystemExit) as exit_:
+        audit_of(monkeypatch, capsys, {"tensorflow": "2.10.0"}, "--accept", path)
+    assert exit_.value.code == 2 and says in " ".join(capsys.readouterr().err.split())
+
+
+SCORES = {  # scores of the examples that accompany the specification of CVSS 3.1, and a score of 0
+    "CVSS:3.1/AV:N/AC:L/PR:N/UI:N/S:U/C:N/I:N/A:H": (7.5, "high"),
+    "CVSS:3.0/AV:N/AC:H/PR:N/UI:R/S:U/C:L/I:N/A:N": (3.1, "low"),
+    "CVSS:3.1/AV:N/AC:L/PR:N/UI:R/S:C/C:L/I:L/A:N": (6.1, "medium"),
+    "CVSS:3.1/AV:N/AC:L/PR:L/UI:N/S:C/C:L/I:L/A:N": (6.4, "medium"),
+    "CVSS:3.1/AV:N/AC:L/PR:N/UI:N/S:C/C:H/I:H/A:H": (10.0, "critical"),
+    "CVSS:3.1/AV:L/AC:L/PR:L/UI:N/S:U/C:N/I:N/A:H": (5.5, "medium"),
+    "CVSS:3.1/AV:L/AC:L/PR:L/UI:N/S:U/C:N/I:N/A:N": (0.0, None),
+    "CVSS:3.1/AV:L": (None, None),
+    "CVSS:4.0/AV:N/AC:L": (None, None),
+}
+
+
+@pytest.mark.parametrize("vector", sorted(SCORES))
+def test_a_vector_is_rated_by_its_base_score(vector):
+    assert (cvss.base_score(vector), cvss.rating(vector)) == SCORES[vector]
+
+
+def test_the_page_on_old_versions_has_the_numbers_of_the_table():
+    found = audit.find(fixes.read(), {"tensorflow": "1.15.5"}, {"tensorflow": "1.15.5"}, "2026-11-22")
+    before = audit.find(fixes.read(), {"tensorflow": "1.15.0"}, {"tensorflow": "1.15.5"}, "2026-11-22")
+    own = sum(advisory.part is None for advisory in found)
+    with open(os.path.join(ROOT, "docs", "old-tensorflow.md"), encoding="utf-8") as file:
+        page = " ".join(file.read().split())
+    assert f"1.15.5, it lists {len(found)}" in page and f"fixes for {len(before) - len(found)} more" in page
+    assert f"{own} are in TensorFlow itself, and {len(found) - own} in libraries" in page
 
 
 def test_an_audit_that_finds_nothing_exits_with_0(tmp_path):
@@ -536,8 +686,9 @@ def test_a_patch_that_a_python_has_no_wheels_of_is_no_fix(advisories):
     )
 
 
-def test_only_the_package_tensorflow_has_the_patches_of_1_15(advisories):
-    found = outlooks(advisories, {"tensorflow": "1.15.0"}, {"tensorflow": "1.15.0"})
+def test_only_the_package_tensorflow_has_the_patches_of_1_15(advisories, record):
+    newest = drift.newest_tensorflow(case_of({"tensorflow-cpu": "1.15.0"}, "3.7.16"), record)
+    found = outlooks(advisories, {"tensorflow": "1.15.0"}, {"tensorflow": newest})
     here = [says for outlook, says in found.values() if outlook == audit.HERE]
     assert here and all("of the package tensorflow" in says for says in here)
     assert audit.NOT_HERE not in {outlook for outlook, _ in found.values()}

@@ -16,15 +16,11 @@ on this line in a record that does not say whether the line has the flaw.
 """
 
 
-LAST_1_15 = "1.15.5"
-"""The last patch of the package `tensorflow`. The lock has 1.15.0, the only one of `tensorflow-cpu`."""
-
-
 class Advisory(NamedTuple):
     """An advisory that concerns an installed package.
 
     `fixed_by` is the first version without the flaw, None if unknown. It is of another line if `outlook` is "never" or
-    "none named".
+    "none named". `part` is the library that has the flaw, if it is one that is built into the package.
     """
 
     package: str
@@ -35,6 +31,7 @@ class Advisory(NamedTuple):
     outlook: str
     fixed_by: Optional[str]
     says: str
+    part: Optional[str] = None
 
 
 def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: str) -> List[Advisory]:
@@ -43,9 +40,6 @@ def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: st
     `locked` is the lock of this line and Python: what it holds is the newest that could be installed on `locked_on`.
     """
     found = []
-    locked = dict(locked)
-    if installed.line(locked.get("tensorflow", "")) == "1.15":
-        locked["tensorflow"] = LAST_1_15
     for name in sorted(set(packages) & set(record["packages"])):
         for entry in record["packages"][name]:
             hit = _range(entry["ranges"], packages[name])
@@ -54,24 +48,18 @@ def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: st
                 if outlook == NEVER and "limits" in record:
                     outlook = UNNAMED
                 says = _says(name, packages[name], outlook, fix, locked.get(name), locked_on)
-                if "part" in entry:
-                    says += f" (in the {entry['part']} that is built in)"
-                about = {field: entry[field] for field in ("id", "aliases", "severity")}
+                says += _where(entry.get("part"))
+                about = {field: entry.get(field) for field in ("id", "aliases", "severity", "part")}
                 found.append(Advisory(name, packages[name], outlook=outlook, fixed_by=fix, says=says, **about))
     return found
-
-
-def key(version):
-    """A version as numbers that compare: 2.10 is 2.10.0."""
-    numbers = installed.release(version)
-    return tuple(numbers) + (0,) * (6 - len(numbers))
 
 
 def _range(ranges, version):
     """The range of an advisory that a version is in, or None."""
     for first, fixed, last in ranges:
-        is_before_end = key(version) < key(fixed) if fixed else last is None or key(version) <= key(last)
-        if key(first) <= key(version) and is_before_end:
+        ours, start = installed.key(version), installed.key(first)
+        is_before_end = ours < installed.key(fixed) if fixed else last is None or ours <= installed.key(last)
+        if start <= ours and is_before_end:
             return first, fixed, last
     return None
 
@@ -79,14 +67,14 @@ def _range(ranges, version):
 def _outlook(name, version, ranges, hit, newest):
     fix = hit[1]
     if fix is None:
-        later = [part[1] for part in ranges if part[1] and key(part[1]) > key(version)]
+        later = [part[1] for part in ranges if part[1] and installed.key(part[1]) > installed.key(version)]
         if not later:
             return UNKNOWN, None
-        fix = min(later, key=key)
+        fix = min(later, key=installed.key)
     has_lines = name in ("tensorflow", "tf-keras") or (name == "keras" and installed.release(version) < (3,))
     if has_lines and installed.line(fix) != installed.line(version):
         return NEVER, fix
-    return (NOT_HERE if newest and key(newest) < key(fix) else HERE), fix
+    return (NOT_HERE if newest and installed.key(newest) < installed.key(fix) else HERE), fix
 
 
 def _says(name, version, outlook, fix, newest, locked_on):
@@ -102,6 +90,10 @@ def _says(name, version, outlook, fix, newest, locked_on):
     return f"fixed in {fix}" + (only if name == "tensorflow" and installed.line(fix) == "1.15" else "")
 
 
+def _where(part):
+    return f" (in the {part} that is built in)" if part else ""
+
+
 def age(record, today=None) -> int:
     """How many days old the newest change to an advisory is."""
     date = datetime.datetime.strptime(record["date"], "%Y-%m-%d").date()
@@ -109,19 +101,25 @@ def age(record, today=None) -> int:
 
 
 def report(record, advisories: List[Advisory], packages: Dict[str, str]) -> Dict[str, Any]:
-    """The audit, as `--json` prints it."""
+    """The audit, as `--json` prints it. Without an accepted list, nothing is accepted."""
     return {
         "snapshot": {name: record[name] for name in ("date", "source", "limits") if name in record},
         "days_old": age(record),
         "looked_up": dict(packages),
-        "advisories": [dict(advisory._asdict()) for advisory in advisories],
+        "advisories": [dict(advisory._asdict(), accepted=None) for advisory in advisories],
     }
 
 
+def is_open(advisory: Dict[str, Any]) -> bool:
+    """Whether nobody has accepted an advisory of a report, or only until a day that has passed."""
+    return advisory["accepted"] is None or advisory["accepted"]["expired"]
+
+
 def text(report: Dict[str, Any]) -> str:
-    """The audit as text, one line for each advisory."""
+    """The audit as text: for each package, the advisories under the version that fixes them, the worst rated first."""
     snapshot, found = report["snapshot"], report["advisories"]
-    lines = [
+    lines = [f"{name}: {value}" for name, value in report.get("audited", {}).items()]
+    lines += [
         f"Advisories as of {snapshot['date']}, {report['days_old']} days ago. Nothing newer is known here.",
         f"Source: {snapshot['source']}.",
     ]
@@ -130,14 +128,62 @@ def text(report: Dict[str, Any]) -> str:
         of_package = [advisory for advisory in found if advisory["package"] == name]
         if of_package:
             lines += ["", f"{name} {version}: {_counted(len(of_package))}, {_summary(of_package)}"]
-            lines += [
-                f"  {advisory['id']:<20}{advisory['severity'] or 'unrated':<10}{advisory['says']}"
-                for advisory in of_package
-            ]
+            lines += _grouped(of_package)
+    lines += _accepted(report)
     clean = len(report["looked_up"]) - len({advisory["package"] for advisory in found})
     of_all = f"{clean} of {len(report['looked_up'])} packages looked up have none in this database"
     lines += ["", f"{_counted(len(found))}; {of_all}."]
+    if "accepted_list" in report:
+        lines += [f"{sum(map(is_open, found))} of them not accepted by {report['accepted_list']}."]
     return "\n".join(lines)
+
+
+RATINGS = ("critical", "high", "medium", "low")
+_OUTLOOKS = (HERE, NOT_HERE, NEVER, UNNAMED, UNKNOWN)
+
+
+def _grouped(advisories):
+    """The advisories of one package as lines, under a heading for each version that fixes some."""
+    groups: Dict[Any, List[Any]] = {}
+    for advisory in advisories:
+        groups.setdefault((_OUTLOOKS.index(advisory["outlook"]), advisory["fixed_by"]), []).append(advisory)
+    lines = []
+    for group in sorted(groups, key=lambda group: (group[0], installed.key(group[1] or ""))):
+        ordered = sorted(groups[group], key=_rank)
+        heading = ordered[0]["says"].replace(_where(ordered[0]["part"]), "")
+        lines += ["", f"  {heading[0].upper()}{heading[1:]}: {len(ordered)}"]
+        lines += ["    " + _line(advisory) for advisory in ordered]
+    return lines
+
+
+def _rank(advisory):
+    rating = advisory["severity"]
+    return RATINGS.index(rating) if rating in RATINGS else len(RATINGS), installed.numbers(advisory["id"])
+
+
+def _line(advisory):
+    said = f"{advisory['id']:<20}{advisory['severity'] or 'unrated':<10}"
+    said += f"in {advisory['part']}, built in  " if advisory["part"] else ""
+    acceptance = advisory["accepted"]
+    if acceptance:
+        said += "accepted until {}{}".format(acceptance["until"], ", EXPIRED" if acceptance["expired"] else "")
+    return said.rstrip()
+
+
+def _accepted(report):
+    """What the accepted list says: each reason once, and the identifiers that no longer occur."""
+    acceptances = [advisory["accepted"] for advisory in report["advisories"] if advisory["accepted"]]
+    reasons = [(one["until"], one["expired"], one["by"], one["accepted"], one["reason"]) for one in acceptances]
+    lines = []
+    for reason in sorted(set(reasons), key=reasons.index):
+        until, expired, by, accepted, why = reason
+        who = "".join([f" by {by}" if by else "", f" on {accepted}" if accepted else ""])
+        ends = "expired on" if expired else "until"
+        lines += textwrap.wrap(f"{reasons.count(reason)} accepted{who}, {ends} {until}: {why}", 100)
+    unused = report.get("accepted_but_not_found")
+    if unused:
+        lines += textwrap.wrap(f"Accepted but not found, so they can be removed: {', '.join(unused)}", 100)
+    return [""] + lines if lines else []
 
 
 def _counted(number):
@@ -146,6 +192,8 @@ def _counted(number):
 
 def _summary(advisories):
     outlooks = [advisory["outlook"] for advisory in advisories]
-    words = {HERE: "to be fixed by an upgrade", NOT_HERE: "out of reach on this Python", NEVER: "never fixed here"}
-    words.update({UNKNOWN: "without a fix", UNNAMED: "without a named fix on this line"})
+    fixes = [advisory["fixed_by"] for advisory in advisories if advisory["outlook"] == HERE]
+    newest = max(fixes, key=installed.key, default=None)
+    words = {HERE: f"to be fixed by an upgrade to {newest}", NOT_HERE: "out of reach on this Python"}
+    words.update({NEVER: "never fixed here", UNKNOWN: "without a fix", UNNAMED: "without a named fix on this line"})
     return ", ".join(f"{outlooks.count(outlook)} {words[outlook]}" for outlook in words if outlook in outlooks)

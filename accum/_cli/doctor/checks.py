@@ -89,7 +89,8 @@ class Case:
         if line is None:
             return None
         keras_2 = self.wants_keras_2 and matrix.has_keras_3(line)
-        return remedies.install(line, self.facts.system, self.holder and self.holder.name, keras_2, options)
+        patch = self.version if line == self.line else None
+        return remedies.install(line, self.facts.system, self.holder and self.holder.name, keras_2, options, patch)
 
 
 def findings(case):
@@ -221,7 +222,8 @@ def _platform(case):
     exact = matrix.EXACT.get((system, case.line, case.minor))
     if exact and installed.release(case.version) != installed.release(exact):
         said = f"On this Python and system, only TensorFlow {exact} has wheels for all of its requirements."
-        yield warning(said, f'python -m pip install "tensorflow=={exact}"')
+        works = installed.key(case.version) > installed.key(exact) and case.trial.error is None
+        yield warning(said, None if works else f'python -m pip install "tensorflow=={exact}"')
 
 
 CHECKS = (_interpreter, _combination, _rivals, _import, _pins, _requirements, _keras, _platform)

@@ -1,6 +1,7 @@
 """`python -m accum doctor`: say whether this environment is supported, and what to change if not."""
 
 import argparse
+import datetime
 import json
 import os
 import platform
@@ -8,7 +9,20 @@ import struct
 import sys
 
 import accum
-from accum._cli.doctor import audit, checks, drift, fixes, installed, locks, matrix, osv, remedies, sbom, trial
+from accum._cli.doctor import (
+    accepted,
+    audit,
+    checks,
+    drift,
+    fixes,
+    installed,
+    locks,
+    matrix,
+    osv,
+    remedies,
+    sbom,
+    trial,
+)
 
 TIMEOUT = 120
 HERE = "this environment"
@@ -23,7 +37,7 @@ def add_parser(commands):
         "pins its packages, and what to change. Also runs if TensorFlow is missing or broken. "
         "With --audit, --sbom or --pins it does that instead, without importing TensorFlow or using a network. "
         "Exit status: 0 if supported, 1 if not supported or broken; with --audit: 1 if advisories are "
-        "known; 2 for a wrong argument or a database that cannot be read.",
+        "known that --accept does not list; 2 for a wrong argument or a database that cannot be read.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
@@ -42,6 +56,11 @@ def add_parser(commands):
         help="of --audit and --sbom: a database in the OSV format, as a zip archive or a directory of JSON files",
     )
     parser.add_argument(
+        "--accept",
+        metavar="FILE",
+        help="of --audit: a JSON file of accepted advisories, with a reason and a last day for each",
+    )
+    parser.add_argument(
         "--pins",
         nargs="?",
         const=HERE,
@@ -53,6 +72,11 @@ def add_parser(commands):
         "--platform",
         metavar="PLATFORM",
         help=f"of --pins: for this system only, one of {', '.join(locks.SYSTEMS)} (default: for all)",
+    )
+    parser.add_argument(
+        "--keep-newer",
+        action="store_true",
+        help="of --pins: leave out the packages that are installed here in a newer version than the locked one",
     )
     parser.add_argument(
         "--form",
@@ -98,12 +122,14 @@ def _check(arguments, parser):
     """Exit with a usage error if the options do not go together."""
     if arguments.pins and (arguments.audit or arguments.sbom or arguments.json):
         parser.error("--pins does not go with --audit, --sbom or --json.")
-    if not arguments.pins and (arguments.platform or arguments.form or arguments.files):
-        parser.error("--platform, --form and --files are options of --pins.")
+    if not arguments.pins and (arguments.platform or arguments.form or arguments.files or arguments.keep_newer):
+        parser.error("--platform, --keep-newer, --form and --files are options of --pins.")
     if arguments.files and arguments.form != "pylock":
         parser.error("--files is an option of --form pylock.")
     if arguments.advisories and not (arguments.audit or arguments.sbom):
         parser.error("--advisories is an option of --audit and --sbom.")
+    if arguments.accept and not arguments.audit:
+        parser.error("--accept is an option of --audit.")
     if arguments.sbom and not sbom.is_possible():
         parser.error("--sbom: " + sbom.NO_LIBRARY)
 
@@ -128,6 +154,10 @@ def _print_pins(arguments, parser):
         if system not in lock.packages:
             parser.error(f"{name} is not for {locks.SYSTEMS[system][0]}: {lock.absent.get(system, 'another lock is')}.")
         lock = locks.only(lock, system)
+    if arguments.keep_newer:
+        here = {package: of[0].version for package, of in case.facts.packages.items()}
+        locked = [pins for system, pins in lock.packages.items() if system in (case.facts.system, arguments.platform)]
+        lock = locks.without(lock, [package for pins in locked for package in drift.newer_than(pins, here)])
     render = locks.pylock if arguments.form == "pylock" else locks.requirements
     sys.stdout.write(render(record, lock, *([arguments.files] if arguments.files else [])))
     return 0
@@ -148,7 +178,7 @@ def _audit(arguments, parser):
             parser.error("--audit: TensorFlow is not installed here. Pass --advisories to audit other packages.")
         looked_up = {name: version for name, version in looked_up.items() if name in known["packages"]}
     locked = drift.pins(case, record)
-    locked = dict(locked, tensorflow=locks.tensorflow(locked)) if locked else {}
+    locked = dict(locked, tensorflow=drift.newest_tensorflow(case, record)) if locked else {}
     found = audit.find(known, looked_up, locked, record["date"])
     if arguments.sbom:
         if arguments.advisories:
@@ -158,11 +188,23 @@ def _audit(arguments, parser):
             _write_sbom(arguments.sbom, packages, f"{len(found)} advisories", named, source)
         else:  # part of them would read as if it were all
             _write_sbom(arguments.sbom, packages, "no advisories, because no --advisories were passed")
-    if arguments.audit:
-        report = audit.report(known, found, looked_up)
-        print(json.dumps(report, indent=2) if arguments.json else audit.text(report))
-        return int(bool(found))
-    return 0
+    return _print_audit(arguments, parser, case, audit.report(known, found, looked_up)) if arguments.audit else 0
+
+
+def _print_audit(arguments, parser, case, report):
+    today = datetime.date.today()
+    about = f"{case.version or 'none'} on Python {case.facts.python}, {case.facts.system}"
+    audited = {"Audited": f"{today.isoformat()} by accum {accum.__version__}", "TensorFlow": about}
+    report = dict({"audited": audited}, **report)
+    if arguments.accept:
+        try:
+            acceptances = accepted.read(arguments.accept)
+        except accepted.Unreadable as error:
+            parser.error(f"--accept: {error}")
+        report["accepted_but_not_found"] = accepted.apply(acceptances, report["advisories"], today)
+        report["accepted_list"] = os.path.basename(arguments.accept)
+    print(json.dumps(report, indent=2) if arguments.json else audit.text(report))
+    return int(any(map(audit.is_open, report["advisories"])))
 
 
 def _write_sbom(path, packages, says, advisories=(), source=""):

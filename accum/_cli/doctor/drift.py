@@ -1,8 +1,8 @@
 """What an environment has that its lock has not: packages of other versions, and packages that are missing."""
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
-from accum._cli.doctor import locks, matrix
+from accum._cli.doctor import installed, locks, matrix
 
 ALIASES = {"macos-intel": "macos-x86_64", "macos-arm": "macos-arm64", "linux-aarch64": "linux-arm64"}
 """Other names of systems that `--platform` takes."""
@@ -36,6 +36,13 @@ def pins(case, record) -> Dict[str, str]:
     return locks.lock(record, found).packages[case.facts.system] if found else {}
 
 
+def newest_tensorflow(case, record) -> str:
+    """The newest patch in the locks of this line, Python and system, whether of `tensorflow` or of `tensorflow-cpu`."""
+    found = locks.base(name(case, record)), name(case, record)
+    of_cells = [locks.lock(record, cell).packages.get(case.facts.system) for cell in found]
+    return max((locks.tensorflow(pins) for pins in of_cells if pins), key=installed.key)
+
+
 def report(case, record) -> Optional[Dict[str, Any]]:
     """The differences, as `--json` prints them; None if there is no lock."""
     found = name(case, record)
@@ -45,28 +52,39 @@ def report(case, record) -> Optional[Dict[str, Any]]:
     locked = pins(case, record)
     differ = {package: [here[package], locked[package]] for package in sorted(locked) if package in here}
     differ = {package: pair for package, pair in differ.items() if pair[0] != pair[1]}
+    newer = newer_than(locked, here)
     missing = [package for package in sorted(locked) if package not in here]
-    file = f"{found}.txt"
-    mend = f"python -m accum doctor --pins {found} --platform {case.facts.system} > {file}"
+    file, keeps = f"{found}.txt", " --keep-newer" if newer else ""
+    mend = f"python -m accum doctor --pins {found} --platform {case.facts.system}{keeps} > {file}"
     mend += f" && python -m pip install --no-deps --require-hashes -r {file}"
     return {
         "name": found,
         "date": record["date"],
         "packages": len(locked),
         "differ": differ,
+        "newer": newer,
         "missing": missing,
-        "mend": mend if differ or missing else None,
+        "mend": mend if missing or set(differ) - set(newer) else None,
     }
+
+
+def newer_than(locked: Dict[str, str], here: Dict[str, str]) -> List[str]:
+    """The locked packages that are installed in a newer version: to install what is locked would be a step back."""
+    return [name for name in sorted(locked) if name in here and installed.key(here[name]) > installed.key(locked[name])]
 
 
 def text(report: Dict[str, Any]) -> str:
     """The differences as one line."""
     start = f"{report['name']} of {report['date']}: "
-    differ, missing = report["differ"], report["missing"]
+    differ, newer, missing = report["differ"], report["newer"], report["missing"]
     if not differ and not missing:
         return start + f"all {report['packages']} packages are as locked"
-    said = [f"{package} {ours} (locked {theirs})" for package, (ours, theirs) in differ.items()]
-    parts = [_listed("differs", "differ", said)] if said else []
+    said = {package: f"{package} {ours} (locked {theirs})" for package, (ours, theirs) in differ.items()}
+    older = [said[package] for package in differ if package not in newer]
+    parts = [_listed("differs", "differ", older)] if older else []
+    parts += (
+        [_listed("is newer, and stays", "are newer, and stay", [said[package] for package in newer])] if newer else []
+    )
     parts += [_listed("is missing", "are missing", missing)] if missing else []
     return start + "; ".join(parts)
 

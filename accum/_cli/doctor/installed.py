@@ -71,6 +71,17 @@ def release(version):
     return tuple(int(part) for part in numbers.group(1).split(".")) if numbers else ()
 
 
+def key(version):
+    """A version as numbers that compare: 2.10 is 2.10.0."""
+    numbers = release(version)
+    return tuple(numbers) + (0,) * (6 - len(numbers))
+
+
+def numbers(text):
+    """A text with its numbers as numbers, for sorting: CVE-2021-9 comes before CVE-2021-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
 def line(version):
     """The line of a TensorFlow or Keras version: "2.15" for "2.15.0"."""
     return ".".join(str(part) for part in release(version)[:2])

@@ -189,6 +189,28 @@ def only(found: Lock, system) -> Lock:
     return found._replace(packages={system: found.packages[system]}, absent={})
 
 
+def siblings(record, found: Lock) -> List[str]:
+    """What the lock of `tensorflow` or `tensorflow-cpu` says if the other one has another patch on Linux x86_64."""
+    plain = base(found.cell)
+    if (
+        found.cell not in (plain, plain + "-cpu")
+        or "linux" not in found.packages
+        or plain + "-cpu" not in record["locks"]
+    ):
+        return []
+    full, cpu = (lock(record, cell).packages["linux"] for cell in (plain, plain + "-cpu"))
+    if tensorflow(full) == tensorflow(cpu):
+        return []
+    patches = f"tensorflow has {tensorflow(full)}, tensorflow-cpu has {tensorflow(cpu)}"
+    return [f"The newest patches differ: {patches} (locks {plain} and {plain}-cpu)."]
+
+
+def without(found: Lock, names) -> Lock:
+    """The lock without some of its packages."""
+    left = {system: {n: v for n, v in pins.items() if n not in names} for system, pins in found.packages.items()}
+    return found._replace(packages=left)
+
+
 def head(record, found: Lock) -> List[str]:
     """What a lock says first, as lines of comment."""
     python = f"3.{minor(found.cell)}"
@@ -197,6 +219,7 @@ def head(record, found: Lock) -> List[str]:
         f"TensorFlow {line(found.cell)} for Python {python} on {names}, as of {record['date']}.",
         "Written by scripts/locks.py from constraints/tf{}.txt; see docs/pins.md.".format(line(found.cell)),
     ]
+    lines += siblings(record, found)
     for system in SYSTEMS:
         if system in found.absent:
             lines.append(f"No TensorFlow on {SYSTEMS[system][0]}: {found.absent[system]}.")

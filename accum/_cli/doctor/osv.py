@@ -7,7 +7,7 @@ import os
 import zipfile
 from typing import Any, Dict, List
 
-from accum._cli.doctor import installed
+from accum._cli.doctor import cvss, installed
 
 ECOSYSTEM = "PyPI"
 TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu")
@@ -110,9 +110,11 @@ def _rank(name):
 
 
 def severity(document):
-    """The rating of an advisory, such as "high", where the database has it as a word."""
+    """The rating of an advisory, such as "high": the word that the database has, or what its CVSS 3 vector says."""
     rating = str((document.get("database_specific") or {}).get("severity") or "").lower()
-    return {"moderate": "medium"}.get(rating, rating) or None
+    vectors = [str(part.get("score")) for part in document.get("severity") or [] if part.get("type") == "CVSS_V3"]
+    computed = [cvss.rating(vector) for vector in vectors]
+    return {"moderate": "medium"}.get(rating, rating) or next(filter(None, computed), None)
 
 
 def _ranges(affected):

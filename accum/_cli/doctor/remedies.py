@@ -3,7 +3,7 @@
 import os
 import re
 
-from accum._cli.doctor import matrix
+from accum._cli.doctor import installed, matrix
 
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _FOLDERS = os.path.join(_HERE, "_constraints"), os.path.join(os.path.dirname(_HERE), "constraints")
@@ -19,12 +19,28 @@ def constraints(line):
     return None
 
 
-def install(line, system, name=None, keras_2=False, options=""):
-    """The command that installs a line with its pins. `name` is the distribution now installed."""
+def pinned_patch(path, name):
+    """The newest version of a package that a constraints file pins, or None."""
+    with open(path, encoding="utf-8") as file:
+        found = re.findall(rf"(?m)^{re.escape(name)}==([\d.]+\d)(?:;|$)", file.read())
+    return max(found, key=installed.key, default=None)
+
+
+def install(line, system, name=None, keras_2=False, options="", patch=None):
+    """The command that installs a line with its pins. `name` is the distribution now installed, `patch` its version.
+
+    Where the pins are of an older patch, the command leaves them out rather than going back to it.
+    """
     path = constraints(line)
     if name != "tensorflow-cpu" or system.startswith("macos"):
         name = matrix.distribution(line, system)
     packages = ["tensorflow", "tf-keras"] if keras_2 else [name]
+    pinned_at = patch and path and pinned_patch(path, packages[0])
+    if pinned_at and installed.key(patch) > installed.key(pinned_at):
+        limits = [f'"{package}{limit}"' for package, limit, _ in matrix.pins(line)]
+        rest = [f'"{package}=={line}.*"' for package in packages[1:]]
+        wanted = [f'"{packages[0]}>={patch},=={line}.*"'] + rest + limits
+        return " ".join(["python -m pip install"] + ([options] if options else []) + wanted)
     pinned = [] if path is None else ["-c", f'"{path}"' if " " in path else path]
     if path is None:
         packages = [f'"{package}=={line}.*"' for package in packages]
