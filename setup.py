@@ -79,7 +79,6 @@ setup(
         "tf": TENSORFLOW,
         "plot": ["matplotlib>=3.3"],
         "migrate": ["libcst>=0.4.1"],
-        "sbom": ["cyclonedx-python-lib>=3.1"],
         "test": ["pytest", "tf-slim"],
     },
     zip_safe=False,

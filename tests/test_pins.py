@@ -13,7 +13,21 @@ import zipfile
 
 import pytest
 
-from accum._cli.doctor import audit, checks, cvss, drift, fixes, locks, matrix, osv, sbom, trial
+from accum._cli.doctor import (
+    audit,
+    checks,
+    cvss,
+    cyclonedx,
+    drift,
+    fixes,
+    licenses,
+    locks,
+    matrix,
+    osv,
+    sbom,
+    spdx,
+    trial,
+)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, "locks")
@@ -254,10 +268,11 @@ WRONG = {
     "a platform alone": (["--platform", "windows"], "are options of --pins"),
     "files of a requirements file": (
         ["--pins", "py39-tf2.10", "--files", "x"],
-        "--files is an option of --form pylock",
+        "--files is an option of --form pylock and of --sbom",
     ),
     "accepted without an audit": (["--accept", "x"], "--accept is an option of --audit"),
     "no accepted list": (["--audit", "--accept", "none.json"], "none.json can't be read: No such file"),
+    "a format alone": (["--sbom-format", "spdx"], "--sbom-format is an option of --sbom"),
     "two things": (["--pins", "py39-tf2.10", "--audit"], "--pins does not go with"),
     "advisories alone": (["--advisories", "x"], "--advisories is an option of --audit and --sbom"),
     "no such advisories": (["--audit", "--advisories", "none.zip"], "none.zip can't be read: No such file"),
@@ -715,47 +730,155 @@ def test_ranges_hold_their_first_version_and_not_their_fix(name):
     assert [advisory.outlook for advisory in found] == ([outlook] if outlook else [])
 
 
-def test_a_bill_of_materials_needs_its_library(monkeypatch, capsys):
-    from accum._cli.doctor import command
-
-    monkeypatch.setattr(sbom.importlib.util, "find_spec", lambda name: None)
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    parsed = parser.parse_args(["doctor", "--sbom", "file.json"])
-    with pytest.raises(SystemExit) as exit_:
-        parsed.perform(parsed)
-    assert exit_.value.code == 2 and 'python -m pip install "cyclonedx-python-lib"' in capsys.readouterr().err
+def bill(name, system, record, **more):
+    lock = locks.lock(record, name)
+    return sbom.Bill(name, sbom.of_lock(record, lock, system), "2026-01-02T03:04:05Z", "0.1", **more)
 
 
-@pytest.mark.every_landing
-def test_a_bill_of_materials_has_packages_and_advisories(advisories, record):
-    pytest.importorskip("cyclonedx")
-    pins = locks.lock(record, "py39-tf2.10").packages["linux"]
-    found = audit.find(advisories, pins, pins, record["date"])
-    document = json.loads(sbom.bom(pins, found, "invented, as of 2026-03-04"))
-    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.4")
+BILLS = [("py37-tf1.15-cpu", "linux"), ("py39-tf2.10", "windows"), ("py310-tf2.12-metal", "macos-arm64")]
+
+
+@pytest.mark.parametrize("name,system", BILLS)
+def test_a_bill_of_a_lock_has_its_packages_hashes_licenses_and_origins(name, system, record):
+    pins = locks.lock(record, name).packages[system]
+    document = json.loads(cyclonedx.text(bill(name, system, record)))
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.5")
     assert {part["name"]: part["version"] for part in document["components"]} == pins
-    assert found and {flaw["id"] for flaw in document["vulnerabilities"]} == {advisory.id for advisory in found}
-    assert {flaw["source"]["name"] for flaw in document["vulnerabilities"]} == {"invented, as of 2026-03-04"}
+    assert "vulnerabilities" not in document
+    for part in document["components"]:
+        files = {ref["url"]: ref["hashes"] for ref in part["externalReferences"]}
+        chosen = locks.files(record, name, system, part["name"], part["version"])
+        assert files == {file.name: [{"alg": "SHA-256", "content": file.sha256}] for file in chosen}
+        assert part["purl"] == part["bom-ref"] == f"pkg:pypi/{part['name']}@{part['version']}"
+        assert part.get("hashes") == (files[chosen[0].name] if len(chosen) == 1 else None)
+    licensed = {part["name"]: part["licenses"] for part in document["components"] if "licenses" in part}
+    assert licensed["numpy"] == [{"expression": "BSD-3-Clause"}]
+    assert set(pins) - set(licensed) <= {"tensorflow-metal"}  # its metadata are not known here
+    assert document["dependencies"] == [
+        {"ref": "subject", "dependsOn": sorted(p["purl"] for p in document["components"])}
+    ]
+
+
+@pytest.mark.parametrize("name,system", BILLS)
+def test_spdx_says_the_same_as_cyclonedx(name, system, record):
+    found = bill(name, system, record, url="https://wheels.example/")
+    document, other = json.loads(spdx.text(found)), json.loads(cyclonedx.text(found))
+    subject, packages = document["packages"][0], document["packages"][1:]
+    versions = {part["name"]: part["version"] for part in other["components"]}
+    assert {package["name"]: package["versionInfo"] for package in packages} == versions
+    ids = [subject["SPDXID"]] + [package["SPDXID"] for package in packages]
+    assert len(set(ids)) == len(ids) and all(re.fullmatch(r"SPDXRef-[A-Za-z0-9.-]+", one) for one in ids)
+    related = [(one["relationshipType"], one["relatedSpdxElement"]) for one in document["relationships"]]
+    assert related == [("DESCRIBES", ids[0])] + [("CONTAINS", one) for one in ids[1:]]
+    for package, part in zip(packages, other["components"]):
+        assert package["licenseDeclared"] == part.get("licenses", [{}])[0].get("expression", "NOASSERTION")
+        hashes = [(one["algorithm"], one["checksumValue"]) for one in package.get("checksums", [])]
+        assert hashes == [("SHA256", one["content"]) for one in part.get("hashes", [])]
+        if hashes:
+            assert package["downloadLocation"] == "https://wheels.example/" + package["packageFileName"]
+        purls = [one["referenceLocator"] for one in package["externalRefs"]]
+        assert purls[0] == part["purl"] and len(purls) == 1 + len(part["externalReferences"])
+
+
+@pytest.mark.parametrize("form", ["cyclonedx", "spdx"])
+def test_a_bill_lists_advisories_under_the_package_that_has_them(form, advisories, record):
+    found = bill("py39-tf2.10", "linux", record)
+    pins = locks.lock(record, "py39-tf2.10").packages["linux"]
+    audited = audit.find(advisories, pins, pins, record["date"])
+    document = json.loads({"cyclonedx": cyclonedx, "spdx": spdx}[form].text(found, audited, "invented"))
+    if form == "cyclonedx":
+        said = {(flaw["id"], flaw["affects"][0]["ref"]) for flaw in document["vulnerabilities"]}
+        assert {flaw["source"]["name"] for flaw in document["vulnerabilities"]} == {"invented"}
+    else:
+        refs = [(ref, package) for package in document["packages"] for ref in package.get("externalRefs", [])]
+        security = [(ref, package) for ref, package in refs if ref["referenceCategory"] == "SECURITY"]
+        said = {
+            (ref["referenceLocator"].split("/")[-1], package["externalRefs"][0]["referenceLocator"])
+            for ref, package in security
+        }
+    assert said == {(one.id, f"pkg:pypi/{one.package}@{one.version}") for one in audited} and said
+
+
+def test_a_bill_can_be_made_again_byte_by_byte(record, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    assert sbom.now() == "1970-01-01T00:00:00Z"
+    first, second = bill("py39-tf2.10", "linux", record), bill("py39-tf2.10", "linux", record)
+    assert cyclonedx.text(first) == cyclonedx.text(second) and spdx.text(first) == spdx.text(second)
+    assert bill("py39-tf2.10", "windows", record).uuid != first.uuid
+
+
+def test_each_package_of_the_locks_has_a_line_on_its_license(record):
+    assert set(licenses.read()) == set(record["files"])
+
+
+@pytest.mark.parametrize(
+    "expression, words, known, says",
+    [
+        ("MIT OR Apache-2.0", ["x"], "MIT", ("MIT OR Apache-2.0", "MIT OR Apache-2.0")),
+        (None, ["Apache 2.0", "Apache Software License"], None, ("Apache-2.0", "Apache 2.0")),
+        (None, ["UNKNOWN", "MIT License"], None, ("MIT", "MIT License")),
+        (None, ["BSD"], "BSD-3-Clause", ("BSD-3-Clause", "BSD-3-Clause")),
+        (None, ["BSD"], None, (None, "BSD")),
+        (None, ["Copyright by many. " * 9], None, (None, None)),
+        (None, [], "Apache-2.0 OR BSD-2-Clause", ("Apache-2.0 OR BSD-2-Clause", "Apache-2.0 OR BSD-2-Clause")),
+    ],
+)
+def test_a_license_is_an_expression_only_where_its_words_are_clear(expression, words, known, says):
+    assert tuple(licenses.of(expression, words, known)) == says
 
 
 @pytest.mark.every_landing
-def test_a_bill_of_materials_lists_advisories_only_if_they_are_passed_and_says_so(database, tmp_path, capsys):
-    pytest.importorskip("cyclonedx")
-    from accum._cli.doctor import command
+@pytest.mark.parametrize("name,system", BILLS)
+def test_a_bill_fits_the_schema_of_cyclonedx(name, system, record, advisories):
+    json_validation = pytest.importorskip("cyclonedx.validation.json")
+    pytest.importorskip("jsonschema")
+    from cyclonedx.schema import SchemaVersion
 
-    parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    documents = []
-    for more in ([], ["--advisories", database]):
-        parsed = parser.parse_args(["doctor", "--sbom", str(tmp_path / "sbom.json")] + more)
-        assert parsed.perform(parsed) == 0
-        documents.append(json.loads((tmp_path / "sbom.json").read_text()))
-    says = capsys.readouterr().err.splitlines()
-    assert "no advisories, because no --advisories were passed" in says[0] and "no advisories" not in says[1]
-    assert documents[0]["components"] == documents[1]["components"]
-    assert "vulnerabilities" not in documents[0]
-    assert "TEST-2026-0007" in {flaw["id"] for flaw in documents[1]["vulnerabilities"]}
+    pins = locks.lock(record, name).packages[system]
+    audited = [one for one in audit.find(advisories, pins, pins, record["date"]) if one.package in pins]
+    text = cyclonedx.text(bill(name, system, record), audited, "invented")
+    assert json_validation.JsonStrictValidator(SchemaVersion.V1_5).validate_str(text) is None
+
+
+@pytest.mark.every_landing
+@pytest.mark.parametrize("name,system", BILLS)
+def test_a_bill_fits_the_rules_of_spdx(name, system, record, advisories, tmp_path):
+    parse = pytest.importorskip("spdx_tools.spdx.parser.parse_anything")
+    validate = pytest.importorskip("spdx_tools.spdx.validation.document_validator")
+    pins = locks.lock(record, name).packages[system]
+    audited = [one for one in audit.find(advisories, pins, pins, record["date"]) if one.package in pins]
+    path = tmp_path / "bill.spdx.json"
+    path.write_text(spdx.text(bill(name, system, record), audited, "invented"))
+    assert validate.validate_full_spdx_document(parse.parse_file(str(path))) == []
+
+
+def sbom_of(path, *arguments):
+    """What the command prints to stderr, and the document that it writes."""
+    done = doctor("--sbom", str(path), *arguments)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return done.stderr, json.loads(path.read_text())
+
+
+def test_the_bill_of_an_environment_has_what_is_installed_here(tmp_path, database):
+    says, document = sbom_of(tmp_path / "sbom.json")
+    assert "no advisories, because no --advisories were passed" in says and "vulnerabilities" not in document
+    parts = {part["name"]: part for part in document["components"]}
+    import tensorflow as tf
+
+    assert {part["version"] for name, part in parts.items() if name.startswith("tensorflow")} >= {tf.__version__}
+    assert parts["pytest"]["licenses"] == [{"expression": "MIT"}]
+    _, with_advisories = sbom_of(tmp_path / "more.json", "--advisories", database)
+    assert with_advisories["components"] == document["components"]
+    assert "TEST-2026-0007" in {flaw["id"] for flaw in with_advisories["vulnerabilities"]}
+
+
+def test_a_bill_of_another_lock_needs_nothing_installed(tmp_path):
+    says, document = sbom_of(
+        tmp_path / "b.json", "--pins", "py37-tf1.15", "--platform", "linux", "--sbom-format", "spdx"
+    )
+    assert document["spdxVersion"] == "SPDX-2.3" and document["name"] == "lock py37-tf1.15 on linux"
+    assert {package["name"]: package.get("versionInfo") for package in document["packages"]}["tensorflow"] == "1.15.5"
+    assert "without hashes" not in says
 
 
 # ----------------------------------------------------------------------------------------------------------------

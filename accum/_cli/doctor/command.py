@@ -1,7 +1,6 @@
 """`python -m accum doctor`: say whether this environment is supported, and what to change if not."""
 
 import argparse
-import datetime
 import json
 import os
 import platform
@@ -9,20 +8,7 @@ import struct
 import sys
 
 import accum
-from accum._cli.doctor import (
-    accepted,
-    audit,
-    checks,
-    drift,
-    fixes,
-    installed,
-    locks,
-    matrix,
-    osv,
-    remedies,
-    sbom,
-    trial,
-)
+from accum._cli.doctor import audit_command, checks, drift, installed, locks, matrix, remedies, trial
 
 TIMEOUT = 120
 HERE = "this environment"
@@ -48,7 +34,13 @@ def add_parser(commands):
     parser.add_argument(
         "--sbom",
         metavar="FILE",
-        help="write what is installed to FILE, as CycloneDX in JSON; with --advisories, also its advisories",
+        help="write what is installed to FILE, with hashes, licenses and origins; with --pins, what a lock installs; "
+        "with --advisories, also the advisories",
+    )
+    parser.add_argument(
+        "--sbom-format",
+        choices=sorted(audit_command.SBOM_FORMATS),
+        help="of --sbom: CycloneDX 1.5 (default) or SPDX 2.3, in JSON",
     )
     parser.add_argument(
         "--advisories",
@@ -84,7 +76,9 @@ def add_parser(commands):
         help="of --pins: a requirements file (default) or a pylock.toml (PEP 751)",
     )
     parser.add_argument(
-        "--files", metavar="URL", help="of --form pylock: where the files are (default: in wheelhouse/ beside the lock)"
+        "--files",
+        metavar="URL",
+        help="of --form pylock and of --sbom: where the files are (default: in wheelhouse/ beside the lock)",
     )
     parser.add_argument(
         "--timeout",
@@ -108,10 +102,14 @@ _seconds.__name__ = "float"  # argparse says "invalid float value" by it
 
 def perform(arguments, parser):
     _check(arguments, parser)
-    if arguments.pins:
+    if arguments.pins and not arguments.sbom:
         return _print_pins(arguments, parser)
+    if arguments.sbom and arguments.pins:
+        record, case = locks.read(), _untried()
+        system_, lock = _lock(arguments, parser, record, case, arguments.platform or case.facts.system)
+        return audit_command.write_bill_of_lock(arguments, parser, case, record, lock, system_)
     if arguments.audit or arguments.sbom:
-        return _audit(arguments, parser)
+        return audit_command.perform(arguments, parser, _untried())
     case = checks.Case(facts(), trial.run(arguments.timeout))
     report = diagnosis(case)
     print(json.dumps(report, indent=2) if arguments.json else text(report))
@@ -120,18 +118,23 @@ def perform(arguments, parser):
 
 def _check(arguments, parser):
     """Exit with a usage error if the options do not go together."""
-    if arguments.pins and (arguments.audit or arguments.sbom or arguments.json):
-        parser.error("--pins does not go with --audit, --sbom or --json.")
-    if not arguments.pins and (arguments.platform or arguments.form or arguments.files or arguments.keep_newer):
+    if arguments.pins and (arguments.audit or arguments.json):
+        parser.error("--pins does not go with --audit or --json.")
+    of_sbom = arguments.sbom and not (arguments.platform or arguments.form or arguments.keep_newer)
+    if not (arguments.pins or of_sbom) and (
+        arguments.platform or arguments.form or arguments.files or arguments.keep_newer
+    ):
         parser.error("--platform, --keep-newer, --form and --files are options of --pins.")
-    if arguments.files and arguments.form != "pylock":
-        parser.error("--files is an option of --form pylock.")
+    if arguments.files and arguments.form != "pylock" and not arguments.sbom:
+        parser.error("--files is an option of --form pylock and of --sbom.")
+    if arguments.sbom and (arguments.form or arguments.keep_newer):
+        parser.error("--form and --keep-newer do not go with --sbom.")
+    if arguments.sbom_format and not arguments.sbom:
+        parser.error("--sbom-format is an option of --sbom.")
     if arguments.advisories and not (arguments.audit or arguments.sbom):
         parser.error("--advisories is an option of --audit and --sbom.")
     if arguments.accept and not arguments.audit:
         parser.error("--accept is an option of --audit.")
-    if arguments.sbom and not sbom.is_possible():
-        parser.error("--sbom: " + sbom.NO_LIBRARY)
 
 
 def _untried():
@@ -139,21 +142,26 @@ def _untried():
     return checks.Case(facts(), trial.Trial(None, None, None, None, "tensorflow", None, ""))
 
 
-def _print_pins(arguments, parser):
-    record = locks.read()
-    case = _untried()
+def _lock(arguments, parser, record, case, platform_):
+    """(system or None for all, lock) that --pins names; exit with a usage error if there is none."""
     name = drift.name(case, record) if arguments.pins == HERE else arguments.pins
     if name not in record["locks"]:
         known = "There is no lock for this environment" if name is None else f"There is no lock named {name}"
         parser.error(f"{known}. Names are like py39-tf2.10; known are those in MATRIX.md.")
     lock = locks.lock(record, name)
-    if arguments.platform:
-        system = drift.ALIASES.get(arguments.platform, arguments.platform)
-        if system not in locks.SYSTEMS:
-            parser.error(f"--platform must be one of {', '.join(locks.SYSTEMS)}. Received: {arguments.platform}")
-        if system not in lock.packages:
-            parser.error(f"{name} is not for {locks.SYSTEMS[system][0]}: {lock.absent.get(system, 'another lock is')}.")
-        lock = locks.only(lock, system)
+    if not platform_:
+        return None, lock
+    system = drift.ALIASES.get(platform_, platform_)
+    if system not in locks.SYSTEMS:
+        parser.error(f"--platform must be one of {', '.join(locks.SYSTEMS)}. Received: {platform_}")
+    if system not in lock.packages:
+        parser.error(f"{name} is not for {locks.SYSTEMS[system][0]}: {lock.absent.get(system, 'another lock is')}.")
+    return system, locks.only(lock, system)
+
+
+def _print_pins(arguments, parser):
+    record, case = locks.read(), _untried()
+    _, lock = _lock(arguments, parser, record, case, arguments.platform)
     if arguments.keep_newer:
         here = {package: of[0].version for package, of in case.facts.packages.items()}
         locked = [pins for system, pins in lock.packages.items() if system in (case.facts.system, arguments.platform)]
@@ -161,57 +169,6 @@ def _print_pins(arguments, parser):
     render = locks.pylock if arguments.form == "pylock" else locks.requirements
     sys.stdout.write(render(record, lock, *([arguments.files] if arguments.files else [])))
     return 0
-
-
-def _audit(arguments, parser):
-    record, case = locks.read(), _untried()
-    packages = {name: found[0].version for name, found in case.facts.packages.items()}
-    looked_up = {name: version for name, version in packages.items() if name not in checks.DISTRIBUTIONS}
-    if case.version:
-        looked_up["tensorflow"] = case.version
-    try:
-        known = osv.read(arguments.advisories) if arguments.advisories else fixes.read()
-    except osv.Unreadable as error:
-        parser.error(f"--advisories: {error}")
-    if not arguments.advisories:
-        if arguments.audit and not case.version:
-            parser.error("--audit: TensorFlow is not installed here. Pass --advisories to audit other packages.")
-        looked_up = {name: version for name, version in looked_up.items() if name in known["packages"]}
-    locked = drift.pins(case, record)
-    locked = dict(locked, tensorflow=drift.newest_tensorflow(case, record)) if locked else {}
-    found = audit.find(known, looked_up, locked, record["date"])
-    if arguments.sbom:
-        if arguments.advisories:
-            # TensorFlow's advisories concern the distribution that is installed.
-            named = [one._replace(package=case.holder.name) if one.package == "tensorflow" else one for one in found]
-            source = f"{known['source']}, as of {known['date']}"
-            _write_sbom(arguments.sbom, packages, f"{len(found)} advisories", named, source)
-        else:  # part of them would read as if it were all
-            _write_sbom(arguments.sbom, packages, "no advisories, because no --advisories were passed")
-    return _print_audit(arguments, parser, case, audit.report(known, found, looked_up)) if arguments.audit else 0
-
-
-def _print_audit(arguments, parser, case, report):
-    today = datetime.date.today()
-    about = f"{case.version or 'none'} on Python {case.facts.python}, {case.facts.system}"
-    audited = {"Audited": f"{today.isoformat()} by accum {accum.__version__}", "TensorFlow": about}
-    report = dict({"audited": audited}, **report)
-    if arguments.accept:
-        try:
-            acceptances = accepted.read(arguments.accept)
-        except accepted.Unreadable as error:
-            parser.error(f"--accept: {error}")
-        report["accepted_but_not_found"] = accepted.apply(acceptances, report["advisories"], today)
-        report["accepted_list"] = os.path.basename(arguments.accept)
-    print(json.dumps(report, indent=2) if arguments.json else audit.text(report))
-    return int(any(map(audit.is_open, report["advisories"])))
-
-
-def _write_sbom(path, packages, says, advisories=(), source=""):
-    """Write the bill of materials, and what it holds to stderr."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(sbom.bom(packages, advisories, source))
-    print(f"{path}: {len(packages)} packages, {says}", file=sys.stderr)
 
 
 def facts():

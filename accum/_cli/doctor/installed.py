@@ -7,7 +7,7 @@ The metadata are parsed here because `importlib.metadata` starts with Python 3.8
 import os
 import re
 import sys
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 
 class Package(NamedTuple):
@@ -15,6 +15,8 @@ class Package(NamedTuple):
     version: str
     requires: List[str]
     folder: str
+    license_expression: Optional[str] = None
+    license_words: Tuple[str, ...] = ()
 
 
 def canonical(name):
@@ -53,7 +55,11 @@ def _read(entry, folder):
             continue
         name, version = _field(head, "Name"), _field(head, "Version")
         if name and version:
-            return Package(canonical(name[0]), version[0], _field(head, "Requires-Dist"), folder)
+            expression = _field(head, "License-Expression")
+            classifiers = [text for text in _field(head, "Classifier") if text.startswith("License ::")]
+            words = _field(head, "License") + [text.split("::")[-1].strip() for text in classifiers]
+            about = _field(head, "Requires-Dist"), folder, (expression or [None])[0], tuple(words)
+            return Package(canonical(name[0]), version[0], *about)
     return None
 
 

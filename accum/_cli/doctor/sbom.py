@@ -1,45 +1,98 @@
-"""Write a software bill of materials in CycloneDX, by cyclonedx-python-lib.
+"""A software bill of materials: what is installed, or what a lock installs, with hashes, licenses and origins.
 
-The library's names changed between its versions for Python 3.6 and today's; what is used here is in all of them.
+It is collected here from metadata and from the lock, without a network, and `cyclonedx` and `spdx` write it.
 """
 
-import importlib.util
+import datetime
+import os
+import urllib.parse
+import uuid
+from typing import Any, Dict, List, NamedTuple, Optional
 
-NO_LIBRARY = 'it needs cyclonedx-python-lib, which is not installed: python -m pip install "cyclonedx-python-lib"'
-
-
-def is_possible():
-    """Whether the library is installed."""
-    return importlib.util.find_spec("cyclonedx") is not None
-
-
-def bom(packages, advisories=(), source=""):
-    """A CycloneDX 1.4 document, as text: the packages {name: version}, and advisories on them from a source."""
-    from cyclonedx.model.bom import Bom
-    from cyclonedx.model.component import Component
-    from cyclonedx.output.json import JsonV1Dot4
-    from packageurl import PackageURL
-
-    document = Bom()
-    components = {}
-    for name, version in sorted(packages.items()):
-        purl = PackageURL("pypi", name=name, version=version)
-        components[name] = Component(name=name, version=version, purl=purl, bom_ref=purl.to_string())
-        document.components.add(components[name])
-    for advisory in advisories:
-        component = components[advisory.package]
-        found = _vulnerability(advisory, component.bom_ref.value, source)
-        if hasattr(document, "vulnerabilities"):
-            document.vulnerabilities.add(found)
-        else:  # before cyclonedx-python-lib 4
-            component.add_vulnerability(found)
-    return JsonV1Dot4(document).output_as_string()
+from accum._cli.doctor import licenses, locks
 
 
-def _vulnerability(advisory, ref, source):
-    from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilitySource
+class Component(NamedTuple):
+    """A package. `files` are those that the lock allows; none if the lock has another version of it, or none."""
 
-    found = Vulnerability(bom_ref=f"{advisory.id} {ref}", id=advisory.id, source=VulnerabilitySource(name=source))
-    found.recommendation = advisory.says
-    found.affects = [BomTarget(ref=ref)]
-    return found
+    name: str
+    version: str
+    license: licenses.License
+    files: List[locks.File]
+
+    @property
+    def purl(self):
+        """The package URL, which says that the package is from the Python package index or a mirror of it."""
+        return f"pkg:pypi/{self.name}@{urllib.parse.quote(self.version)}"
+
+    def purl_of(self, file):
+        """The package URL of one file of the package, with its hash."""
+        return f"{self.purl}?checksum=sha256:{file.sha256}&file_name={urllib.parse.quote(file.name)}"
+
+
+class Bill(NamedTuple):
+    """`subject` is what it is about, such as "lock py39-tf2.10 on linux"; `url` is where a mirror has the files."""
+
+    subject: str
+    components: List[Component]
+    created: str
+    tool: str
+    url: Optional[str] = None
+
+    @property
+    def uuid(self):
+        """An identifier that is the same for the same components."""
+        said = repr((self.subject, self.url, [(one.purl, one.license, one.files) for one in self.components]))
+        return uuid.uuid5(uuid.NAMESPACE_URL, said)
+
+    def where(self, file):
+        """The address of a file, or its name alone."""
+        return f"{self.url.rstrip('/')}/{urllib.parse.quote(file.name)}" if self.url else file.name
+
+
+def now() -> str:
+    """The time of a bill, in UTC. SOURCE_DATE_EPOCH sets it, so that a bill can be made again byte by byte."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    time = datetime.datetime.utcfromtimestamp(int(epoch)) if epoch else datetime.datetime.utcnow()
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def of_environment(packages, record, lock: Optional[locks.Lock], system: str) -> List[Component]:
+    """The components of an environment.
+
+    Args:
+        packages: {name: [installed.Package, …]}; Python imports the first of each.
+        record: the record of the locks.
+        lock: the lock of the environment; None if there is none.
+        system: as in the matrix.
+    """
+    locked = lock.packages.get(system, {}) if lock else {}
+    known = licenses.read()
+    components = []
+    for name in sorted(packages):
+        package = packages[name][0]
+        is_locked = lock is not None and locked.get(name) == package.version
+        files = locks.files(record, lock.cell, system, name, package.version) if is_locked and lock else []
+        license_ = licenses.of(package.license_expression, package.license_words, known.get(name))
+        components.append(Component(name, package.version, license_, files))
+    return components
+
+
+def of_lock(record, lock: locks.Lock, system: str) -> List[Component]:
+    """The components that a lock installs on a system."""
+    known = licenses.read()
+    return [
+        Component(
+            name, version, licenses.of(None, [], known.get(name)), locks.files(record, lock.cell, system, name, version)
+        )
+        for name, version in sorted(lock.packages[system].items())
+    ]
+
+
+def lacking(components: List[Component]) -> Dict[str, Any]:
+    """What a bill can't say of some components: {"hashes" or "licenses": how many lack them}."""
+    numbers = {
+        "hashes": sum(not one.files for one in components),
+        "licenses": sum(one.license.words is None for one in components),
+    }
+    return {name: number for name, number in numbers.items() if number}
