@@ -11,7 +11,7 @@ from exceptions import IS_KERAS_3
 
 import accum.testing
 from accum.__main__ import main
-from accum.testing import assert_accumulation_equals_full_batch
+from accum.testing import _diagnosis, assert_accumulation_equals_full_batch
 
 pytestmark = [pytest.mark.line, pytest.mark.turns]
 
@@ -97,11 +97,64 @@ def test_a_model_that_agrees_gets_a_report():
         return model
 
     data = {"left": X, "right": 2.0 * X}, Y, RANDOM.uniform(size=14)
-    report = assert_accumulation_equals_full_batch(build_model, data, 3, batch_size=10, steps=4)  # 10, 4 in two, 10, 4
+    report = assert_accumulation_equals_full_batch(
+        build_model, data, 3, batch_size=4, steps=4
+    )  # 4 + 4 + 4, 2, and again
     assert report.is_equal and report.steps == 4 and report.accum_steps == 3 and report.tolerance == 2e-6
     assert len(report.deviations) == 4 and any(re.match("unit.*/kernel$", name) for name in report.deviations)
     assert max(report.deviations.values()) <= 2e-6
     assert str(report).startswith("Accumulation equals the full batch: 4 steps of 3 micro-batches")
+
+
+@needs_keras_face
+@pytest.mark.law("L1")
+@pytest.mark.parametrize(
+    "options, sizes", [({"batch_size": 10}, [4, 4, 2]), ({}, [4, 4, 4, 2])], ids=["batches", "all"]
+)
+def test_a_model_that_splits_its_batches_is_checked_as_it_splits_them(options, sizes, monkeypatch):
+    fed = []
+    train_on = accum.testing._training._tf.train_on
+    monkeypatch.setattr(
+        accum.testing._training._tf,
+        "train_on",
+        lambda model, batch: fed.append((type(model).__name__, len(batch[0]))) or train_on(model, batch),
+    )
+    report = assert_accumulation_equals_full_batch(maker(), (X, Y), micro_batch_size=4, steps=1, **options)
+    assert report.is_equal and report.split == "micro_batch_size=4" and report.accum_steps == len(sizes)
+    assert [size for _, size in fed[:2]] == [sum(sizes)] * 2  # both models are given the full batch
+
+
+@needs_keras_face
+def test_batch_size_is_that_of_fit(monkeypatch):
+    fed = []
+    train_on = accum.testing._training._tf.train_on
+    monkeypatch.setattr(
+        accum.testing._training._tf,
+        "train_on",
+        lambda model, batch: fed.append(len(batch[0])) or train_on(model, batch),
+    )
+    assert_accumulation_equals_full_batch(maker(), (X, Y), 3, batch_size=4, steps=2)
+    assert fed[:6] == [12, 4, 4, 4, 2, 2]  # a full batch and its micro-batches, and what is left
+
+
+@needs_keras_face
+@pytest.mark.parametrize("whole_batch, last", [((), "the loss"), (("loss",), "your own layers")])
+def test_rounding_is_named_before_the_users_own_layers(whole_batch, last):
+    def causes(excess, **options):
+        return [
+            suspect.what for suspect in _diagnosis._whatever_is_left(FakePair(maker(**options)(), whole_batch), excess)
+        ]
+
+    assert causes(3.0) == ["rounding", last]
+    assert causes(300.0) == [last]
+    assert causes(300.0, optimizer=lambda: tf.keras.optimizers.Adam(0.01)) == ["rounding", last]
+
+
+class FakePair:
+    """What the search for rounding reads of a pair of models."""
+
+    def __init__(self, full, whole_batch):
+        self.full, self.whole_batch = full, whole_batch
 
 
 @needs_keras_face
@@ -351,7 +404,11 @@ def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in
     "arguments,said",
     [
         ({"data": (X[:2], Y[:2])}, "must hold at least `accum_steps` examples"),
-        ({"data": (X, Y), "batch_size": 2}, "must hold at least `accum_steps` examples"),
+        ({"data": (X, Y), "batch_size": 7}, "must hold at least `accum_steps \\* batch_size` examples: as in `fit`"),
+        ({"accum_steps": None}, "Pass either `accum_steps` or `micro_batch_size`"),
+        ({"micro_batch_size": 2}, "Pass either `accum_steps` or `micro_batch_size`"),
+        ({"accum_steps": None, "micro_batch_size": 14}, "must hold more than `micro_batch_size` examples"),
+        ({"accum_steps": None, "micro_batch_size": 0}, "`micro_batch_size` must be an int >= 1"),
         ({"data": (X, Y[:5])}, "the same number of examples"),
         ({"data": (X[:0], Y[:0])}, "must hold at least one batch"),
         ({"data": tf.data.Dataset.from_tensor_slices(X[:0]).batch(2)}, "must hold at least one batch"),
@@ -428,12 +485,17 @@ def module(tmp_path, monkeypatch):
 
 @needs_keras_face
 def test_verify_says_on_the_command_line_whether_a_model_agrees(module, capsys):
-    assert main(["verify", module + ":agrees", "--accum-steps", "3", "--steps", "2", "--batch-size", "7"]) == 0
+    assert main(["verify", module + ":agrees", "--accum-steps", "3", "--steps", "2", "--batch-size", "4"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("Accumulation equals the full batch: 2 steps of 3 micro-batches") and not said.err
     assert main(["verify", module + ":diverges"]) == 1
     said = capsys.readouterr()
     assert "diverges from the full batch at step 1" in said.out and "`noise` (GaussianNoise)" in said.out
+    assert main(["verify", module + ":agrees", "--micro-batch-size", "5", "--batch-size", "12"]) == 0
+    assert "3 steps of 3 micro-batches" in capsys.readouterr().out
+    assert main(["verify", module + ":no_steps", "--micro-batch-size", "5", "--whole-batch", "all"]) == 0
+    assert main(["verify", module + ":diverges", "--micro-batch-size", "5"]) == 1
+    assert "(micro_batch_size=5, tolerance" in capsys.readouterr().out
     assert main(["verify", module + ":diverges", "--tolerance", "1e9", "--steps", "1"]) == 2  # it could not fail
 
 
@@ -449,7 +511,7 @@ def test_verify_says_on_the_command_line_whether_a_model_agrees(module, capsys):
         ("checked_by_accum:none", "has no function none"),
         ("checked_by_accum:MODULE", "has no function MODULE"),
         ("checked_by_accum:fails", "checked_by_accum:fails failed: ZeroDivisionError"),
-        ("checked_by_accum:nothing", "must return (build_model, data, accum_steps)"),
+        ("checked_by_accum:nothing", "must return (build_model, data), (build_model, data, accum_steps)"),
         ("checked_by_accum:no_steps", "Pass --accum-steps"),
         ("checked_by_accum:misspelt", "the check failed: TypeError"),
         ("checked_by_accum:asserts", "the check failed: IndexError"),

@@ -9,6 +9,7 @@ from accum._cli.error_text import one_line
 from accum.testing._equality import assert_accumulation_equals_full_batch
 
 REQUIRED = ("build_model", "data", "accum_steps")
+OVERRIDING = ("accum_steps", "micro_batch_size", "whole_batch", "batch_size", "steps", "tolerance")
 
 
 def add_parser(commands):
@@ -23,11 +24,28 @@ def add_parser(commands):
     add(
         "function",
         metavar="MODULE:FUNCTION",
-        help="a function without arguments that returns (build_model, data, accum_steps), or a dict of arguments for "
-        "`accum.testing.assert_accumulation_equals_full_batch`; " + named_function.HELP,
+        help="a function without arguments that returns (build_model, data), (build_model, data, accum_steps), or a "
+        "dict of arguments for `accum.testing.assert_accumulation_equals_full_batch`; " + named_function.HELP,
     )
     add("--accum-steps", type=_at_least_one, metavar="K", help="micro-batches per step (default: the function's)")
-    add("--batch-size", type=_at_least_one, metavar="N", help="examples per step (default: the function's)")
+    add(
+        "--micro-batch-size",
+        type=_at_least_one,
+        metavar="M",
+        help="examples per micro-batch, into which the model splits each batch; instead of --accum-steps",
+    )
+    add(
+        "--whole-batch",
+        choices=("batch_norm", "loss", "all"),
+        help="what the model computes over the whole batch, as its option `whole_batch`",
+    )
+    add(
+        "--batch-size",
+        type=_at_least_one,
+        metavar="N",
+        help="as in `fit`: examples per micro-batch with accum_steps, per full batch with micro_batch_size (default: "
+        "the function's)",
+    )
     add("--steps", type=_at_least_one, metavar="S", help="steps to compare (default: the function's, or 3)")
     add("--tolerance", type=positive, metavar="T", help="tolerance (default: the function's, or 2e-6)")
     parser.set_defaults(perform=_perform, check=lambda arguments: named_function.check(arguments.function))
@@ -48,10 +66,12 @@ class _Unusable(Exception):
 
 
 def _perform(arguments):
-    overriding = {name: getattr(arguments, name) for name in ("accum_steps", "batch_size", "steps", "tolerance")}
+    passed = {name: getattr(arguments, name) for name in OVERRIDING if getattr(arguments, name) is not None}
     try:
         given = _arguments_of(_function(arguments.function), arguments.function)
-        given.update({name: value for name, value in overriding.items() if value is not None})
+        if {"accum_steps", "micro_batch_size"} & set(passed):  # what is passed replaces the other one too
+            given = {name: value for name, value in given.items() if name not in ("accum_steps", "micro_batch_size")}
+        given.update(passed)
         print(_checked(given, arguments.function))
     except AssertionError as error:
         print(error)
@@ -79,11 +99,11 @@ def _arguments_of(function, named):
         given = function()
     except (Exception, SystemExit) as error:
         raise _Unusable(f"{named} failed: {one_line(error)}.") from error
-    if isinstance(given, tuple) and len(given) == len(REQUIRED):
+    if isinstance(given, tuple) and len(given) in (2, 3):
         given = dict(zip(REQUIRED, given))
     if not isinstance(given, dict) or not set(REQUIRED[:2]) <= set(given):
         raise _Unusable(
-            f"{named} must return (build_model, data, accum_steps), or a dict of arguments with these names. "
+            f"{named} must return (build_model, data), (build_model, data, accum_steps), or a dict of arguments. "
             f"Received: {type(given).__name__}."
         )
     return dict(given)
@@ -96,8 +116,8 @@ def _checked(given, named):
       AssertionError: the runs diverge.
       _Unusable: the check failed.
     """
-    if "accum_steps" not in given:
-        raise _Unusable(f"{named} returned no accum_steps. Pass --accum-steps.")
+    if not {"accum_steps", "micro_batch_size"} & set(given):
+        raise _Unusable(f"{named} returned no accum_steps. Pass --accum-steps or --micro-batch-size.")
     try:
         return assert_accumulation_equals_full_batch(**given)
     except AssertionError as error:

@@ -25,6 +25,12 @@ def micro_batches(batch, accum_steps, micro_batch_size):
     return [_part(batch, start, stop) for start, stop in zip(edges, edges[1:])]
 
 
+def slices(batch, micro_batch_size):
+    """Split a full batch into micro-batches of a size; the last one may be smaller."""
+    size = examples_of(batch)
+    return [_part(batch, start, min(start + micro_batch_size, size)) for start in range(0, size, micro_batch_size)]
+
+
 def examples_of(batch):
     """Return the number of examples in a batch, which must be the same in all its arrays."""
     sizes = sorted({int(leaf.shape[0]) for leaf in tf.nest.flatten(batch) if leaf is not None})

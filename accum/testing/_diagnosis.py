@@ -22,7 +22,11 @@ BY_GRADIENT_SIZE = re.compile("Ada|Nadam|RMSprop|Ftrl|Lion|LAMB", re.I)
 SHOWN = 4  # layers of one kind
 
 
-def suspects(pair, batch, parts, tolerance, diverged):
+SMALL_EXCESS = 10.0
+"""Tolerances up to which a deviation may be rounding: mistakes are at least hundredths of a step, mostly far more."""
+
+
+def suspects(pair, batch, parts, tolerance, diverged, excess):
     """Find the parts that can't agree, or else the remaining possible causes: a list of `Suspect`.
 
     Args:
@@ -30,17 +34,18 @@ def suspects(pair, batch, parts, tolerance, diverged):
       batch, parts: the full batch of the step that diverges, and its micro-batches.
       tolerance: float, the tolerance of the check.
       diverged: the variables of the full batch's model that are past the tolerance.
+      excess: the largest deviation, in tolerances.
     """
     layers = [layer for layer in _tf.layers_of(pair.full) if not isinstance(layer, tf.keras.metrics.Metric)]
     if pair.whole_batch:
         is_exact = _tf.BATCH_NORMS if "batch_norm" in pair.whole_batch else ()
         found = _layer_suspects([layer for layer in layers if not isinstance(layer, is_exact)], pair.moved_in_calls)
-        return found or _whatever_is_left(pair)
+        return found or _whatever_is_left(pair, excess)
     found = loss_suspects(pair.full, batch, parts, pair.options, max(1e-4, 10.0 * tolerance, 10.0 * pair.tolerance))
     found += _layer_suspects(layers, pair.moved_in_calls)
     found += _duplicate_suspects(pair.full, layers, batch, diverged)
     found += _model_suspects(pair)
-    return found or _whatever_is_left(pair)
+    return found or _whatever_is_left(pair, excess)
 
 
 def _layer_suspects(layers, moved_in_calls):
@@ -197,7 +202,14 @@ _ACROSS_EXAMPLES = Suspect(
 )
 
 
-def _whatever_is_left(pair):
+def _whatever_is_left(pair, excess):
+    """The causes that no part of the model shows. Rounding comes first: it can be tried without reading any code."""
+    found = _rounding(pair, excess)
+    found.append(_ACROSS_EXAMPLES if pair.whole_batch else _NO_MEAN)
+    return found
+
+
+def _rounding(pair, excess):
     found = []
     short = sorted({"float16", "bfloat16"} & _tf.compute_dtypes(pair.full))
     if short:
@@ -210,7 +222,6 @@ def _whatever_is_left(pair):
                 "Check in float32, with smaller steps, or with a larger `tolerance=`",
             )
         )
-    found.append(_ACROSS_EXAMPLES if pair.whole_batch else _NO_MEAN)
     optimizer = _tf.without_loss_scale(pair.full.optimizer)
     if any(BY_GRADIENT_SIZE.search(cls.__name__) for cls in type(optimizer).__mro__):
         found.append(
@@ -219,6 +230,15 @@ def _whatever_is_left(pair):
                 f"{type(optimizer).__name__} divides by the size of the gradient, so where the true gradient is 0, "
                 "rounding errors become steps as large as the learning rate",
                 "Check with SGD, or with a larger `epsilon`",
+            )
+        )
+    if not found and excess <= SMALL_EXCESS:
+        found.append(
+            Suspect(
+                "rounding",
+                f"the largest deviation is only {excess:.2g} tolerances, and micro-batches add up in another order",
+                "Check in float64 (`tf.keras.backend.set_floatx('float64')`), where rounding disappears and a mistake "
+                "stays, or pass a larger `tolerance=`",
             )
         )
     return found

@@ -8,14 +8,17 @@ from accum.testing._report import EqualityReport
 def assert_accumulation_equals_full_batch(
     build_model: Callable[[], Any],
     data: Any,
-    accum_steps: int,
+    accum_steps: Optional[int] = None,
     *,
+    micro_batch_size: Optional[int] = None,
     batch_size: Optional[int] = None,
     steps: int = 3,
     tolerance: Optional[float] = None,
     **options: Any,
 ) -> EqualityReport:
-    """Assert that `accum_steps` micro-batches train a model as the full batch does, step by step.
+    """Assert that micro-batches train a model as the full batch does, step by step.
+
+    Pass `accum_steps` or `micro_batch_size`, whichever you pass to `GradientAccumulateModel`.
 
     Two models are built and given the same weights. Plain Keras trains one on full batches; `GradientAccumulateModel`
     trains the other on their micro-batches. After each step every weight of the model, moving statistics included, must
@@ -37,10 +40,13 @@ def assert_accumulation_equals_full_batch(
         the examples. Any other array or nest of arrays is `x` alone, as in Keras. Or an iterable of such full batches:
         a `tf.data.Dataset`, a `keras.utils.Sequence`, a generator.
       accum_steps: int >= 1, the micro-batches per step. Each full batch is split into that many, whose sizes differ by
-        at most 1. A batch smaller than the first has fewer, as in `fit`, and its cycle is flushed. With `whole_batch`,
-        the model splits each batch itself, into micro-batches of as many examples as the largest of these.
-      batch_size: int >= `accum_steps`, the examples per full batch; None makes one batch of all examples. Only for
-        arrays.
+        at most 1 without a `batch_size`. A batch smaller than the first has fewer, as in `fit`, and its cycle is
+        flushed. With `whole_batch`, the model splits each batch itself, into micro-batches of as many examples as the
+        largest of these.
+      micro_batch_size: int >= 1, the examples per micro-batch, into which the model splits each full batch itself.
+      batch_size: int >= 1, as in `fit`: with `accum_steps` the examples per micro-batch, so that a full batch has
+        `accum_steps * batch_size`; with `micro_batch_size` the examples per full batch. None makes one full batch of
+        all examples. Only for arrays.
       steps: int >= 1, the steps to compare. If the data end sooner, they start over.
       tolerance: float > 0. None: 2e-6; but 3e-4 if a layer computes in float16, 2.4e-3 if one computes in bfloat16, and
         two units in the last place if variables are stored in 16 bits.
@@ -67,7 +73,7 @@ def assert_accumulation_equals_full_batch(
     """
     from accum.testing._training import train_both_ways  # needs TensorFlow
 
-    report = train_both_ways(build_model, data, accum_steps, batch_size, steps, tolerance, options)
+    report = train_both_ways(build_model, data, accum_steps, micro_batch_size, batch_size, steps, tolerance, options)
     return _require_equal(report)
 
 

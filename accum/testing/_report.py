@@ -27,7 +27,7 @@ class EqualityReport(NamedTuple):
 
     Attributes:
       steps: int, the steps that were compared.
-      accum_steps: int, the micro-batches per step.
+      accum_steps: int, the micro-batches of the first step.
       tolerance: float, as given or chosen.
       deviations: dict from the name of each variable to the largest absolute difference of its elements in any step.
       diverged_at: int, the first step past the tolerance, counted from 1; None if there is none.
@@ -35,6 +35,7 @@ class EqualityReport(NamedTuple):
       suspects: list of `(what, reason, remedy)`: the parts of this model that can cause the divergence.
       sensitivity: float, the number of tolerances between the full batch and a plainly wrong run, which trains on only
         the first micro-batch of each step. None if the model diverged.
+      split: str, what was asked for, such as "micro_batch_size=8".
     """
 
     steps: int
@@ -45,6 +46,7 @@ class EqualityReport(NamedTuple):
     diverged: List[Deviation] = []
     suspects: List[Suspect] = []
     sensitivity: Optional[float] = None
+    split: str = ""
 
     @property
     def is_equal(self) -> bool:
@@ -64,10 +66,11 @@ class EqualityReport(NamedTuple):
 
     def _divergence(self):
         first, others = self.diverged[0], self.diverged[1:]
+        split = self.split or f"accum_steps={self.accum_steps}"
         lines = [
             (
                 f"Accumulation diverges from the full batch at step {self.diverged_at}: `{first.variable}` is off by "
-                f"{first.size:.1e}, where {first.allowed:.1e} is allowed (accum_steps={self.accum_steps}, tolerance "
+                f"{first.size:.1e}, where {first.allowed:.1e} is allowed ({split}, tolerance "
                 f"{self.tolerance:.0e})."
             )
         ]

@@ -5,7 +5,7 @@ import numpy as np
 from accum import _check, _tf
 from accum._tf import tf
 from accum.testing import _diagnosis
-from accum.testing._batches import examples_of, full_batches, micro_batches
+from accum.testing._batches import examples_of, full_batches, micro_batches, slices
 from accum.testing._deviations import deviation, scale, wide
 from accum.testing._names import names_of
 from accum.testing._report import Deviation, EqualityReport
@@ -17,21 +17,66 @@ STORED = {"float16": 2.0**-9, "bfloat16": 2.0**-6}
 OPTIONS = ("reduction", "micro_batch_weight", "nonfinite", "accumulator_dtype", "sparse", "whole_batch")
 
 
-def train_both_ways(build_model, data, accum_steps, batch_size, steps, tolerance, options):
+def train_both_ways(build_model, data, accum_steps, micro_batch_size, batch_size, steps, tolerance, options):
     """Train and compare up to the first step that diverges. Returns an `EqualityReport`."""
-    accum_steps, steps = _check.accum_steps(accum_steps), _check.accum_steps(steps, "steps")
+    split = _Split(accum_steps, micro_batch_size, batch_size)
+    steps = _check.accum_steps(steps, "steps")
     _check_arguments(build_model, tolerance, options)
-    batches = full_batches(data, batch_size, steps)
-    size = examples_of(batches[0])
-    if size < accum_steps:
-        raise ValueError(
-            f"A full batch must hold at least `accum_steps` examples. Received: {size} with "
-            f"accum_steps={accum_steps}."
-        )
-    cut = [micro_batches(batch, accum_steps, size // accum_steps) for batch in batches]
-    pair = _Pair(build_model, cut[0][0], accum_steps, -(-size // accum_steps), options)
+    batches = full_batches(data, split.full_batch_size, steps)
+    split.check(examples_of(batches[0]))
+    cut = [split.parts(batch, examples_of(batches[0])) for batch in batches]
+    largest = max(examples_of(part) for part in cut[0])
+    pair = _Pair(build_model, cut[0][0], accum_steps, largest, micro_batch_size is not None, options)
     tolerance = pair.tolerance if tolerance is None else tolerance
-    return _compared(pair, batches, cut, tolerance, accum_steps)
+    return _compared(pair, batches, cut, tolerance, split)
+
+
+class _Split:
+    """How full batches are split into micro-batches, as `fit` and the model would.
+
+    Attributes:
+      full_batch_size: the examples per full batch; None if it is not given.
+      said: the argument that says so, for messages.
+    """
+
+    def __init__(self, accum_steps, micro_batch_size, batch_size):
+        if (accum_steps is None) == (micro_batch_size is None):
+            raise ValueError(
+                "Pass either `accum_steps` or `micro_batch_size`. Received: "
+                f"accum_steps={accum_steps}, micro_batch_size={micro_batch_size}."
+            )
+        self._batch_size = None if batch_size is None else _check.accum_steps(batch_size, "batch_size")
+        if micro_batch_size is None:
+            self._accum_steps, self._size = _check.accum_steps(accum_steps), self._batch_size
+            self.full_batch_size = self._batch_size and self._accum_steps * self._batch_size
+            self.said = f"accum_steps={accum_steps}"
+        else:
+            self._accum_steps, self._size = None, _check.accum_steps(micro_batch_size, "micro_batch_size")
+            self.full_batch_size = self._batch_size
+            self.said = f"micro_batch_size={micro_batch_size}"
+
+    def check(self, size):
+        """Raise a `ValueError` if a full batch of `size` examples is too small to be split as asked."""
+        if self._accum_steps is None and size <= self._size:
+            raise ValueError(
+                "A full batch must hold more than `micro_batch_size` examples, or nothing is split. Received: "
+                f"{size} with {self.said}."
+            )
+        if self._accum_steps is not None and self._size is not None and size < self.full_batch_size:
+            raise ValueError(
+                "`data` must hold at least `accum_steps * batch_size` examples: as in `fit`, `batch_size` is the "
+                f"size of a micro-batch. Received: {size} with {self.said}, batch_size={self._batch_size}."
+            )
+        if self._accum_steps is not None and size < self._accum_steps:
+            raise ValueError(
+                f"A full batch must hold at least `accum_steps` examples. Received: {size} with {self.said}."
+            )
+
+    def parts(self, batch, size):
+        """Split a full batch; `size` is that of the first one."""
+        if self._size is not None:
+            return slices(batch, self._size)
+        return micro_batches(batch, self._accum_steps, size // self._accum_steps)
 
 
 def _check_arguments(build_model, tolerance, options):
@@ -53,7 +98,8 @@ def _check_arguments(build_model, tolerance, options):
         )
 
 
-def _compared(pair, batches, cut, tolerance, accum_steps):
+def _compared(pair, batches, cut, tolerance, split):
+    made = {"accum_steps": len(cut[0]), "tolerance": tolerance, "split": split.said}
     before = pair.full.get_weights()
     deviations, diverged = dict.fromkeys(pair.names, 0.0), []
     for step, (batch, parts) in enumerate(zip(batches, cut), start=1):
@@ -70,8 +116,10 @@ def _compared(pair, batches, cut, tolerance, accum_steps):
             diverged.sort(key=lambda deviation: -deviation.size / deviation.allowed)
             names = {deviation.variable for deviation in diverged}
             variables = [var for name, var in zip(pair.names, pair.full.weights) if name in names]
-            suspects = _diagnosis.suspects(pair, batch, parts, tolerance, variables)
-            return EqualityReport(step, accum_steps, tolerance, deviations, step, diverged, suspects)
+            excess = diverged[0].size / diverged[0].allowed
+            suspects = _diagnosis.suspects(pair, batch, parts, tolerance, variables, excess)
+            found = {"diverged_at": step, "diverged": diverged, "suspects": suspects}
+            return EqualityReport(steps=step, deviations=deviations, **found, **made)
         trained = [(name, theirs) for name, theirs in zip(pair.names, full) if name in pair.trained]
         lost = [name for name, theirs in trained if not np.all(np.isfinite(wide(theirs)))]
         if lost:
@@ -80,7 +128,7 @@ def _compared(pair, batches, cut, tolerance, accum_steps):
                 "compare with. Check the data and the learning rate."
             )
     sensitivity = checked_sensitivity(pair, before, cut, tolerance)
-    return EqualityReport(len(batches), accum_steps, tolerance, deviations, sensitivity=sensitivity)
+    return EqualityReport(steps=len(batches), deviations=deviations, sensitivity=sensitivity, **made)
 
 
 class _Pair:
@@ -92,11 +140,12 @@ class _Pair:
       names: the names of the weights in `full`.
       trained: the names of the trainable weights.
       options: the options of accumulation.
-      whole_batch: what the accumulating model computes over the whole batch, which it splits itself then.
+      whole_batch: what the accumulating model computes over the whole batch.
+      is_splitting: whether the accumulating model splits each full batch itself.
       moved_in_calls: the weights without a gradient that the first step of `full` has changed.
     """
 
-    def __init__(self, build_model, micro_batch, accum_steps, micro_batch_size, options):
+    def __init__(self, build_model, micro_batch, accum_steps, micro_batch_size, is_splitting, options):
         from accum._keras._callbacks import FlushCallback
         from accum._keras._model import GradientAccumulateModel
 
@@ -105,7 +154,8 @@ class _Pair:
         _check_twins(self.full, twin)
         twin.set_weights(self.full.get_weights())
         self.whole_batch = _check.whole_batch(options.get("whole_batch", ()), micro_batch_size)
-        how = {"micro_batch_size": micro_batch_size} if self.whole_batch else {"accum_steps": accum_steps}
+        self.is_splitting = is_splitting or bool(self.whole_batch)
+        how = {"micro_batch_size": micro_batch_size} if self.is_splitting else {"accum_steps": accum_steps}
         self.accumulated = GradientAccumulateModel.from_model(twin, last_cycle="carry", **how, **options)
         self.names = names_of(self.full.weights)
         self.trained = {name for name, var in zip(self.names, self.full.weights) if self._is_trained(var)}
@@ -124,7 +174,7 @@ class _Pair:
         """Make one step of each model."""
         try:
             _tf.train_on(self.full, batch)
-            for part in [batch] if self.whole_batch else parts:
+            for part in [batch] if self.is_splitting else parts:
                 _tf.train_on(self.accumulated, part)
         except tf.errors.OutOfRangeError:
             raise ValueError("`build_model` must compile its model with `steps_per_execution=1`.") from None
