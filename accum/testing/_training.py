@@ -51,23 +51,23 @@ class _Split:
             self.full_batch_size = self._batch_size and self._accum_steps * self._batch_size
             self.said = f"accum_steps={accum_steps}"
         else:
-            self._accum_steps, self._size = None, _check.accum_steps(micro_batch_size, "micro_batch_size")
+            self._accum_steps, self._size = 0, _check.accum_steps(micro_batch_size, "micro_batch_size")
             self.full_batch_size = self._batch_size
             self.said = f"micro_batch_size={micro_batch_size}"
 
     def check(self, size):
         """Raise a `ValueError` if a full batch of `size` examples is too small to be split as asked."""
-        if self._accum_steps is None and size <= self._size:
+        if not self._accum_steps and size <= self._size:
             raise ValueError(
                 "A full batch must hold more than `micro_batch_size` examples, or nothing is split. Received: "
                 f"{size} with {self.said}."
             )
-        if self._accum_steps is not None and self._size is not None and size < self.full_batch_size:
+        if self._accum_steps and self._size is not None and size < self.full_batch_size:
             raise ValueError(
                 "`data` must hold at least `accum_steps * batch_size` examples: as in `fit`, `batch_size` is the "
                 f"size of a micro-batch. Received: {size} with {self.said}, batch_size={self._batch_size}."
             )
-        if self._accum_steps is not None and size < self._accum_steps:
+        if size < self._accum_steps:
             raise ValueError(
                 f"A full batch must hold at least `accum_steps` examples. Received: {size} with {self.said}."
             )
