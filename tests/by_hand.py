@@ -13,6 +13,7 @@ class Loop(NamedTuple):
 
 GRAPH = "TensorFlow 1: accumulate, apply, zero"
 EAGER = "TensorFlow 2: a list of sums"
+MODEL = "TensorFlow 2: a train_step of your own"
 CLASS = "Optimizers copied into your own code"
 
 LOOPS = [
@@ -120,7 +121,7 @@ keras.optimizers.SGD(0.1).apply_gradients(zip(total, model.trainable_variables))
         "in-a-train-step",
         7,
         "held",
-        EAGER,
+        MODEL,
         """
 import tensorflow as tf
 class Model(tf.keras.Model):

@@ -4,6 +4,7 @@ import ast
 import glob
 import importlib.util
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -278,6 +279,21 @@ SUMMARIES = {
     "nothing": (["x.txt"], [], "1 file looked at, 0 accumulate."),
     "dry": (["a.py", "b.py"], [], "3 files looked at, 2 accumulate: 1 to be rewritten by --write, 1 left to you."),
     "written": (["a.py", "b.py"], ["--write"], "3 files looked at, 2 accumulate: 1 rewritten, 1 left to you."),
+    "in part": (
+        ["a.py", "c.py"],
+        [],
+        "3 files looked at, 2 accumulate: 1 to be rewritten by --write, 1 to be rewritten in part, 0 left to you.",
+    ),
+    "in part, written": (
+        ["c.py"],
+        ["--write"],
+        "2 files looked at, 1 accumulates: 0 rewritten, 1 in part, 0 left to you.",
+    ),
+    "unreadable": (
+        ["a.py", "d.py"],
+        [],
+        "3 files looked at, 1 accumulates: 1 to be rewritten by --write, 0 left to you; 1 not valid Python 3.",
+    ),
     "one": (["a.py"], ["--write"], "2 files looked at, 1 accumulates: 1 rewritten, 0 left to you."),
 }
 
@@ -286,10 +302,65 @@ SUMMARIES = {
 @pytest.mark.parametrize("name", sorted(SUMMARIES))
 def test_the_last_line_counts_what_was_looked_at_rewritten_and_left(their, name, capsys):
     content = {"a.py": BEFORE, "b.py": BEFORE.replace(b'"sgd", 4', b'"sgd"')}
+    content["c.py"] = BEFORE + b'left = GradientAccumulateOptimizer("sgd")\n'
+    content["d.py"] = b"import tensorflow as tf\nprint 'gradient accumulation'\n"
     names, options, line = SUMMARIES[name]
     paths = [their(each, content[each]) for each in names if each in content] + [their("x.txt", b"x = 1\n")]
-    assert migrate(*options + paths) == ("b.py" in names)
+    assert migrate(*options + paths) == int(len(set(names) - {"a.py", "x.txt"}) > 0)
     assert capsys.readouterr().err.splitlines()[-1] == line
+
+
+REQUIRED = {
+    "requirements.txt": (b"numpy\ngradient-accumulator==0.5.2  # ours\n", 2),
+    "requirements/dev.txt": (b"-e .\nGradient_Accumulator\n", 2),
+    "setup.py": (b"import setuptools\nsetup(install_requires=['gradient-accumulator>=0.4'])\n", 2),
+    "pyproject.toml": (b'[project]\ndependencies = ["gradient-accumulator[tests]"]\n', 2),
+    "environment.yml": (b"dependencies:\n  - pip:\n    - gradient-accumulator\n", 3),
+}
+
+
+@needs_libcst
+@pytest.mark.parametrize("name", sorted(REQUIRED))
+def test_a_requirement_that_is_no_longer_needed_is_named(their, name, tmp_path, capsys):
+    content, line = REQUIRED[name]
+    their("a.py")
+    path = their(name, content)
+    migrate(tmp_path)
+    said = capsys.readouterr().err
+    assert f"{path}:{line}: note: gradient-accumulator is required here. When nothing imports it" in said
+
+
+NOT_REQUIRED = {
+    "requirements.txt": b"# gradient-accumulator\nmy-gradient-accumulator\ngradient-accumulator-tools\n",
+    "setup.py": b"from gradient_accumulator import GradientAccumulateOptimizer\n",
+    "notes.txt": b"gradient-accumulator\n",
+    ".venv/requirements.txt": b"gradient-accumulator\n",
+}
+
+
+@needs_libcst
+@pytest.mark.parametrize("name", sorted(NOT_REQUIRED))
+def test_what_only_looks_like_a_requirement_is_not_named(their, name, tmp_path, capsys):
+    their(name, NOT_REQUIRED[name])
+    migrate(tmp_path)
+    assert "is required here" not in capsys.readouterr().err
+
+
+def test_messages_lead_to_titles_that_the_guide_has():
+    """An installed package has no docs/, so its messages name the page and the section."""
+    with open(
+        os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "migrating.md")
+    ) as file:
+        guide = file.read()
+    for path in FILES:
+        with open(path, encoding="utf-8") as file:
+            code = file.read()
+        assert "docs/" not in code, path
+        for section in re.findall(r'guide\.see\("(.+?)"\)', code):
+            assert re.search(rf"(?m)^##+ {re.escape(section)}$", guide), section
+    from accum._migrate.guide import PAGE
+
+    assert guide.startswith(f"# {PAGE}\n")
 
 
 def fail(*arguments, **options):

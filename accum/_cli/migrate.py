@@ -19,6 +19,10 @@ DESCRIPTION = (
     "or if all of it is rewritten (without --write: would be); 1 if something is left for you to do; 2 for a wrong "
     "argument, or for a file that cannot be read or replaced, in which case nothing is written."
 )
+PACKAGES = ("gradient-accumulator", "keras-gradient-accumulation", "runai")
+"""The packages on the index whose whole use is accumulation."""
+
+INSTEAD = "When nothing imports it any more, replace it with tf-accum."
 NO_LIBCST = "it needs LibCST, which is not installed: python -m pip install libcst"
 
 
@@ -56,7 +60,11 @@ def perform(arguments):
     _tell(outcomes)
     for reason in passed_over:
         print(f"{reason}. It may accumulate by hand; check it yourself.", file=sys.stderr)
-    print(_summary(len(paths), [outcome for _, outcome in outcomes], arguments.write), file=sys.stderr)
+    for path, line, package in files.requirements(arguments.paths, PACKAGES):
+        print(f"{path}:{line}: note: {package} is required here. {INSTEAD}", file=sys.stderr)
+    print(
+        _summary(len(paths), [outcome for _, outcome in outcomes], len(passed_over), arguments.write), file=sys.stderr
+    )
     return int(bool(passed_over) or any(outcome.left for _, outcome in outcomes))
 
 
@@ -115,17 +123,23 @@ def _rewritten(path, content, clues, defined, is_to_be_written):
     return text, outcome
 
 
-def _summary(looked_at, outcomes, is_written):
-    """The last line, such as "3 files looked at, 1 accumulates: 1 rewritten, 0 left to you."."""
+def _summary(looked_at, outcomes, passed_over, is_written):
+    """The last line, such as "3 files looked at, 2 accumulate: 1 rewritten, 1 left to you.". Its numbers add up."""
     found = [outcome for outcome in outcomes if outcome.is_rewritten or outcome.left]
     line = "{} {} looked at, {} {}".format(
         looked_at, "file" if looked_at == 1 else "files", len(found), "accumulates" if len(found) == 1 else "accumulate"
     )
-    if not found:
-        return line + "."
-    rewritten = "{} rewritten" if is_written else "{} to be rewritten by --write"
-    rewritten = rewritten.format(sum(outcome.is_rewritten for outcome in found))
-    return f"{line}: {rewritten}, {sum(bool(outcome.left) for outcome in found)} left to you."
+    whole, part, left = (sum(kind == of for kind in map(_kind, found)) for of in ("whole", "part", "left"))
+    counts = [f"{whole} rewritten" if is_written else f"{whole} to be rewritten by --write"]
+    counts += [f"{part} in part" if is_written else f"{part} to be rewritten in part"] if part else []
+    line += ": " + ", ".join(counts + [f"{left} left to you"]) if found else ""
+    return line + (f"; {passed_over} not valid Python 3." if passed_over else ".")
+
+
+def _kind(outcome):
+    if not outcome.is_rewritten:
+        return "left"
+    return "part" if outcome.left else "whole"
 
 
 def _tell(outcomes):

@@ -10,21 +10,27 @@ from typing import Any, NamedTuple, Optional
 import libcst as cst
 from libcst import matchers
 
+from accum._migrate import guide
 from accum._migrate.arguments import last_name
 from accum._migrate.flows import Flows, has_gradient_call
 
 GRAPH = (
     "gradients are added up by hand here. `accum.compat.v1.AccumOptimizer` replaces that with one train op or three; "
-    "see docs/migrating.md, TensorFlow 1: accumulate, apply, zero"
+    + guide.see("TensorFlow 1: accumulate, apply, zero")
 )
 EAGER = (
     "gradients are added up by hand here. Pass each micro-batch's gradients to `accum.GradientAccumulateOptimizer` "
-    "instead; see docs/migrating.md, TensorFlow 2: a list of sums"
+    "instead; " + guide.see("TensorFlow 2: a list of sums")
+)
+MODEL = (
+    "a `train_step` adds gradients up by hand here. Let it make a plain step for each micro-batch, without sums, and "
+    "wrap the model: `accum.GradientAccumulateModel.from_model(model, accum_steps=K)`; "
+    + guide.see("TensorFlow 2: a train_step of your own")
 )
 CLASS = (
     "it is an optimizer of your own that accumulates. Replace it with the plain optimizer, wrapped in "
-    "`accum.GradientAccumulateOptimizer`, or in `accum.compat.v1.AccumOptimizer` in a static graph; see "
-    "docs/migrating.md, Optimizers copied into your own code"
+    "`accum.GradientAccumulateOptimizer`, or in `accum.compat.v1.AccumOptimizer` in a static graph; "
+    + guide.see("Optimizers copied into your own code")
 )
 TAPE = "GradientTape"
 OF_GRAPHS = re.compile(
@@ -91,7 +97,8 @@ def find(module, has_tape_elsewhere=False):
         label = min(file.iterated.get(each.name) or {each.name})
         if label not in names and file.is_of_gradients(each, is_eager):
             names.add(label)
-            found.append(Found(each.node, label, reason, each.definition))
+            is_of_model = is_eager and each.is_in_train_step
+            found.append(Found(each.node, label, MODEL if is_of_model else reason, each.definition))
     return found
 
 

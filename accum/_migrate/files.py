@@ -85,6 +85,37 @@ def clues(paths, words):
     return found
 
 
+REQUIREMENTS = re.compile(
+    r"(requirements|constraints|dev|test).*\.(txt|in)|setup\.(py|cfg)|pyproject\.toml|environment.*\.ya?ml|Pipfile"
+)
+"""Names of files that name the packages of a program."""
+
+
+def requirements(paths, packages):
+    """Return the lines that require one of `packages`: [(path, line number, package)].
+
+    They are searched for in the folders among `paths`, and beside the files among them.
+    """
+    word = "|".join(re.escape(package).replace(r"\-", "[-_.]") for package in packages)
+    required = re.compile(rf"""(?:^|["'\s])({word})(?=\s*(?:[=<>!~;,"'\[#]|$))""", re.IGNORECASE)
+    found = []
+    for path in sorted(_requirement_files(paths)):
+        with contextlib.suppress(Unreadable):
+            for number, line in enumerate(content(path).decode("utf-8", "replace").splitlines(), 1):
+                match = required.search(line)
+                if match and not line.lstrip().startswith(("#", "import ", "from ")):
+                    found.append((path, number, re.sub("[_.]", "-", match.group(1).lower())))
+    return found
+
+
+def _requirement_files(paths):
+    tops = {path if os.path.isdir(path) else os.path.dirname(path) or "." for path in paths}
+    for top in tops:
+        for folder, folders, names in os.walk(top):
+            folders[:] = [name for name in folders if _is_ours(folder, name)] if top in paths else []
+            yield from (os.path.join(folder, name) for name in names if REQUIREMENTS.fullmatch(name))
+
+
 def nearest(path, others):
     """Return the path among `others` that shares the most folders with `path`."""
     folders = os.path.realpath(path).split(os.sep)

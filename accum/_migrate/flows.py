@@ -32,6 +32,7 @@ class Sum(NamedTuple):
       is_sure: whether it is certainly a sum rather than a growing list.
       is_op: whether a variable of TensorFlow is assigned, rather than a Python name.
       definition: the class or function at the top of the file that contains it, or None.
+      is_in_train_step: whether it is in a method `train_step`, as Keras calls it.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Sum(NamedTuple):
     is_sure: bool
     is_op: bool
     definition: Optional[str]
+    is_in_train_step: bool
 
 
 class Flows(cst.CSTVisitor):
@@ -67,6 +69,10 @@ class Flows(cst.CSTVisitor):
     def definition(self):
         """The class or function at the top of the file that is being visited, or None."""
         return self._within[0] if self._within else None
+
+    @property
+    def is_in_train_step(self):
+        return "train_step" in self._within[1:]
 
     def names(self, node):
         """Return the names in an expression, but not divisors, nor what gradients and norms are computed from."""
@@ -178,14 +184,14 @@ class Flows(cst.CSTVisitor):
         if adds or _base(target) in self.names(value) and matchers.findall(value, matchers.Add()):
             self._add(target, node, value, adds, True)
         elif isinstance(value, cst.Name):
-            self._assigned.append((target, node, value.value, self.definition))
+            self._assigned.append((target, node, value.value, self.definition, self.is_in_train_step))
 
     def leave_Module(self, original_node):
         """Add what is added first and assigned afterwards, as in `new = sums + gradient`, `tf.assign(sums, new)`."""
-        for target, node, name, definition in self._assigned:
+        for target, node, name, *where in self._assigned:
             for value in self.values.get(name, ()):
                 if _base(target) in self.names(value) and matchers.findall(value, matchers.Add()):
-                    self.sums.append(Sum(_base(target), node, value, True, True, definition))
+                    self.sums.append(Sum(_base(target), node, value, True, True, *where))
         for name, sources in self._flows():
             for source in sources:
                 self._flow.setdefault(source, set()).add(name)
@@ -193,7 +199,7 @@ class Flows(cst.CSTVisitor):
     def _add(self, target, node, added, is_sure, is_op=False):
         name = _base(target)
         if name is not None:
-            self.sums.append(Sum(name, node, added, is_sure, is_op, self.definition))
+            self.sums.append(Sum(name, node, added, is_sure, is_op, self.definition, self.is_in_train_step))
 
     def visit_AugAssign(self, node):
         if isinstance(node.operator, cst.AddAssign):

@@ -2,9 +2,11 @@
 
 import re
 
+from accum._migrate import guide
+
 REASON = (
     "this file speaks of gradient accumulation, but what it does was not recognised. Look here; if it accumulates, "
-    "see docs/migrating.md, Loops of your own"
+    + guide.see("Loops of your own")
 )
 # `gradient_accumulation_steps` is followed as an argument of Keras; AdaGrad has accumulators too.
 WORDS = re.compile(

@@ -3,6 +3,7 @@
 import libcst as cst
 from libcst import matchers
 
+from accum._migrate import guide
 from accum._migrate.arguments import NotUnderstood, last_name
 
 ARGUMENT = "backward_passes_per_step"
@@ -12,10 +13,10 @@ NAMES = ()
 OURS = ("tensorflow", "keras", "_keras")
 OTHERS = ("torch", "mxnet")
 WRAPS = ("DistributedOptimizer", "DistributedAdasumOptimizer", "DistributedGradientTape")
-REASON = "reduce over workers once per step, with `transform=`; see docs/migrating.md, Horovod"
+REASON = "reduce over workers once per step, with `transform=`; " + guide.see("Horovod")
 BESIDE = (
     "it reduces every micro-batch over the workers. Remove it beside an optimizer that accumulates, and reduce once "
-    "per step with `transform=`; see docs/migrating.md, Horovod"
+    "per step with `transform=`; " + guide.see("Horovod")
 )
 
 

@@ -1,5 +1,6 @@
 """StyleGAN2's `dnnlib.tflib.Optimizer(minibatch_multiplier=…)`: found and reported, never rewritten."""
 
+from accum._migrate import guide
 from accum._migrate.arguments import NotUnderstood
 from accum._migrate.values import is_none
 
@@ -12,8 +13,8 @@ NEEDS_ITS_IMPORT = True
 """Other libraries use the name of the argument too, so nothing is reported unless this one is imported."""
 
 REASON = (
-    "it makes its steps with `register_gradients` and `apply_updates`, which a single call can't replace; see "
-    "docs/migrating.md, StyleGAN2"
+    "it makes its steps with `register_gradients` and `apply_updates`, which a single call can't replace; "
+    + guide.see("StyleGAN2")
 )
 MADE = REASON
 
