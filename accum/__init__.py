@@ -22,6 +22,7 @@ if needs_tensorflow():
         from accum._keras._optimizer import GradientAccumulateOptimizer
         from accum._keras._replace_batch_norm import replace_batchnorm_layers
         from accum._keras._step_logger import StepLogger
+        from accum._keras._unwrap import unwrap
         from accum._keras._value_and_gradients import value_and_gradients
 
         __all__ += [
@@ -34,6 +35,7 @@ if needs_tensorflow():
             "GradientAccumulateOptimizer",
             "StepLogger",
             "replace_batchnorm_layers",
+            "unwrap",
             "value_and_gradients",
         ]
     else:

@@ -43,6 +43,7 @@ class OfStaticGraphs(types.ModuleType):
         "GradientAccumulateOptimizer",
         "StepLogger",
         "replace_batchnorm_layers",
+        "unwrap",
         "value_and_gradients",
     )
 

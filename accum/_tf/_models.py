@@ -144,6 +144,14 @@ def model_from_plain_config(
     return cls.from_config(config, **({"custom_objects": custom_objects} if takes_objects else {}))
 
 
+def replace_in_compile_config(model: tf.keras.Model, replace: Callable[[Any], Any]) -> None:
+    """Replace arguments of `compile` that files of the `.keras` format and exports repeat (TF >= 2.12)."""
+    config = getattr(model, "_compile_config", None)
+    if config is not None:
+        replaced = {name: replace(value) for name, value in config.config.items()}
+        model.__dict__["_compile_config"] = type(config)(**replaced)
+
+
 def deserialize_compile_config(config: Dict[str, Any]) -> Dict[str, Any]:
     """Deserialize the arguments of `compile` from a file in the `.keras` format (TF >= 2.12)."""
     if IS_KERAS_3:

@@ -150,6 +150,20 @@ def loss_scale_around(optimizer: Any, like: Any) -> Any:
     )
 
 
+def loss_scale_moved_to(optimizer: Any, like: Any) -> Any:
+    """Create a `LossScaleOptimizer` around `optimizer` that goes on with the loss scale of `like`.
+
+    The optimizer that `like` is around must be around `optimizer` itself.
+    """
+    if IS_KERAS_3:
+        scale = float(like.dynamic_scale.numpy()) if like.built else like.initial_scale
+        return type(like)(optimizer, scale, like.dynamic_growth_steps)
+    made = object.__new__(type(like))  # Keras 2 refuses to make one around an optimizer that has had a loss scale
+    inner = without_loss_scale(like)
+    made.__dict__.update({name: optimizer if value is inner else value for name, value in vars(like).items()})
+    return made
+
+
 def register_keras_class(cls: type, name: str) -> None:
     """Let Keras find `cls` by its bare name when it loads a file, without custom objects."""
     tf.keras.utils.get_custom_objects()[name] = cls

@@ -1,0 +1,140 @@
+"""Undo the wrapping: a plain Keras model from one that accumulates, for places where accum is not installed."""
+
+from typing import Any, List
+
+from accum import _tf
+from accum._keras._batch_norm import AccumBatchNormalization
+from accum._keras._loss import ReportingLoss
+from accum._keras._model import GradientAccumulateModel
+from accum._keras._model_optimizers import holds_optimizer, replace_optimizers, replaced_within
+from accum._keras._old_spellings import GAModelWrapper
+from accum._keras._optimizer import GradientAccumulateOptimizer
+from accum._tf import tf
+
+STEPS = ("train_step", "test_step", "predict_step")
+
+
+def unwrap(model: tf.keras.Model) -> tf.keras.Model:
+    """Return a plain Keras model with the layers, weights and optimizer state of a model that accumulates.
+
+    What it saves loads where accum is not installed. It shares its variables with `model`, which stays as it is; so
+    train only one of them. If `model` is compiled, so is the plain one, with the same loss and metrics, and with the
+    inner optimizer, which has made the same steps.
+
+    Args:
+      model: a `GradientAccumulateModel`, or a Keras model compiled with a `GradientAccumulateOptimizer`.
+
+    Returns:
+      An instance of the class that `model` had before it was wrapped. It computes each batch at once, and each batch
+      makes one step.
+
+    Raises:
+      TypeError: `model` is not a Keras model, or its class derives from `GradientAccumulateModel`.
+      ValueError: `model` does not accumulate; is in an unfinished cycle; has an `AccumBatchNormalization`, which needs
+        accum; or has a `GradientAccumulateModel` among its layers.
+
+    Example:
+      >>> accum.unwrap(model).save("model.keras")
+    """
+    base = _base_of(model)
+    _check_cycles(model)
+    _check_layers(model)
+    made = _tf.model_like(model, base)
+    for name in [name for name in vars(made) if name.startswith("_accum")]:
+        del made.__dict__[name]
+    _restore_functions(model, made)
+    container = getattr(made, _tf.LOSS_CONTAINER, None)
+    if isinstance(container, ReportingLoss):
+        _tf.set_untracked(made, _tf.LOSS_CONTAINER, container.container)
+    known: Any = {}
+
+    def plain(optimizer: Any) -> Any:
+        if id(optimizer) not in known:
+            known[id(optimizer)] = optimizer, _plain(optimizer)
+        return known[id(optimizer)][1]
+
+    replace_optimizers(made, plain)
+    _tf.replace_in_compile_config(made, lambda value: replaced_within(value, plain))
+    return made
+
+
+def _base_of(model: Any) -> type:
+    """Return the class of the plain model."""
+    if not isinstance(model, tf.keras.Model):
+        raise TypeError(f"`model` must be a `tf.keras.Model`. Received: model={model!r}.")
+    cls = type(model)
+    if not isinstance(model, GradientAccumulateModel):
+        if not any(map(_accumulates, _optimizers_of(model))):
+            raise ValueError(f"`model` must be a model that accumulates. Received: {model!r}.")
+        return cls
+    root = getattr(cls, "_root", cls)
+    if root not in (GradientAccumulateModel, GAModelWrapper):
+        raise TypeError(
+            "`model` must not be of a class that derives from `GradientAccumulateModel`: methods of the class can't be "
+            "carried. Build the plain model, and copy the weights with `set_weights`. Received: "
+            f"{root.__name__}."
+        )
+    return getattr(cls, "_base", _tf.Functional)
+
+
+def _optimizers_of(model: Any) -> List[Any]:
+    found: List[Any] = []
+    for value in list(vars(model).values()):
+        if holds_optimizer(value):
+            replaced_within(value, lambda optimizer: found.append(optimizer) or optimizer)  # type: ignore[func-returns-value]
+    return found
+
+
+def _accumulates(optimizer: Any) -> bool:
+    return isinstance(_tf.without_loss_scale(optimizer), GradientAccumulateOptimizer)
+
+
+def _check_cycles(model: Any) -> None:
+    for optimizer in filter(_accumulates, _optimizers_of(model)):
+        micro_step = int(_tf.without_loss_scale(optimizer).micro_step)
+        if micro_step > 0:
+            raise ValueError(
+                "`model` must not be in an unfinished cycle: call `flush()` of its optimizer to make a step from it, "
+                f"or `reset()` to drop it. Received: micro_step={micro_step}."
+            )
+
+
+def _check_layers(model: Any) -> None:
+    layers = _tf.layers_of(model)
+    ours = [layer.name for layer in layers if isinstance(layer, AccumBatchNormalization)]
+    if ours:
+        raise ValueError(
+            "`model` must not have an AccumBatchNormalization, which is a layer of accum: build the model with "
+            "BatchNormalization, and copy the weights with `set_weights`; both layers have the same ones. Received: "
+            f"{', '.join(ours[:4])}{' and more' if len(ours) > 4 else ''}."
+        )
+    inner = [layer.name for layer in layers if isinstance(layer, GradientAccumulateModel)]
+    if inner:
+        raise ValueError(f"`model` must not have a GradientAccumulateModel among its layers. Received: {inner[0]}.")
+
+
+def _restore_functions(model: Any, made: Any) -> None:
+    """Give `made` the steps and the loss that the user has set on the instance, and otherwise those of the class."""
+    if not isinstance(model, GradientAccumulateModel):
+        return
+    for name in STEPS:
+        made.__dict__.pop(name, None)
+        own = vars(model).get(f"_accum_{name}")
+        if own is not None:
+            made.__dict__[name] = _tf.bound_to(made, model, own)
+    loss = made.__dict__.get("compute_loss")
+    own = getattr(loss, "__wrapped__", None)
+    if own is not None:  # what sees the losses of several replicas, around the user's
+        del made.__dict__["compute_loss"]
+        if getattr(own, "__func__", None) is not getattr(type(made), "compute_loss", None):
+            made.__dict__["compute_loss"] = _tf.bound_to(made, model, own)
+
+
+def _plain(optimizer: Any) -> Any:
+    """Return the optimizer inside an accumulating one, in a `LossScaleOptimizer` like the one around it."""
+    if not _accumulates(optimizer):
+        return optimizer
+    accumulating = _tf.without_loss_scale(optimizer)
+    if optimizer is accumulating:
+        return accumulating.optimizer
+    return _tf.loss_scale_moved_to(accumulating.optimizer, like=optimizer)
