@@ -12,7 +12,7 @@ from replicas import mirrored
 from test_callbacks import logged as logged_points
 
 import accum
-from accum._keras._noise_scale import NoiseScale, SquaredNorms, advice, estimate
+from accum._keras._noise_scale import Estimate, NoiseScale, SquaredNorms, advice, estimate
 
 pytestmark = [pytest.mark.line, pytest.mark.keras_face]
 
@@ -401,3 +401,26 @@ def test_the_sentence_says_whether_a_larger_batch_helps():
         "batch would need about 46% fewer steps."
     )
     assert "A larger batch would help little" in advice(30.0, 256.0)
+
+
+@pytest.mark.parametrize("steps, spread, says", [(2, 0.0, False), (9, 0.0, False), (12, 0.1, True), (12, 5.0, False)])
+def test_there_is_no_advice_before_the_noise_scale_means_something(steps, spread, says):
+    scale = NoiseScale(100)
+    for step in range(steps):
+        scale.add(Estimate(10.0 + spread * 10.0 * (-1) ** step, 1.0))
+    assert scale.value > 0.0 or spread
+    assert scale.is_meaningful == says
+
+
+def test_a_short_run_gets_no_advice_and_a_file_can_be_appended_to(tmp_path):
+    path = str(tmp_path / "steps.csv")
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
+    model.compile(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.01), 2), "mse", run_eagerly=True)
+    x, y = np.random.RandomState(0).normal(size=(16, 3)), np.random.RandomState(1).normal(size=(16, 1))
+    for append in (False, True):
+        logger = accum.StepLogger(path, verbose=0, append=append)
+        model.fit(x, y, batch_size=4, callbacks=[logger], verbose=0)
+        assert "larger batch" not in logger.summary
+    with open(path, newline="") as file:
+        rows = list(csv.reader(file))
+    assert [row[0] for row in rows] == ["step", "1", "2", "3", "4"]

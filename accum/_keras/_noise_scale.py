@@ -49,6 +49,9 @@ class Estimate(NamedTuple):
     squared: float
 
 
+FEWEST_STEPS, LARGEST_ERROR = 10.0, 0.5
+"""What advice needs: an error from fewer steps means nothing, and a larger one hides a factor of two."""
+
 NONE = Estimate(math.nan, math.nan)
 
 
@@ -70,18 +73,38 @@ class NoiseScale:
     def __init__(self, average_over: int) -> None:
         self._decay = 1.0 - 1.0 / average_over
         self._variance = self._squared = 0.0
-        self._total = 0.0
+        self._total = self._total_of_squares = 0.0
+        self._squares_of_variance = self._squares_of_squared = 0.0
 
     def add(self, latest: Estimate) -> None:
         """Take the estimates of a step into the averages, unless they are not finite."""
         if math.isfinite(latest.variance) and math.isfinite(latest.squared):
             self._variance = self._decay * self._variance + latest.variance
             self._squared = self._decay * self._squared + latest.squared
+            self._squares_of_variance = self._decay * self._squares_of_variance + latest.variance**2
+            self._squares_of_squared = self._decay * self._squares_of_squared + latest.squared**2
             self._total = self._decay * self._total + 1.0
+            self._total_of_squares = self._decay**2 * self._total_of_squares + 1.0
 
     @property
     def has_any(self) -> bool:
         return self._total > 0.0
+
+    @property
+    def is_meaningful(self) -> bool:
+        """Whether enough steps were averaged, and their relative standard error leaves the order of magnitude."""
+        count = self._total**2 / self._total_of_squares if self.has_any else 0.0
+        return count >= FEWEST_STEPS and self._error(count) <= LARGEST_ERROR
+
+    def _error(self, count: float) -> float:
+        """The relative standard error of the noise scale, from `count` independent steps."""
+        error = 0.0
+        pairs = (self._variance, self._squares_of_variance), (self._squared, self._squares_of_squared)
+        for total, squares in pairs:
+            mean = total / self._total
+            spread = max(0.0, squares / self._total - mean**2) / (count - 1.0)
+            error += spread / mean**2 if mean > 0.0 else math.inf
+        return math.sqrt(error)
 
     @property
     def value(self) -> float:

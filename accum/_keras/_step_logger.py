@@ -28,7 +28,8 @@ class StepLogger(tf.keras.callbacks.Callback):
       batches much larger than it save next to none.
 
     The noise scale is NaN where it can't be known: in a step of a single micro-batch, with `whole_batch`, and with a
-    loss that sums over examples. `fit` ends with a sentence that says whether a larger batch would still help.
+    loss that sums over examples. `fit` ends with a sentence that says whether a larger batch would still help,
+    if the noise scale is certain enough for that.
 
     The model must be a `GradientAccumulateModel`, or be compiled with a `GradientAccumulateOptimizer`. Recording costs
     one pass over the gradients of each micro-batch. Without the callback, nothing is recorded and nothing is slower.
@@ -39,6 +40,7 @@ class StepLogger(tf.keras.callbacks.Callback):
       average_over: the number of steps over which the noise scale is averaged, >= 1. Each older step counts
         1 - 1 / average_over times as much as the one after it.
       verbose: 1 to print the sentence at the end of `fit`, 0 for nothing.
+      append: whether to add to `filename` if it exists, as for a resumed run; False: write it anew.
 
     Attributes:
       history: dict from each of the names above, and "step", to a list with one number per step. Keras' own `History`
@@ -63,12 +65,14 @@ class StepLogger(tf.keras.callbacks.Callback):
         log_dir: Optional[str] = None,
         average_over: int = 100,
         verbose: int = 1,
+        append: bool = False,
     ) -> None:
         super().__init__()
         self.filename = filename
         self.log_dir = log_dir
         self.average_over = _check.accum_steps(average_over, "average_over")
         self.verbose = verbose
+        self.append = append
         self._recorder: Any = None
         self._begin_anew()
 
@@ -115,8 +119,10 @@ class StepLogger(tf.keras.callbacks.Callback):
         self._begin_anew()
         self._is_training = True
         if self.filename is not None:
-            self._file = open(self.filename, "w", newline="", encoding="utf-8")  # noqa: SIM115, closed after training
-            csv.writer(self._file).writerow(COLUMNS)
+            mode = "a" if self.append else "w"
+            self._file = open(self.filename, mode, newline="", encoding="utf-8")  # noqa: SIM115, closed after training
+            if self._file.tell() == 0:
+                csv.writer(self._file).writerow(COLUMNS)
         if self.log_dir is not None:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
@@ -221,6 +227,11 @@ class StepLogger(tf.keras.callbacks.Callback):
         recent = [value for value in self.history["examples"][-self.average_over :] if math.isfinite(value)]
         if math.isnan(self._noise_scale.value):
             return "The gradient noise scale could not be measured, because it varies too much: train for more steps."
+        if not self._noise_scale.is_meaningful:
+            return (
+                f"The gradient noise scale is too uncertain for advice after {len(self.history['step'])} steps: train "
+                "for more steps."
+            )
         return advice(self._noise_scale.value, sum(recent) / len(recent))
 
 
