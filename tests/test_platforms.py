@@ -231,4 +231,18 @@ def test_workflows_install_nothing_but_by_tox(name):
     runs = re.findall(r"(?m)^\s*(?:- )?run: (.*)$", read(".github", "workflows", name))
     assert runs
     for command in runs:
-        assert command.startswith(("uvx --python 3.11 --with tox-uv tox run -e", "brew ", "|")), command
+        assert command.startswith(
+            ("uvx --python 3.11 --with tox-uv tox run -e", "bash .accum/scripts/", "brew ", "|")
+        ), command
+
+
+def test_the_workflow_for_other_projects_names_locks_that_exist_and_runs_the_script():
+    text = read(".github", "workflows", "across-tensorflow.yml")
+    page = read("docs", "test-across-tensorflow.md")
+    names = re.findall(r'"(py3\d+-tf[\w.-]+)"', text + page) + re.findall(r"LOCK=(\S+)", page)
+    assert len(names) > 6 and "workflow_call:" in text
+    assert [name for name in names if not os.path.isfile(os.path.join(ROOT, "locks", name + ".txt"))] == []
+    assert re.findall(r"(?m)^ *- run: bash \.accum/(\S+)$", text) == ["scripts/across_tensorflow.sh"]
+    inputs = re.findall(r"(?m)^      (\w+):\n        description", text)
+    passed = re.findall(r"(?m)^      (\w+): ", page)
+    assert set(passed) <= set(inputs) and set(passed) >= {"accum", "locks"}

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Run the tests of the project in the working directory on one TensorFlow, installed from a lock of accum, by uv:
+#     LOCK=py39-tf2.10-cpu COMMAND="python -m pytest" bash path/to/accum/scripts/across_tensorflow.sh
+set -euo pipefail
+accum=$(cd "$(dirname "$0")/.." && pwd)
+name=${LOCK%-cpu}
+name=${name%-keras2}
+minor=${name%%-*}
+minor=${minor#py3}
+environment=.across/$LOCK
+
+uv venv --quiet --clear --python "3.$minor" "$environment"
+python=$environment/bin/python
+uv pip install --quiet --python "$python" --no-deps --require-hashes -r "$accum/locks/$LOCK.txt"
+# your project and what its tests need, within the versions that this TensorFlow was tested with
+uv pip install --quiet --python "$python" -c "$accum/constraints/tf${name#*-tf}.txt" ${REQUIREMENTS:-pytest}
+uv pip install --quiet --python "$python" --no-deps .
+PATH="$PWD/$environment/bin:$PATH" bash -c "${COMMAND:-python -m pytest}"
