@@ -45,6 +45,7 @@ PUBLIC = {
     "adaptive_clip_grad",
     "compute_norm",
     "replace_batchnorm_layers",
+    "unwrap",
     "unitwise_norm",
     "value_and_gradients",
 }
