@@ -24,7 +24,9 @@ RECORD = {
     "unaccumulated": 0.1,
     "own_runs_differ": 0.05,
     "unordered": ["global_step", "a", "b"],
+    "rounded": ["bias"],
     "resumes": True,
+    "resumed_off": 0.0,
     "exports": False,
 }
 
@@ -40,7 +42,7 @@ def test_every_program_has_a_record():
 
 def test_every_program_that_ran_agrees_resumes_and_exports():
     ran = {name: record for name, record in script.records().items() if "failed" not in record}
-    assert len(ran) >= 8
+    assert len(ran) >= 20
     for name, record in ran.items():
         assert record["agreement"] <= 5e-6 < 100 * 5e-6 < record["unaccumulated"], name
         assert record["resumes"] and record["exports"], name
@@ -49,7 +51,8 @@ def test_every_program_that_ran_agrees_resumes_and_exports():
 def test_a_row_says_what_a_record_does():
     page = script.page({"one": RECORD, "other": {"repository": "a/b", "what": "`f`", "failed": "it imports gym"}})
     assert "| `0123456789` | `train` | +3 −2 | 3e-07 | 0e+00 | 1e-01 | 5e-02; `global_step`, `a` and 1 more |" in page
-    assert "| yes | **no** |" in page and "can't run: it imports gym" in page
+    assert "| `bias` | yes | **no** |" in page and "can't run: it imports gym" in page
+    assert "| yes, 1e-07 | **no** |" in script.page({"one": dict(RECORD, resumed_off=1e-7)})
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in rows}) == 1
 
@@ -76,8 +79,9 @@ def test_a_tree_is_that_of_the_newest_commit_and_a_missing_repository_is_named(t
     (place / "file.py").write_text("pass\n")
     subprocess.run(git + ["add", "."], check=True)
     subprocess.run(git + ["commit", "-qm", "m"], check=True)
+    program = script.PROGRAMS["tf_unet"]._replace(inside="inside")
     found = script.git_directory(str(tmp_path), "owner/name")
-    assert len(script.make_tree(found, str(tmp_path / "tree"), "inside")) == 40
+    assert len(script.make_tree(found, str(tmp_path / "tree"), program)) == 40
     assert (tmp_path / "tree" / "inside" / "file.py").read_text() == "pass\n"
     with pytest.raises(script.Failed, match="not in the folder"):
         script.git_directory(str(tmp_path), "owner/other")

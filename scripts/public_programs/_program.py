@@ -1,0 +1,94 @@
+"""What a public program is, and what several of them need to be run."""
+
+import contextlib
+import sys
+import types
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+K, MICRO, STEPS = 4, 2, 3
+ROWS = K * MICRO * STEPS
+RANDOM = np.random.RandomState(0)
+
+Edits = Dict[str, List[Tuple[str, str, int]]]
+
+
+class Program(NamedTuple):
+    """A public program.
+
+    Attributes:
+      repository: its owner and name on GitHub.
+      what: what of it runs, for the page.
+      edits: {file: [(pattern, replacement, count)]}, what accumulation changes.
+      run: a function that imports the program, and returns `(data, build)`: made-up arrays of `ROWS` examples, and a
+        function `build(accum_steps, *batch)` that returns `(train op, loss)`.
+      inside: the folder in which the tree is put.
+      subtree: the folder of the repository that is put there.
+      folder: the folder of the tree from which the program imports.
+      splits: whether the graph splits a full batch, so that each run of the train op is a step.
+      added: lines that `build` adds in place of `edits`, where the program's own function can't be called.
+      note: what else the page says.
+    """
+
+    repository: str
+    what: str
+    edits: Edits
+    run: Callable[[], Tuple[Tuple[Any, ...], Callable[..., Any]]]
+    inside: str = ""
+    subtree: str = ""
+    folder: str = ""
+    splits: bool = False
+    added: int = 0
+    note: Optional[str] = None
+
+
+IMPORT = (r"\Aimport |^import ", "import accum.compat.v1\nimport ", 1)
+TF_IMPORT = (r"^import tensorflow as tf", "import accum.compat.v1\nimport tensorflow as tf", 1)
+
+
+def integers(high, *shape):
+    return RANDOM.randint(0, high, size=(ROWS,) + shape).astype("int32")
+
+
+def normal(*shape):
+    return RANDOM.normal(size=(ROWS,) + shape).astype("float32")
+
+
+def uniform(*shape):
+    return RANDOM.uniform(size=(ROWS,) + shape).astype("float32")
+
+
+def namespace(**values):
+    return types.SimpleNamespace(**values)
+
+
+def stand_in(name, **attributes):
+    """Let a module that is not installed be imported, for parts of a program that are not called."""
+    sys.modules.setdefault(name, namespace(**attributes))
+
+
+@contextlib.contextmanager
+def fed(*tensors, **named):
+    """Let placeholders that a program creates be these tensors: by name, else in the order of creation."""
+    rest = list(tensors)
+
+    def placeholder(*_, name=None, **__):
+        return named[name] if name in named else rest.pop(0)
+
+    with mock.patch.object(tf, "placeholder", placeholder):
+        yield
+
+
+def accumulated(optimizer, accum_steps, **options):
+    """Return the optimizer, wrapped as a script would do it whose training function is not called."""
+    import accum.compat.v1
+
+    return accum.compat.v1.AccumOptimizer(optimizer, accum_steps, **options) if accum_steps > 1 else optimizer
+
+
+def classification(pooled, labels, name="head"):
+    return tf1.losses.sparse_softmax_cross_entropy(labels, tf1.layers.dense(pooled, 3, name=name))

@@ -1,0 +1,187 @@
+"""Segmentation, detection, recognition."""
+
+import numpy as np
+import tensorflow as tf
+
+from public_programs._program import IMPORT, MICRO, TF_IMPORT, Program, fed, integers, normal, stand_in, uniform
+
+tf1 = tf.compat.v1
+
+
+def tf_unet():
+    stand_in("PIL", Image=None)
+    from tf_unet import unet
+
+    def build(accum_steps, images, labels):
+        reset, tf.reset_default_graph = tf.reset_default_graph, lambda: None
+        try:
+            with fed(x=images, y=labels, dropout_probability=tf.constant(1.0)):
+                net = unet.Unet(channels=1, n_class=2, layers=2, features_root=4)
+        finally:
+            tf.reset_default_graph = reset
+        trainer = unet.Trainer(net, optimizer="momentum", opt_kwargs={"momentum": 0.9, "learning_rate": 0.05})
+        return trainer._get_optimizer(2, tf.Variable(0, name="global_step")), net.cost
+
+    images = normal(44, 44, 1)
+    inner = images[:, 8:36, 8:36, 0]  # what the net keeps of 44 pixels
+    return (images, np.stack([inner > 0, inner <= 0], -1).astype("float32")), build
+
+
+def facenet():
+    stand_in("sklearn")
+    stand_in("sklearn.model_selection", KFold=None)
+    import facenet as program
+
+    def build(accum_steps, images, positive, negative):
+        net = lambda x: tf.nn.l2_normalize(tf1.layers.dense(x, 4, name="net", reuse=tf1.AUTO_REUSE), 1)
+        step = tf1.train.get_or_create_global_step()
+        loss = program.triplet_loss(net(images), net(positive), net(negative), 2.0)
+        tf1.add_to_collection("losses", loss)
+        variables = tf1.trainable_variables()
+        return program.train(loss, step, "MOM", 0.1, 0.9, variables, log_histograms=False), loss
+
+    return (normal(6), normal(6), normal(6)), build
+
+
+def dltk():
+    for name in ("pandas", "reader"):
+        stand_in(name, read_fn=None)
+    stand_in("dltk.io.abstract_reader", Reader=None)
+    from examples.applications.MRBrainS13_tissue_segmentation import train
+
+    def build(accum_steps, images, labels):
+        tf1.train.get_or_create_global_step()
+        # Its summaries want slices of 128 x 128, but no train op needs them.
+        images = tf.placeholder_with_default(images, [None, 1, None, None, 3])
+        labels = tf.placeholder_with_default(labels, [None, 1, None, None])
+        params = {"learning_rate": 0.05}
+        spec = train.model_fn({"x": images}, {"y": labels}, tf.estimator.ModeKeys.TRAIN, params)
+        return spec.train_op, spec.loss
+
+    return (normal(1, 8, 8, 3), integers(9, 1, 8, 8)), build
+
+
+def east():
+    import model
+
+    def build(accum_steps, images, scores, geometry, masks):
+        step = tf.get_variable("global_step", [], initializer=tf.constant_initializer(0), trainable=False)
+        optimizer = tf.train.MomentumOptimizer(1e-4, 0.9)
+
+        def loss_of(outputs, scores, geometry, masks):
+            loss = model.loss(scores, outputs[0], geometry, outputs[1], masks)
+            return tf.add_n([loss] + tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES))
+
+        if accum_steps == 1:
+            loss = loss_of(model.model(images, is_training=True), scores, geometry, masks)
+            gradients = optimizer.compute_gradients(loss)
+        else:
+            import accum.compat.v1
+
+            loss, gradients = accum.compat.v1.value_and_gradients(
+                lambda images, *_: model.model(images, is_training=True),
+                (images, scores, geometry, masks),
+                micro_batch_size=MICRO,
+                whole_batch="all",
+                loss=lambda outputs, _, *labels: loss_of(outputs, *labels),
+            )
+        updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+        return tf.group(optimizer.apply_gradients(gradients, step), *updates), loss
+
+    boxes = 512 * uniform(16, 16, 5)
+    boxes[..., 4] = 0.1
+    return (
+        255 * uniform(64, 64, 3),
+        1.0 * (uniform(16, 16, 1) < 0.5).astype("float32"),
+        boxes,
+        np.ones_like(boxes[..., :1]),
+    ), build
+
+
+UNET_3D = [
+    TF_IMPORT,
+    (
+        r"^    net_output_ops = residual_unet_3d\(\n        inputs=features\['x'\],",
+        "    def network(x):\n      return residual_unet_3d(\n        inputs=x,",
+        1,
+    ),
+    (
+        r"^(?=        return tf\.estimator\.EstimatorSpec\(\n            mode=mode,\n            predictions)",
+        "        net_output_ops = network(features['x'])\n",
+        1,
+    ),
+    (
+        r"^    ce = (.*\n)(.*\n)(.*\n)    loss = tf.reduce_mean\(ce\)\n",
+        (
+            "    def mean_loss(x, y):\n"
+            "        ce = tf.nn.sparse_softmax_cross_entropy_with_logits(logits=network(x)['logits'], labels=y)\n"
+            "        return tf.reduce_mean(ce)\n\n"
+            "    loss, grads_and_vars = accum.compat.v1.value_and_gradients(\n"
+            "        mean_loss, (features['x'], labels['y']), micro_batch_size=2, whole_batch='batch_norm')\n"
+        ),
+        1,
+    ),
+    (r"optimiser\.minimize\(loss, ", "optimiser.apply_gradients(grads_and_vars, ", 1),
+    (r"^    my_image_summaries\['predictions'\].*\n", "", 1),
+    (r"(?s)^    # 4\.2 .*?(?=^    # 5\.)", "", 1),
+    (r"(?s)predictions=net_output_ops,\s+(?=loss=)", "", 1),
+]
+
+PROGRAMS = {
+    "tf_unet": Program(
+        "jakeret/tf_unet",
+        "`unet.Unet` and the optimizer of `unet.Trainer`",
+        {
+            "tf_unet/unet.py": [
+                TF_IMPORT,
+                (r"tf\.train\.MomentumOptimizer\(", "accum.compat.v1.AccumOptimizer(tf.train.MomentumOptimizer(", 1),
+                (r"\*\*self\.opt_kwargs\)\.minimize", "**self.opt_kwargs), 4).minimize", 1),
+            ]
+        },
+        tf_unet,
+    ),
+    "facenet": Program(
+        "davidsandberg/facenet",
+        "`facenet.triplet_loss`, `facenet.train` with its average of the weights",
+        {
+            "src/facenet.py": [
+                IMPORT,
+                (
+                    r"(?m)^        grads = opt\.compute_gradients",
+                    "        opt = accum.compat.v1.AccumOptimizer(opt, 4)\n"
+                    "        averages = tf.train.ExponentialMovingAverage(moving_average_decay, global_step)\n"
+                    "        opt.after_step(lambda: averages.apply(tf.trainable_variables()))\n"
+                    "        grads = opt.compute_gradients",
+                    1,
+                ),
+                (r"(?ms)^    variable_averages = .*?(?=^    with tf)", "", 1),
+                (r"\[apply_gradient_op, variables_averages_op\]", "[apply_gradient_op]", 1),
+            ]
+        },
+        facenet,
+        folder="src",
+        note="an average of its loss moves before the gradients are computed. A warning names it. The averages "
+        "of its weights are not compared, because its own full batch computes them beside the update",
+    ),
+    "dltk": Program(
+        "DLTK/DLTK",
+        "`model_fn` of the segmentation of brains, a residual U-Net in 3-D",
+        {"examples/applications/MRBrainS13_tissue_segmentation/train.py": UNET_3D},
+        dltk,
+        splits=True,
+        note='batch normalisation is that of the whole batch, by `value_and_gradients(…, whole_batch="batch_norm")`. '
+        "Its summaries of predictions are left out. pandas and its reader of images are not installed; empty modules "
+        "stand in for them",
+    ),
+    "east": Program(
+        "argman/EAST",
+        "`model.model`, a ResNet-50 with slim's batch normalisation, and `model.loss` with its Dice",
+        {},
+        east,
+        splits=True,
+        added=7,
+        note="detects text. `multigpu_train.py` is one function, so its optimizer is called from here. Batch "
+        'normalisation and loss are those of the whole batch, by `value_and_gradients(…, whole_batch="all")`. Rounding '
+        "grows on the way back through 50 normalised layers, so variables near the input are not compared",
+    ),
+}

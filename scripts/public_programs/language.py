@@ -1,0 +1,218 @@
+"""Language models, translation, classification of texts."""
+
+import os
+import tempfile
+
+import tensorflow as tf
+
+from public_programs._program import (
+    IMPORT,
+    TF_IMPORT,
+    Program,
+    accumulated,
+    fed,
+    integers,
+    namespace,
+    stand_in,
+)
+
+
+def gpt_2():
+    import model
+
+    def build(accum_steps, ids):
+        hparams = model.default_hparams()
+        hparams.override_from_dict({"n_vocab": 30, "n_ctx": 8, "n_embd": 16, "n_head": 2, "n_layer": 2})
+        logits = model.model(hparams=hparams, X=ids)["logits"]
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids[:, 1:], logits=logits[:, :-1]))
+        optimizer = accumulated(tf.train.AdamOptimizer(learning_rate=1e-2), accum_steps)
+        variables = [var for var in tf.trainable_variables() if "model" in var.name]
+        return optimizer.apply_gradients(list(zip(tf.gradients(loss, variables), variables))), loss
+
+    return (integers(30, 8),), build
+
+
+def grover():
+    from lm import modeling
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = modeling.GroverConfig(30, max_position_embeddings=16, **sizes, **no_dropout)
+    model_fn = modeling.model_fn_builder(config, None, 1e-2, 100, 2, False)
+
+    def build(accum_steps, ids):
+        spec = model_fn({"input_ids": ids}, None, tf.estimator.ModeKeys.TRAIN, {})
+        return spec.train_op, spec.loss
+
+    return (padded(9),), build
+
+
+def padded(length):
+    """Return rows of words of different lengths, with zeros at the end."""
+    ids = 1 + integers(29, length)
+    lengths = 3 + integers(length - 2)
+    ids[range(length) >= lengths[:, None]] = 0
+    return ids
+
+
+def transformer():
+    stand_in("tqdm", tqdm=None)
+    from model import Transformer
+
+    with tempfile.NamedTemporaryFile("w", suffix=".vocab", delete=False) as file:
+        file.write("<pad>\n<unk>\n<s>\n</s>\n")
+    sizes = {"vocab_size": 30, "d_model": 16, "d_ff": 32, "num_blocks": 2, "num_heads": 2, "maxlen1": 8, "maxlen2": 8}
+    hparams = namespace(vocab=file.name, dropout_rate=0.0, lr=0.02, warmup_steps=4, **sizes)
+
+    def build(accum_steps, source, given, target):
+        loss, train_op, _, _ = Transformer(hparams).train((source, None, None), (given, target, None, None))
+        return train_op, loss
+
+    return (padded(8), padded(8), padded(8)), build
+
+
+def nmt():
+    from nmt import attention_model, model_helper
+    from nmt.utils import iterator_utils, standard_hparams_utils
+
+    model_helper.VOCAB_SIZE_THRESHOLD_CPU = 0  # no table on a GPU
+    hparams = standard_hparams_utils.create_standard_hparams()
+    hparams.override_from_dict({"num_units": 8, "dropout": 0.0, "learning_rate": 1.0, "num_train_steps": 100})
+    hparams.override_from_dict({"max_gradient_norm": 0.5, "warmup_steps": 1, "num_gpus": 0})
+    for name in ("num_encoder_residual_layers", "num_decoder_residual_layers"):
+        hparams.add_hparam(name, 0)
+    for side in ("src", "tgt"):
+        hparams.add_hparam(side + "_vocab_size", 30)
+        hparams.add_hparam(side + "_vocab_file", "")
+        hparams.add_hparam(side + "_embed_file", "")
+
+    words = namespace(lookup=lambda _: tf.constant(1))  # what starts and ends a sentence
+
+    def build(accum_steps, source, given, target, lengths, others):
+        # As its input is: padded to the longest sentence of the batch.
+        source, longest = source[:, : tf.reduce_max(lengths)], tf.reduce_max(others)
+        given, target = given[:, :longest], target[:, :longest]
+        batch = iterator_utils.BatchedInput(None, source, given, target, lengths, others)
+        model = attention_model.AttentionModel(hparams, tf.contrib.learn.ModeKeys.TRAIN, batch, None, words)
+        return model.update, model.train_loss
+
+    return (integers(30, 7), integers(30, 6), integers(30, 6), 3 + integers(5), 2 + integers(5)), build
+
+
+def hierarchical_attention():
+    from p1_HierarchicalAttention_model import HierarchicalAttention
+
+    def build(accum_steps, ids, labels):
+        with fed(input_x=ids, input_y=labels, input_y_multilabel=None, dropout_keep_prob=tf.constant(1.0)):
+            model = HierarchicalAttention(3, 1e-2, 8, 2, 0.9, 12, 3, 30, 8, 8, True, clip_gradients=0.5)
+        return model.train_op, model.loss_val
+
+    return (integers(30, 12), integers(3)), build
+
+
+GROVER = [
+    TF_IMPORT,
+    (r"num_warmup_steps, use_tpu\):", "num_warmup_steps, use_tpu, weight):", 1),
+    (
+        r"(?ms)^    tvars = tf\.trainable_variables\(\).*?^(?=    train_metrics = )",
+        "    optimizer = accum.compat.v1.AccumOptimizer(optimizer, 4, count_steps=True)\n"
+        "    train_op = optimizer.minimize(loss, global_step, weight=weight)\n\n",
+        1,
+    ),
+]
+WORDS = (
+    r"num_warmup_steps, use_tpu\)$",
+    "num_warmup_steps, use_tpu,\n                weight=tf.reduce_sum("
+    "tf.cast(tf.not_equal(model.target_ids, model.pad_token_id), tf.float32)) + 1e-5)",
+    1,
+)
+
+MASKED = "its loss is a mean over unpadded words, so their number is passed as the weight"
+
+PROGRAMS = {
+    "gpt-2": Program(
+        "nshepperd/gpt-2",
+        "`src/model.py`, and the loss and Adam of `train.py`",
+        {},
+        gpt_2,
+        folder="src",
+        added=1,
+        note="`train.py` is one function around downloaded weights, so its loss and optimizer are called from here",
+    ),
+    "gpt-2-simple": Program(
+        "minimaxir/gpt-2-simple",
+        "`src/model.py`, and the loss and Adam of `finetune`",
+        {},
+        gpt_2,
+        folder=os.path.join("gpt_2_simple", "src"),
+        added=1,
+        note="as gpt-2, from which it is derived",
+    ),
+    "grover": Program(
+        "rowanz/grover",
+        "`model_fn` of `lm.modeling` with its Adafactor",
+        {"lm/optimization_adafactor.py": GROVER, "lm/modeling.py": [WORDS]},
+        grover,
+        note=MASKED,
+    ),
+    "transformer": Program(
+        "Kyubyong/transformer",
+        "`Transformer.train`",
+        {
+            "model.py": [
+                TF_IMPORT,
+                (
+                    r"optimizer = tf\.train\.AdamOptimizer\(lr\)",
+                    "optimizer = accum.compat.v1.AccumOptimizer(tf.train.AdamOptimizer(lr), 4)",
+                    1,
+                ),
+                (r"global_step=global_step\)", "global_step=global_step, weight=tf.reduce_sum(nonpadding))", 1),
+            ]
+        },
+        transformer,
+        note=MASKED,
+    ),
+    "nmt": Program(
+        "tensorflow/nmt",
+        "`attention_model.AttentionModel`, recurrent, with its warmup and decay",
+        {
+            "nmt/model.py": [
+                IMPORT,
+                (
+                    r"^      # Gradients$",
+                    "      def clip(grads_and_vars):\n"
+                    "        grads, variables = zip(*grads_and_vars)\n"
+                    "        grads = model_helper.gradient_clip(grads, hparams.max_gradient_norm)[0]\n"
+                    "        return list(zip(grads, variables))\n\n"
+                    "      opt = accum.compat.v1.AccumOptimizer(opt, 4, transform=clip)\n\n"
+                    "      # Gradients",
+                    1,
+                ),
+                (r"zip\(clipped_grads, params\)", "zip(gradients, params)", 1),
+            ]
+        },
+        nmt,
+    ),
+    "hierarchical-attention": Program(
+        "brightmart/text_classification",
+        "`HierarchicalAttention` with `tf.contrib.layers.optimize_loss`",
+        {
+            "p1_HierarchicalAttention_model.py": [
+                TF_IMPORT,
+                (
+                    r"^(?=        train_op = tf_contrib)",
+                    "        def clip(grads_and_vars):\n"
+                    "            grads, variables = zip(*grads_and_vars)\n"
+                    "            return list(zip(tf.clip_by_global_norm(grads, self.clip_gradients)[0], variables))\n\n"
+                    "        def optimizer(rate):\n"
+                    "            inner = tf.train.AdamOptimizer(rate)\n"
+                    "            return accum.compat.v1.AccumOptimizer(inner, 4, transform=clip)\n\n",
+                    1,
+                ),
+                (r'optimizer="Adam",clip_gradients=self\.clip_gradients', "optimizer=optimizer", 1),
+            ]
+        },
+        hierarchical_attention,
+        subtree="a05_HierarchicalAttentionNetwork",
+    ),
+}
