@@ -241,3 +241,20 @@ def test_summed_rows_are_the_gradient_and_dense_gradients_stay():
         rows, values, same = session.run([summed.indices, summed.values, dense])
     assert sorted(rows) == [0, 1, 2, 3] and none is None and same.tolist() == [1.0, 1.0]
     np.testing.assert_array_equal(values[np.argsort(rows)], 2.0 * np.bincount(IDS)[:, None] * np.ones(3))
+
+
+def test_a_variable_that_rounding_decides_is_named_and_no_other_reason_is_given():
+    def build(accum_steps, x, y):
+        weights = tf1.get_variable("w", [5])
+        shift = tf1.get_variable("shift", [], initializer=tf1.ones_initializer())
+        scores = tf.nn.softmax(tf.concat([x * weights, -x], 1) + shift)  # the shift changes nothing but rounding
+        loss = tf.reduce_mean((tf.reduce_sum(scores[:, :5], 1) - y) ** 2)
+        optimizer = tf1.train.AdamOptimizer(0.1, epsilon=1e-30)
+        if accum_steps > 1:
+            optimizer = accum.compat.v1.AccumOptimizer(optimizer, accum_steps)
+        return optimizer.minimize(loss)
+
+    with pytest.raises(AssertionError) as raised:
+        assert_graph_accumulation_equals_full_batch(build, (X, Y), accum_steps=4, batch_size=8)
+    assert "rounding, in `shift`" in str(raised.value) and "UPDATE_OPS" not in str(raised.value)
+    assert "the loss" not in str(raised.value)

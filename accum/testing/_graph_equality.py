@@ -49,7 +49,9 @@ def check_graph(
     shared = {name: value for name, value in first.items() if name in parts.variables}
     report = _compared(parts.train(shared, cut), expected, accum_steps, tolerance)
     if not report.is_equal:
-        return report._replace(suspects=suspects_in(whole.train_op, parts.train_op, report))
+        turned = whole.train(first, [[tf.nest.map_structure(_turned, batch)] for batch in batches])
+        rounded = _as_far_off(turned, expected, report)
+        return report._replace(suspects=suspects_in(whole.train_op, parts.train_op, report, rounded))
     wrong = whole.train(first, [part[:1] for part in cut] if accum_steps > 1 else [])
     return report._replace(sensitivity=_sensitivity(whole, wrong[-1] if wrong else first, expected[-1], tolerance))
 
@@ -185,6 +187,20 @@ def _compared(ours: List[Values], theirs: List[Values], accum_steps: int, tolera
             diverged.sort(key=lambda deviation: -deviation.size / deviation.allowed)
             return EqualityReport(step, accum_steps, tolerance, deviations, step, diverged)
     return EqualityReport(len(theirs), accum_steps, tolerance, deviations)
+
+
+def _turned(array: Any) -> Any:
+    return None if array is None else array[::-1]
+
+
+def _as_far_off(ours: List[Values], theirs: List[Values], report: EqualityReport) -> List[str]:
+    """Return the diverged variables that differ about as far between two other runs."""
+    at = (report.diverged_at or 1) - 1
+    return [
+        one.variable
+        for one in report.diverged
+        if 10 * deviation(ours[at][one.variable], theirs[at][one.variable]) >= one.size
+    ]
 
 
 def _sensitivity(whole: _Program, wrong: Values, expected: Values, tolerance: float) -> float:

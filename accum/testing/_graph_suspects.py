@@ -11,11 +11,27 @@ GATHERS = ("Gather", "ResourceGather")
 VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
 
 
-def suspects_in(whole: Any, parts: Any, report: EqualityReport) -> List[Suspect]:
-    """Return the `Suspect`s for a divergence of the train op `parts` of micro-batches from `whole` of full batches."""
+def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[str]) -> List[Suspect]:
+    """Return the `Suspect`s for a divergence of the train op `parts` of micro-batches from `whole` of full batches.
+
+    `rounded` are the diverged variables that are as far off if only the order of the examples changes.
+    """
     found = []
     off = {deviation.variable for deviation in report.diverged}
     ops = whole.graph.get_operations()
+    is_random = any(op.type.startswith(RANDOM) and "initializer" not in op.name.lower() for op in ops)
+    if rounded and not is_random:  # random numbers go by the place of an example
+        found.append(
+            Suspect(
+                f"rounding, in {', '.join(f'`{name}`' for name in rounded)}",
+                "the full batch with its examples in another order ends about as far off. A gradient may be zero but "
+                "for rounding, as that of the bias of attention's keys, and Adam divides rounding by rounding",
+                "Leave such variables out by `trainable=False`, or check with an optimizer that does not divide, such "
+                "as `GradientDescentOptimizer`; in training they do no harm",
+            )
+        )
+        if off == set(rounded):
+            return found
     if "global_step" in off:
         found.append(
             Suspect(
@@ -59,7 +75,7 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport) -> List[Suspect]
                 "Call `accumulate_update_ops` of the `AccumOptimizer` before creating the train op",
             )
         )
-    if any(op.type.startswith(RANDOM) and "initializer" not in op.name.lower() for op in ops):
+    if is_random:
         found.append(
             Suspect(
                 "random ops, such as dropout",
