@@ -246,9 +246,9 @@ def test_summed_rows_are_the_gradient_and_dense_gradients_stay():
 def test_a_variable_that_rounding_decides_is_named_and_no_other_reason_is_given():
     def build(accum_steps, x, y):
         weights = tf1.get_variable("w", [5])
-        shift = tf1.get_variable("shift", [], initializer=tf1.ones_initializer())
-        scores = tf.nn.softmax(tf.concat([x * weights, -x], 1) + shift)  # the shift changes nothing but rounding
-        loss = tf.reduce_mean((tf.reduce_sum(scores[:, :5], 1) - y) ** 2)
+        shift = tf1.get_variable("shift", [5, 1], initializer=tf1.ones_initializer())
+        scores = tf.nn.softmax(tf.stack([x * weights, -x], 2) + shift)  # the shift changes nothing but rounding
+        loss = tf.reduce_mean((tf.reduce_sum(scores[:, :, 0], 1) - y) ** 2)
         optimizer = tf1.train.AdamOptimizer(0.1, epsilon=1e-30)
         if accum_steps > 1:
             optimizer = accum.compat.v1.AccumOptimizer(optimizer, accum_steps)
