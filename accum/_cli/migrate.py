@@ -22,7 +22,7 @@ DESCRIPTION = (
 PACKAGES = ("gradient-accumulator", "keras-gradient-accumulation", "runai")
 """The packages on the index whose whole use is accumulation."""
 
-INSTEAD = "When nothing imports it any more, replace it with tf-accum."
+INSTEAD = "When nothing imports it any more, replace it with accum."
 NO_LIBCST = "it needs LibCST, which is not installed: python -m pip install libcst"
 
 
