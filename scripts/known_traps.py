@@ -856,7 +856,13 @@ TRAPS = [
         "traces_for_ever",
         "L16",
         "A model that is dropped stays in memory, because TensorFlow keeps the gradient functions of its traces.",
-        [("accum/_engine/_custom_gradient.py", "            results[:] = [None] * len(results)", "            del results")],
+        [
+            (
+                "accum/_engine/_custom_gradient.py",
+                "            results[:] = [None] * len(results)",
+                "            del results",
+            )
+        ],
         ["tests/test_memory.py::test_a_model_that_is_dropped_is_freed_with_all_that_it_traced"],
     ),
 ]
