@@ -141,7 +141,22 @@ def show_arguments(app, what, name, obj, options, signature, returns):
     )
 
 
+def list_pages(app, exception):
+    """Write `llms.txt`, an index of the pages with the first paragraph of each, for programs that read the site."""
+    if exception is not None or app.builder.format != "html":
+        return
+    lines = [f"# {project}", "", "> " + accum.__doc__.strip().split("\n\n")[0].replace("\n", " "), ""]
+    for docname in sorted(app.env.found_docs):
+        doctree = app.env.get_doctree(docname)
+        first = next((part.astext() for part in doctree.findall(nodes.paragraph)), "")
+        title, told = app.env.titles[docname].astext(), " ".join(first.split())
+        lines.append(f"- [{title}]({docname}.html): {told}")
+    with open(os.path.join(app.outdir, "llms.txt"), "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+
+
 def setup(app):
+    app.connect("build-finished", list_pages)
     app.connect("source-read", read_page)
     app.connect("source-read", show_commands)
     app.connect("doctree-read", draw_within_page)
