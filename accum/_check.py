@@ -1,11 +1,14 @@
 """Validate arguments before anything is built (law L17)."""
 
 import difflib
+import functools
 import inspect
 import numbers
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _LeftOut(int):
@@ -58,6 +61,18 @@ def known_options(given: Dict[str, Any], names: Sequence[str]) -> None:
             near = [_CALLED_ELSEWHERE[name]] if name in _CALLED_ELSEWHERE else difflib.get_close_matches(name, names)
             hint = f" Did you mean `{near[0]}`?" if near else ""
             raise TypeError(f"`{name}` is an unknown argument.{hint} Received: {name}={given[name]!r}.")
+
+
+def knowing_arguments(function: Function) -> Function:
+    """Decorate a function so that an unknown keyword argument raises the `TypeError` of `known_options`."""
+    names = [name for name in inspect.signature(function).parameters if name not in ("self", "cls", "args")]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        known_options(kwargs, names)
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
 
 
 def arguments_of(cls: Any, given: Dict[str, Any]) -> None:

@@ -126,7 +126,7 @@ def mean_and_gradients(
     return Derived(divided(value, weight, seen[0].value.dtype), _check.pairs(zip(grads, variables)), others)
 
 
-class WholeBatch:
+class WholeBatchFunction:
     """A `Task` with barriers: what its function returns of the whole batch, and the loss of that.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 from accum import _check, _tf
 from accum._keras._batch_norm import batch_norms_of
 from accum._keras._optimizer import GradientAccumulateOptimizer
-from accum._tf import tf
+from accum._tf import LastCycle, tf
 
 LAST_CYCLE = ("flush", "carry", "drop")
 
@@ -49,7 +49,7 @@ class FlushCallback(tf.keras.callbacks.Callback):
       ValueError: `last_cycle` has another value; in `fit`, nothing in the model accumulates.
     """
 
-    def __init__(self, last_cycle: str = "flush") -> None:
+    def __init__(self, last_cycle: LastCycle = "flush") -> None:
         super().__init__()
         self.last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
         self._is_first_epoch = True

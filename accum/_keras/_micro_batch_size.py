@@ -9,7 +9,7 @@ WHOLE_BATCH = 2**31 - 1
 """A size that no batch reaches."""
 
 
-class MicroBatchSize:
+class SizeInUse:
     """The size of the micro-batches into which a model splits each batch.
 
     Args:

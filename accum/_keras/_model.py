@@ -14,7 +14,7 @@ from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._keras._callbacks import FlushCallback, accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._loss import warn_of_inexact_loss
-from accum._keras._micro_batch_size import MicroBatchSize
+from accum._keras._micro_batch_size import SizeInUse
 from accum._keras._model_classes import MODEL_OPTIONS, bases_named, concrete_class, is_functional
 from accum._keras._model_optimizers import ModelOptimizers, replaced_within
 from accum._keras._model_options import ModelOptions
@@ -23,7 +23,20 @@ from accum._keras._repeatable_noise import RepeatableNoises
 from accum._keras._state_watch import StateWatch
 from accum._keras._step_metrics import StepMetrics
 from accum._keras._traced_call import Traces
-from accum._tf import AccumSteps, tf
+from accum._tf import (
+    AccumSteps,
+    LastCycle,
+    MicroBatchSize,
+    MicroBatchWeight,
+    Names,
+    Nonfinite,
+    Reduction,
+    ReplicasPerGroup,
+    Sparse,
+    Transform,
+    WholeBatch,
+    tf,
+)
 
 
 @_tf.not_made_as_functional
@@ -67,7 +80,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         "batch_norm". Replicas 0 to n - 1 are the first group.
       recompute: with `whole_batch`, whether to keep only some of the tensors of the whole batch that batch
         normalization needs, and to compute the others again, for less memory. False: keep them, for speed.
-      **kwargs: as for `tf.keras.Model`: `inputs`, `outputs`, `name`.
+      inputs, outputs, name, trainable, dtype, dynamic, autocast: as for `tf.keras.Model` of the installed Keras.
 
     Raises:
       TypeError, ValueError: an argument does not match its description above.
@@ -83,6 +96,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         base = _tf.Functional if is_functional(args, kwargs) else tf.keras.Model
         return super().__new__(concrete_class(cls, base), *args, **kwargs)
 
+    @_check.knowing_arguments
     def __init__(
         self,
         accum_steps: AccumSteps = _check.LEFT_OUT,
@@ -93,30 +107,48 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         experimental_distributed_support: bool = False,
         *args: Any,
         agc: bool = False,
-        **kwargs: Any,
+        agc_exclude: Names = (),
+        reduction: Reduction = "mean",
+        last_cycle: LastCycle = "flush",
+        micro_batch_weight: MicroBatchWeight = "examples",
+        transform: Optional[Transform] = None,
+        nonfinite: Nonfinite = "propagate",
+        accumulator_dtype: Any = None,
+        sparse: Sparse = "rows",
+        micro_batch_size: MicroBatchSize = None,
+        whole_batch: WholeBatch = (),
+        replicas_per_group: ReplicasPerGroup = None,
+        recompute: bool = True,
+        inputs: Any = _check.LEFT_OUT,
+        outputs: Any = _check.LEFT_OUT,
+        name: Any = _check.LEFT_OUT,
+        trainable: Any = _check.LEFT_OUT,
+        dtype: Any = _check.LEFT_OUT,
+        dynamic: Any = _check.LEFT_OUT,
+        autocast: Any = _check.LEFT_OUT,
     ) -> None:
+        given = locals()
         del mixed_precision, experimental_distributed_support
         if isinstance(accum_steps, tf.keras.Model):
             raise TypeError(
                 "To let a model accumulate, call `GradientAccumulateModel.from_model(model, …)`; the class itself "
                 f"takes `inputs` and `outputs`. Received: {accum_steps!r}."
             )
-        _check.known_options(kwargs, (*MODEL_OPTIONS, *ModelOptions.NAMES))
-        options = {name: kwargs.pop(name) for name in ModelOptions.NAMES if name in kwargs}
-        options.update(accum_steps=accum_steps, use_agc=bool(use_agc or agc), clip_factor=clip_factor, eps=eps)
-        model_options = ModelOptions.of(**options)
-        if not args and not ("inputs" in kwargs and "outputs" in kwargs):
+        model_options = ModelOptions.of(**ModelOptions.among(given, use_agc=bool(use_agc or agc)))
+        of_keras = {name: given[name] for name in MODEL_OPTIONS if given[name] is not _check.LEFT_OUT}
+        if not args and not ("inputs" in of_keras and "outputs" in of_keras):
             raise ValueError(
                 "`GradientAccumulateModel` takes the `inputs` and `outputs` of a functional model. For any other "
                 "model, use `GradientAccumulateModel.from_model`."
             )
-        if is_functional((), kwargs) and not isinstance(self, _tf.Functional):
+        if is_functional((), of_keras) and not isinstance(self, _tf.Functional):
             # A subclass creates its layers in `__init__`: Keras would make the class functional for all its models.
             self.__class__ = concrete_class(type(self), _tf.Functional)
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **of_keras)
         self._use_options(model_options)
 
     @classmethod
+    @_check.knowing_arguments
     def from_model(
         cls,
         model: tf.keras.Model,
@@ -128,7 +160,18 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         experimental_distributed_support: bool = False,
         *,
         agc: bool = False,
-        **options: Any,
+        agc_exclude: Names = (),
+        reduction: Reduction = "mean",
+        last_cycle: LastCycle = "flush",
+        micro_batch_weight: MicroBatchWeight = "examples",
+        transform: Optional[Transform] = None,
+        nonfinite: Nonfinite = "propagate",
+        accumulator_dtype: Any = None,
+        sparse: Sparse = "rows",
+        micro_batch_size: MicroBatchSize = None,
+        whole_batch: WholeBatch = (),
+        replicas_per_group: ReplicasPerGroup = None,
+        recompute: bool = True,
     ) -> "GradientAccumulateModel":
         """Create an accumulating model from any other model: functional, Sequential or subclassed.
 
@@ -137,7 +180,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
 
         Args:
           model: a `tf.keras.Model`.
-          accum_steps, use_agc, clip_factor, eps, agc, **options: as for the class.
+          others: as for the class, all but those of `tf.keras.Model`.
 
         Returns:
           A `GradientAccumulateModel` that is also an instance of the class of `model`. If `model` is compiled, the
@@ -148,6 +191,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
           TypeError: `model` is not a `tf.keras.Model`; an option is unknown.
           ValueError: `model` accumulates already, or has made steps with a `LossScaleOptimizer`.
         """
+        given = locals()
         del mixed_precision, experimental_distributed_support
         if not isinstance(model, tf.keras.Model):
             raise TypeError(f"`model` must be a `tf.keras.Model`. Received: model={model!r}.")
@@ -156,9 +200,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
                 "`model` accumulates already: set its `micro_batch_size`, or its optimizer's `accum_steps`. Received: "
                 f"{model!r}."
             )
-        _check.known_options(options, ModelOptions.NAMES)
-        options.update(accum_steps=accum_steps, use_agc=bool(use_agc or agc), clip_factor=clip_factor, eps=eps)
-        model_options = ModelOptions.of(**options)
+        model_options = ModelOptions.of(**ModelOptions.among(given, use_agc=bool(use_agc or agc)))
         made = _tf.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
         for name in ("train_step", "test_step", "predict_step"):
             if name in vars(model):
@@ -170,7 +212,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
 
     def _use_options(self, model_options: ModelOptions) -> None:
         _tf.set_untracked(self, "_accum", model_options)
-        _tf.set_untracked(self, "_accum_size", MicroBatchSize(model_options.arguments["micro_batch_size"]))
+        _tf.set_untracked(self, "_accum_size", SizeInUse(model_options.arguments["micro_batch_size"]))
         _tf.set_untracked(self, "_accum_noises", RepeatableNoises())
         whole_batch, groups = (model_options.arguments[name] for name in ("whole_batch", "replicas_per_group"))
         _tf.set_untracked(self, "_accum_whole_batch", whole_batch)
@@ -196,7 +238,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
                 "not split. Received: None."
             )
         self._accum.arguments["micro_batch_size"] = size
-        _tf.set_untracked(self, "_accum_size", MicroBatchSize(size))
+        _tf.set_untracked(self, "_accum_size", SizeInUse(size))
         self._split_steps()
         self.__dict__["_accum_traces"].clear()
         _tf.forget_traces(self)

@@ -9,7 +9,18 @@ from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._clipping._transform import AdaptiveClipping
 from accum._engine._cycle import check_options
 from accum._keras._callbacks import LAST_CYCLE
-from accum._tf import AccumSteps, MicroBatchSize, MicroBatchWeight, Names, Scalar, Transform, tf
+from accum._tf import (
+    AccumSteps,
+    MicroBatchSize,
+    Names,
+    Nonfinite,
+    Reduction,
+    ReplicasPerGroup,
+    Scalar,
+    Sparse,
+    Transform,
+    tf,
+)
 
 WEIGHTS = ("examples", "equal")
 FUNCTIONS = ("transform", "micro_batch_weight", "agc_exclude")
@@ -41,16 +52,16 @@ class ModelOptions:
         clip_factor: float = CLIP_FACTOR,
         eps: float = EPS,
         agc_exclude: Names = (),
-        reduction: str = "mean",
-        last_cycle: str = "flush",
-        micro_batch_weight: MicroBatchWeight = "examples",
+        reduction: Reduction = "mean",
+        last_cycle: Any = "flush",
+        micro_batch_weight: Any = "examples",
         transform: Optional[Transform] = None,
-        nonfinite: str = "propagate",
+        nonfinite: Nonfinite = "propagate",
         accumulator_dtype: Any = None,
-        sparse: str = "rows",
+        sparse: Sparse = "rows",
         micro_batch_size: MicroBatchSize = None,
-        whole_batch: Names = (),
-        replicas_per_group: Any = None,
+        whole_batch: Any = (),
+        replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
     ) -> "ModelOptions":
         """Check the arguments, with the error messages of law L17."""
@@ -83,6 +94,11 @@ class ModelOptions:
                 "model with `GradientAccumulateOptimizer`, or pass micro_batch_weight='equal'."
             )
         return cls(arguments, options, last_cycle, micro_batch_weight)
+
+    @staticmethod
+    def among(given: Dict[str, Any], **others: Any) -> Dict[str, Any]:
+        """Return the arguments for `of` among those of a function, and `others`."""
+        return dict({name: value for name, value in given.items() if name in ModelOptions.NAMES}, **others)
 
     @property
     def weighs_as_keras(self) -> bool:

@@ -13,7 +13,7 @@ from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._collector import Collector
 from accum._keras._internals import internals_of
 from accum._keras._loss import warn_of_summed_activities, warn_of_summed_losses, warn_of_unlike_losses
-from accum._keras._micro_batch_size import MicroBatchSize
+from accum._keras._micro_batch_size import SizeInUse
 from accum._keras._repeatable_noise import RepeatableNoises
 from accum._keras._state_watch import StateWatch
 from accum._keras._train_step import TrainStep
@@ -30,7 +30,7 @@ class ModelSteps:
     _accum_seen: List[Any]
     _accum_called_by_functions: List[Any]
     _accum_weight: Any
-    _accum_size: MicroBatchSize
+    _accum_size: SizeInUse
     _accum_noises: RepeatableNoises
     _accum_whole_batch: Tuple[str, ...]
     _take_over_optimizers: Callable[[], bool]

@@ -6,7 +6,7 @@ from typing import Any, Optional
 from accum import _check, _tf
 from accum._keras._model import GradientAccumulateModel
 from accum._keras._optimizer import GradientAccumulateOptimizer
-from accum._tf import AccumSteps
+from accum._tf import AccumSteps, Reduction
 
 
 class GAModelWrapper(GradientAccumulateModel):
@@ -50,7 +50,7 @@ class GAOptimizerWrapper(GradientAccumulateOptimizer):
         self,
         optimizer: Any = "SGD",
         accum_steps: Optional[AccumSteps] = None,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         name: str = "GAOptimizerWrapper",
         *,
         n_gradients: Optional[int] = None,

@@ -10,7 +10,7 @@ from accum._engine._plan import make_plan
 from accum._keras._adapter import KerasAdapter
 from accum._keras._internals import Internals
 from accum._keras._optimizer_interface import concrete_class
-from accum._tf import AccumSteps, GradsAndVars, Scalar, Transform, tf
+from accum._tf import AccumSteps, GradsAndVars, Nonfinite, Reduction, Scalar, Sparse, Transform, tf
 
 
 class GradientAccumulateOptimizer:
@@ -69,13 +69,13 @@ class GradientAccumulateOptimizer:
         self,
         optimizer: Any = "SGD",
         accum_steps: AccumSteps = 1,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         name: str = "GradientAccumulateOptimizer",
         *,
         transform: Optional[Transform] = None,
-        nonfinite: str = "propagate",
+        nonfinite: Nonfinite = "propagate",
         accumulator_dtype: Any = None,
-        sparse: str = "rows",
+        sparse: Sparse = "rows",
     ) -> None:
         plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
         self.__dict__["_inner"] = inner = self.__dict__.pop("_resolved")

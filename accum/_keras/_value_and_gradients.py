@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._custom_gradient import keeping_gradients
@@ -11,13 +11,13 @@ from accum._engine._value_and_gradients import (
     Derived,
     Task,
     Weight,
-    WholeBatch,
+    WholeBatchFunction,
     checked,
     checked_variables,
     mean_and_gradients,
 )
 from accum._engine._whole_call import segments_of, whole_call
-from accum._tf import Gradient, tf
+from accum._tf import Gradient, WholeBatch, tf
 
 
 def value_and_gradients(
@@ -27,7 +27,7 @@ def value_and_gradients(
     micro_batch_size: int,
     *,
     weight: Weight = "examples",
-    whole_batch: Union[str, Sequence[str]] = (),
+    whole_batch: WholeBatch = (),
     recompute: bool = True,
     loss: Optional[Callable[..., tf.Tensor]] = None,
 ) -> Tuple[tf.Tensor, List[Optional[Gradient]]]:
@@ -109,7 +109,7 @@ def _differentiated(compute: Callable[[], tf.Tensor], variables: Sequence[tf.Var
 
 def _over_whole_batch(task: Task, data: Any, variables: List[tf.Variable]) -> Any:
     # As in a `tf.function` of the user's.
-    whole = WholeBatch(task._replace(function=functools.partial(_tf.touched_by_autograph, task.function)), data)
+    whole = WholeBatchFunction(task._replace(function=functools.partial(_tf.touched_by_autograph, task.function)), data)
     segments = segments_of(whole.traced, whole.batch, variables, task.recompute, "batch_norm" in task.barriers)
     _warn_of_moved(segments.graph)
     compiled = _tf.is_compiled_by_xla_here()

@@ -225,11 +225,17 @@ from accum._tf._types import (
     AccumSteps,
     Gradient,
     GradsAndVars,
+    LastCycle,
     MicroBatchSize,
     MicroBatchWeight,
     Names,
+    Nonfinite,
+    Reduction,
+    ReplicasPerGroup,
     Scalar,
+    Sparse,
     Transform,
+    WholeBatch,
 )
 from accum._tf._variables import (
     at_least_float32,

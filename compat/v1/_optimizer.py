@@ -5,7 +5,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, 
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle, check_options
-from accum._tf import AccumSteps, Gradient, GradsAndVars, Scalar, Transform, tf
+from accum._tf import AccumSteps, Gradient, GradsAndVars, Nonfinite, Reduction, Scalar, Sparse, Transform, tf
 from accum.compat.v1 import _checks, _several_losses
 from accum.compat.v1._accum_ops import AccumOps
 from accum.compat.v1._adapter import GraphAdapter
@@ -66,15 +66,15 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self,
         optimizer: Any,
         accum_steps: AccumSteps = 1,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         name: str = "AccumOptimizer",
         *,
         steps_per_update: Optional[int] = None,
         use_locking: bool = False,
         transform: Optional[Transform] = None,
-        nonfinite: str = "propagate",
+        nonfinite: Nonfinite = "propagate",
         accumulator_dtype: Any = None,
-        sparse: str = "rows",
+        sparse: Sparse = "rows",
         count_micro_steps: bool = False,
         count_steps: bool = False,
         local_accumulators: bool = False,

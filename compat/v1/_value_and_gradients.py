@@ -5,12 +5,12 @@ their variables, and together they leave in the graph what one call with the who
 the collections nothing about one micro-batch.
 """
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._engine._combined import Pooled
 from accum._engine._value_and_gradients import Derived, Weight, checked, checked_variables, mean_and_gradients
-from accum._tf import Gradient, tf
+from accum._tf import Gradient, WholeBatch, tf
 from accum.compat.v1._collections import Additions, depends_on, is_in_loop, ops_of
 from accum.compat.v1._first_call import FirstCall
 from accum.compat.v1._moving_statistics import moments_of, moves
@@ -31,7 +31,7 @@ def value_and_gradients(
     micro_batch_size: Optional[int] = None,
     *,
     weight: Weight = "examples",
-    whole_batch: Union[str, Sequence[str]] = (),
+    whole_batch: WholeBatch = (),
     recompute: bool = True,
     loss: Optional[Callable[..., tf.Tensor]] = None,
 ) -> Tuple[tf.Tensor, List[Tuple[Optional[Gradient], tf.Variable]]]:

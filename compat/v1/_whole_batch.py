@@ -14,7 +14,7 @@ from accum._engine._custom_gradient import keeping_gradients
 from accum._engine._micro_batches import FIRST, MicroBatches
 from accum._engine._moments import Moments
 from accum._engine._trace import Marks, is_differentiable
-from accum._engine._value_and_gradients import Task, WholeBatch
+from accum._engine._value_and_gradients import Task, WholeBatchFunction
 from accum._engine._whole_call import segments_of, whole_call
 from accum._tf import tf
 from accum.compat.v1._collections import Additions, depends_on, ops_of
@@ -55,7 +55,7 @@ class _StaticCall:
     def __init__(self, task: Task, data: Any) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._task = task
-        self._whole = WholeBatch(task, data)
+        self._whole = WholeBatchFunction(task, data)
         self._averages: Dict[str, List[Tuple[Average, Average]]] = {}  # by the name of what is normalised
         self._stilled: Set[tf.Operation] = set()  # which update these
         self._names: Dict[str, str] = {}  # {name of a tensor in the trace: its name in the graph}
