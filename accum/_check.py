@@ -4,7 +4,9 @@ import difflib
 import functools
 import inspect
 import numbers
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
+import sys
+import warnings
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 import numpy as np
 
@@ -51,6 +53,27 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
 _CALLED_ELSEWHERE = dict.fromkeys(
     ("accumulation_steps", "grad_accum_steps", "gradient_accumulation_steps", "n_gradients", "steps_per_update"),
     "accum_steps",
+)
+
+
+def warn(message: str, category: Type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's code that was running, whatever of accum, Keras and TensorFlow is in between."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and _is_internal(frame):
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__", "__main__")
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def _is_internal(frame: Any) -> bool:
+    package = frame.f_globals.get("__name__", "").split(".")[0]
+    return package in _PACKAGES or "__autograph_generated" in frame.f_code.co_filename
+
+
+_PACKAGES = frozenset(
+    ["accum", "contextlib", "functools", "keras", "tensorflow", "tensorflow_core", "tensorflow_estimator"]
+    + ["tf_keras", "tf_slim"]
 )
 
 

@@ -1,9 +1,8 @@
 """Write functions into configs by the names under which they are registered with Keras."""
 
-import warnings
 from typing import Any, Dict, Optional
 
-from accum import _tf
+from accum import _check, _tf
 
 
 def to_config(argument: str, value: Any) -> Any:
@@ -22,11 +21,10 @@ def to_config(argument: str, value: Any) -> Any:
         return {"class_name": _tf.registered_name(type(value)), "config": value.get_config()}
     name = _tf.registered_name(value)
     if name is None:
-        warnings.warn(
+        _check.warn(
             f"`{argument}` is left out of the config: register it with "
             "`tf.keras.utils.register_keras_serializable`, or pass it again after loading. Received: "
             f"{argument}={value!r}.",
-            stacklevel=3,
         )
     return None if name is None else {"registered": name}
 

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "_tf": {"_tf"},
     # the engine, and what stands on it
     "_engine": ENGINE,
-    "_config": {"_tf"},
+    "_config": {"_check", "_tf"},
     "_clipping": {"_check", "_clipping", "_config", "_tf"},
     # the faces, which do not import each other
     "_keras": KERAS,

@@ -512,7 +512,7 @@ def test_an_unknown_argument_is_refused_with_the_name_that_was_meant(given, hint
 def test_a_model_without_accum_steps_warns_that_nothing_accumulates():
     plain = functional()
     for make in (
-        lambda **given: from_model(plain, **given),
+        lambda **given: accum.GradientAccumulateModel.from_model(plain, **given),
         lambda **given: accum.GradientAccumulateModel(inputs=plain.inputs, outputs=plain.outputs, **given),
     ):
         with pytest.warns(UserWarning, match="`accum_steps` was not given") as caught:

@@ -1,6 +1,5 @@
 """Adaptive gradient clipping as the `transform` of an accumulating optimizer: choose variables and their layout."""
 
-import warnings
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from accum import _check, _config, _tf
@@ -93,7 +92,7 @@ class AdaptiveClipping:
         if unknown and self._models:
             raise ValueError(words)
         if unknown:
-            warnings.warn(words, stacklevel=2)
+            _check.warn(words)
         self._has_met = True
 
     def get_config(self) -> Dict[str, Any]:

@@ -1,6 +1,5 @@
 """The call of a traced function with a whole batch, in micro-batches, whose gradient computes these again (law L19)."""
 
-import warnings
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
@@ -67,7 +66,7 @@ def segments_of(
         except Unrepeatable as error:
             raise ValueError(str(error)) from None
     if unknown:
-        warnings.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", stacklevel=3)
+        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.")
     return made
 
 

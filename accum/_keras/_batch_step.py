@@ -7,10 +7,9 @@ With `accum_steps`, such a batch is one micro step of a cycle.
 """
 
 import contextlib
-import warnings
 from typing import Any, Callable, Iterator, List, Optional
 
-from accum import _tf
+from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch, Size
 from accum._engine._combined import Pooled, Rows, Sum, divided, gradient_sum
@@ -108,10 +107,9 @@ class BatchStep:
 
         totals = self._over_micro_batches(micro_batch, data)
         if sums and self._model.losses:
-            warnings.warn(
+            _check.warn(
                 "A loss with reduction SUM adds up over micro-batches, and so do the regularization losses of the "
                 "model, which then count once for each micro-batch: compile a loss that is a mean.",
-                stacklevel=2,
             )
         return totals
 

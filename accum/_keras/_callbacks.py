@@ -1,6 +1,5 @@
 """Callbacks that end unfinished cycles at the end of an epoch, and that set the cycle length by epoch."""
 
-import warnings
 from typing import Any, Dict, List, Optional
 
 from accum import _check, _tf
@@ -61,11 +60,10 @@ class FlushCallback(tf.keras.callbacks.Callback):
         lengths = [cycle.accum_steps for cycle in cycles if isinstance(cycle.accum_steps, int)]
         if lengths and min(lengths) > batches:
             makes = "each epoch makes one update" if self.last_cycle == "flush" else "no update is ever made"
-            warnings.warn(
+            _check.warn(
                 f"An epoch has fewer batches than a cycle, and ends it, so {makes}: lower `accum_steps`, or pass "
                 f"last_cycle='carry'. Received: accum_steps={min(lengths)}, {batches} batches in an epoch, "
                 f"last_cycle={self.last_cycle!r}.",
-                stacklevel=2,
             )
 
     def on_test_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
@@ -93,10 +91,9 @@ class FlushCallback(tf.keras.callbacks.Callback):
         try:
             self.end_cycle_of(model)
         except Exception as error:
-            warnings.warn(
+            _check.warn(
                 "The interrupted cycle could not be ended: call `reset()` of the optimizer, or continue the cycle. "
                 f"Received: {error!r}.",
-                stacklevel=3,
             )
 
 

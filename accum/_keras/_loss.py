@@ -1,11 +1,10 @@
 """Report the number by which the compiled losses of a model divide, each time that they are computed (law L5)."""
 
-import warnings
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence
 
 import numpy as np
 
-from accum import _tf
+from accum import _check, _tf
 from accum._tf import tf
 
 
@@ -101,13 +100,12 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
     container = getattr(model, _tf.LOSS_CONTAINER, None)
     if isinstance(container, ReportingLoss) and container.unlike and not container.has_warned:
         container.has_warned = True
-        warnings.warn(
+        _check.warn(
             "Losses divide by different numbers, and a micro-batch has one weight for all of them: unless every "
             "micro-batch has the same share of padding or ignored elements, the update differs from that of the full "
             "batch. Pass `micro_batch_size` and `whole_batch='loss'`, or let all losses divide by examples: give "
             "padding and ignored elements a `sample_weight` of 0 instead, and hide masks from the losses by "
             f"`tf.keras.layers.Lambda(tf.identity)` at the end of each output. Received: {container.unlike}.",
-            stacklevel=2,
         )
 
 
@@ -116,11 +114,10 @@ def warn_of_summed_losses(model: tf.keras.Model) -> None:
     summed = [loss for loss in _tf.added_losses(model) if _tf.sums_added_loss(loss)]
     if summed and not model.__dict__.get("_accum_warned_of_summed_losses"):
         _tf.set_untracked(model, "_accum_warned_of_summed_losses", True)
-        warnings.warn(
+        _check.warn(
             "Keras 3 adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
             "them than the full batch: add their mean, or pass `micro_batch_size` and `whole_batch='loss'`. Received: "
             f"losses of shape {[tuple(loss.shape) for loss in summed]}.",
-            stacklevel=2,
         )
 
 
@@ -128,12 +125,11 @@ def warn_of_summed_activities(model: tf.keras.Model) -> None:
     """Warn of layers whose regularization of their activity adds up over examples in the installed Keras."""
     layers = [layer.name for layer in _tf.layers_of(model) if getattr(layer, "activity_regularizer", None) is not None]
     if layers and _tf.sums_activities():
-        warnings.warn(
+        _check.warn(
             "Before Keras 3.13, the regularization of a layer's activity is a sum over the examples that the layer "
             "sees, and smaller in micro-batches than in the full batch. Install Keras 3.13 or newer, or call "
             "`self.add_loss` with a mean over the examples in a layer of your own. Received: activity_regularizer of "
             f"{layers}.",
-            stacklevel=3,
         )
 
 
@@ -153,17 +149,15 @@ def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     options, arguments = model_options.options, model_options.arguments
     is_split_alone = arguments["micro_batch_size"] is not None and options["accum_steps"] == 1  # which is exact
     if options["reduction"] != "sum" and not is_split_alone and _tf.adds_up_examples(container):
-        warnings.warn(
+        _check.warn(
             "The gradient of a loss with reduction SUM or NONE is a sum over examples, so the mean over micro-batches "
             "differs from the full batch: pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that "
             "is a mean.",
-            stacklevel=3,
         )
     bases = {base.__name__ for base in type(model).__mro__}
     has_own_loss = getattr(model, "_using_dummy_loss", False)  # what `transformers` calls it
     if model_options.weighs_as_keras and has_own_loss and bases & _MEANS_OVER_LABELS:
-        warnings.warn(
+        _check.warn(
             f"The loss of {type(model).__name__} is a mean over the labels other than -100, whose number differs "
             "between micro-batches: pass `micro_batch_weight=`, a function `(x, y, sample_weight)` that counts them.",
-            stacklevel=3,
         )

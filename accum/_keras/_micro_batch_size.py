@@ -1,6 +1,5 @@
 """The number of examples that a model computes at once."""
 
-import warnings
 from typing import Any, Optional, Union
 
 from accum import _check
@@ -59,4 +58,4 @@ class SizeInUse:
 
     def report(self) -> None:
         """Tell the user the size that has turned out to fit."""
-        warnings.warn(f"Memory ran out, so `micro_batch_size` is {self._limit} from now on.", stacklevel=2)
+        _check.warn(f"Memory ran out, so `micro_batch_size` is {self._limit} from now on.")

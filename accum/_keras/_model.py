@@ -6,7 +6,6 @@ It adds to the optimizer what only a model knows: the weight of each micro-batch
 
 import inspect
 import os
-import warnings
 from typing import Any, Dict, Optional, Tuple, Union
 
 from accum import _check, _tf
@@ -345,10 +344,9 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
     def _warn_of_unfinished_cycle(self, where: str) -> None:
         optimizers = accumulating_optimizers(self) if "_accum_optimizers" in self.__dict__ else []
         if any(int(optimizer.micro_step) > 0 for optimizer in optimizers):
-            warnings.warn(
+            _check.warn(
                 f"An unfinished cycle is left out of {where}: call `model.optimizer.flush()` first, or save a "
                 "`tf.train.Checkpoint`, which keeps it.",
-                stacklevel=3,
             )
 
     def get_config(self) -> Dict[str, Any]:

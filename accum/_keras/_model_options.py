@@ -1,7 +1,6 @@
 """The arguments of a `GradientAccumulateModel`: check them, write them into its config, and read them from it."""
 
 import inspect
-import warnings
 from typing import Any, Dict, Optional, Tuple
 
 from accum import _check, _config, _tf
@@ -72,10 +71,9 @@ class ModelOptions:
         if accum_steps is _check.LEFT_OUT and micro_batch_size is not None:
             accum_steps = 1
         if accum_steps is _check.LEFT_OUT:
-            warnings.warn(
+            _check.warn(
                 "`accum_steps` was not given, so every batch makes a step and nothing accumulates: pass `accum_steps` "
                 "or `micro_batch_size`.",
-                stacklevel=4,
             )
             accum_steps = 1
         agc_exclude = _check.names_or_function("agc_exclude", agc_exclude)

@@ -1,6 +1,5 @@
 """Names from GradientAccumulator up to 0.3 that still work."""
 
-import warnings
 from typing import Any, Optional
 
 from accum import _check, _tf
@@ -74,7 +73,7 @@ def _accum_steps(accum_steps: Optional[AccumSteps], n_gradients: Optional[int], 
 
 
 def _warn(words: str) -> None:
-    warnings.warn(words, DeprecationWarning, stacklevel=3)
+    _check.warn(words, DeprecationWarning)
 
 
 for _cls in (GAModelWrapper, GAOptimizerWrapper):

@@ -1,7 +1,6 @@
 """The Keras face: an optimizer that wraps another one, for `compile`, custom loops and `strategy.run`."""
 
 import contextlib
-import warnings
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from accum import _check, _config, _tf
@@ -226,9 +225,8 @@ class GradientAccumulateOptimizer:
             if _tf.is_tracing() and not self._cycle.is_bare:
                 raise ValueError("`flush` and `reset` can't be traced before the first micro step has been traced.")
             if _tf.awaited_names(self._cycle.state):
-                warnings.warn(
+                _check.warn(
                     "Nothing was flushed or reset: a restored cycle is known only after its next micro-batch.",
-                    stacklevel=3,
                 )
             return None
         with contextlib.ExitStack() as stack:

@@ -1,6 +1,5 @@
 """Replace a model's batch normalisation by layers that update their statistics once per cycle."""
 
-import warnings
 from typing import Any, Dict, Tuple
 
 from accum import _check, _tf
@@ -83,5 +82,5 @@ class _Replacer:
             return AccumBatchNormalization(**dict(config, synchronized=_tf.is_synchronized(layer)))
         if hasattr(layer, "moving_variance"):
             words = "{} is a {}, which has its own moving statistics and code: it is not replaced."
-            warnings.warn(words.format(layer.name, type(layer).__name__), stacklevel=2)
+            _check.warn(words.format(layer.name, type(layer).__name__))
         return type(layer).from_config(layer.get_config())

@@ -1,6 +1,5 @@
 """Warn of variables that a train step changes once per micro-batch, where the full batch would change them once."""
 
-import warnings
 from typing import Any, List, Optional, Sequence
 
 import numpy as np
@@ -78,12 +77,11 @@ def _warn_of(model: tf.keras.Model, changed: Sequence[Any]) -> None:
     names = sorted(_tf.path_of(var) for var in changed)
     if names and names != model.__dict__.get(_WARNED):
         _tf.set_untracked(model, _WARNED, names)
-        warnings.warn(
+        _check.warn(
             "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
             "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "
             "variables in a callback, or where `has_stepped` of the optimizer is true. Changed: "
             f"{names}.",
-            stacklevel=2,
         )
 
 
@@ -113,12 +111,11 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
     layers = [layer.name for layer in _tf.batch_norms_in(model) if _tf.is_plain_batch_norm(layer) and layer.trainable]
     if layers and not model.__dict__.get("_accum_warned_of_batch_norms"):
         _tf.set_untracked(model, "_accum_warned_of_batch_norms", True)
-        warnings.warn(
+        _check.warn(
             "Batch normalization updates its moving statistics for every micro-batch, unlike at the full batch: "
             "`accum.replace_batchnorm_layers` replaces it with a layer that updates them once per batch, and "
             "`whole_batch='batch_norm'` also normalises by the whole batch. Received: "
             f"{_check.shown(layers)}.",
-            stacklevel=2,
         )
 
 
@@ -131,9 +128,8 @@ def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
     norms = _tf.batch_norms_always_in_training(model)
     layers = sorted({layer.name for layer in norms if layer.trainable})
     if layers:
-        warnings.warn(
+        _check.warn(
             "Batch normalization that is always in training normalises by micro-batches in `evaluate` and `predict` "
             "too, unlike the full batch: pass `whole_batch='batch_norm'`, or call the layers without `training=True`. "
             f"Received: {layers}.",
-            stacklevel=2,
         )

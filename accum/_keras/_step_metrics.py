@@ -3,10 +3,9 @@
 import contextlib
 import functools
 import math
-import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from accum import _tf
+from accum import _check, _tf
 from accum._engine._accumulators import weighted
 from accum._engine._batch import Size
 from accum._engine._combined import Sum, divided
@@ -114,12 +113,11 @@ class StepMetrics:
         warned = self._model.__dict__.setdefault(_WARNED, set())
         if metric.name not in warned:
             warned.add(metric.name)
-            warnings.warn(
+            _check.warn(
                 f"The metric {metric.name!r} is updated once for each micro-batch, which is only exact if it adds up "
                 "over examples. If it does, set its attribute `looks_across_examples = False`. If not, call its "
                 "`update_state` with tensors whose first axis is the batch, outside of any `tf.function`, condition "
                 "or loop of the train step's own, or pass `whole_batch='loss'`.",
-                stacklevel=2,
             )
 
     # ------------------------------------------------------------------------------------------------------------
@@ -166,11 +164,10 @@ class StepMetrics:
         leaves = [leaf for leaf in tf.nest.flatten(logs) if tf.is_tensor(leaf) and id(leaf) not in self._results]
         derived = [leaf for leaf in leaves if self._graph is not None and self._is_derived(leaf)]
         if derived or any(leaf.dtype.is_integer for leaf in leaves):
-            warnings.warn(
+            _check.warn(
                 "Numbers in the logs of a train step are averaged over micro-batches, which is not exact for counts, "
                 "sums, and values computed from `metric.result()`: return the result itself, or use a metric. "
                 f"Received: {logs!r}.",
-                stacklevel=2,
             )
 
     def _is_derived(self, leaf: Any) -> bool:

@@ -11,12 +11,11 @@ Everything is added in place, in few operations: each waits for the one before i
 """
 
 import math
-import warnings
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from accum import _tf
+from accum import _check, _tf
 from accum._engine import _replicas
 from accum._keras._internals import internals_of
 from accum._keras._step_sums import Sums, as_vector, norms_of_micro_batch, squared_norm
@@ -90,7 +89,7 @@ class StepRecorder:
             self._at_end()
             internals.unfinished_row = self._unfinished()
         except Exception as error:  # the user sees the one that has ended `fit`
-            warnings.warn(f"The last steps could not be logged. Received: {error!r}.", stacklevel=3)
+            _check.warn(f"The last steps could not be logged. Received: {error!r}.")
         internals.recorder = None
         if self._model.__dict__.pop("_accum_recorder", None) is None:
             del self._model.__dict__["train_step"]

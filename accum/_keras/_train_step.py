@@ -1,10 +1,9 @@
 """Watch one run of a model's train step: which optimizers it calls, how often, and whether they accumulate."""
 
 import contextlib
-import warnings
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
-from accum import _tf
+from accum import _check, _tf
 from accum._keras._internals import internals_of, is_accumulating
 from accum._tf import tf
 
@@ -72,11 +71,10 @@ class TrainStep:
         """Warn of a second update whose forward pass would have seen the first, such as that of a GAN's generator."""
         first, self._records_after = self._records_after, None
         if first is not None and first is not optimizer:
-            warnings.warn(
+            _check.warn(
                 f"`{self._name}` computes the loss for {optimizer!r} after it has called {first!r}. At the full batch "
                 "this loss would see the weights that the first optimizer has updated; over micro-batches it sees the "
                 "old ones. Use a separate train step or loop for each update, or compute all losses first.",
-                stacklevel=2,
             )
 
     def _refuse_several(self, optimizer: Any) -> None:
@@ -91,10 +89,9 @@ class TrainStep:
         """Take note of an optimizer that the model does not know; raise if it does not accumulate."""
         if is_accumulating(optimizer):
             self.note(optimizer)
-            warnings.warn(
+            _check.warn(
                 f"`{self._name}` calls {optimizer!r}, which is not an attribute of the model: each micro-batch has the "
                 "same weight in it, and `fit` does not end its last cycle. Keep it as an attribute of the model.",
-                stacklevel=2,
             )
             return
         raise ValueError(

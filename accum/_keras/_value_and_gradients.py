@@ -1,7 +1,6 @@
 """The gradients of a whole batch in a loop of one's own, with the memory of one micro-batch (law L18)."""
 
 import functools
-import warnings
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
@@ -128,8 +127,7 @@ def _warn_of_moved(graph: CutGraph) -> None:
     moved = {id(handle) for handle in graph.moved}
     names = sorted(var.name for var in getattr(graph.trace.graph, "variables", ()) if id(var.handle) in moved)
     if names:
-        warnings.warn(
+        _check.warn(
             "`function` changes variables once per micro-batch, unlike at the full batch, whose result this may "
             f"change: change them outside of it, once. Changed: {names}.",
-            stacklevel=4,
         )

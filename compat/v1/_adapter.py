@@ -1,7 +1,6 @@
 """The engine's adapter for the optimizer of a static graph."""
 
 import contextlib
-import warnings
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from accum import _check, _tf
@@ -190,7 +189,7 @@ class GraphAdapter(OptimizerAdapter):
                     done = true_after(function())
         # Said once, where the first op that makes a step is created.
         if self._first_step is None and self.global_step is not None and not self._counts and not self._advances():
-            warnings.warn(f"{NOT_COUNTED} Received: {type(self._wrapper.optimizer).__name__}.", stacklevel=2)
+            _check.warn(f"{NOT_COUNTED} Received: {type(self._wrapper.optimizer).__name__}.")
         return done
 
     def _count_step(self) -> tf.Operation:

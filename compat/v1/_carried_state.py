@@ -1,9 +1,8 @@
 """Find state that a micro-batch leaves to the next one, such as that of a stateful cell."""
 
-import warnings
 from typing import Sequence
 
-from accum import _tf
+from accum import _check, _tf
 from accum._tf import Gradient, tf
 from accum.compat.v1._update_ops import averages_elsewhere
 
@@ -35,7 +34,7 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
         if id(var) not in averages and (id(var.op) in changed or id(getattr(var, "handle", None)) in assigned)
     )
     if names:
-        warnings.warn(f"{CARRIED} Received: {names}.", stacklevel=4)
+        _check.warn(f"{CARRIED} Received: {names}.")
 
 
 def _is_still(op: tf.Operation) -> bool:

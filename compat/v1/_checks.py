@@ -1,6 +1,5 @@
 """Check how an `AccumOptimizer` is created and called."""
 
-import warnings
 from typing import Any, Optional, Sequence
 
 from accum import _check, _tf
@@ -20,7 +19,7 @@ def either_accum_steps(accum_steps: AccumSteps, steps_per_update: Optional[int])
         return accum_steps
     if accum_steps != 1:
         raise ValueError("Pass `accum_steps` only: `steps_per_update` is another name of it.")
-    warnings.warn("`steps_per_update` is now called `accum_steps`.", DeprecationWarning, stacklevel=3)
+    _check.warn("`steps_per_update` is now called `accum_steps`.", DeprecationWarning)
     return _check.accum_steps(steps_per_update, "steps_per_update")
 
 

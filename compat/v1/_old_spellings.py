@@ -1,9 +1,8 @@
 """Names from H2G-Net that still work."""
 
-import warnings
 from typing import Any
 
-from accum import _tf
+from accum import _check, _tf
 from accum._tf import AccumSteps
 from accum.compat.v1._optimizer import AccumOptimizer
 
@@ -35,10 +34,9 @@ class AdamAccumulated(AccumOptimizer):
         name: str = "AdamAccumulated",
         **kwargs: Any,
     ) -> None:
-        warnings.warn(
+        _check.warn(
             "`AdamAccumulated(accumulation_steps=K)` is now called `AccumOptimizer(Adam(), accum_steps=K)`.",
             DeprecationWarning,
-            stacklevel=2,
         )
         of_adam = {key: kwargs.pop(key) for key in OF_KERAS if key in kwargs}
         adam = _tf.legacy_adam(learning_rate, beta_1, beta_2, epsilon, amsgrad, **of_adam)
