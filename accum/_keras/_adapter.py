@@ -50,7 +50,7 @@ class KerasAdapter(OptimizerAdapter):
     def unwrapped(self, grads_and_vars: Iterable[Any]) -> List[Tuple[Optional[Gradient], tf.Variable]]:
         """Convert the user's pairs to a list of (gradient, `tf.Variable`), which the engine needs."""
         listed = list(grads_and_vars)
-        if not _tf.IS_KERAS_3 or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in listed):
+        if not _tf.WRAPS_VARIABLES or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in listed):
             return listed  # anything that is not a pair raises an error later, in `_check.pairs`
         self._given.update((_tf.variable_key(var), var) for _, var in listed)
         return [(grad, _tf.native(var)) for grad, var in listed]
@@ -60,7 +60,7 @@ class KerasAdapter(OptimizerAdapter):
         return [(grad, self._as_given(var)) for grad, var in grads_and_vars]
 
     def _as_given(self, var: tf.Variable) -> Any:
-        return self._given.get(_tf.variable_key(var), var) if _tf.IS_KERAS_3 else var
+        return self._given.get(_tf.variable_key(var), var) if _tf.WRAPS_VARIABLES else var
 
     def prepare(self, variables: Sequence[tf.Variable], used: Sequence[tf.Variable] = ()) -> None:
         variables, used = ([self._as_given(var) for var in group] for group in (variables, used))

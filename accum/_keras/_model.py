@@ -334,7 +334,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
             self._warn_of_unfinished_cycle(filepath)
         return super().save(filepath, *args, **kwargs)
 
-    if _tf.IS_KERAS_3:  # in Keras 2, a pickle does not name the class
+    if _tf.PICKLES:
 
         def __reduce__(self) -> Tuple[Any, ...]:
             """Pickle and copy the model as the content of a `.keras` file, as Keras does."""

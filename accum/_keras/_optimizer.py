@@ -335,7 +335,7 @@ class GradientAccumulateOptimizer:
     def set_weights(self, weights: Sequence[Any]) -> None:
         self._inner.set_weights(weights)
 
-    if _tf.IS_KERAS_3:  # Keras 2 does not pickle optimizers
+    if _tf.PICKLES:
 
         def __reduce__(self) -> Tuple[Any, ...]:
             """Pickle and copy the optimizer by its config, without its state, as Keras does."""

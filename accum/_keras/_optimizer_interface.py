@@ -221,7 +221,7 @@ def concrete_class(cls: type, base: type) -> type:
     if issubclass(cls, base):
         return cls
     if (cls, base) not in _CONCRETE:
-        new = _Keras3Interface if _tf.IS_KERAS_3 else _NewInterface
+        new = _Keras3Interface if hasattr(base, "stateless_apply") else _NewInterface
         interface = _LegacyInterface if base is _tf.LegacyOptimizer else new
         namespace = {
             "_root": cls,

@@ -86,7 +86,7 @@ def _alpha_dropout(layer: Any, inputs: tf.Tensor, draw: Any) -> tf.Tensor:
 
 
 def _layers() -> Dict[Any, Callable[..., tf.Tensor]]:
-    if not _tf.HAS_KERAS_FACE or _tf.IS_KERAS_3:
+    if not _tf.NOISE_HAS_NO_STATE:
         return {}
     layers = tf.keras.layers
     return {

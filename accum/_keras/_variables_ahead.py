@@ -18,7 +18,11 @@ def with_variables_ahead(model: Any, function: Callable[..., Any]) -> Callable[.
     step alone knows which variables it needs.
     """
     optimizers = accumulating_optimizers(model)
-    is_known = _tf.is_built_functional(model) and not _tf.has_own_train_step(model) and len(optimizers) == 1
+    is_known = (
+        _tf.is_built_functional(model)
+        and _tf.is_train_step_of_keras(model._own_step("train_step"))
+        and len(optimizers) == 1
+    )
     if model.run_eagerly or not is_known or not internals_of(optimizers[0]).is_bare:
         return function
 

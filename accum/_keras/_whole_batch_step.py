@@ -49,7 +49,12 @@ class WholeBatchStep(BatchStep):
                     "split into micro-batches: let it do so, or leave out `whole_batch`."
                 )
             losses = calls[replica].replica_losses
-            if name == "train_step" and losses is not None and not losses.is_used and _tf.has_own_train_step(model):
+            if (
+                name == "train_step"
+                and losses is not None
+                and not losses.is_used
+                and not _tf.is_train_step_of_keras(model._own_step("train_step"))
+            ):
                 raise ValueError(
                     f"`{type(model).__name__}.train_step` computes a loss that can't be computed over the outputs of "
                     "all replicas: let it call `self.compute_loss` or the compiled loss, or pass "

@@ -185,11 +185,11 @@ from accum._tf._steps import (
     count_batch,
     create_metrics,
     generators_of,
-    has_own_train_step,
     intercepting_loss_scale,
     is_built_functional,
     is_compiled_by_xla,
     is_mean,
+    is_train_step_of_keras,
     local_result,
     loss_trackers,
     losses_without_symbolic,
@@ -255,7 +255,7 @@ from accum._tf._variables import (
     values_of,
     variable_key,
 )
-from accum._tf._version import HAS_KERAS_FACE, IS_KERAS_3, tf
+from accum._tf._version import HAS_KERAS_FACE, NOISE_HAS_NO_STATE, PICKLES, WRAPS_VARIABLES, tf
 from accum._tf._watching import (
     tell_watcher,
     unwatched,

@@ -96,10 +96,9 @@ def intercepting_loss_scale(optimizer: Any, take: Callable[[List[Any], Callable[
     return own_methods(optimizer, apply_gradients=apply_gradients)
 
 
-def has_own_train_step(model: tf.keras.Model) -> bool:
-    """Whether the train step of a model is not Keras' own."""
-    own = model._own_step("train_step")
-    return getattr(own, "__func__", own) is not tf.keras.Model.train_step
+def is_train_step_of_keras(train_step: Callable[..., Any]) -> bool:
+    """Whether a train step is that of `tf.keras.Model`."""
+    return getattr(train_step, "__func__", train_step) is tf.keras.Model.train_step
 
 
 def is_built_functional(model: tf.keras.Model) -> bool:

@@ -28,6 +28,15 @@ HAS_KERAS_FACE = VERSION >= (2, 2)
 IS_KERAS_3 = VERSION >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
 """Whether `tf.keras` is Keras 3: from 2.16 on it is, unless TF_USE_LEGACY_KERAS selects `tf-keras`, Keras 2."""
 
+WRAPS_VARIABLES = IS_KERAS_3
+"""Whether the variables of Keras are objects of its own, around those of TensorFlow."""
+
+PICKLES = IS_KERAS_3
+"""Whether Keras pickles models and optimizers; those of Keras 2 don't name their class."""
+
+NOISE_HAS_NO_STATE = HAS_KERAS_FACE and not IS_KERAS_3
+"""Whether layers such as `Dropout` draw numbers that nothing of theirs tells or sets back."""
+
 if IS_KERAS_3 and tuple(int(part) for part in tf.keras.__version__.split(".")[:2]) < (3, 7):
     raise ImportError(
         f"accum needs Keras 3.7 or later, but found Keras {tf.keras.__version__}: run `pip install -U keras`, or "
