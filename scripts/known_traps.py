@@ -753,7 +753,7 @@ TRAPS = [
         [
             (
                 "accum/_keras/_model_steps.py",
-                "(WholeBatchStep if self._accum_whole_batch else BatchStep)(self, size)",
+                "(WholeBatchStep if self._accum.whole_batch else BatchStep)(self, size)",
                 "BatchStep(self, size)",
             )
         ],

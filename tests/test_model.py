@@ -139,3 +139,21 @@ def test_a_recurrent_layer_with_dropout_trains():
     for part in (slice(0, 2), slice(2, 3), slice(3, 20), slice(0, 2)):
         model.train_on_batch(X[part, :, None], Y[part])
     assert int(model.optimizer.iterations.numpy()) == 2
+
+
+@pytest.mark.law("L16")
+@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 4, "whole_batch": "loss"}])
+def test_a_model_gets_one_attribute(options):
+    """And steps of its own in the place of those of its class; all else stands in that attribute."""
+
+    def attributes(wrap):
+        model = wrap(tf.keras.Model(**parts()))
+        model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=10, verbose=0)
+        model.evaluate(X, Y, verbose=0)
+        return set(vars(model))
+
+    plain = attributes(lambda model: model)
+    ours = attributes(lambda model: accum.GradientAccumulateModel.from_model(model, **options))
+    of_keras = {"_auto_config"}  # for models of a subclass
+    assert ours - plain - of_keras <= {"_accum", "train_step", "test_step", "predict_step"}

@@ -29,7 +29,7 @@ class AutoSizedSteps:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._strategy = model.distribute_strategy
-        self._size = model.__dict__["_accum_size"]
+        self._size = model._accum.size
         self._steps: Dict[int, BatchStep] = {}  # replica -> what knows the structure of its sums
         self._gradients = self._function(self._on_gradients)
         self._apply = self._function(self._on_apply)
@@ -99,7 +99,7 @@ class AutoSizedSteps:
             has_halved = True
         if has_halved:
             self._size.report()
-            if "batch_norm" not in self._model.__dict__["_accum_whole_batch"]:
+            if "batch_norm" not in self._model._accum.whole_batch:
                 warn_of_batch_norms(self._model)
             warn_of_unlike_losses(self._model)
         return result
@@ -131,7 +131,7 @@ class AutoSizedSteps:
 
     def _count_known(self) -> int:
         """Look for variables that a forward pass may change, one for each replica. Returns how many there are."""
-        variables = _tf.state_of(self._model) + self._model.__dict__["_accum_noises"].counters
+        variables = _tf.state_of(self._model) + self._model._accum.noises.counters
         found = [part for var in variables for part in self._local(_tf.native(var))]
         known = {id(part) for part in self._known}
         self._known.extend({id(part): part for part in found if id(part) not in known}.values())
@@ -160,14 +160,14 @@ class AutoSizedSteps:
 
     def _on_gradients(self, data: Any, size: Any) -> Any:
         step = self._steps[_replicas.replica_number()] = self._model._batch_step(size)
-        if "_accum_recorder" in self._model.__dict__:
-            self._model.__dict__["_accum_recorder"].begin(data)
+        if self._model._accum.recorder is not None:
+            self._model._accum.recorder.begin(data)
         return step.gradients(data, self._model._run_train_step)
 
     def _on_apply(self, totals: Any) -> Any:
         logs = self._steps[_replicas.replica_number()].apply(totals)
-        if "_accum_recorder" in self._model.__dict__:
-            self._model.__dict__["_accum_recorder"].end(logs)
+        if self._model._accum.recorder is not None:
+            self._model._accum.recorder.end(logs)
         _tf.count_batch(self._model, "_train_counter", logs)
         return logs
 

@@ -55,7 +55,7 @@ class BatchStep:
 
     def _over_micro_batches(self, function: Callable[..., Any], data: Any) -> Any:
         """Run `function(part, index)` on each micro-batch, as `MicroBatches.run` does."""
-        noises = self._model.__dict__["_accum_noises"]
+        noises = self._model._accum.noises
 
         def with_noise(part: Any, index: Any) -> Any:
             with noises.drawing():
@@ -95,7 +95,7 @@ class BatchStep:
             self._collector, self._metrics = Collector(), StepMetrics(self._model, self._count_at(index))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
-                for optimizer in self._model.__dict__["_accum_optimizers"]:
+                for optimizer in self._model._accum.optimizers:
                     if _tf.is_loss_scale_optimizer(optimizer):
                         stack.enter_context(self._intercepting(optimizer, self._collector))
                 logs, weight = train_step(part, self._collector)
@@ -115,7 +115,7 @@ class BatchStep:
 
     def _norms(self, index: Any) -> Optional[Sum]:
         """Return the squared norm of a micro-batch's gradient, and what belongs to it, if a `StepLogger` follows."""
-        recorder = self._model.__dict__.get("_accum_recorder")
+        recorder = self._model._accum.recorder
         if recorder is None or not self._collector.calls:
             return None
         call = self._collector.calls[0]
@@ -136,7 +136,7 @@ class BatchStep:
         weight = share = call.weight
         dtypes = {grad.dtype for grad, _ in call.grads_and_vars if grad is not None}
         one = tf.ones([], tf.float64 if tf.float64 in dtypes else tf.float32)
-        if weight is not None and self._model._accum.weighs_as_keras and not call.has_own_weight:
+        if weight is not None and self._model._accum.options.weighs_as_keras and not call.has_own_weight:
             share = self._share_of(tf.cast(weight, one.dtype), is_first)
         grads = [gradient_sum(grad, var, share) for grad, var in call.grads_and_vars]
         return [
@@ -153,7 +153,7 @@ class BatchStep:
         """
         first, _, size = self._cuts
         is_whole = not is_first or (isinstance(first, int) and first == size)
-        if is_whole and not self._model.__dict__["_accum_weight"].was_replaced:
+        if is_whole and not self._model._accum.weight.was_replaced:
             return None
         return weight / tf.cast(size, weight.dtype)
 
@@ -204,15 +204,15 @@ class BatchStep:
             factor = _replicas.share_of_replica(weight)
             pairs = [(None if grad is None else _tf.scale_gradient(grad, factor), var) for grad, var in pairs]
         if norms is not None:
-            is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model.__dict__["_accum_optimizers"]))
-            recorder = self._model.__dict__["_accum_recorder"]
+            is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model._accum.optimizers))
+            recorder = self._model._accum.recorder
             recorder.give(norms, is_weighted or call.has_own_weight, grads if is_scaled else None)
         if id(call.optimizer) in self._collector.shares_overflow:
             pairs = call.optimizer._hand_back(pairs)
         if call.has_own_weight:
             call.apply(pairs, weight)
             return
-        current = self._model.__dict__["_accum_weight"].begin(weight) if is_weighted else None
+        current = self._model._accum.weight.begin(weight) if is_weighted else None
         with internals_of(call.optimizer).weighing(current):
             call.apply(pairs)
 

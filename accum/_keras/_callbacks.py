@@ -4,6 +4,7 @@ from typing import Any, Dict, List, Optional
 
 from accum import _check, _tf
 from accum._keras._batch_norm import batch_norms_of
+from accum._keras._internals import accumulation_of
 from accum._keras._optimizer import GradientAccumulateOptimizer
 from accum._tf import LastCycle, tf
 
@@ -22,7 +23,7 @@ def accumulating_optimizer(optimizer: Any) -> GradientAccumulateOptimizer:
 
 def accumulating_optimizers(model: tf.keras.Model) -> List[GradientAccumulateOptimizer]:
     """Return all accumulating optimizers of a model: one with a custom `compile` may have several."""
-    several = map(accumulating_optimizer, model.__dict__.get("_accum_optimizers") or [model.optimizer])
+    several = map(accumulating_optimizer, _wrapped_by(model) or [model.optimizer])
     # One may be there twice, if it is kept alone and in the `LossScaleOptimizer` that Keras puts around it.
     return list({id(optimizer): optimizer for optimizer in several}.values())
 
@@ -31,8 +32,14 @@ def _cycles_of(model: tf.keras.Model) -> List[Any]:
     """Return the parts of a model that have cycles: accumulating optimizers, and batch normalisation layers."""
     layers = batch_norms_of(model)
     optimizer = _tf.without_loss_scale(model.optimizer)
-    is_plain = "_accum_optimizers" not in model.__dict__ and not isinstance(optimizer, GradientAccumulateOptimizer)
+    is_plain = _wrapped_by(model) is None and not isinstance(optimizer, GradientAccumulateOptimizer)
     return layers if layers and is_plain else accumulating_optimizers(model) + layers
+
+
+def _wrapped_by(model: tf.keras.Model) -> Optional[List[Any]]:
+    """Return the optimizers that an accumulating model has wrapped, or None."""
+    own = accumulation_of(model)
+    return None if own is None else own.optimizers
 
 
 class FlushCallback(tf.keras.callbacks.Callback):

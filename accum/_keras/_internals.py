@@ -103,3 +103,8 @@ def is_accumulating(optimizer: Any) -> bool:
 def internals_of(optimizer: Any) -> Internals:
     """The `Internals` of a `GradientAccumulateOptimizer`."""
     return optimizer._internals
+
+
+def accumulation_of(model: tf.keras.Model) -> Any:
+    """Return the `ModelAccumulation` of a model; None for any other model, or one that is still being constructed."""
+    return model.__dict__.get("_accum")

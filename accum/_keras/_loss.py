@@ -112,8 +112,7 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
 def warn_of_summed_losses(model: tf.keras.Model) -> None:
     """Warn once of losses that layers have just added and Keras adds up over examples."""
     summed = [loss for loss in _tf.added_losses(model) if _tf.sums_added_loss(loss)]
-    if summed and not model.__dict__.get("_accum_warned_of_summed_losses"):
-        _tf.set_untracked(model, "_accum_warned_of_summed_losses", True)
+    if summed and model._accum.is_first_time("summed losses"):
         _check.warn(
             "Keras 3 adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
             "them than the full batch: add their mean, or pass `micro_batch_size` and `whole_batch='loss'`. Received: "
@@ -146,7 +145,7 @@ _MEANS_OVER_LABELS = {
 def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
     container = getattr(model, _tf.LOSS_CONTAINER, None)
-    options, arguments = model_options.options, model_options.arguments
+    options, arguments = model_options.for_optimizers, model_options.arguments
     is_split_alone = arguments["micro_batch_size"] is not None and options["accum_steps"] == 1  # which is exact
     if options["reduction"] != "sum" and not is_split_alone and _tf.adds_up_examples(container):
         _check.warn(

@@ -11,17 +11,14 @@ from typing import Any, Dict, Optional, Tuple, Union
 from accum import _check, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._keras._callbacks import FlushCallback, accumulating_optimizers
-from accum._keras._internals import internals_of
+from accum._keras._internals import accumulation_of, internals_of
 from accum._keras._loss import warn_of_inexact_loss
 from accum._keras._micro_batch_size import SizeInUse
+from accum._keras._model_accumulation import ModelAccumulation
 from accum._keras._model_classes import MODEL_OPTIONS, bases_named, concrete_class, is_functional
 from accum._keras._model_optimizers import ModelOptimizers, replaced_within
 from accum._keras._model_options import ModelOptions
 from accum._keras._model_steps import ModelSteps
-from accum._keras._repeatable_noise import RepeatableNoises
-from accum._keras._state_watch import StateWatch
-from accum._keras._step_metrics import StepMetrics
-from accum._keras._traced_call import Traces
 from accum._tf import (
     AccumSteps,
     LastCycle,
@@ -144,7 +141,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
             # A subclass creates its layers in `__init__`: Keras would make the class functional for all its models.
             self.__class__ = concrete_class(type(self), _tf.Functional)
         super().__init__(*args, **of_keras)
-        self._use_options(model_options)
+        self._accumulate_by(ModelAccumulation(model_options, {}))
 
     @classmethod
     @_check.knowing_arguments
@@ -201,23 +198,15 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
             )
         model_options = ModelOptions.of(**ModelOptions.among(given, use_agc=bool(use_agc or agc)))
         made = _tf.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
-        for name in ("train_step", "test_step", "predict_step"):
-            if name in vars(model):
-                made._keep_step(name, _tf.bound_to(made, model, made.__dict__.pop(name)))
-        made._use_options(model_options)
+        steps = [name for name in ("train_step", "test_step", "predict_step") if name in vars(model)]
+        own_steps = {name: _tf.bound_to(made, model, made.__dict__.pop(name)) for name in steps}
+        made._accumulate_by(ModelAccumulation(model_options, own_steps))
         if getattr(model, "optimizer", None) is not None:
             made._take_over_optimizers()
         return made
 
-    def _use_options(self, model_options: ModelOptions) -> None:
-        _tf.set_untracked(self, "_accum", model_options)
-        _tf.set_untracked(self, "_accum_size", SizeInUse(model_options.arguments["micro_batch_size"]))
-        _tf.set_untracked(self, "_accum_noises", RepeatableNoises())
-        whole_batch, groups = (model_options.arguments[name] for name in ("whole_batch", "replicas_per_group"))
-        _tf.set_untracked(self, "_accum_whole_batch", whole_batch)
-        _tf.set_untracked(self, "_accum_recompute", model_options.arguments["recompute"])
-        _tf.set_untracked(self, "_accum_traces", Traces())
-        _tf.set_untracked(self, "_accum_replicas_per_group", _check.replicas_per_group(groups, whole_batch))
+    def _accumulate_by(self, accumulation: ModelAccumulation) -> None:
+        _tf.set_untracked(self, "_accum", accumulation)
         self._split_steps()
         self._keep_loss()
 
@@ -227,7 +216,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
 
         None if the model does not split its batches, and "auto" while it has not yet had to.
         """
-        return self._accum_size.in_use
+        return self._accum.size.in_use
 
     @micro_batch_size.setter
     def micro_batch_size(self, size: Union[int, str]) -> None:
@@ -236,10 +225,10 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
                 "`micro_batch_size` can't be removed from a model: set it to the size of the batches, which then are "
                 "not split. Received: None."
             )
-        self._accum.arguments["micro_batch_size"] = size
-        _tf.set_untracked(self, "_accum_size", SizeInUse(size))
+        self._accum.options.arguments["micro_batch_size"] = size
+        self._accum.size = SizeInUse(size)
         self._split_steps()
-        self.__dict__["_accum_traces"].clear()
+        self._accum.traces.clear()
         _tf.forget_traces(self)
         for name in ("train_function", "test_function", "predict_function"):
             setattr(self, name, None)
@@ -258,11 +247,8 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         """
         signature = inspect.signature(super().compile)
         given = signature.bind_partial(*args, **kwargs)
-        _tf.set_untracked(self, "_accum_wrapped", {})
+        self._accum.begin_anew()
         _tf.forget_traces(self)  # which know the optimizers of the last `compile`
-        StateWatch.begin_anew(self)
-        self.__dict__["_accum_traces"].clear()
-        StepMetrics.begin_anew(self)
         for arguments in (given.arguments, given.kwargs):
             for name, value in arguments.items():
                 arguments[name] = replaced_within(value, self._accumulating)
@@ -272,14 +258,14 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
                 given.arguments["optimizer"] = self._accumulating(optimizer)
         super().compile(*given.args, **given.kwargs)
         self._take_over_optimizers()
-        warn_of_inexact_loss(self, self._accum)
-        optimizers = accumulating_optimizers(self) if self._accum_optimizers else []
+        warn_of_inexact_loss(self, self._accum.options)
+        optimizers = accumulating_optimizers(self) if self._accum.optimizers else []
         if len(optimizers) == 1:  # it may be the same optimizer after layers were frozen or unfrozen
             internals_of(optimizers[0]).expect(self)
 
     def __repr__(self) -> str:
         shown = super().__repr__()
-        if "_accum" not in self.__dict__:  # still being constructed
+        if accumulation_of(self) is None:  # still being constructed
             return shown
         if " object at 0x" in shown:  # the default of Python; Keras 3 has its own
             shown = f"<{type(self).__name__} name={self.name}, built={self.built}>"
@@ -288,18 +274,18 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
 
     def _accumulation(self) -> str:
         """Say how the model accumulates, by the arguments that it has now."""
-        shown = {"accum_steps": self._steps_in_use, "reduction": self._accum.options["reduction"]}
+        shown = {"accum_steps": self._steps_in_use, "reduction": self._accum.options.for_optimizers["reduction"]}
         if self.micro_batch_size is not None:
             shown["micro_batch_size"] = self.micro_batch_size
-        if self._accum_whole_batch:
-            shown["whole_batch"] = self._accum_whole_batch
+        if self._accum.whole_batch:
+            shown["whole_batch"] = self._accum.whole_batch
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     @property
     def _steps_in_use(self) -> AccumSteps:
-        optimizers = self.__dict__.get("_accum_optimizers") or ()
+        optimizers = self._accum.optimizers or ()
         accum_steps = [_tf.without_loss_scale(optimizer).accum_steps for optimizer in optimizers]
-        return (accum_steps or [self._accum.options["accum_steps"]])[0]
+        return (accum_steps or [self._accum.options.for_optimizers["accum_steps"]])[0]
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Print the summary of `tf.keras.Model.summary`, and how the model accumulates."""
@@ -316,15 +302,15 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `tf.keras.Model.fit` does; `last_cycle` decides how the last or an interrupted cycle ends."""
         given = inspect.signature(super().fit).bind_partial(*args, **kwargs)
-        ending = FlushCallback(self._accum.last_cycle)
+        ending = FlushCallback(self._accum.options.last_cycle)
         given.arguments["callbacks"] = _with_callback(given.arguments.get("callbacks"), ending)
         try:
             return super().fit(*given.args, **given.kwargs)
         except BaseException:
-            if "_accum_optimizers" in self.__dict__:
+            if self._accum.optimizers is not None:
                 ending.end_interrupted_cycle_of(self)
-            if "_accum_recorder" in self.__dict__:
-                self.__dict__["_accum_recorder"].detach()
+            if self._accum.recorder is not None:
+                self._accum.recorder.detach()
             raise
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -342,7 +328,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
             return _tf.pickled_by_name(super().__reduce__())
 
     def _warn_of_unfinished_cycle(self, where: str) -> None:
-        optimizers = accumulating_optimizers(self) if "_accum_optimizers" in self.__dict__ else []
+        optimizers = accumulating_optimizers(self) if self._accum.optimizers is not None else []
         if any(int(optimizer.micro_step) > 0 for optimizer in optimizers):
             _check.warn(
                 f"An unfinished cycle is left out of {where}: call `model.optimizer.flush()` first, or save a "
@@ -358,7 +344,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         base = getattr(type(self), "_base", _tf.Functional)
         class_name, config = _tf.plain_config(self, base)
         own = {} if _tf.comes_with_keras(base) else {"module": base.__module__}
-        return dict(config, accumulation=dict(self._accum.get_config(), model=class_name, **own))
+        return dict(config, accumulation=dict(self._accum.options.get_config(), model=class_name, **own))
 
     @classmethod
     def from_config(
@@ -393,7 +379,7 @@ def _with_callback(callbacks: Any, callback: Any) -> Any:
 
 def _finish_clone(model: Any, clone: Any) -> GradientAccumulateModel:
     """Let what Keras has cloned from the layers of `model` accumulate like `model`."""
-    arguments = dict(model._accum.arguments, accum_steps=model._steps_in_use)
+    arguments = dict(model._accum.options.arguments, accum_steps=model._steps_in_use)
     return getattr(type(model), "_root", type(model)).from_model(clone, **arguments)
 
 

@@ -10,8 +10,8 @@ from accum import _tf
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._loss import ReportingLoss
+from accum._keras._model_accumulation import ModelAccumulation
 from accum._keras._optimizer import GradientAccumulateOptimizer
-from accum._keras._weight_variable import WeightVariable
 from accum._tf import tf
 
 # Prefixes of internal attributes of Keras, TensorFlow and accum, which may refer to optimizers too.
@@ -21,15 +21,13 @@ _NOT_THE_USERS = ("_self_", "_unconditional_", "_obj_reference", "_accum", "_lay
 class ModelOptimizers:
     """The part of `GradientAccumulateModel` that wraps the optimizers of a model."""
 
-    _accum: Any
-    _accum_size: Any
-    _accum_weight: Any
+    _accum: ModelAccumulation
     _weighted_train_step: Any
     _replica_losses: Any
 
     def _take_over_optimizers(self) -> Any:
         """Wrap every optimizer of the model. Returns whether its optimizers have changed since the last call."""
-        before = self.__dict__.get("_accum_optimizers")
+        before = self._accum.optimizers
         known_before = accumulating_optimizers(self) if before else []
         found = replace_optimizers(self, self._accumulating)
         main = [optimizer for optimizer in found if optimizer is getattr(self, "optimizer", None)]
@@ -37,23 +35,22 @@ class ModelOptimizers:
         # Where a custom `compile` takes no `optimizer`, Keras' default is there, and probably unused.
         is_default = "optimizer" not in inspect.signature(super().compile).parameters  # type: ignore[misc]
         optimizers = others + main if is_default else main + others
-        _tf.set_untracked(self, "_accum_optimizers", optimizers)
+        self._accum.optimizers = optimizers
         accumulating = accumulating_optimizers(self) if optimizers else []
         for optimizer in accumulating:
             internals_of(optimizer).show(self)
         gone = [optimizer for optimizer in known_before if optimizer not in accumulating]
-        for name in ("_accum_seen", "_accum_called_by_functions"):
-            called = [optimizer for optimizer in self.__dict__.get(name, ()) if optimizer not in gone]
-            _tf.set_untracked(self, name, called)
+        for called in (self._accum.seen, self._accum.called_by_functions):
+            called[:] = [optimizer for optimizer in called if optimizer not in gone]
         # On the instance, so that a subclass's `train_step` is weighted too, even if it does not call `super()`.
-        self.__dict__.setdefault("_accum_train_step", None)
+        self._accum.own_steps.setdefault("train_step", None)
         _tf.set_untracked(self, "train_step", self._weighted_train_step)
         self._watch_losses()
         return before is not None and {id(optimizer) for optimizer in before} != {id(known) for known in optimizers}
 
     def _accumulating(self, optimizer: Any) -> Any:
         """Return the accumulating optimizer around `optimizer`, one for each since the last `compile`."""
-        wrapped = self.__dict__.setdefault("_accum_wrapped", {})  # id of an optimizer -> (itself, the one around it)
+        wrapped = self._accum.wrapped
         if isinstance(optimizer, str) or _tf.is_optimizer_config(optimizer):
             return self._newly_accumulating(optimizer)
         if id(optimizer) not in wrapped:
@@ -61,10 +58,10 @@ class ModelOptimizers:
         return wrapped[id(optimizer)][1]
 
     def _newly_accumulating(self, optimizer: Any) -> Any:
-        options = self._accum.options
+        options = self._accum.options.for_optimizers
         inner = _tf.without_loss_scale(optimizer)
         if isinstance(inner, GradientAccumulateOptimizer):
-            is_own = any(known is optimizer for known in self.__dict__.get("_accum_optimizers", ()))
+            is_own = any(known is optimizer for known in self._accum.optimizers or ())
             if is_own or internals_of(inner).accumulates_as(options):
                 return optimizer
         if not _tf.is_loss_scale_optimizer(optimizer):
@@ -79,13 +76,11 @@ class ModelOptimizers:
 
     def _watch_losses(self) -> None:
         """Let the compiled losses report the number by which they divide."""
-        if "_accum_weight" not in self.__dict__:
-            _tf.set_untracked(self, "_accum_weight", WeightVariable())
         container = getattr(self, _tf.LOSS_CONTAINER, None)
-        splits = self._accum_size.given is not None
-        if container is None or isinstance(container, ReportingLoss) or not (self._accum.weighs_as_keras or splits):
+        weighs, splits = self._accum.options.weighs_as_keras, self._accum.size.given is not None
+        if container is None or isinstance(container, ReportingLoss) or not (weighs or splits):
             return
-        report = self._accum_weight.replace if self._accum.weighs_as_keras else None
+        report = self._accum.weight.replace if weighs else None
         replica_losses = functools.partial(getattr, self, "_replica_losses")
         watched = ReportingLoss(container, report, replica_losses, functools.partial(_tf.added_losses, self))
         _tf.set_untracked(self, _tf.LOSS_CONTAINER, watched)

@@ -30,15 +30,15 @@ class ModelOptions:
 
     Attributes:
       arguments: dict of all arguments, as passed.
-      options: dict of the arguments for its optimizers.
+      for_optimizers: dict of the arguments for its optimizers.
       last_cycle: "flush", "carry" or "drop".
     """
 
     NAMES: Tuple[str, ...]
 
-    def __init__(self, arguments: Dict[str, Any], options: Dict[str, Any], last_cycle: str, weight: Any) -> None:
+    def __init__(self, arguments: Dict[str, Any], options: Dict[str, Any], last_cycle: Any, weight: Any) -> None:
         self.arguments = arguments
-        self.options = options
+        self.for_optimizers = options
         self.last_cycle = last_cycle
         self._weight = weight
 

@@ -11,10 +11,9 @@ from accum._keras._batch_norm import batch_norm_following, batch_norms_of
 from accum._keras._batch_step import BatchStep
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._collector import Collector
-from accum._keras._internals import internals_of
+from accum._keras._internals import accumulation_of, internals_of
 from accum._keras._loss import warn_of_summed_activities, warn_of_summed_losses, warn_of_unlike_losses
-from accum._keras._micro_batch_size import SizeInUse
-from accum._keras._repeatable_noise import RepeatableNoises
+from accum._keras._model_accumulation import ModelAccumulation
 from accum._keras._state_watch import StateWatch
 from accum._keras._train_step import TrainStep
 from accum._keras._variables_ahead import with_variables_ahead
@@ -25,44 +24,37 @@ from accum._tf import Scalar
 class ModelSteps:
     """The part of `GradientAccumulateModel` that runs the steps of its class or of the user."""
 
-    _accum: Any
-    _accum_optimizers: List[Any]
-    _accum_seen: List[Any]
-    _accum_called_by_functions: List[Any]
-    _accum_weight: Any
-    _accum_size: SizeInUse
-    _accum_noises: RepeatableNoises
-    _accum_whole_batch: Tuple[str, ...]
+    _accum: ModelAccumulation
     _take_over_optimizers: Callable[[], bool]
     train_function: Any
     distribute_strategy: Any
     trainable_variables: Any
 
     def __setattr__(self, name: str, value: Any) -> None:
-        replaced = name in ("train_step", "test_step", "predict_step") and name in self.__dict__
-        if replaced and f"_accum_{name}" in self.__dict__:
+        own = accumulation_of(self)
+        if own is not None and name in own.own_steps and name in self.__dict__:
             if value != self.__dict__[name]:
                 self._keep_step(name, value)
         else:
             super().__setattr__(name, value)
-            if name == "compute_loss" and "_accum_whole_batch" in self.__dict__:
+            if name == "compute_loss" and own is not None:
                 self._keep_loss()
 
     def _keep_step(self, name: str, function: Optional[Callable[..., Any]]) -> None:
         """Run `function`, which the user has set on the model, as the step `name`. None: run that of the class."""
-        _tf.set_untracked(self, f"_accum_{name}", function)
+        self._accum.own_steps[name] = function
 
     def _own_step(self, name: str) -> Any:
         """Return the step of the user or of the class."""
-        own = self.__dict__.get(f"_accum_{name}")
+        own = self._accum.own_steps.get(name)
         # `__get__`, because a `tf.function` as method makes one function for each instance, the class one for all.
         return getattr(type(self), name).__get__(self, type(self)) if own is None else own
 
     def _split_steps(self) -> None:
         """Let the test and predict steps run on micro-batches, if the model has a size for them."""
-        if self._accum_size.given is not None:
+        if self._accum.size.given is not None:
             for name, split in (("test_step", self._split_test_step), ("predict_step", self._split_predict_step)):
-                self.__dict__.setdefault(f"_accum_{name}", None)
+                self._accum.own_steps.setdefault(name, None)
                 _tf.set_untracked(self, name, split)
 
     # ------------------------------------------------------------------------------------------------------------
@@ -72,11 +64,11 @@ class ModelSteps:
         if self._take_over_optimizers():
             self.train_function = None
         if getattr(self, "train_function", None) is None:
-            self.__dict__["_accum_traces"].clear()
+            self._accum.traces.clear()
         warn_of_summed_activities(self)
         is_new = getattr(self, "train_function", None) is None or any(args) or any(kwargs.values())
         made = self._made_function("train_function", super().make_train_function, args, kwargs)  # type: ignore[misc]
-        if is_new and self._accum_whole_batch and not self._accum_size.is_auto:
+        if is_new and self._accum.whole_batch and not self._accum.size.is_auto:
             self.train_function = with_variables_ahead(self, self.train_function)
         return self.train_function if is_new else made
 
@@ -89,10 +81,10 @@ class ModelSteps:
 
     def _made_function(self, name: str, make: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the function that Keras calls for each batch: its own, or one that tries smaller micro-batches."""
-        if self._accum_size.given is not None:
+        if self._accum.size.given is not None:
             with self.distribute_strategy.scope():
-                self._accum_noises.find(self)
-        if not self._accum_size.is_auto:
+                self._accum.noises.find(self)
+        if not self._accum.size.is_auto:
             return make(*args, **kwargs)
         if getattr(self, name, None) is None or any(args) or any(kwargs.values()):
             setattr(self, name, getattr(AutoSizedSteps(self), name))
@@ -105,8 +97,8 @@ class ModelSteps:
     @property
     def _whole_batch_call(self) -> Any:
         """What stands in for a call of the model on this replica, or None."""
-        calls = self.__dict__.get("_accum_calls")
-        return calls.get(_replicas.replica_number()) if calls else None
+        own = accumulation_of(self)
+        return own.calls.get(_replicas.replica_number()) if own is not None and own.calls else None
 
     @property
     def _replica_losses(self) -> Any:
@@ -117,7 +109,7 @@ class ModelSteps:
     def _keep_loss(self) -> None:
         """Let a `compute_loss` of the user's see the outputs of several replicas, if losses are computed over them."""
         own: Any = getattr(self, "compute_loss", None)
-        if "loss" not in self._accum_whole_batch or not _tf.is_loss_of_user(own):
+        if "loss" not in self._accum.whole_batch or not _tf.is_loss_of_user(own):
             return
 
         # Neither a function of its own nor a lambda: a deep copy of the model takes this along, bound to the copy.
@@ -134,11 +126,11 @@ class ModelSteps:
         return found if whole is None else _tf.losses_without_symbolic(self, found) + whole.losses
 
     def _batch_step(self, size: Any) -> BatchStep:
-        return (WholeBatchStep if self._accum_whole_batch else BatchStep)(self, size)
+        return (WholeBatchStep if self._accum.whole_batch else BatchStep)(self, size)
 
     def _weighted_train_step(self, data: Any) -> Any:
         """Run the train step of the class or the user, so that its gradients are weighted by the micro-batch."""
-        recorder = self.__dict__.get("_accum_recorder")
+        recorder = self._accum.recorder
         if recorder is None:
             return self._run_weighted(data)
         recorder.begin(data)
@@ -147,7 +139,7 @@ class ModelSteps:
         return logs
 
     def _run_weighted(self, data: Any) -> Any:
-        size = self._accum_size.fixed
+        size = self._accum.size.fixed
         if size is not None:
             return self._batch_step(size).train(data, self._run_train_step)
         optimizers = accumulating_optimizers(self)
@@ -166,10 +158,10 @@ class ModelSteps:
         optimizers = accumulating_optimizers(self)
         train_step = TrainStep(f"{type(self).__name__}.train_step", optimizers, collector)
         with contextlib.ExitStack() as stack:
-            weight = self._accum_weight.begin(self._weight_of(data))
+            weight = self._accum.weight.begin(self._weight_of(data))
             for optimizer in optimizers:
                 # Over a whole batch, an optimizer that does not accumulate makes its step as in plain Keras.
-                if collector is not None or not (self._accum_whole_batch and internals_of(optimizer).is_bare):
+                if collector is not None or not (self._accum.whole_batch and internals_of(optimizer).is_bare):
                     stack.enter_context(internals_of(optimizer).weighing(weight))
             stack.enter_context(batch_norm_following(optimizers[0], self, collector))
             stack.enter_context(train_step.watching())
@@ -178,23 +170,23 @@ class ModelSteps:
         if self._splits_losses or not all(internals_of(optimizer).is_bare for optimizer in optimizers):
             warn_of_unlike_losses(self)
             warn_of_summed_losses(self)
-        return logs, self._accum_weight.read(weight)
+        return logs, self._accum.weight.read(weight)
 
     def _weight_of(self, data: Any) -> Optional[Scalar]:
         """Compute the weight of a micro-batch. The losses of those of one batch are added up unweighted if they sum."""
         if self._may_split_losses and self.sums_losses:
             return None
-        return self._accum.weight_of(data)
+        return self._accum.options.weight_of(data)
 
     @property
     def _may_split_losses(self) -> bool:
         """Whether the losses of a batch may be computed from those of its micro-batches."""
-        return self._accum_size.given is not None and not self._accum_whole_batch
+        return self._accum.size.given is not None and not self._accum.whole_batch
 
     @property
     def _splits_losses(self) -> bool:
         """Whether they are, which under "auto" begins when memory has run out."""
-        return self._may_split_losses and self._accum_size.in_use != "auto"
+        return self._may_split_losses and self._accum.size.in_use != "auto"
 
     @property
     def sums_losses(self) -> bool:
@@ -213,34 +205,34 @@ class ModelSteps:
 
     def _check_train_step(self, train_step: Any, optimizers: Sequence[Any]) -> None:
         """Raise if the train step that just ran, or was traced, does not accumulate as it should."""
-        overflows = any(map(_tf.is_loss_scale_optimizer, self._accum_optimizers))
-        may_skip = not train_step.is_traced and (overflows or bool(self._accum_seen))
+        overflows = any(map(_tf.is_loss_scale_optimizer, self._accum.optimizers or ()))
+        may_skip = not train_step.is_traced and (overflows or bool(self._accum.seen))
         # A train step may call a `tf.function` without a new trace, and then none of the calls in it is seen.
-        may_call_none = may_skip or bool(self._accum_called_by_functions) or not self.trainable_variables
+        may_call_none = may_skip or bool(self._accum.called_by_functions) or not self.trainable_variables
         train_step.check(may_call_none, optimizers[0] if batch_norms_of(self) else None)
-        self._accum_seen.extend(known for known in train_step.called if known not in self._accum_seen)
+        self._accum.seen.extend(known for known in train_step.called if known not in self._accum.seen)
         if train_step.calls_through_function:
-            self._accum_called_by_functions.extend(train_step.called)
+            self._accum.called_by_functions.extend(train_step.called)
 
     # ------------------------------------------------------------------------------------------------------------
 
     def _split_test_step(self, data: Any) -> Any:
-        size = self._accum_size.fixed
+        size = self._accum.size.fixed
         if size is None:
             return self._own_step("test_step")(data)
         return self._batch_step(size).test(data, self._run_test_step)
 
     def _run_test_step(self, data: Any) -> Tuple[Any, Optional[Scalar]]:
         """Run the test step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1."""
-        weight = self._accum_weight.begin(self._weight_of(data))
+        weight = self._accum.weight.begin(self._weight_of(data))
         logs = self._own_step("test_step")(data)
         if self._splits_losses:
             warn_of_unlike_losses(self)
             warn_of_summed_losses(self)
-        return logs, self._accum_weight.read(weight)
+        return logs, self._accum.weight.read(weight)
 
     def _split_predict_step(self, data: Any) -> Any:
-        size = self._accum_size.fixed
+        size = self._accum.size.fixed
         if size is None:
             return self._own_step("predict_step")(data)
         return self._batch_step(size).predict(data, self._own_step("predict_step"))
@@ -248,7 +240,7 @@ class ModelSteps:
     @property
     def metrics(self) -> List[Any]:
         found = super().metrics  # type: ignore[misc]
-        step_metrics = self.__dict__.get("_accum_step_metrics")
-        if step_metrics is not None:
-            step_metrics.watch(found)
+        own = accumulation_of(self)
+        if own is not None and own.step_metrics is not None:
+            own.step_metrics.watch(found)
         return found

@@ -8,12 +8,6 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._tf import tf
 
-_WATCHED = "_accum_state_is_watched"
-"""Name of the attribute of a model whose variables have been copied and compared since the last `compile`."""
-
-_WARNED = "_accum_warned_of_state"
-"""Name of the attribute of a model with the names of the variables that a user has been told of since then."""
-
 
 class StateWatch:
     """Compares the variables of a model before and after one micro-batch.
@@ -25,7 +19,7 @@ class StateWatch:
     @staticmethod
     def of_cycle(model: tf.keras.Model, optimizers: Sequence[Any]) -> Optional["StateWatch"]:
         """Return a `StateWatch` like `of_first_batch`, but eagerly only where no optimizer makes its step next."""
-        if tf.executing_eagerly() and not (_WATCHED in model.__dict__ or all(map(_goes_on, optimizers))):
+        if tf.executing_eagerly() and not (model._accum.is_state_watched or all(map(_goes_on, optimizers))):
             return None
         return StateWatch.of_first_batch(model)
 
@@ -33,16 +27,10 @@ class StateWatch:
     def of_first_batch(model: tf.keras.Model) -> Optional["StateWatch"]:
         """Return a `StateWatch` for each trace, but eagerly, where it copies all variables, one for each `compile`."""
         if tf.executing_eagerly():
-            if _WATCHED in model.__dict__:
+            if model._accum.is_state_watched:
                 return None
-            _tf.set_untracked(model, _WATCHED, True)
+            model._accum.is_state_watched = True
         return StateWatch(model)
-
-    @staticmethod
-    def begin_anew(model: tf.keras.Model) -> None:
-        """Watch the next batch, because the model has been compiled."""
-        for name in (_WATCHED, _WARNED):
-            model.__dict__.pop(name, None)
 
     def __init__(self, model: tf.keras.Model) -> None:
         self._model = model
@@ -75,8 +63,8 @@ def warn_of_moved(model: tf.keras.Model, handles: Sequence[Any]) -> None:
 
 def _warn_of(model: tf.keras.Model, changed: Sequence[Any]) -> None:
     names = sorted(_tf.path_of(var) for var in changed)
-    if names and names != model.__dict__.get(_WARNED):
-        _tf.set_untracked(model, _WARNED, names)
+    if names and names != model._accum.told_of_state:
+        model._accum.told_of_state = names
         _check.warn(
             "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
             "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "
@@ -109,8 +97,7 @@ def _handle_of(var: Any) -> Any:
 def warn_of_batch_norms(model: tf.keras.Model) -> None:
     """Warn once if a model has batch normalisation layers of Keras, which move their statistics per micro-batch."""
     layers = [layer.name for layer in _tf.batch_norms_in(model) if _tf.is_plain_batch_norm(layer) and layer.trainable]
-    if layers and not model.__dict__.get("_accum_warned_of_batch_norms"):
-        _tf.set_untracked(model, "_accum_warned_of_batch_norms", True)
+    if layers and model._accum.is_first_time("batch norms"):
         _check.warn(
             "Batch normalization updates its moving statistics for every micro-batch, unlike at the full batch: "
             "`accum.replace_batchnorm_layers` replaces it with a layer that updates them once per batch, and "
@@ -121,10 +108,8 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
 
 def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
     """Warn once of batch normalisation that was built with `training=True`, if evaluation and prediction are split."""
-    name = "_accum_looked_for_batches_in_prediction"
-    if name in model.__dict__:
+    if not model._accum.is_first_time("batch norms in prediction"):
         return
-    _tf.set_untracked(model, name, True)
     norms = _tf.batch_norms_always_in_training(model)
     layers = sorted({layer.name for layer in norms if layer.trainable})
     if layers:

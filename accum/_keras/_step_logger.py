@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional
 
 from accum import _check, _tf
 from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._internals import accumulation_of
 from accum._keras._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
 from accum._keras._step_recorder import ROWS, StepRecorder
 from accum._keras._step_sums import Sums
@@ -252,7 +253,8 @@ def _only_optimizer(model: tf.keras.Model) -> Any:
 
 def _reason_for_no_noise_scale(model: tf.keras.Model, optimizer: Any) -> str:
     """Return why the gradients of micro-batches can't be compared, or ""."""
-    if model.__dict__.get("_accum_whole_batch"):
+    own = accumulation_of(model)
+    if own is not None and own.whole_batch:
         return "with `whole_batch`, micro-batches have no losses of their own"
     if _tf.sums_over_examples(getattr(model, _tf.LOSS_CONTAINER, None)):
         return "the loss sums over examples; compile one that is a mean"

@@ -12,9 +12,6 @@ from accum._engine._combined import Sum, divided
 from accum._keras._metric_updates import MetricUpdate, are_counts, as_float, looks_across_examples, update_of
 from accum._tf import Scalar, tf
 
-_WARNED = "_accum_warned_of_metrics"
-"""Name of the attribute of a model with the names of the metrics that have been warned of since `compile`."""
-
 
 class _Entry(NamedTuple):
     """A value in the logs of a step: an entry in the result of `metric`, or a number to be averaged, or neither."""
@@ -49,17 +46,12 @@ class StepMetrics:
         self._entries: List[_Entry] = []
         self._logs: Any = None
 
-    @staticmethod
-    def begin_anew(model: tf.keras.Model) -> None:
-        """Warn again, because the model has been compiled."""
-        _tf.set_untracked(model, _WARNED, set())
-
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the metrics of the model in this context."""
         with contextlib.ExitStack() as self._stack:
-            _tf.set_untracked(self._model, "_accum_step_metrics", self)
-            self._stack.callback(self._model.__dict__.pop, "_accum_step_metrics")
+            self._model._accum.step_metrics = self
+            self._stack.callback(setattr, self._model._accum, "step_metrics", None)
             for container in _tf.containers_of(self._model):
                 self._stack.enter_context(_tf.when_built(container, functools.partial(self._watch_within, container)))
             self.watch(self._model.metrics)
@@ -110,7 +102,7 @@ class StepMetrics:
 
     def _warn_of_parts(self, metric: Any) -> None:
         """Warn once for each `compile` of a metric of the user's own that can't wait for the whole batch."""
-        warned = self._model.__dict__.setdefault(_WARNED, set())
+        warned = self._model._accum.told_of_metrics
         if metric.name not in warned:
             warned.add(metric.name)
             _check.warn(

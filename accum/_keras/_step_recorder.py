@@ -17,7 +17,7 @@ import numpy as np
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._keras._internals import internals_of
+from accum._keras._internals import accumulation_of, internals_of
 from accum._keras._step_sums import Sums, as_vector, norms_of_micro_batch, squared_norm
 from accum._tf import Gradient, GradsAndVars, Scalar, tf
 
@@ -61,8 +61,9 @@ class StepRecorder:
             internals.recorder.detach()
         internals.recorder = self
         self._begin_within(internals.unfinished_row)
-        if "_accum_optimizers" in self._model.__dict__:
-            _tf.set_untracked(self._model, "_accum_recorder", self)
+        own = accumulation_of(self._model)
+        if own is not None:
+            own.recorder = self
         else:
             self._wrap_train_step()
         self._model.train_function = None  # traced without a recorder
@@ -91,7 +92,10 @@ class StepRecorder:
         except Exception as error:  # the user sees the one that has ended `fit`
             _check.warn(f"The last steps could not be logged. Received: {error!r}.")
         internals.recorder = None
-        if self._model.__dict__.pop("_accum_recorder", None) is None:
+        own = accumulation_of(self._model)
+        if own is not None:
+            own.recorder = None
+        else:
             del self._model.__dict__["train_step"]
             if self._unwrapped is not None:
                 _tf.set_untracked(self._model, "train_step", self._unwrapped)

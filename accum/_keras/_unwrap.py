@@ -40,8 +40,7 @@ def unwrap(model: tf.keras.Model) -> tf.keras.Model:
     _check_cycles(model)
     _check_layers(model)
     made = _tf.model_like(model, base)
-    for name in [name for name in vars(made) if name.startswith("_accum")]:
-        del made.__dict__[name]
+    made.__dict__.pop("_accum", None)
     _restore_functions(model, made)
     container = getattr(made, _tf.LOSS_CONTAINER, None)
     if isinstance(container, ReportingLoss):
@@ -119,7 +118,7 @@ def _restore_functions(model: Any, made: Any) -> None:
         return
     for name in STEPS:
         made.__dict__.pop(name, None)
-        own = vars(model).get(f"_accum_{name}")
+        own = model._accum.own_steps.get(name)
         if own is not None:
             made.__dict__[name] = _tf.bound_to(made, model, own)
     loss = made.__dict__.get("compute_loss")

@@ -32,7 +32,7 @@ def with_variables_ahead(model: Any, function: Callable[..., Any]) -> Callable[.
             _, targets, _ = _tf.unpack_data(iterator.element_spec)
             _tf.create_metrics(model, targets)
             optimizers[0].build(model.trainable_variables)
-            model.__dict__["_accum_weight"].create()
+            model._accum.weight.create()
         return function(iterator)
 
     return train_function

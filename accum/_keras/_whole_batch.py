@@ -48,7 +48,7 @@ class WholeBatchCall:
     ) -> None:
         self._model = model
         self._is_training = is_training
-        self._recompute = model.__dict__.get("_accum_recompute", True)
+        self._recompute = model._accum.recompute
         self._size = size
         self._barriers = barriers
         self._weight = weight
@@ -133,7 +133,7 @@ class WholeBatchCall:
         leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if not tf.is_tensor(leaf)]
         flags = [bool(layer.trainable) for layer in _tf.layers_of(model)]
         key = repr((_replicas.replica_number(), batch.specs(), leaves, flags, has_barriers, self._is_training))
-        known = model.__dict__["_accum_traces"]
+        known = model._accum.traces
         if key in known:
             return known[key]
         traced = make()

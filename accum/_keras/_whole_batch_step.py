@@ -30,16 +30,16 @@ class WholeBatchStep(BatchStep):
     def _calling(self, name: str) -> Iterator[None]:
         """Let calls of the model be split in this context."""
         model, replica = self._model, _replicas.replica_number()
-        optimizers = [_tf.without_loss_scale(each) for each in model.__dict__.get("_accum_optimizers") or ()]
+        optimizers = [_tf.without_loss_scale(each) for each in model._accum.optimizers or ()]
 
         def weight() -> Any:
             is_for_bare = self._weighs_replicas
             weighted = [optimizer for optimizer in optimizers if is_for_bare or not internals_of(optimizer).is_bare]
             return internals_of(weighted[0]).weight if weighted else None
 
-        whole_batch, groups = (model.__dict__[f"_accum_{name}"] for name in ("whole_batch", "replicas_per_group"))
-        calls = model.__dict__.setdefault("_accum_calls", {})
-        calls[replica] = WholeBatchCall(model, self._size, whole_batch, groups, weight, name == "train_step")
+        own, calls = model._accum, model._accum.calls
+        groups = own.replicas_per_group
+        calls[replica] = WholeBatchCall(model, self._size, own.whole_batch, groups, weight, name == "train_step")
         try:
             with keeping_gradients():
                 yield
@@ -65,7 +65,7 @@ class WholeBatchStep(BatchStep):
 
     def _check_batch_norms(self) -> None:
         """Warn of, or refuse, batch normalisation layers that are no barrier."""
-        if "batch_norm" not in self._model.__dict__["_accum_whole_batch"]:
+        if "batch_norm" not in self._model._accum.whole_batch:
             warn_of_batch_norms(self._model)
             self._check_layers()
 
@@ -81,17 +81,13 @@ class WholeBatchStep(BatchStep):
     @property
     def _weighs_replicas(self) -> bool:
         """As for any step; but a loss over the outputs of all replicas weights them by itself."""
-        is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model.__dict__["_accum_optimizers"]))
-        return super()._weighs_replicas and not is_scaled and "loss" not in self._model.__dict__["_accum_whole_batch"]
+        is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model._accum.optimizers))
+        return super()._weighs_replicas and not is_scaled and "loss" not in self._model._accum.whole_batch
 
     def gradients(self, data: Any, train_step: Callable[..., Any]) -> Any:
         self._check_batch_norms()
         self._collector = Collector()
-        scaled = [
-            optimizer
-            for optimizer in self._model.__dict__["_accum_optimizers"]
-            if _tf.is_loss_scale_optimizer(optimizer)
-        ]
+        scaled = [optimizer for optimizer in self._model._accum.optimizers if _tf.is_loss_scale_optimizer(optimizer)]
         if scaled and _replicas.count() > 1:
             raise ValueError(
                 "`whole_batch` with `micro_batch_size='auto'` can't have a `LossScaleOptimizer` on several replicas: "

@@ -54,7 +54,7 @@ class KerasRun:
         self.rule = rule_of(self.inner)
         self.follows = isinstance(model, GradientAccumulateModel)  # whether batch normalisation follows its cycles
         self.norms = {} if is_listed else self._norms_of(model)
-        self.weighs_by_examples = bool(getattr(getattr(model, "_accum", None), "weighs_as_keras", False))
+        self.weighs_by_examples = self.follows and model._accum.options.weighs_as_keras
 
     def _norms_of(self, model):
         """Return {index of the moving mean: (index of the moving variance, `AccumBatchNormalization`)}."""

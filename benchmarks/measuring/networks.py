@@ -135,7 +135,7 @@ class Clock:
 
 def plan_of(model, count):
     """The MiB that `whole_batch` keeps, computes again and would keep of all cuts, by shapes; None for other models."""
-    traces = list(model.__dict__.get("_accum_traces", {}).values())
+    traces = list(model._accum.traces.values()) if hasattr(model, "_accum") else []
     if not traces:
         return None
     segments = traces[-1].segments

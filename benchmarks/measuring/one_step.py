@@ -72,7 +72,7 @@ class SplitByItself(Steps):
         import accum
 
         model = accum.GradientAccumulateModel(micro_batch_size="auto", inputs=inputs, outputs=outputs)
-        model._accum_size.halve(2 * self.size, None)
+        model._accum.size.halve(2 * self.size, None)
         return model
 
 

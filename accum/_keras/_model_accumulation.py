@@ -1,0 +1,75 @@
+"""All that a `GradientAccumulateModel` knows about how it accumulates, in one object."""
+
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+from accum import _check
+from accum._keras._micro_batch_size import SizeInUse
+from accum._keras._model_options import ModelOptions
+from accum._keras._repeatable_noise import RepeatableNoises
+from accum._keras._traced_call import Traces
+from accum._keras._weight_variable import WeightVariable
+
+
+class ModelAccumulation:
+    """What a model accumulates by, and the state of its current step. It is the only attribute that a model gets.
+
+    Args:
+      options: `ModelOptions`.
+      own_steps: {name of a step: the user's function for it}, as far as the user has set one on the instance.
+
+    Attributes:
+      options: the same.
+      own_steps: the same, and None for a step that is replaced on the instance and runs that of the class.
+      whole_batch: tuple of what is computed over the whole batch: "batch_norm", "loss".
+      replicas_per_group: {"batch_norm" or "loss": int or None}.
+      recompute: bool.
+      size: `SizeInUse`.
+      noises: `RepeatableNoises`.
+      weight: `WeightVariable`.
+      traces: `Traces`.
+      optimizers: list of the model's optimizers, which accumulate or are in a `LossScaleOptimizer`; None before
+        `compile`.
+      wrapped: {id of an optimizer: (itself, the one around it)} since the last `compile`.
+      seen: optimizers that a train step has called.
+      called_by_functions: those that it has called in a `tf.function` of its own.
+      calls: {number of a replica: what stands in for the calls of the model in the current step}.
+      recorder: the `StepRecorder` of the current `fit`, or None.
+      step_metrics: the `StepMetrics` of the current micro-batch, or None.
+      is_state_watched: whether variables have been copied and compared since the last `compile`.
+      told_of_state: names of variables of which a warning has told since then.
+      told_of_metrics: names of metrics of which one has.
+    """
+
+    def __init__(self, options: ModelOptions, own_steps: Dict[str, Optional[Callable[..., Any]]]) -> None:
+        self.options = options
+        self.own_steps = own_steps
+        self.whole_batch: Tuple[str, ...] = options.arguments["whole_batch"]
+        groups = options.arguments["replicas_per_group"]
+        self.replicas_per_group = _check.replicas_per_group(groups, self.whole_batch)
+        self.recompute: bool = options.arguments["recompute"]
+        self.size = SizeInUse(options.arguments["micro_batch_size"])
+        self.noises = RepeatableNoises()
+        self.weight = WeightVariable()
+        self.traces = Traces()
+        self.optimizers: Optional[List[Any]] = None
+        self.seen: List[Any] = []
+        self.called_by_functions: List[Any] = []
+        self.calls: Dict[int, Any] = {}
+        self.recorder: Any = None
+        self.step_metrics: Any = None
+        self._told: Set[str] = set()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget what belongs to the last `compile`."""
+        self.wrapped: Dict[int, Tuple[Any, Any]] = {}
+        self.traces.clear()
+        self.is_state_watched = False
+        self.told_of_state: List[str] = []
+        self.told_of_metrics: Set[str] = set()
+
+    def is_first_time(self, what: str) -> bool:
+        """Whether this is the first call with `what`, for what is looked at or told once for each model."""
+        is_first = what not in self._told
+        self._told.add(what)
+        return is_first
