@@ -98,10 +98,17 @@ def opened_as_text(path):
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read())
     for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "open":
-            mode = ast.literal_eval(call.args[1]) if len(call.args) > 1 else "r"
-            if "b" not in mode and "encoding" not in [keyword.arg for keyword in call.keywords]:
-                yield call.lineno
+        is_open = isinstance(call, ast.Call) and getattr(call.func, "id", "") == "open"
+        if is_open and not is_binary(call.args[1:2]) and "encoding" not in [one.arg for one in call.keywords]:
+            yield call.lineno
+
+
+def is_binary(mode):
+    """Whether the argument of `open`, if there is one, is a constant that names a binary mode."""
+    try:
+        return any("b" in ast.literal_eval(one) for one in mode)
+    except ValueError:
+        return False
 
 
 def test_every_file_of_text_is_opened_with_its_encoding():

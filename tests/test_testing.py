@@ -10,6 +10,7 @@ import tensorflow as tf
 from exceptions import IS_KERAS_3
 
 import accum.testing
+from accum import _tf
 from accum.__main__ import main
 from accum.testing import _diagnosis, assert_accumulation_equals_full_batch
 
@@ -113,9 +114,9 @@ def test_a_model_that_agrees_gets_a_report():
 )
 def test_a_model_that_splits_its_batches_is_checked_as_it_splits_them(options, sizes, monkeypatch):
     fed = []
-    train_on = accum.testing._training._tf.train_on
+    train_on = _tf.train_on
     monkeypatch.setattr(
-        accum.testing._training._tf,
+        _tf,
         "train_on",
         lambda model, batch: fed.append((type(model).__name__, len(batch[0]))) or train_on(model, batch),
     )
@@ -127,9 +128,9 @@ def test_a_model_that_splits_its_batches_is_checked_as_it_splits_them(options, s
 @needs_keras_face
 def test_batch_size_is_that_of_fit(monkeypatch):
     fed = []
-    train_on = accum.testing._training._tf.train_on
+    train_on = _tf.train_on
     monkeypatch.setattr(
-        accum.testing._training._tf,
+        _tf,
         "train_on",
         lambda model, batch: fed.append(len(batch[0])) or train_on(model, batch),
     )
