@@ -15,6 +15,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts"))
 
 import evidence  # noqa: E402
 import freeze  # noqa: E402
+import how_tested  # noqa: E402
 import pins  # noqa: E402
 import reports  # noqa: E402
 from matrix import data as matrix  # noqa: E402
@@ -413,3 +414,10 @@ def test_what_is_committed_is_what_the_records_say():
         drawn = file.read()
     written = [(evidence.page(records, digest), evidence.drawing(records, digest)) for digest in sorted(digests)]
     assert (page, drawn) in written, "run python scripts/evidence.py"
+
+
+def test_the_page_on_testing_has_the_numbers_of_the_records():
+    with open(how_tested.PAGE, encoding="utf-8") as file:
+        text = file.read()
+    shown = text[text.index(how_tested.BEGIN) + len(how_tested.BEGIN) : text.index(how_tested.END)]
+    assert shown == how_tested.counts()
