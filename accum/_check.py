@@ -57,10 +57,15 @@ _CALLED_ELSEWHERE = dict.fromkeys(
 
 
 def warn(message: str, category: Type[Warning] = UserWarning) -> None:
-    """Warn at the line of the user's code that was running, whatever of accum, Keras and TensorFlow is in between."""
-    frame: Any = sys._getframe(1)
-    while frame.f_back is not None and _is_internal(frame):
+    """Warn at the line of the user's code that was running, whatever of accum, Keras and TensorFlow is in between.
+
+    In a replica's thread, where none of the user's code may be, it is the line of accum.
+    """
+    here: Any = sys._getframe(1)
+    frame = here
+    while frame is not None and _is_internal(frame):
         frame = frame.f_back
+    frame = here if frame is None else frame
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     module = frame.f_globals.get("__name__", "__main__")
     warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
@@ -72,8 +77,8 @@ def _is_internal(frame: Any) -> bool:
 
 
 _PACKAGES = frozenset(
-    ["accum", "contextlib", "functools", "keras", "tensorflow", "tensorflow_core", "tensorflow_estimator"]
-    + ["tf_keras", "tf_slim"]
+    ["accum", "concurrent", "contextlib", "functools", "keras", "tensorflow", "tensorflow_core"]
+    + ["tensorflow_estimator", "tf_keras", "tf_slim", "threading"]
 )
 
 

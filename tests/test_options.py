@@ -1,6 +1,7 @@
 """Options have one default, whoever takes them."""
 
 import inspect
+import threading
 
 import numpy as np
 import pytest
@@ -126,6 +127,15 @@ def test_a_scheduler_that_begins_with_shorter_cycles_is_no_mistake(recwarn):
     scheduler = accum.AccumulationScheduler({0: 2, 4: 8})
     model.fit(X, Y, batch_size=4, epochs=1, verbose=0, callbacks=[scheduler])
     assert not [one for one in recwarn if "fewer batches than a cycle" in str(one.message)]
+
+
+@pytest.mark.law("L17")
+def test_a_warning_in_a_thread_without_code_of_the_user_s_points_into_accum():
+    with pytest.warns(UserWarning, match="left out of the config") as caught:
+        thread = threading.Thread(target=accum._config.to_config, args=("transform", lambda pairs: pairs))
+        thread.start()
+        thread.join()
+    assert caught[0].filename == accum._config.__file__
 
 
 @pytest.mark.law("L17")

@@ -49,3 +49,14 @@ def test_a_public_signature_has_types(value):
 
 def test_the_package_says_that_it_has_types():
     assert os.path.isfile(os.path.join(os.path.dirname(accum.__file__), "py.typed"))
+
+
+@pytest.mark.keras_face
+def test_a_model_is_made_with_the_same_defaults_in_either_way():
+    """Their signatures stand in two places, because types and completion need them there."""
+    model = accum.GradientAccumulateModel
+    made, wrapped = (inspect.signature(function).parameters for function in (model.__init__, model.from_model))
+    shared = [name for name in wrapped if name != "model"]
+    assert len(shared) > 15 and "whole_batch" in shared
+    for name in shared:
+        assert (made[name].default, made[name].annotation) == (wrapped[name].default, wrapped[name].annotation), name

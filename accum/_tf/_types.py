@@ -41,5 +41,5 @@ MicroBatchSize = Union[int, Auto, None]
 WholeBatch = Union[WholePart, Sequence[WholePart]]
 """What is computed over the whole batch."""
 
-ReplicasPerGroup = Union[int, Dict[WholePart, int], None]
-"""The number of replicas whose examples are put together."""
+ReplicasPerGroup = Union[int, Dict[WholePart, Optional[int]], None]
+"""The number of replicas whose examples are put together; None: all."""

@@ -13,6 +13,9 @@ def right(net: Any, inner: Any) -> None:
     model = accum.GradientAccumulateModel.from_model(net, accum_steps=4, last_cycle="carry")
     model = accum.GradientAccumulateModel.from_model(net, micro_batch_size="auto", whole_batch=("loss", "batch_norm"))
     model = accum.GradientAccumulateModel(accum_steps={0: 8, 100: 2}, inputs=net.inputs, outputs=net.outputs)
+    model = accum.GradientAccumulateModel.from_model(
+        net, micro_batch_size=8, whole_batch="all", replicas_per_group={"loss": None, "batch_norm": 2}
+    )
     size = model.micro_batch_size
     assert size is None or size == "auto" or int(size) > 0
     optimizer = accum.GradientAccumulateOptimizer("adam", accum_steps=4, reduction="sum", nonfinite="skip_micro")
