@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 from accum import _tf
 from accum._engine._accumulators import weighted
 from accum._engine._batch import Size
-from accum._engine._moments import Moments, pooled
+from accum._engine._moments import Moments, pooled, pooled_finite
 from accum._tf import Gradient, Scalar, tf
 
 
@@ -25,12 +25,15 @@ class Combined:
         return self.values
 
     def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
-        """Return the loop variables after this micro-batch, the `index`-th in the loop."""
+        """Return the loop variables after this micro-batch, at `index` of all."""
         raise NotImplementedError
 
     def skip(self, state: Sequence[Any], index: int) -> List[Any]:
-        """Return the loop variables after the `index`-th micro-batch, which has no such value. Called eagerly."""
+        """Return the loop variables after the micro-batch at `index`, which has no such value. Called eagerly."""
         return list(state)
+
+    def enter(self, state: Sequence[Any]) -> None:
+        """Learn the loop variables before a micro-batch. Called in the loop of a graph, on what the first returned."""
 
     def end(self, state: Sequence[Any], compiled: bool) -> Any:
         """Return the result after the last micro-batch. Called on what the first one returned."""
@@ -58,6 +61,16 @@ class Pooled(Combined):
         return Moments(*state)
 
 
+class PooledFinite(Pooled):
+    """The same, of parts whose `Moments` are 0 if they have no values."""
+
+    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+        whole = list(pooled_finite(Moments(*state), Moments(*self.values)))
+        for value, before in zip(whole, state):
+            value.set_shape(before.shape)
+        return whole
+
+
 class Rows(Combined):
     """Tensors to be concatenated along their first axis, in the order of the micro-batches.
 
@@ -82,10 +95,10 @@ class Rows(Combined):
         return rows if compiled or isinstance(value, tf.TensorSpec) else rows.write(0, value)
 
     def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
-        return [rows.write(index if compiled else index + 1, value) for rows, value in zip(state, self.values)]
+        return [rows.write(index - 1 if compiled else index, value) for rows, value in zip(state, self.values)]
 
     def skip(self, state: Sequence[Any], index: int) -> List[Any]:
-        return [rows.write(index + 1, value[:0]) for rows, value in zip(state, self.values)]
+        return [rows.write(index, value[:0]) for rows, value in zip(state, self.values)]
 
     def end(self, state: Sequence[Any], compiled: bool) -> Any:
         return self._joined(state, compiled)[0]
@@ -107,11 +120,26 @@ class Kept(Rows):
 
     The tensors are kept in the memory of the host where the model computes on a GPU, which then needs memory for one
     micro-batch alone. XLA keeps them where it computes.
+
+    Args:
+      value: the tensor, or a `tf.TensorSpec` of it.
+      instead_of: `KeptTensors` of the same shapes that the loop reads for the last time. In the loop of a graph, each
+        tensor takes the place of the one of its micro-batch, so that the memory of both is not needed at once.
     """
 
+    def __init__(self, value: Any, instead_of: "Optional[KeptTensors]" = None) -> None:
+        super().__init__(value)
+        self._instead_of = instead_of
+
     def start(self, loops: Size, compiled: bool) -> List[Any]:
+        if self._instead_of is not None:
+            return [self._instead_of.others]
         with self._on_host(compiled):
             return super().start(loops, compiled)
+
+    def enter(self, state: Sequence[Any]) -> None:
+        if self._instead_of is not None:
+            (self._instead_of.others,) = state
 
     def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
         with self._on_host(compiled):
@@ -120,9 +148,7 @@ class Kept(Rows):
     def end(self, state: Sequence[Any], compiled: bool) -> Any:
         if hasattr(state[0], "mark_used"):  # TensorFlow logs an error if an eager list is never read
             state[0].mark_used()
-        return KeptTensors(
-            self.values[0], state[0], 0 if compiled else 1, lambda: self._joined(state, compiled)[0], compiled
-        )
+        return KeptTensors(self.values[0], state[0], lambda: self._joined(state, compiled)[0], compiled)
 
     @contextlib.contextmanager
     def _on_host(self, compiled: bool) -> Iterator[None]:
@@ -147,9 +173,8 @@ class KeptTensors:
     """The tensors of all micro-batches that `Kept` has collected.
 
     Args:
-      first: the tensor of the first micro-batch.
-      others: `tf.TensorArray`, with those in the loop.
-      begin: where in it the loop begins.
+      first: the tensor of the first micro-batch, or a `tf.TensorSpec` of it if it is in the loop.
+      others: `tf.TensorArray` of all, or if XLA compiles this, of all but the first.
       joined: function that concatenates all of them along the first axis.
       compiled: whether XLA compiles this.
     """
@@ -158,15 +183,19 @@ class KeptTensors:
         self,
         first: tf.Tensor,
         others: tf.TensorArray,
-        begin: int,
         joined: Callable[[], tf.Tensor],
         compiled: bool = False,
     ) -> None:
         self.first = first
         self._joined = joined
-        self._others = others
-        self._begin = begin
+        self.others = others
         self._compiled = compiled
+
+    def is_like(self, value: Any) -> bool:
+        """Whether tensors of a `tf.TensorSpec` can take the place of these, in the loop of a graph."""
+        first = self.first
+        is_alike = isinstance(first, tf.TensorSpec) and isinstance(value, tf.TensorSpec) and first.shape.rank
+        return bool(is_alike) and (first.dtype, first.shape.as_list()) == (value.dtype, value.shape.as_list())
 
     def joined(self) -> tf.Tensor:
         """Return the tensors of all micro-batches, concatenated along their first axis."""
@@ -174,9 +203,9 @@ class KeptTensors:
             return self._joined()
 
     def at(self, index: Any) -> tf.Tensor:
-        """Return the tensor of the micro-batch that is the `index`-th in the loop."""
+        """Return the tensor of the micro-batch at `index`, which is not `FIRST`."""
         with _tf.keeping_on_host(self._compiled):
-            tensor = self._others.read(index + self._begin)
+            tensor = self.others.read(index - 1 if self._compiled else index)
         if not tf.executing_eagerly():  # where it has its own
             tensor.set_shape([None] + self.first.shape.as_list()[1:] if self.first.shape.rank else None)
         return tensor

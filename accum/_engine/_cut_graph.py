@@ -71,7 +71,7 @@ class CutGraph:
       weights: the `Phase` that ends the gradients by what does not depend on the batch.
       uses: {key of a tensor that later phases use: (its level, forward levels that use it, backward levels)}.
       drawn: names of operations that can't be computed again, and are always kept.
-      late: {key of a tensor: the level of the backward phase that computes it for later ones}.
+      late: {key of a gradient that a backward phase computes for others: the last level, the lowest, that takes it}.
       summed: keys that the backward phases compute for `weights`.
       assigned: list of `Assigned`, what is assigned once.
       finals: the `Phase` that computes these.
@@ -466,7 +466,7 @@ class CutGraph:
             return
         if name in self._gradients or (self._levels[name] or 0) > level:
             add(key)
-            self.late[key] = self._levels[name] or 0
+            self.late.setdefault(key, level)  # levels are cut in order
         else:
             self._used(key)[2].add(level)
 

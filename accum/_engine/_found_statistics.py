@@ -123,11 +123,8 @@ class FoundStatistics:
         def moments_of(values: tf.Tensor) -> Moments:
             return rule.moments(values, rule.count(values))
 
-        def gradient(whole: Moments, by_mean: tf.Tensor, by_variance: tf.Tensor) -> tf.Tensor:
-            return rule.gradient(values, whole, by_mean, by_variance)
-
         barrier = FoundBarrier(len(self._marks.statistics), key, self._receive)
-        behind, whole = self._marks.at_barrier(barrier, inputs, values, moments_of, gradient)
+        behind, whole = self._marks.at_barrier(barrier, inputs, values, moments_of, rule.gradient)
         return tf.cast(behind, values.dtype), whole
 
     def _is_fused(self, op: tf.Operation) -> bool:

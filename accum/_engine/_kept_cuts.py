@@ -5,10 +5,13 @@ backward pass comes to that group of levels, and all of a group's tensors are th
 
     bytes of the kept cuts + bytes of the largest group
 
+The gradient by a tensor takes its place as soon as no level needs the tensor any more. Only where several levels use
+it are both there, between the last of them and the first.
+
 With many equal cuts, about the square root of their number is kept.
 """
 
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 Key = str
 
@@ -18,11 +21,13 @@ class Crossing(NamedTuple):
 
     Attributes:
       level: the level that makes it.
+      first: the first level after it whose gradient uses it, or None.
       last: the last level that uses it.
       size: its bytes, for one example.
     """
 
     level: int
+    first: Optional[int]
     last: int
     size: int
 
@@ -69,8 +74,11 @@ def choose(crossings: Sequence[Crossing], count: int, recompute: bool) -> Plan:
 
 
 def _group_bytes(crossings: Sequence[Crossing], count: int) -> Dict[Tuple[int, int], int]:
-    """Return {(first level, level after the last): bytes of a group, and of the gradients by what crosses a cut}."""
-    live = [sum(one.size for one in crossings if one.level < cut <= one.last) for cut in range(count + 1)]
+    """Return {(first level, level after the last): bytes of a group, and of gradients beside their tensors}."""
+    both = [
+        sum(one.size for one in crossings if one.first is not None and one.first < cut <= one.last)
+        for cut in range(count + 1)
+    ]
     groups = {}
     made = [[one for one in crossings if one.level == level] for level in range(count)]
     for begin in range(count):
@@ -79,7 +87,7 @@ def _group_bytes(crossings: Sequence[Crossing], count: int) -> Dict[Tuple[int, i
             # Those made in [begin, end - 1), but not what is alive behind the group, which its next cut keeps.
             inner += made[end - 2] if end - 2 >= begin else []
             within = sum(one.size for one in inner if one.last < end)
-            groups[begin, end] = within + max(live[begin + 1 : end + 1] or [0])
+            groups[begin, end] = within + max(both[begin + 1 : end + 1])
     return groups
 
 

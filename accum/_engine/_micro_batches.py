@@ -66,6 +66,7 @@ class MicroBatches:
         self._as_function = as_function
         self._is_within_loop = False  # whether the first micro-batch is in the loop that is being built
         self.cuts = cut(batch.count, size)
+        self._lacking = self.cuts.first - self.cuts.size  # so much less than the others has the first micro-batch
 
     def part(self, batch: Batch, index: Any) -> Any:
         """Return the micro-batch at `index` of any batch that is cut like this one, in the structure of its data."""
@@ -73,10 +74,10 @@ class MicroBatches:
 
     def begin(self, index: Any) -> Size:
         """Return the place of the first example of the micro-batch at `index`."""
-        first, _, size = self.cuts
         if index is FIRST or index is WHOLE:
             return 0
-        return tf.where(index < 0, 0, first + index * size) if self._is_within_loop else first + index * size
+        begin = self._lacking + index * self.cuts.size
+        return tf.maximum(begin, 0) if self._is_within_loop else begin
 
     def share(self, index: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
         """Return the share of the micro-batch at `index` in the examples of the batch, a scalar."""
@@ -89,7 +90,7 @@ class MicroBatches:
         if index is FIRST:
             return first
         is_alike = isinstance(first, int) and first == size
-        return size if is_alike or not self._is_within_loop else tf.where(index < 0, first, size)
+        return size if is_alike or not self._is_within_loop else tf.where(index < 1, first, size)
 
     def run(
         self,
@@ -101,10 +102,10 @@ class MicroBatches:
 
         Args:
           function: function of a micro-batch, in the structure of the batch's data, and of its index: `FIRST`, or an
-            int32 scalar tensor that counts from 0 in the loop. It returns a nested structure of `Combined` and None,
+            int32 scalar tensor that counts from 1 in the loop. It returns a nested structure of `Combined` and None,
             the same for each micro-batch. Eagerly, a value may be None for some of them only.
           like: function that returns what `function` does, with zeros for what is added up and a `tf.TensorSpec` for
-            what is not. With it, the first micro-batch is in the loop of a graph too, as -1, unless XLA compiles this,
+            what is not. With it, the first micro-batch is in the loop of a graph too, as 0, unless XLA compiles this,
             and `function` gets None instead of the micro-batch.
           after: what the loop of a graph waits for.
 
@@ -169,7 +170,7 @@ def _add_eagerly(
     returned: Callable[[int], List[Optional[Combined]]], loops: int, leaves: List[Any], states: List[Any]
 ) -> None:
     """Add the micro-batches of the loop to `states`, in place. Python code may return None for some of them only."""
-    for index in range(loops):
+    for index in range(1, loops + 1):
         values = returned(index)
         _require_alike(leaves, values, may_lack=True)
         for place, value in enumerate(values):
@@ -179,7 +180,7 @@ def _add_eagerly(
                 states[place] = value.add(states[place], index, compiled=False)
             else:  # the first micro-batch that has it
                 leaves[place], states[place] = value, value.start(loops, compiled=False)
-                for earlier in range(index + 1):
+                for earlier in range(1, index + 1):
                     states[place] = value.skip(states[place], earlier)
 
 
@@ -198,6 +199,8 @@ def _add_in_graph(
     """
 
     def body(index: Any, states: Any) -> Tuple[Any, Any]:
+        for leaf, state in zip([leaf for leaf in leaves if leaf is not None], states):
+            leaf.enter(state)
         values = returned(index)
         _require_alike(leaves, values)
         added = [value for value in values if value is not None]
@@ -205,11 +208,11 @@ def _add_in_graph(
 
     waits = [value for leaf in leaves if leaf is not None for value in leaf.values] if after is None else after
     with tf.control_dependencies(list(waits)):
-        index = tf.identity(tf.constant(0 if after is None else -1))
+        index = tf.identity(tf.constant(1 if after is None else 0))
     # XLA needs a bound to differentiate a loop.
     bound = {"maximum_iterations": loops} if compiled and isinstance(loops, int) else {}
     before = index, [state for state in states if state is not None]
-    _, states_after = tf.while_loop(lambda index, _: index < loops, body, before, parallel_iterations=1, **bound)
+    _, states_after = tf.while_loop(lambda index, _: index <= loops, body, before, parallel_iterations=1, **bound)
     following = iter(states_after)
     return [None if state is None else next(following) for state in states]
 

@@ -22,17 +22,24 @@ class Moments(NamedTuple):
 
 def pooled(one: Moments, other: Moments) -> Moments:
     """Combine the `Moments` of two parts. A part without values has no effect, even if its mean is NaN."""
-    share = tf.math.divide_no_nan(other.count, one.count + other.count)
-    apart = other.mean - one.mean
-    mean = one.mean + share * apart
-    # Two sums of two: a sum of three may become a temporary variable, which TensorFlow then loses in a loop.
-    variance = one.variance + share * (other.variance - one.variance + (1.0 - share) * apart * apart)
+    whole = pooled_finite(one, other)
     is_first, is_empty = tf.equal(one.count, 0.0), tf.equal(other.count, 0.0)
     return Moments(
-        one.count + other.count,
-        tf.where(is_empty, one.mean, tf.where(is_first, other.mean, mean)),
-        tf.where(is_empty, one.variance, tf.where(is_first, other.variance, variance)),
+        whole.count,
+        tf.where(is_empty, one.mean, tf.where(is_first, other.mean, whole.mean)),
+        tf.where(is_empty, one.variance, tf.where(is_first, other.variance, whole.variance)),
     )
+
+
+def pooled_finite(one: Moments, other: Moments) -> Moments:
+    """Combine the `Moments` of two parts, in few operations. Those of a part without values must be 0."""
+    count = one.count + other.count
+    share = tf.math.divide_no_nan(other.count, count)
+    apart = other.mean - one.mean
+    step = share * apart
+    # Two sums of two: a sum of three may become a temporary variable, which TensorFlow then loses in a loop.
+    variance = one.variance + share * ((other.variance - one.variance) + apart * (apart - step))
+    return Moments(count, one.mean + step, variance)
 
 
 def over_replicas(

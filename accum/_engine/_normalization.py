@@ -1,5 +1,7 @@
 """The arithmetic of normalising by the statistics of a batch, of which only a part is at hand (law L19)."""
 
+import functools
+import operator
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 from accum._engine._custom_gradient import custom_gradient
@@ -22,15 +24,16 @@ class Normalization(NamedTuple):
 
     def count(self, values: tf.Tensor) -> tf.Tensor:
         """Return the number of values of a feature, in their dtype."""
-        return tf.reduce_prod(tf.cast(tf.gather(tf.shape(values), self.axes), values.dtype))
+        features = functools.reduce(operator.mul, self.shape, 1)
+        return tf.cast(tf.size(values, tf.int64) // features, values.dtype)
 
     def moments(self, values: tf.Tensor, count: tf.Tensor, taken: Optional[tf.Tensor] = None) -> Moments:
         """Return the `Moments` of a part; `taken` is 1 for values that count, and 0 for others."""
-        total = tf.reduce_sum(values if taken is None else taken * values, self.axes, keepdims=True)
+        total = self.summed(values if taken is None else taken * values)
         mean = tf.math.divide_no_nan(total, count)
-        apart = tf.math.squared_difference(values, mean)
-        spread = tf.reduce_sum(apart if taken is None else taken * apart, self.axes)
-        return Moments(count, self.as_feature(mean), self.as_feature(tf.math.divide_no_nan(spread, count)))
+        apart = tf.math.squared_difference(values, self.broadcast(mean))
+        spread = self.summed(apart if taken is None else taken * apart)
+        return Moments(count, mean, tf.math.divide_no_nan(spread, count))
 
     def gradient(
         self,
@@ -70,8 +73,8 @@ class Normalization(NamedTuple):
                 outputs += self.broadcast(beta)
 
             def grad(upstream: tf.Tensor) -> Any:
-                by_beta = self.as_feature(tf.reduce_sum(upstream, self.axes))
-                by_scale = self.as_feature(tf.reduce_sum(upstream * (values - middle), self.axes))
+                by_beta = self.summed(upstream)
+                by_scale = self.summed(upstream * (values - middle))
                 by_variance = -0.5 * by_scale * gamma * inverse * inverse * inverse
                 return upstream * scale, -gamma * inverse * by_beta, by_variance, inverse * by_scale, by_beta
 
@@ -81,12 +84,14 @@ class Normalization(NamedTuple):
         outputs.set_shape(values.shape)
         return outputs
 
-    def as_feature(self, value: tf.Tensor) -> tf.Tensor:
-        """Return a statistic in its shape."""
-        return tf.reshape(value, self.shape)
+    def summed(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the sum of the values of each feature."""
+        total = tf.reduce_sum(values, self.axes, keepdims=len(self.shape) == self.rank)
+        total.set_shape(self.shape)
+        return total
 
     def broadcast(self, value: tf.Tensor) -> tf.Tensor:
         """Return a statistic in a shape in which it can be combined with what is normalised."""
-        if len(self.shape) == self.rank:
+        if len(self.shape) == self.rank or self.rank - 1 not in self.axes:  # of one feature axis, the last one
             return value
         return tf.reshape(value, [1 if axis in self.axes else -1 for axis in range(self.rank)])

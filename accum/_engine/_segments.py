@@ -21,13 +21,14 @@ where `mean` is a constant, because the derivative of the variance by it is 0. S
 """
 
 import contextlib
+import copy
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._engine import _kept_cuts
 from accum._engine._accumulators import weighted
 from accum._engine._batch import Batch
-from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, SlicesSum, Sum
+from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, PooledFinite, SlicesSum, Sum
 from accum._engine._custom_gradient import custom_gradient
 from accum._engine._cut_graph import CutGraph, Phase
 from accum._engine._kept_cuts import Crossing
@@ -59,7 +60,9 @@ class Segments:
         self.graph = graph = CutGraph(trace)
         self._functions: Dict[int, Any] = {}
         uses = {
-            key: Crossing(level, max(later | backward | {level}), _bytes(graph, key))
+            key: Crossing(
+                level, min(backward - {level}, default=None), max(later | backward | {level}), _bytes(graph, key)
+            )
             for key, (level, later, backward) in graph.uses.items()
         }
         self.plan = _kept_cuts.choose(list(uses.values()), graph.count, recompute)
@@ -124,7 +127,7 @@ class _Stored(NamedTuple):
 
 
 def _stored_whole(tensor: tf.Tensor) -> _Stored:
-    return _Stored(KeptTensors(tensor, None, 0, lambda: tensor), True)
+    return _Stored(KeptTensors(tensor, None, lambda: tensor), True)
 
 
 class SegmentedFunction:
@@ -158,6 +161,10 @@ class SegmentedFunction:
         self._kept: Dict[Key, _Stored] = {}  # what `forward` leaves to each run of `backward`
         self._known: Dict[Key, tf.Tensor] = {}  # what is the same for all micro-batches
         self._loss_grads: Dict[Any, Any] = {}
+        self._zeros: Dict[Any, Any] = {}
+        cut = self._cut
+        self._of_wholes = {key for phase in cut.wholes + cut.wholes_backward for key in phase.feeds}
+        self._of_wholes.update(key for mark in self._trace.wholes for key in mark.given + mark.part_grads if key)
         self._wholes: List[Moments] = [Moments(None, None, None)] * len(self._trace.statistics)
 
     def forward(self) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
@@ -209,13 +216,14 @@ class SegmentedFunction:
             key for key in dict.fromkeys(trace.outputs) if key in phase.fetches and (cut.level(key) or 0) == level
         ]
         added = [key for key in losses if key in phase.fetches]
+        places = self._places(crossing, lambda key: self._is_done(key, level))
 
         def combined(value: Callable[[Key], Any], part_of_loss: Callable[[Any], Any], moments: Callable) -> Any:  # type: ignore[type-arg]
             return [
-                [Kept(value(key)) for key in crossing],
+                [Kept(value(key), places.get(key)) for key in crossing],
                 [JoinedRows(value(key)) for key in outputs],
                 [Sum(part_of_loss(key)) for key in added],
-                [Pooled(*[moments(key) for key in mark.moments]) for _, mark in ends],
+                [PooledFinite(*[moments(key) for key in mark.moments]) for _, mark in ends],
                 [Pooled(*[moments(key) for key in each]) for each in others],
             ]
 
@@ -224,7 +232,7 @@ class SegmentedFunction:
             value = values.__getitem__
             return combined(value, lambda key: self._part_of(losses[key], value(key), index), value)
 
-        zeros = self._segments.zeros
+        zeros = self._zeros_like
         kept, rows, sums, pooled, pooled_others = self._micro.run(
             micro_batch, lambda: combined(self._segments.spec, zeros, zeros)
         )
@@ -239,6 +247,27 @@ class SegmentedFunction:
             if mark.whole_count is not None and mark.whole_mean is not None:
                 self._known[mark.whole_count], self._known[mark.whole_mean] = whole.count, whole.mean
         found.update({moments.mean: Moments(*own) for moments, own in zip(others, pooled_others)})
+
+    def _zeros_like(self, key: Key) -> tf.Tensor:
+        """Return zeros for a sum, the same for all tensors of a shape in a graph."""
+        if tf.executing_eagerly():
+            return self._segments.zeros(key)
+        graph, tensor = tf.compat.v1.get_default_graph(), self._trace.graph.get_tensor_by_name(key)
+        place = id(graph), tensor.dtype, tuple(tensor.shape.as_list())
+        if place not in self._zeros:
+            self._zeros[place] = self._segments.zeros(key), graph
+        return self._zeros[place][0]
+
+    def _places(self, keys: Sequence[Key], is_done: Callable[[Key], bool]) -> Dict[Key, KeptTensors]:
+        """Return {key of a tensor that a loop makes: a tensor of the same shape that this loop reads last}."""
+        free = [stored.kept for key, stored in self._stored.items() if key not in self._of_wholes and is_done(key)]
+        found = {}
+        for key in keys:
+            place = next((kept for kept in free if kept.is_like(self._segments.spec(key))), None)
+            if place is not None:
+                found[key] = place
+                free.remove(place)
+        return found
 
     def _run_whole(self, mark: WholeMark, phase: Phase) -> None:
         """Compute what is called with the whole batch."""
@@ -307,7 +336,7 @@ class SegmentedFunction:
         """
         cut, trace = self._cut, self._trace
         given = [(key, grad) for key, grad in zip(trace.cotangents, grads) if key is not None]
-        self._stored = dict(self._kept)
+        self._stored = {key: stored._replace(kept=copy.copy(stored.kept)) for key, stored in self._kept.items()}
         self._stored.update({key: _stored_whole(grad) for key, grad in given})
         self._loss_grads = {loss.cotangent: (loss, grad) for loss, grad in zip(trace.losses, loss_grads)}
         totals: Dict[Key, Any] = {}
@@ -327,6 +356,8 @@ class SegmentedFunction:
 
     def _is_done_backward(self, key: Key, level: int) -> bool:
         """Whether no earlier level needs a tensor."""
+        if key in self._cut.late:
+            return self._cut.late[key] >= level
         if key not in self._cut.uses:
             return False
         own, _, backward = self._cut.uses[key]
@@ -356,10 +387,11 @@ class SegmentedFunction:
         own_rows = [key for key in phase.fetches if key in rows]
         late = [key for key in phase.fetches if key in cut.late or key in part_grads]
         summed = [key for key in phase.fetches if key in sums]
+        places = self._places(late, lambda key: self._is_done_backward(key, level))
 
         def combined(value: Callable[[Key], Any], added: Callable[[Key], Any]) -> Any:
             return [
-                [Kept(value(key)) for key in late],
+                [Kept(value(key), places.get(key)) for key in late],
                 [Sum(added(key)) for key in summed],
                 [SlicesSum(value(key), value(rows[key][0]), rows[key][1]) for key in own_rows],
             ]
@@ -368,7 +400,7 @@ class SegmentedFunction:
             value = self._segments.run(phase, self._feeds(phase, index)).__getitem__
             return combined(value, lambda key: _float32(value(key)))
 
-        found = self._micro.run(micro_batch, lambda: combined(self._segments.spec, self._segments.zeros), after)
+        found = self._micro.run(micro_batch, lambda: combined(self._segments.spec, self._zeros_like), after)
         self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(late, found[0])})
         totals.update(zip(summed, found[1]))
         totals.update(zip(own_rows, found[2]))

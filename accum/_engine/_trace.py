@@ -135,7 +135,7 @@ class Marks:
         inputs: tf.Tensor,
         values: tf.Tensor,
         moments_of: Callable[[tf.Tensor], Moments],
-        gradient: Callable[[Moments, tf.Tensor, tf.Tensor], tf.Tensor],
+        gradient: Callable[[tf.Tensor, Moments, tf.Tensor, tf.Tensor], tf.Tensor],
     ) -> Tuple[tf.Tensor, Moments]:
         """Mark a barrier.
 
@@ -144,8 +144,9 @@ class Marks:
           inputs: tensor, what comes up to it.
           values: float tensor, computed from `inputs`, whose statistics are taken.
           moments_of: function of `values` that returns its `Moments`.
-          gradient: function of the `Moments` of the batch, without the variance, and of the gradients by its mean and
-            variance, that returns the gradient by `values` through them: the mean is a constant for the variance.
+          gradient: function of `values`, of the `Moments` of the batch, without the variance, and of the gradients by
+            its mean and variance, that returns the gradient by `values` through them: the mean is a constant for the
+            variance.
 
         Returns:
           (`inputs` behind the barrier, the `Moments` of the batch).
@@ -260,7 +261,7 @@ def _read(marks: Marks, inputs: Any, outputs: List[tf.Tensor], variables: Option
         arounds.append(around if is_on else [])
         if is_on:
             targets.append(values)
-            cotangents.append(gradient(Moments(around[0], around[1], None), around[2], around[3]))
+            cotangents.append(gradient(values, Moments(around[0], around[1], None), around[2], around[3]))
     of_results = [[target(tensor) for tensor in results] for _, _, results, _ in marks.wholes]
     of_given = [[target(tensor) for tensor in given] for given, _, _, _ in marks.wholes]
     sources = [one for _, _, _, _, whole, _ in marks.statistics for one in (whole.mean, whole.variance)]

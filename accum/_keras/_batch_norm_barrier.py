@@ -37,7 +37,7 @@ class BatchNormBarrier(Barrier):
         rule = Normalization(tuple(axis for axis in range(rank) if axis not in features), rank, shape)
         taken, count = self._taken(values, mask, rule.count(values))
 
-        def gradient(whole: Moments, by_mean: tf.Tensor, by_variance: tf.Tensor) -> tf.Tensor:
+        def gradient(values: tf.Tensor, whole: Moments, by_mean: tf.Tensor, by_variance: tf.Tensor) -> tf.Tensor:
             return rule.gradient(values, whole, by_mean, by_variance, taken)
 
         behind, whole = marks.at_barrier(

@@ -209,15 +209,16 @@ def move(layer: Any, wholes: Sequence[Moments]) -> Any:
     for count, mean, variance in wholes:
         if _tf.records_unbiased_variance(layer):
             variance = with_bessel(variance, count)
+        share = tf.where(count > 0.0, tf.constant(1.0 - layer.momentum, mean.dtype), tf.zeros([], mean.dtype))
         with tf.control_dependencies([done]):
-            moved = [_moved(_tf.native(layer.moving_mean), mean, count, layer.momentum)]
-            moved.append(_moved(_tf.native(layer.moving_variance), variance, count, layer.momentum))
+            moved = [_moved(_tf.native(layer.moving_mean), mean, share)]
+            moved.append(_moved(_tf.native(layer.moving_variance), variance, share))
             done = true_after(moved)
     return done
 
 
-def _moved(variable: tf.Variable, value: tf.Tensor, count: tf.Tensor, momentum: float) -> tf.Operation:
+def _moved(variable: tf.Variable, value: tf.Tensor, share: tf.Tensor) -> tf.Operation:
+    """Move a variable by a share of its distance to `value`, which may be NaN if the share is 0."""
     variable = local_variable(variable)
-    way = (tf.cast(variable.read_value(), value.dtype) - value) * tf.cast(1.0 - momentum, value.dtype)
-    way = tf.where(count > 0.0, way, tf.zeros_like(way))
+    way = tf.math.multiply_no_nan(tf.cast(variable.read_value(), value.dtype) - value, share)
     return variable.assign_sub(tf.cast(way, variable.dtype.base_dtype), read_value=False)
