@@ -498,22 +498,106 @@ def test_layers_are_not_counted_off_where_one_side_has_more(tmp_path):
 
 
 def test_what_matches_nothing_is_shown_with_a_proposal_that_can_be_passed_back(tmp_path):
-    """Both lists, with positions and shapes; `layer_10` comes after `layer_2`, and a bias is proposed for a bias."""
-    theirs = {"bert/layer_10/output/b": [2], "bert/layer_10/w": [2], "bert/layer_2/w": [2], "bert/table": [3]}
+    """Both lists, with positions and shapes: the graph's in the order of creation, if the `.meta` file tells it."""
+    theirs = {"bert/layer_10/output/b": [2], "bert/layer_10/w": [2, 2], "bert/layer_2/w": [2, 2], "bert/table": [3]}
     path = save_graph(tmp_path / "graph", theirs)
-    ours = variables(("encoder/0/kernel", [2]), ("encoder/1/kernel", [2]), ("words", [3]), ("encoder/1/b", [2]))
-    said = refused(path, ours, tf.keras.optimizers.SGD(0.1))
-    assert "  [0] encoder/0/kernel [2]\n  [1] encoder/1/kernel [2]\n  [2] words [3]\n" in said
-    assert "  bert/layer_2/w [2]\n  bert/layer_10/output/b [2]\n  bert/layer_10/w [2]\n  bert/table [3]" in said
-    proposal = json.loads(said.split("names=")[-1])
-    from_v1(path, ours, tf.keras.optimizers.SGD(0.1), proposal)
-    assert [int(var.numpy()[0]) for var in ours] == [2, 1, 3, 0]
+    named = [("encoder/0/kernel", [2, 2]), ("encoder/1/kernel", [2, 2]), ("words", [3]), ("encoder/1/b", [2])]
+    ours = variables(*named)
+    error = refusal(path, ours, tf.keras.optimizers.SGD(0.1))
+    assert "  [0] encoder/0/kernel [2, 2]\n  [1] encoder/1/kernel [2, 2]\n  [2] words [3]\n" in str(error)
+    assert "  [0] bert/layer_10/output/b [2]\n  [1] bert/layer_10/w [2, 2]\n  [2] bert/layer_2/w [2, 2]\n" in str(error)
+    assert json.loads(str(error).split("names=")[-1]) == error.proposal
+    from_v1(path, ours, tf.keras.optimizers.SGD(0.1), error.proposal)
+    assert [int(var.numpy().flat[0]) for var in ours] == [2, 1, 3, 0]
+    os.remove(path + ".meta")  # `layer_10` comes after `layer_2`
+    error = refusal(path, variables(*named), tf.keras.optimizers.SGD(0.1))
+    assert "  [0] bert/layer_2/w [2, 2]\n  [1] bert/layer_10/output/b [2]\n  [2] bert/layer_10/w" in str(error)
 
 
-def test_a_proposal_is_made_only_where_all_shapes_are_there(tmp_path):
-    path = save_graph(tmp_path / "graph", {"one": [2], "two": [3]})
-    said = refused(path, variables(("first", [2]), ("second", [4])), tf.keras.optimizers.SGD(0.1))
-    assert "  [1] second [4]" in said and "  two [3]" in said and "proposal" not in said
+def test_layers_without_names_are_proposed_by_the_order_of_creation(tmp_path):
+    """A functional model lists a shortcut after layers that were made later; its number tells when it was made."""
+    theirs = ["net/shortcut/w", "net/reduce/w", "net/shortcut/b", "net/reduce/b"]
+    path = save_graph(tmp_path / "graph", {name: [2, 2] if name.endswith("w") else [2] for name in theirs})
+    parts = [("dense_9/kernel", [2, 2]), ("dense_9/bias", [2]), ("dense_8/kernel", [2, 2]), ("dense_8/bias", [2])]
+    ours, optimizer = variables(*parts), tf.keras.optimizers.SGD(0.1)
+    error = refusal(path, ours, optimizer)
+    assert "A proposal by the order in which the two sides made their variables" in str(error)
+    from_v1(path, ours, optimizer, error.proposal)
+    assert [int(var.numpy().flat[0]) for var in ours] == [1, 3, 0, 2]
+    os.remove(path + ".meta")
+    error = refusal(path, variables(*parts), optimizer)
+    assert error.proposal is None and "unknown without the checkpoint's `.meta` file" in str(error)
+    assert "  dense_9/kernel [2, 2] could be net/reduce/w, net/shortcut/w.\n" in str(error)
+
+
+NO_PROPOSAL = {
+    "a shape that is nowhere": (
+        {"one": [2], "two": [3]},
+        [("first", [2]), ("second", [4])],
+        "Nothing fits second [4].",
+    ),
+    "another order": (
+        {"a/w": [2, 2], "b/w": [3, 3], "c/w": [2, 2], "d/w": [3, 3]},
+        [(f"dense{number}/kernel", [size, size]) for number, size in (("", 3), ("_1", 3), ("_2", 2), ("_3", 2))],
+        "The order does not tell: dense/kernel [3, 3] would be a/w [2, 2].",
+    ),
+    "one variable more": (
+        {"a/w": [2, 2], "b/w": [2, 2], "c/w": [2, 2]},
+        [("dense/kernel", [2, 2]), ("dense_1/kernel", [2, 2])],
+        "the model has 2 variables of the role 'matrix', and the static graph 3.",
+    ),
+    "names against the order": (
+        {"net/key/w": [2, 2], "net/query/w": [2, 2], "net/x/w": [2, 2], "net/y/w": [2, 2]},
+        [("my_query/kernel", [2, 2]), ("my_key/kernel", [2, 2]), ("dense/kernel", [2, 2]), ("dense_1/kernel", [2, 2])],
+        "The order of creation contradicts the names: it pairs my_query/kernel with net/key/w, and the names with "
+        "net/query/w.",
+    ),
+}
+
+
+@pytest.mark.parametrize("theirs,ours,reason", NO_PROPOSAL.values(), ids=NO_PROPOSAL.keys())
+def test_nothing_is_proposed_that_is_ambiguous_and_the_reason_is_said(tmp_path, theirs, ours, reason):
+    path = save_graph(tmp_path / "graph", theirs)
+    error = refusal(path, variables(*ours), tf.keras.optimizers.SGD(0.1))
+    assert error.proposal is None and "Nothing is proposed:\n" in str(error) and reason in str(error)
+
+
+ARRANGED = {
+    "transposed": ([3, 2], np.transpose),
+    "without a dimension of 1": ([1, 2, 3], lambda value: value.reshape(2, 3)),
+    "two heads": ([2, 6], lambda value: value.reshape(2, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("shape,arranged", ARRANGED.values(), ids=ARRANGED.keys())
+def test_values_in_another_arrangement_are_taken_and_given_back_if_the_user_names_them(tmp_path, shape, arranged):
+    path, optimizer = str(tmp_path / "graph"), tf.keras.optimizers.SGD(0.5, 0.9)
+    value = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        weights = [tf1.get_variable(name, initializer=value) for name in ("there", "there/Momentum")]
+        tf1.train.get_or_create_global_step()
+        session.run(tf1.global_variables_initializer())
+        tf1.train.Saver().save(session, path)
+        assert [var.op.name for var in weights] == ["there", "there/Momentum"]
+    ours = variables(("here", arranged(value).shape))
+    assert refusal(path, ours, optimizer).proposal == {"here": "there"}
+    report = from_v1(path, ours, optimizer, {"here": "there"})
+    np.testing.assert_array_equal(ours[0].numpy(), arranged(value))
+    word = "transposed" if shape == [3, 2] else "reshaped"
+    assert [entry.arithmetic for entry in report.entries] == [word, "", "* -0.5 (learning rate), " + word]
+    to_v1(ours, str(tmp_path / "back"), optimizer, {"here": "there"}, like=path)
+    for name, back in values(str(tmp_path / "back")).items():
+        np.testing.assert_array_equal(back, values(path)[name])
+
+
+def test_shapes_that_differ_are_listed_with_a_proposal(tmp_path):
+    path = save_graph(tmp_path / "graph", {"head": [3, 2], "other": [2, 4]})
+    ours = variables(("head", [2, 3]), ("other", [2, 4]))
+    error = refusal(path, ours, tf.keras.optimizers.SGD(0.1))
+    assert str(error).startswith("Shapes differ: head has shape [2, 3], but head has [3, 2].")
+    assert "  [0] head [2, 3]\nThe static graph's:\n  [0] head [3, 2]\n" in str(error)
+    assert error.proposal == {"head": "head", "other": "other"}
+    from_v1(path, ours, tf.keras.optimizers.SGD(0.1), error.proposal)
 
 
 def test_the_batch_normalisation_that_slim_nests_is_found(tmp_path):
@@ -585,12 +669,17 @@ def test_a_graph_s_own_names_are_written(saved, tmp_path):
 
 def refused(path, ours, optimizer, kind=ConversionError, **options):
     """The message of a refusal, which has changed nothing."""
+    return str(refusal(path, ours, optimizer, kind, **options))
+
+
+def refusal(path, ours, optimizer, kind=ConversionError, **options):
+    """The error of a refusal, which has changed nothing."""
     before = [var.numpy() for var in ours] + [optimizer.iterations.numpy()]
     with pytest.raises(kind) as caught:
         from_v1(path, ours, optimizer, **options)
     for var, value in zip(ours + [optimizer.iterations], before):
         np.testing.assert_array_equal(var.numpy(), value)
-    return str(caught.value)
+    return caught.value
 
 
 @pytest.mark.law("L17")
@@ -866,6 +955,18 @@ def test_what_can_t_be_converted_exits_with_2_and_what_does_not_agree_with_1(sav
     ]:
         got = command(*arguments, model=model)
         assert got[0] == status and words in got[1] and not os.listdir(".")
+
+
+def test_a_proposal_is_written_to_a_file_that_is_passed_back(tmp_path, command):
+    shapes = {"net/first/w": [5, 4], "net/first/b": [4], "net/last/w": [4, 3], "net/last/b": [3]}
+    both = [(name + end, shape) for name, shape in shapes.items() for end in ("", "/Momentum")]
+    graph = save_graph(tmp_path / "graph", dict(both))
+    status, said = command("from-v1", graph, "keras", "--proposal", "names.json")
+    assert status == 2 and "The proposal is in names.json. Check it, and pass --names names.json." in said
+    assert [name.rpartition("/")[2] for name in os.listdir(".")] == ["names.json"]
+    assert command("from-v1", graph, "keras", "--names", "names.json")[0] == 0
+    status, said = command("from-v1", graph, "keras", "--proposal", "names.json", "--overwrite")
+    assert status == 2 and "the proposal was not written: FileExistsError" in said
 
 
 @pytest.mark.law("L17")

@@ -3,12 +3,12 @@
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 from accum import _check
-from accum.convert import _names, _rules, _v1
+from accum.convert import _rules, _v1
 from accum.convert._compatibility import ConversionOptions, check_compatibility, in_unit_of, require_rate
 from accum.convert._keras import KerasRun
 from accum.convert._reading import read_state
 from accum.convert._report import Report
-from accum.convert._writing import KnownLayout, NewLayout, Writing, names_of_weights
+from accum.convert._writing import KnownLayout, NewLayout, Writing, names_in_checkpoint, names_of_weights
 
 
 def from_v1(
@@ -40,8 +40,10 @@ def from_v1(
         unfinished cycle needs the latter. None: the optimizer of the compiled model.
       names: dict {variable of the model: variable of the graph}, or a list of the graph's names in the order of
         `model.weights`. Other variables are matched by the same name, by tf-slim's name for the same thing, or by the
-        position of a layer among those of its kind. A variable with the name None stays unchanged. The keys
-        "iterations", "beta1_power" and "beta2_power" name the counters of the graph.
+        position of a layer among those of its kind. A variable with the name None stays unchanged. A variable that is
+        named here may have another shape, if its values are those of a dense layer transposed, or the same values with
+        dimensions split or merged. The keys "iterations", "beta1_power" and "beta2_power" name the counters of the
+        graph. If names don't match, the error's `proposal` is what could be passed here.
       strict: whether a disagreement between the two sides, or a variable without a counterpart, raises an error; if
         False, the report lists it.
       dry_run: whether only to report, and change nothing.
@@ -65,7 +67,7 @@ def from_v1(
     run = KerasRun(model, optimizer)
     file = _v1.V1File(checkpoint_path)
     layout = _v1.Layout(file.shapes, names, optimizer_name, accum_name, ignore)
-    mapped = _names.match(run.wanted, layout.weights(), _v1.of_variables(names))
+    mapped = names_in_checkpoint(run, names, file, layout)
     report = Report()
     given = ConversionOptions(iterations, epsilon, _factor(micro_batch_weight), True)
     state = read_state(file, layout, run, mapped, given.iterations, report)

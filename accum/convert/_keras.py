@@ -76,6 +76,9 @@ class KerasRun:
     def name(self, index):
         return _tf.path_of(self.variables[index])
 
+    def shape(self, index):
+        return tuple(self.variables[index].shape)
+
     def dtype(self, index):
         return np.dtype(_tf.native(self.variables[index]).dtype.as_numpy_dtype)
 

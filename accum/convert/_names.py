@@ -1,10 +1,11 @@
 """Match the variables of a static graph with those of a Keras model: by name, tf-slim's name, or position."""
 
-import json
 import re
-from typing import Any, Dict
+from typing import Any, Dict, List, NamedTuple
 
+from accum.convert import _proposal
 from accum.convert._report import ConversionError
+from accum.convert._shapes import arrangement
 
 LEAVES = {
     "weights": "kernel",
@@ -26,10 +27,18 @@ KINDS = {
 }
 """Names of layers in tf-slim and of layers that replace Keras' own, and the corresponding names in Keras."""
 
+
+class Candidates(NamedTuple):
+    """The names that may be proposed, in order, and whether it is the order in which the graph created them."""
+
+    names: List[str]
+    is_of_creation: bool
+
+
 _NUMBERED_NAME = re.compile(r"^(.*?)(?:_(\d+))?$")
 
 
-def match(wanted, found, names=None):
+def match(wanted, found, names=None, candidates=None):
     """Find the variable of a static graph for each variable of a model.
 
     Args:
@@ -37,6 +46,7 @@ def match(wanted, found, names=None):
       found: dict {name: shape} of the static graph's weights.
       names: dict {name in the model: name in the graph}, which takes precedence over matching; or a list of names in
         the graph, one for each of `wanted`. A variable with the name None stays unchanged.
+      candidates: `Candidates` for a proposal; None: all of `found`, in no order of creation.
 
     Returns:
       List of names in the graph, or None where `names` says so, in the order of `wanted`.
@@ -45,6 +55,7 @@ def match(wanted, found, names=None):
       ConversionError: a variable is on one side only, matches twice, or has another shape there.
     """
     given = said(wanted, names)
+    passed = set(given)
     missing = sorted({name for name in given.values() if name is not None and name not in found})
     if missing:
         raise ConversionError(f"`names` has {missing}, which the static graph does not have.")
@@ -53,7 +64,7 @@ def match(wanted, found, names=None):
     by_name = _found_by_name(indices, wanted, rest)
     # Match all by name or all by position: if the sides start numbering layers differently, some names match by chance.
     given.update(by_name if len(by_name) == len(indices) else _found_by_number(indices, wanted, rest) or by_name)
-    check(wanted, found, given)
+    check(wanted, found, given, passed, candidates)
     return [given[index] for index in range(len(wanted))]
 
 
@@ -180,16 +191,21 @@ def _numbered(scope):
     return (match.group(1), int(match.group(2) or 0)) if match else (scope, 0)
 
 
-def check(wanted, found, given):
-    """Raise unless `given`, {index: name or None}, contains each of `wanted` once, with the same shape."""
+def check(wanted, found, given, passed=(), candidates=None):
+    """Raise unless `given`, {index: name or None}, contains each of `wanted` once, with the same shape.
+
+    Args:
+      passed: the indices that the user's `names` has. Their values may be arranged in another shape.
+      candidates: as for `match`.
+    """
     taken = [name for name in given.values() if name is not None]
     lost = {index: one for index, one in enumerate(wanted) if index not in given}
     if lost:
-        left = sorted(set(found) - set(taken), key=_natural)
-        raise ConversionError(
+        left = sorted(set(found) - set(taken), key=_proposal.natural)
+        raise _unmatched(
             f"Nothing in the static graph matches {[name for name, _ in lost.values()]}. Unmatched there: {left}. Pass "
-            f"the counterparts: `names={{{list(lost.values())[0][0]!r}: name in the graph}}`.\n"
-            + "\n".join(_both(lost, {name: found[name] for name in left}))
+            f"the counterparts: `names={{{list(lost.values())[0][0]!r}: name in the graph}}`.",
+            *(wanted, found, given, passed, candidates),
         )
     twice = sorted({name for name in taken if taken.count(name) > 1})
     if twice:
@@ -197,50 +213,32 @@ def check(wanted, found, given):
     wrong = [
         f"{wanted[index][0]} has shape {list(wanted[index][1])}, but {name} has {list(found[name])}"
         for index, name in sorted(given.items())
-        if name is not None and tuple(found[name]) != tuple(wanted[index][1])
+        if name is not None and _is_wrong(wanted[index][1], found[name], index in passed)
     ]
     if wrong:
-        raise ConversionError(f"Shapes differ: {'; '.join(wrong)}. Is this the checkpoint of another model?")
+        message = f"Shapes differ: {'; '.join(wrong)}. Is this the checkpoint of another model?"
+        raise _unmatched(message, wanted, found, given, passed, candidates)
 
 
-def _natural(name):
-    """A key that sorts `layer_10` after `layer_2`."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+def _is_wrong(shape, other, is_passed):
+    return tuple(shape) != tuple(other) and not (is_passed and arrangement(other, shape) is not None)
 
 
-def _both(lost, left):
-    """Return lines that show what matches nothing on either side, with shapes, and counterparts that are possible.
-
-    Args:
-      lost: {index: (name, shape)} of the model's variables.
-      left: {name: shape} of the graph's.
-    """
-    lines = ["The model's:"] + [f"  [{index}] {name} {list(shape)}" for index, (name, shape) in lost.items()]
-    lines += ["The static graph's:"] + [f"  {name} {list(shape)}" for name, shape in left.items()]
-    proposed = _proposed(lost, left)
-    if proposed:
-        said_as = json.dumps(proposed)
-        lines += ["A proposal by shapes and order alone; check it before you pass it on:", f"  names={said_as}"]
-    return lines
-
-
-def _proposed(lost, left):
-    """Return {name in the model: name in the graph}, or {} if some have none.
-
-    It is the next one of the same shape and leaf, or else of the same shape.
-    """
-    free = list(left)
-    proposed: Dict[str, str] = {}
-    for has_leaf in (True, False):
-        for name, shape in lost.values():
-            alike = [other for other in free if tuple(left[other]) == tuple(shape)]
-            alike = [other for other in alike if not has_leaf or _leaf(other) == _leaf(name)]
-            if alike and name not in proposed:
-                proposed[name] = alike[0]
-                free.remove(alike[0])
-    return {name: proposed[name] for name, _ in lost.values()} if len(proposed) == len(lost) else {}
-
-
-def _leaf(name):
-    leaf = name.rpartition("/")[2]
-    return LEAVES.get(leaf, leaf)
+def _unmatched(message, wanted, found, given, passed, candidates):
+    """Return an error with what matches nothing on either side, and a proposal for all that the user has not named."""
+    order, is_of_creation = candidates or Candidates(sorted(found, key=_proposal.natural), False)
+    fits = {
+        index: name
+        for index, name in given.items()
+        if name is None or not _is_wrong(wanted[index][1], found[name], index in passed)
+    }
+    lost = {index: one for index, one in enumerate(wanted) if index not in fits}
+    left = [(place, name, found[name]) for place, name in enumerate(order) if name not in fits.values()]
+    said_by_user = {index: given[index] for index in passed if index in fits}
+    ours = {index: one for index, one in enumerate(wanted) if index not in said_by_user}
+    theirs = {name: found[name] for name in order if name not in said_by_user.values()}
+    proposal = _proposal.propose(ours, theirs, is_of_creation)
+    names = _proposal.passed_back(wanted, {**said_by_user, **proposal.pairs})
+    error = ConversionError("\n".join([message] + _proposal.lists(lost, left) + _proposal.as_text(proposal, names)))
+    error.proposal = names if proposal.pairs else None
+    return error

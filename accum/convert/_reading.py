@@ -7,6 +7,7 @@ import numpy as np
 from accum.convert import _rules
 from accum.convert._report import ConversionError
 from accum.convert._rules import RULES
+from accum.convert._shapes import arranged
 from accum.convert._state import Norm, RunState
 from accum.convert._v1 import AVERAGE
 
@@ -35,11 +36,7 @@ class Reading:
         left = [self._run.name(index) for index, name in enumerate(self._mapped) if name is None]
         if left:
             self._report.problems.append(f"Left unchanged, with their slots and sums: {left}.")
-        return {
-            index: self._take(name, self._run.name(index), self._run.dtype(index))
-            for index, name in enumerate(self._mapped)
-            if name is not None
-        }
+        return {index: self._take(index, name) for index, name in enumerate(self._mapped) if name is not None}
 
     def slots(self, convention):
         """Read {role: {index: array}}, in v1's conventions."""
@@ -57,10 +54,11 @@ class Reading:
         return result
 
     def _slot(self, index, name, role, convention):
-        value = self._file.value(name)
+        value, words = self._arranged(index, name)
         if role in convention.slots:
             target = f"{self._run.name(index)}/{role}"
-            self._report.add(name, target, value, _rules.arithmetic(role, convention, True))
+            words = ", ".join(filter(None, [_rules.arithmetic(role, convention, True), words]))
+            self._report.add(name, target, value, words)
         else:
             self._report.notes.append(f"{name} is left out, because an optimizer without momentum does not read it.")
         return value
@@ -94,9 +92,10 @@ class Reading:
                     f"from TensorFlow 2.11 on): {left}. Without them, pass ignore='*/{AVERAGE}'."
                 )
             return {}
-        result = {index: self._file.value(name) for index, name in names.items()}
-        for index, value in result.items():
-            self._report.add(names[index], self._run.name(index) + " average", value)
+        result = {}
+        for index, name in names.items():
+            result[index], words = self._arranged(index, name)
+            self._report.add(name, self._run.name(index) + " average", result[index], words)
         if names:
             self._report.notes.append(
                 f"Averages now move by `ema_momentum`, once per step. Set it to the decay of the `{AVERAGE}`."
@@ -175,8 +174,8 @@ class Reading:
                 if taken is not None:
                     self._layout.take(taken)
             if name is not None and is_taken:
-                state.sums[index] = self._file.value(name)
-                self._report.add(name, self._run.name(index) + " accumulated", state.sums[index])
+                state.sums[index], words = self._arranged(index, name, rows is not None)
+                self._report.add(name, self._run.name(index) + " accumulated", state.sums[index], words)
             if rows is not None and is_taken:
                 state.rows[index] = self._file.value(rows).astype(bool)
                 self._report.add(rows, self._run.name(index) + " rows", state.rows[index])
@@ -206,13 +205,19 @@ class Reading:
     def _beside(self, index, what):
         return self._layout.belonging(self._mapped[index], self._layout.of_cycle(what))
 
-    def _take(self, name, target, dtype):
-        value = self._file.value(self._layout.take(name))
-        words = "" if value.dtype == dtype else f"cast from {value.dtype}"
-        if words and not np.can_cast(value.dtype, dtype, "safe"):
+    def _arranged(self, index, name, is_sparse=False):
+        """Read a variable in the shape of the model's variable. Returns it and the word for what was done."""
+        return arranged(self._file.value(name), self._run.shape(index), name, is_sparse)
+
+    def _take(self, index, name):
+        value, words = self._arranged(index, self._layout.take(name))
+        dtype = self._run.dtype(index)
+        cast_words = "" if value.dtype == dtype else f"cast from {value.dtype}"
+        if cast_words and not np.can_cast(value.dtype, dtype, "safe"):
             self._report.problems.append(f"{name} is {value.dtype} in the checkpoint, but {dtype} in Keras.")
         cast = value.astype(dtype)
-        self._report.add(name, target, cast, words)
+        words = ", ".join(filter(None, [cast_words, words]))
+        self._report.add(name, self._run.name(index), cast, words)
         return cast
 
 

@@ -1,6 +1,6 @@
 """The report of a conversion, and its errors."""
 
-from typing import Any, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 
 class Entry(NamedTuple):
@@ -14,7 +14,14 @@ class Entry(NamedTuple):
 
 
 class ConversionError(ValueError):
-    """Raised if a run can't be converted. Nothing has been written or changed."""
+    """Raised if a run can't be converted. Nothing has been written or changed.
+
+    Attributes:
+      proposal: what may be passed as `names`, if the variables of the two sides could be paired by what their names,
+        shapes and order say; otherwise None.
+    """
+
+    proposal: Optional[Union[Dict[str, Optional[str]], List[Optional[str]]]] = None
 
 
 class Disagreement(ConversionError):

@@ -6,6 +6,7 @@ import re
 from typing import Any, Dict
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from accum import _tf
 from accum._tf import tf
@@ -55,6 +56,16 @@ class V1File:
                 f"{path} was written by `tf.train.Checkpoint`, not by a `Saver`. Restore it into the model and the "
                 "optimizer; `to_v1` converts from them."
             )
+
+    def creation_order(self, names):
+        """Return `names` in the order in which the graph created them, or None if no `.meta` file tells all of them."""
+        try:
+            with open(self.path + ".meta", "rb") as file:
+                graph = tf.compat.v1.MetaGraphDef.FromString(file.read()).graph_def
+        except (OSError, DecodeError):
+            return None
+        order = list(dict.fromkeys(node.name for node in graph.node if node.name in names))
+        return order if len(order) == len(names) else None
 
     def dtype(self, name):
         return np.dtype(self._reader.get_variable_to_dtype_map()[name].as_numpy_dtype)

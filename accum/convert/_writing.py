@@ -3,8 +3,10 @@
 import numpy as np
 
 from accum.convert import _names, _rules, _v1
+from accum.convert._proposal import natural
 from accum.convert._report import ConversionError
 from accum.convert._rules import RULES
+from accum.convert._shapes import arranged
 
 ACCUM_NAME = "AccumOptimizer"
 
@@ -85,12 +87,21 @@ class KnownLayout:
         return weight_sum / made if made > 0.0 else None
 
 
+def names_in_checkpoint(run, names, file, layout):
+    """Return a list of the names in a checkpoint of the static graph, or None, of the run's variables."""
+    found = layout.weights()
+    kept = sorted(layout.not_ignored(found), key=natural)
+    order = file.creation_order(kept)
+    candidates = _names.Candidates(order or kept, order is not None)
+    return _names.match(run.wanted, found, _v1.of_variables(names), candidates)
+
+
 def names_of_weights(run, names, file, optimizer_name, accum_name):
     """Return a list of the names in the static graph, or None, of the run's variables."""
     said = _v1.of_variables(names)
     if file is not None:
-        found = _v1.Layout(file.shapes, names, optimizer_name, accum_name).weights()
-        return _names.match(run.wanted, found, said)
+        layout = _v1.Layout(file.shapes, names, optimizer_name, accum_name)
+        return names_in_checkpoint(run, names, file, layout)
     given = dict(enumerate(name for name, _ in run.wanted))
     given.update(_names.said(run.wanted, said))
     found = {given[index]: shape for index, (_, shape) in enumerate(run.wanted) if given[index] is not None}
@@ -235,6 +246,8 @@ class Writing:
         if name in self.values:
             raise ConversionError(f"Two variables would be called {name} in the static graph.")
         if isinstance(self._layout, KnownLayout):
+            value, arrangement = arranged(value, self._layout.file.shapes[name], name)
+            words = ", ".join(filter(None, [words, arrangement]))
             dtype = self._layout.file.dtype(name)
             if dtype != value.dtype:
                 words = ", ".join(filter(None, [words, f"cast from {value.dtype}"]))

@@ -31,6 +31,11 @@ def add_parser(commands):
         metavar="FILE.json",
         help="JSON object that maps names in the model to names in the static graph, or a list of the latter",
     )
+    add(
+        "--proposal",
+        metavar="FILE.json",
+        help="where names don't match, write the proposal here, to be checked and passed back with --names",
+    )
     add("--like", metavar="CHECKPOINT", help="to-v1: a checkpoint of the static graph that has the names to write")
     add("--lenient", action="store_true", help="continue if the two sides disagree, and report it")
     add("--overwrite", action="store_true", help="replace an existing checkpoint")

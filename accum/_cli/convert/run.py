@@ -29,6 +29,7 @@ def perform(arguments):
         if isinstance(error, OSError) and pipes.is_reader_gone(error):
             raise  # of standard output; the command line handles it
         print(f"python -m accum convert: {error}", file=sys.stderr)
+        _write_proposal(arguments.proposal, getattr(error, "proposal", None))
         return 1 if isinstance(error, Disagreement) else 2
     except Exception as error:  # from the disk, or from what the user's function returned
         print(f"python -m accum convert: {one_line(error)}.", file=sys.stderr)
@@ -81,6 +82,20 @@ def _made_by(said):
         words = " ".join(repr(made).split())  # the repr of an array has several lines
         raise ConversionError(f"{said} must return (model, optimizer). Received: {words}.")
     return made
+
+
+def _write_proposal(path, proposal):
+    """Write the proposal of an error to the file that the user gave, if there are both."""
+    if path is None or proposal is None:
+        return
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            json.dump(proposal, file, indent=2)
+            file.write("\n")
+    except OSError as error:
+        print(f"python -m accum convert: the proposal was not written: {one_line(error)}.", file=sys.stderr)
+    else:
+        print(f"The proposal is in {path}. Check it, and pass --names {path}.", file=sys.stderr)
 
 
 def _names(path):
