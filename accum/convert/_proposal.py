@@ -158,8 +158,8 @@ class _Pairing:
             one, other = ours.get(role, []), theirs.get(role, [])
             if len(one) != len(other):
                 return {}, (
-                    f"The order does not tell: the model has {len(one)} variables of the role {role or 'unknown'!r}, and "
-                    f"the static graph {len(other)}."
+                    f"The order does not tell: the model has {len(one)} variables of the role {role or 'unknown'!r}, "
+                    f"and the static graph {len(other)}."
                 )
             for index, name in zip(one, other):
                 if name not in self._fitting[index]:

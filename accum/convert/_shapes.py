@@ -1,4 +1,4 @@
-"""How the values of one shape are arranged in another: without dimensions of 1, with dimensions split, or transposed."""
+"""How the values of one shape are arranged in another: without dimensions of 1, with some split, or transposed."""
 
 from accum.convert._report import ConversionError
 

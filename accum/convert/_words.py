@@ -82,7 +82,7 @@ def has_library_name(name: str) -> bool:
 
 
 def library_number(name: str) -> Tuple[Any, int]:
-    """Return (its scopes, kind and leaf; its number) of a variable in a layer that a library named; otherwise (None, 0)."""
+    """Return (scopes, kind and leaf; number) of a variable in a layer that a library has named; otherwise (None, 0)."""
     scopes, _, leaf = name.rpartition("/")
     outer, _, layer = scopes.rpartition("/")
     match = _LIBRARY_NAMES.match(layer)

@@ -1,7 +1,7 @@
 """Small networks with the variables of public programs, as a static graph and in Keras, for tests of `accum.convert`.
 
-The static graphs name their variables, and create them in the order, as google-research/bert, nshepperd/gpt-2 and tf-slim's
-`resnet_v1` do. The Keras models are written as a Keras user would, with names of their own.
+The static graphs name their variables as google-research/bert, nshepperd/gpt-2 and tf-slim's `resnet_v1` do, and create
+them in the same order. The Keras models are written as a Keras user would, with names of their own.
 
     python tests/support/architectures.py write FOLDER    stop every run in mid-cycle, and save it in FOLDER
     python tests/support/architectures.py read FOLDER     continue the runs in FOLDER in Keras, and compare the logits
