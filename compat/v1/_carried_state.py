@@ -1,6 +1,6 @@
-"""Find state that a micro-batch leaves to the next one, such as that of a stateful cell."""
+"""Find state that a micro-batch leaves to the next one, such as that of a stateful cell, and steps made in between."""
 
-from typing import Sequence
+from typing import List, Sequence
 
 from accum import _check, _tf
 from accum._tf import Gradient, tf
@@ -14,9 +14,18 @@ CARRIED = (
     "counter or an average, in `after_step`."
 )
 
+AFTER_ANOTHER = (
+    "The gradients wait for the train op of another `AccumOptimizer`, which makes a step only in the last micro-batch "
+    "of a cycle. So that one may see the variables after the step, and the others those of before, as in "
+    "no full batch. Compute the gradients of both before either is applied, or run a cycle of one and then a cycle of "
+    "the other."
+)
+
 
 def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
     """Warn of variables that are assigned where gradients and losses are computed, and name them.
+
+    If another optimizer that accumulates assigns them, the warning names that optimizer instead.
 
     Left out are the moving averages of batch normalisation, with which `accumulate_update_ops` deals, but not those of
     a loss, which are scalars.
@@ -33,8 +42,18 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
         for var in tf.compat.v1.global_variables()
         if id(var) not in averages and (id(var.op) in changed or id(getattr(var, "handle", None)) in assigned)
     )
-    if names:
+    others = _accumulating_optimizers(names)
+    if others:
+        _check.warn(f"{AFTER_ANOTHER} Received: {others}.")
+    elif names:
         _check.warn(f"{CARRIED} Received: {names}.")
+
+
+def _accumulating_optimizers(names: Sequence[str]) -> List[str]:
+    """Return the names of the `AccumOptimizer`s whose `micro_step` is among `names`."""
+    ending, known = "/micro_step", {var.op.name for var in tf.compat.v1.global_variables()}
+    scopes = [name[: -len(ending)] for name in names if name.endswith(ending)]
+    return [scope for scope in scopes if scope + "/weight_sum" in known]
 
 
 def _is_still(op: tf.Operation) -> bool:
