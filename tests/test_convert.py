@@ -530,6 +530,36 @@ def test_layers_without_names_are_proposed_by_the_order_of_creation(tmp_path):
     assert "  dense_9/kernel [2, 2] could be net/reduce/w, net/shortcut/w.\n" in str(error)
 
 
+def names_of_bert(layers):
+    """Yield (name in google-research/bert, shape, name in a model of Hugging Face, shape there)."""
+    ours, theirs = "tf_bert_for_sequence_classification/bert/", "bert/"
+    for table, size, leaf in (("word", 11, "weight"), ("token_type", 2, "embeddings"), ("position", 7, "embeddings")):
+        name = f"embeddings/{table}_embeddings"
+        yield theirs + name, [size, 4], f"{ours}{name}/{leaf}", [size, 4]
+    dense, norm = [("kernel", [4, 4]), ("bias", [4])], [("beta", [4]), ("gamma", [4])]
+    wider, back = [("kernel", [4, 8]), ("bias", [8])], [("kernel", [8, 4]), ("bias", [4])]
+    parts = [("attention/self/" + part, dense) for part in ("query", "key", "value")]
+    parts += [("attention/output/dense", dense), ("attention/output/LayerNorm", norm), ("intermediate/dense", wider)]
+    parts += [("output/dense", back), ("output/LayerNorm", norm)]
+    scopes = [("embeddings/LayerNorm", "embeddings/LayerNorm", norm), ("pooler/dense", "pooler/dense", dense)]
+    for number in range(layers):
+        scopes += [(f"encoder/layer_{number}/{part}", f"encoder/layer_._{number}/{part}", of) for part, of in parts]
+    for scope, scope_there, leaves in scopes:
+        for leaf, shape in leaves:
+            yield f"{theirs}{scope}/{leaf}", shape, f"{ours}{scope_there}/{leaf}", shape
+    yield "output_weights", [3, 4], ours.replace("/bert/", "/classifier/kernel"), [4, 3]
+    yield "output_bias", [3], ours.replace("/bert/", "/classifier/bias"), [3]
+
+
+def test_the_names_of_hugging_face_s_bert_are_proposed_in_any_order(tmp_path):
+    names = list(names_of_bert(12))
+    path = save_graph(tmp_path / "graph", {theirs: shape for theirs, shape, _, _ in names})
+    np.random.RandomState(0).shuffle(names)
+    ours = variables(*[(name, shape) for _, _, name, shape in names])
+    error = refusal(path, ours, tf.keras.optimizers.SGD(0.1))
+    assert error.proposal == {name: theirs for theirs, _, name, _ in names}
+
+
 NO_PROPOSAL = {
     "a shape that is nowhere": (
         {"one": [2], "two": [3]},

@@ -7,6 +7,7 @@ A static graph writes with its `Saver`, and Keras reads with `from_v1`. Keras wr
 reads. If TensorFlow has Keras, this is the Keras side, unless the last argument is `graph`.
 """
 
+import contextlib
 import os
 import sys
 
@@ -128,10 +129,10 @@ def variable(value, name):
     """Create a trainable variable of the kind that this TensorFlow's Keras optimizers accept."""
     if not IS_KERAS_3:
         return tf.Variable(value, dtype=tf.float32, name=name)
-    scope, _, leaf = name.rpartition("/")
-    if not scope:
-        return tf.keras.Variable(value, dtype="float32", name=leaf)
-    with tf.keras.name_scope(scope):
+    *scopes, leaf = name.split("/")
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(tf.keras.name_scope(scope))
         return tf.keras.Variable(value, dtype="float32", name=leaf)
 
 
