@@ -991,10 +991,11 @@ def test_a_proposal_is_written_to_a_file_that_is_passed_back(tmp_path, command):
     shapes = {"net/first/w": [5, 4], "net/first/b": [4], "net/last/w": [4, 3], "net/last/b": [3]}
     both = [(name + end, shape) for name, shape in shapes.items() for end in ("", "/Momentum")]
     graph = save_graph(tmp_path / "graph", dict(both))
+    tf.keras.backend.clear_session()  # layers get the same names as in a new process
     status, said = command("from-v1", graph, "keras", "--proposal", "names.json")
     assert status == 2 and "The proposal is in names.json. Check it, and pass --names names.json." in said
     assert [name.rpartition("/")[2] for name in os.listdir(".")] == ["names.json"]
-    tf.keras.backend.clear_session()  # layers get the same names as in a new process
+    tf.keras.backend.clear_session()
     assert command("from-v1", graph, "keras", "--names", "names.json")[0] == 0
     status, said = command("from-v1", graph, "keras", "--proposal", "names.json", "--overwrite")
     assert status == 2 and "the proposal was not written: FileExistsError" in said
