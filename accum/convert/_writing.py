@@ -90,7 +90,9 @@ class KnownLayout:
 def names_in_checkpoint(run, names, file, layout):
     """Return a list of the names in a checkpoint of the static graph, or None, of the run's variables."""
     found = layout.weights()
-    kept = sorted(layout.not_ignored(found), key=natural)
+    # The slots of an optimizer that is not known, such as BERT's `kernel/adam_m`, have the shapes of weights
+    slots = [name for name in found if name.rpartition("/")[0] in found]
+    kept = sorted(layout.not_ignored(set(found) - set(slots)), key=natural)
     order = file.creation_order(kept)
     candidates = _names.Candidates(order or kept, order is not None)
     return _names.match(run.wanted, found, _v1.of_variables(names), candidates)
