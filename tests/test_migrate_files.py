@@ -347,20 +347,32 @@ def test_what_only_looks_like_a_requirement_is_not_named(their, name, tmp_path, 
 
 
 def test_messages_lead_to_titles_that_the_guide_has():
-    """An installed package has no docs/, so its messages name the page and the section."""
-    with open(
-        os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "migrating.md")
-    ) as file:
-        guide = file.read()
+    """An installed package has no docs/, so its messages name a title and the page that links to it."""
+    docs = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs")
+    with open(os.path.join(docs, "migrating.md"), encoding="utf-8") as file:
+        overview = file.read()
+    titles = {}
+    for name in os.listdir(os.path.join(docs, "migrating")):
+        with open(os.path.join(docs, "migrating", name), encoding="utf-8") as file:
+            titles.update({title: "migrating/" + name for title in re.findall(r"(?m)^##? (.+)$", file.read())})
     for path in FILES:
         with open(path, encoding="utf-8") as file:
             code = file.read()
         assert "docs/" not in code, path
         for section in re.findall(r'guide\.see\("(.+?)"\)', code):
-            assert re.search(rf"(?m)^##+ {re.escape(section)}$", guide), section
+            assert f"[{section}]({titles[section]}" in overview, section
     from accum._migrate.guide import PAGE
 
-    assert guide.startswith(f"# {PAGE}\n")
+    assert overview.startswith(f"# {PAGE}\n")
+
+
+def test_links_to_the_sections_that_became_pages_still_lead_there():
+    docs = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs")
+    with open(os.path.join(docs, "migrating.md"), encoding="utf-8") as file:
+        places = dict(re.findall(r'<a id="([\w-]+)"></a>(?:<a id="[\w-]+"></a>)*\[[^]]*\]\(([\w/.-]+)', file.read()))
+    pages = {"migrating/" + name for name in os.listdir(os.path.join(docs, "migrating"))}
+    assert set(places.values()) == pages
+    assert places["horovod"] == "migrating/horovod.md" and places["loops-of-your-own"] == "migrating/loops.md"
 
 
 def fail(*arguments, **options):

@@ -1,8 +1,8 @@
-"""Where the documentation says more: by the titles of its page and section, since an installed package has no pages."""
+"""Where the documentation says more: by titles, since an installed package has no pages."""
 
 PAGE = "Coming from another way to accumulate"
 
 
 def see(section):
-    """A reference to a section of the guide."""
-    return f'see "{section}" on the page "{PAGE}" of the documentation'
+    """A reference to a page or a section of the guide; the page `PAGE` links to each."""
+    return f'see "{section}", under "{PAGE}" in the documentation'
