@@ -1,6 +1,7 @@
 """The site, by `tox run -e docs`: guides in Markdown that reads well in the repository too, and the docstrings."""
 
 import argparse
+import importlib.util
 import inspect
 import os
 import re
@@ -26,6 +27,8 @@ html_title = "accum " + release
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
@@ -35,6 +38,11 @@ html_theme = "furo"
 html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["_static"]
+REPOSITORY = "/".join(os.environ.get(name, "") for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY")).strip("/")
+if REPOSITORY:  # a workflow on GitHub knows the address
+    html_theme_options = {
+        "footer_icons": [{"name": "Repository", "url": REPOSITORY, "html": "Repository", "class": ""}]
+    }
 html_css_files = ["site.css"]
 highlight_language = "text"
 myst_heading_anchors = 3
@@ -53,9 +61,20 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_param = False
-# TensorFlow has no inventory of its names; the parts of a report are told in its own text.
-nitpick_ignore_regex = [("py:class", r"(tensorflow|keras)\..*|accum\.(testing|convert)\._.*")]
+# The names in our signatures, in files beside the pages: the site is built without a network, and TensorFlow publishes
+# no inventory of its names.
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3", "inventories/python.txt"),
+    "tensorflow": ("https://www.tensorflow.org/api_docs/python", "inventories/tensorflow.txt"),
+}
+autosummary_generate = False  # api/ has a page for each public name
+# What differs between lines of TensorFlow, and the parts of a report, which its own text tells.
+nitpick_ignore_regex = [("py:class", r"(tensorflow|keras)\..*|accum\.testing\._report\..*")]
 napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]
+
+_location = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "notebooks.py"))
+notebooks = importlib.util.module_from_spec(_location)
+_location.loader.exec_module(notebooks)
 
 # Pages outside docs/. A link to any of them stays within the site.
 PAGES = {
@@ -88,6 +107,8 @@ def read_page(app, docname, content):
     for target, within in SITE.items():
         content[0] = content[0].replace("](" + target, "](" + within)
     content[0] = re.sub(r"\[([^]]*)\]\((?:accum|tests|constraints)/[^)]*\)", r"\1", content[0])
+    if docname == "index" and REPOSITORY:
+        content[0] = content[0].replace("the repository", f"[the repository]({REPOSITORY})")
 
 
 def show_commands(app, docname, content):
@@ -99,6 +120,27 @@ def show_commands(app, docname, content):
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     shown = [f"## {name}\n\n```text\n{each.format_help().rstrip()}\n```\n" for name, each in commands.choices.items()]
     content[0] = content[0].replace("{commands}", "\n".join(shown))
+
+
+def link_notebooks(app, docname, content):
+    """Link each guide's notebook below its title, and all of them where `{notebooks}` stands."""
+    link = '<a class="notebook" href="{}notebooks/{}.ipynb" download>{}</a>'
+    folder, _, name = docname.rpartition("/")
+    if folder == "guides":
+        title, text = content[0].split("\n", 1)
+        content[0] = f"{title}\n\n{link.format('../', name, 'Download as a notebook')}\n{text}"
+    if docname == "notebooks":
+        rows = ["| Guide | Notebook |", "|---|---|"]
+        for name in notebooks.names():
+            title = notebooks.read(name).split("\n", 1)[0][2:]
+            rows.append(f"| [{title}](guides/{name}.md) | {link.format('', name, name + '.ipynb')} |")
+        content[0] = content[0].replace("{notebooks}", "\n".join(rows))
+
+
+def write_notebooks(app, exception):
+    """Write the notebooks beside the pages; `scripts/notebooks.py run` adds what their code prints."""
+    if exception is None and app.builder.format == "html":
+        notebooks.write(os.path.join(app.outdir, "notebooks"))
 
 
 def draw_within_page(app, doctree):
@@ -141,6 +183,15 @@ def show_arguments(app, what, name, obj, options, signature, returns):
     )
 
 
+def find_public_name(app, env, node, contnode):
+    """Link a class by the name that it is imported by: `accum.testing.Pair`, not `accum.testing._match.Pair`."""
+    public = re.sub(r"\._\w+(?=\.)", "", node.get("reftarget") or "")
+    if not public.startswith("accum.") or public == node["reftarget"]:
+        return None
+    domain, kind = env.domains.python_domain, node["reftype"]
+    return domain.resolve_xref(env, node["refdoc"], app.builder, kind, public, node, contnode)
+
+
 def list_pages(app, exception):
     """Write `llms.txt`, an index of the pages with the first paragraph of each, for programs that read the site."""
     if exception is not None or app.builder.format != "html":
@@ -157,8 +208,11 @@ def list_pages(app, exception):
 
 def setup(app):
     app.connect("build-finished", list_pages)
+    app.connect("build-finished", write_notebooks)
+    app.connect("missing-reference", find_public_name)
     app.connect("source-read", read_page)
     app.connect("source-read", show_commands)
+    app.connect("source-read", link_notebooks)
     app.connect("doctree-read", draw_within_page)
     app.connect("autodoc-process-docstring", show_formulas, priority=400)
     app.connect("autodoc-process-signature", show_arguments)

@@ -354,7 +354,7 @@ def test_messages_lead_to_titles_that_the_guide_has():
     titles = {}
     for name in os.listdir(os.path.join(docs, "migrating")):
         with open(os.path.join(docs, "migrating", name), encoding="utf-8") as file:
-            titles.update({title: "migrating/" + name for title in re.findall(r"(?m)^##? (.+)$", file.read())})
+            titles.update(dict.fromkeys(re.findall(r"(?m)^##? (.+)$", file.read()), "migrating/" + name))
     for path in FILES:
         with open(path, encoding="utf-8") as file:
             code = file.read()

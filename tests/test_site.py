@@ -1,0 +1,99 @@
+"""What the site promises: a page for each public name, each figure once, and the guides as notebooks."""
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+
+import exceptions
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+DOCS = os.path.join(ROOT, "docs")
+
+
+def read(path):
+    with open(os.path.join(ROOT, *path.split("/")), encoding="utf-8") as file:
+        return file.read()
+
+
+def pages():
+    """The site's pages in Markdown, from the root of the repository."""
+    found = ["benchmarks/README.md", "MATRIX.md"]
+    for folder, _, names in os.walk(DOCS):
+        within = os.path.relpath(folder, ROOT).replace(os.sep, "/")
+        found += [f"{within}/{name}" for name in names if name.endswith(".md")]
+    return found
+
+
+@pytest.mark.line
+@pytest.mark.parametrize("module", ["accum", "accum.compat.v1", "accum.convert", "accum.testing"])
+def test_each_public_name_has_a_page_that_an_overview_links_to(module):
+    if module != "accum.compat.v1" and not exceptions.HAS_KERAS_FACE:
+        pytest.skip("TF 1.15 has no Keras face")
+    names = [name for name in importlib.import_module(module).__all__ if not name.startswith("__")]
+    overviews = "".join(read(f"docs/api/{name}.rst") for name in ("keras", "v1", "convert", "testing"))
+    for name in names:
+        assert re.search(rf"(?m)^\.\. auto\w+:: {module}\.{name}$", read(f"docs/api/{module}.{name}.rst"))
+        assert f"   {module}.{name}\n" in overviews and f"   {name}\n" in overviews
+
+
+def test_each_figure_stands_on_one_page():
+    shown = {}
+    for page in pages():
+        for figure in re.findall(r"!\[[^]]*\]\(([^)]+)\)", read(page)):
+            shown.setdefault(os.path.basename(figure), []).append(page)
+    assert len(shown) >= 5
+    assert {figure: on for figure, on in shown.items() if len(on) > 1} == {}
+
+
+def notebooks():
+    place = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "notebooks.py"))
+    module = importlib.util.module_from_spec(place)
+    place.loader.exec_module(module)
+    return module
+
+
+GUIDES = sorted(name for name in os.listdir(os.path.join(DOCS, "guides")) if name.endswith(".md"))
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_notebook_has_the_code_of_its_guide_in_order_and_no_link_into_a_clone(guide, tmp_path):
+    notebooks().write(str(tmp_path))
+    book = json.loads((tmp_path / guide.replace(".md", ".ipynb")).read_bytes().decode("utf-8"))
+    code = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+    text = "".join("".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "markdown")
+    blocks = re.findall(r"```python\n(.*?)```", read("docs/guides/" + guide), re.DOTALL)
+    assert [block.strip("\n") for block in blocks] == [cell for cell in code if cell in "".join(blocks)]
+    assert not re.search(r"\]\((?!https)", text) and read("docs/guides/" + guide).split("\n")[0] in text
+    assert (book["nbformat"], book["nbformat_minor"]) == (4, 4)
+
+
+MADE_UP = """\
+# A guide
+
+Some text.
+
+<!-- first:
+x = 20
+-->
+```python
+print(x + 1)
+x + 2
+```
+
+```python
+import transformers, tf_slim, no_such_package
+```
+"""
+
+
+def test_a_notebook_shows_what_its_cells_print_and_return(monkeypatch):
+    module = notebooks()
+    monkeypatch.setattr(module, "OTHER_PACKAGES", ("transformers, tf_slim, no_such_package",))
+    cells = [cell for cell in module.with_outputs(module.notebook(MADE_UP))["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == [1, 2, None]
+    printed, value = cells[1]["outputs"]
+    assert printed["text"] == ["21\n"] and value["data"]["text/plain"] == ["22"] and value["execution_count"] == 2
+    assert cells[0]["outputs"] == cells[2]["outputs"] == []
