@@ -7,7 +7,7 @@ import sys
 from typing import Any, List, Optional
 
 import accum
-from accum._cli import requirements
+from accum._cli import log_lines, requirements
 from accum._cli.doctor import command as doctor
 
 NEED_TENSORFLOW = ("convert", "demo", "verify")
@@ -74,6 +74,13 @@ def _run(argv: Any, prog: str) -> int:
     if wrong:  # found before the seconds that the import of TensorFlow takes
         print(f"{prog} {arguments.command}: {wrong}", file=sys.stderr)
         return 2
+    if arguments.command != "demo":
+        return _perform(arguments, prog)
+    with log_lines.hidden():
+        return _perform(arguments, prog)
+
+
+def _perform(arguments: argparse.Namespace, prog: str) -> int:
     lacking = requirements.without_tensorflow() if arguments.command in NEED_TENSORFLOW else None
     if lacking:
         print(f"{prog} {arguments.command} needs TensorFlow: {lacking}", file=sys.stderr)

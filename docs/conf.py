@@ -146,10 +146,13 @@ def write_notebooks(app, exception):
 def draw_within_page(app, doctree):
     """Put diagrams into the page itself, where they follow its light or dark theme."""
     for image in list(doctree.findall(nodes.image)):
+        if not image["uri"].endswith(".svg"):
+            continue
+        place, shown = image.parent if len(image.parent.children) == 1 else image, image.deepcopy()
         if "_static/diagrams/" in image["uri"]:
             with open(os.path.join(HERE, *image["uri"].split("/")), encoding="utf-8") as file:
-                drawing = nodes.raw("", '<div class="drawing">' + file.read() + "</div>", format="html")
-            image.parent.replace(image, drawing)
+                shown = nodes.raw("", file.read(), format="html")
+        place.replace_self(nodes.container("", shown, classes=["drawing"]))
 
 
 def show_formulas(app, what, name, obj, options, lines):
@@ -171,12 +174,22 @@ def show_formulas(app, what, name, obj, options, lines):
     lines[:] = shown
 
 
+class LeftOut:
+    """How a signature shows a default that only says that an argument was left out."""
+
+    def __repr__(self):
+        return "..."
+
+
 def show_arguments(app, what, name, obj, options, signature, returns):
     """Of a class with a `__new__` too, what its `__init__` takes."""
     if what != "class" or "__init__" not in vars(obj):
         return None
     taken = inspect.signature(obj.__init__)
-    shown = list(taken.parameters.values())[1:]
+    shown = [
+        argument.replace(default=LeftOut()) if argument.default is accum._check.LEFT_OUT else argument
+        for argument in list(taken.parameters.values())[1:]
+    ]
     return (
         stringify_signature(taken.replace(parameters=shown, return_annotation=taken.empty), unqualified_typehints=True),
         returns,

@@ -10,7 +10,7 @@ from accum._migrate import pipes
 
 DEFAULT_PLOT = "accum-demo.png"
 STEPS = 8
-MICRO_BATCH = 4
+MICRO_BATCH = 16
 
 
 def add_parser(commands):
@@ -18,8 +18,8 @@ def add_parser(commands):
     parser = commands.add_parser(
         "demo",
         help="train on handwritten digits with and without accumulation, and compare",
-        description="Train a network with batch normalisation on handwritten digits three times from the same weights, "
-        "on the same batches, at the same learning rate: in full, in micro-batches with `whole_batch`, and in "
+        description="Train a residual network with batch normalisation on handwritten digits three times from the same "
+        "weights, on the same batches, at the same learning rate: in full, in micro-batches with `whole_batch`, and in "
         "micro-batches without it. With --face or --accum-steps: a plain network, whose full batches are accumulated "
         "from micro-batches through one of the interfaces. Exit status: 0, or 1 if a run or its output fails.",
     )
@@ -38,7 +38,7 @@ def add_parser(commands):
         help="what sees the whole batch although it is computed in micro-batches (default: all); none: only two runs",
     )
     add("--batch-size", type=_positive, metavar="N", help="examples per update (default: 256)")
-    add("--epochs", type=_positive, metavar="E", help="passes over the images (default: 8; 20 with --face)")
+    add("--epochs", type=_positive, metavar="E", help="passes over the images (default: 2; 20 with --face)")
     add("--seed", type=_seed, default=0, metavar="S", help="seed for weights and data (default: %(default)s)")
     add("--plot", metavar="FILE.png", help=f"file for the loss curves; needs matplotlib (default: {DEFAULT_PLOT})")
     parser.set_defaults(
@@ -81,7 +81,7 @@ def _check(parser, arguments):
         numbers = f"{arguments.micro_batch_size} and {arguments.batch_size}"
         parser.error(f"--micro-batch-size must be at most --batch-size. Received: {numbers}.")
     if arguments.epochs is None:
-        arguments.epochs = 20 if accumulates else 8
+        arguments.epochs = 20 if accumulates else 2
     if arguments.plot is None and plot_file.is_possible():
         arguments.plot = DEFAULT_PLOT
     if arguments.plot is not None:

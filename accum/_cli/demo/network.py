@@ -1,4 +1,4 @@
-"""The networks: a plain one, and one with batch normalisation.
+"""The networks: a plain one, and a residual one with batch normalisation.
 
 The plain one is one wide convolution, so that activations, which shrink with the batch, need more memory than weights.
 Both are smooth (tanh or ELU, mean pooling): at a kink, a rounding error can flip a gradient, and two runs that are
@@ -12,8 +12,9 @@ from accum._tf import tf
 FILTERS = 256
 POOL = 2
 CLASSES = 10
-SIZE = 64  # to which the network with batch normalisation enlarges the images
-CHANNELS = 32
+SIZE = 32  # to which the residual network enlarges the images
+CHANNELS = 16
+BLOCKS = 4  # of two convolutions each
 FEATURES = (8 // POOL) ** 2 * FILTERS
 
 
@@ -47,21 +48,22 @@ def keras_model(weights):
 
 
 def batch_norm_model(seed):
-    """A network with batch normalisation on enlarged images, so that activations need most of the memory."""
+    """A residual network on enlarged images that normalises after every convolution, as networks for images do."""
     layers, random = tf.keras.layers, np.random.RandomState(seed)
     inputs = tf.keras.Input((8, 8, 1))
-    hidden = layers.UpSampling2D(SIZE // 8)(inputs)
-    hidden = layers.Conv2D(CHANNELS, 3, padding="same", activation="elu")(hidden)
-    hidden = layers.AveragePooling2D(SIZE // 8)(hidden)
-    hidden = layers.Conv2D(CHANNELS // 2, 3, padding="same", use_bias=False)(hidden)
-    hidden = layers.Activation("elu")(layers.BatchNormalization(momentum=0.8)(hidden))
-    hidden = layers.Conv2D(CHANNELS, 3, padding="same", use_bias=False)(hidden)
-    hidden = layers.AveragePooling2D(2)(hidden)
-    hidden = layers.Activation("elu")(layers.BatchNormalization(momentum=0.8)(hidden))
-    outputs = layers.Dense(CLASSES)(layers.Flatten()(hidden))
+    hidden = layers.Activation("elu")(_normalised_convolution(layers.UpSampling2D(SIZE // 8)(inputs)))
+    for _ in range(BLOCKS):
+        branch = layers.Activation("elu")(_normalised_convolution(hidden))
+        hidden = layers.Activation("elu")(layers.Add()([hidden, _normalised_convolution(branch)]))
+    outputs = layers.Dense(CLASSES)(layers.Flatten()(layers.AveragePooling2D(SIZE // 4)(hidden)))
     model = tf.keras.Model(inputs, outputs)
     for var in model.trainable_variables:
         if len(var.shape) > 1:  # He-normal kernels, drawn by NumPy so that every line begins with the same ones
             fan_in = int(np.prod(var.shape[:-1]))
             var.assign(random.normal(0, (2 / fan_in) ** 0.5, tuple(var.shape)).astype(np.float32))
     return model
+
+
+def _normalised_convolution(images):
+    convolved = tf.keras.layers.Conv2D(CHANNELS, 3, padding="same", use_bias=False)(images)
+    return tf.keras.layers.BatchNormalization(momentum=0.8)(convolved)

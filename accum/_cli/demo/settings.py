@@ -8,6 +8,8 @@ MICRO_BATCHES = "micro-batches"
 
 WHOLE_BATCH = ("none", "batch_norm", "loss", "all")
 LEARNING_RATE = 0.1
+RESIDUAL_LEARNING_RATE = 0.05
+"""Of the residual network. A deep network amplifies rounding errors, the more so the larger its steps are."""
 
 
 class Settings(NamedTuple):
@@ -18,7 +20,7 @@ class Settings(NamedTuple):
     batch_size: int
     epochs: int
     seed: int
-    micro_batch_size: int = 4
+    micro_batch_size: int = 16
     whole_batch: str = "all"
 
 
@@ -52,7 +54,7 @@ def runs_to_compare(settings):
         runs = [Run(f"full batch {size}", size, None), Run(label, size, None, micro)]
         if whole != "none":
             runs.insert(1, Run(f'{label}, whole_batch="{whole}"', size, None, micro, whole))
-        return tuple(runs)
+        return tuple(run._replace(learning_rate=RESIDUAL_LEARNING_RATE) for run in runs)
     micro = size // steps
     return (
         Run(f"full batch {size}", size, None),
