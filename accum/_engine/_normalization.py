@@ -25,7 +25,7 @@ class Normalization(NamedTuple):
     def count(self, values: tf.Tensor) -> tf.Tensor:
         """Return the number of values of a feature, in their dtype."""
         features = functools.reduce(operator.mul, self.shape, 1)
-        return tf.cast(tf.size(values, tf.int64) // features, values.dtype)
+        return tf.cast(tf.size(values, out_type=tf.int64) // features, values.dtype)
 
     def moments(self, values: tf.Tensor, count: tf.Tensor, taken: Optional[tf.Tensor] = None) -> Moments:
         """Return the `Moments` of a part; `taken` is 1 for values that count, and 0 for others."""
