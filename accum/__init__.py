@@ -15,14 +15,14 @@ if needs_tensorflow():
     __all__ += ["AdaptiveClipping", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
 
     if HAS_KERAS_FACE:
-        from accum._keras._batch_norm import AccumBatchNormalization
+        from accum._keras._batch_norm._layer import AccumBatchNormalization
+        from accum._keras._batch_norm._replace import replace_batchnorm_layers
         from accum._keras._callbacks import AccumulationScheduler, FlushCallback
-        from accum._keras._model import GradientAccumulateModel
+        from accum._keras._logging._step_logger import StepLogger
+        from accum._keras._model._model import GradientAccumulateModel
+        from accum._keras._model._unwrap import unwrap
         from accum._keras._old_spellings import GAModelWrapper, GAOptimizerWrapper
-        from accum._keras._optimizer import GradientAccumulateOptimizer
-        from accum._keras._replace_batch_norm import replace_batchnorm_layers
-        from accum._keras._step_logger import StepLogger
-        from accum._keras._unwrap import unwrap
+        from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
         from accum._keras._value_and_gradients import value_and_gradients
 
         __all__ += [

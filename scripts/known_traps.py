@@ -30,15 +30,15 @@ class Trap(NamedTuple):
 
 
 ACCUMULATORS = "accum/_engine/_accumulators.py"
-BATCH_STEP = "accum/_keras/_batch_step.py"
+BATCH_STEP = "accum/_keras/_steps/_split_step.py"
 CALLBACKS = "accum/_keras/_callbacks.py"
 CYCLE = "accum/_engine/_cycle.py"
-GRAPH_ADAPTER = "compat/v1/_adapter.py"
-KERAS_ADAPTER = "accum/_keras/_adapter.py"
+GRAPH_ADAPTER = "compat/v1/_engine_adapter.py"
+KERAS_ADAPTER = "accum/_keras/_optimizer/_engine_adapter.py"
 MOMENTS = "accum/_engine/_moments.py"
-MOVING = "accum/_keras/_moving_statistics.py"
+MOVING = "accum/_keras/_batch_norm/_moving_statistics.py"
 OPS = "accum/_engine/_ops.py"
-OPTIMIZER = "accum/_keras/_optimizer.py"
+OPTIMIZER = "accum/_keras/_optimizer/_wrapper.py"
 REPLICAS = "accum/_engine/_replicas.py"
 SEGMENTS = "accum/_engine/_segments.py"
 SUMS = "accum/_engine/_weighted_sums.py"
@@ -637,7 +637,7 @@ TRAPS = [
         [
             (
                 MOMENTS,
-                "(other.variance - one.variance + (1.0 - share) * apart * apart)",
+                "((other.variance - one.variance) + apart * (apart - step))",
                 "(other.variance - one.variance)",
             )
         ],
@@ -656,7 +656,7 @@ TRAPS = [
         "Bessel's factor is that of the micro-batch instead of the full batch.",
         [
             (MOVING, "if _tf.records_unbiased_variance(layer):", "if False:"),
-            ("accum/_keras/_batch_norm.py", "if _tf.records_unbiased_variance(self):", "if False:"),
+            ("accum/_keras/_batch_norm/_layer.py", "if _tf.records_unbiased_variance(self):", "if False:"),
         ],
         ["tests/test_batch_norm.py::test_a_cycle_of_calls_records_what_keras_records_for_the_full_batch"],
     ),
@@ -664,7 +664,7 @@ TRAPS = [
         "small_micro_batch_in_statistics",
         "L13",
         "In the moving statistics, a small micro-batch counts as much as any other.",
-        [(MOMENTS, "share = tf.math.divide_no_nan(other.count, one.count + other.count)", "share = 0.5")],
+        [(MOMENTS, "share = tf.math.divide_no_nan(other.count, count)", "share = 0.5")],
         ["tests/test_batch_norm.py::test_statistics_of_a_cycle_follow_the_law_of_total_variance"],
     ),
     Trap(
@@ -752,7 +752,7 @@ TRAPS = [
         "A loss that compares the examples of a batch, such as a contrastive one, sees a micro-batch at a time.",
         [
             (
-                "accum/_keras/_model_steps.py",
+                "accum/_keras/_steps/_train_test_predict.py",
                 "(WholeBatchStep if self._accum.whole_batch else BatchStep)(self, size)",
                 "BatchStep(self, size)",
             )
@@ -795,7 +795,7 @@ TRAPS = [
         "Batch normalisation that is always in training predicts by the statistics of micro-batches.",
         [
             (
-                "accum/_keras/_whole_batch.py",
+                "accum/_keras/_steps/_whole_batch_call.py",
                 'has_barriers = "batch_norm" in self._barriers',
                 'has_barriers = self._is_training and "batch_norm" in self._barriers',
             )

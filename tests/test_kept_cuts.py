@@ -65,7 +65,7 @@ def test_what_crosses_a_kept_cut_is_kept():
 def plan_of(net, side):
     """The plan of a network for images [side, side, 3], which is traced but not computed."""
     from accum._engine._batch import Batch
-    from accum._keras._traced_call import traced_call
+    from accum._keras._steps._traced_model_call import traced_call
 
     model = accum.GradientAccumulateModel.from_model(net, micro_batch_size=2, whole_batch="all")
     batch = Batch(((tf.zeros([4, side, side, 3]),), {"training": True}))

@@ -12,7 +12,7 @@ from replicas import mirrored
 from test_callbacks import logged as logged_points
 
 import accum
-from accum._keras._noise_scale import Estimate, NoiseScale, SquaredNorms, advice, estimate
+from accum._keras._logging._noise_scale import Estimate, NoiseScale, SquaredNorms, advice, estimate
 
 pytestmark = [pytest.mark.line, pytest.mark.keras_face]
 
@@ -237,7 +237,7 @@ def test_a_cycle_that_the_user_ends_is_logged_apart(call, steps, start):
 
 
 def test_steps_that_do_not_fit_are_said(monkeypatch, capsys):
-    monkeypatch.setattr("accum._keras._step_recorder.ROWS", 2)
+    monkeypatch.setattr("accum._keras._logging._step_recorder.ROWS", 2)
     logger = logged(5, accum_steps=2, epochs=2)
     wanted = expected([[5, 5]] * 4, epochs=2)
     assert logger.history["step"] == [1, 2, 5, 6]

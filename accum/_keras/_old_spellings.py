@@ -3,8 +3,8 @@
 from typing import Any, Optional
 
 from accum import _check, _tf
-from accum._keras._model import GradientAccumulateModel
-from accum._keras._optimizer import GradientAccumulateOptimizer
+from accum._keras._model._model import GradientAccumulateModel
+from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
 from accum._tf import AccumSteps, Reduction
 
 

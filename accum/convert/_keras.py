@@ -13,8 +13,8 @@ from accum.convert._state import Norm, RunState
 from accum.convert._supported import require_eager, rule_of, unwrapped, weights_of
 
 if _tf.HAS_KERAS_FACE:
-    from accum._keras._batch_norm import batch_norms_of
-    from accum._keras._model import GradientAccumulateModel
+    from accum._keras._batch_norm._layer import batch_norms_of
+    from accum._keras._model._model import GradientAccumulateModel
 
 _MADE_A_STEP = re.compile(r"iter/|_variables/[1-9]")
 _ACCUMULATOR = re.compile(r"accumulation/accumulators/(\d+)/(\w+)/")

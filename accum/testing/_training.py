@@ -147,7 +147,7 @@ class _Pair:
 
     def __init__(self, build_model, micro_batch, accum_steps, micro_batch_size, is_splitting, options):
         from accum._keras._callbacks import FlushCallback
-        from accum._keras._model import GradientAccumulateModel
+        from accum._keras._model._model import GradientAccumulateModel
 
         self._build = lambda: _built(build_model, micro_batch)
         self.full, twin = self._build(), self._build()
@@ -225,8 +225,8 @@ def _built(build_model, micro_batch):
 
 
 def _accumulates(model):
-    from accum._keras._model import GradientAccumulateModel
-    from accum._keras._optimizer import GradientAccumulateOptimizer
+    from accum._keras._model._model import GradientAccumulateModel
+    from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
 
     optimizer = _tf.without_loss_scale(model.optimizer)
     return isinstance(model, GradientAccumulateModel) or isinstance(optimizer, GradientAccumulateOptimizer)

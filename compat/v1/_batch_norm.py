@@ -4,7 +4,7 @@ from typing import Any, List, Optional, Sequence
 
 from accum._engine._cycle import Cycle
 from accum._tf import tf
-from accum.compat.v1._adapter import GraphAdapter
+from accum.compat.v1._engine_adapter import GraphAdapter
 from accum.compat.v1._moving_statistics import MovingStatistics
 from accum.compat.v1._update_ops import averages_elsewhere, averages_in_conditionals, read_averages, still
 

@@ -7,7 +7,7 @@ from accum._engine._cycle import Cycle
 from accum._engine._listener import CycleListener
 from accum._engine._ops import count_nonfinite
 from accum._tf import GradsAndVars, Scalar, tf
-from accum.compat.v1._adapter import GraphAdapter
+from accum.compat.v1._engine_adapter import GraphAdapter
 
 
 class Sums(NamedTuple):

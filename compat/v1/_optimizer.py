@@ -8,10 +8,10 @@ from accum._engine._cycle import Cycle, check_options
 from accum._tf import AccumSteps, Gradient, GradsAndVars, Nonfinite, Reduction, Scalar, Sparse, Transform, tf
 from accum.compat.v1 import _checks, _several_losses
 from accum.compat.v1._accum_ops import AccumOps
-from accum.compat.v1._adapter import GraphAdapter
 from accum.compat.v1._batch_norm import take_over
 from accum.compat.v1._carried_state import warn_of_carried_state
 from accum.compat.v1._cycle_mean import CycleMean
+from accum.compat.v1._engine_adapter import GraphAdapter
 from accum.compat.v1._several_losses import SeveralLosses
 
 

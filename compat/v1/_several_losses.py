@@ -15,7 +15,7 @@ from accum._engine._accumulators import Accumulator, weighted
 from accum._engine._cycle import Cycle
 from accum._engine._listener import CycleListener
 from accum._tf import Gradient, GradsAndVars, Scalar, tf
-from accum.compat.v1._adapter import GraphAdapter
+from accum.compat.v1._engine_adapter import GraphAdapter
 
 
 class Part(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any, Callable, Dict, List, Tuple
 from accum import _tf
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
-from accum._keras._loss import ReportingLoss
-from accum._keras._model_accumulation import ModelAccumulation
-from accum._keras._optimizer import GradientAccumulateOptimizer
+from accum._keras._model._accumulation import ModelAccumulation
+from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
+from accum._keras._steps._loss_denominator import ReportingLoss
 from accum._tf import tf
 
 # Prefixes of internal attributes of Keras, TensorFlow and accum, which may refer to optimizers too.

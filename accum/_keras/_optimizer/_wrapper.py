@@ -6,9 +6,9 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 from accum import _check, _config, _tf
 from accum._engine._cycle import Cycle, check_options
 from accum._engine._plan import make_plan
-from accum._keras._adapter import KerasAdapter
 from accum._keras._internals import Internals
-from accum._keras._optimizer_interface import concrete_class
+from accum._keras._optimizer._engine_adapter import KerasAdapter
+from accum._keras._optimizer._interface import concrete_class
 from accum._tf import AccumSteps, GradsAndVars, Nonfinite, Reduction, Scalar, Sparse, Transform, tf
 
 

@@ -9,9 +9,9 @@ from accum._engine._batch import Batch
 from accum._engine._segments import Segments
 from accum._engine._trace import Marks, Unrepeatable
 from accum._engine._whole_call import segments_of
-from accum._keras._batch_norm import batch_norms_of
-from accum._keras._batch_norm_barrier import BatchNormBarrier, refusal_of
-from accum._keras._collector import Collector
+from accum._keras._batch_norm._barrier import BatchNormBarrier, refusal_of
+from accum._keras._batch_norm._layer import batch_norms_of
+from accum._keras._steps._collector import Collector
 from accum._tf import tf
 
 

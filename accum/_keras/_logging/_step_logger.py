@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Optional
 from accum import _check, _tf
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import accumulation_of
-from accum._keras._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
-from accum._keras._step_recorder import ROWS, StepRecorder
-from accum._keras._step_sums import Sums
+from accum._keras._logging._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
+from accum._keras._logging._recorded_sums import Sums
+from accum._keras._logging._step_recorder import ROWS, StepRecorder
 from accum._tf import tf
 
 COLUMNS = ("step", "loss", "gradient_norm", "examples", "learning_rate", "noise_scale")

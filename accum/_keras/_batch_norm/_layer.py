@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._moments import Moments, over_replicas, without_bessel
-from accum._keras._moving_statistics import MovingStatistics
+from accum._keras._batch_norm._moving_statistics import MovingStatistics
 from accum._tf import tf
 
 

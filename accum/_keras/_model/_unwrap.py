@@ -3,12 +3,12 @@
 from typing import Any, List
 
 from accum import _tf
-from accum._keras._batch_norm import AccumBatchNormalization
-from accum._keras._loss import ReportingLoss
-from accum._keras._model import GradientAccumulateModel
-from accum._keras._model_optimizers import holds_optimizer, replace_optimizers, replaced_within
+from accum._keras._batch_norm._layer import AccumBatchNormalization
+from accum._keras._model._model import GradientAccumulateModel
+from accum._keras._model._optimizers import holds_optimizer, replace_optimizers, replaced_within
 from accum._keras._old_spellings import GAModelWrapper
-from accum._keras._optimizer import GradientAccumulateOptimizer
+from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
+from accum._keras._steps._loss_denominator import ReportingLoss
 from accum._tf import tf
 
 STEPS = ("train_step", "test_step", "predict_step")

@@ -3,11 +3,11 @@
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from accum import _check
-from accum._keras._micro_batch_size import SizeInUse
-from accum._keras._model_options import ModelOptions
-from accum._keras._repeatable_noise import RepeatableNoises
-from accum._keras._traced_call import Traces
-from accum._keras._weight_variable import WeightVariable
+from accum._keras._model._micro_batch_size import SizeInUse
+from accum._keras._model._options import ModelOptions
+from accum._keras._model._weight_of_micro_batch import WeightVariable
+from accum._keras._steps._repeatable_noise import RepeatableNoises
+from accum._keras._steps._traced_model_call import Traces
 
 
 class ModelAccumulation:

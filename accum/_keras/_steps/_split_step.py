@@ -15,12 +15,12 @@ from accum._engine._batch import Batch, Size
 from accum._engine._combined import Pooled, Rows, Sum, divided, gradient_sum
 from accum._engine._micro_batches import FIRST, MicroBatches
 from accum._engine._moments import Moments
-from accum._keras._batch_norm import batch_norm_following
+from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
-from accum._keras._collector import Call, Collector
 from accum._keras._internals import internals_of
-from accum._keras._state_watch import StateWatch, warn_of_batch_norms, warn_of_batches_in_prediction
-from accum._keras._step_metrics import StepMetrics
+from accum._keras._steps._changed_variables import StateWatch, warn_of_batch_norms, warn_of_batches_in_prediction
+from accum._keras._steps._collector import Call, Collector
+from accum._keras._steps._metric_results import StepMetrics
 from accum._tf import tf
 
 

@@ -13,9 +13,9 @@ from typing import Any, Callable, Dict, List
 from accum import _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
-from accum._keras._batch_step import BatchStep
-from accum._keras._loss import warn_of_unlike_losses
-from accum._keras._state_watch import warn_of_batch_norms
+from accum._keras._steps._changed_variables import warn_of_batch_norms
+from accum._keras._steps._loss_denominator import warn_of_unlike_losses
+from accum._keras._steps._split_step import BatchStep
 from accum._tf import tf
 
 

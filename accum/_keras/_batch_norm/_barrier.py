@@ -6,8 +6,8 @@ from accum import _tf
 from accum._engine._moments import Moments
 from accum._engine._normalization import Normalization
 from accum._engine._trace import Barrier, Marks
-from accum._keras._batch_norm import AccumBatchNormalization
-from accum._keras._moving_statistics import move
+from accum._keras._batch_norm._layer import AccumBatchNormalization
+from accum._keras._batch_norm._moving_statistics import move
 from accum._tf import tf
 
 

@@ -14,9 +14,9 @@ from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._engine._trace import is_differentiable
 from accum._engine._whole_call import whole_call
-from accum._keras._replica_losses import ReplicaLosses
-from accum._keras._state_watch import warn_of_moved
-from accum._keras._traced_call import traced_call
+from accum._keras._steps._changed_variables import warn_of_moved
+from accum._keras._steps._losses_over_replicas import ReplicaLosses
+from accum._keras._steps._traced_model_call import traced_call
 from accum._tf import tf
 
 

@@ -6,18 +6,22 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._engine import _replicas
-from accum._keras._auto_size import AutoSizedSteps
-from accum._keras._batch_norm import batch_norm_following, batch_norms_of
-from accum._keras._batch_step import BatchStep
+from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
 from accum._keras._callbacks import accumulating_optimizers
-from accum._keras._collector import Collector
 from accum._keras._internals import accumulation_of, internals_of
-from accum._keras._loss import warn_of_summed_activities, warn_of_summed_losses, warn_of_unlike_losses
-from accum._keras._model_accumulation import ModelAccumulation
-from accum._keras._state_watch import StateWatch
-from accum._keras._train_step import TrainStep
-from accum._keras._variables_ahead import with_variables_ahead
-from accum._keras._whole_batch_step import WholeBatchStep
+from accum._keras._model._accumulation import ModelAccumulation
+from accum._keras._steps._changed_variables import StateWatch
+from accum._keras._steps._collector import Collector
+from accum._keras._steps._loss_denominator import (
+    warn_of_summed_activities,
+    warn_of_summed_losses,
+    warn_of_unlike_losses,
+)
+from accum._keras._steps._optimizer_calls import TrainStep
+from accum._keras._steps._out_of_memory import AutoSizedSteps
+from accum._keras._steps._split_step import BatchStep
+from accum._keras._steps._variables_ahead import with_variables_ahead
+from accum._keras._steps._whole_batch_step import WholeBatchStep
 from accum._tf import Scalar
 
 

@@ -9,12 +9,12 @@ from accum._engine._batch import Batch
 from accum._engine._combined import Sum
 from accum._engine._custom_gradient import keeping_gradients
 from accum._engine._micro_batches import MicroBatches
-from accum._keras._batch_step import BatchStep
 from accum._keras._callbacks import accumulating_optimizers
-from accum._keras._collector import Collector
 from accum._keras._internals import internals_of
-from accum._keras._state_watch import warn_of_batch_norms
-from accum._keras._whole_batch import WholeBatchCall
+from accum._keras._steps._changed_variables import warn_of_batch_norms
+from accum._keras._steps._collector import Collector
+from accum._keras._steps._split_step import BatchStep
+from accum._keras._steps._whole_batch_call import WholeBatchCall
 from accum._tf import tf
 
 

@@ -3,7 +3,7 @@
 from typing import Any, Dict, Tuple
 
 from accum import _check, _tf
-from accum._keras._batch_norm import AccumBatchNormalization
+from accum._keras._batch_norm._layer import AccumBatchNormalization
 from accum._tf import tf
 
 POSITIONS = ("replace",)

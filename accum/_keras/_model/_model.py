@@ -12,13 +12,13 @@ from accum import _check, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._keras._callbacks import FlushCallback, accumulating_optimizers
 from accum._keras._internals import accumulation_of, internals_of
-from accum._keras._loss import warn_of_inexact_loss
-from accum._keras._micro_batch_size import SizeInUse
-from accum._keras._model_accumulation import ModelAccumulation
-from accum._keras._model_classes import MODEL_OPTIONS, bases_named, concrete_class, is_functional
-from accum._keras._model_optimizers import ModelOptimizers, replaced_within
-from accum._keras._model_options import ModelOptions
-from accum._keras._model_steps import ModelSteps
+from accum._keras._model._accumulation import ModelAccumulation
+from accum._keras._model._classes import MODEL_OPTIONS, bases_named, concrete_class, is_functional
+from accum._keras._model._micro_batch_size import SizeInUse
+from accum._keras._model._optimizers import ModelOptimizers, replaced_within
+from accum._keras._model._options import ModelOptions
+from accum._keras._steps._loss_denominator import warn_of_inexact_loss
+from accum._keras._steps._train_test_predict import ModelSteps
 from accum._tf import (
     AccumSteps,
     LastCycle,

@@ -1,0 +1,1 @@
+"""What is recorded and logged of each step."""

@@ -1,0 +1,1 @@
+"""The model that accumulates: its class, options and what it knows."""

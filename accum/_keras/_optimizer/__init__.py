@@ -1,0 +1,1 @@
+"""The optimizer that wraps another one."""
