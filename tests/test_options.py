@@ -130,6 +130,46 @@ def test_a_scheduler_that_begins_with_shorter_cycles_is_no_mistake(recwarn):
 
 
 @pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "steps,last_cycle,updates,said",
+    [(6, "flush", 2, "6 batches are 2 updates, the last of 2 of 4 batches")]
+    + [(6, "drop", 1, "6 batches are 1 updates, without the last 2 batches"), (6, "carry", 1, None)]
+    + [(4, "flush", 1, None), (31, "flush", 8, None)],
+)
+def test_an_epoch_that_ends_within_a_cycle_says_how_many_updates_it_makes(recwarn, steps, last_cycle, updates, said):
+    model = accum.GradientAccumulateModel.from_model(net(), 4, last_cycle=last_cycle)
+    model.compile("sgd", "mse", run_eagerly=True)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(1).repeat()
+    for _ in range(2):
+        model.fit(data, steps_per_epoch=steps, verbose=0)
+        model.optimizer.reset()
+    found = [str(one.message) for one in recwarn if "ends within a cycle" in str(one.message)]
+    assert int(model.optimizer.iterations) == 2 * updates
+    assert len(found) == (said is not None) and all(said in one and "steps_per_epoch" in one for one in found)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("size,is_said", [(8, True), (4, True), (3, False), (None, False)])
+def test_batches_that_are_not_split_are_told_once(recwarn, size, is_said):
+    model = accum.GradientAccumulateModel.from_model(net(), 2, micro_batch_size=size)
+    model.compile("sgd", "mse", run_eagerly=True)
+    for _ in range(2):
+        model.fit(X[:8], Y[:8], batch_size=4, verbose=0)
+    found = [str(one.message) for one in recwarn if "No batch is split" in str(one.message)]
+    assert len(found) == is_said and all(f"micro_batch_size={size}, batch_size=4" in one for one in found)
+
+
+@pytest.mark.law("L17")
+def test_an_optimizer_without_accum_steps_says_that_nothing_accumulates(recwarn):
+    with pytest.warns(UserWarning, match="`accum_steps` was not given, so each micro-batch makes a step"):
+        assert accum.GradientAccumulateOptimizer("sgd").accum_steps == 1
+    recwarn.clear()
+    again = accum.GradientAccumulateOptimizer("sgd", 1)
+    accum.GradientAccumulateOptimizer.from_config(again.get_config())
+    assert not [one for one in recwarn if "accum_steps" in str(one.message)]
+
+
+@pytest.mark.law("L17")
 def test_a_warning_in_a_thread_without_code_of_the_user_s_points_into_accum():
     with pytest.warns(UserWarning, match="left out of the config") as caught:
         thread = threading.Thread(target=accum._config.to_config, args=("transform", lambda pairs: pairs))

@@ -65,12 +65,28 @@ class FlushCallback(tf.keras.callbacks.Callback):
         batches = int((self.params or {}).get("steps") or 0)
         cycles = _cycles_of(self.model) if batches and self.last_cycle != "carry" else []
         lengths = [cycle.accum_steps for cycle in cycles if isinstance(cycle.accum_steps, int)]
-        if lengths and min(lengths) > batches:
+        if lengths and min(lengths) <= batches:
+            self._warn_of_uneven_epoch(batches, min(lengths))
+        elif lengths:
             makes = "each epoch makes one update" if self.last_cycle == "flush" else "no update is ever made"
             _check.warn(
                 f"An epoch has fewer batches than a cycle, and ends it, so {makes}: lower `accum_steps`, or pass "
                 f"last_cycle='carry'. Received: accum_steps={min(lengths)}, {batches} batches in an epoch, "
                 f"last_cycle={self.last_cycle!r}.",
+            )
+
+    def _warn_of_uneven_epoch(self, batches: int, length: int) -> None:
+        """Warn if unfinished cycles at the ends of epochs are more than a tenth of the training."""
+        complete, left = divmod(batches, length)
+        if left and 10 * (length - left if self.last_cycle == "flush" else left) > batches:
+            flushed = f"are {complete + 1} updates, the last of {left} of {length} batches"
+            makes = (
+                flushed if self.last_cycle == "flush" else f"are {complete} updates, without the last {left} batches"
+            )
+            _check.warn(
+                f"An epoch ends within a cycle, so its {batches} batches {makes}: let `accum_steps` divide the "
+                f"number of batches (`steps_per_epoch` of `fit`), or pass last_cycle='carry'. Received: "
+                f"accum_steps={length}, {batches} batches in an epoch, last_cycle={self.last_cycle!r}.",
             )
 
     def on_test_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:

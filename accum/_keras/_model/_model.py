@@ -304,6 +304,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         given = inspect.signature(super().fit).bind_partial(*args, **kwargs)
         ending = FlushCallback(self._accum.options.last_cycle)
         given.arguments["callbacks"] = _with_callback(given.arguments.get("callbacks"), ending)
+        self._warn_of_one_part(given.arguments)
         try:
             return super().fit(*given.args, **given.kwargs)
         except BaseException:
@@ -312,6 +313,16 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
             if self._accum.recorder is not None:
                 self._accum.recorder.detach()
             raise
+
+    def _warn_of_one_part(self, given: Dict[str, Any]) -> None:
+        """Warn, once, if the batches that `fit` will make of arrays are no larger than a micro-batch."""
+        size, batch = self._accum.size.fixed, given.get("batch_size") or 32
+        are_arrays = all(hasattr(leaf, "__array__") for leaf in tf.nest.flatten(given.get("x")))
+        if size is not None and are_arrays and batch <= size and self._accum.is_first_time("batches of one part"):
+            _check.warn(
+                "No batch is split, because none has more examples than a micro-batch: lower `micro_batch_size`, or "
+                f"pass a larger `batch_size` to `fit`. Received: micro_batch_size={size}, batch_size={batch}.",
+            )
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """Save as `tf.keras.Model.save` does. H5 and `.keras` files leave out an unfinished cycle, with a warning."""

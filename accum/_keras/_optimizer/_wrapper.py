@@ -67,7 +67,7 @@ class GradientAccumulateOptimizer:
     def __init__(
         self,
         optimizer: Any = "SGD",
-        accum_steps: AccumSteps = 1,
+        accum_steps: AccumSteps = _check.LEFT_OUT,
         reduction: Reduction = "mean",
         name: str = "GradientAccumulateOptimizer",
         *,
@@ -76,6 +76,11 @@ class GradientAccumulateOptimizer:
         accumulator_dtype: Any = None,
         sparse: Sparse = "rows",
     ) -> None:
+        if accum_steps is _check.LEFT_OUT:
+            _check.warn(
+                "`accum_steps` was not given, so each micro-batch makes a step: pass it, or 1 if that is meant."
+            )
+            accum_steps = 1
         plan = check_options(accum_steps, reduction, transform, nonfinite, accumulator_dtype, sparse)
         self.__dict__["_inner"] = inner = self.__dict__.pop("_resolved")
         if transform is not None and getattr(inner, "loss_scale_factor", None) is not None:
