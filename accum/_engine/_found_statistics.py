@@ -149,7 +149,7 @@ class FoundStatistics:
         rule = Normalization(axes, rank, scale.shape.as_list())
         self._require_shape(op, rule.shape)
         values, whole = self._at_barrier(op.inputs[0].name, inputs, rule)
-        epsilon = tf.constant(op.get_attr("epsilon"), values.dtype)
+        epsilon = op.get_attr("epsilon")
         outputs = rule.normalized(values, whole.mean, whole.variance, scale, offset, epsilon)
         mean, variance = whole.mean, with_bessel(whole.variance, whole.count)
         share = _factor(op)

@@ -8,6 +8,9 @@ from accum._engine._custom_gradient import custom_gradient
 from accum._engine._moments import Moments
 from accum._tf import tf
 
+LEAST_EPSILON = 1.001e-5
+"""The least that cuDNN normalises with."""
+
 
 class Normalization(NamedTuple):
     """Statistics of each feature over some axes.
@@ -56,12 +59,16 @@ class Normalization(NamedTuple):
         variance: tf.Tensor,
         gamma: Optional[tf.Tensor],
         beta: Optional[tf.Tensor],
-        epsilon: tf.Tensor,
+        epsilon: float,
     ) -> tf.Tensor:
         """Return gamma (values - mean) / sqrt(variance + epsilon) + beta, with a gradient in few operations."""
         dtype, has_beta = values.dtype, beta is not None
         gamma = tf.ones(self.shape, dtype) if gamma is None else gamma
         beta = tf.zeros(self.shape, dtype) if beta is None else beta
+        mean, variance = tf.cast(mean, dtype), tf.cast(variance, dtype)
+        is_image = self.rank == 4 and self.axes == (0, 1, 2) and len(self.shape) == 1 and values.shape.rank == 4
+        if is_image and dtype == tf.float32 and epsilon >= LEAST_EPSILON:
+            return self._normalized_image(values, mean, variance, gamma, beta, epsilon)
 
         @custom_gradient
         def normalized(values: tf.Tensor, *features: tf.Tensor) -> Any:
@@ -80,7 +87,39 @@ class Normalization(NamedTuple):
 
             return [outputs], grad
 
-        (outputs,) = normalized(values, tf.cast(mean, dtype), tf.cast(variance, dtype), gamma, beta)
+        (outputs,) = normalized(values, mean, variance, gamma, beta)
+        outputs.set_shape(values.shape)
+        return outputs
+
+    def _normalized_image(self, values: tf.Tensor, *features: Any) -> tf.Tensor:
+        """Return the same of images, by the operation that normalises by given statistics, in one pass."""
+        epsilon = features[-1]
+        fixed = {"epsilon": epsilon, "data_format": "NHWC", "is_training": False}
+
+        @custom_gradient
+        def normalized(values: tf.Tensor, *features: tf.Tensor) -> Any:
+            mean, variance, gamma, beta = features
+            found = tf.raw_ops.FusedBatchNormV3(
+                x=values, scale=gamma, offset=beta, mean=mean, variance=variance, **fixed
+            )
+
+            def grad(upstream: tf.Tensor) -> Any:
+                by_values, by_gamma, by_beta, _, _ = tf.raw_ops.FusedBatchNormGradV3(
+                    y_backprop=upstream,
+                    x=values,
+                    scale=gamma,
+                    reserve_space_1=mean,
+                    reserve_space_2=variance,
+                    reserve_space_3=found[5],
+                    **fixed,
+                )
+                inverse = tf.math.rsqrt(variance + epsilon)
+                slope = gamma * inverse
+                return by_values, -slope * by_beta, -0.5 * by_gamma * slope * inverse, by_gamma, by_beta
+
+            return [found[0]], grad
+
+        (outputs,) = normalized(values, *features[:-1])
         outputs.set_shape(values.shape)
         return outputs
 

@@ -46,7 +46,7 @@ class BatchNormBarrier(Barrier):
         values = tf.cast(tf.cast(behind, dtype), exact)
         gamma = tf.cast(_tf.native(layer.gamma), exact) if layer.scale else None
         beta = tf.cast(_tf.native(layer.beta), exact) if layer.center else None
-        epsilon = tf.cast(_tf.epsilon_of(layer), exact)
+        epsilon = float(_tf.epsilon_of(layer))
         return tf.cast(rule.normalized(values, whole.mean, whole.variance, gamma, beta, epsilon), dtype)
 
     def receive(self, whole: Moments) -> None:
