@@ -29,14 +29,25 @@ PAGE = os.path.join(ROOT, "docs", "programs.md")
 TIME = 600
 
 CANNOT = {
-    "DrSleep/tensorflow-deeplab-resnet": "not tried: `train.py` is one function around files of images and weights",
+    "NVIDIA/OpenSeq2Seq": "not tried: its dependencies, such as pandas, are not installed",
+    "NVlabs/stylegan2": "not tried: its layers are CUDA operations that it compiles for a GPU, unless told otherwise",
     "affinelayer/pix2pix-tensorflow": "not tried: generator and discriminator share a forward pass through batch "
     "normalisation, and `value_and_gradients` takes one loss",
+    "andreped/H2G-Net": "can't run: its repository has Keras models, and no program that trains them",
     "balancap/SSD-Tensorflow": "not tried: its network needs images of about 300 × 300, which takes too long on a CPU",
+    "bojone/bert4keras": "not tried: it trains by Keras's `fit`, and has no train op",
+    "hellochick/PSPNet-tensorflow": "not tried: its pooling needs images of 473 × 473 or more, which takes too long on "
+    "a CPU",
     "imcaspar/gpt2-ml": "can't run: it asks `tensorflow.compat.v1` for `contrib`, which TensorFlow 1.15 has elsewhere",
+    "kpot/keras-transformer": "not tried: it trains by Keras's `fit`, and has no train op",
+    "magenta/magenta": "not tried: its dependencies, such as TensorFlow Probability and note_seq, are not installed",
+    "mozilla/DeepSpeech": "not tried: its dependencies, such as progressbar and its own decoder, are not installed",
     "openai/finetune-transformer-lm, openai/glow": "can't run: their Adam is a function, not an `Optimizer` that could "
     "be wrapped",
-    "tensorflow/tensor2tensor": "not tried: its dependencies are not installed",
+    "tensorflow/lingvo": "can't run: its newest commit needs Python 3.8, for which there is no TensorFlow 1.15",
+    "tensorflow/tensor2tensor, its models": "not tried: their dependencies, such as gym, are not installed. Its "
+    "`optimize` ran",
+    "tensorpack/tensorpack": "not tried: its dependencies, such as tqdm and msgpack, are not installed",
 }
 
 

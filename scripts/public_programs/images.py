@@ -1,9 +1,22 @@
 """Segmentation, detection, recognition."""
 
+import builtins
+
 import numpy as np
 import tensorflow as tf
 
-from public_programs._program import IMPORT, MICRO, TF_IMPORT, Program, fed, integers, normal, stand_in, uniform
+from public_programs._program import (
+    IMPORT,
+    MICRO,
+    TF_IMPORT,
+    Program,
+    accumulated,
+    fed,
+    integers,
+    normal,
+    stand_in,
+    uniform,
+)
 
 tf1 = tf.compat.v1
 
@@ -98,6 +111,77 @@ def east():
     ), build
 
 
+THIN = 16  # what the numbers of filters are divided by
+
+
+def thin(network, num_classes):
+    """Return the network with fewer filters in each layer but those of the classes."""
+
+    def of_layer(name):
+        layer = getattr(network, name)
+
+        def method(self, height, width, filters, *arguments, **options):
+            filters = filters if filters == num_classes else filters // THIN
+            return layer(self, height, width, filters, *arguments, **options)
+
+        return method
+
+    return type("Thin", (network,), {name: of_layer(name) for name in ("conv", "atrous_conv")})
+
+
+def labelled_pixels(prepare_label, raw_output, labels, num_classes):
+    """Return the predictions and the labels of the pixels that have one."""
+    size = tf.stack(raw_output.get_shape()[1:3])
+    labels = tf.reshape(prepare_label(labels, size, num_classes=num_classes, one_hot=False), [-1])
+    indices = tf.squeeze(tf.where(tf.less_equal(labels, num_classes - 1)), 1)
+    raw_output = tf.reshape(raw_output, [-1, num_classes])
+    return tf.gather(raw_output, indices), tf.cast(tf.gather(labels, indices), tf.int32)
+
+
+def pixels_loss(logits, labels, decay):
+    variables = [var for var in tf.trainable_variables() if "weights" in var.name]
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels)
+    return tf.reduce_mean(loss) + tf.add_n([decay * tf.nn.l2_loss(var) for var in variables])
+
+
+def three_rates(is_fc):
+    """Return the variables that `train.py` trains, each with the factor of its learning rate."""
+    trained = [var for var in tf.trainable_variables() if "beta" not in var.name and "gamma" not in var.name]
+    rates = {1.0: [var for var in trained if not is_fc(var)]}
+    rates[10.0] = [var for var in trained if is_fc(var) and "weights" in var.name]
+    rates[20.0] = [var for var in trained if is_fc(var) and "biases" in var.name]
+    return rates
+
+
+def deeplab():
+    stand_in("PIL", Image=None)
+    builtins.basestring = str  # its layers are Python 2's
+    from deeplab_resnet import DeepLabResNetModel, prepare_label
+
+    network = thin(DeepLabResNetModel, 5)
+
+    def build(accum_steps, images, labels):
+        raw_output = network({"data": images}, is_training=False, num_classes=5).layers["fc1_voc12"]
+        logits, known = labelled_pixels(prepare_label, raw_output, labels, 5)
+        loss, weight = pixels_loss(logits, known, 5e-4), tf.to_float(tf.size(known))
+        rates = three_rates(lambda var: "fc" in var.name)
+        gradients = iter(tf.gradients(loss, sum(rates.values(), [])))
+        train_ops = []
+        for rate, variables in rates.items():
+            optimizer = accumulated(tf.train.MomentumOptimizer(1e-2 * rate, 0.9), accum_steps)
+            options = {"weight": weight} if accum_steps > 1 else {}
+            train_ops.append(optimizer.apply_gradients([(next(gradients), var) for var in variables], **options))
+        return tf.group(*train_ops), loss
+
+    return (normal(33, 33, 3), unlabelled(integers(5, 33, 33, 1))), build
+
+
+def unlabelled(labels):
+    """Let some pixels, more in some images than in others, have the label that is ignored."""
+    labels[uniform(*labels.shape[1:]) < uniform(*(1 for _ in labels.shape[1:]))] = 255
+    return labels
+
+
 UNET_3D = [
     TF_IMPORT,
     (
@@ -172,6 +256,17 @@ PROGRAMS = {
         note='batch normalisation is that of the whole batch, by `value_and_gradients(…, whole_batch="batch_norm")`. '
         "Its summaries of predictions are left out. pandas and its reader of images are not installed; empty modules "
         "stand in for them",
+    ),
+    "deeplab": Program(
+        "DrSleep/tensorflow-deeplab-resnet",
+        "`DeepLabResNetModel`, and the loss and the three optimizers of `train.py`",
+        {},
+        deeplab,
+        added=4,
+        note="`train.py` is one function around files of images and weights, so its loss and optimizers are called "
+        "from here. It asks for Python 2's `basestring`, which `str` stands in for. Each layer has a sixteenth of its filters, and batch normalisation is frozen, which is the "
+        "program's default. Its loss is a mean over labelled pixels, so their number is passed as the weight of each "
+        "optimizer",
     ),
     "east": Program(
         "argman/EAST",

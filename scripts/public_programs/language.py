@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from unittest import mock
 
 import tensorflow as tf
 
@@ -110,6 +111,79 @@ def hierarchical_attention():
     return (integers(30, 12), integers(3)), build
 
 
+def nematus():
+    from transformer import Transformer
+
+    sizes = {"embedding_size": 16, "state_size": 16, "target_embedding_size": 16, "dim_per_factor": [16], "factors": 1}
+    sizes.update(source_vocab_sizes=[30], target_vocab_size=30, translation_maxlen=12, transformer_num_heads=2)
+    sizes.update(transformer_enc_depth=2, transformer_dec_depth=2, transformer_ffn_hidden_size=32)
+    names = ("attn", "embeddings", "relu", "residual")
+    config = namespace(
+        **sizes,
+        **{"transformer_dropout_" + name: 0.0 for name in names},
+        transformer_drophead=0.0,
+        label_smoothing=0.0,
+        layer_normalization_type="layernorm",
+        loss_function="cross-entropy",
+        tie_decoder_embeddings=True,
+        tie_encoder_decoder_embeddings=True,
+        print_per_token_pro=False,
+        model_version=0.2,
+        samplesN=1,
+        sampling_temperature=1.0,
+        translation_strategy="beam_search",
+    )
+
+    def build(accum_steps, source, source_mask, target, target_mask):
+        given = {"x": tf.transpose(source)[None], "x_mask": tf.transpose(source_mask), "y": tf.transpose(target)}
+        given.update(y_mask=tf.transpose(target_mask), scores=None, index=None)
+        with mock.patch.object(tf.compat.v1, "placeholder", lambda *_, name, **__: given[name]):
+            loss = Transformer(config).loss
+        step = tf.compat.v1.train.get_or_create_global_step()
+
+        def clip(grads_and_vars):
+            grads, variables = zip(*grads_and_vars)
+            return list(zip(tf.clip_by_global_norm(grads, clip_norm=1.0)[0], variables))
+
+        optimizer = tf.compat.v1.train.AdamOptimizer(1e-3, 0.9, 0.98, 1e-6)
+        if accum_steps == 1:
+            return optimizer.apply_gradients(clip(optimizer.compute_gradients(loss)), step), loss
+        return accumulated(optimizer, accum_steps, transform=clip).minimize(loss, step), loss
+
+    source, target = padded(8), padded(8)
+    return (source, (source > 0).astype("float32"), target, (target > 0).astype("float32")), build
+
+
+def optimize_loss():
+    stand_in("tensorflow_probability")
+    from tensor2tensor.layers import common_layers
+    from tensor2tensor.utils import optimize
+
+    adam = {"optimizer_adam_beta1": 0.9, "optimizer_adam_beta2": 0.98, "optimizer_adam_epsilon": 1e-6}
+    rest = {"clip_grad_norm": 0.5, "grad_noise_scale": 0.0, "weight_decay": 1e-3, "weight_noise": 0.0}
+    hparams = tf.contrib.training.HParams(
+        **adam,
+        **rest,
+        optimizer="adam",
+        optimizer_zero_grads=False,
+        activation_dtype=tf.float32,
+        weight_dtype=tf.float32,
+        summarize_vars=False,
+        summarize_grads=False,
+        mlperf_mode=False,
+    )
+
+    def build(accum_steps, ids, labels):
+        table = tf.get_variable("embedding", [30, 16])
+        hidden = common_layers.layer_norm(common_layers.dense(tf.gather(table, ids), 16, activation=tf.nn.relu))
+        loss = tf.compat.v1.losses.sparse_softmax_cross_entropy(
+            labels, common_layers.dense(tf.reduce_mean(hidden, 1), 3)
+        )
+        return optimize.optimize(loss, 1e-2, hparams), loss
+
+    return (integers(30, 6), integers(3)), build
+
+
 GROVER = [
     TF_IMPORT,
     (r"num_warmup_steps, use_tpu\):", "num_warmup_steps, use_tpu, weight):", 1),
@@ -192,6 +266,42 @@ PROGRAMS = {
             ]
         },
         nmt,
+    ),
+    "nematus": Program(
+        "EdinburghNLP/nematus",
+        "`transformer.Transformer`, and Adam and the clipping of `model_updater`",
+        {},
+        nematus,
+        folder="nematus",
+        added=1,
+        note="its `ModelUpdater` accumulates by itself, in three runs of a session for each step, and is not used: its "
+        "loss and optimizer are called from here",
+    ),
+    "tensor2tensor-optimize": Program(
+        "tensorflow/tensor2tensor",
+        "`utils.optimize.optimize` with its `ConditionalOptimizer`, LazyAdam and `optimize_loss`",
+        {
+            "tensor2tensor/utils/optimize.py": [
+                (
+                    r"^import tensorflow\.compat\.v1 as tf",
+                    "import accum.compat.v1\nimport tensorflow.compat.v1 as tf",
+                    1,
+                ),
+                (
+                    r"^(  opt = ConditionalOptimizer.*)$",
+                    "  def clip(grads_and_vars):\n"
+                    "    grads, variables = zip(*grads_and_vars)\n"
+                    "    return list(zip(tf.clip_by_global_norm(grads, hparams.clip_grad_norm)[0], variables))\n\n"
+                    "  opt = ConditionalOptimizer(hparams.optimizer, learning_rate, hparams, use_tpu)\n"
+                    "  opt = accum.compat.v1.AccumOptimizer(opt, 4, transform=clip)",
+                    1,
+                ),
+                (r"clip_gradients=hparams.clip_grad_norm or None", "clip_gradients=None", 1),
+            ]
+        },
+        optimize_loss,
+        note="the model is a small one of its `common_layers`. TensorFlow Probability is not installed; an empty module "
+        "stands in for it",
     ),
     "hierarchical-attention": Program(
         "brightmart/text_classification",
