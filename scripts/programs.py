@@ -29,7 +29,6 @@ PAGE = os.path.join(ROOT, "docs", "programs.md")
 TIME = 600
 
 CANNOT = {
-    "NVIDIA/OpenSeq2Seq": "not tried: its dependencies, such as pandas, are not installed",
     "NVlabs/stylegan2": "not tried: its layers are CUDA operations that it compiles for a GPU, unless told otherwise",
     "affinelayer/pix2pix-tensorflow": "not tried: generator and discriminator share a forward pass through batch "
     "normalisation, and `value_and_gradients` takes one loss",

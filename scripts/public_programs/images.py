@@ -264,9 +264,9 @@ PROGRAMS = {
         deeplab,
         added=4,
         note="`train.py` is one function around files of images and weights, so its loss and optimizers are called "
-        "from here. It asks for Python 2's `basestring`, which `str` stands in for. Each layer has a sixteenth of its filters, and batch normalisation is frozen, which is the "
+        "from here. Each layer has a sixteenth of its filters, and batch normalisation is frozen, which is the "
         "program's default. Its loss is a mean over labelled pixels, so their number is passed as the weight of each "
-        "optimizer",
+        "optimizer. `str` stands in for `basestring`, which only Python 2 has",
     ),
     "east": Program(
         "argman/EAST",

@@ -14,6 +14,7 @@ from public_programs._program import (
     fed,
     integers,
     namespace,
+    normal,
     stand_in,
 )
 
@@ -184,6 +185,20 @@ def optimize_loss():
     return (integers(30, 6), integers(3)), build
 
 
+def openseq2seq():
+    stand_in("open_seq2seq.data", WKTDataLayer=None)
+    from open_seq2seq.optimizers import optimize_loss
+
+    def build(accum_steps, inputs, labels):
+        hidden = tf.layers.dense(inputs, 16, activation=tf.nn.relu, name="hidden")
+        loss = tf.losses.sparse_softmax_cross_entropy(labels, tf.layers.dense(hidden, 3, name="head"))
+        larc = {"larc_eta": 0.1, "larc_mode": "clip"}
+        decayed = lambda step: tf.train.exponential_decay(0.1, step, 2, 0.5)
+        return optimize_loss(loss, "Momentum", {"momentum": 0.9}, decayed, larc_params=larc), loss
+
+    return (normal(6), integers(3)), build
+
+
 GROVER = [
     TF_IMPORT,
     (r"num_warmup_steps, use_tpu\):", "num_warmup_steps, use_tpu, weight):", 1),
@@ -300,8 +315,33 @@ PROGRAMS = {
             ]
         },
         optimize_loss,
-        note="the model is a small one of its `common_layers`. TensorFlow Probability is not installed; an empty module "
-        "stands in for it",
+        note="the model is a small one of its `common_layers`. TensorFlow Probability is not installed; an empty "
+        "module stands in for it",
+    ),
+    "openseq2seq": Program(
+        "NVIDIA/OpenSeq2Seq",
+        "`optimizers.optimize_loss` with its layerwise rates (LARC)",
+        {
+            "open_seq2seq/optimizers/optimizers.py": [
+                TF_IMPORT,
+                (
+                    r"^    # Compute gradients\.$",
+                    "    def post_process(grads_and_vars):\n"
+                    "      return post_process_gradients(grads_and_vars, [], lr, clip_gradients, larc_params)\n\n"
+                    "    opt = accum.compat.v1.AccumOptimizer(opt, 4, transform=post_process)\n"
+                    "    # Compute gradients.",
+                    1,
+                ),
+                (
+                    r"post_process_gradients\(\n              grads_and_vars,\n(.*\n){4}          \),",
+                    "grads_and_vars,",
+                    1,
+                ),
+            ]
+        },
+        openseq2seq,
+        note="the model is a small one. Its own accumulation (`iter_size`), which needs Horovod, is not used. pandas "
+        "and librosa are not installed, so an empty module stands in for its readers of data",
     ),
     "hierarchical-attention": Program(
         "brightmart/text_classification",
