@@ -44,8 +44,6 @@ CANNOT = {
     "openai/finetune-transformer-lm, openai/glow": "can't run: their Adam is a function, not an `Optimizer` that could "
     "be wrapped",
     "tensorflow/lingvo": "can't run: its newest commit needs Python 3.8, for which there is no TensorFlow 1.15",
-    "tensorflow/tensor2tensor, its models": "not tried: their dependencies, such as gym, are not installed. Its "
-    "`optimize` ran",
     "tensorpack/tensorpack": "not tried: its dependencies, such as tqdm and msgpack, are not installed",
 }
 
