@@ -160,6 +160,52 @@ def test_batches_that_are_not_split_are_told_once(recwarn, size, is_said):
 
 
 @pytest.mark.law("L17")
+def test_steps_that_keras_divides_the_data_by_are_not_taken_for_batches_of_32(recwarn):
+    model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=32)
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(np.tile(X, [6, 1])[:128], np.tile(Y, [6, 1])[:128], steps_per_epoch=2, verbose=0)
+    assert not [one for one in recwarn if "No batch is split" in str(one.message)]
+
+
+class TwoUpdatesABatch(tf.keras.Model):
+    """As the critic of a GAN is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = tf.keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("with_validation", [False, True])
+def test_an_optimizer_that_is_called_twice_a_batch_ends_its_cycles_as_it_counts_them(recwarn, with_validation):
+    model = TwoUpdatesABatch()
+    model.compile(accum.GradientAccumulateOptimizer("sgd", 4), "mse", run_eagerly=True)
+    options = {"validation_data": (X[:4], Y[:4])} if with_validation else {}
+    model.fit(X[:10], Y[:10], batch_size=1, verbose=0, callbacks=[accum.FlushCallback()], **options)
+    assert int(model.optimizer.iterations) == 5
+    assert not [one for one in recwarn if "epoch" in str(one.message)]
+
+
+@pytest.mark.law("L17")
+def test_autograph_has_no_complaints(caplog):
+    model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=2)
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert "AutoGraph" not in caplog.text
+
+
+@pytest.mark.law("L17")
 def test_an_optimizer_without_accum_steps_says_that_nothing_accumulates(recwarn):
     with pytest.warns(UserWarning, match="`accum_steps` was not given, so each micro-batch makes a step"):
         assert accum.GradientAccumulateOptimizer("sgd").accum_steps == 1

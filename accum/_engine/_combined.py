@@ -34,6 +34,7 @@ class Combined:
 
     def enter(self, state: Sequence[Any]) -> None:
         """Learn the loop variables before a micro-batch. Called in the loop of a graph, on what the first returned."""
+        return None  # AutoGraph of TF 2.2 takes no body without a statement
 
     def end(self, state: Sequence[Any], compiled: bool) -> Any:
         """Return the result after the last micro-batch. Called on what the first one returned."""

@@ -4,12 +4,13 @@ import functools
 import operator
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
+from accum import _tf
 from accum._engine._custom_gradient import custom_gradient
 from accum._engine._moments import Moments
 from accum._tf import tf
 
 LEAST_EPSILON = 1.001e-5
-"""The least that cuDNN normalises with."""
+"""The least that the operation for images takes on every TensorFlow."""
 
 
 class Normalization(NamedTuple):
@@ -67,7 +68,8 @@ class Normalization(NamedTuple):
         beta = tf.zeros(self.shape, dtype) if beta is None else beta
         mean, variance = tf.cast(mean, dtype), tf.cast(variance, dtype)
         is_image = self.rank == 4 and self.axes == (0, 1, 2) and len(self.shape) == 1 and values.shape.rank == 4
-        if is_image and dtype == tf.float32 and epsilon >= LEAST_EPSILON:
+        # On a GPU, the gradient of that operation is not deterministic, and an error where determinism is asked for.
+        if is_image and dtype == tf.float32 and epsilon >= LEAST_EPSILON and not _tf.has_gpu():
             return self._normalized_image(values, mean, variance, gamma, beta, epsilon)
 
         @custom_gradient

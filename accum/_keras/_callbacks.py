@@ -42,6 +42,15 @@ def _wrapped_by(model: tf.keras.Model) -> Optional[List[Any]]:
     return None if own is None else own.optimizers
 
 
+def _has_counted(cycle: Any, batches: int) -> bool:
+    """Whether each batch of an epoch, which has not yet ended the cycle, was one of its micro steps."""
+    length = cycle.accum_steps
+    if not isinstance(length, int):
+        return False
+    made = getattr(cycle, "micro_step", None)
+    return made is None or _tf.in_static_graph() or int(made) == batches % length
+
+
 class FlushCallback(tf.keras.callbacks.Callback):
     """End the last cycle of each epoch of `fit`, before the epoch's validation.
 
@@ -61,10 +70,10 @@ class FlushCallback(tf.keras.callbacks.Callback):
         self._is_first_epoch = True
 
     def _warn_of_short_epoch(self) -> None:
-        """Warn if no cycle of an epoch was complete."""
+        """Warn if no cycle of an epoch was complete, or if much of it was in unfinished ones."""
         batches = int((self.params or {}).get("steps") or 0)
         cycles = _cycles_of(self.model) if batches and self.last_cycle != "carry" else []
-        lengths = [cycle.accum_steps for cycle in cycles if isinstance(cycle.accum_steps, int)]
+        lengths = [cycle.accum_steps for cycle in cycles if _has_counted(cycle, batches)]
         if lengths and min(lengths) <= batches:
             self._warn_of_uneven_epoch(batches, min(lengths))
         elif lengths:
@@ -91,9 +100,12 @@ class FlushCallback(tf.keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
         # Keras validates before `on_epoch_end`. In `fit`, only this validation calls `on_test_begin`.
-        self.end_cycle_of(self.model)
+        self._end_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
         if self._is_first_epoch:  # not before, when a scheduler may yet have to set `accum_steps`
             self._is_first_epoch = False
             self._warn_of_short_epoch()

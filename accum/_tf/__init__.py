@@ -239,6 +239,7 @@ from accum._tf._types import (
 )
 from accum._tf._variables import (
     at_least_float32,
+    has_gpu,
     is_overwritten,
     keeping_on_host,
     known_value,

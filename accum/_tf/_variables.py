@@ -56,7 +56,12 @@ def known_value(value: Any) -> Optional[float]:
 
 def _has_metal() -> bool:
     """Whether TensorFlow uses an Apple GPU: on macOS it supports no others."""
-    return platform.system() == "Darwin" and bool(tf.config.experimental.list_physical_devices("GPU"))
+    return platform.system() == "Darwin" and has_gpu()
+
+
+def has_gpu() -> bool:
+    """Whether this process sees a GPU."""
+    return bool(tf.config.experimental.list_physical_devices("GPU"))
 
 
 @contextlib.contextmanager

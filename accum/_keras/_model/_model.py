@@ -317,6 +317,8 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
     def _warn_of_one_part(self, given: Dict[str, Any]) -> None:
         """Warn, once, if the batches that `fit` will make of arrays are no larger than a micro-batch."""
         size, batch = self._accum.size.fixed, given.get("batch_size") or 32
+        if given.get("batch_size") is None and given.get("steps_per_epoch") is not None:
+            return  # Keras divides the data by the steps
         are_arrays = all(hasattr(leaf, "__array__") for leaf in tf.nest.flatten(given.get("x")))
         if size is not None and are_arrays and batch <= size and self._accum.is_first_time("batches of one part"):
             _check.warn(
