@@ -1,7 +1,5 @@
 """The arithmetic of normalising by the statistics of a batch, of which only a part is at hand (law L19)."""
 
-import functools
-import operator
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
@@ -28,8 +26,7 @@ class Normalization(NamedTuple):
 
     def count(self, values: tf.Tensor) -> tf.Tensor:
         """Return the number of values of a feature, in their dtype."""
-        features = functools.reduce(operator.mul, self.shape, 1)
-        return tf.cast(tf.size(values, out_type=tf.int64) // features, values.dtype)
+        return tf.reduce_prod(tf.cast(tf.gather(tf.shape(values), self.axes), values.dtype))
 
     def moments(self, values: tf.Tensor, count: tf.Tensor, taken: Optional[tf.Tensor] = None) -> Moments:
         """Return the `Moments` of a part; `taken` is 1 for values that count, and 0 for others."""
