@@ -311,7 +311,7 @@ TRAPS = [
         [
             (
                 CALLBACKS,
-                "only this validation calls `on_test_begin`.\n        self.end_cycle_of(self.model)",
+                "only this validation calls `on_test_begin`.\n        self._end_epoch()",
                 "only this validation calls `on_test_begin`.\n        return",
             )
         ],
