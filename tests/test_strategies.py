@@ -228,6 +228,33 @@ def test_a_row_that_any_replica_has_touched_is_touched_after_a_restore(tmp_path,
     np.testing.assert_allclose(resumed, expected.numpy()[:, 0], rtol=0, atol=2e-6)
 
 
+def clipped(grads_and_vars):
+    return [(tf.clip_by_norm(grad, 1.0), var) for grad, var in grads_and_vars]
+
+
+@pytest.mark.every_landing
+@pytest.mark.law("L8")
+@pytest.mark.parametrize("transform", [None, clipped], ids=["alone", "clipped"])
+@pytest.mark.parametrize("family", families())
+def test_a_row_that_several_replicas_touch_reaches_the_optimizer_once(family, transform):
+    """Adam squares a row's gradient, and a norm squares it too: the sum of squares is not the square of the sum."""
+    cycle = [[0, 1], [1, 3], [3, 3]]  # the row of each replica, in each micro step
+    strategy = mirrored()
+    with strategy.scope():
+        table = tf.Variable(tf.ones([5, 1]))
+        inner = family.Adam(1.0, epsilon=1.0)
+        optimizer = accum.GradientAccumulateOptimizer(inner, 3, transform=transform)
+
+    def micro_step(row):
+        optimizer.apply_gradients([(tf.IndexedSlices(tf.fill([1, 1], 3.0), tf.cast(row, tf.int64)), table)])
+
+    on_each_replica(strategy, micro_step, cycle)
+    mean = np.array([1.0, 2.0, 0.0, 3.0, 0.0])[:, None]
+    mean *= 1.0 if transform is None else 1.0 / np.sqrt(14.0)
+    moved = np.sqrt(0.001) * mean / (np.sqrt(0.001) * mean + 1.0)  # Adam's first step: rate sqrt(0.001) / 0.1
+    np.testing.assert_allclose(table.numpy(), 1.0 - moved, rtol=0, atol=2e-6)
+
+
 @pytest.mark.law("L1")
 def test_a_model_split_over_two_devices_accumulates_where_its_weights_stand():
     layers = []

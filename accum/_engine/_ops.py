@@ -241,6 +241,9 @@ class CycleOps:
     ) -> tf.Tensor:
         """Reduce the totals as planned, transform them, and make the inner optimizer's step."""
         replicas = strategy.num_replicas_in_sync
+        is_share = self._leaves_sums and self._reduces(strategy)
+        if self._reduces(strategy) and not is_share:
+            totals = [_with_each_row_once(total) for total in totals]
         with tf.name_scope(self._plan.reduction):
             divisor = self._sums.divisor(weight)
             pairs = [(total, var) for total, var in zip(totals, self._variables) if total is not None]
@@ -248,7 +251,6 @@ class CycleOps:
             grads_and_vars: GradsAndVars = [(cast_gradient(mean, var.dtype.base_dtype), var) for mean, var in means]
             for listener in self._listeners:
                 grads_and_vars = listener.on_gradients(grads_and_vars, is_first, has_latest)
-        is_share = self._leaves_sums and self._reduces(strategy)
         step = self._adapter.make_step(grads_and_vars, self._cycle.transform, 1 if is_share else replicas)
         return true_after(step)
 
@@ -271,6 +273,11 @@ def _assign(strategy: tf.distribute.Strategy, var: tf.Variable, value: tf.Tensor
             return counter.assign(new, read_value=False)
 
     return strategy.extended.update(var, assign, args=(value,))
+
+
+def _with_each_row_once(total: Optional[Gradient]) -> Optional[Gradient]:
+    """Add up the rows of several replicas, which TensorFlow only concatenates. Norms and Keras 3's Adam square them."""
+    return _tf.summed_rows(total) if isinstance(total, tf.IndexedSlices) else total
 
 
 def _divide(total: Gradient, weight: Scalar) -> Gradient:
