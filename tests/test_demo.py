@@ -297,7 +297,7 @@ def test_log_lines_of_tensorflow_are_hidden_and_all_others_are_shown():
         "import os, runpy, subprocess, sys\n"
         "with runpy.run_path(sys.argv[3])['hidden']():\n"
         "    os.write(2, sys.argv[1].encode())\n"
-        "    print('from Python', file=sys.stderr)\n"
+        "    print('from Python', file=sys.stderr, flush=True)\n"
         "    left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
         "    child = 'import os, sys; os.write(2, sys.argv[1].encode())'\n"
         "    subprocess.check_call([sys.executable, '-c', child, sys.argv[1] + sys.argv[2] + '\\n'])\n"
