@@ -132,8 +132,8 @@ def test_a_scheduler_that_begins_with_shorter_cycles_is_no_mistake(recwarn):
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "steps,last_cycle,updates,said",
-    [(6, "flush", 2, "6 batches are 2 updates, the last of 2 of 4 batches")]
-    + [(6, "drop", 1, "6 batches are 1 updates, without the last 2 batches"), (6, "carry", 1, None)]
+    [(6, "flush", 2, "6 batches make 2 updates, the last of 2 of 4 batches")]
+    + [(6, "drop", 1, "6 batches make 1 update, without the last 2:"), (6, "carry", 1, None)]
     + [(4, "flush", 1, None), (31, "flush", 8, None)],
 )
 def test_an_epoch_that_ends_within_a_cycle_says_how_many_updates_it_makes(recwarn, steps, last_cycle, updates, said):

@@ -192,11 +192,12 @@ class KeptTensors:
         self.others = others
         self._compiled = compiled
 
-    def is_like(self, value: Any) -> bool:
+    def is_like(self, value: tf.TensorSpec) -> bool:
         """Whether tensors of a `tf.TensorSpec` can take the place of these, in the loop of a graph."""
         first = self.first
-        is_alike = isinstance(first, tf.TensorSpec) and isinstance(value, tf.TensorSpec) and first.shape.rank
-        return bool(is_alike) and (first.dtype, first.shape.as_list()) == (value.dtype, value.shape.as_list())
+        if not isinstance(first, tf.TensorSpec) or not first.shape.rank or not value.shape.rank:
+            return False
+        return (first.dtype, first.shape.as_list()) == (value.dtype, value.shape.as_list())
 
     def joined(self) -> tf.Tensor:
         """Return the tensors of all micro-batches, concatenated along their first axis."""

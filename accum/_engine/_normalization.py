@@ -90,9 +90,16 @@ class Normalization(NamedTuple):
         outputs.set_shape(values.shape)
         return outputs
 
-    def _normalized_image(self, values: tf.Tensor, *features: Any) -> tf.Tensor:
+    def _normalized_image(
+        self,
+        values: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        gamma: tf.Tensor,
+        beta: tf.Tensor,
+        epsilon: float,
+    ) -> tf.Tensor:
         """Return the same of images, by the operation that normalises by given statistics, in one pass."""
-        epsilon = features[-1]
         fixed = {"epsilon": epsilon, "data_format": "NHWC", "is_training": False}
 
         @custom_gradient
@@ -118,7 +125,7 @@ class Normalization(NamedTuple):
 
             return [found[0]], grad
 
-        (outputs,) = normalized(values, *features[:-1])
+        (outputs,) = normalized(values, mean, variance, gamma, beta)
         outputs.set_shape(values.shape)
         return outputs
 

@@ -242,8 +242,9 @@ class CycleOps:
         """Reduce the totals as planned, transform them, and make the inner optimizer's step."""
         replicas = strategy.num_replicas_in_sync
         is_share = self._leaves_sums and self._reduces(strategy)
-        if self._reduces(strategy) and not is_share:
-            totals = [_with_each_row_once(total) for total in totals]
+        if self._reduces(strategy) and not self._leaves_sums:
+            # TensorFlow only concatenates the rows of several replicas. Norms and Keras 3's Adam would square each part.
+            totals = [_tf.summed_rows(t) if isinstance(t, tf.IndexedSlices) else t for t in totals]
         with tf.name_scope(self._plan.reduction):
             divisor = self._sums.divisor(weight)
             pairs = [(total, var) for total, var in zip(totals, self._variables) if total is not None]
@@ -273,11 +274,6 @@ def _assign(strategy: tf.distribute.Strategy, var: tf.Variable, value: tf.Tensor
             return counter.assign(new, read_value=False)
 
     return strategy.extended.update(var, assign, args=(value,))
-
-
-def _with_each_row_once(total: Optional[Gradient]) -> Optional[Gradient]:
-    """Add up the rows of several replicas, which TensorFlow only concatenates. Norms and Keras 3's Adam square them."""
-    return _tf.summed_rows(total) if isinstance(total, tf.IndexedSlices) else total
 
 
 def _divide(total: Gradient, weight: Scalar) -> Gradient:

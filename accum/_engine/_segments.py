@@ -53,6 +53,7 @@ class Segments:
       plan: the `Plan` of kept cuts.
       groups: list of (first level, level after the last, `Phase` that computes the group's tensors again, or None).
       last_uses: {key of a tensor: the last level whose forward phase uses it}.
+      first_needs: {key of a tensor that the gradient needs: the lowest level before whose end it does}.
       kept: keys that are kept for the gradient.
     """
 
@@ -81,6 +82,11 @@ class Segments:
                 self.kept.update(inner)
                 inner = []
             self.groups.append((begin, end, graph.recomputed(begin, inner) if inner else None))
+        needs = [(level, phase) for _, end, phase in self.groups if phase is not None for level in [end - 1]]
+        needs += [(phase.level, phase) for phase in graph.wholes_backward]
+        self.first_needs = {key: min(backward) for key, (_, _, backward) in graph.uses.items() if backward}
+        for level, phase in needs:
+            self.first_needs.update({key: min(level, self.first_needs.get(key, level)) for key in phase.feeds})
 
     def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Compute a phase, given {key: tensor} for what it takes. It is a function of its own, which is made once."""
@@ -161,7 +167,6 @@ class SegmentedFunction:
         self._kept: Dict[Key, _Stored] = {}  # what `forward` leaves to each run of `backward`
         self._known: Dict[Key, tf.Tensor] = {}  # what is the same for all micro-batches
         self._loss_grads: Dict[Any, Any] = {}
-        self._zeros: Dict[Any, Any] = {}
         cut = self._cut
         self._of_wholes = {key for phase in cut.wholes + cut.wholes_backward for key in phase.feeds}
         self._of_wholes.update(key for mark in self._trace.wholes for key in mark.given + mark.part_grads if key)
@@ -170,6 +175,7 @@ class SegmentedFunction:
     def forward(self) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
         """Run the function. Returns (its outputs, the losses that were added)."""
         cut, trace = self._cut, self._trace
+        self._zeros: Dict[Any, tf.Tensor] = {}
         if any(trace.seed in phase.feeds for phase in cut.forward + cut.wholes):
             with _tf.on_host():
                 self._known[trace.seed] = tf.cast(tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32), tf.int64)
@@ -249,14 +255,12 @@ class SegmentedFunction:
         found.update({moments.mean: Moments(*own) for moments, own in zip(others, pooled_others)})
 
     def _zeros_like(self, key: Key) -> tf.Tensor:
-        """Return zeros for a sum, the same for all tensors of a shape in a graph."""
-        if tf.executing_eagerly():
-            return self._segments.zeros(key)
-        graph, tensor = tf.compat.v1.get_default_graph(), self._trace.graph.get_tensor_by_name(key)
-        place = id(graph), tensor.dtype, tuple(tensor.shape.as_list())
-        if place not in self._zeros:
-            self._zeros[place] = self._segments.zeros(key), graph
-        return self._zeros[place][0]
+        """Return zeros for a sum, the same for all tensors of a shape in this pass."""
+        tensor = self._trace.graph.get_tensor_by_name(key)
+        kind = tensor.dtype, tuple(tensor.shape.as_list())
+        if kind not in self._zeros:
+            self._zeros[kind] = self._segments.zeros(key)
+        return self._zeros[kind]
 
     def _places(self, keys: Sequence[Key], is_done: Callable[[Key], bool]) -> Dict[Key, KeptTensors]:
         """Return {key of a tensor that a loop makes: a tensor of the same shape that this loop reads last}."""
@@ -335,6 +339,7 @@ class SegmentedFunction:
           List of the gradients by the variables, in float32 at least, or None.
         """
         cut, trace = self._cut, self._trace
+        self._zeros = {}
         given = [(key, grad) for key, grad in zip(trace.cotangents, grads) if key is not None]
         self._stored = {key: stored._replace(kept=copy.copy(stored.kept)) for key, stored in self._kept.items()}
         self._stored.update({key: _stored_whole(grad) for key, grad in given})
@@ -358,11 +363,7 @@ class SegmentedFunction:
         """Whether no earlier level needs a tensor."""
         if key in self._cut.late:
             return self._cut.late[key] >= level
-        if key not in self._cut.uses:
-            return False
-        own, _, backward = self._cut.uses[key]
-        is_needed = own < level and (key in self._segments.kept or any(use < level for use in backward))
-        return not is_needed
+        return key in self._cut.uses and self._segments.first_needs.get(key, level) >= level
 
     def _recompute(self, phase: Phase, after: Sequence[Any]) -> None:
         """Compute the tensors of a group again."""

@@ -85,16 +85,15 @@ class FlushCallback(tf.keras.callbacks.Callback):
             )
 
     def _warn_of_uneven_epoch(self, batches: int, length: int) -> None:
-        """Warn if unfinished cycles at the ends of epochs are more than a tenth of the training."""
+        """Warn if the ends of epochs make a tenth more updates than whole cycles would, or discard a tenth of the data."""
         complete, left = divmod(batches, length)
         if left and 10 * (length - left if self.last_cycle == "flush" else left) > batches:
-            flushed = f"are {complete + 1} updates, the last of {left} of {length} batches"
-            makes = (
-                flushed if self.last_cycle == "flush" else f"are {complete} updates, without the last {left} batches"
-            )
+            flushed = f"make {complete + 1} updates, the last of {left} of {length} batches"
+            dropped = f"make {complete} update{'s' * (complete > 1)}, without the last {left}"
             _check.warn(
-                f"An epoch ends within a cycle, so its {batches} batches {makes}: let `accum_steps` divide the "
-                f"number of batches (`steps_per_epoch` of `fit`), or pass last_cycle='carry'. Received: "
+                f"An epoch ends within a cycle, so its {batches} batches "
+                f"{flushed if self.last_cycle == 'flush' else dropped}: let `accum_steps` divide the number of batches "
+                "(`steps_per_epoch` of `fit`), or pass last_cycle='carry'. Received: "
                 f"accum_steps={length}, {batches} batches in an epoch, last_cycle={self.last_cycle!r}.",
             )
 

@@ -29,7 +29,7 @@ def arranged(value, target, name, is_sparse=False):
 
 
 def _merges(long, short):
-    """Whether the sizes in `short` are products of neighbours in `long`, each of which is used once."""
+    """Whether multiplying neighbours in `long` can give `short`."""
     rest = list(long)
     for size in short:
         product = 1

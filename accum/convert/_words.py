@@ -106,7 +106,7 @@ def _facts(name, shape, components, siblings):
 
 
 def _by_shape(role, leaf, shape):
-    """Return the role, of which a leaf such as `wte` or `output_bias` says less than the number of dimensions."""
+    """Return the role. Where the leaf names none, as `wte` and `output_bias`, the shape helps to tell it."""
     is_flat = sum(size != 1 for size in shape) <= 1
     if role in (None, "matrix"):
         return "offset" if leaf.endswith("bias") else None if is_flat else "matrix"

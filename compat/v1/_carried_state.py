@@ -16,9 +16,9 @@ CARRIED = (
 
 AFTER_ANOTHER = (
     "The gradients wait for the train op of another `AccumOptimizer`, which makes a step only in the last micro-batch "
-    "of a cycle. So that one may see the variables after the step, and the others those of before, as in "
-    "no full batch. Compute the gradients of both before either is applied, or run a cycle of one and then a cycle of "
-    "the other."
+    "of a cycle. There, they may be computed with the updated variables, and in the other micro-batches with the old "
+    "ones, which no full batch does. Compute the gradients of both before either is applied, or run a cycle of one and "
+    "then a cycle of the other."
 )
 
 
