@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import accum
-from accum._engine._kept_cuts import Crossing, choose, kept_keys
+from accum._engine._kept_cuts import Crossing, choose, kept_keys, read_again
 
 pytestmark = pytest.mark.law("L19")
 
@@ -62,14 +62,44 @@ def test_what_crosses_a_kept_cut_is_kept():
     assert kept_keys(uses, [0, 2]) == {"skip"}
 
 
-def plan_of(net, side):
-    """The plan of a network for images [side, side, 3], which is traced but not computed."""
+def peak_of(crossings, cuts, count, read):
+    """The bytes that are there at most, while the gradient goes through the levels, if some tensors are read again."""
+    kept = [one for one in crossings if any(one.level < cut <= one.last for cut in cuts) or one.level >= cuts[-1]]
+    need = {one: one.level if one in read else one.first for one in crossings}
+    tensors, gradients, peak = set(kept), set(), 0
+    for begin, end in reversed(list(zip(cuts, cuts[1:] + [count]))):
+        tensors |= {one for one in crossings if begin <= one.level < end and one not in kept}
+        for level in reversed(range(begin, end)):
+            made = {one for one in crossings if one.last == level}
+            replaced = {one for one in tensors & made if need[one] >= level}
+            held = list(tensors - replaced) + list(gradients | made)
+            peak = max(peak, sum(one.size for one in held))
+            tensors = {one for one in tensors if need[one] < level}
+            gradients = {one for one in gradients | made if one.level < level}
+    return peak
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_level_has_made_is_read_again_where_that_takes_no_more_memory(seed, recompute):
+    count = 40
+    crossings = [one._replace(size=10 * one.size + number) for number, one in enumerate(some_crossings(seed, count))]
+    cuts = choose(crossings, count, recompute).cuts
+    kept = {one for one in crossings if one.level >= cuts[-1]} | kept_keys(dict(zip(crossings, crossings)), cuts)
+    read = read_again(dict(zip(crossings, crossings)), crossings, kept, cuts, count)
+    assert peak_of(crossings, cuts, count, read) <= peak_of(crossings, cuts, count, [])
+    assert peak_of(crossings, cuts, count, crossings) > peak_of(crossings, cuts, count, [])
+    assert len(read) > count / 2
+
+
+def segments_of(net, side):
+    """The segments of a network for images [side, side, 3], which is traced but not computed."""
     from accum._engine._batch import Batch
     from accum._keras._steps._traced_model_call import traced_call
 
     model = accum.GradientAccumulateModel.from_model(net, micro_batch_size=2, whole_batch="all")
     batch = Batch(((tf.zeros([4, side, side, 3]),), {"training": True}))
-    return traced_call(model, functools.partial(tf.keras.Model.__call__, model), batch, True, True, True).segments.plan
+    return traced_call(model, functools.partial(tf.keras.Model.__call__, model), batch, True, True, True).segments
 
 
 # name -> (side of an image, the largest part of the bytes of all cuts that is kept or computed again)
@@ -84,8 +114,12 @@ BOUNDS = {"ResNet50": (64, 0.45), "MobileNetV2": (64, 0.45)}
 def test_of_a_real_network_few_bytes_are_kept(name):
     side, bound = BOUNDS[name]
     net = getattr(tf.keras.applications, name)(weights=None, input_shape=(side, side, 3), classes=2)
-    plan = plan_of(net, side)
+    segments = segments_of(net, side)
+    plan = segments.plan
     assert plan.kept_bytes + plan.group_bytes <= bound * plan.all_bytes
+    convolutions = [node for phase in segments.graph.forward for node in phase.nodes if node.endswith("/Conv2D")]
+    again = [node for phase in segments.backward for node in phase.nodes if node.endswith("/Conv2D")]
+    assert len(convolutions) > 30 and len(again) < len(convolutions) / 3  # all of them before their gradient's turn
 
 
 MEASURED = """

@@ -16,7 +16,7 @@ Three things in a graph are no function of its inputs, and become one:
 """
 
 import functools
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._engine._trace import SCOPE, Trace, Unrepeatable
@@ -521,6 +521,20 @@ class CutGraph:
                 found.setdefault(self._levels[name] or 0, []).append(name)
         return found
 
+    def reading(self, keys: Iterable[Key]) -> List[Phase]:
+        """Return the backward phases, where tensors are taken instead of computed by the level that makes them."""
+        taken: Dict[int, Set[Key]] = {}
+        for key in keys:
+            taken.setdefault(self.level(key) or 0, set()).add(key)
+        return [
+            (
+                self._phase(level, phase.fetches, [], functools.partial(self._is_within, level, False), taken[level])
+                if level in taken
+                else phase
+            )
+            for level, phase in enumerate(self.backward)
+        ]
+
     def recomputed(self, begin: int, fetches: Sequence[Key]) -> Phase:
         """Return the part of the graph that computes tensors again from what crosses the cut before a level."""
         return self._phase(
@@ -549,9 +563,14 @@ class CutGraph:
         return self._nodes[_tf.name_of(key)].type == "Placeholder"
 
     def _phase(
-        self, level: int, fetches: Sequence[Key], effects: Sequence[str], is_own: Callable[[str], bool]
+        self,
+        level: int,
+        fetches: Sequence[Key],
+        effects: Sequence[str],
+        is_own: Callable[[str], bool],
+        taken: Container[Key] = (),
     ) -> Phase:
-        """Collect the operations from which `fetches` are computed, as far as they are of this phase."""
+        """Collect the operations that compute `fetches`, as far as they are of this phase and not `taken`."""
         names: Set[str] = set()
         feeds: Dict[Key, None] = {}
         stack: List[Key] = list(fetches) + [f"{name}:0" for name in effects]
@@ -560,7 +579,7 @@ class CutGraph:
             key = stack.pop()
             name = _tf.name_of(key)
             node = self._nodes[name]
-            if key not in own and (node.type == "Placeholder" or not is_own(name)):
+            if key not in own and (key in taken or node.type == "Placeholder" or not is_own(name)):
                 feeds[key] = None
             elif name not in names:
                 names.add(name)

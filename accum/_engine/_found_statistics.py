@@ -133,7 +133,7 @@ class FoundStatistics:
         Layers that normalise each example use the same operation, with examples in the place of features.
         """
         is_fused = op.type in _tf.FUSED_BATCH_NORMS and op.get_attr("is_training")
-        if not is_fused or op.inputs[0].op.name not in self._ours:
+        if not is_fused or op.inputs[0].op.name not in self._ours or op.name in self._marks.own:
             return False
         shape = op.inputs[0].shape
         is_batch_first = shape.rank is None or shape.as_list()[0] is None

@@ -8,6 +8,10 @@ backward pass comes to that group of levels, and all of a group's tensors are th
 The gradient by a tensor takes its place as soon as no level needs the tensor any more. Only where several levels use
 it are both there, between the last of them and the first.
 
+The level that makes a tensor needs it too, for the gradient of its own statistics. Computing it once more takes time,
+and reading it takes memory, because tensor and gradient are then there at once. So it is read where this does not
+exceed the memory that is needed elsewhere.
+
 With many equal cuts, about the square root of their number is kept.
 """
 
@@ -122,6 +126,40 @@ def _some(values: Sequence[int], number: int) -> Sequence[int]:
     if len(values) <= number:
         return values
     return [values[round(place * (len(values) - 1) / (number - 1))] for place in range(number)]
+
+
+def read_again(
+    uses: Dict[Key, Crossing], candidates: Sequence[Key], kept: Set[Key], cuts: Sequence[int], count: int
+) -> List[Key]:
+    """Return the tensors that the level which makes them reads in its backward phase, instead of computing them.
+
+    Args:
+      uses: {key: `Crossing`} of all tensors.
+      candidates: keys of those that are there when the gradient comes to their level.
+      kept: keys of those that are kept from the forward pass.
+      cuts: list of the kept cuts.
+      count: the number of levels.
+    """
+    begins = [max(begin for begin in cuts if begin < max(cut, 1)) for cut in range(count + 1)]
+    # When the level behind a cut is done: tensors or what takes their place, and gradients that have no such place.
+    alive = [
+        sum(
+            one.size * (2 if one.first is not None and one.first < one.last and one.first < cut <= one.last + 1 else 1)
+            for key, one in uses.items()
+            if one.level < cut and (key in kept or one.level >= begins[cut])
+        )
+        for cut in range(count + 1)
+    ]
+    most = max(alive)
+    found = []
+    for key in candidates:
+        level, first, _, size = uses[key]
+        within = range(level + 1, min(level + 1 if first is None else first + 1, count) + 1)
+        if all(alive[cut] + size <= most for cut in within):
+            found.append(key)
+            for cut in within:
+                alive[cut] += size
+    return found
 
 
 def kept_keys(uses: Dict[Key, Crossing], cuts: Sequence[int]) -> Set[Key]:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._engine._custom_gradient import custom_gradient
-from accum._engine._moments import Moments
+from accum._engine._moments import Moments, without_bessel
 from accum._tf import tf
 
 LEAST_EPSILON = 1.001e-5
@@ -30,6 +30,8 @@ class Normalization(NamedTuple):
 
     def moments(self, values: tf.Tensor, count: tf.Tensor, taken: Optional[tf.Tensor] = None) -> Moments:
         """Return the `Moments` of a part; `taken` is 1 for values that count, and 0 for others."""
+        if taken is None and self._is_image(values):
+            return self._image_moments(values, count)
         total = self.summed(values if taken is None else taken * values)
         mean = tf.math.divide_no_nan(total, count)
         apart = tf.math.squared_difference(values, self.broadcast(mean))
@@ -45,9 +47,11 @@ class Normalization(NamedTuple):
         taken: Optional[tf.Tensor] = None,
     ) -> tf.Tensor:
         """Return the gradient by the values of a part, given those by mean and variance of the whole."""
-        apart = values - self.broadcast(whole.mean)
-        grad = apart * self.broadcast(2.0 * tf.math.divide_no_nan(by_variance, whole.count))
-        grad += self.broadcast(tf.math.divide_no_nan(by_mean, whole.count))
+        slope = 2.0 * tf.math.divide_no_nan(by_variance, whole.count)
+        offset = tf.math.divide_no_nan(by_mean, whole.count)
+        if taken is None and self._is_image(values):
+            return _line_of_image(values, whole.mean, slope, offset)
+        grad = (values - self.broadcast(whole.mean)) * self.broadcast(slope) + self.broadcast(offset)
         return grad if taken is None else taken * grad
 
     def normalized(
@@ -64,9 +68,7 @@ class Normalization(NamedTuple):
         gamma = tf.ones(self.shape, dtype) if gamma is None else gamma
         beta = tf.zeros(self.shape, dtype) if beta is None else beta
         mean, variance = tf.cast(mean, dtype), tf.cast(variance, dtype)
-        is_image = self.rank == 4 and self.axes == (0, 1, 2) and len(self.shape) == 1 and values.shape.rank == 4
-        # On a GPU, the gradient of that operation is not deterministic, and an error where determinism is asked for.
-        if is_image and dtype == tf.float32 and epsilon >= LEAST_EPSILON and not _tf.has_gpu():
+        if self._is_image(values) and epsilon >= LEAST_EPSILON:
             return self._normalized_image(values, mean, variance, gamma, beta, epsilon)
 
         @custom_gradient
@@ -89,6 +91,21 @@ class Normalization(NamedTuple):
         (outputs,) = normalized(values, mean, variance, gamma, beta)
         outputs.set_shape(values.shape)
         return outputs
+
+    def _is_image(self, values: tf.Tensor) -> bool:
+        """Whether the operations for images compute this, each in one pass over the values instead of several."""
+        is_image = self.rank == 4 and self.axes == (0, 1, 2) and len(self.shape) == 1 and values.shape.rank == 4
+        # On a GPU, the gradient of that operation is not deterministic, and an error where determinism is asked for.
+        return is_image and values.dtype == tf.float32 and not _tf.has_gpu()
+
+    def _image_moments(self, values: tf.Tensor, count: tf.Tensor) -> Moments:
+        """Return the `Moments` of images, by the operation that normalises by them; its other output is not used."""
+        features = tf.ones(self.shape), tf.zeros(self.shape)
+        found = tf.raw_ops.FusedBatchNormV3(
+            x=values, scale=features[0], offset=features[1], mean=[], variance=[], data_format="NHWC", is_training=True
+        )
+        mean, variance = (tf.where(count > 0.0, value, features[1]) for value in found[1:3])  # NaN without examples
+        return Moments(count, mean, without_bessel(variance, count))
 
     def _normalized_image(
         self,
@@ -140,3 +157,13 @@ class Normalization(NamedTuple):
         if len(self.shape) == self.rank or self.rank - 1 not in self.axes:  # of one feature axis, the last one
             return value
         return tf.reshape(value, [1 if axis in self.axes else -1 for axis in range(self.rank)])
+
+
+def _line_of_image(values: tf.Tensor, middle: tf.Tensor, slope: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+    """Return slope (values - middle) + offset, by the operation that normalises images by given statistics."""
+    epsilon = 2.0**-10  # it divides by the root of 1, exactly
+    variance = tf.fill(tf.shape(slope), 1.0 - epsilon)
+    found = tf.raw_ops.FusedBatchNormV3(
+        x=values, scale=slope, offset=offset, mean=middle, variance=variance, epsilon=epsilon, is_training=False
+    )
+    return found[0]

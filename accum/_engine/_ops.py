@@ -243,7 +243,7 @@ class CycleOps:
         replicas = strategy.num_replicas_in_sync
         is_share = self._leaves_sums and self._reduces(strategy)
         if self._reduces(strategy) and not self._leaves_sums:
-            # TensorFlow only concatenates the rows of several replicas. Norms and Keras 3's Adam would square each part.
+            # TensorFlow only concatenates the rows of replicas; norms and Keras 3's Adam would square each part.
             totals = [_tf.summed_rows(t) if isinstance(t, tf.IndexedSlices) else t for t in totals]
         with tf.name_scope(self._plan.reduction):
             divisor = self._sums.divisor(weight)

@@ -55,6 +55,7 @@ class Segments:
       last_uses: {key of a tensor: the last level whose forward phase uses it}.
       first_needs: {key of a tensor that the gradient needs: the lowest level before whose end it does}.
       kept: keys that are kept for the gradient.
+      backward: list of the backward `Phase` of each level, which may read what the level itself has made.
     """
 
     def __init__(self, trace: Trace, recompute: bool = True) -> None:
@@ -72,12 +73,14 @@ class Segments:
         self.kept = _kept_cuts.kept_keys(is_needed, self.plan.cuts)
         self.kept |= {key for key in uses if _tf.name_of(key) in graph.drawn}
         self.groups: List[Tuple[int, int, Optional[Phase]]] = []
+        again: List[Key] = []
         for begin, end in zip(self.plan.cuts, self.plan.cuts[1:] + [graph.count]):
             inner = [
                 key
                 for key, (level, _, backward) in graph.uses.items()
                 if begin <= level and any(level < use < end for use in backward) and key not in self.kept
             ]
+            again += inner
             if end == graph.count:  # the forward pass has just computed them
                 self.kept.update(inner)
                 inner = []
@@ -87,6 +90,14 @@ class Segments:
         self.first_needs = {key: min(backward) for key, (_, _, backward) in graph.uses.items() if backward}
         for level, phase in needs:
             self.first_needs.update({key: min(level, self.first_needs.get(key, level)) for key in phase.feeds})
+        candidates = [
+            key
+            for key in dict.fromkeys(again + sorted(self.kept))
+            if key in self.first_needs and _tf.name_of(key) in graph.backward[uses[key].level].nodes
+        ]
+        read = _kept_cuts.read_again(uses, candidates, self.kept, self.plan.cuts, graph.count)
+        self.first_needs.update({key: uses[key].level for key in read})
+        self.backward = graph.reading(read)
 
     def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Compute a phase, given {key: tensor} for what it takes. It is a function of its own, which is made once."""
@@ -350,7 +361,7 @@ class SegmentedFunction:
             if phase is not None:
                 self._recompute(phase, after)
             for level in reversed(range(begin, end)):
-                if cut.backward[level].fetches:
+                if self._segments.backward[level].fetches:
                     after = self._backward(level, totals, after)
                 for number, whole in enumerate(cut.wholes_backward):
                     if whole.level == level:
@@ -380,7 +391,7 @@ class SegmentedFunction:
     def _backward(self, level: int, totals: Dict[Key, Any], after: Sequence[Any]) -> Sequence[Any]:
         """Compute a segment again with its gradient. Returns tensors that are there when it is done."""
         cut, trace = self._cut, self._trace
-        phase = cut.backward[level]
+        phase = self._segments.backward[level]
         rows = {grad[0]: (grad[1], shape) for grad, shape in zip(trace.grads, trace.shapes) if isinstance(grad, tuple)}
         part_grads = {key for mark in trace.wholes for key in mark.part_grads}
         sums = {key for mark in trace.statistics for key in mark.grads} | set(cut.summed)

@@ -85,7 +85,7 @@ class FlushCallback(tf.keras.callbacks.Callback):
             )
 
     def _warn_of_uneven_epoch(self, batches: int, length: int) -> None:
-        """Warn if the ends of epochs make a tenth more updates than whole cycles would, or discard a tenth of the data."""
+        """Warn if ends of epochs make a tenth more updates than whole cycles would, or discard a tenth of the data."""
         complete, left = divmod(batches, length)
         if left and 10 * (length - left if self.last_cycle == "flush" else left) > batches:
             flushed = f"make {complete + 1} updates, the last of {left} of {length} batches"
