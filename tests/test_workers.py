@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from addresses import free_addresses
+from worker_problems import normalised_network, outcome, trained_with_validation
 
 pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11"), pytest.mark.turns]
 
@@ -65,6 +66,9 @@ FIT = [list(range(18)), list(range(18, 24)) + list(range(12)), list(range(12, 24
 FIT.append(list(range(6, 24)))  # 12 micro-batches of 6 over 24 examples, three times
 
 
+EPOCHS = 3 * [slice(0, 18), slice(18, 24)]
+
+
 def assert_steps(result, cycles):
     weights, steps = result
     assert steps == len(cycles)
@@ -86,6 +90,34 @@ def test_a_job_whose_worker_was_killed_in_mid_cycle_goes_on_from_a_checkpoint(tm
 def test_fit_goes_on_from_a_backup_in_mid_cycle(tmp_path):
     job(tmp_path, "fit", 2, dies_at=6)
     assert_steps(job(tmp_path, "fit", 2), FIT)
+
+
+@pytest.mark.law("L6")
+def test_fit_goes_on_from_the_backup_of_an_epoch(tmp_path):
+    job(tmp_path, "epochs", 2, dies_at=6)
+    assert_steps(job(tmp_path, "epochs", 2), EPOCHS)
+
+
+@pytest.mark.law("L12")
+def test_a_cycle_goes_on_with_another_number_of_workers(tmp_path):
+    job(tmp_path, "loop", 2, dies_at=5)
+    assert_steps(job(tmp_path, "loop", 3), LOOP)
+
+
+@pytest.mark.law("L19")
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_batch_of_all_workers_is_normalised_as_one(tmp_path, workers):
+    result, steps = job(tmp_path, "whole_batch", workers)
+    tf.keras.backend.clear_session()
+    net = normalised_network()
+    net.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+    expected = outcome(net, trained_with_validation(net))
+    assert steps == 6
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6)
+    other = normalised_network()
+    other.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+    alone = outcome(other, trained_with_validation(other, batch_size=12))
+    assert np.max(np.abs(alone - expected)) > 1e-3  # and the batch of each worker makes another network
 
 
 @pytest.mark.law("L18")

@@ -106,6 +106,7 @@ from accum._tf._losses import (
 )
 from accum._tf._models import (
     Functional,
+    batch_spec_of,
     bound_to,
     compute_dtype_of,
     compute_dtypes,

@@ -220,3 +220,11 @@ def shape_built_for(model: tf.keras.Model) -> Any:
 def compute_dtype_of(layer: tf.keras.layers.Layer) -> tf.DType:
     """Return the dtype in which a layer computes."""
     return tf.as_dtype(getattr(layer, "compute_dtype", None) or layer._compute_dtype)  # 2.3's name
+
+
+def batch_spec_of(iterator: Any) -> Any:
+    """Return the specs of what the iterator of Keras 3's `fit` yields on the first replica, or None if it has none."""
+    specs = getattr(getattr(iterator, "_distributed_dataset", None), "element_spec", None)
+    if specs is None:
+        return None
+    return tf.nest.map_structure(lambda spec: getattr(spec, "_value_specs", (spec,))[0], specs)

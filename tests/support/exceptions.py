@@ -18,7 +18,6 @@ IS_WINE = sys.platform == "win32" and hasattr(ctypes.WinDLL("ntdll"), "wine_get_
 # (part of the test's id, first line, last line, reason)
 NEWEST = (9, 9)
 SLIM = "tf_slim 1.1.0 takes this layer from a module that Keras 2.13 dropped"
-UNEQUAL = "Keras 3 averages the first micro-batch over the replicas, so it must have the same size on all of them"
 TABLE = [
     ("[slim.batch_norm]", (2, 13), NEWEST, SLIM),
     ("[slim.batch_norm-rank2-ref-plain", (2, 13), NEWEST, SLIM),
@@ -44,16 +43,11 @@ TABLE = [
 # Tests that fail with Keras 3 on any line: (part of the test's id, reason)
 KERAS_3 = [
     ("test_an_overflow_on_one_replica_only", "Keras 3 only checks the gradients of the first replica for overflow"),
-    ("test_synchronized_replicas_equal_one_device[one replica without examples]", UNEQUAL),
     (
         "test_it_shares_variables_and_goes_on_with_what_the_model_was_compiled_with[OwnTrainStep]",
         "Keras 3 expects the user's own train step to update the metrics that the model was compiled with",
     ),
-    (
-        "test_fit_goes_on_from_a_backup_in_mid_cycle",
-        "Keras 3's `fit` can't inspect the micro-batches of several workers",
-    ),
-    ("test_workers_agree_on_a_smaller_micro_batch", "Keras 3's `fit` can't look at the batches of several workers"),
+    ("test_fit_goes_on_from_a_backup_in_mid_cycle", "Keras 3's BackupAndRestore does not save an unfinished cycle"),
     ("test_backup_and_restore_goes_on", "Keras 3's BackupAndRestore does not save an unfinished cycle"),
 ]
 # Tests that hang, with the same columns as `TABLE`. They are skipped.

@@ -10,7 +10,9 @@ import sys
 
 import numpy as np
 import tensorflow as tf
+from exceptions import IS_KERAS_3
 from replicas import look_often_for_the_end_of_replicas
+from worker_problems import normalised_network, outcome, problem, sharded, trained_with_validation
 
 import accum
 
@@ -28,13 +30,6 @@ BACKUP = getattr(tf.keras.callbacks, "BackupAndRestore", None) or (  # since 2.3
     getattr(getattr(tf.keras.callbacks, "experimental", None), "BackupAndRestore", None)
 )
 K = 3
-
-
-def problem():
-    """Return the data of all workers, 6 micro-batches of 12 examples, and initial weights."""
-    random = np.random.RandomState(0)
-    x = random.normal(size=(72, 5)).astype("float32")
-    return x, random.normal(size=(72, 1)).astype("float32"), random.normal(size=(5, 1)).astype("float32")
 
 
 def shares(count):
@@ -86,24 +81,29 @@ def loop(strategy):
     return weights, optimizer
 
 
-def fit(strategy):
+def fit(strategy, last_cycle="carry"):
     """Run `fit` of the model face, with backups. Cycles of 3 continue after the end of an epoch of 4 micro-batches."""
     x, y, first = problem()
     x, y = x[:24], y[:24]
     with strategy.scope():
         inputs = tf.keras.Input((5,))
         outputs = tf.keras.layers.Dense(1, use_bias=False)(inputs)
-        model = accum.GradientAccumulateModel(K, inputs=inputs, outputs=outputs, last_cycle="carry")
+        model = accum.GradientAccumulateModel(K, inputs=inputs, outputs=outputs, last_cycle=last_cycle)
         model.compile(tf.keras.optimizers.Adam(0.1), "mse")
         model.set_weights([first])
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(6).repeat()
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    data = sharded(tf.data.Dataset.from_tensor_slices((x, y)).batch(6).repeat())
     made = []
     die = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: (made.append(1), die_at(len(made))))
-    callbacks = [BACKUP(os.path.join(TASK["folder"], "backup")), die]
-    model.fit(data.with_options(options), epochs=3, steps_per_epoch=4, verbose=0, callbacks=callbacks)
+    # With Keras 3, each worker writes a backup.
+    backup = folder_of("backup") if IS_KERAS_3 else os.path.join(TASK["folder"], "backup")
+    callbacks = [BACKUP(backup), die]
+    model.fit(data, epochs=3, steps_per_epoch=4, verbose=0, callbacks=callbacks)
     return model.weights[0], model.optimizer
+
+
+def epochs(strategy):
+    """Run the same with cycles that end with each epoch."""
+    return fit(strategy, "flush")
 
 
 def micro_batches(strategy):
@@ -125,15 +125,23 @@ def micro_batches(strategy):
         model = accum.GradientAccumulateModel(micro_batch_size="auto", inputs=inputs, outputs=outputs)
         model.compile(tf.keras.optimizers.Adam(0.1), "mse")
         model.set_weights([first])
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(36).repeat()
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    model.fit(data.with_options(options), epochs=1, steps_per_epoch=2, verbose=0)
+    data = sharded(tf.data.Dataset.from_tensor_slices((x, y)).batch(36).repeat())
+    model.fit(data, epochs=1, steps_per_epoch=2, verbose=0)
     assert model.micro_batch_size == 4, model.micro_batch_size  # of the 18 of each worker, on all of them
     return model.weights[0], model.optimizer
 
 
+def whole_batch(strategy):
+    """Run `fit` with the batch normalisation of the whole batch of all workers, and validation."""
+    with strategy.scope():
+        net = normalised_network()
+        model = accum.GradientAccumulateModel.from_model(net, micro_batch_size=4, whole_batch="all")
+        model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+    return tf.constant(outcome(model, trained_with_validation(model))), model.optimizer
+
+
 if __name__ == "__main__":
     look_often_for_the_end_of_replicas()
-    weights, optimizer = {"loop": loop, "fit": fit, "micro_batches": micro_batches}[TASK["what"]](STRATEGY())
+    jobs = {"loop": loop, "fit": fit, "epochs": epochs, "micro_batches": micro_batches, "whole_batch": whole_batch}
+    weights, optimizer = jobs[TASK["what"]](STRATEGY())
     print(json.dumps([np.ravel(weights.numpy()).tolist(), int(optimizer.iterations.numpy())]), flush=True)

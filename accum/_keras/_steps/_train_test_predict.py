@@ -22,7 +22,7 @@ from accum._keras._steps._out_of_memory import AutoSizedSteps
 from accum._keras._steps._split_step import BatchStep
 from accum._keras._steps._variables_ahead import with_variables_ahead
 from accum._keras._steps._whole_batch_step import WholeBatchStep
-from accum._tf import Scalar
+from accum._tf import Scalar, tf
 
 
 class ModelSteps:
@@ -62,6 +62,32 @@ class ModelSteps:
                 _tf.set_untracked(self, name, split)
 
     # ------------------------------------------------------------------------------------------------------------
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Build the model by the shapes of its data. Keras 3 calls this, and would average a batch over the replicas.
+
+        That fails with several workers, and where the parts of a batch are not equally large.
+        """
+        specs = None if iterator is None or data_batch is not None else _tf.batch_spec_of(iterator)
+        if specs is not None:
+            iterator, data_batch = None, specs
+        super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+
+    def _make_function(self, step_function: Callable[[Any], Any]) -> Any:
+        """Make the train or test function. Keras 3 calls this, and averages logs over workers by their first axis.
+
+        Scalars have none, so they get one.
+        """
+        strategy = self.distribute_strategy
+        if strategy.num_replicas_in_sync == _tf.count_local_replicas(strategy):
+            return super()._make_function(step_function)  # type: ignore[misc]
+
+        def on_replica(data: Any) -> Any:
+            logs = map_structure(tf.convert_to_tensor, step_function(data))
+            return map_structure(lambda value: value if value.shape.rank else tf.reshape(value, [1]), logs)
+
+        map_structure = tf.nest.map_structure
+        return super()._make_function(on_replica)  # type: ignore[misc]
 
     def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
         """Make the train function; also wrap an optimizer that was set after `compile`."""

@@ -1,0 +1,43 @@
+"""What the workers of test_workers.py train, and what is compared."""
+
+import numpy as np
+import tensorflow as tf
+
+
+def problem():
+    """Return the data of all workers, 6 micro-batches of 12 examples, and initial weights."""
+    random = np.random.RandomState(0)
+    x = random.normal(size=(72, 5)).astype("float32")
+    return x, random.normal(size=(72, 1)).astype("float32"), random.normal(size=(5, 1)).astype("float32")
+
+
+def sharded(data):
+    """Return a dataset whose batches are divided among the workers."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return data.with_options(options)
+
+
+def normalised_network():
+    """Return a network with batch normalisation, whose weights are the same in each process."""
+    inputs = tf.keras.Input((5,))
+    hidden = tf.keras.layers.BatchNormalization(momentum=0.5)(tf.keras.layers.Dense(3)(inputs))
+    net = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(tf.keras.layers.Activation("tanh")(hidden)))
+    random = np.random.RandomState(1)
+    net.set_weights(
+        [value + random.normal(scale=0.1, size=value.shape) for value in map(np.zeros_like, net.get_weights())]
+    )
+    return net
+
+
+def trained_with_validation(model, batch_size=24):
+    """Train a model on batches of which the last one is smaller, and return its history."""
+    x, y, _ = problem()
+    data = sharded(tf.data.Dataset.from_tensor_slices((x[:68], y[:68])).batch(batch_size))
+    return model.fit(data, epochs=2, validation_data=data, verbose=0).history
+
+
+def outcome(model, history):
+    """Return the weights of a model and its history as one array."""
+    values = list(model.get_weights()) + [history[key] for key in sorted(history)]
+    return np.concatenate([np.ravel(value) for value in values])
