@@ -53,6 +53,20 @@ def test_state_that_is_assigned_in_a_micro_batch_is_named(use_resource):
         optimizer(K).minimize(loss)
 
 
+@pytest.mark.law("L17")
+def test_state_in_a_local_variable_is_named():
+    local = [tf1.GraphKeys.LOCAL_VARIABLES]
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match="carry state.*'state'"):
+        with tf1.variable_scope(
+            "",
+            custom_getter=lambda getter, name, **options: getter(
+                name, **dict(options, collections=local if name == "state" else None)
+            ),
+        ):
+            loss = stateful(tf1.placeholder(tf.float32, [ROWS]), ROWS, True)
+        optimizer(K).minimize(loss)
+
+
 @KINDS
 @pytest.mark.law("L17")
 def test_what_is_assigned_beside_the_loss_or_once_per_step_is_not_named(use_resource):

@@ -1,6 +1,7 @@
 """The check of a program that builds a static graph: is its own full batch a baseline, and does accumulation agree?"""
 
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -158,6 +159,28 @@ def test_a_full_batch_that_races_is_said_to_and_an_ordered_one_agrees(use_resour
         assert_graph_accumulation_equals_full_batch(build, (X, Y), 4, batch_size=8)
     report = assert_graph_accumulation_equals_full_batch(build, (X, Y), 4, batch_size=8, baseline="ordered")
     assert report.is_equal and report.deviations["w"] < 2e-6
+
+
+def late_counter(accum_steps, x, y):
+    """The same race, in which the step happens to be counted last in every run."""
+    step, weights = variables(True)
+    loss = tf.reduce_mean((tf.linalg.matvec(x, weights) - y) ** 2)
+    optimizer = tf1.train.GradientDescentOptimizer(0.1 * 0.1 ** tf.cast(step.read_value(), tf.float32))
+    if accum_steps > 1:
+        return accum.compat.v1.AccumOptimizer(optimizer, accum_steps).minimize(loss, step)
+    with tf.control_dependencies([tf1.py_func(lambda: time.sleep(0.1), [], [], stateful=True)]):
+        counted = step.assign_add(1)
+    return tf.group(optimizer.minimize(loss), counted)
+
+
+@pytest.mark.law("L17")
+def test_a_race_that_ends_alike_in_all_runs_is_said_too():
+    with pytest.warns(UserWarning, match="agree, but by chance: .*no fixed order.*global_step"):
+        report = assert_graph_accumulation_equals_full_batch(late_counter, (X, Y), 4, batch_size=8)
+    assert report.is_equal
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert_graph_accumulation_equals_full_batch(late_counter, (X, Y), 4, batch_size=8, baseline="ordered")
 
 
 def unseeded(accum_steps, x, y):

@@ -45,6 +45,13 @@ def check_graph(
     for _ in range(runs - 1):
         again = whole.train(first, [[batch] for batch in batches])
         _require_reproducible(whole, expected, again, tolerance, baseline)
+    names = unordered_variables(whole.train_op) if baseline == "own" else []
+    if names:
+        _check.warn(
+            "Equal runs of your own full batch agree, but by chance: it reads and changes variables in no fixed "
+            'order. Pass `baseline="ordered"`, or order its updates, as `accum.testing.order_updates` does. Received: '
+            f"{names}."
+        )
     parts = _Program(build_graph, batches[0], accum_steps)
     missing = sorted(set(whole.trained) - set(parts.variables))
     if missing:

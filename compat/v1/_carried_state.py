@@ -37,9 +37,11 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
     averages = [id(average.var) for average in averages_elsewhere(ops, []) if average.value.shape.rank != 0]
     changes = [op for op in ops if _tf.changes_variable(op) and "Apply" not in op.type]
     changed = {id(_tf.entered(op.inputs[0]).op) for op in changes}
+    metrics = {id(var) for var in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.METRIC_VARIABLES)}
+    local = [var for var in tf.compat.v1.local_variables() if id(var) not in metrics]
     names = sorted(
         var.op.name
-        for var in tf.compat.v1.global_variables()
+        for var in tf.compat.v1.global_variables() + local
         if id(var) not in averages and (id(var.op) in changed or id(getattr(var, "handle", None)) in assigned)
     )
     others = _accumulating_optimizers(names)
