@@ -37,11 +37,9 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
     averages = [id(average.var) for average in averages_elsewhere(ops, []) if average.value.shape.rank != 0]
     changes = [op for op in ops if _tf.changes_variable(op) and "Apply" not in op.type]
     changed = {id(_tf.entered(op.inputs[0]).op) for op in changes}
-    metrics = {id(var) for var in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.METRIC_VARIABLES)}
-    local = [var for var in tf.compat.v1.local_variables() if id(var) not in metrics]
     names = sorted(
         var.op.name
-        for var in tf.compat.v1.global_variables() + local
+        for var in _variables()
         if id(var) not in averages and (id(var.op) in changed or id(getattr(var, "handle", None)) in assigned)
     )
     others = _accumulating_optimizers(names)
@@ -51,9 +49,16 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
         _check.warn(f"{CARRIED} Received: {names}.")
 
 
+def _variables() -> List[tf.Variable]:
+    """Return the variables of the graph, but for those of metrics."""
+    metrics = {id(var) for var in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.METRIC_VARIABLES)}
+    local = [var for var in tf.compat.v1.local_variables() if id(var) not in metrics]
+    return tf.compat.v1.global_variables() + local
+
+
 def _accumulating_optimizers(names: Sequence[str]) -> List[str]:
     """Return the names of the `AccumOptimizer`s whose `micro_step` is among `names`."""
-    ending, known = "/micro_step", {var.op.name for var in tf.compat.v1.global_variables()}
+    ending, known = "/micro_step", {var.op.name for var in _variables()}
     scopes = [name[: -len(ending)] for name in names if name.endswith(ending)]
     return [scope for scope in scopes if scope + "/weight_sum" in known]
 
