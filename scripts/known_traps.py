@@ -740,10 +740,17 @@ TRAPS = [
         [
             (
                 "accum/_engine/_normalization.py",
-                "grad += self.broadcast(tf.math.divide_no_nan(by_mean, whole.count))",
-                "pass",
+                "offset = tf.math.divide_no_nan(by_mean, whole.count)",
+                "offset = tf.zeros_like(by_mean)",
             )
         ],
+        ["tests/test_whole_batch.py::test_the_step_is_that_of_the_full_batch"],
+    ),
+    Trap(
+        "tensor_replaced_too_early",
+        "L19",
+        "The gradient by a tensor takes its place before the level that made it has read it again.",
+        [(SEGMENTS, "self.first_needs.update({key: uses[key].level for key in read})", "pass")],
         ["tests/test_whole_batch.py::test_the_step_is_that_of_the_full_batch"],
     ),
     Trap(
