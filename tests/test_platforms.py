@@ -246,3 +246,24 @@ def test_the_workflow_for_other_projects_names_locks_that_exist_and_runs_the_scr
     inputs = re.findall(r"(?m)^      (\w+):\n        description", text)
     passed = re.findall(r"(?m)^      (\w+): ", page)
     assert set(passed) <= set(inputs) and set(passed) >= {"accum", "locks"}
+
+
+OLD_PYTHONS = ("py36-", "py37-")
+"""The Pythons that neither a runner has nor uv fetches."""
+
+
+@pytest.mark.parametrize("workflow, of", [("across-tensorflow.yml", "lock"), ("platforms.yml", "cell")])
+def test_a_job_with_a_python_that_no_runner_has_runs_in_an_image_with_it(workflow, of):
+    """Each job that runs on Linux, and on which `matrix.lock` or `matrix.cell` names such a Python."""
+    text = read(".github", "workflows", workflow)
+    jobs = re.split(r"(?m)^  (?=[\w-]+:$)", text.split("\njobs:\n")[1])
+    images = 0
+    for each in [job for job in jobs if "runs-on: ubuntu" in job]:
+        names = re.findall(r"py3\d+-tf[\w.-]+", text if "inputs.locks" in each else each)
+        needed = {name[:5] for name in names if name.startswith(OLD_PYTHONS)}
+        container = re.findall(r"(?m)^    container: \$\{\{ (.*) \}\}$", each)
+        given = re.findall(rf"startsWith\(matrix\.{of}, '(py3\d-)'\) && 'python:3\.(\d)-\w+'", "".join(container))
+        assert needed <= {python for python, _ in given if python in OLD_PYTHONS}
+        assert all(python == f"py3{minor}-" for python, minor in given)
+        images += len(needed)
+    assert images and re.search(r"(?m)^env:\n  UV_PYTHON_PREFERENCE: system\b", text)
