@@ -89,6 +89,15 @@ def test_readme_has_a_block_for_each_face():
         assert any(name in block for block in blocks("README.md"))
 
 
+def test_who_is_promised_equal_weights_reads_in_the_same_sentence_what_batch_normalisation_needs():
+    promises = []
+    for page in PAGES:
+        with open(os.path.join(ROOT, *page.split("/")), encoding="utf-8") as file:
+            promises += re.findall(r"up to rounding[^.|]*", " ".join(file.read().split()))
+    assert len(promises) >= 3
+    assert [said for said in promises if "with batch normalisation" not in said or "`whole_batch" not in said] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_says_which_blocks_need_keras_2_above_them(page):
     with open(os.path.join(ROOT, *page.split("/")), encoding="utf-8") as file:
