@@ -991,6 +991,15 @@ def test_what_can_t_be_converted_exits_with_2_and_what_does_not_agree_with_1(sav
         assert got[0] == status and words in got[1] and not os.listdir(".")
 
 
+def test_a_pattern_on_the_command_line_leaves_out_averages_of_the_weights(tmp_path, command):
+    shapes = {"hidden/kernel": [5, 4], "hidden/bias": [4], "outputs/kernel": [4, 3], "outputs/bias": [3]}
+    names = {name + end: shape for name, shape in shapes.items() for end in ("", "/Momentum")}
+    graph = save_graph(tmp_path / "graph", dict(names, **{"hidden/bias/ExponentialMovingAverage": [4]}))
+    status, said = command("from-v1", graph, "keras")
+    assert status == 1 and "Moving averages of the weights are left out" in said and not os.listdir(".")
+    assert command("from-v1", graph, "keras", "--ignore", "*/ExponentialMovingAverage")[0] == 0
+
+
 def test_a_proposal_is_written_to_a_file_that_is_passed_back(tmp_path, command):
     shapes = {"net/first/w": [5, 4], "net/first/b": [4], "net/last/w": [4, 3], "net/last/b": [3]}
     both = [(name + end, shape) for name, shape in shapes.items() for end in ("", "/Momentum")]

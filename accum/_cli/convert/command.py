@@ -50,7 +50,8 @@ def add_parser(commands):
         nargs="*",
         default=(),
         metavar="NAME",
-        help="from-v1: names or scopes that do not belong to the model",
+        help="from-v1: names, scopes or patterns that do not belong to the model, such as "
+        "'*/ExponentialMovingAverage' (in quotes, so that the shell leaves it alone)",
     )
     parser.set_defaults(perform=_perform, check=_check)
 
