@@ -48,14 +48,22 @@ def test_each_figure_stands_on_one_page():
     assert {figure: on for figure, on in shown.items() if len(on) > 1} == {}
 
 
+GUIDES = sorted(name for name in os.listdir(os.path.join(DOCS, "guides")) if name.endswith(".md"))
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_guide_ends_with_what_checks_the_reader_s_own_program_in_ci(guide):
+    """The command where it applies; for static graphs, the function."""
+    said = read("docs/guides/" + guide).split("\n## ")[-1]
+    assert said.startswith("Check it in CI\n") and "](../testing.md#" in said
+    assert "`python -m accum verify`" in said or "assert_graph_accumulation_equals_full_batch" in said
+
+
 def notebooks():
     place = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "notebooks.py"))
     module = importlib.util.module_from_spec(place)
     place.loader.exec_module(module)
     return module
-
-
-GUIDES = sorted(name for name in os.listdir(os.path.join(DOCS, "guides")) if name.endswith(".md"))
 
 
 @pytest.mark.parametrize("guide", GUIDES)
