@@ -12,7 +12,11 @@ environment=.across/$LOCK
 uv venv --quiet --clear --python "3.$minor" "$environment"
 python=$environment/bin/python
 uv pip install --quiet --python "$python" --no-deps --require-hashes -r "$accum/locks/$LOCK.txt"
-# your project and what its tests need, within the versions that this TensorFlow was tested with
-uv pip install --quiet --python "$python" -c "$accum/constraints/tf${name#*-tf}.txt" ${REQUIREMENTS:-pytest}
-uv pip install --quiet --python "$python" --no-deps .
+# Your project with its dependencies and what its tests need, within the versions that this TensorFlow was tested with.
+# The lock has brought TensorFlow, perhaps under another name than your project requires: a marker that never holds.
+for package in tensorflow tensorflow-cpu tensorflow-gpu tensorflow-macos; do
+    echo "$package ; python_version < '3'"
+done > .across/overrides.txt
+uv pip install --quiet --python "$python" -c "$accum/constraints/tf${name#*-tf}.txt" \
+    --overrides .across/overrides.txt . ${REQUIREMENTS:-pytest}
 PATH="$PWD/$environment/bin:$PATH" bash -c "${COMMAND:-python -m pytest}"

@@ -11,6 +11,8 @@ import pytest
 import turns
 from replicas import look_often_for_the_end_of_replicas, make_cpus
 
+collect_ignore = [os.path.join("support", "small_library")]  # a project of its own, which is not installed here
+
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "law(name): the law of the semantics that the test holds")

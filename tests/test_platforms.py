@@ -4,6 +4,8 @@ import importlib.util
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -267,3 +269,45 @@ def test_a_job_with_a_python_that_no_runner_has_runs_in_an_image_with_it(workflo
         assert all(python == f"py3{minor}-" for python, minor in given)
         images += len(needed)
     assert images and re.search(r"(?m)^env:\n  UV_PYTHON_PREFERENCE: system\b", text)
+
+
+UV = """\
+#!/usr/bin/env bash
+# Notes how it is called, and what the override files say, and installs nothing.
+echo "uv $*" >> "$CALLS"
+while [ $# -gt 0 ]; do
+    [ "$1" != --overrides ] || cat "$2" >> "$CALLS"
+    shift
+done
+mkdir -p ".across/$LOCK"
+"""
+SMALL_LIBRARY = os.path.join(ROOT, "tests", "support", "small_library")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a script for bash")
+def test_another_project_is_installed_with_its_dependencies_beside_the_tensorflow_of_the_lock(tmp_path):
+    """uv is a stand-in here; docs/test-across-tensorflow.md says what was run with uv itself."""
+    project, calls = tmp_path / "project", tmp_path / "calls.txt"
+    shutil.copytree(SMALL_LIBRARY, str(project))
+    (tmp_path / "uv").write_text(UV)
+    (tmp_path / "uv").chmod(0o755)
+    environment = dict(os.environ, LOCK="py37-tf1.15-cpu", CALLS=str(calls), COMMAND='echo "tests ran" >> "$CALLS"')
+    environment["PATH"] = str(tmp_path) + os.pathsep + os.environ["PATH"]
+    script = os.path.join(ROOT, "scripts", "across_tensorflow.sh")
+    subprocess.run(["bash", script], cwd=str(project), env=environment, check=True)
+    *before, ran = calls.read_text().splitlines()
+    made, locked, installed, *overrides = before
+    assert "--python 3.7 " in made and f"--no-deps --require-hashes -r {ROOT}/locks/py37-tf1.15-cpu.txt" in locked
+    assert f"-c {ROOT}/constraints/tf1.15.txt " in installed and installed.endswith(" . pytest")
+    assert "--no-deps" not in installed
+    assert [line for line in overrides if not line.endswith(" ; python_version < '3'")] == []
+    assert {"tensorflow", "tensorflow-cpu"} <= {line.split()[0] for line in overrides}
+    assert ran == "tests ran"
+
+
+def test_the_made_up_library_depends_on_tensorflow_and_on_what_no_lock_has():
+    text = read("tests", "support", "small_library", "setup.cfg")
+    needed = re.findall(r"(?m)^    ([\w-]+)", text.split("install_requires =")[1])
+    locked = read("locks", "py37-tf1.15-cpu.txt") + read("locks", "py311-tf2.21-cpu.txt")
+    assert "tensorflow" in needed and any(f"\n{name}==" not in locked for name in needed[1:])
+    assert "tests/support/small_library" in read("docs", "test-across-tensorflow.md")
