@@ -144,14 +144,13 @@ def write_notebooks(app, exception):
 
 
 def draw_within_page(app, doctree):
-    """Put diagrams into the page itself, where they follow its light or dark theme."""
+    """Put drawings into the page itself, where they follow its light or dark theme."""
     for image in list(doctree.findall(nodes.image)):
         if not image["uri"].endswith(".svg"):
             continue
-        place, shown = image.parent if len(image.parent.children) == 1 else image, image.deepcopy()
-        if "_static/diagrams/" in image["uri"]:
-            with open(os.path.join(HERE, *image["uri"].split("/")), encoding="utf-8") as file:
-                shown = nodes.raw("", file.read(), format="html")
+        place = image.parent if len(image.parent.children) == 1 else image
+        with open(os.path.join(HERE, *image["uri"].split("/")), encoding="utf-8") as file:
+            shown = nodes.raw("", file.read(), format="html")
         place.replace_self(nodes.container("", shown, classes=["drawing"]))
 
 

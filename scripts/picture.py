@@ -27,12 +27,21 @@ MARKS = {"passed": "M-5 0 l4 4 l7 -8", "old": "M-5 0 l4 4 l7 -8", "failed": "M-4
 
 
 CARD, CARD_EDGE = "#ffffff", "#d5dae0"
-DARK = (
-    "<style>@media (prefers-color-scheme: dark) {"
-    f' rect[fill="{CARD}"] {{ fill: #1b1f24 }} [fill="{INK}"] {{ fill: #e6e9ec }} [fill="{GREY}"] {{ fill: #a3adb8 }}'
-    f' [stroke="{CARD_EDGE}"] {{ stroke: #3b434c }} }}</style>'
-)
-"""What a reader who prefers dark pages sees instead."""
+LIGHT = f"--card: {CARD}; --ink: {INK}; --grey: {GREY}; --edge: {CARD_EDGE}"
+DARK = "--card: #1b1f24; --ink: #e6e9ec; --grey: #a3adb8; --edge: #3b434c"
+STYLE = f"""\
+<style>
+.picture {{ {LIGHT} }}
+@media (prefers-color-scheme: dark) {{ .picture {{ {DARK} }} }}
+body[data-theme="light"] .picture {{ {LIGHT} }}
+body[data-theme="dark"] .picture {{ {DARK} }}
+.picture rect[fill="{CARD}"], .picture-empty {{ fill: var(--card) }} .picture [fill="{INK}"] {{ fill: var(--ink) }}
+.picture [fill="{GREY}"] {{ fill: var(--grey) }} .picture [stroke="{CARD_EDGE}"] {{ stroke: var(--edge) }}
+</style>"""
+"""Colours by the reader's preference; within a page of the site, by the theme that the reader has chosen there.
+
+What <use> shows has no ancestors for a browser's selectors, so it has a class of its own.
+"""
 
 LETTERS = {"Wine": "W", "emulated": "E"}
 """In a corner of what did not run natively."""
@@ -63,7 +72,7 @@ def _text(x, y, content, size=11, fill=INK, anchor="start", weight="normal"):
 def _symbol(state):
     """The drawing of a cell in a state; `_cell` places it."""
     fill, outline, ink, _ = LOOKS[state]
-    dashes = ' stroke-dasharray="3 2"' if state == "not run" else ""
+    dashes = ' stroke-dasharray="3 2" class="picture-empty"' if state == "not run" else ""
     box = '<rect width="{}" height="{}" rx="3" fill="{}" stroke="{}"{}/>'
     parts = [box.format(WIDTH - GAP, HEIGHT - GAP, fill, outline, dashes)]
     if MARKS[state]:
@@ -153,11 +162,12 @@ def draw(states, records):
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            'role="img" aria-labelledby="title desc" font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif">'
+            'role="img" aria-labelledby="matrix-title matrix-desc" class="picture" '
+            'font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif">'
         ),
-        '<title id="title">accum: what ran on which TensorFlow and Python</title>',
-        f'<desc id="desc">{escape(ALT)}. {escape(said)}.</desc>',
-        DARK,
+        '<title id="matrix-title">accum: what ran on which TensorFlow and Python</title>',
+        f'<desc id="matrix-desc">{escape(ALT)} {escape(said)}.</desc>',
+        STYLE,
         f'<rect width="{width}" height="{height}" rx="8" fill="{CARD}" stroke="{CARD_EDGE}"/>',
         f"<defs>{''.join((_symbol(state) for state in LOOKS))}</defs>",
         _text(LEFT, 34, "accum: what ran on which TensorFlow and Python", size=17, weight="bold"),
@@ -226,11 +236,12 @@ def draw_speed(result):
     parts = [
         (
             '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 312" width="680" height="312" role="img" '
-            'aria-labelledby="title desc" font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif">'
+            'aria-labelledby="speed-title speed-desc" class="picture" '
+            'font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif">'
         ),
-        '<title id="title">What accumulation costs</title>',
-        f'<desc id="desc">{escape(alt)}.</desc>',
-        DARK,
+        '<title id="speed-title">What accumulation costs</title>',
+        f'<desc id="speed-desc">{escape(alt)}.</desc>',
+        STYLE,
         f'<rect width="680" height="312" rx="8" fill="{CARD}" stroke="{CARD_EDGE}"/>',
     ]
     parts += _bars(34, head, MEMORY_BARS, memory, "{:,.0f} MiB")

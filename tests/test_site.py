@@ -1,5 +1,6 @@
 """What the site promises: a page for each public name, each figure once, and the guides as notebooks."""
 
+import glob
 import importlib
 import importlib.util
 import json
@@ -46,6 +47,39 @@ def test_each_figure_stands_on_one_page():
             shown.setdefault(os.path.basename(figure), []).append(page)
     assert len(shown) >= 5
     assert {figure: on for figure, on in shown.items() if len(on) > 1} == {}
+
+
+DRAWINGS = sorted(glob.glob(os.path.join(DOCS, "**", "*.svg"), recursive=True))
+
+
+@pytest.mark.parametrize("path", DRAWINGS, ids=os.path.basename)
+def test_a_drawing_follows_the_system_and_the_theme_that_the_reader_chose(path):
+    """Each is part of its page, so its rules may concern nothing else there."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    of, style = re.search(r'(?s)<svg [^>]*class="([\w-]+)".*?<style>(.*?)</style>', text).groups()
+    colours = dict(re.findall(rf"(?m)^(.*?)\.{of} {{ (--[^}}]*) }}", style))
+    light, dark = colours[""], colours["@media (prefers-color-scheme: dark) { "]
+    assert colours['body[data-theme="light"] '] == light and colours['body[data-theme="dark"] '] == dark != light
+    selectors = re.findall(r"([^{}]+){(?! *\.)", style)
+    assert len(selectors) > 5 and [each for each in selectors if f".{of}" not in each] == []
+    repeated = "".join(re.findall(r'(?s)<g id="[^"]*">(.*?)</g>', text))  # by <use>, where selectors see no ancestors
+    assert all(f".{name} {{" in style for name in re.findall('class="([^"]*)"', repeated))
+    assert [name for name in re.findall('class="([^"]*)"', repeated) if f".{of} .{name}" in style] == []
+    names = [re.findall(r"--([\w-]+):", values) for values in (light, dark)]
+    assert names[0] == names[1] and set(re.findall(r"var\(--([\w-]+)\)", style)) <= set(names[0])
+
+
+def test_no_two_drawings_have_an_id_in_common():
+    ids = []
+    for path in DRAWINGS:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        own = re.findall(r' id="([^"]*)"', text)
+        used = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', text)
+        assert {one or other for one, other in used} <= set(own), path
+        ids += own
+    assert len(ids) == len(set(ids)) > 10 and all("-" in each for each in ids)  # nor has a page's own part
 
 
 GUIDES = sorted(name for name in os.listdir(os.path.join(DOCS, "guides")) if name.endswith(".md"))
