@@ -3,6 +3,7 @@
     python benchmarks/networks.py run [--size small] [--network U-Net ResNet50] [--json FILE]
     python benchmarks/networks.py gpu [--json FILE]      # on a GPU: all that a GPU makes different, in ten minutes
     python benchmarks/networks.py table FILES            # print the tables of `--json` files again
+    python benchmarks/networks.py pages [--write]        # print what README.md and docs/ should show, or write it
 
 Memory is the peak beyond that of the built model, in a process that makes one run: that of the process, and that of the
 tensors, which TensorFlow's allocator counts on a GPU and, with oneDNN, on the CPU. A first step includes the trace.
@@ -330,6 +331,19 @@ def tables(arguments):
     return 0
 
 
+def show_in_pages(arguments):
+    """Print or write what the pages should say; 1 if they said something else."""
+    import pages
+
+    with open(pages.RESULT, encoding="utf-8") as file:
+        known = json.load(file)
+    changed = pages.changes(known)
+    print("\n".join(changed or ["The pages show what was measured."]))
+    if arguments.write:
+        pages.write(known)
+    return 1 if changed and not arguments.write else 0
+
+
 def parser():
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = made.add_subparsers(dest="command")
@@ -347,6 +361,8 @@ def parser():
         each.add_argument("--smoke", action="store_true", help="use tiny sizes, only to see whether everything runs")
         each.add_argument("--json", metavar="FILE", help="file for the results")
     commands.add_parser("table", help="print the tables of results").add_argument("files", nargs="+")
+    shown_in = commands.add_parser("pages", help="print the rows of README.md and docs/ that the results change")
+    shown_in.add_argument("--write", action="store_true", help="write them into the pages")
     commands.add_parser("work").add_argument("task")
     return made
 
@@ -356,7 +372,7 @@ def main(arguments=None):
     if arguments.command == "work":
         print(json.dumps(work_here(json.loads(arguments.task))), flush=True)
         return 0
-    return {"run": run, "gpu": run, "table": tables}[arguments.command](arguments)
+    return {"run": run, "gpu": run, "table": tables, "pages": show_in_pages}[arguments.command](arguments)
 
 
 if __name__ == "__main__":

@@ -168,6 +168,36 @@ def test_the_page_on_cost_quotes_what_was_measured():
     assert f"batches of 64 without accumulation took {told['micro-batch']} MiB." in words
 
 
+def networks_measured(pages):
+    with open(pages.RESULT, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def test_the_pages_show_what_was_measured_of_networks():
+    import pages
+
+    assert pages.changes(networks_measured(pages)) == [], "run python benchmarks/networks.py pages --write"
+
+
+def test_other_measurements_change_every_row_of_the_pages():
+    import pages
+
+    known = networks_measured(pages)
+    for row in [row for result in known["results"] for row in result["rows"]]:
+        row.update({key: 2 * row.get(key, 0) for key in ("host_mib", "device_mib")})
+        row["plan"] = row.get("plan") and {key: 3 * value for key, value in row["plan"].items()}
+        row["first"] = row.get("first") and [2 * seconds for seconds in row["first"]]
+        row["clocks"] = row.get("clocks") and [[2 * seconds for seconds in clock] for clock in row["clocks"]]
+        row["later"] = [[2 * seconds for seconds in clock] for clock in row.get("later", [])]
+    changed = [line.split(":")[0] for line in pages.changes(known)]
+    rows = {page: 0 for page, _, _ in pages.TABLES}
+    for page, _, rows_from in pages.TABLES:
+        rows[page] += len(rows_from(known["results"]))
+    sentences = {page: changed.count(page) - count for page, count in rows.items()}
+    assert sentences.pop("docs/whole-batch.md") > 0
+    assert sentences == {"README.md": 0, "docs/index.md": 0, "benchmarks/README.md": 0}
+
+
 def test_the_figure_shows_what_was_measured(monkeypatch):
     monkeypatch.syspath_prepend(os.path.join(os.path.dirname(BENCHMARKS), "scripts"))
     import picture
