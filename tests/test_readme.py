@@ -1,5 +1,6 @@
 """Every Python block of the README and of the guides runs, as it stands."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -107,10 +108,50 @@ def test_a_page_says_which_blocks_need_keras_2_above_them(page):
             assert "Keras 2" in text
 
 
+# ----------------------------------------------------------------------------------------------------------------
+# What CONTRIBUTING.md tells to type
+
+
+def read(*path):
+    with open(os.path.join(ROOT, *path), encoding="utf-8") as file:
+        return file.read()
+
+
 def test_the_words_that_contributing_selects_tests_by_select_some():
-    with open(os.path.join(ROOT, "CONTRIBUTING.md"), encoding="utf-8") as file:
-        examples = re.findall(r"(tests/\w+\.py) -k (\w+)", file.read())
+    examples = re.findall(r"(tests/\w+\.py) -k (\w+)", read("CONTRIBUTING.md"))
     assert examples
     for path, word in examples:
-        with open(os.path.join(ROOT, path), encoding="utf-8") as file:
-            assert re.search(rf"def test_\w*{word}", file.read()), (path, word)
+        assert re.search(rf"def test_\w*{word}", read(*path.split("/"))), (path, word)
+
+
+def test_the_files_that_contributing_names_are_there():
+    text = read("CONTRIBUTING.md")
+    named = re.findall(r"\b(?:(?:tests|scripts)/[\w/]+\.py|constraints/[\w./]*\w)", text)
+    assert {path.split("/")[0] for path in named} == {"tests", "scripts", "constraints"}
+    assert [path for path in named if not os.path.exists(os.path.join(ROOT, *path.split("/")))] == []
+
+
+def test_the_environments_and_labels_that_contributing_names_are_those_of_tox():
+    spec = importlib.util.spec_from_file_location("cells_of_tox", os.path.join(ROOT, "scripts", "cells.py"))
+    cells = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(cells)
+    labels, text = cells.labels(), read("CONTRIBUTING.md")
+    environments = set(re.findall(r"(?m)^\[testenv:(\S+)\]", read("tox.ini"))).union(*labels.values())
+    named = re.findall(r"tox run (?:[^`\n]*? )?-e ([\w.-]+)", text) + re.findall(r"\bpy3\d+-tf[\w.-]*\w", text)
+    assert "lint" in named and set(named) <= environments
+    selected = re.findall(r"tox run (?:[^`\n]*? )?-m (\w+)", text)
+    assert selected and set(selected) <= set(labels)
+
+
+def test_the_marks_that_contributing_selects_tests_by_are_registered(pytestconfig):
+    expressions = re.findall(r'-m "([^"]*)"', read("CONTRIBUTING.md"))
+    named = set(re.findall(r"\w+", " ".join(expressions))) - {"and", "or", "not"}
+    assert named and named <= {line.split(":")[0].split("(")[0] for line in pytestconfig.getini("markers")}
+
+
+@pytest.mark.skipif(not os.path.exists(os.path.join(ROOT, ".pre-commit-config.yaml")), reason="not in a release")
+def test_a_commit_is_checked_by_the_same_versions_as_tox_checks_by():
+    hooks = re.findall(r"repo: \S+/([\w-]+)\n    rev: v?(\S+)", read(".pre-commit-config.yaml"))
+    (lint,) = re.findall(r"(?s)\[testenv:lint\](.*?)\n\[", read("tox.ini"))
+    pins = re.findall(r"(?m)^    ([\w-]+)==(\S+)", lint)
+    assert len(hooks) >= 3 and {(name.replace("-pre-commit", ""), rev) for name, rev in hooks} <= set(pins)
