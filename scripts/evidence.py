@@ -3,6 +3,14 @@
 Each cell of tox leaves a freeze and a JUnit report. They become a record of the cell on its system in
 docs/evidence.json, beside the records of other systems and earlier runs; `--merge FILE` adds the records of another
 machine. MATRIX.md and docs/matrix.svg are written from all records. A cell without a record is "not run".
+
+`--patches FOLDER` keeps, in docs/patches.json, the records of freezes and reports that were made by hand with a patch
+that no cell runs (`OWN_PATCHES` in scripts/pins.py), under the name of the cell that has the same line and Python:
+
+    python -m pip install -c constraints/tf1.15.txt . tensorflow pytest tf-slim
+    export PYTEST_ADDOPTS='-m "not slow and not line"'
+    python scripts/freeze.py FOLDER py37-tf1.15
+    python -m pytest tests --junitxml=FOLDER/junit/py37-tf1.15.xml
 """
 
 import argparse
@@ -224,12 +232,25 @@ def _save(path, text):
         file.write(text)
 
 
+def keep_patches(folder, store):
+    """Add the records of the runs in a folder, of Linux x86_64, to docs/patches.json."""
+    records = {"linux": _load(store) if os.path.exists(store) else {}}
+    found, left_out = collect(folder)
+    merge(records, {"linux": found.get("linux", {})})
+    _save(store, json.dumps(records["linux"], indent=1, sort_keys=True) + "\n")
+    for what in left_out:
+        print("Left out: " + what)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work-dir", default=os.path.join(ROOT, ".tox"), help="where freeze/ and junit/ are")
     parser.add_argument("--merge", action="append", default=[], metavar="FILE", help="an evidence.json from elsewhere")
+    parser.add_argument("--patches", metavar="FOLDER", help="keep records of a patch that no cell runs, nothing else")
     parser.add_argument("--root", default=ROOT, help="where docs/ is and MATRIX.md goes (default: this checkout)")
     arguments = parser.parse_args(argv)
+    if arguments.patches:
+        return keep_patches(arguments.patches, os.path.join(arguments.root, "docs", "patches.json"))
     store = os.path.join(arguments.root, "docs", "evidence.json")
     records = _load(store) if os.path.exists(store) else {}
     found, left_out = collect(arguments.work_dir)

@@ -31,7 +31,8 @@ SIBLINGS = ("tensorflow", "tensorflow-cpu")
 """Two names for one build: the tested version of one is pinned for both."""
 
 OWN_PATCHES = {("1.15", "tensorflow"): "1.15.5"}
-"""Patches that only one of the siblings has. The cells run the other, tensorflow-cpu; the tests passed with both."""
+"""Patches that only one of the siblings has. The cells run the other, tensorflow-cpu; docs/patches.json records that
+the main tests passed with these too, on each Python (`python scripts/evidence.py --patches` adds to it)."""
 
 BY_MACHINE = ("tensorflow", "tensorflow-cpu", "tensorflow-io-gcs-filesystem")
 """What has other patch releases for Linux aarch64: pinned for x86_64 alone."""
@@ -141,9 +142,25 @@ def pins(merged, pure, pythons, left_to_arm_macs=()):
 HEAD = """\
 # TensorFlow {line}, for Python {first} to {last}.{note}
 #     python -m pip install -c constraints/tf{line}.txt . {install}
-# Written by scripts/pins.py from environments on Linux x86_64, {date}: {proof}.
+# Written by scripts/pins.py from environments on Linux x86_64, {date}: {proof}.{patches}
 # Other systems share the pins of wheels for every system; the rest is left to pip there, within the limits below.
 """
+
+
+def patches_passed(line):
+    """Lines for the head of a file, one for each patch of OWN_PATCHES."""
+    with open(os.path.join(ROOT, "docs", "patches.json"), encoding="utf-8") as file:
+        records = json.load(file)
+    said = ""
+    for (of, package), version in OWN_PATCHES.items():
+        if of == line:
+            for python in matrix.pythons(line):
+                kept = records.get(matrix.cell(python, line, False), {})
+                if kept.get("packages", {}).get("tensorflow") != version or not reports.is_pass(kept):
+                    raise Refused(f"docs/patches.json has no run of {package} {version} on Python {python} that passed")
+            said += f"\n# tox does not install {package} {version}. Run by hand, the main tests passed with it on each "
+            said += f"Python, {kept['date'][:10]}."
+    return said
 
 
 def content(line, frozen, is_proven):
@@ -160,6 +177,7 @@ def content(line, frozen, is_proven):
         note="" if matrix.has_keras_face(line) else " Static graphs only.",
         install="tensorflow",
         date=" to ".join(sorted({min(dates), max(dates)})),
+        patches=patches_passed(line),
         proof="the tests passed in them" if is_proven else "plain TensorFlow trains in them, the tests have yet to run",
     )
     limits = "\n".join(text for text in loose if not text.startswith("# TensorFlow "))

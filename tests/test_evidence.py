@@ -126,6 +126,16 @@ def test_what_ran_under_wine_or_emulated_is_never_shown_as_native(work):
     assert "py311-tf2.15: passed under Wine 10.0, 2 tests passed" in drawn
 
 
+def test_a_run_by_hand_with_another_patch_is_no_record_of_the_cell(work):
+    folder = work(junit(PASSED))
+    evidence.main(["--patches", str(folder), "--root", str(folder)])
+    work(junit(FAILED), date="2026-11-20T08:00Z")  # an older run
+    evidence.main(["--patches", str(folder), "--root", str(folder)])
+    (kept,) = json.loads((folder / "docs" / "patches.json").read_text(encoding="utf-8")).values()
+    assert (kept["passed"], kept["failed"]) == (2, 0)
+    assert os.listdir(str(folder / "docs")) == ["patches.json"]
+
+
 def test_a_failure_under_an_emulator_says_so(work):
     _, page = gather(work(junit(PASSED + FAILED), under="QEMU 7.2"))
     assert "\n\n1 failed emulated, " in page and "| **failed** emulated |" in page

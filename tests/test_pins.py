@@ -897,3 +897,29 @@ def test_a_recipe_copies_files_that_exist_and_installs_them_with_hashes(path):
     assert f"locks/py3{python}-tf" in " ".join(copied)
     for source in copied:
         assert f"--require-hashes -r /{source}" in text
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Patches that no environment of tox has
+
+
+def test_the_main_tests_passed_with_each_patch_that_is_locked_although_tox_runs_another(record):
+    pins = script("pins")
+    with open(os.path.join(ROOT, "docs", "patches.json"), encoding="utf-8") as file:
+        patches = json.load(file)
+    assert pins.OWN_PATCHES
+    for (line, package), version in pins.OWN_PATCHES.items():
+        for name in [name for name, of, _, _ in matrix.cells() if of == line]:
+            locked, kept = locks.lock(record, name).packages["linux"], patches[name]
+            assert locked[package] == version and kept["tests"] == "main"
+            assert kept["passed"] > 1000 and kept["failed"] == 0
+            assert {each: locked[each] for each in kept["packages"]} == kept["packages"]
+        with open(os.path.join(ROOT, "constraints", f"tf{line}.txt"), encoding="utf-8") as file:
+            assert pins.patches_passed(line) in file.read()
+
+
+def test_a_patch_whose_tests_have_not_passed_is_not_pinned(monkeypatch):
+    pins = script("pins")
+    monkeypatch.setitem(pins.OWN_PATCHES, ("2.2", "tensorflow"), "2.2.99")
+    with pytest.raises(pins.Refused, match="no run of tensorflow 2.2.99 on Python 3.6 that passed"):
+        pins.patches_passed("2.2")
