@@ -38,7 +38,8 @@ html_theme = "furo"
 html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["_static"]
-REPOSITORY = "/".join(os.environ.get(name, "") for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY")).strip("/")
+PARTS = [os.environ.get(name, "") for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY")]
+REPOSITORY = "/".join(PARTS) if all(PARTS) else ""
 if REPOSITORY:  # a workflow on GitHub knows the address
     html_theme_options = {
         "footer_icons": [{"name": "Repository", "url": REPOSITORY, "html": "Repository", "class": ""}]

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import re
+import sys
+from unittest import mock
 
 import exceptions
 import pytest
@@ -47,6 +49,43 @@ def test_each_figure_stands_on_one_page():
             shown.setdefault(os.path.basename(figure), []).append(page)
     assert len(shown) >= 5
     assert {figure: on for figure, on in shown.items() if len(on) > 1} == {}
+
+
+def configuration(monkeypatch, **address):
+    """docs/conf.py where a workflow knows this address; what only Sphinx has is left empty."""
+    for name in ("docutils", "docutils.nodes", "sphinx", "sphinx.util", "sphinx.util.inspect"):
+        monkeypatch.setitem(sys.modules, name, mock.MagicMock())
+    for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in address.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    place = importlib.util.spec_from_file_location("conf", os.path.join(DOCS, "conf.py"))
+    module = importlib.util.module_from_spec(place)
+    place.loader.exec_module(module)
+    return module
+
+
+def as_built(conf, page):
+    content = [read(f"docs/{page}.md")]
+    conf.read_page(None, page, content)
+    return content[0]
+
+
+@pytest.mark.slow
+def test_the_landing_page_links_to_the_repository_where_it_has_an_address(monkeypatch):
+    conf = configuration(monkeypatch, GITHUB_SERVER_URL="https://example.org", GITHUB_REPOSITORY="some/accum")
+    assert "[the repository](https://example.org/some/accum)" in as_built(conf, "index")
+    assert "example.org" not in as_built(conf, "faq")
+    assert conf.html_theme_options["footer_icons"][0]["url"] == "https://example.org/some/accum"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", [{}, {"GITHUB_SERVER_URL": "https://example.org"}], ids=["none", "half of it"])
+def test_the_landing_page_has_no_link_that_leads_nowhere(monkeypatch, address):
+    conf = configuration(monkeypatch, **address)
+    assert " the repository" in as_built(conf, "index") and "[the repository]" not in as_built(conf, "index")
+    assert not hasattr(conf, "html_theme_options")
 
 
 DRAWINGS = sorted(glob.glob(os.path.join(DOCS, "**", "*.svg"), recursive=True))
