@@ -1,0 +1,56 @@
+"""What docs/clusters.md shows for schedulers, checked as far as it can be without them."""
+
+import json
+import os
+
+import pytest
+import tensorflow as tf
+from exceptions import LINE
+from test_readme import ROOT, blocks
+
+PAGE = "docs/clusters.md"
+
+
+def page():
+    with open(os.path.join(ROOT, *PAGE.split("/")), encoding="utf-8") as file:
+        return file.read()
+
+
+def names_of(word):
+    """The names that the block of the page with `word` in it makes."""
+    (block,) = [block for block in blocks(PAGE) if word in block]
+    found = {}
+    exec(compile(block, PAGE, "exec"), found)
+    return found
+
+
+def test_tf_config_by_hand_is_one():
+    (line,) = [line for line in page().splitlines() if line.startswith("export TF_CONFIG=")]
+    config = json.loads(line.partition("=")[2].strip("'"))
+    assert tf.train.ClusterSpec(config["cluster"]).num_tasks("worker") == 2
+    assert config["task"] == {"type": "worker", "index": 0}
+
+
+def test_hosts_become_tf_config():
+    tf_config = names_of("SM_HOSTS")["tf_config"]
+    config = json.loads(tf_config({"SM_HOSTS": '["a", "b", "c"]', "SM_CURRENT_HOST": "b"}, port=7))
+    assert config == {"cluster": {"worker": ["a:7", "b:7", "c:7"]}, "task": {"type": "worker", "index": 1}}
+
+
+@pytest.mark.skipif(LINE < (2, 5), reason="the page says that it needs TensorFlow 2.5")
+def test_tensorflow_reads_the_variables_of_slurm(monkeypatch):
+    for name in ("PROCID", "STEP_NUM_TASKS", "STEP_NODELIST", "STEP_TASKS_PER_NODE"):
+        monkeypatch.setenv(f"SLURM_{name}", "")  # what the block sets is undone
+    found = names_of("SlurmClusterResolver")
+    assert found["cluster"] == {"worker": ["node01:8888", "node02:8888"]}
+    assert (found["resolver"].task_type, found["resolver"].task_id) == ("worker", 1)
+
+
+def test_the_job_of_kubernetes_has_what_its_operator_needs():
+    yaml = pytest.importorskip("yaml", reason="comes with the packages of two cells")
+    job = yaml.safe_load(page().partition("```yaml\n")[2].partition("```")[0])
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
+    worker = job["spec"]["tfReplicaSpecs"]["Worker"]
+    assert worker["replicas"] == 2 and worker["restartPolicy"] in ("Always", "OnFailure", "Never", "ExitCode")
+    (container,) = worker["template"]["spec"]["containers"]
+    assert container["name"] == "tensorflow" and container["command"] == ["python", "train.py"]
