@@ -390,6 +390,36 @@ def test_each_mean_has_the_weights_it_is_given():
     np.testing.assert_allclose(seen[:3], [np.mean(losses), 0.0, losses_of_full_batches()[0]], rtol=2e-6)
 
 
+class StopBelow(tf1.train.SessionRunHook):
+    """Early stopping: ends a loop once a step has been made and the loss is below a bound."""
+
+    def __init__(self, loss, bound, step):
+        self.loss, self.bound, self.step = loss, bound, step
+
+    def before_run(self, run_context):
+        return tf1.train.SessionRunArgs(self.loss)
+
+    def after_run(self, run_context, run_values):
+        if run_values.results < self.bound and run_context.session.run(self.step) > 0:
+            run_context.request_stop()
+
+
+@pytest.mark.law("L1")
+def test_a_hook_stops_at_the_step_whose_full_batch_is_below_a_bound():
+    full, bound = losses_of_full_batches(), 1.5
+    batches = [(x[part], y[part]) for x, y in FULL for part in PARTS[::-1]]  # the first has a loss of 0.2 at once
+    runs = 0
+    with tf.Graph().as_default():
+        problem = Problem()
+        _, mean, train_op = with_mean(problem)
+        hook = StopBelow(mean, bound, problem.step)
+        with tf1.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as session:
+            while not session.should_stop():
+                session.run(train_op, problem.feed(batches[runs]))
+                runs += 1
+    assert [loss < bound for loss in full[:3]] == [False, False, True] and runs == 3 * K
+
+
 @pytest.mark.law("L10")
 @pytest.mark.parametrize("nonfinite", ["skip_micro", "skip_cycle", "propagate"])
 def test_the_mean_leaves_out_what_the_step_leaves_out(nonfinite):
