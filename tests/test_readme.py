@@ -1,5 +1,6 @@
 """Every Python block of the README and of the guides runs, as it stands."""
 
+import ast
 import importlib.util
 import os
 import re
@@ -26,11 +27,13 @@ OF_KERAS_2 = ("v1.layers", "tf1.layers", "get_scaled_loss", "import transformers
 def blocks(page):
     """The code between ```python and ```; what is not to run, such as that of other libraries, stands after ```py.
 
-    A comment that begins with `first:` before a block is code that makes its names, which readers have already.
+    A comment that begins with `first:` before a block is code that makes its names, which readers have already. One
+    that begins with `then:` after a block uses what the block defines.
     """
+    before, after = r"(?:<!-- first:\n(.*?)-->\n+)?", r"(?:\n+<!-- then:\n(.*?)-->)?"
     with open(os.path.join(ROOT, *page.split("/")), encoding="utf-8") as file:
-        found = re.findall(r"(?:<!-- first:\n(.*?)-->\n+)?```python\n(.*?)```", file.read(), re.DOTALL)
-    return [before + block for before, block in found]
+        found = re.findall(before + r"```python\n(.*?)```" + after, file.read(), re.DOTALL)
+    return ["".join(parts) for parts in found]
 
 
 def said_first(block):
@@ -83,6 +86,17 @@ def _run_on_two_replicas(block):
         [sys.executable, "-W", "ignore", "-c", code], cwd=SUPPORT, stderr=subprocess.PIPE, timeout=120
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
+
+
+def test_a_block_that_only_defines_something_is_followed_by_code_that_uses_it():
+    only_defined = (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom)
+    idle = [
+        f"{page}: {block}"
+        for page in PAGES
+        for block in blocks(page)
+        if all(isinstance(statement, only_defined) for statement in ast.parse(block).body)
+    ]
+    assert idle == []
 
 
 def test_readme_has_a_block_for_each_face():
