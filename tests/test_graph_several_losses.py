@@ -1,5 +1,8 @@
 """Losses with denominators of their own, such as masked words and sentences, over the micro-batches of a cycle (L2)."""
 
+import os
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,6 +11,7 @@ import accum.compat.v1
 
 tf1 = tf.compat.v1
 
+GUIDE = os.path.join(os.path.dirname(__file__), os.pardir, "docs", "guides", "several-losses.md")
 K, STEPS, ROWS, LENGTH, WORDS = 3, 3, 6, 4, 7
 RANDOM = np.random.RandomState(0)
 IDS = RANDOM.randint(0, WORDS, size=(STEPS, ROWS, LENGTH))
@@ -115,15 +119,24 @@ def test_each_loss_may_look_up_rows_of_its_own(order):
     assert_equal(ours, train(lambda losses, counts: momentum().minimize(tf.add_n(losses)), full))
 
 
+def largest_difference(ours, theirs):
+    return max(np.abs(one - other).max() for one, other in zip(ours, theirs))
+
+
 @pytest.mark.law("L2")
-@pytest.mark.parametrize("of", ["sentences", "masked"])
-def test_one_count_for_both_losses_ends_elsewhere(of):
+@pytest.mark.parametrize("of, words", [("sentences", "sentences"), ("masked", "masked words")])
+def test_one_count_for_both_losses_ends_as_far_off_as_the_guide_says(of, words):
     with tf.Graph().as_default():
         model = Pretraining()
         optimizer, losses, _ = accumulating(model)
         train_op = optimizer.minimize(tf.add_n(losses), weight=getattr(model, of))
-        ours = model.train(train_op, MICRO)
-    assert max(np.abs(one - other).max() for one, other in zip(ours, plain())) > 1e-2
+        ours = model.train(train_op, MICRO[:K])
+    full = plain(FULL[:1])
+    with open(GUIDE, encoding="utf-8") as file:
+        said = " ".join(file.read().split())
+    assert f"a step moves a weight by up to {largest_difference(plain([]), full):.2f}." in said
+    off = largest_difference(ours, full)
+    assert re.search(rf"[Ww]eighted by {words},( it is off)? by {off:.2f}\b", said)
 
 
 @pytest.mark.law("L2")
