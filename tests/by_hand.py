@@ -307,6 +307,44 @@ class Patient(tf.train.AdamOptimizer):
         pass
 """,
     ),
+    Loop(
+        "counted-by-n",
+        9,
+        "held",
+        GRAPH,
+        """
+import tensorflow as tf
+n = tf.Variable(0, trainable=False)
+held = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables]
+def restart(grads):
+    return [h.assign(g) for h, g in zip(held, grads)]
+def train_op(loss):
+    grads = tf.gradients(loss, variables)
+    is_first = tf.equal(n % k, 0)
+    adding = lambda: [h.assign_add(g) for h, g in zip(held, grads)]
+    stored = tf.cond(is_first, lambda: restart(grads), adding)
+    with tf.control_dependencies(stored + [n.assign_add(1)]):
+        return tf.cond(tf.equal(n % k, 0), lambda: opt.apply_gradients(zip(held, variables)), lambda: tf.no_op())
+""",
+    ),
+    Loop(
+        "an-optimizer-that-counts-to-n",
+        2,
+        "Patient",
+        CLASS,
+        """
+import tensorflow as tf
+class Patient(tf.train.AdamOptimizer):
+    def __init__(self, n):
+        self.n, self.i = n, 0
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        sums = [tf.Variable(tf.zeros_like(v), trainable=False) for _, v in grads_and_vars]
+        adding = tf.group(*[s.assign_add(g) for s, (g, _) in zip(sums, grads_and_vars)])
+        with tf.control_dependencies([adding]):
+            return super().apply_gradients([(s / self.n, v) for s, (_, v) in zip(sums, grads_and_vars)], global_step)
+""",
+    ),
 ]
 LOOPS = [loop._replace(code=loop.code.lstrip("\n")) for loop in LOOPS]
 
@@ -346,6 +384,17 @@ class Plain(tf.train.Optimizer):
             new = m * 0.9 + grad
             m.assign(new)
         return super().apply_gradients([(m, v)])
+""",
+    "an optimizer of n workers": """
+import tensorflow as tf
+class Mean(tf.train.Optimizer):
+    def __init__(self, opt, n):
+        self.opt, self.n = opt, n
+        self.steps = tf.Variable(tf.zeros([]))
+
+    def apply_gradients(self, pairs):
+        self.steps.assign_add(1.0)
+        return self.opt.apply_gradients([(summed(grad) / self.n, v) for grad, v in pairs])
 """,
     "Adadelta's sums": """
 from keras.optimizers import Optimizer

@@ -43,6 +43,9 @@ HINTS = (
 STEPS = re.compile("accumulation|accum_?(steps|iters|num|freq)|steps_per_update|iter_?size|^niter$")
 """Arguments that count micro-batches. Adagrad's `accumulator` does not."""
 
+SUMS_OF_PAIRS = re.compile(r"(?s)zeros(_like|_initializer)?\b.*\bfor\b[^\n]*\bin\b.*assign_add\(.*\.apply_gradients\(")
+"""What an optimizer that is constructed with `n` does if it counts micro-batches: a sum for each variable, applied."""
+
 HELD = re.compile(r"grads?_?acc|acc(um\w*)?_?grad|grad\w*_(sum|buffer)|aggregated_grad|grad\w*_aggregat", re.IGNORECASE)
 """Names of sums of gradients."""
 
@@ -184,8 +187,10 @@ def _says_zero(node):
 
 def _accumulates(node):
     """Whether an optimizer is constructed with a number of micro-batches, or has a slot for sums of gradients."""
-    code = cst.Module([]).code_for_node(node)
-    return any(map(STEPS.search, _options(node))) or bool(HELD.search(code) and not OTHER_SUMS.search(code))
+    code, options = cst.Module([]).code_for_node(node), _options(node)
+    if any(map(STEPS.search, options)) or "n" in options and SUMS_OF_PAIRS.search(code):
+        return True
+    return bool(HELD.search(code) and not OTHER_SUMS.search(code))
 
 
 def _options(node):
