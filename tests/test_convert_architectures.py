@@ -28,4 +28,4 @@ def test_a_public_architecture_goes_on_in_keras_by_the_proposal(tmp_path, name, 
     for variable in theirs.get_variable_to_shape_map():  # weights, slots, sums, statistics and counters
         there = theirs.get_tensor(variable)
         np.testing.assert_allclose(reader.get_tensor(variable), there, rtol=0, atol=1e-6, err_msg=variable)
-    np.testing.assert_allclose(ours.logits(), expected, rtol=1e-6, atol=2e-6)
+    np.testing.assert_allclose(ours.logits(), expected, rtol=1e-6, atol=1e-6)
