@@ -3,6 +3,7 @@
 from typing import Any, List
 
 from accum._tf import tf
+from accum.testing._graph_losses import means_over_different_counts
 from accum.testing._order import unordered_variables
 from accum.testing._report import EqualityReport, Suspect
 
@@ -81,6 +82,15 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
                 "random ops, such as dropout",
                 "they draw new numbers for each micro-batch",
                 "Build the graph without them for the check; in training they do no harm",
+            )
+        )
+    means = means_over_different_counts(parts.graph)
+    if means:
+        found.append(
+            Suspect(
+                "a sum of losses",
+                f"`{means[0]}` and `{means[1]}` are means over different things, so no weight is right for both",
+                'Pass `minimize([losses], weight=[counts])`, as in the guide "Losses with several denominators"',
             )
         )
     found.append(
