@@ -42,7 +42,7 @@ def test_tensorflow_reads_the_variables_of_slurm(monkeypatch):
     for name in ("PROCID", "STEP_NUM_TASKS", "STEP_NODELIST", "STEP_TASKS_PER_NODE"):
         monkeypatch.setenv(f"SLURM_{name}", "")  # what the block sets is undone
     found = names_of("SlurmClusterResolver")
-    assert found["cluster"] == {"worker": ["node01:8888", "node02:8888"]}
+    assert found["cluster"] == {"worker": ["node1:8888", "node2:8888"]}
     assert (found["resolver"].task_type, found["resolver"].task_id) == ("worker", 1)
 
 
