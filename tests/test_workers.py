@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from addresses import free_addresses
+from exceptions import LINE
 from worker_problems import normalised_network, outcome, trained_with_validation
 
 pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11"), pytest.mark.turns]
@@ -118,6 +119,13 @@ def test_the_batch_of_all_workers_is_normalised_as_one(tmp_path, workers):
     other.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
     alone = outcome(other, trained_with_validation(other, batch_size=12))
     assert np.max(np.abs(alone - expected)) > 1e-3  # and the batch of each worker makes another network
+
+
+@pytest.mark.law("L17")
+@pytest.mark.skipif(LINE >= (2, 4), reason="each replica has a number of its own since TF 2.4")
+def test_a_loss_over_workers_that_have_one_number_is_refused(tmp_path):
+    with pytest.raises(AssertionError, match="(.*\n)*.*give the replicas of each worker the same numbers"):
+        job(tmp_path, "whole_batch", 2)
 
 
 @pytest.mark.law("L18")

@@ -30,6 +30,7 @@ def rows_of_group(
     Raises:
       ValueError, or tf.errors.InvalidArgumentError when a graph runs: axes other than the first differ.
     """
+    _replicas.require_numbers()
     context = tf.distribute.get_replica_context()
     number = tf.cast(context.replica_id_in_sync_group, tf.int32)
     counts = _counts(context, number, tensors)

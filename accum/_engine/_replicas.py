@@ -128,10 +128,21 @@ def sum_of_group(values: Sequence[tf.Tensor], group_size: int) -> List[tf.Tensor
     context = tf.distribute.get_replica_context()
     if group_size == count():
         return context.all_reduce(SUM, list(values))
+    require_numbers()
     group = tf.cast(context.replica_id_in_sync_group, tf.int32) // group_size
     is_own = tf.equal(tf.range(count() // group_size), group)
     slots = [tf.where(_along_first(is_own, value), value, tf.zeros_like(value)) for value in values]
     return [tf.gather(slot, group) for slot in context.all_reduce(SUM, slots)]
+
+
+def require_numbers() -> None:
+    """Raise if replicas can't be told apart by their numbers."""
+    if _tf.has_replicas_of_one_number(tf.distribute.get_strategy()):
+        raise ValueError(
+            "TensorFlow 2.2 and 2.3 give the replicas of each worker the same numbers, so `whole_batch` can't tell "
+            "whose examples are whose: pass `replicas_per_group={'loss': 1}`, with which each replica computes its own "
+            "loss, and no other groups; or use TensorFlow 2.4 or later."
+        )
 
 
 def share_of_replica(weight: tf.Tensor, group_size: Optional[int] = None) -> tf.Tensor:

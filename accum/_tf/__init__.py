@@ -207,6 +207,7 @@ from accum._tf._steps import (
 )
 from accum._tf._strategies import (
     count_local_replicas,
+    has_replicas_of_one_number,
     is_central_storage,
     is_parameter_server,
     per_replica_maker,

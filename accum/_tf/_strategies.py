@@ -5,7 +5,7 @@ import itertools
 import weakref
 from typing import Any, Callable, Tuple
 
-from accum._tf._version import tf
+from accum._tf._version import VERSION, tf
 
 
 def _strategy_classes(name: str) -> Tuple[type, ...]:
@@ -62,3 +62,8 @@ def count_local_replicas(strategy: tf.distribute.Strategy) -> int:
     if strategy.num_replicas_in_sync == 1:  # the default strategy has no devices
         return 1
     return len(strategy.extended.worker_devices)
+
+
+def has_replicas_of_one_number(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the replicas of each worker are numbered from 0, so that numbers don't tell replicas apart."""
+    return VERSION < (2, 4) and strategy.num_replicas_in_sync != count_local_replicas(strategy)  # dies with 2.3
