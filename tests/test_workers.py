@@ -65,8 +65,6 @@ def full_batches(cycles):
 LOOP = [slice(0, 36), slice(36, 72)]
 FIT = [list(range(18)), list(range(18, 24)) + list(range(12)), list(range(12, 24)) + list(range(6))]
 FIT.append(list(range(6, 24)))  # 12 micro-batches of 6 over 24 examples, three times
-
-
 EPOCHS = 3 * [slice(0, 18), slice(18, 24)]
 
 

@@ -33,7 +33,7 @@ def means_over_different_counts(graph: tf.Graph) -> List[str]:
 
 
 def _means_in(total: tf.Operation) -> List[tf.Operation]:
-    """Return the scalar means of which an op is the sum, with constant factors or without."""
+    """Return the scalar means that an op adds up, with or without constant factors."""
     found, waiting = [], [total]
     while waiting:
         op = waiting.pop()

@@ -31,7 +31,7 @@ def normalised_network():
 
 
 def trained_with_validation(model, batch_size=24):
-    """Train a model on batches of which the last one is smaller, and return its history."""
+    """Train a model on 68 examples, so that its last batch is smaller, and return its history."""
     x, y, _ = problem()
     data = sharded(tf.data.Dataset.from_tensor_slices((x[:68], y[:68])).batch(batch_size).repeat())
     steps = -(-68 // batch_size)  # TF 2.2 asks several workers for their number
