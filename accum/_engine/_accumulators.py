@@ -9,17 +9,12 @@ If the gradients are `tf.IndexedSlices`, a mask marks the rows that they touch. 
 inner optimizer and cleared, so a cycle never processes the whole table of an embedding.
 """
 
-from typing import Optional, Union
+from typing import Optional, Set, Union
 
+from accum import _tf
+from accum._engine._gradients import weighted
 from accum._engine._replicas import local_variable, true_after
 from accum._tf import CheckpointOnly, Gradient, Scalar, is_ref_variable, tf
-
-
-def weighted(value: tf.Tensor, weight: Optional[Scalar]) -> tf.Tensor:
-    """Return `weight * value`. Weight 0 gives 0 even for NaN, which is the mean of an empty micro-batch."""
-    if weight is None:
-        return value
-    return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
 
 
 class Accumulator(CheckpointOnly):
@@ -157,6 +152,27 @@ class Accumulator(CheckpointOnly):
         if isinstance(grad, tf.IndexedSlices):
             return scatter(mask, grad.indices, tf.ones_like(grad.indices, tf.bool))
         return mask.assign(tf.ones_like(mask), read_value=False)
+
+
+class Accumulators(CheckpointOnly):
+    """The accumulators of a cycle. A checkpoint names each by the number of its variable in the list of variables.
+
+    The numbers do not depend on which variable has a gradient first, so a run resumed in mid-cycle finds its sums.
+    """
+
+    def add(self, number: int, accumulator: Accumulator) -> None:
+        setattr(self, str(number), accumulator)
+
+    def awaited(self, number: int) -> Optional[Set[str]]:
+        """Return the names of the parts that a restored checkpoint holds for an accumulator that has not been created.
+
+        None: it holds none.
+        """
+        return _tf.awaited_children(self, str(number))
+
+    def are_awaited_from(self, number: int) -> bool:
+        """Whether a restored checkpoint holds an accumulator with this number or a higher one, not created yet."""
+        return any(name.isdigit() and int(name) >= number for name in _tf.awaited_names(self))
 
 
 def scatter(var: tf.Variable, indices: tf.Tensor, values: tf.Tensor, how: str = "update") -> tf.Operation:

@@ -4,8 +4,8 @@ import contextlib
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from accum import _tf
-from accum._engine._accumulators import weighted
 from accum._engine._batch import Size
+from accum._engine._gradients import weighted
 from accum._engine._moments import Moments, pooled, pooled_finite
 from accum._tf import Gradient, Scalar, tf
 
@@ -236,14 +236,3 @@ def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Sc
     grad = weighted(tf.cast(grad, dtype), weight)
     grad.set_shape(var.shape)
     return Sum(grad)
-
-
-def divided(total: Optional[Gradient], weight: Optional[Scalar], dtype: Optional[tf.DType]) -> Optional[Gradient]:
-    """Return a sum of gradients divided by `weight`, in `dtype` if there is one. Weight 0 gives 0."""
-    if total is None:
-        return None
-    if isinstance(total, tf.IndexedSlices):
-        return tf.IndexedSlices(divided(total.values, weight, dtype), total.indices, total.dense_shape)
-    if weight is not None:
-        total = tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
-    return total if dtype is None else tf.cast(total, dtype)

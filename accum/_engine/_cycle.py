@@ -17,10 +17,10 @@ from accum._engine._accumulators import Accumulator
 from accum._engine._adapter import OptimizerAdapter
 from accum._engine._listener import CycleListener
 from accum._engine._lock import TrainOpLock
-from accum._engine._ops import CycleOps
+from accum._engine._ops import CycleOps, Entry
 from accum._engine._plan import Plan, make_plan
 from accum._engine._seen_gradients import SeenGradients
-from accum._engine._state import State
+from accum._engine._step_counter import State, StepCounter
 from accum._engine._variable_list import VariableList
 from accum._tf import AccumSteps, GradsAndVars, Scalar, Transform, tf
 
@@ -44,18 +44,13 @@ class Cycle:
         accumulator_dtype: Any = None,
         is_settable: bool = False,
     ) -> None:
-        self.plan = plan
-        self.state = State()
+        self.counter = StepCounter(plan, adapter, is_settable and not plan.is_schedule)
         self.adapter = adapter
         self.transform: Any = transform
         self.strategy: Any = None
         self.dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
-        self.is_settable = is_settable and not plan.is_schedule
         self.listeners: List[CycleListener] = []
         self.seen = SeenGradients(self.state)
-        # Two variables that are not saved in checkpoints:
-        self.stepped: Any = None  # whether the last micro step made a step
-        self._requested: Any = None  # the accum_steps of the next cycle
         self._variables = VariableList()
         # Variable key -> (variable, Accumulator). It holds the variable because the key is unique only while it exists.
         self._accumulators: Dict[int, Tuple[tf.Variable, Accumulator]] = {}
@@ -63,8 +58,21 @@ class Cycle:
         self._check_strategy()
 
     @property
+    def plan(self) -> Plan:
+        return self.counter.plan
+
+    @property
+    def state(self) -> State:
+        return self.counter.state
+
+    @property
     def is_built(self) -> bool:
-        return self.state.micro_step is not None
+        return self.counter.is_built
+
+    @property
+    def is_settable(self) -> bool:
+        """Whether `accum_steps` may be changed."""
+        return self.counter.is_settable
 
     @property
     def is_bare(self) -> bool:
@@ -73,34 +81,13 @@ class Cycle:
             self.plan.is_bare and not self.is_settable and self.transform is None and self.plan.nonfinite == "propagate"
         )
 
-    @property
-    def has_single(self) -> bool:
-        """Whether a cycle may be one micro step long."""
-        return self.is_settable or self.plan.has_single
-
-    def length(self, micro_step_index: tf.Tensor) -> tf.Tensor:
-        """Return the length of the current cycle, an int64 scalar, which is fixed when the cycle begins.
-
-        Args:
-          micro_step_index: int64 scalar, the micro steps made so far in the cycle.
-        """
-        if self.is_settable:
-            return tf.where(tf.equal(micro_step_index, 0), self._requested.read_value(), self.state.length.read_value())
-        if not self.plan.is_schedule:
-            return tf.constant(self.plan.accum_steps, tf.int64)
-        step = tf.cast(self.adapter.steps(), tf.int64)  # the caller has entered `on_host`
-        terms = [tf.where(step >= first, tf.constant(change, tf.int64), 0) for first, change in self.plan.increments]
-        return tf.add_n(terms)
-
     def planned_anew(self, plan: Plan) -> "Cycle":
         """Return a cycle with another plan whose `accum_steps` can be changed; only before anything is built."""
         return Cycle(plan, self.adapter, self.transform, self.dtype, is_settable=True)
 
     def set_accum_steps(self, plan: Plan) -> None:
         """Use `plan` from the next cycle on."""
-        self.plan = plan
-        if self.is_built:
-            _tf.set_variable(self._requested, plan.accum_steps)
+        self.counter.request(plan)
 
     # ------------------------------------------------------------------------------------------------------------
     # Calls of a face, on each replica
@@ -125,31 +112,31 @@ class Cycle:
                 "Gradients that are already reduced over replicas can't be weighted: pass each replica's own gradients."
             )
         grads, weight, entries = self._enter(grads_and_vars, weight)
-        call = CycleOps(self, entries, weight is not None, is_reduced)
+        call = self._ops(entries, weight is not None, is_reduced)
         return self._across(call.micro_step, grads, weight)
 
     def accumulate(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None) -> tf.Operation:
         """Accumulate the gradients of one micro-batch as `micro_step` does, but never make the step. Returns an op."""
         grads, weight, entries = self._enter(grads_and_vars, weight)
-        return self._across(CycleOps(self, entries, weight is not None).accumulate, grads, weight)
+        return self._across(self._ops(entries, weight is not None).accumulate, grads, weight)
 
     def apply(self) -> tf.Operation:
         """Make the step from the accumulated gradients, if there are any, and clear them. Returns an op."""
-        call = CycleOps(self, self._entries_between(), is_weighted=True)
+        call = self._ops(self._entries_between(), is_weighted=True)
         if self.adapter.waits_for_others:
             return _replicas.across_replicas(call.apply)
         return self._across(call.apply)
 
     def zero(self) -> tf.Operation:
         """Discard the accumulated gradients. Returns an op."""
-        return self._across(CycleOps(self, self._entries_between()).zero)
+        return self._across(self._ops(self._entries_between()).zero)
 
     def accumulated(self) -> List[tf.Tensor]:
         """Return the sums so far, a list with one dense tensor for each variable; zeros between cycles."""
         if not self.is_built:
             return []
         is_first = tf.equal(self.state.micro_step, 0)
-        totals = [accumulator.total for _, accumulator in self._entries(self._variables.current)]
+        totals = [entry.accumulator.total for entry in self._entries(self._variables.current)]
         return [tf.where(is_first, tf.zeros_like(total), total) for total in totals]
 
     def has_stepped(self) -> tf.Tensor:
@@ -158,9 +145,9 @@ class Cycle:
         Raises:
           RuntimeError: in a static graph.
         """
-        if self.stepped is None:
+        if self.counter.has_stepped is None:
             raise RuntimeError("`has_stepped` does not exist in a static graph: compare the number of steps instead.")
-        return self.stepped.read_value()
+        return self.counter.has_stepped.read_value()
 
     # ------------------------------------------------------------------------------------------------------------
     # Variables
@@ -207,8 +194,8 @@ class Cycle:
             self.build(variables, grads)
             return
         first = _replicas.across_replicas(lambda strategy: self._built(variables, grads))
-        self.state, self.strategy = first.state, first.strategy
-        self._accumulators, self._variables, self._requested = first._accumulators, first._variables, first._requested
+        self.counter, self.strategy = first.counter, first.strategy
+        self._accumulators, self._variables = first._accumulators, first._variables
 
     def _built(self, variables: Sequence[tf.Variable], grads: Optional[Sequence[Any]]) -> "Cycle":
         self.build(variables, grads)
@@ -231,15 +218,8 @@ class Cycle:
     def _build_scalars(self) -> None:
         self._check_strategy()
         self.strategy = tf.distribute.get_strategy()
-        self.state.weight_sum = self.adapter.scalar("weight_sum", tf.constant(0.0), per_replica=True)
-        if self.is_settable:
-            accum_steps = tf.constant(self.plan.accum_steps, tf.int64)
-            self._requested = self.adapter.scalar("accum_steps", accum_steps)
-            self.state.length = self.adapter.scalar("length", accum_steps)
-        self.state.micro_step = self.adapter.scalar("micro_step", tf.constant(0, tf.int64))
-        if not _tf.in_static_graph():
-            self.stepped = self.adapter.scalar("has_stepped", tf.constant(False))
-        elif not tf.distribute.has_strategy():
+        self.counter.build()
+        if _tf.in_static_graph() and not tf.distribute.has_strategy():
             self._lock = TrainOpLock()
 
     def _add_accumulator(self, var: tf.Variable, grad: Any) -> None:
@@ -260,11 +240,11 @@ class Cycle:
         self.state.accumulators.add(number, accumulator)
         self._accumulators[_tf.variable_key(var)] = var, accumulator
 
-    def _entries(self, variables: Sequence[tf.Variable]) -> List[Tuple[tf.Variable, Accumulator]]:
-        found = [(var, self.accumulator_of(var)) for var in variables]
-        return [(var, accumulator) for var, accumulator in found if accumulator is not None]
+    def _entries(self, variables: Sequence[tf.Variable]) -> List[Entry]:
+        entries = [(self.number_of(var), var, self.accumulator_of(var)) for var in variables]
+        return [Entry(number, var, accumulator) for number, var, accumulator in entries if accumulator is not None]
 
-    def _entries_between(self) -> List[Tuple[tf.Variable, Accumulator]]:
+    def _entries_between(self) -> List[Entry]:
         """Return the variables of the last call with their accumulators, and those that were restored since then."""
         with tf.init_scope():
             for var in self._variables.current:
@@ -274,12 +254,12 @@ class Cycle:
 
     def _enter(
         self, listed: GradsAndVars, weight: Optional[Scalar]
-    ) -> Tuple[List[Any], Optional[tf.Tensor], List[Tuple[tf.Variable, Accumulator]]]:
-        """Check a call and create its state. Returns (gradients, weight, list of (variable, accumulator))."""
+    ) -> Tuple[List[Any], Optional[tf.Tensor], List[Entry]]:
+        """Check a call and create its state. Returns (gradients, weight, list of `Entry`)."""
         weight = None if weight is None else _check.not_negative("weight", weight, _tf.known_value(weight))
         grads, variables = [grad for grad, _ in listed], [var for _, var in listed]
         _check.once_each([var.name for var in variables], [_tf.variable_key(var) for var in variables])
-        accumulated = [var for var, _ in self._entries(self._variables.current)]
+        accumulated = [entry.variable for entry in self._entries(self._variables.current)]
         self._variables.check(listed, accumulated, self.is_in_cycle)
         self.adapter.check([var for grad, var in listed if grad is not None])
         self._build_here(variables, grads)
@@ -298,6 +278,11 @@ class Cycle:
         """Whether a cycle has begun. Not for static graphs."""
         with tf.init_scope():
             return int(self.state.micro_step.numpy()) > 0
+
+    def _ops(self, entries: Sequence[Entry], is_weighted: bool = False, is_reduced: bool = False) -> CycleOps:
+        return CycleOps(
+            self.counter, self.adapter, entries, self.seen, self.listeners, self.transform, is_weighted, is_reduced
+        )
 
     def _across(self, function: Callable[..., Any], *args: Any) -> Any:
         if self._lock is not None:

@@ -62,8 +62,6 @@ class FoundStatistics:
       inputs: tensors of a micro-batch.
       receive: function of (key of what is normalised, its `Moments` in the batch), or None.
 
-    Attributes:
-      unknown: names of reductions over the examples that meet single examples again, but are no barriers.
     """
 
     def __init__(self, marks: Marks, inputs: Sequence[tf.Tensor], receive: Optional[Receive] = None) -> None:
@@ -74,7 +72,6 @@ class FoundStatistics:
         self._inputs = {tensor.op.name for tensor in inputs}
         self._ours = self._reached(self._inputs)
         self._moved = self._with_another_axis_first()
-        self.unknown: List[str] = []
 
     def replace(self, outputs: Sequence[tf.Tensor]) -> List[tf.Tensor]:
         """Make barriers of all patterns. Returns the outputs, which may be among what is replaced."""
@@ -86,12 +83,12 @@ class FoundStatistics:
                 replaced.update(self._replace_fused(op, replaced))
             elif op.name in pairs:
                 replaced.update(self._replace_pair(pairs[op.name], replaced))
-        self.unknown = self._others()
+        self._marks.unknown = self._others()
         for op in self._ops if replaced else ():
             for place, tensor in enumerate(op.inputs):
                 if tensor.name in replaced:
                     _tf.replace_input(op, place, replaced[tensor.name])
-        self._marks.losses[:] = [(replaced.get(loss.name, loss), is_sum) for loss, is_sum in self._marks.losses]
+        self._marks.losses = [(replaced.get(loss.name, loss), is_sum) for loss, is_sum in self._marks.losses]
         return [replaced.get(tensor.name, tensor) for tensor in outputs]
 
     def _reached(self, starts: Set[str]) -> Set[str]:

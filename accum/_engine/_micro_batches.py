@@ -156,7 +156,8 @@ def _within_function(function: Callable[[Any], Any], part: Any) -> List[Optional
     found: List[Optional[Combined]] = []
 
     def values() -> List[List[Any]]:
-        found[:] = tf.nest.flatten(function(part))
+        nonlocal found
+        found = tf.nest.flatten(function(part))
         return [[] if leaf is None else leaf.values for leaf in found]
 
     outsides = tf.function(values)()

@@ -5,6 +5,7 @@ import threading
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from accum import _tf
+from accum._engine._gradients import shifted
 from accum._tf import Gradient, tf
 
 SUM = tf.distribute.ReduceOp.SUM
@@ -177,13 +178,7 @@ def spoil_together(grads: List[Optional[Gradient]], bad: tf.Tensor) -> List[Opti
     total = tf.distribute.get_replica_context().all_reduce(SUM, bad)
     spoil = tf.where(total > 0.0, float("nan"), 0.0)
     first = next(index for index, grad in enumerate(grads) if grad is not None)
-    return grads[:first] + [_plus(grads[first], spoil)] + grads[first + 1 :]
-
-
-def _plus(grad: Gradient, scalar: tf.Tensor) -> Gradient:
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(_plus(grad.values, scalar), grad.indices, grad.dense_shape)
-    return grad + tf.cast(scalar, grad.dtype)
+    return grads[:first] + [shifted(grads[first], spoil)] + grads[first + 1 :]
 
 
 def sum_over_replicas(strategy: tf.distribute.Strategy, pairs: Sequence[Tuple[Any, tf.Variable]]) -> List[Any]:

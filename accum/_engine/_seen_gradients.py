@@ -9,7 +9,8 @@ import json
 from typing import Any, List, Optional, Sequence, Set
 
 from accum import _tf
-from accum._engine._state import State
+from accum._engine._gradients import is_zero
+from accum._engine._step_counter import State
 from accum._tf import tf
 
 
@@ -111,7 +112,10 @@ class SeenGradients(tf.train.experimental.PythonState):
         if not self._is_known(strategy, int(micro_step_index) + has_latest):
             return list(totals)
         has_one = [number in self._numbers for number in numbers]
-        found = [total if is_seen or not _is_zero(strategy, total) else None for total, is_seen in zip(totals, has_one)]
+        found = [
+            total if is_seen or not _is_zero_everywhere(strategy, total) else None
+            for total, is_seen in zip(totals, has_one)
+        ]
         return found if any(total is not None for total in found) else list(totals)
 
     def _is_known(self, strategy: tf.distribute.Strategy, micro_steps: int) -> bool:
@@ -121,8 +125,6 @@ class SeenGradients(tf.train.experimental.PythonState):
         return has_all and self._is_complete and not self._has_traced and self._micro_steps == micro_steps
 
 
-def _is_zero(strategy: tf.distribute.Strategy, total: Any) -> bool:
+def _is_zero_everywhere(strategy: tf.distribute.Strategy, total: Any) -> bool:
     """Whether a total is zero, as it must be without gradients; a restored one may not be."""
-    parts = strategy.experimental_local_results(total)
-    values = [part.values if isinstance(part, tf.IndexedSlices) else part for part in parts]
-    return not any(bool(tf.reduce_any(tf.not_equal(value, 0))) for value in values)
+    return all(is_zero(part) for part in strategy.experimental_local_results(total))

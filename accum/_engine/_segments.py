@@ -26,11 +26,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from accum import _tf
 from accum._engine import _kept_cuts
-from accum._engine._accumulators import weighted
 from accum._engine._batch import Batch
 from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, PooledFinite, SlicesSum, Sum
 from accum._engine._custom_gradient import custom_gradient
 from accum._engine._cut_graph import CutGraph, Phase
+from accum._engine._gradients import weighted
 from accum._engine._kept_cuts import Crossing
 from accum._engine._micro_batches import FIRST, WHOLE, MicroBatches
 from accum._engine._moments import Moments, over_replicas
@@ -147,6 +147,24 @@ def _stored_whole(tensor: tf.Tensor) -> _Stored:
     return _Stored(KeptTensors(tensor, None, lambda: tensor), True)
 
 
+class _Forward(NamedTuple):
+    """What the forward phase of a level leaves of all micro-batches, each a list."""
+
+    crossing: List[Any]  # what later phases need
+    outputs: List[Any]
+    losses: List[Any]
+    statistics: List[Any]  # the moments of the barriers that the level comes up to
+    moments: List[Any]  # those that are only reported
+
+
+class _Backward(NamedTuple):
+    """What the backward phase of a level leaves of all micro-batches, each a list."""
+
+    late: List[Any]  # what the backward phases of earlier levels need
+    sums: List[Any]  # gradients by statistics and variables
+    rows: List[Any]  # gradients by rows of variables
+
+
 class SegmentedFunction:
     """One run of a function in segments, and its gradient.
 
@@ -235,35 +253,35 @@ class SegmentedFunction:
         added = [key for key in losses if key in phase.fetches]
         places = self._places(crossing, lambda key: self._is_done(key, level))
 
-        def combined(value: Callable[[Key], Any], part_of_loss: Callable[[Any], Any], moments: Callable) -> Any:  # type: ignore[type-arg]
-            return [
+        def combined(
+            value: Callable[[Key], Any], part_of_loss: Callable[[Key], Any], moment: Callable[[Key], Any]
+        ) -> _Forward:
+            return _Forward(
                 [Kept(value(key), places.get(key)) for key in crossing],
                 [JoinedRows(value(key)) for key in outputs],
                 [Sum(part_of_loss(key)) for key in added],
-                [PooledFinite(*[moments(key) for key in mark.moments]) for _, mark in ends],
-                [Pooled(*[moments(key) for key in each]) for each in others],
-            ]
+                [PooledFinite(*[moment(key) for key in mark.moments]) for _, mark in ends],
+                [Pooled(*[moment(key) for key in keys]) for keys in others],
+            )
 
-        def micro_batch(_: Any, index: Any) -> Any:
+        def micro_batch(_: Any, index: Any) -> _Forward:
             values = self._segments.run(phase, self._feeds(phase, index))
             value = values.__getitem__
             return combined(value, lambda key: self._part_of(losses[key], value(key), index), value)
 
         zeros = self._zeros_like
-        kept, rows, sums, pooled, pooled_others = self._micro.run(
-            micro_batch, lambda: combined(self._segments.spec, zeros, zeros)
-        )
-        self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(crossing, kept)})
-        found.update(zip(outputs, rows))
-        found.update(zip(added, sums))
-        for (number, mark), own in zip(ends, pooled):
+        results: _Forward = self._micro.run(micro_batch, lambda: combined(self._segments.spec, zeros, zeros))
+        self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(crossing, results.crossing)})
+        found.update(zip(outputs, results.outputs))
+        found.update(zip(added, results.losses))
+        for (number, mark), own in zip(ends, results.statistics):
             part = Moments(*own)
             whole = part if self._group_size == 1 else over_replicas(part, None, self._group_size)
             self._wholes[number] = whole
             self._known.update(zip((mark.number, mark.mean, mark.variance), whole))
             if mark.whole_count is not None and mark.whole_mean is not None:
                 self._known[mark.whole_count], self._known[mark.whole_mean] = whole.count, whole.mean
-        found.update({moments.mean: Moments(*own) for moments, own in zip(others, pooled_others)})
+        found.update({moments.mean: Moments(*own) for moments, own in zip(others, results.moments)})
 
     def _zeros_like(self, key: Key) -> tf.Tensor:
         """Return zeros for a sum, the same for all tensors of a shape in this pass."""
@@ -401,27 +419,29 @@ class SegmentedFunction:
         summed = [key for key in phase.fetches if key in sums]
         places = self._places(late, lambda key: self._is_done_backward(key, level))
 
-        def combined(value: Callable[[Key], Any], added: Callable[[Key], Any]) -> Any:
-            return [
+        def combined(value: Callable[[Key], Any], added: Callable[[Key], Any]) -> _Backward:
+            return _Backward(
                 [Kept(value(key), places.get(key)) for key in late],
                 [Sum(added(key)) for key in summed],
                 [SlicesSum(value(key), value(rows[key][0]), rows[key][1]) for key in own_rows],
-            ]
+            )
 
-        def micro_batch(_: Any, index: Any) -> Any:
+        def micro_batch(_: Any, index: Any) -> _Backward:
             value = self._segments.run(phase, self._feeds(phase, index)).__getitem__
             return combined(value, lambda key: _float32(value(key)))
 
-        found = self._micro.run(micro_batch, lambda: combined(self._segments.spec, self._zeros_like), after)
-        self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(late, found[0])})
-        totals.update(zip(summed, found[1]))
-        totals.update(zip(own_rows, found[2]))
+        results: _Backward = self._micro.run(
+            micro_batch, lambda: combined(self._segments.spec, self._zeros_like), after
+        )
+        self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(late, results.late)})
+        totals.update(zip(summed, results.sums))
+        totals.update(zip(own_rows, results.rows))
         for mark in trace.statistics:
             if any(grad in summed for grad in mark.grads):
                 by_statistics = self._over_replicas([totals.get(grad) for grad in mark.grads])  # type: ignore[arg-type]
                 pairs = zip(mark.cotangents, by_statistics)
                 self._known.update({key: grad for key, grad in pairs if grad is not None and key is not None})
-        return [getattr(total, "values", total) for total in list(found[1]) + list(found[2])] or after
+        return [getattr(total, "values", total) for total in results.sums + results.rows] or after
 
     def _backward_whole(self, mark: WholeMark, phase: Phase, totals: Dict[Key, Any]) -> None:
         """Differentiate what is called with the whole batch."""

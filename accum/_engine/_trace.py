@@ -10,6 +10,7 @@ import contextlib
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
+from accum._engine._gradients import of_parts
 from accum._engine._moments import Moments
 from accum._tf import tf
 
@@ -103,6 +104,7 @@ class Marks:
       losses: list of (scalar tensor, whether it is a sum).
       moments: list of (`Moments` of the micro-batch, function that receives those of the batch, once).
       own: names of operations that compute moments.
+      unknown: names of reductions over the examples that are no barriers, though they should be.
       sources: what to differentiate by, if the function sets it: tensors of the graph, or variables.
     """
 
@@ -113,6 +115,7 @@ class Marks:
         self.statistics: List[Any] = []
         self.wholes: List[Any] = []
         self.own: Set[str] = set()
+        self.unknown: List[str] = []
         self.sources: Optional[List[Any]] = None
 
     def begin(self) -> None:
@@ -184,6 +187,7 @@ class Trace(NamedTuple):
       wholes: list of `WholeMark`.
       grads: of the gradient by each variable: a key, a pair (values, indices), or None.
       shapes: the shapes of the variables, as lists.
+      unknown: as in `Marks`.
       captures: list of (tensor outside of the graph, key of the placeholder that stands for it).
       owner: what TensorFlow 1.15 takes the graph apart without.
     """
@@ -203,6 +207,7 @@ class Trace(NamedTuple):
     wholes: List[WholeMark]
     grads: List[Any]
     shapes: List[List[int]]
+    unknown: List[str]
     captures: List[Tuple[Any, Key]]
     owner: Any = None
 
@@ -221,7 +226,7 @@ def trace(
       variables: what to differentiate by.
       differentiable: whether to take the gradient.
     """
-    found: List[Trace] = []
+    read: Any = None  # the `Trace`, without what the finished graph captures
 
     @_tf.untouched_by_autograph
     def traced(*tensors: tf.Tensor) -> Any:
@@ -229,13 +234,14 @@ def trace(
         marks.begin()
         outputs = list(function(tensors, marks))
         sources = variables if marks.sources is None else marks.sources
-        found[:] = [_read(marks, tensors, outputs, sources if differentiable else None)]
+        nonlocal read
+        read = _read(marks, tensors, outputs, sources if differentiable else None)
         return outputs
 
     with tf.init_scope() if tf.executing_eagerly() else contextlib.ExitStack():  # where no tape watches
         concrete = tf.function(traced).get_concrete_function(*specs)
     captures = [(outside, inside.name) for outside, inside in _tf.captures_of(concrete.graph)]
-    return found[0]._replace(captures=captures, owner=concrete)
+    return read._replace(captures=captures, owner=concrete)
 
 
 def _read(marks: Marks, inputs: Any, outputs: List[tf.Tensor], variables: Optional[Sequence[Any]]) -> Trace:
@@ -324,8 +330,9 @@ def _read(marks: Marks, inputs: Any, outputs: List[tf.Tensor], variables: Option
         [(Moments(*[value.name for value in moments]), receive) for moments, receive in marks.moments],
         statistics,
         wholes,
-        [_keys(grad) for grad in by_variables],
+        [of_parts(grad, _name) for grad in by_variables],
         [var.shape.as_list() for var in variables or ()],
+        marks.unknown,
         [],
     )
 
@@ -333,12 +340,6 @@ def _read(marks: Marks, inputs: Any, outputs: List[tf.Tensor], variables: Option
 def is_differentiable(tensor: tf.Tensor) -> bool:
     """Whether a tensor can have a gradient."""
     return tensor.dtype.is_floating or tensor.dtype.is_complex
-
-
-def _keys(grad: Any) -> Any:
-    if isinstance(grad, tf.IndexedSlices):
-        return grad.values.name, grad.indices.name
-    return _name(grad)
 
 
 def _name(tensor: Optional[tf.Tensor]) -> Optional[Key]:

@@ -3,9 +3,9 @@
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from accum import _check, _tf
-from accum._engine._accumulators import weighted
 from accum._engine._batch import Batch
-from accum._engine._combined import Sum, divided, gradient_sum
+from accum._engine._combined import Sum, gradient_sum
+from accum._engine._gradients import divided, weighted
 from accum._engine._micro_batches import over_micro_batches
 from accum._tf import GradsAndVars, Scalar, tf
 
@@ -110,20 +110,20 @@ def mean_and_gradients(
       ValueError: the loss depends on none of the variables.
     """
     batch = Batch(data)
-    seen: List[Derived] = []
+    derived: Any = None  # of the last micro-batch that Python has seen; all of them have the same variables and dtypes
 
     def micro_batch(part: Any) -> Any:
+        nonlocal derived
         weight = _weight(task.weight, batch, part)
         derived = differentiate(lambda: _scalar_loss(_call(task.function, part)), part)
-        seen[:] = [derived]
         grads = [gradient_sum(grad, var, weight) for grad, var in derived.grads_and_vars]
         value = tf.cast(derived.value, _tf.at_least_float32(derived.value.dtype))
         return [grads, Sum(weighted(value, weight)), Sum(weight), derived.others]
 
     grads, value, weight, others = over_micro_batches(micro_batch, batch, task.size, compiled)
-    variables = [var for _, var in seen[0].grads_and_vars]
+    variables = [var for _, var in derived.grads_and_vars]
     grads = [divided(grad, weight, var.dtype.base_dtype) for grad, var in zip(grads, variables)]
-    return Derived(divided(value, weight, seen[0].value.dtype), _check.pairs(zip(grads, variables)), others)
+    return Derived(divided(value, weight, derived.value.dtype), _check.pairs(zip(grads, variables)), others)
 
 
 class WholeBatchFunction:

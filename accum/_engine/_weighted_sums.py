@@ -3,7 +3,7 @@
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from accum import _tf
-from accum._engine import _replicas
+from accum._engine import _gradients, _replicas
 from accum._engine._accumulators import Accumulator
 from accum._engine._listener import CycleListener
 from accum._engine._plan import Plan
@@ -116,7 +116,7 @@ class WeightedSums:
             sums = [accumulator.stored() for accumulator in self._accumulators]
             weight = _replicas.local_variable(self._state.weight_sum).read_value()
             if is_for_all and self._is_running:  # in float32, so that the sum does not overflow
-                sums = [_tf.scale_gradient(cast_gradient(mean, tf.float32), weight) for mean in sums]
+                sums = [_tf.scale_gradient(_gradients.cast(mean, tf.float32), weight) for mean in sums]
             return sums, weight
 
     # The state means the same for any number of replicas. Each micro-batch adds `w_i` times the gradient of the whole
@@ -166,11 +166,3 @@ def true() -> tf.Tensor:
 def is_first_micro_step(micro_step_index: tf.Tensor) -> tf.Tensor:
     with _tf.on_host():
         return tf.equal(micro_step_index, 0)
-
-
-def cast_gradient(grad: Gradient, dtype: tf.DType) -> Gradient:
-    if grad.dtype == dtype:
-        return grad
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(grad.values, dtype), grad.indices, grad.dense_shape)
-    return tf.cast(grad, dtype)

@@ -4,8 +4,8 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._batch import Batch
-from accum._engine._combined import divided
 from accum._engine._found_statistics import FoundStatistics, Receive
+from accum._engine._gradients import divided
 from accum._engine._micro_batches import MicroBatches
 from accum._engine._segments import SegmentedFunction, Segments, with_gradient
 from accum._engine._trace import Marks, Unrepeatable, is_differentiable, trace
@@ -48,16 +48,12 @@ def segments_of(
             outputs = function(tensors, marks)
         if not finds_statistics:
             return outputs
-        statistics = FoundStatistics(marks, tensors, receive)
-        outputs = statistics.replace(outputs)
-        unknown[:] = statistics.unknown
-        return outputs
+        return FoundStatistics(marks, tensors, receive).replace(outputs)
 
     def segments(directly: bool) -> Segments:
         made = trace(lambda tensors, marks: traced(tensors, marks, directly), batch.specs(), variables, differentiable)
         return Segments(made, recompute)
 
-    unknown: List[str] = []
     try:
         made = segments(False)
     except Unrepeatable:  # perhaps only because it is in a `tf.function` of the user's
@@ -65,8 +61,8 @@ def segments_of(
             made = segments(True)
         except Unrepeatable as error:
             raise ValueError(str(error)) from None
-    if unknown:
-        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.")
+    if made.graph.trace.unknown:
+        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(made.graph.trace.unknown)}.")
     return made
 
 

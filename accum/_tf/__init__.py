@@ -73,6 +73,7 @@ from accum._tf._inner_optimizer import (
     awaited,
     build_inner,
     create_graph_slots,
+    on_values,
     prepare_inner,
     refused_by_inner,
     scale_gradient,

@@ -1,7 +1,7 @@
 """Build the inner optimizer and make its steps."""
 
 import contextlib
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from accum._tf._optimizers import (
     LegacyOptimizer,
@@ -211,7 +211,12 @@ def as_operation(value: Any) -> tf.Operation:
     return value if isinstance(value, tf.Operation) else tf.group(value)
 
 
-def scale_gradient(grad: Gradient, factor: Scalar) -> Gradient:
+def on_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
+    """Return a gradient with `function` of its values, dense or those of `tf.IndexedSlices`."""
     if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(grad.values * tf.cast(factor, grad.dtype), grad.indices, grad.dense_shape)
-    return grad * tf.cast(factor, grad.dtype)
+        return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
+    return function(grad)
+
+
+def scale_gradient(grad: Gradient, factor: Scalar) -> Gradient:
+    return on_values(lambda values: values * tf.cast(factor, values.dtype), grad)

@@ -4,8 +4,8 @@ from typing import Any, List, NamedTuple, Optional, Union
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle
+from accum._engine._gradients import count_nonfinite
 from accum._engine._listener import CycleListener
-from accum._engine._ops import count_nonfinite
 from accum._tf import GradsAndVars, Scalar, tf
 from accum.compat.v1._engine_adapter import GraphAdapter
 
@@ -76,7 +76,7 @@ class CycleMean(CycleListener):
     def _mean(self, cycle: Cycle, grads: List[Any]) -> tf.Tensor:
         """Return the mean as it will be after the run, from what the variables hold before it."""
         micro_step_index = cycle.state.micro_step.read_value()
-        is_last = micro_step_index + 1 >= cycle.length(micro_step_index)
+        is_last = micro_step_index + 1 >= cycle.counter.length(micro_step_index)
         here, before = self._here, self._so_far(tf.equal(micro_step_index, 0))
         if cycle.plan.nonfinite == "skip_micro":
             counts = tf.equal(count_nonfinite([grad for grad in grads if grad is not None]), 0)

@@ -11,8 +11,9 @@ accumulates n_0i g_0i of the first loss, without weights. This listener accumula
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
 
 from accum import _check, _tf
-from accum._engine._accumulators import Accumulator, weighted
+from accum._engine._accumulators import Accumulator
 from accum._engine._cycle import Cycle
+from accum._engine._gradients import added, weighted
 from accum._engine._listener import CycleListener
 from accum._tf import Gradient, GradsAndVars, Scalar, tf
 from accum.compat.v1._engine_adapter import GraphAdapter
@@ -115,19 +116,11 @@ class SeveralLosses(CycleListener):
                 accumulator = accumulators[key]
                 grad = part.grads.get(key)
                 total = accumulator.peek(grad, part.count, is_first) if has_latest else accumulator.stored()
-                whole = _added(whole, total, tf.math.reciprocal_no_nan(count))
+                whole = added(whole, total, tf.math.reciprocal_no_nan(count))
         return whole
 
     def _numbers(self) -> List[tf.Tensor]:
         return [part.count for part in self._here] + [tf.constant(1.0)]
-
-
-def _added(whole: Gradient, total: tf.Tensor, factor: tf.Tensor) -> Gradient:
-    """Return `whole + factor * total`, in the rows that `whole` has."""
-    if isinstance(whole, tf.IndexedSlices):
-        rows = tf.gather(total, whole.indices)
-        return tf.IndexedSlices(_added(whole.values, rows, factor), whole.indices, whole.dense_shape)
-    return whole + tf.cast(total * tf.cast(factor, total.dtype), whole.dtype)
 
 
 def checked(loss: Sequence[Any], weight: Any, options: Sequence[Any]) -> Tuple[List[Any], List[Any]]:

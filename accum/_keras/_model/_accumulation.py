@@ -1,8 +1,9 @@
 """All that a `GradientAccumulateModel` knows about how it accumulates, in one object."""
 
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from accum import _check
+from accum._engine import _replicas
 from accum._keras._model._micro_batch_size import SizeInUse
 from accum._keras._model._options import ModelOptions
 from accum._keras._model._weight_of_micro_batch import WeightVariable
@@ -18,6 +19,7 @@ class ModelAccumulation:
       own_steps: {name of a step: the user's function for it}, as far as the user has set one on the instance.
 
     Attributes:
+      steps: the `ModelSteps` that run for each batch.
       options: the same.
       own_steps: the same, and None for a step that is replaced on the instance and runs that of the class.
       whole_batch: tuple of what is computed over the whole batch: "batch_norm", "loss".
@@ -41,6 +43,7 @@ class ModelAccumulation:
     """
 
     def __init__(self, options: ModelOptions, own_steps: Dict[str, Optional[Callable[..., Any]]]) -> None:
+        self.steps: Any = None
         self.options = options
         self.own_steps = own_steps
         self.whole_batch: Tuple[str, ...] = options.arguments["whole_batch"]
@@ -67,6 +70,20 @@ class ModelAccumulation:
         self.is_state_watched = False
         self.told_of_state: List[str] = []
         self.told_of_metrics: Set[str] = set()
+
+    def forget_calls_of(self, optimizers: Sequence[Any]) -> None:
+        """Forget that train steps have called some optimizers."""
+        self.seen = [optimizer for optimizer in self.seen if optimizer not in optimizers]
+        self.called_by_functions = [known for known in self.called_by_functions if known not in optimizers]
+
+    def call_in_step(self) -> Any:
+        """Return what stands in for a call of the model on this replica, or None."""
+        return self.calls.get(_replicas.replica_number()) if self.calls else None
+
+    def replica_losses(self) -> Any:
+        """Return what computes the losses of the current step over the outputs of several replicas, or None."""
+        whole = self.call_in_step()
+        return None if whole is None else whole.replica_losses
 
     def is_first_time(self, what: str) -> bool:
         """Whether this is the first call with `what`, for what is looked at or told once for each model."""

@@ -4,9 +4,10 @@ It adds to the optimizer what only a model knows: the weight of each micro-batch
 `train_step` remains in use.
 """
 
+import functools
 import inspect
 import os
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from accum import _check, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
@@ -17,8 +18,10 @@ from accum._keras._model._classes import MODEL_OPTIONS, bases_named, concrete_cl
 from accum._keras._model._micro_batch_size import SizeInUse
 from accum._keras._model._optimizers import ModelOptimizers, replaced_within
 from accum._keras._model._options import ModelOptions
-from accum._keras._steps._loss_denominator import warn_of_inexact_loss
+from accum._keras._steps._loss_denominator import warn_of_inexact_loss, warn_of_summed_activities
+from accum._keras._steps._out_of_memory import AutoSizedSteps
 from accum._keras._steps._train_test_predict import ModelSteps
+from accum._keras._steps._variables_ahead import with_variables_ahead
 from accum._tf import (
     AccumSteps,
     LastCycle,
@@ -36,7 +39,7 @@ from accum._tf import (
 
 
 @_tf.not_made_as_functional
-class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # type: ignore[misc]
+class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     """A Keras model that makes one step of its optimizer for every `accum_steps` micro-batches.
 
     The step is the one that the full batch would have made. It uses the mean of the micro-batches' gradients, each
@@ -202,12 +205,13 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         own_steps = {name: _tf.bound_to(made, model, made.__dict__.pop(name)) for name in steps}
         made._accumulate_by(ModelAccumulation(model_options, own_steps))
         if getattr(model, "optimizer", None) is not None:
-            made._take_over_optimizers()
+            ModelOptimizers(made).take_over()
         return made
 
     def _accumulate_by(self, accumulation: ModelAccumulation) -> None:
+        accumulation.steps = ModelSteps(self)
         _tf.set_untracked(self, "_accum", accumulation)
-        self._split_steps()
+        accumulation.steps.replace()
         self._keep_loss()
 
     @property
@@ -227,7 +231,7 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
             )
         self._accum.options.arguments["micro_batch_size"] = size
         self._accum.size = SizeInUse(size)
-        self._split_steps()
+        self._accum.steps.replace()
         self._accum.traces.clear()
         _tf.forget_traces(self)
         for name in ("train_function", "test_function", "predict_function"):
@@ -248,16 +252,17 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
         signature = inspect.signature(super().compile)
         given = signature.bind_partial(*args, **kwargs)
         self._accum.begin_anew()
+        optimizers_of_model = ModelOptimizers(self)
         _tf.forget_traces(self)  # which know the optimizers of the last `compile`
         for arguments in (given.arguments, given.kwargs):
             for name, value in arguments.items():
-                arguments[name] = replaced_within(value, self._accumulating)
+                arguments[name] = replaced_within(value, optimizers_of_model.accumulating)
         if "optimizer" in signature.parameters:
             optimizer = given.arguments.get("optimizer", signature.parameters["optimizer"].default)
             if isinstance(optimizer, str) or _tf.is_optimizer_config(optimizer):
-                given.arguments["optimizer"] = self._accumulating(optimizer)
+                given.arguments["optimizer"] = optimizers_of_model.accumulating(optimizer)
         super().compile(*given.args, **given.kwargs)
-        self._take_over_optimizers()
+        optimizers_of_model.take_over()
         warn_of_inexact_loss(self, self._accum.options)
         optimizers = accumulating_optimizers(self) if self._accum.optimizers else []
         if len(optimizers) == 1:  # it may be the same optimizer after layers were frozen or unfrozen
@@ -325,6 +330,112 @@ class GradientAccumulateModel(ModelSteps, ModelOptimizers, tf.keras.Model):  # t
                 "No batch is split, because none has more examples than a micro-batch: lower `micro_batch_size`, or "
                 f"pass a larger `batch_size` to `fit`. Received: micro_batch_size={size}, batch_size={batch}.",
             )
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What Keras calls while it builds and runs the steps
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = accumulation_of(self)
+        if own is not None and name in own.own_steps and name in self.__dict__:
+            if value != self.__dict__[name]:
+                own.own_steps[name] = value  # None: that of the class
+        else:
+            super().__setattr__(name, value)
+            if name == "compute_loss" and own is not None:
+                self._keep_loss()
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Build the model by the shapes of its data. Keras 3 calls this, and would average a batch over the replicas.
+
+        That fails with several workers, and where the parts of a batch are not equally large.
+        """
+        specs = None if iterator is None or data_batch is not None else _tf.batch_spec_of(iterator)
+        if specs is not None:
+            iterator, data_batch = None, specs
+        super()._maybe_symbolic_build(iterator, data_batch)
+
+    def _make_function(self, step_function: Callable[[Any], Any]) -> Any:
+        """Make the train or test function. Keras 3 calls this, and averages logs over workers by their first axis.
+
+        Scalars have none, so they get one.
+        """
+        strategy = self.distribute_strategy
+        if strategy.num_replicas_in_sync == _tf.count_local_replicas(strategy):
+            return super()._make_function(step_function)
+
+        def on_replica(data: Any) -> Any:
+            logs = map_structure(tf.convert_to_tensor, step_function(data))
+            return map_structure(lambda value: value if value.shape.rank else tf.reshape(value, [1]), logs)
+
+        map_structure = tf.nest.map_structure
+        return super()._make_function(on_replica)
+
+    def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the train function; also wrap an optimizer that was set after `compile`."""
+        if ModelOptimizers(self).take_over():
+            self.train_function = None
+        if getattr(self, "train_function", None) is None:
+            self._accum.traces.clear()
+        warn_of_summed_activities(self)
+        is_new = getattr(self, "train_function", None) is None or any(args) or any(kwargs.values())
+        made = self._made_function("train_function", super().make_train_function, args, kwargs)
+        if is_new and self._accum.whole_batch and not self._accum.size.is_auto:
+            self.train_function = with_variables_ahead(self, self.train_function)  # type: ignore[arg-type]
+        return self.train_function if is_new else made
+
+    def make_test_function(self, *args: Any, **kwargs: Any) -> Any:
+        return self._made_function("test_function", super().make_test_function, args, kwargs)
+
+    def make_predict_function(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().make_predict_function
+        return self._made_function("predict_function", made, args, kwargs)
+
+    def _made_function(self, name: str, make: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return the function that Keras calls for each batch: its own, or one that tries smaller micro-batches."""
+        if self._accum.size.given is not None:
+            with self.distribute_strategy.scope():
+                self._accum.noises.find(self)
+        if not self._accum.size.is_auto:
+            return make(*args, **kwargs)
+        if getattr(self, name, None) is None or any(args) or any(kwargs.values()):
+            setattr(self, name, getattr(AutoSizedSteps(self), name))
+        return getattr(self, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = accumulation_of(self)
+        call, whole = super().__call__, None if own is None else own.call_in_step()
+        return call(*args, **kwargs) if whole is None else whole(call, args, kwargs)
+
+    def _keep_loss(self) -> None:
+        """Let a `compute_loss` of the user's see the outputs of several replicas, if losses are computed over them."""
+        own: Any = getattr(self, "compute_loss", None)
+        if "loss" not in self._accum.whole_batch or not _tf.is_loss_of_user(own):
+            return
+
+        # Neither a function of its own nor a lambda: a deep copy of the model takes this along, bound to the copy.
+        compute_loss = functools.partial(self._loss_over_replicas, own)
+        _tf.set_untracked(self, "compute_loss", functools.update_wrapper(compute_loss, own))
+
+    def _loss_over_replicas(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        losses = self._accum.replica_losses()
+        return own(*args, **kwargs) if losses is None else losses.of_user(own, args, kwargs)
+
+    @property
+    def losses(self) -> List[Any]:
+        own = accumulation_of(self)
+        found, whole = super().losses, None if own is None else own.call_in_step()
+        return found if whole is None else _tf.losses_without_symbolic(self, found) + whole.losses
+
+    @property
+    def metrics(self) -> List[Any]:
+        found = super().metrics
+        own = accumulation_of(self)
+        if own is not None and own.step_metrics is not None:
+            own.step_metrics.watch(found)
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Files and configs
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """Save as `tf.keras.Model.save` does. H5 and `.keras` files leave out an unfinished cycle, with a warning."""

@@ -19,38 +19,39 @@ _NOT_THE_USERS = ("_self_", "_unconditional_", "_obj_reference", "_accum", "_lay
 
 
 class ModelOptimizers:
-    """The part of `GradientAccumulateModel` that wraps the optimizers of a model."""
+    """Wraps the optimizers of a model.
 
-    _accum: ModelAccumulation
-    _weighted_train_step: Any
-    _replica_losses: Any
+    Args:
+      model: a `GradientAccumulateModel`.
+    """
 
-    def _take_over_optimizers(self) -> Any:
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._own: ModelAccumulation = model._accum
+
+    def take_over(self) -> bool:
         """Wrap every optimizer of the model. Returns whether its optimizers have changed since the last call."""
-        before = self._accum.optimizers
-        known_before = accumulating_optimizers(self) if before else []
-        found = replace_optimizers(self, self._accumulating)
-        main = [optimizer for optimizer in found if optimizer is getattr(self, "optimizer", None)]
+        before = self._own.optimizers
+        known_before = accumulating_optimizers(self._model) if before else []
+        found = replace_optimizers(self._model, self.accumulating)
+        main = [optimizer for optimizer in found if optimizer is getattr(self._model, "optimizer", None)]
         others = [optimizer for optimizer in found if optimizer not in main]
         # Where a custom `compile` takes no `optimizer`, Keras' default is there, and probably unused.
-        is_default = "optimizer" not in inspect.signature(super().compile).parameters  # type: ignore[misc]
+        compile_of_class = getattr(type(self._model), "_base", tf.keras.Model).compile
+        is_default = "optimizer" not in inspect.signature(compile_of_class).parameters
         optimizers = others + main if is_default else main + others
-        self._accum.optimizers = optimizers
-        accumulating = accumulating_optimizers(self) if optimizers else []
+        self._own.optimizers = optimizers
+        accumulating = accumulating_optimizers(self._model) if optimizers else []
         for optimizer in accumulating:
-            internals_of(optimizer).show(self)
-        gone = [optimizer for optimizer in known_before if optimizer not in accumulating]
-        for called in (self._accum.seen, self._accum.called_by_functions):
-            called[:] = [optimizer for optimizer in called if optimizer not in gone]
-        # On the instance, so that a subclass's `train_step` is weighted too, even if it does not call `super()`.
-        self._accum.own_steps.setdefault("train_step", None)
-        _tf.set_untracked(self, "train_step", self._weighted_train_step)
+            internals_of(optimizer).show(self._model)
+        self._own.forget_calls_of([optimizer for optimizer in known_before if optimizer not in accumulating])
+        self._own.steps.replace()
         self._watch_losses()
         return before is not None and {id(optimizer) for optimizer in before} != {id(known) for known in optimizers}
 
-    def _accumulating(self, optimizer: Any) -> Any:
+    def accumulating(self, optimizer: Any) -> Any:
         """Return the accumulating optimizer around `optimizer`, one for each since the last `compile`."""
-        wrapped = self._accum.wrapped
+        wrapped = self._own.wrapped
         if isinstance(optimizer, str) or _tf.is_optimizer_config(optimizer):
             return self._newly_accumulating(optimizer)
         if id(optimizer) not in wrapped:
@@ -58,10 +59,10 @@ class ModelOptimizers:
         return wrapped[id(optimizer)][1]
 
     def _newly_accumulating(self, optimizer: Any) -> Any:
-        options = self._accum.options.for_optimizers
+        options = self._own.options.for_optimizers
         inner = _tf.without_loss_scale(optimizer)
         if isinstance(inner, GradientAccumulateOptimizer):
-            is_own = any(known is optimizer for known in self._accum.optimizers or ())
+            is_own = any(known is optimizer for known in self._own.optimizers or ())
             if is_own or internals_of(inner).accumulates_as(options):
                 return optimizer
         if not _tf.is_loss_scale_optimizer(optimizer):
@@ -76,14 +77,15 @@ class ModelOptimizers:
 
     def _watch_losses(self) -> None:
         """Let the compiled losses report the number by which they divide."""
-        container = getattr(self, _tf.LOSS_CONTAINER, None)
-        weighs, splits = self._accum.options.weighs_as_keras, self._accum.size.given is not None
+        container = getattr(self._model, _tf.LOSS_CONTAINER, None)
+        weighs, splits = self._own.options.weighs_as_keras, self._own.size.given is not None
         if container is None or isinstance(container, ReportingLoss) or not (weighs or splits):
             return
-        report = self._accum.weight.replace if weighs else None
-        replica_losses = functools.partial(getattr, self, "_replica_losses")
-        watched = ReportingLoss(container, report, replica_losses, functools.partial(_tf.added_losses, self))
-        _tf.set_untracked(self, _tf.LOSS_CONTAINER, watched)
+        report = self._own.weight.replace if weighs else None
+        watched = ReportingLoss(
+            container, report, self._own.replica_losses, functools.partial(_tf.added_losses, self._model)
+        )
+        _tf.set_untracked(self._model, _tf.LOSS_CONTAINER, watched)
 
 
 def replace_optimizers(model: tf.keras.Model, replace: Callable[[Any], Any]) -> List[Any]:

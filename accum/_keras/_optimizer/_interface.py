@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._engine import _replicas
-from accum._engine._ops import count_nonfinite
+from accum._engine._gradients import count_nonfinite
 from accum._tf import Gradient, GradsAndVars, tf
 
 

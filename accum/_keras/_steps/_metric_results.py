@@ -6,9 +6,9 @@ import math
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _check, _tf
-from accum._engine._accumulators import weighted
 from accum._engine._batch import Size
-from accum._engine._combined import Sum, divided
+from accum._engine._combined import Sum
+from accum._engine._gradients import divided, weighted
 from accum._keras._steps._metric_updates import MetricUpdate, are_counts, as_float, looks_across_examples, update_of
 from accum._tf import Scalar, tf
 

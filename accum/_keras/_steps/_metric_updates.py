@@ -4,9 +4,9 @@ import inspect
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from accum import _tf
-from accum._engine._accumulators import weighted
 from accum._engine._batch import Size
-from accum._engine._combined import JoinedRows, Sum, divided
+from accum._engine._combined import JoinedRows, Sum
+from accum._engine._gradients import divided, weighted
 from accum._tf import Scalar, tf
 
 _MEAN, _SUM, _ROWS = "mean", "sum", "rows"

@@ -15,7 +15,7 @@ from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._keras._steps._changed_variables import warn_of_batch_norms
 from accum._keras._steps._loss_denominator import warn_of_unlike_losses
-from accum._keras._steps._split_step import BatchStep
+from accum._keras._steps._split_step import SplitStep
 from accum._tf import tf
 
 
@@ -30,7 +30,7 @@ class AutoSizedSteps:
         self._model = model
         self._strategy = model.distribute_strategy
         self._size = model._accum.size
-        self._steps: Dict[int, BatchStep] = {}  # replica -> what knows the structure of its sums
+        self._steps: Dict[int, SplitStep] = {}  # replica -> what knows the structure of its sums
         self._gradients = self._function(self._on_gradients)
         self._apply = self._function(self._on_apply)
         self._test = self._function(self._on_test)
@@ -159,10 +159,10 @@ class AutoSizedSteps:
         return _tf.compiled_unless_eager(self._model, function)
 
     def _on_gradients(self, data: Any, size: Any) -> Any:
-        step = self._steps[_replicas.replica_number()] = self._model._batch_step(size)
+        step = self._steps[_replicas.replica_number()] = self._model._accum.steps.for_size(size)
         if self._model._accum.recorder is not None:
             self._model._accum.recorder.begin(data)
-        return step.gradients(data, self._model._run_train_step)
+        return step.gradients(data)
 
     def _on_apply(self, totals: Any) -> Any:
         logs = self._steps[_replicas.replica_number()].apply(totals)
@@ -172,12 +172,12 @@ class AutoSizedSteps:
         return logs
 
     def _on_test(self, data: Any, size: Any) -> Any:
-        logs = self._model._batch_step(size).test(data, self._model._run_test_step)
+        logs = self._model._accum.steps.for_size(size).test(data)
         _tf.count_batch(self._model, "_test_counter", logs)
         return logs
 
     def _on_predict(self, data: Any, size: Any) -> Any:
-        outputs = self._model._batch_step(size).predict(data, self._model._own_step("predict_step"))
+        outputs = self._model._accum.steps.for_size(size).predict(data)
         _tf.count_batch(self._model, "_predict_counter", outputs)
         return outputs
 

@@ -12,28 +12,30 @@ from typing import Any, Callable, Iterator, List, Optional
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch, Size
-from accum._engine._combined import Pooled, Rows, Sum, divided, gradient_sum
+from accum._engine._combined import Pooled, Rows, Sum, gradient_sum
+from accum._engine._gradients import divided
 from accum._engine._micro_batches import FIRST, MicroBatches
 from accum._engine._moments import Moments
 from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._steps._changed_variables import StateWatch, warn_of_batch_norms, warn_of_batches_in_prediction
-from accum._keras._steps._collector import Call, Collector
 from accum._keras._steps._metric_results import StepMetrics
+from accum._keras._steps._optimizer_calls import Call, Collector
 from accum._tf import tf
 
 
-class BatchStep:
+class SplitStep:
     """Runs the steps of a model over the micro-batches of one batch, on one replica.
 
     Args:
-      model: a `GradientAccumulateModel`.
+      steps: the `ModelSteps` of the model.
       size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
     """
 
-    def __init__(self, model: Any, size: Any) -> None:
-        self._model = model
+    def __init__(self, steps: Any, size: Any) -> None:
+        self._steps = steps
+        self._model = model = steps.model
         self._size = size
         self._compiled = _tf.is_compiled_by_xla(model)
         self._as_function = _tf.must_not_be_in_loop(model)
@@ -75,19 +77,14 @@ class BatchStep:
     # ------------------------------------------------------------------------------------------------------------
     # Training
 
-    def train(self, data: Any, train_step: Callable[..., Any]) -> Any:
-        """Train on a batch. Returns the logs.
-
-        Args:
-          data: what Keras gives to a train step.
-          train_step: function of the data of a micro-batch and a `Collector`, which runs the model's train step.
-        """
+    def train(self, data: Any) -> Any:
+        """Train on a batch, given what Keras gives to a train step. Returns the logs."""
         warn_of_batch_norms(self._model)
-        return self.apply(self.gradients(data, train_step))
+        return self.apply(self.gradients(data))
 
-    def gradients(self, data: Any, train_step: Callable[..., Any]) -> Any:
+    def gradients(self, data: Any) -> Any:
         """Run the train step on each micro-batch. Returns what `apply` takes: a nested structure of tensors."""
-        sums = self._model.sums_losses
+        sums = self._steps.sums_losses
         self._check_layers()
 
         def micro_batch(part: Any, index: Any) -> Any:
@@ -98,7 +95,7 @@ class BatchStep:
                 for optimizer in self._model._accum.optimizers:
                     if _tf.is_loss_scale_optimizer(optimizer):
                         stack.enter_context(self._intercepting(optimizer, self._collector))
-                logs, weight = train_step(part, self._collector)
+                logs, weight = self._steps.run_train(part, self._collector)
             if watch is not None:
                 watch.warn_of_changes()
             calls = [self._parts_of(call, index is FIRST) for call in self._collector.calls]
@@ -194,7 +191,7 @@ class BatchStep:
         return _replicas.count() > 1
 
     def _apply_call(self, call: Call, totals: Any, share: tf.Tensor, weight: tf.Tensor, norms: Any) -> None:
-        sums = self._model.sums_losses
+        sums = self._steps.sums_losses
         dtypes = [None if grad is None else grad.dtype for grad, _ in call.grads_and_vars]
         grads = [divided(total, None if sums else share, dtype) for total, dtype in zip(totals, dtypes)]
         pairs = list(zip(grads, call.given))
@@ -219,36 +216,28 @@ class BatchStep:
     # ------------------------------------------------------------------------------------------------------------
     # Evaluation and prediction
 
-    def test(self, data: Any, test_step: Callable[..., Any]) -> Any:
-        """Evaluate a batch. Returns the logs.
-
-        Args:
-          data: what Keras gives to a test step.
-          test_step: function of the data of a micro-batch, which returns its logs and its weight.
-        """
+    def test(self, data: Any) -> Any:
+        """Evaluate a batch, given what Keras gives to a test step. Returns the logs."""
         warn_of_batches_in_prediction(self._model)
-        sums = self._model.sums_losses
+        sums = self._steps.sums_losses
 
         def micro_batch(part: Any, index: Any) -> Any:
             self._metrics = StepMetrics(self._model, self._count_at(index))
             with self._metrics.watching():
-                logs, weight = test_step(part)
+                logs, weight = self._steps.run_test(part)
             return self._metrics.parts(logs, weight, sums)
 
         totals = self._over_micro_batches(micro_batch, data)
         return self._metrics.finish(totals)
 
-    def predict(self, data: Any, predict_step: Callable[..., Any]) -> Any:
-        """Predict a batch. Returns the outputs of all examples.
-
-        Args:
-          data: what Keras gives to a predict step.
-          predict_step: function of the data of a micro-batch.
+    def predict(self, data: Any) -> Any:
+        """Return the outputs of a batch, given what Keras gives to a predict step.
 
         Raises:
           ValueError: an output has no axis, so that there is nothing to concatenate.
         """
         warn_of_batches_in_prediction(self._model)
+        predict_step = self._steps.of_class_or_user("predict_step")
 
         def micro_batch(part: Any, index: Any) -> Any:
             outputs, count = predict_step(part), Batch(part).count

@@ -11,7 +11,7 @@ from accum._engine._trace import Marks, Unrepeatable
 from accum._engine._whole_call import segments_of
 from accum._keras._batch_norm._barrier import BatchNormBarrier, refusal_of
 from accum._keras._batch_norm._layer import batch_norms_of
-from accum._keras._steps._collector import Collector
+from accum._keras._steps._optimizer_calls import Collector
 from accum._tf import tf
 
 

@@ -20,7 +20,7 @@ def with_variables_ahead(model: Any, function: Callable[..., Any]) -> Callable[.
     optimizers = accumulating_optimizers(model)
     is_known = (
         _tf.is_built_functional(model)
-        and _tf.is_train_step_of_keras(model._own_step("train_step"))
+        and _tf.is_train_step_of_keras(model._accum.steps.of_class_or_user("train_step"))
         and len(optimizers) == 1
     )
     if model.run_eagerly or not is_known or not internals_of(optimizers[0]).is_bare:

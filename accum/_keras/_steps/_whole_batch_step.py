@@ -1,7 +1,7 @@
 """A step of a model that holds a whole batch, whose train step sees all of it at once (law L19)."""
 
 import contextlib
-from typing import Any, Callable, Iterator, List
+from typing import Any, Iterator, List
 
 from accum import _tf
 from accum._engine import _replicas
@@ -12,19 +12,14 @@ from accum._engine._micro_batches import MicroBatches
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._steps._changed_variables import warn_of_batch_norms
-from accum._keras._steps._collector import Collector
-from accum._keras._steps._split_step import BatchStep
+from accum._keras._steps._optimizer_calls import Collector
+from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._whole_batch_call import WholeBatchCall
 from accum._tf import tf
 
 
-class WholeBatchStep(BatchStep):
-    """Runs the steps of a model on a whole batch; the calls of the model within them are split into micro-batches.
-
-    Args:
-      model: a `GradientAccumulateModel` with `whole_batch`.
-      size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
-    """
+class WholeBatchStep(SplitStep):
+    """Runs the steps of a model on a whole batch; the calls of the model within them are split into micro-batches."""
 
     @contextlib.contextmanager
     def _calling(self, name: str) -> Iterator[None]:
@@ -53,7 +48,7 @@ class WholeBatchStep(BatchStep):
                 name == "train_step"
                 and losses is not None
                 and not losses.is_used
-                and not _tf.is_train_step_of_keras(model._own_step("train_step"))
+                and not _tf.is_train_step_of_keras(self._steps.of_class_or_user("train_step"))
             ):
                 raise ValueError(
                     f"`{type(model).__name__}.train_step` computes a loss that can't be computed over the outputs of "
@@ -69,13 +64,13 @@ class WholeBatchStep(BatchStep):
             warn_of_batch_norms(self._model)
             self._check_layers()
 
-    def train(self, data: Any, train_step: Callable[..., Any]) -> Any:
+    def train(self, data: Any) -> Any:
         optimizers = accumulating_optimizers(self._model)
         if self._weighs_replicas and all(internals_of(optimizer).is_bare for optimizer in optimizers):
-            return self.apply(self.gradients(data, train_step))
+            return self.apply(self.gradients(data))
         self._check_batch_norms()
         with self._calling("train_step"), self._without_sums_of_one():
-            logs, _ = train_step(data)
+            logs, _ = self._steps.run_train(data)
         return logs
 
     @property
@@ -84,7 +79,7 @@ class WholeBatchStep(BatchStep):
         is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model._accum.optimizers))
         return super()._weighs_replicas and not is_scaled and "loss" not in self._model._accum.whole_batch
 
-    def gradients(self, data: Any, train_step: Callable[..., Any]) -> Any:
+    def gradients(self, data: Any) -> Any:
         self._check_batch_norms()
         self._collector = Collector()
         scaled = [optimizer for optimizer in self._model._accum.optimizers if _tf.is_loss_scale_optimizer(optimizer)]
@@ -97,7 +92,7 @@ class WholeBatchStep(BatchStep):
             for optimizer in scaled:
                 stack.enter_context(self._intercepting(optimizer, self._collector))
             stack.enter_context(self._calling("train_step"))
-            logs, _ = train_step(data, self._collector)
+            logs, _ = self._steps.run_train(data, self._collector)
         self._metrics = _Logs(logs)
 
         def parts(part: Any, index: Any) -> Any:
@@ -110,14 +105,14 @@ class WholeBatchStep(BatchStep):
         self._cuts = micro_batches.cuts
         return micro_batches.run_at_once(parts)
 
-    def test(self, data: Any, test_step: Callable[..., Any]) -> Any:
+    def test(self, data: Any) -> Any:
         with self._calling("test_step"):
-            logs, _ = test_step(data)
+            logs, _ = self._steps.run_test(data)
         return logs
 
-    def predict(self, data: Any, predict_step: Callable[..., Any]) -> Any:
+    def predict(self, data: Any) -> Any:
         with self._calling("predict_step"):
-            return predict_step(data)
+            return self._steps.of_class_or_user("predict_step")(data)
 
 
 class _Logs:

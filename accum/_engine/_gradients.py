@@ -1,0 +1,74 @@
+"""Arithmetic on gradients, which are tensors or `tf.IndexedSlices`: the rows of a gradient, whose indices may repeat.
+
+Weight 0 gives 0 even for NaN, which is the mean of an empty micro-batch.
+"""
+
+from typing import Any, Callable, Optional, Sequence
+
+from accum import _tf
+from accum._tf import Gradient, Scalar, tf
+
+
+def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
+    return grad if grad.dtype == dtype else _tf.on_values(lambda values: tf.cast(values, dtype), grad)
+
+
+def weighted(value: tf.Tensor, weight: Optional[Scalar]) -> tf.Tensor:
+    """Return `weight * value`, a tensor."""
+    if weight is None:
+        return value
+    return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
+
+
+def divided(total: Optional[Gradient], weight: Optional[Scalar], dtype: Optional[tf.DType]) -> Optional[Gradient]:
+    """Return a sum of gradients divided by `weight`, in `dtype` if there is one. Weight 0 gives 0."""
+
+    def divide(values: tf.Tensor) -> tf.Tensor:
+        if weight is not None:
+            values = tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
+        return values if dtype is None else tf.cast(values, dtype)
+
+    return None if total is None else _tf.on_values(divide, total)
+
+
+def mean(total: Gradient, weight: Scalar) -> Gradient:
+    """Return a sum of gradients divided by `weight`, which is not 0."""
+    return _tf.on_values(lambda values: values / tf.cast(weight, values.dtype), total)
+
+
+def shifted(grad: Gradient, number: tf.Tensor) -> Gradient:
+    """Return a gradient with a scalar added to each of its values."""
+    return _tf.on_values(lambda values: values + tf.cast(number, values.dtype), grad)
+
+
+def added(grad: Gradient, other: tf.Tensor, factor: tf.Tensor) -> Gradient:
+    """Return `grad + factor * other` in the rows that `grad` has; `other` is dense."""
+    if isinstance(grad, tf.IndexedSlices):
+        other = tf.gather(other, grad.indices)
+    term = other * tf.cast(factor, other.dtype)
+    return _tf.on_values(lambda values: values + tf.cast(term, values.dtype), grad)
+
+
+def with_each_row_once(grads: Sequence[Optional[Gradient]]) -> Any:
+    """Return the gradients with the slices of each row added up, for what squares or clips them."""
+    return [_tf.summed_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+
+
+def count_nonfinite(grads: Sequence[Optional[Gradient]]) -> tf.Tensor:
+    """Count the gradients that contain NaN or infinity, as a float32 scalar."""
+    flat = [tensor for tensor in tf.nest.flatten(grads, expand_composites=True) if tensor is not None]
+    sizes = [tf.abs(tensor) for tensor in flat if tensor.dtype.is_floating or tensor.dtype.is_complex]
+    return tf.add_n([tf.cast(tf.reduce_any(~tf.math.is_finite(size)), tf.float32) for size in sizes])
+
+
+def is_zero(grad: Gradient) -> bool:
+    """Whether a gradient is zero; eagerly only."""
+    values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+    return not bool(tf.reduce_any(tf.not_equal(values, 0)))
+
+
+def of_parts(grad: Any, of_tensor: Callable[[Any], Any]) -> Any:
+    """Return `of_tensor` of a gradient, or the pair of it for the values and indices of `tf.IndexedSlices`."""
+    if isinstance(grad, tf.IndexedSlices):
+        return of_tensor(grad.values), of_tensor(grad.indices)
+    return of_tensor(grad)
