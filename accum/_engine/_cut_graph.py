@@ -10,7 +10,7 @@ Operations that do not depend on the batch, such as those that read a variable, 
 them. Their gradients are computed once, from sums over the micro-batches, in the phase `weights`.
 
 Three things in a graph are no function of its inputs, and become one:
-- A random operation takes its seed from the batch's, its place in the graph and the position of the micro-batch.
+- A random operation takes the numbers of its examples among those of the batch; see `_draws`.
 - A variable to which the function assigns something that does not depend on the batch is read once, and assigned once.
 - What else could not be repeated is computed in the forward phase, and kept.
 """
@@ -94,7 +94,7 @@ class CutGraph:
         self._order()
         self._find_levels()
         self._forward_state()
-        self._reseed()
+        self._find_drawn()
         self._cut()
 
     # ------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class CutGraph:
         behind = shared | {_tf.name_of(key) for mark in trace.statistics for key in mark.begins}
         arguments = {_tf.name_of(key): number for number, whole in enumerate(trace.wholes) for key in whole.arguments}
         parts = {_tf.name_of(key) for whole in trace.wholes for key in whole.parts}
-        inputs = {_tf.name_of(key) for key in trace.inputs + [trace.share]}
+        inputs = {_tf.name_of(key) for key in trace.inputs + [trace.share, trace.position]}
         cotangents = self._cotangents()
         is_gradient: Dict[str, bool] = {}
         self._own: Set[str] = set()  # what is another for each micro-batch
@@ -345,70 +345,20 @@ class CutGraph:
         """Whether a placeholder stands for a gradient of the loss of the batch."""
         return _tf.name_of(key) in self._cotangents()
 
-    def _reseed(self) -> None:
-        """Let random operations take seeds that are a function of the batch's, their place and the position."""
-        reached = self._reached(self._data_fetches())
-        number = 0
-        for name in list(self._nodes):
+    def _find_drawn(self) -> None:
+        """Find what can be computed only once: what has a state, but is no variable."""
+        for name in self._reached(self._data_fetches()):
             node = self._nodes[name]
-            if name not in reached or name in self._dropped:
-                continue
-            if node.type in _STATEFUL:
-                number += 1
-                self._nodes[name] = self._stateless(node, number)
-            elif self._levels[name] is not None and name not in self._islands:
-                self._nodes[name] = self._moved_by_position(node)
-            if self._library.is_stateful(node) and node.type not in _tf.CALLS and node.type not in _STATEFUL:
+            if name not in self._dropped and self._library.is_stateful(node) and node.type not in _tf.CALLS:
                 self.drawn.add(name)
+        if not self.drawn:
+            return
         self._order()
         self._find_levels()
         for final in [final for final in self.assigned if not self._is_of_batch(final.value)]:  # it is drawn
             self.assigned.remove(final)
             self.moved.append(final.handle)
             self._dropped.difference_update(final.operations)
-
-    def _stateless(self, node: Any, number: int) -> Any:
-        """Return a random operation without a state in place of one that has it."""
-        place = f"accum_draws/{number}"
-        self._add(_tf.new_node(f"{place}/place", "Const", [], dtype=tf.int64, value=[0, number << 32]))
-        seeds = [self.trace.seed, f"{place}/place:0"]
-        if self._levels[node.name] is not None and node.name not in self._islands:
-            seeds.append(self.trace.offset64)
-        self._add(_tf.new_node(f"{place}/seed_0", "AddV2", seeds[:2], T=tf.int64))
-        seed = f"{place}/seed_0:0"
-        if len(seeds) == 3:
-            self._add(_tf.new_node(f"{place}/seed", "AddV2", [seed, seeds[2]], T=tf.int64))
-            seed = f"{place}/seed:0"
-        proto = tf.compat.v1.NodeDef()
-        proto.CopyFrom(node.proto)
-        proto.op = _STATEFUL[node.type]
-        for attribute in ("seed", "seed2"):
-            proto.attr.pop(attribute, None)
-        proto.attr["Tseed"].type = tf.int64.as_datatype_enum
-        if "Tout" in proto.attr:
-            proto.attr["dtype"].CopyFrom(proto.attr.pop("Tout"))
-        if node.type == "RandomUniformInt":
-            proto.attr["dtype"].type = node.proto.attr["Tout"].type
-            proto.attr["T"].type = node.proto.attr["T"].type
-        return node._replace(type=proto.op, inputs=[node.inputs[0], seed] + list(node.inputs[1:]), proto=proto)
-
-    def _moved_by_position(self, node: Any) -> Any:
-        """Return an operation whose seed, if it draws by one, is moved by the position of the micro-batch."""
-        place, is_counter = _tf.place_of_seed(self.trace.graph, node)
-        if place is None:
-            return node
-        name = f"accum_draws/{node.name}"
-        if is_counter:
-            self._add(_tf.new_node(f"{name}/signed", "Bitcast", [node.inputs[place]], T=tf.uint64, type=tf.int64))
-            self._add(_tf.new_node(f"{name}/moved", "AddV2", [f"{name}/signed:0", self.trace.offset64], T=tf.int64))
-            self._add(_tf.new_node(f"{name}/seed", "Bitcast", [f"{name}/moved:0"], T=tf.int64, type=tf.uint64))
-        else:
-            dtype = tf.as_dtype(node.proto.attr["Tseed"].type)
-            offset = self.trace.offset64 if dtype == tf.int64 else self.trace.offset32
-            self._add(_tf.new_node(f"{name}/seed", "AddV2", [node.inputs[place], offset], T=dtype))
-        inputs = list(node.inputs)
-        inputs[place] = f"{name}/seed:0"
-        return node._replace(inputs=inputs)
 
     # ------------------------------------------------------------------------------------------------------------
     # Phases
@@ -604,14 +554,6 @@ class CutGraph:
         result.update({key: known[key] for key in phase.fetches if key in known})
         with tf.control_dependencies(found[len(wanted) :] if not tf.executing_eagerly() else []):
             return {key: tf.identity(value) for key, value in result.items()} if phase.effects else result
-
-
-_STATEFUL = {
-    "RandomUniform": "StatelessRandomUniform",
-    "RandomStandardNormal": "StatelessRandomNormal",
-    "TruncatedNormal": "StatelessTruncatedNormal",
-    "RandomUniformInt": "StatelessRandomUniformInt",
-}
 
 
 def _dtype(node: Any) -> tf.DType:

@@ -70,7 +70,7 @@ class MicroBatches:
 
     def part(self, batch: Batch, index: Any) -> Any:
         """Return the micro-batch at `index` of any batch that is cut like this one, in the structure of its data."""
-        return batch.part(self.begin(index), self._size_of(index))
+        return batch.part(self.begin(index), self.size_of(index))
 
     def begin(self, index: Any) -> Size:
         """Return the place of the first example of the micro-batch at `index`."""
@@ -81,9 +81,10 @@ class MicroBatches:
 
     def share(self, index: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
         """Return the share of the micro-batch at `index` in the examples of the batch, a scalar."""
-        return tf.math.divide_no_nan(tf.cast(self._size_of(index), dtype), tf.cast(self.batch.count, dtype))
+        return tf.math.divide_no_nan(tf.cast(self.size_of(index), dtype), tf.cast(self.batch.count, dtype))
 
-    def _size_of(self, index: Any) -> Size:
+    def size_of(self, index: Any) -> Size:
+        """Return the number of examples of the micro-batch at `index`."""
         first, _, size = self.cuts
         if index is WHOLE:
             return self.batch.count
@@ -142,13 +143,6 @@ class MicroBatches:
         leaves = tf.nest.flatten(result)
         ended = [None if leaf is None else leaf.end(leaf.start(0, self.compiled), self.compiled) for leaf in leaves]
         return tf.nest.pack_sequence_as(result, ended)
-
-
-def over_micro_batches(
-    function: Callable[[Any], Any], batch: Batch, size: Size, compiled: bool = False, as_function: bool = False
-) -> Any:
-    """Run `function` on each micro-batch of a batch in turn, and combine the results, as `MicroBatches.run` does."""
-    return MicroBatches(batch, size, compiled, as_function).run(lambda part, _: function(part))
 
 
 def _within_function(function: Callable[[Any], Any], part: Any) -> List[Optional[Combined]]:

@@ -30,6 +30,7 @@ from accum._engine._batch import Batch
 from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, PooledFinite, SlicesSum, Sum
 from accum._engine._custom_gradient import custom_gradient
 from accum._engine._cut_graph import CutGraph, Phase
+from accum._engine._draws import random_seed
 from accum._engine._gradients import weighted
 from accum._engine._kept_cuts import Crossing
 from accum._engine._micro_batches import FIRST, WHOLE, MicroBatches
@@ -175,6 +176,7 @@ class SegmentedFunction:
       group_size: int, the number of replicas over whose examples statistics are computed together.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
         for 1; called when they are computed. See `_moments.over_replicas`.
+      seed: function that returns the seed of the batch, as for `Draws`.
     """
 
     def __init__(
@@ -184,7 +186,9 @@ class SegmentedFunction:
         flatten: Callable[[Any], List[tf.Tensor]],
         group_size: int = 1,
         weight: Callable[[], Optional[Scalar]] = lambda: None,
+        seed: Callable[[], tf.Tensor] = random_seed,
     ) -> None:
+        self._seed = seed
         self._segments = segments
         self._cut = segments.graph
         self._trace = segments.graph.trace
@@ -206,8 +210,7 @@ class SegmentedFunction:
         cut, trace = self._cut, self._trace
         self._zeros: Dict[Any, tf.Tensor] = {}
         if any(trace.seed in phase.feeds for phase in cut.forward + cut.wholes):
-            with _tf.on_host():
-                self._known[trace.seed] = tf.cast(tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32), tf.int64)
+            self._known[trace.seed] = self._seed()
         for key, handle in cut.states.items():
             self._known[key] = _tf.read_handle(handle, cut.spec(key).dtype)
         found: Dict[Key, Any] = {}
@@ -335,6 +338,8 @@ class SegmentedFunction:
                 feeds[key] = leaves[trace.inputs.index(key)]
             elif key == trace.share:
                 feeds[key] = self._micro.share(index)
+            elif key == trace.total:
+                feeds[key] = tf.cast(self._micro.batch.count, tf.int64)
             elif key == trace.position:
                 feeds[key] = tf.cast(self._micro.begin(index), tf.int64)
             elif key in self._loss_grads:

@@ -10,6 +10,7 @@ import contextlib
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
+from accum._engine._draws import Draws
 from accum._engine._gradients import of_parts
 from accum._engine._moments import Moments
 from accum._tf import tf
@@ -101,6 +102,9 @@ class Marks:
     Attributes:
       share: float32 scalar, the share of the micro-batch in the examples of the batch.
       position: int64 scalar, the place of its first example.
+      total: int64 scalar, the number of examples of the batch.
+      seed: int64 tensor of shape [2], for random numbers of the batch.
+      draws: the `Draws` of the batch.
       losses: list of (scalar tensor, whether it is a sum).
       moments: list of (`Moments` of the micro-batch, function that receives those of the batch, once).
       own: names of operations that compute moments.
@@ -123,10 +127,9 @@ class Marks:
         self.graph = tf.compat.v1.get_default_graph()
         self.share = _placeholder(tf.float32, [])
         self.position = _placeholder(tf.int64, [])
+        self.total = _placeholder(tf.int64, [])
         self.seed = _placeholder(tf.int64, [2])
-        with tf.name_scope("accum_draws"):
-            self.offset64 = tf.stack([tf.zeros([], tf.int64), self.position])
-            self.offset32 = tf.cast(self.offset64, tf.int32)
+        self.draws = Draws(self.seed, self.total)
 
     def is_here(self) -> bool:
         """Whether operations now become part of the trace itself, rather than of a function or loop in it."""
@@ -165,7 +168,8 @@ class Marks:
     def at_whole(self, function: Callable[..., Sequence[tf.Tensor]], given: Sequence[tf.Tensor]) -> List[tf.Tensor]:
         """Mark a function that is called with the whole batch: of tensors, which returns tensors."""
         arguments = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in given]
-        results = [tf.convert_to_tensor(tensor) for tensor in function(*arguments)]
+        with self.draws.of(0, self.total):
+            results = [tf.convert_to_tensor(tensor) for tensor in function(*arguments)]
         parts = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in results]
         self.wholes.append((list(given), arguments, results, parts))
         return parts
@@ -177,8 +181,7 @@ class Trace(NamedTuple):
     Attributes:
       graph: the `tf.Graph`.
       inputs: of the arguments, one tensor each.
-      share, position, seed, offset32, offset64: as in `Marks`; the seed of the batch; the position as it is added to a
-        seed.
+      share, position, total, seed: as in `Marks`.
       outputs: of the results.
       cotangents: placeholders for the gradients by the outputs, None where there is none.
       losses: list of `LossMark`.
@@ -196,9 +199,8 @@ class Trace(NamedTuple):
     inputs: List[Key]
     share: Key
     position: Key
+    total: Key
     seed: Key
-    offset32: Key
-    offset64: Key
     outputs: List[Key]
     cotangents: List[Optional[Key]]
     losses: List[LossMark]
@@ -321,9 +323,8 @@ def _read(marks: Marks, inputs: Any, outputs: List[tf.Tensor], variables: Option
         _names(inputs),
         marks.share.name,
         marks.position.name,
+        marks.total.name,
         marks.seed.name,
-        marks.offset32.name,
-        marks.offset64.name,
         _names(outputs),
         [_name(one) for one in of_outputs],
         [LossMark(v.name, is_sum, _name(one)) for (v, is_sum), one in zip(marks.losses, of_losses)],

@@ -5,8 +5,9 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, U
 from accum import _check, _tf
 from accum._engine._batch import Batch
 from accum._engine._combined import Sum, gradient_sum
+from accum._engine._draws import Draws, random_seed
 from accum._engine._gradients import divided, weighted
-from accum._engine._micro_batches import over_micro_batches
+from accum._engine._micro_batches import MicroBatches
 from accum._tf import GradsAndVars, Scalar, tf
 
 Weight = Union[str, Callable[..., Scalar]]
@@ -112,15 +113,19 @@ def mean_and_gradients(
     batch = Batch(data)
     derived: Any = None  # of the last micro-batch that Python has seen; all of them have the same variables and dtypes
 
-    def micro_batch(part: Any) -> Any:
+    micro_batches = MicroBatches(batch, task.size, compiled)
+    draws = Draws(random_seed(), batch.count, compiled)
+
+    def micro_batch(part: Any, index: Any) -> Any:
         nonlocal derived
         weight = _weight(task.weight, batch, part)
-        derived = differentiate(lambda: _scalar_loss(_call(task.function, part)), part)
+        with draws.of(micro_batches.begin(index), micro_batches.size_of(index)):
+            derived = differentiate(lambda: _scalar_loss(_call(task.function, part)), part)
         grads = [gradient_sum(grad, var, weight) for grad, var in derived.grads_and_vars]
         value = tf.cast(derived.value, _tf.at_least_float32(derived.value.dtype))
         return [grads, Sum(weighted(value, weight)), Sum(weight), derived.others]
 
-    grads, value, weight, others = over_micro_batches(micro_batch, batch, task.size, compiled)
+    grads, value, weight, others = micro_batches.run(micro_batch)
     variables = [var for _, var in derived.grads_and_vars]
     grads = [divided(grad, weight, var.dtype.base_dtype) for grad, var in zip(grads, variables)]
     return Derived(divided(value, weight, derived.value.dtype), _check.pairs(zip(grads, variables)), others)

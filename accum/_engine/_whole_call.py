@@ -4,6 +4,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._batch import Batch
+from accum._engine._draws import random_seed
 from accum._engine._found_statistics import FoundStatistics, Receive
 from accum._engine._gradients import divided
 from accum._engine._micro_batches import MicroBatches
@@ -44,7 +45,8 @@ def segments_of(
     """
 
     def traced(tensors: Sequence[tf.Tensor], marks: Marks, directly: bool) -> Sequence[tf.Tensor]:
-        with _tf.running_functions_directly(directly):
+        count = batch.count_of(batch.packed(tensors))
+        with _tf.running_functions_directly(directly), marks.draws.of(marks.position, count):
             outputs = function(tensors, marks)
         if not finds_statistics:
             return outputs
@@ -75,6 +77,7 @@ def whole_call(
     compiled: bool = False,
     group_size: int = 1,
     weight: Callable[[], Optional[Scalar]] = lambda: None,
+    seed: Callable[[], tf.Tensor] = random_seed,
 ) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
     """Compute the outputs of the whole batch, and the losses that were added.
 
@@ -85,12 +88,12 @@ def whole_call(
       sources: variables and tensors, by which the trace has been differentiated.
       inputs: float tensors from which the outputs are computed, but without a gradient.
       compiled: whether XLA compiles this.
-      group_size, weight: as for `SegmentedFunction`.
+      group_size, weight, seed: as for `SegmentedFunction`.
 
     Returns:
       (outputs, losses). The gradient by `sources` flows through them.
     """
-    run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), batch.flatten, group_size, weight)
+    run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), batch.flatten, group_size, weight, seed)
     with _tf.control_flow_of_tf(2):  # whose loops free what they have kept as soon as nobody needs it
         outputs, losses = run.forward()
     outputs = [_with_examples(tensor, batch.count) for tensor in outputs]

@@ -31,7 +31,6 @@ from accum._tf._graph_parts import (
     name_of,
     new_node,
     nodes_of,
-    place_of_seed,
     placed,
     read_handle,
     running_functions_directly,
@@ -178,6 +177,16 @@ from accum._tf._optimizers import (
     register_keras_class,
     serialize_keras_optimizer,
     without_loss_scale,
+)
+from accum._tf._random_ops import (
+    RandomOp,
+    Source,
+    advanced,
+    draw,
+    numbers_per_count,
+    replacing_random_ops,
+    seed_of_graph,
+    source_of,
 )
 from accum._tf._steps import (
     LOGS_COUNT_EXAMPLES,

@@ -1,7 +1,7 @@
 """Read the graph of a function, and run parts of it."""
 
 import contextlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from accum._tf._op_walks import FUSED_BATCH_NORMS, is_assignment
 from accum._tf._version import IS_KERAS_3, VERSION, tf
@@ -92,18 +92,6 @@ def captured(tensor: Any) -> Any:
     graph = tf.compat.v1.get_default_graph()
     is_here = getattr(tensor, "graph", None) is graph if not hasattr(tensor, "numpy") else False
     return tensor if is_here or not hasattr(graph, "capture") else graph.capture(tensor)
-
-
-def place_of_seed(graph: Any, node: Node) -> Tuple[Optional[int], bool]:
-    """Return which input of an operation is the seed by which it draws, or its counter, and whether it is that.
-
-    None if it draws by none, or by a state.
-    """
-    if not node.type.startswith("Stateless") or node.type in CALLS or "GetKeyCounter" in node.type:
-        return None, False
-    names = [argument.name for argument in graph.get_operation_by_name(node.name).op_def.input_arg]
-    found = next((name for name in ("seed", "counter") if name in names), None)
-    return (None, False) if found is None else (names.index(found), found == "counter")
 
 
 def functions_of(proto: Any) -> List[str]:

@@ -392,7 +392,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     def _made_function(self, name: str, make: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the function that Keras calls for each batch: its own, or one that tries smaller micro-batches."""
-        if self._accum.size.given is not None:
+        if self._accum.size.given is not None and self.run_eagerly:
             with self.distribute_strategy.scope():
                 self._accum.noises.find(self)
         if not self._accum.size.is_auto:

@@ -102,7 +102,6 @@ def _marking(model: Any, marks: Marks, has_barriers: bool) -> Iterator[None]:
     collector = Collector()
     layers = _tf.layers_of(model)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(model._accum.noises.drawing())
         for layer in batch_norms_of(model):
             stack.enter_context(layer.accum_statistics.collected_by(collector))
         for layer in [model] + layers:

@@ -1,0 +1,152 @@
+"""Random numbers that belong to the example: a micro-batch draws its rows of what the batch would draw (law L20).
+
+TensorFlow's random operations return a function of a seed and of the place of a number in the result. So rows a to b of
+a draw are a draw from which the numbers before a are left out. A generator that counts does that by its counter, which
+advances by one for every few numbers; elsewhere the whole batch is drawn, and cut.
+
+Operations that have a state instead of a seed become ones without: their numbers are a function of the batch's seed, of
+how many operations have drawn before, and of the example.
+"""
+
+import contextlib
+from typing import Any, Iterator, List, NamedTuple, Optional
+
+from accum import _check, _tf
+from accum._tf import tf
+
+
+def random_seed() -> Optional[tf.Tensor]:
+    """Return another seed for each run of a graph, as the program's seed has it; None in eager execution."""
+    if tf.executing_eagerly():
+        return None
+    with _tf.on_host():
+        return tf.cast(tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32), tf.int64)
+
+
+class _Rows(NamedTuple):
+    """The examples that are computed: int scalars or int scalar tensors."""
+
+    begin: Any
+    count: Any
+    graph: Any  # where they are known
+
+
+class Draws:
+    """What the random operations of one batch draw.
+
+    Args:
+      seed: int64 tensor of shape [2], another one for each batch; None in eager execution, where nothing is replaced.
+      total: the number of examples of the batch, an int or int scalar tensor.
+      compiled: whether XLA compiles this, which draws other numbers, and by place in another order.
+    """
+
+    def __init__(self, seed: Optional[tf.Tensor], total: Any, compiled: bool = False) -> None:
+        self._seed = seed
+        self._total = total
+        self._compiled = compiled
+        self._rows: Optional[_Rows] = None
+        self._number = 0
+        self._others: List[str] = []
+
+    @contextlib.contextmanager
+    def of(self, begin: Any, count: Any) -> Iterator[None]:
+        """Let the code in this context, which computes some examples, draw their numbers.
+
+        Args:
+          begin: the place of the first of them in the batch.
+          count: how many they are.
+        """
+        before = self._rows
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._rows = _Rows(begin, count, graph)
+        try:
+            if before is not None:
+                yield
+                return
+            self._number = 0
+            with _tf.replacing_random_ops(self._replaced):
+                yield
+        finally:
+            self._rows = before
+        if before is None:
+            self._warn()
+
+    def _warn(self) -> None:
+        if self._others:
+            _check.warn(
+                "These operations draw random numbers that differ with the size of micro-batches: they are in a loop, "
+                "shuffle, take their numbers from a `tf.random.Generator`, or do not have the examples along their "
+                "first axis. Results are correct, but for other draws: draw with `tf.random.uniform` or `normal`, a "
+                f"number for each example, outside of loops. Received: {_check.shown(self._others)}."
+            )
+            self._others = []
+
+    def _replaced(self, op: Any) -> Optional[tf.Tensor]:
+        assert self._rows is not None
+        self._number += 1
+        shape = op.output.shape.as_list() if op.output.shape.rank is not None else [None]
+        is_in_loop = any(map(_tf.is_loop_body, _tf.graphs_within(self._rows.graph)))
+        is_shared = bool(shape) and None not in shape and not self._is_of_examples(shape)
+        if op.kind is None or is_in_loop or not (is_shared or not shape or self._is_of_examples(shape)):
+            self._others.append(op.output.op.name)
+            return None
+        if not shape or is_shared:  # the same for all examples
+            return None if op.source is not None else _tf.draw(op.kind, op.shape, self._source(op), *_numbers(op))
+        rows = self._drawn_rows(op)
+        rows.set_shape(op.output.shape)
+        return rows
+
+    def _is_of_examples(self, shape: Any) -> bool:
+        """Whether the first axis of a shape is the examples, or each example several times in a row."""
+        assert self._rows is not None
+        count = tf.get_static_value(tf.convert_to_tensor(self._rows.count))
+        if shape[0] is None or count is None:
+            return shape[0] is None
+        return shape[0] == count or (count > 1 and shape[0] % count == 0)
+
+    def _source(self, op: Any) -> Any:
+        if op.source is not None:
+            return op.source
+        return _tf.source_of(self._seed + tf.constant([0, self._number << 32], tf.int64))
+
+    def _drawn_rows(self, op: Any) -> tf.Tensor:
+        """Return the rows of the examples in what the operation would return for the batch."""
+        assert self._rows is not None
+        source, dtype = self._source(op), op.output.dtype
+        begin, count = (tf.cast(number, tf.int64) for number in (self._rows.begin, self._rows.count))
+        shape = tf.cast(op.shape, tf.int64)
+        per_count = _tf.numbers_per_count(op.kind, dtype)
+        if source.counter is None or per_count is None or self._compiled:
+            return self._cut(op, source, shape, begin, count)
+        size = tf.reduce_prod(shape)
+        first = begin * (size // tf.maximum(count, 1))
+        static = op.output.shape.as_list()[1:]
+        if None not in static and not _product(static) % per_count:  # then every row begins with a count
+            return _tf.draw(op.kind, op.shape, _tf.advanced(source, first // per_count), *_numbers(op))
+        skipped = first % per_count
+        flat = _tf.draw(op.kind, [size + skipped], _tf.advanced(source, first // per_count), *_numbers(op))
+        return tf.reshape(flat[skipped:], op.shape)
+
+    def _cut(self, op: Any, source: Any, shape: tf.Tensor, begin: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        static = [op.output.shape.as_list()[0], self._rows.count, self._total]  # type: ignore[union-attr]
+        total = tf.cast(self._total, tf.int64)
+        rows = shape[0] // tf.maximum(count, 1)
+        if all(isinstance(length, int) for length in static):  # XLA has to know it
+            rows = tf.constant(static[0] // max(static[1], 1), tf.int64)
+            whole_shape = [static[0] // max(static[1], 1) * static[2]] + op.output.shape.as_list()[1:]
+        else:
+            whole_shape = tf.concat([[rows * total], shape[1:]], 0)
+        whole = _tf.draw(op.kind, whole_shape, source, *_numbers(op))
+        first = tf.concat([[rows * begin], tf.zeros_like(shape[1:])], 0)
+        return tf.slice(whole, tf.cast(first, op.shape.dtype), op.shape)
+
+
+def _numbers(op: Any) -> Any:
+    return op.output.dtype, op.bounds
+
+
+def _product(lengths: Any) -> int:
+    product = 1
+    for length in lengths:
+        product *= length
+    return product

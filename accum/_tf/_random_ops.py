@@ -1,0 +1,163 @@
+"""Random operations: note where code creates them, and draw a part of the numbers that they would draw."""
+
+import contextlib
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
+
+from accum._tf._version import tf
+
+if tf.__version__.startswith("1."):  # dies with 1.15, whose modules have another name
+    from tensorflow_core.python.framework import op_callbacks
+else:
+    from tensorflow.python.framework import op_callbacks
+
+PHILOX = 1
+"""The number of the generator Philox in TensorFlow, whose numbers are the same on every device."""
+
+_STATEFUL = {
+    "RandomUniform": "RandomUniform",
+    "RandomStandardNormal": "RandomNormal",
+    "TruncatedNormal": "TruncatedNormal",
+    "RandomUniformInt": "RandomUniformInt",
+}
+_KINDS = ("RandomUniform", "RandomNormal", "TruncatedNormal", "RandomUniformInt", "RandomUniformFullInt")
+_BY_SEED = {"Stateless" + kind: kind for kind in _KINDS}
+_BY_COUNTER = {"Stateless" + kind + "V2": kind for kind in _KINDS}
+_OTHERS = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoisson",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RngReadAndSkip",
+    "StatefulRandomBinomial",
+    "StatefulStandardNormal",
+    "StatefulStandardNormalV2",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
+    "StatefulUniformFullInt",
+    "StatefulUniformInt",
+    "StatelessMultinomial",
+    "StatelessParameterizedTruncatedNormal",
+    "StatelessRandomBinomial",
+    "StatelessRandomGammaV2",
+    "StatelessRandomGammaV3",
+    "StatelessRandomPoisson",
+)
+"""Random operations whose numbers can't be drawn in part: one takes an unknown number of steps of its generator.
+
+`RngReadAndSkip` is how a `tf.random.Generator` advances, which the first micro-batch would do for the others.
+"""
+
+
+class Source(NamedTuple):
+    """What random numbers are a function of: a seed, or a key and a counter of a generator.
+
+    Attributes:
+      seed: int tensor of shape [2], or None.
+      key: uint64 tensor of shape [1].
+      counter: uint64 tensor of shape [2].
+      generator: int32 scalar tensor.
+    """
+
+    seed: Any = None
+    key: Any = None
+    counter: Any = None
+    generator: Any = None
+
+
+class RandomOp(NamedTuple):
+    """A random operation that code has just created.
+
+    Attributes:
+      kind: what `draw` takes; None for one whose numbers can't be drawn in part.
+      output: the tensor of numbers.
+      shape: int tensor, the shape that it draws.
+      source: `Source`, or None if it has a state that nobody can read.
+      bounds: what follows: of integers, the smallest one and the one after the largest.
+    """
+
+    kind: Optional[str]
+    output: Any
+    shape: Any
+    source: Optional[Source]
+    bounds: Tuple[Any, ...]
+
+
+def _random_op(kind: str, inputs: Sequence[Any], output: Any) -> Optional[RandomOp]:
+    if kind in _STATEFUL:
+        return RandomOp(_STATEFUL[kind], output, inputs[0], None, tuple(inputs[1:]))
+    if kind in _BY_SEED:
+        return RandomOp(_BY_SEED[kind], output, inputs[0], Source(seed=inputs[1]), tuple(inputs[2:]))
+    if kind in _BY_COUNTER:
+        return RandomOp(_BY_COUNTER[kind], output, inputs[0], Source(None, *inputs[1:4]), tuple(inputs[4:]))
+    return RandomOp(None, output, None, None, ()) if kind in _OTHERS else None
+
+
+@contextlib.contextmanager
+def replacing_random_ops(replace: Callable[[RandomOp], Any]) -> Iterator[None]:
+    """Give the code in this context other tensors than its random operations return, in a graph.
+
+    Args:
+      replace: function of a `RandomOp` that returns a tensor like its output, or None to leave it.
+    """
+
+    def created(kind: str, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> Any:
+        del attributes, op_name
+        found = _random_op(kind, inputs, outputs[0]) if graph is not None and outputs else None
+        new = None if found is None else replace(found)
+        return outputs if new is None else [new]
+
+    if tf.executing_eagerly():  # where TensorFlow ignores what is returned
+        yield
+        return
+    op_callbacks.add_op_callback(created)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(created)
+
+
+def source_of(seed: tf.Tensor) -> Source:
+    """Return the best `Source` that this TensorFlow has for a seed, an int tensor of shape [2]."""
+    if not hasattr(tf.raw_ops, "StatelessRandomGetKeyCounter"):  # dies with 2.4
+        return Source(seed=seed)
+    made = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    return Source(None, made.key, made.counter, tf.constant(PHILOX))
+
+
+def draw(kind: str, shape: Any, source: Source, dtype: tf.DType, bounds: Sequence[Any]) -> tf.Tensor:
+    """Return random numbers.
+
+    Args:
+      kind: as `RandomOp` has it.
+      shape: int tensor.
+      source: what they are a function of.
+      dtype: their dtype.
+      bounds: as `RandomOp` has them.
+    """
+    named = dict(zip(("minval", "maxval"), bounds))
+    if kind != "RandomUniformInt":
+        named["dtype"] = dtype
+    if source.seed is not None:
+        return getattr(tf.raw_ops, "Stateless" + kind)(shape=shape, seed=source.seed, **named)
+    function = getattr(tf.raw_ops, f"Stateless{kind}V2")
+    return function(shape=shape, key=source.key, counter=source.counter, alg=source.generator, **named)
+
+
+def numbers_per_count(kind: str, dtype: tf.DType) -> Optional[int]:
+    """Return how many numbers a generator makes while its counter advances by one; None if that is not fixed."""
+    if kind == "TruncatedNormal":
+        return None
+    return 2 if dtype.size == 8 else 4
+
+
+def advanced(source: Source, count: tf.Tensor) -> Source:
+    """Return a `Source` with a counter that is larger by an int64 scalar."""
+    moved = tf.bitcast(source.counter, tf.int64) + tf.stack([count, tf.zeros([], tf.int64)])
+    return source._replace(counter=tf.bitcast(moved, tf.uint64))
+
+
+def seed_of_graph() -> Optional[int]:
+    """Return the seed that the user has set for the program, or None."""
+    return tf.compat.v1.get_default_graph().seed
