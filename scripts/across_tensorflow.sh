@@ -11,7 +11,8 @@ environment=.across/$LOCK
 
 uv venv --quiet --clear --python "3.$minor" "$environment"
 python=$environment/bin/python
-uv pip install --quiet --python "$python" --no-deps --require-hashes -r "$accum/locks/$LOCK.txt"
+"$python" "$accum/scripts/write_locks.py" .across/locks
+uv pip install --quiet --python "$python" --no-deps --require-hashes -r ".across/locks/$LOCK.txt"
 # Your project with its dependencies and what its tests need, within the versions that this TensorFlow was tested with.
 # The lock has brought TensorFlow, perhaps under another name than your project requires: a marker that never holds.
 for package in tensorflow tensorflow-cpu tensorflow-gpu tensorflow-macos; do

@@ -2,7 +2,7 @@
 
 For each lock, such as py39-tf2.10-cpu, on this machine's Python of that version:
 
-1. make an environment, and upgrade its pip as docs/pins.md says (locks/pip.txt);
+1. make an environment, and upgrade its pip as docs/pins.md says (pip.txt of the locks);
 2. download what the lock names;
 3. install it without an index, and train with plain TensorFlow (scripts/smoke.py);
 4. change one byte of a wheel, and expect pip to refuse it.
@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import write_locks
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -41,7 +43,9 @@ def size(folder):
 
 
 def check(name, folder):
-    lock = os.path.join(ROOT, "locks", name + ".txt")
+    written = os.path.join(folder, "locks")
+    write_locks.write(write_locks.data.read(), written)
+    lock = os.path.join(written, name + ".txt")
     wheels = os.path.join(folder, "wheelhouse")
     python = os.path.join(folder, "environment", "bin", "python")
     minor = re.match(r"py3(\d+)-", name).group(1)
@@ -49,7 +53,7 @@ def check(name, folder):
     print("  comes with", run(python, "-m", "pip", "--version").stdout.split(" from")[0])
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     if int(minor) < 10:
-        require(run(*pip, "install", "--require-hashes", "-r", os.path.join(ROOT, "locks", "pip.txt")))
+        require(run(*pip, "install", "--require-hashes", "-r", os.path.join(written, "pip.txt")))
     require(run(*pip, "download", "--no-deps", "--require-hashes", "-d", wheels, "-r", lock))
     print(f"  {len(os.listdir(wheels))} files, {size(wheels) / 1e6:.0f} MB")
     offline = ["--no-index", "--find-links", wheels, "--no-cache-dir", "--no-deps", "--require-hashes", "-r", lock]

@@ -30,17 +30,25 @@ from accum._cli.doctor import (
 )
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDER = os.path.join(ROOT, "locks")
-
-if not os.path.isdir(FOLDER):
-    pytest.skip("the locks are part of the checkout, not of a release", allow_module_level=True)
-
 pytestmark = [pytest.mark.slow, pytest.mark.turns]
 
 
 @pytest.fixture(scope="module")
 def record():
     return locks.read()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder of all locks, as the command of the docs writes it, without any installed package."""
+    folder = tmp_path_factory.mktemp("written") / "locks"
+    write_locks(folder)
+    return folder
+
+
+def write_locks(folder):
+    command = [sys.executable, "-E", "-S", os.path.join(ROOT, "scripts", "write_locks.py"), str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.PIPE)
 
 
 def script(name):
@@ -58,8 +66,25 @@ def script(name):
 # What the locks hold
 
 
-def test_the_locks_have_the_versions_of_the_constraints_and_are_written_anew_as_they_are(record):
-    assert script("locks").problems(record) == []
+def test_the_locks_have_the_versions_of_the_constraints(record):
+    assert script("ask_locks").problems(record) == []
+
+
+def test_a_folder_of_locks_has_each_in_both_forms_and_always_the_same_bytes(record, written, tmp_path):
+    names = [name for lock in record["locks"] for name in (lock + ".txt", f"pylock.{lock.replace('.', '_')}.toml")]
+    assert len(names) > 400 and sorted(os.listdir(str(written))) == sorted(names + ["pip.txt"])
+    for name in ("py39-tf2.99.txt", "pylock.py39-tf2_99-cpu.toml", "requirements.txt"):  # old locks, and a user's file
+        (tmp_path / name).write_text("old")
+    (tmp_path / "py39-tf2.10.txt").write_text("old")
+    write_locks(tmp_path)
+    assert sorted(os.listdir(str(tmp_path))) == sorted(names + ["pip.txt", "requirements.txt"])
+    assert all((tmp_path / name).read_bytes() == (written / name).read_bytes() for name in names)
+
+
+def test_doctor_prints_the_lock_that_is_written(written):
+    assert doctor("--pins", "py39-tf2.10-cpu").stdout == (written / "py39-tf2.10-cpu.txt").read_text()
+    printed = doctor("--pins", "py311-tf2.18-keras2", "--form", "pylock").stdout
+    assert printed == (written / "pylock.py311-tf2_18-keras2.toml").read_text()
 
 
 def test_each_cell_has_a_lock_for_each_system_on_which_it_exists(record):
@@ -68,10 +93,10 @@ def test_each_cell_has_a_lock_for_each_system_on_which_it_exists(record):
             assert system in locks.lock(record, name).packages, (name, system)
 
 
-@pytest.mark.parametrize("name", sorted(map(os.path.basename, glob.glob(os.path.join(FOLDER, "*.txt")))))
-def test_each_requirement_is_exact_and_hashed(name):
-    with open(os.path.join(FOLDER, name), encoding="utf-8") as file:
-        lines = [line for line in file.read().replace("\\\n", "").splitlines() if not line.startswith("#")]
+@pytest.mark.parametrize("name", sorted(locks.read()["locks"]) + ["pip"])
+def test_each_requirement_is_exact_and_hashed(name, written):
+    text = (written / (name + ".txt")).read_text()
+    lines = [line for line in text.replace("\\\n", "").splitlines() if not line.startswith("#")]
     assert lines
     for line in lines:
         assert re.match(r"[a-z0-9.-]+==[^ ]+( ; .+?)?(\s+--hash=sha256:[0-9a-f]{64})+$", line), line
@@ -88,13 +113,13 @@ def test_a_lock_says_what_it_has_no_wheels_for(record):
 
 
 @pytest.mark.every_landing
-def test_pylocks_are_valid(record):
+def test_pylocks_are_valid(record, written):
     tomllib = pytest.importorskip("tomllib")
     pylock = pytest.importorskip("packaging.pylock")
     for name in sorted(record["locks"])[::9]:
         file = locks.file_name(name, "pylock")
         assert re.fullmatch(r"pylock\.[^.]+\.toml", file)  # the name that PEP 751 asks for
-        with open(os.path.join(FOLDER, file), "rb") as opened:
+        with open(str(written / file), "rb") as opened:
             pylock.Pylock.from_dict(tomllib.load(opened)).validate()
 
 
@@ -886,7 +911,7 @@ def test_a_bill_of_another_lock_needs_nothing_installed(tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted(glob.glob(os.path.join(ROOT, "recipes", "*"))), ids=os.path.basename)
-def test_a_recipe_copies_files_that_exist_and_installs_them_with_hashes(path):
+def test_a_recipe_copies_files_that_exist_and_installs_locks_that_exist_with_hashes(path, written):
     with open(path, encoding="utf-8") as file:
         text = re.sub(r"(?m)^#.*\n", "", file.read()).replace("\\\n", "")
     steps = [line.split(" ", 1) for line in text.splitlines() if line]
@@ -894,9 +919,12 @@ def test_a_recipe_copies_files_that_exist_and_installs_them_with_hashes(path):
     python = re.search(r"python:3\.(\d+)", steps[0][1]).group(1)
     copied = [source for step, rest in steps if step == "COPY" for source in rest.split()[:-1] if source != "."]
     assert copied and all(os.path.isfile(os.path.join(ROOT, source)) for source in copied)
-    assert f"locks/py3{python}-tf" in " ".join(copied)
-    for source in copied:
-        assert f"--require-hashes -r /{source}" in text
+    assert "RUN python /src/scripts/write_locks.py /locks\n" in text
+    installed = re.findall(r"--require-hashes -r /locks/(\S+)", text)
+    assert [name for name in installed if not (written / name).exists()] == []
+    assert re.match(f"py3{python}-tf", installed[-1]) and installed[:-1] == (["pip.txt"] if int(python) < 10 else [])
+    for source in ("scripts/write_locks.py", "accum/_cli/doctor/locks.py", "accum/_cli/doctor/locks.json"):
+        assert re.search(f"COPY .*{source}.* /src/{os.path.dirname(source)}/\n", text)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from accum._cli.doctor import locks
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORKFLOWS = os.path.join(ROOT, ".github", "workflows")
 pytestmark = [
@@ -243,7 +245,7 @@ def test_the_workflow_for_other_projects_names_locks_that_exist_and_runs_the_scr
     page = read("docs", "test-across-tensorflow.md")
     names = re.findall(r'"(py3\d+-tf[\w.-]+)"', text + page) + re.findall(r"LOCK=(\S+)", page)
     assert len(names) > 6 and "workflow_call:" in text
-    assert [name for name in names if not os.path.isfile(os.path.join(ROOT, "locks", name + ".txt"))] == []
+    assert [name for name in names if name not in locks.read()["locks"]] == []
     assert re.findall(r"(?m)^ *- run: bash \.accum/(\S+)$", text) == ["scripts/across_tensorflow.sh"]
     inputs = re.findall(r"(?m)^      (\w+):\n        description", text)
     passed = re.findall(r"(?m)^      (\w+): ", page)
@@ -279,7 +281,8 @@ while [ $# -gt 0 ]; do
     [ "$1" != --overrides ] || cat "$2" >> "$CALLS"
     shift
 done
-mkdir -p ".across/$LOCK"
+mkdir -p ".across/$LOCK/bin"
+ln -sf "$PYTHON" ".across/$LOCK/bin/python"
 """
 SMALL_LIBRARY = os.path.join(ROOT, "tests", "support", "small_library")
 
@@ -291,13 +294,15 @@ def test_another_project_is_installed_with_its_dependencies_beside_the_tensorflo
     shutil.copytree(SMALL_LIBRARY, str(project))
     (tmp_path / "uv").write_text(UV)
     (tmp_path / "uv").chmod(0o755)
-    environment = dict(os.environ, LOCK="py37-tf1.15-cpu", CALLS=str(calls), COMMAND='echo "tests ran" >> "$CALLS"')
+    environment = dict(os.environ, LOCK="py37-tf1.15-cpu", COMMAND='echo "tests ran" >> "$CALLS"')
+    environment.update(CALLS=str(calls), PYTHON=sys.executable)
     environment["PATH"] = str(tmp_path) + os.pathsep + os.environ["PATH"]
     script = os.path.join(ROOT, "scripts", "across_tensorflow.sh")
     subprocess.run(["bash", script], cwd=str(project), env=environment, check=True)
     *before, ran = calls.read_text().splitlines()
     made, locked, installed, *overrides = before
-    assert "--python 3.7 " in made and f"--no-deps --require-hashes -r {ROOT}/locks/py37-tf1.15-cpu.txt" in locked
+    assert "--python 3.7 " in made and "--no-deps --require-hashes -r .across/locks/py37-tf1.15-cpu.txt" in locked
+    assert "\ntensorflow-cpu==1.15.0 " in (project / ".across" / "locks" / "py37-tf1.15-cpu.txt").read_text()
     assert f"-c {ROOT}/constraints/tf1.15.txt " in installed and installed.endswith(" . pytest")
     assert "--no-deps" not in installed
     assert [line for line in overrides if not line.endswith(" ; python_version < '3'")] == []
@@ -308,6 +313,7 @@ def test_another_project_is_installed_with_its_dependencies_beside_the_tensorflo
 def test_the_made_up_library_depends_on_tensorflow_and_on_what_no_lock_has():
     text = read("tests", "support", "small_library", "setup.cfg")
     needed = re.findall(r"(?m)^    ([\w-]+)", text.split("install_requires =")[1])
-    locked = read("locks", "py37-tf1.15-cpu.txt") + read("locks", "py311-tf2.21-cpu.txt")
-    assert "tensorflow" in needed and any(f"\n{name}==" not in locked for name in needed[1:])
+    record = locks.read()
+    locked = {name for lock in record["locks"] for pins in locks.lock(record, lock).packages.values() for name in pins}
+    assert "tensorflow" in needed and any(name not in locked for name in needed[1:])
     assert "tests/support/small_library" in read("docs", "test-across-tensorflow.md")

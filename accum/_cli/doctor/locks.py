@@ -1,6 +1,6 @@
 """The locks: for each cell and system, the exact packages to install and the sha256 of their files.
 
-`locks.json` holds them; scripts/locks.py writes it. Here they are read, and written out in the two forms that
+`locks.json` is their one source; scripts/ask_locks.py writes it. Here it is read, and written out in the two forms that
 installers take: a requirements file with hashes, and `pylock.<name>.toml` (PEP 751). Needs no TensorFlow.
 """
 
@@ -283,5 +283,5 @@ FORMS = {"requirements": requirements, "pylock": pylock}
 
 
 def file_name(cell, form):
-    """The name of a lock in `locks/`. PEP 751 allows no further dot between `pylock.` and `.toml`."""
+    """The name of a lock as a file. PEP 751 allows no further dot between `pylock.` and `.toml`."""
     return f"pylock.{cell.replace('.', '_')}.toml" if form == "pylock" else f"{cell}.txt"

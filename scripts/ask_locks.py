@@ -1,20 +1,18 @@
-"""Write the locks: for each cell and system, the exact packages and the sha256 of their files.
+"""Ask the package index for what is locked: for each cell and system, the exact packages and the sha256 of their files.
 
-    python scripts/locks.py ask      ask the package index, and write accum/_cli/doctor/locks.json and locks/
-    python scripts/locks.py ask py36-tf1.15 py37-tf1.15      the same for these cells and their flavours only
-    python scripts/locks.py write    write locks/ from locks.json
-    python scripts/locks.py check    whether both fit the constraints; needs no network
+    python scripts/ask_locks.py ask      ask for all, and write accum/_cli/doctor/locks.json
+    python scripts/ask_locks.py ask py36-tf1.15 py37-tf1.15      the same for these cells and their flavours only
+    python scripts/ask_locks.py check    whether it fits the constraints; needs no network
 
-On Linux x86_64 a lock has the versions in constraints/, with which the tests passed. Elsewhere it has the same versions
-as far as the system has wheels of them, and otherwise the newest ones that fit. `ask` needs `uv` (`pip install uv`); it
-only resolves, it downloads no wheels.
+write_locks.py makes files for pip of it. On Linux x86_64 a lock has the versions in constraints/, with which the tests
+passed. Elsewhere it has the same versions as far as the system has wheels of them, and otherwise the newest ones that
+fit. `ask` needs `uv` (`pip install uv`); it only resolves, it downloads no wheels.
 """
 
 import argparse
 import concurrent.futures
 import datetime
 import functools
-import importlib.util
 import json
 import os
 import re
@@ -24,13 +22,10 @@ import tempfile
 
 import wheels
 from matrix import data as matrix
+from write_locks import PIPS
+from write_locks import data as locks
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDER = os.path.join(ROOT, "locks")
-
-_spec = importlib.util.spec_from_file_location("locks_data", os.path.join(ROOT, "accum", "_cli", "doctor", "locks.py"))
-locks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(locks)
 
 TARGETS = {
     "linux": "x86_64-manylinux_2_31",
@@ -77,9 +72,6 @@ def cells():
                 found[name + "-metal"] = (line, python, "metal")
     return found
 
-
-PIPS = {"3.6": "21.3.1", "3.7": "24.0", "3.8": "25.0.1", "3.9": "26.0.1"}
-"""The last pip of each old Python; the pip that comes with these Pythons may be too old for the locks."""
 
 SYSTEMS_OF = {"cpu": ("linux",), "metal": ("macos-arm64",)}
 """Flavours that exist on some systems only."""
@@ -329,39 +321,11 @@ def written(record):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# The files in locks/, and the checks
-
-
-def texts(record):
-    """{name in locks/: text}"""
-    found = {
-        locks.file_name(cell, form): render(record, locks.lock(record, cell))
-        for cell in record["locks"]
-        for form, render in locks.FORMS.items()
-    }
-    return dict(found, **{"pip.txt": pip_text(record)})
-
-
-def pip_text(record):
-    """The last pip of each old Python, for pips that are older."""
-    lines = ["# The last pip of each Python up to 3.9: python -m pip install --require-hashes -r pip.txt"]
-    for python, version in PIPS.items():
-        files = [locks.File(name, sha) for name, sha in record["files"]["pip"][version].items()]
-        lines.append(locks.hashed(f'pip=={version} ; python_version == "{python}"', files))
-    return "\n".join(lines) + "\n"
-
-
-def write(record):
-    for name in os.listdir(FOLDER):
-        if name.endswith((".txt", ".toml")):
-            os.remove(os.path.join(FOLDER, name))
-    for name, text in texts(record).items():
-        with open(os.path.join(FOLDER, name), "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+# The checks
 
 
 def problems(record):
-    """What does not fit: of the record with constraints/, and of locks/ with the record."""
+    """What of the record does not fit constraints/."""
     found = [f"no lock of {cell}" for cell in cells() if cell not in record["locks"]]
     for cell, (line, python, _) in cells().items():
         lock = locks.lock(record, cell)
@@ -383,17 +347,12 @@ def problems(record):
             for name, version in of_system.items()
             if not locks.files(record, cell, system, name, version)
         ]
-    expected, there = texts(record), {name for name in os.listdir(FOLDER) if name.endswith((".txt", ".toml"))}
-    found += [f"locks/{name} is left over" for name in sorted(there - set(expected))]
-    for name, text in expected.items():
-        if name not in there or _read(os.path.join(FOLDER, name)) != text:
-            found.append(f"locks/{name} is not what locks.json says: run `python scripts/locks.py write`")
     return found
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["ask", "write", "check"])
+    parser.add_argument("what", choices=["ask", "check"])
     parser.add_argument("cells", nargs="*", metavar="CELL", help="of ask: without flavour (default: all)")
     arguments = parser.parse_args(argv)
     what, plain = arguments.what, [cell for cell, (_, _, flavour) in cells().items() if not flavour]
@@ -406,8 +365,6 @@ def main(argv=None):
         with open(locks.PATH, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
     record = locks.read()
-    if what != "check":
-        write(record)
     found = problems(record)
     print("\n".join(found) or f"{len(record['locks'])} locks fit the constraints.")
     return 1 if found else 0
