@@ -2,7 +2,7 @@
 
     python scripts/accumulators.py run FOLDER         # measure; FOLDER holds a git directory for each repository
     python scripts/accumulators.py run FOLDER --only NAME ...
-    python scripts/accumulators.py page               # write docs/accumulators.md from docs/accumulators.json
+    python scripts/accumulators.py page               # write docs/accumulators.md from records/accumulators.json
 
 The list is scripts/accumulators.json: repository, commit, folder (if not all of it is looked at), the files that
 accumulate (none for an innocent tree) and whether the repository was looked at while the rules were written. FOLDER
@@ -20,7 +20,7 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIST = os.path.join(ROOT, "scripts", "accumulators.json")
-RESULTS = os.path.join(ROOT, "docs", "accumulators.json")
+RESULTS = os.path.join(ROOT, "records", "accumulators.json")
 PAGE = os.path.join(ROOT, "docs", "accumulators.md")
 KEYS = {"repository", "commit", "folder", "files", "set"}
 SETS = ("development", "held out")

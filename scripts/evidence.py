@@ -1,11 +1,11 @@
 """Gather what tox measured into MATRIX.md: `python scripts/evidence.py`.
 
 Each cell of tox leaves a freeze and a JUnit report. They become a record of the cell on its system in
-docs/evidence.json, beside the records of other systems and earlier runs; `--merge FILE` adds the records of another
+records/evidence.json, beside the records of other systems and earlier runs; `--merge FILE` adds the records of another
 machine. MATRIX.md and docs/matrix.svg are written from all records. A cell without a record is "not run".
 
-`--patches FOLDER` keeps, in docs/patches.json, the records of freezes and reports that were made by hand with a patch
-that no cell runs (`OWN_PATCHES` in scripts/pins.py), under the name of the cell that has the same line and Python:
+`--patches FOLDER` keeps, in records/patches.json, the records of freezes and reports that were made by hand with a
+patch that no cell runs (`OWN_PATCHES` in scripts/pins.py), under the name of the cell that has the same line and Python:
 
     python -m pip install -c constraints/tf1.15.txt . tensorflow pytest tf-slim
     export PYTEST_ADDOPTS='-m "not slow and not line"'
@@ -174,8 +174,8 @@ def details(found, records):
 HEAD = """\
 # Test results by TensorFlow, Python and system
 
-`python scripts/evidence.py` writes this page from `docs/evidence.json`, which holds the results of `tox`. Nothing here
-is typed by hand.
+`python scripts/evidence.py` writes this page from `records/evidence.json`, which holds the results of `tox`. Nothing
+here is typed by hand.
 
 ![{alt}](docs/matrix.svg)
 
@@ -233,7 +233,7 @@ def _save(path, text):
 
 
 def keep_patches(folder, store):
-    """Add the records of the runs in a folder, of Linux x86_64, to docs/patches.json."""
+    """Add the records of the runs in a folder, of Linux x86_64, to records/patches.json."""
     records = {"linux": _load(store) if os.path.exists(store) else {}}
     found, left_out = collect(folder)
     merge(records, {"linux": found.get("linux", {})})
@@ -247,11 +247,13 @@ def main(argv=None):
     parser.add_argument("--work-dir", default=os.path.join(ROOT, ".tox"), help="where freeze/ and junit/ are")
     parser.add_argument("--merge", action="append", default=[], metavar="FILE", help="an evidence.json from elsewhere")
     parser.add_argument("--patches", metavar="FOLDER", help="keep records of a patch that no cell runs, nothing else")
-    parser.add_argument("--root", default=ROOT, help="where docs/ is and MATRIX.md goes (default: this checkout)")
+    parser.add_argument(
+        "--root", default=ROOT, help="where docs/ and records/ are and MATRIX.md goes (default: this checkout)"
+    )
     arguments = parser.parse_args(argv)
     if arguments.patches:
-        return keep_patches(arguments.patches, os.path.join(arguments.root, "docs", "patches.json"))
-    store = os.path.join(arguments.root, "docs", "evidence.json")
+        return keep_patches(arguments.patches, os.path.join(arguments.root, "records", "patches.json"))
+    store = os.path.join(arguments.root, "records", "evidence.json")
     records = _load(store) if os.path.exists(store) else {}
     found, left_out = collect(arguments.work_dir)
     under_wine, too = collect(os.path.join(arguments.work_dir, "wine", "results"))  # where .ci/run has them

@@ -316,8 +316,8 @@ def lines(system):
 
 
 def records_of(system):
-    """{cell: record} of docs/evidence.json."""
-    with open(os.path.join(cells.ROOT, "docs", "evidence.json"), encoding="utf-8") as file:
+    """{cell: record} of records/evidence.json."""
+    with open(os.path.join(cells.ROOT, "records", "evidence.json"), encoding="utf-8") as file:
         return json.load(file).get(system.platform, {})
 
 
@@ -333,7 +333,7 @@ def turn(system):
     """The cell whose turn it is, for `.ci/run`: of those that have run, one that failed, or that ran longest ago."""
     found = records_of(system)
     if not found:
-        raise Failed(f"No cell of {system.platform} has a record in docs/evidence.json.")
+        raise Failed(f"No cell of {system.platform} has a record in records/evidence.json.")
     return [min(found, key=lambda cell: (reports.is_pass(found[cell]), found[cell]["date"], cells.parts(cell)))]
 
 

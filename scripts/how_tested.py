@@ -12,7 +12,7 @@ BEGIN, END = "<!-- counts -->", "<!-- end of counts -->"
 
 
 def record(name):
-    with open(os.path.join(ROOT, "docs", name + ".json"), encoding="utf-8") as file:
+    with open(os.path.join(ROOT, "records", name + ".json"), encoding="utf-8") as file:
         return json.load(file)
 
 

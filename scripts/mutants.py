@@ -3,7 +3,7 @@
     python scripts/mutants.py run                  # all traps of the TensorFlow that is installed: ten minutes
     python scripts/mutants.py run --only NAME ...  # some of them
     python scripts/mutants.py run --unchanged      # their tests on the unchanged sources, which have to pass
-    python scripts/mutants.py page                 # write docs/mutants.md from docs/mutants.json
+    python scripts/mutants.py page                 # write docs/mutants.md from records/mutants.json
 
 The traps are in scripts/known_traps.py. Each is planted in a copy of the package, which the tests then import; the
 sources are not touched. The text that a trap replaces must occur exactly once: a change that moves it fails here and in
@@ -24,7 +24,7 @@ import xml.etree.ElementTree as ElementTree
 from known_traps import TRAPS
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-RESULTS = os.path.join(ROOT, "docs", "mutants.json")
+RESULTS = os.path.join(ROOT, "records", "mutants.json")
 PAGE = os.path.join(ROOT, "docs", "mutants.md")
 
 PLUGIN = '''\
@@ -203,7 +203,7 @@ def _address(what):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", metavar="run | page")
-    runs = commands.add_parser("run", help="plant the traps and run their tests; writes docs/mutants.json")
+    runs = commands.add_parser("run", help="plant the traps and run their tests; writes records/mutants.json")
     runs.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these alone, on any TensorFlow")
     runs.add_argument("--missing", action="store_true", help="only those that no recorded run has caught")
     runs.add_argument("--python", default=sys.executable, help="that has TensorFlow and pytest (default: this one)")

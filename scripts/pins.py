@@ -31,7 +31,7 @@ SIBLINGS = ("tensorflow", "tensorflow-cpu")
 """Two names for one build: the tested version of one is pinned for both."""
 
 OWN_PATCHES = {("1.15", "tensorflow"): "1.15.5"}
-"""Patches that only one of the siblings has. The cells run the other, tensorflow-cpu; docs/patches.json records that
+"""Patches that only one of the siblings has. The cells run the other, tensorflow-cpu; records/patches.json records that
 the main tests passed with these too, on each Python (`python scripts/evidence.py --patches` adds to it)."""
 
 BY_MACHINE = ("tensorflow", "tensorflow-cpu", "tensorflow-io-gcs-filesystem")
@@ -149,7 +149,7 @@ HEAD = """\
 
 def patches_passed(line):
     """Lines for the head of a file, one for each patch of OWN_PATCHES."""
-    with open(os.path.join(ROOT, "docs", "patches.json"), encoding="utf-8") as file:
+    with open(os.path.join(ROOT, "records", "patches.json"), encoding="utf-8") as file:
         records = json.load(file)
     said = ""
     for (of, package), version in OWN_PATCHES.items():
@@ -157,7 +157,9 @@ def patches_passed(line):
             for python in matrix.pythons(line):
                 kept = records.get(matrix.cell(python, line, False), {})
                 if kept.get("packages", {}).get("tensorflow") != version or not reports.is_pass(kept):
-                    raise Refused(f"docs/patches.json has no run of {package} {version} on Python {python} that passed")
+                    raise Refused(
+                        f"records/patches.json has no run of {package} {version} on Python {python} that passed"
+                    )
             said += f"\n# tox does not install {package} {version}. Run by hand, the main tests passed with it on each "
             said += f"Python, {kept['date'][:10]}."
     return said

@@ -5,8 +5,8 @@
 
 FOLDER holds git directories of the repositories, as FOLDER/owner+name or FOLDER/owner/name, with or without /repo or
 /.git at the end; nothing of them is kept here. PYTHON has TensorFlow 1.15. A program runs as its newest commit is, and
-with the changes in scripts/public_programs, which are those that the guide to static graphs gives. docs/programs.json
-keeps the results.
+with the changes in scripts/public_programs, which are those that the guide to static graphs gives. Results are kept in
+records/programs.json.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != SCRIPTS] + [SCRIPTS]
 from public_programs import PROGRAMS  # noqa: E402
 
-RECORDS = os.path.join(ROOT, "docs", "programs.json")
+RECORDS = os.path.join(ROOT, "records", "programs.json")
 PAGE = os.path.join(ROOT, "docs", "programs.md")
 TIME = 600
 

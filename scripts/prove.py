@@ -4,7 +4,7 @@
     python scripts/prove.py page FILE [FILE ...]
 
 `run` needs an environment with TensorFlow and Hypothesis. It shrinks a failure to a script that reproduces it, and
-prints that. `page` adds the counts of the files to docs/prover.json, and writes docs/prover.md from it.
+prints that. `page` adds the counts of the files to records/prover.json, and writes docs/prover.md from it.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KINDS = ("optimizer", "graph", "model")
-DATA, PAGE = (os.path.join(ROOT, "docs", "prover" + end) for end in (".json", ".md"))
+DATA, PAGE = os.path.join(ROOT, "records", "prover.json"), os.path.join(ROOT, "docs", "prover.md")
 BEGIN, END = "<!-- counts -->\n", "<!-- end of counts -->\n"
 WORDS = {
     "optimizer": "gradients fed to a Keras optimizer",

@@ -1,8 +1,8 @@
 """Run fixed cases of each law with accum and with other ways to accumulate, and write docs/scorecard.md.
 
     python scripts/scorecard.py run --peer keras3 accum --json FILE    where their libraries are installed
-    python scripts/scorecard.py page FILES                             writes docs/scorecard.json and docs/scorecard.md
-    python scripts/scorecard.py page                                   writes docs/scorecard.md anew
+    python scripts/scorecard.py page FILES       writes records/scorecard.json and docs/scorecard.md
+    python scripts/scorecard.py page             writes docs/scorecard.md anew
 
 `tox run -m scorecard` runs all of them. Only the notes are written by hand, in tests/prover/peers/notes.py.
 """
@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from prover import peers  # noqa: E402
 from prover.peers import cases, notes  # noqa: E402
 
-DATA = os.path.join(ROOT, "docs", "scorecard.json")
+DATA = os.path.join(ROOT, "records", "scorecard.json")
 PAGE = os.path.join(ROOT, "docs", "scorecard.md")
 TABLES = [
     ("TensorFlow with Keras 3", ["accum", "keras3", "hand-sum", "hand-loss"]),

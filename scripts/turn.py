@@ -2,8 +2,8 @@
 
 The cells of tox.ini's labels `lines` and `ci-beyond` always run: every TensorFlow line and every Python. Each of the
 others differs from one of them only by Python. They take turns, a twentieth at a time: first those that failed or never
-ran, then those that ran longest ago, according to docs/evidence.json. That file is committed, so a shallow clone and an
-unpacked source distribution choose the same cells, and the turn moves on with each landing that updates it.
+ran, then those that ran longest ago, according to records/evidence.json. That file is committed, so a shallow clone and
+an unpacked source distribution choose the same cells, and the turn moves on with each landing that updates it.
 
 Of the tests marked `turns`, the oldest and the newest line of Keras 2 run a half each, and the other half at the next
 landing. The newest line of all, with Keras 3, runs what the oldest does. `python scripts/turn.py half` prints which
@@ -20,7 +20,7 @@ from typing import Dict, List, Optional
 import cells
 import reports
 
-EVIDENCE = os.path.join(cells.ROOT, "docs", "evidence.json")
+EVIDENCE = os.path.join(cells.ROOT, "records", "evidence.json")
 ALWAYS = ("lines", "ci-beyond")
 TAKE_TURNS = ("", "v1")
 LANDINGS = 20

@@ -1,9 +1,9 @@
 """Ask the package index what each cell of the matrix would install on each platform, without downloading wheels.
 
 For each cell, `uv pip compile` resolves the dependencies in tox.ini, and all that they require, as if it ran on that
-platform and Python. The result, or the fact that there is none, is kept in docs/wheels.json with the date.
+platform and Python. The result, or the fact that there is none, is kept in records/wheels.json with the date.
 
-    python scripts/wheels.py                    ask for all cells on all platforms, and write docs/wheels.json
+    python scripts/wheels.py                    ask for all cells on all platforms, and write records/wheels.json
     python scripts/wheels.py windows py38-tf2.13  ask for one cell and print it
 
 Needs `tox` and `uv` (`pip install tox tox-uv`).
@@ -22,7 +22,7 @@ import sys
 import cells
 
 CONSTRAINTS = os.path.join(cells.ROOT, "constraints")
-RECORD = os.path.join(cells.ROOT, "docs", "wheels.json")
+RECORD = os.path.join(cells.ROOT, "records", "wheels.json")
 TAGS = {
     "linux": "x86_64-manylinux_2_31",  # of the oldest container that the workflow uses
     "linux-arm64": "aarch64-manylinux_2_31",

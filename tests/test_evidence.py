@@ -57,7 +57,7 @@ PACKAGES = {
 @pytest.fixture
 def work(tmp_path):
     """A function that leaves what a run of a cell leaves; there is nothing yet."""
-    for name in ("freeze", "junit", "docs"):
+    for name in ("freeze", "junit", "docs", "records"):
         (tmp_path / name).mkdir()
 
     def leave(report, cell=CELL, **fields):
@@ -76,7 +76,7 @@ def work(tmp_path):
 def gather(folder, *more):
     """Run the script; the states of Linux' cells that are anything but "not run", and the page."""
     evidence.main(["--work-dir", str(folder), "--root", str(folder)] + list(more))
-    records = json.loads((folder / "docs" / "evidence.json").read_text(encoding="utf-8"))
+    records = json.loads((folder / "records" / "evidence.json").read_text(encoding="utf-8"))
     found = {
         (system, name): state
         for system, states in evidence.states(records, SOURCES).items()
@@ -131,9 +131,9 @@ def test_a_run_by_hand_with_another_patch_is_no_record_of_the_cell(work):
     evidence.main(["--patches", str(folder), "--root", str(folder)])
     work(junit(FAILED), date="2026-11-20T08:00Z")  # an older run
     evidence.main(["--patches", str(folder), "--root", str(folder)])
-    (kept,) = json.loads((folder / "docs" / "patches.json").read_text(encoding="utf-8")).values()
+    (kept,) = json.loads((folder / "records" / "patches.json").read_text(encoding="utf-8")).values()
     assert (kept["passed"], kept["failed"]) == (2, 0)
-    assert os.listdir(str(folder / "docs")) == ["patches.json"]
+    assert os.listdir(str(folder / "records")) == ["patches.json"] and os.listdir(str(folder / "docs")) == []
 
 
 def test_a_failure_under_an_emulator_says_so(work):
@@ -223,7 +223,8 @@ def test_a_report_without_a_freeze_proves_nothing(work):
 
 
 def test_with_nothing_every_cell_is_not_run(tmp_path):
-    (tmp_path / "docs").mkdir()
+    for name in ("docs", "records"):
+        (tmp_path / name).mkdir()
     found, page = gather(tmp_path)
     assert found == {}
     for system, name in matrix.SYSTEMS.items():
@@ -414,7 +415,7 @@ def test_the_digest_is_of_what_is_tested(tmp_path):
 
 
 def test_what_is_committed_is_what_the_records_say():
-    with open(os.path.join(ROOT, "docs", "evidence.json"), encoding="utf-8") as file:
+    with open(os.path.join(ROOT, "records", "evidence.json"), encoding="utf-8") as file:
         records = json.load(file)
     # Written when the sources were those of some of the records, or of none.
     digests = {kept["sources"] for cells in records.values() for kept in cells.values()} | {"none"}

@@ -933,7 +933,7 @@ def test_a_recipe_copies_files_that_exist_and_installs_locks_that_exist_with_has
 
 def test_the_main_tests_passed_with_each_patch_that_is_locked_although_tox_runs_another(record):
     pins = script("pins")
-    with open(os.path.join(ROOT, "docs", "patches.json"), encoding="utf-8") as file:
+    with open(os.path.join(ROOT, "records", "patches.json"), encoding="utf-8") as file:
         patches = json.load(file)
     assert pins.OWN_PATCHES
     for (line, package), version in pins.OWN_PATCHES.items():

@@ -188,8 +188,8 @@ def test_the_cells_of_a_line_are_those_that_are_published(platform, line, python
 
 
 def test_the_index_was_asked_with_the_present_pins():
-    asked = json.loads(read("docs", "wheels.json"))["constraints"]
-    assert asked == wheels.constraints_digest(), "run python scripts/wheels.py, and commit docs/wheels.json"
+    asked = json.loads(read("records", "wheels.json"))["constraints"]
+    assert asked == wheels.constraints_digest(), "run python scripts/wheels.py, and commit records/wheels.json"
 
 
 @pytest.mark.parametrize(
@@ -207,13 +207,13 @@ def test_what_has_no_wheel_is_built_unless_it_is_tensorflow(said, package):
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_package_index_has_wheels_for_the_cells_of_a_platform_and_no_others(platform):
-    record = json.loads(read("docs", "wheels.json"))["cells"][platform]
+    record = json.loads(read("records", "wheels.json"))["cells"][platform]
     assert sorted(cell for cell, pins in record.items() if pins) == sorted(CELLS.cells(platform))
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_index_gives_each_cell_its_own_line(platform):
-    record = json.loads(read("docs", "wheels.json"))["cells"][platform]
+    record = json.loads(read("records", "wheels.json"))["cells"][platform]
     for cell in CELLS.cells(platform):
         major, minor = CELLS.parts(cell)[0]
         versions = [

@@ -189,3 +189,14 @@ def test_the_locks_that_other_projects_are_told_to_test_with_are_there():
     for name in named:
         assert name in locks.read()["locks"]
         assert os.path.exists(os.path.join(ROOT, "constraints", "tf" + name.split("-tf")[1].split("-")[0] + ".txt"))
+
+
+def test_the_page_of_the_records_says_of_each_what_writes_it():
+    rows = re.findall(r"(?m)^\| `(\w+\.json)` \|.*?\| `(\w+\.py)\b", read("records/README.md"))
+    assert len(rows) == 8 and sorted(name for name, _ in rows) == sorted(
+        name for name in os.listdir(os.path.join(ROOT, "records")) if name != "README.md"
+    )
+    scripts = {name: folder for folder, _, names in os.walk(os.path.join(ROOT, "scripts")) for name in names}
+    for name, writer in rows:
+        with open(os.path.join(scripts[writer], writer), encoding="utf-8") as file:
+            assert f'"records", "{name}")' in file.read(), writer
