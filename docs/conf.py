@@ -73,7 +73,7 @@ autosummary_generate = False  # api/ has a page for each public name
 nitpick_ignore_regex = [("py:class", r"(tensorflow|keras)\..*|accum\.testing\._report\..*")]
 napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]
 
-_location = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "notebooks.py"))
+_location = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "dev", "notebooks.py"))
 notebooks = importlib.util.module_from_spec(_location)
 _location.loader.exec_module(notebooks)
 
@@ -139,7 +139,7 @@ def link_notebooks(app, docname, content):
 
 
 def write_notebooks(app, exception):
-    """Write the notebooks beside the pages; `scripts/notebooks.py run` adds what their code prints."""
+    """Write the notebooks beside the pages; `scripts/dev/notebooks.py run` adds what their code prints."""
     if exception is None and app.builder.format == "html":
         notebooks.write(os.path.join(app.outdir, "notebooks"))
 

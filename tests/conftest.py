@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session", autouse=True)
 def say_which_tests_take_turns(request, record_testsuite_property):
-    """In the report of the cell, where scripts/turn.py compares them with those of the other line."""
+    """In the report of the cell, where scripts/dev/turn.py compares them with those of the other line."""
     record_testsuite_property("turns", turns.digests(request.config.in_turns))
 
 

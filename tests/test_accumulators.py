@@ -9,7 +9,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.turns]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-spec = importlib.util.spec_from_file_location("accumulators", os.path.join(ROOT, "scripts", "accumulators.py"))
+spec = importlib.util.spec_from_file_location("accumulators", os.path.join(ROOT, "scripts", "dev", "accumulators.py"))
 accumulators = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(accumulators)
 

@@ -199,11 +199,11 @@ def test_other_measurements_change_every_row_of_the_pages():
 
 
 def test_the_figure_shows_what_was_measured(monkeypatch):
-    monkeypatch.syspath_prepend(os.path.join(os.path.dirname(BENCHMARKS), "scripts"))
+    monkeypatch.syspath_prepend(os.path.join(os.path.dirname(BENCHMARKS), "scripts", "dev"))
     import picture
 
     with open(picture.RESULT, encoding="utf-8") as file:
         drawn = picture.draw_speed(json.load(file))
     with open(picture.SPEED, encoding="utf-8") as file:
-        assert file.read() == drawn, "run scripts/picture.py"
+        assert file.read() == drawn, "run scripts/dev/picture.py"
     ElementTree.fromstring(drawn)

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
+sys.path[:0] = [os.path.join(ROOT, "scripts", folder) for folder in ("dev", "release")]
 
 
 import evidence  # noqa: E402
@@ -388,7 +388,14 @@ def test_a_freeze_names_this_environment_and_removes_the_last_report(tmp_path):
     (tmp_path / "junit").mkdir()
     report = tmp_path / "junit" / (CELL + ".xml")
     report.write_text(junit(PASSED))
-    command = [sys.executable, os.path.join(ROOT, "scripts", "freeze.py"), str(tmp_path), CELL, "-k", "one"]
+    command = [
+        sys.executable,
+        os.path.join(ROOT, "scripts", "dev", "freeze.py"),
+        str(tmp_path),
+        CELL,
+        "-k",
+        "one",
+    ]
     subprocess.check_call(command, env=dict(os.environ, PYTEST_ADDOPTS='-m "not slow"'))
     assert not report.exists()
     frozen = json.loads((tmp_path / "freeze" / (CELL + ".json")).read_text(encoding="utf-8"))
@@ -424,7 +431,7 @@ def test_what_is_committed_is_what_the_records_say():
     with open(os.path.join(ROOT, "docs", "matrix.svg"), encoding="utf-8") as file:
         drawn = file.read()
     written = [(evidence.page(records, digest), evidence.drawing(records, digest)) for digest in sorted(digests)]
-    assert (page, drawn) in written, "run python scripts/evidence.py"
+    assert (page, drawn) in written, "run python scripts/dev/evidence.py"
 
 
 def test_the_page_on_testing_has_the_numbers_of_the_records():

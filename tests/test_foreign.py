@@ -7,7 +7,7 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
+sys.path[:0] = [os.path.join(ROOT, "scripts", folder) for folder in ("dev", "release")]
 
 import cells as CELLS  # noqa: E402
 import emulated  # noqa: E402

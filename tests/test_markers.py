@@ -11,7 +11,7 @@ import pytest
 requirements = pytest.importorskip("packaging.requirements")
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
+sys.path.insert(0, os.path.join(ROOT, "scripts", "dev"))
 pytestmark = pytest.mark.slow
 
 import cells as CELLS  # noqa: E402

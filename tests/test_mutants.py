@@ -1,4 +1,4 @@
-"""The known traps that scripts/mutants.py plants: each still fits the sources, and the page is what the results say."""
+"""The known traps that scripts/dev/mutants.py plants: each fits the sources, and the page is what the results say."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
+sys.path.insert(0, os.path.join(ROOT, "scripts", "dev"))
 
 import mutants  # noqa: E402
 from known_traps import TRAPS, Trap  # noqa: E402
@@ -66,7 +66,7 @@ def test_every_trap_was_caught():
 
 def test_the_page_is_what_the_results_say():
     with open(mutants.PAGE, encoding="utf-8") as file:
-        assert file.read() == mutants.page(mutants.read_results()), "run scripts/mutants.py page"
+        assert file.read() == mutants.page(mutants.read_results()), "run scripts/dev/mutants.py page"
 
 
 def test_a_trap_that_nothing_caught_is_shown():

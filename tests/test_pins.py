@@ -47,18 +47,19 @@ def written(tmp_path_factory):
 
 
 def write_locks(folder):
-    command = [sys.executable, "-E", "-S", os.path.join(ROOT, "scripts", "write_locks.py"), str(folder)]
+    command = [sys.executable, "-E", "-S", os.path.join(ROOT, "scripts", "user", "write_locks.py"), str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.PIPE)
 
 
 def script(name):
-    sys.path.append(os.path.join(ROOT, "scripts"))
+    folder = os.path.join(ROOT, "scripts", "release")
+    sys.path.append(folder)
     try:
-        spec = importlib.util.spec_from_file_location("script_" + name, os.path.join(ROOT, "scripts", name + ".py"))
+        spec = importlib.util.spec_from_file_location("script_" + name, os.path.join(folder, name + ".py"))
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     finally:
-        sys.path.pop()
+        sys.path.remove(folder)
     return module
 
 
@@ -919,11 +920,11 @@ def test_a_recipe_copies_files_that_exist_and_installs_locks_that_exist_with_has
     python = re.search(r"python:3\.(\d+)", steps[0][1]).group(1)
     copied = [source for step, rest in steps if step == "COPY" for source in rest.split()[:-1] if source != "."]
     assert copied and all(os.path.isfile(os.path.join(ROOT, source)) for source in copied)
-    assert "RUN python /src/scripts/write_locks.py /locks\n" in text
+    assert "RUN python /src/scripts/user/write_locks.py /locks\n" in text
     installed = re.findall(r"--require-hashes -r /locks/(\S+)", text)
     assert [name for name in installed if not (written / name).exists()] == []
     assert re.match(f"py3{python}-tf", installed[-1]) and installed[:-1] == (["pip.txt"] if int(python) < 10 else [])
-    for source in ("scripts/write_locks.py", "accum/_cli/doctor/locks.py", "accum/_cli/doctor/locks.json"):
+    for source in ("scripts/user/write_locks.py", "accum/_cli/doctor/locks.py", "accum/_cli/doctor/locks.json"):
         assert re.search(f"COPY .*{source}.* /src/{os.path.dirname(source)}/\n", text)
 
 

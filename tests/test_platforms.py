@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
+sys.path[:0] = [os.path.join(ROOT, "scripts", folder) for folder in ("dev", "release")]
 
 import cells as CELLS  # noqa: E402
 import evidence  # noqa: E402
@@ -76,7 +76,7 @@ def test_every_landing_runs_all_tests_on_some_lines_and_the_main_ones_on_every_l
     assert [cell.split("-")[1] for cell in deep] == ["tf1.15", "tf2.2", "tf2.15", "tf2.21"]
     assert set(deep) < set(turn.always())
     run = read(".ci", "run")
-    assert 'export ACCUM_LINE_TESTS="not slow and not line"' in run and "scripts/turn.py" in run
+    assert 'export ACCUM_LINE_TESTS="not slow and not line"' in run and "scripts/dev/turn.py" in run
 
 
 def test_every_landing_runs_cells_of_the_larger_tiers():
@@ -189,7 +189,7 @@ def test_the_cells_of_a_line_are_those_that_are_published(platform, line, python
 
 def test_the_index_was_asked_with_the_present_pins():
     asked = json.loads(read("records", "wheels.json"))["constraints"]
-    assert asked == wheels.constraints_digest(), "run python scripts/wheels.py, and commit records/wheels.json"
+    assert asked == wheels.constraints_digest(), "run python scripts/release/wheels.py, and commit records/wheels.json"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_the_workflow_for_other_projects_names_locks_that_exist_and_runs_the_scr
     names = re.findall(r'"(py3\d+-tf[\w.-]+)"', text + page) + re.findall(r"LOCK=(\S+)", page)
     assert len(names) > 6 and "workflow_call:" in text
     assert [name for name in names if name not in locks.read()["locks"]] == []
-    assert re.findall(r"(?m)^ *- run: bash \.accum/(\S+)$", text) == ["scripts/across_tensorflow.sh"]
+    assert re.findall(r"(?m)^ *- run: bash \.accum/(\S+)$", text) == ["scripts/user/across_tensorflow.sh"]
     inputs = re.findall(r"(?m)^      (\w+):\n        description", text)
     passed = re.findall(r"(?m)^      (\w+): ", page)
     assert set(passed) <= set(inputs) and set(passed) >= {"accum", "locks"}
@@ -297,7 +297,7 @@ def test_another_project_is_installed_with_its_dependencies_beside_the_tensorflo
     environment = dict(os.environ, LOCK="py37-tf1.15-cpu", COMMAND='echo "tests ran" >> "$CALLS"')
     environment.update(CALLS=str(calls), PYTHON=sys.executable)
     environment["PATH"] = str(tmp_path) + os.pathsep + os.environ["PATH"]
-    script = os.path.join(ROOT, "scripts", "across_tensorflow.sh")
+    script = os.path.join(ROOT, "scripts", "user", "across_tensorflow.sh")
     subprocess.run(["bash", script], cwd=str(project), env=environment, check=True)
     *before, ran = calls.read_text().splitlines()
     made, locked, installed, *overrides = before

@@ -1,4 +1,4 @@
-"""Random cases against the full batch, a few of those that scripts/prove.py draws by the thousand."""
+"""Random cases against the full batch, a few of those that scripts/dev/prove.py draws by the thousand."""
 
 import importlib.util
 import io
@@ -89,7 +89,7 @@ def test_a_failure_is_a_script_that_reproduces_it(proving, monkeypatch):
 
 
 def _script():
-    spec = importlib.util.spec_from_file_location("prove", os.path.join(ROOT, "scripts", "prove.py"))
+    spec = importlib.util.spec_from_file_location("prove", os.path.join(ROOT, "scripts", "dev", "prove.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -146,7 +146,7 @@ def test_the_files_that_contributing_names_are_there():
 
 
 def test_the_environments_and_labels_that_contributing_names_are_those_of_tox():
-    spec = importlib.util.spec_from_file_location("cells_of_tox", os.path.join(ROOT, "scripts", "cells.py"))
+    spec = importlib.util.spec_from_file_location("cells_of_tox", os.path.join(ROOT, "scripts", "dev", "cells.py"))
     cells = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(cells)
     labels, text = cells.labels(), read("CONTRIBUTING.md")

@@ -135,7 +135,7 @@ def test_a_guide_ends_with_what_checks_the_reader_s_own_program_in_ci(guide):
 
 
 def notebooks():
-    place = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "notebooks.py"))
+    place = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "dev", "notebooks.py"))
     module = importlib.util.module_from_spec(place)
     place.loader.exec_module(module)
     return module
@@ -183,7 +183,7 @@ def test_a_notebook_shows_what_its_cells_print_and_return(monkeypatch):
 
 
 def test_the_locks_that_other_projects_are_told_to_test_with_are_there():
-    page = read("docs/test-across-tensorflow.md") + read("scripts/across_tensorflow.sh")
+    page = read("docs/test-across-tensorflow.md") + read("scripts/user/across_tensorflow.sh")
     named = re.findall(r"py3\d+-tf[\d.]+\d(?:-\w+)?", page + read(".github/workflows/across-tensorflow.yml"))
     assert len(set(named)) >= 6
     for name in named:
@@ -200,3 +200,12 @@ def test_the_page_of_the_records_says_of_each_what_writes_it():
     for name, writer in rows:
         with open(os.path.join(scripts[writer], writer), encoding="utf-8") as file:
             assert f'"records", "{name}")' in file.read(), writer
+
+
+def test_the_page_of_the_scripts_names_each_that_is_run():
+    text = read("scripts/README.md")
+    for folder in ("user", "dev", "release"):
+        section = text.split(f"**`{folder}/`**")[1].split("\n- **")[0]
+        names = [name for name in os.listdir(os.path.join(ROOT, "scripts", folder)) if name.endswith((".py", ".sh"))]
+        parts = {"_siblings.py", "foreign.py", "programs_run.py", "known_traps.py"}  # of others
+        assert set(re.findall(r"`(\w+\.(?:py|sh))`", section)) == set(names) - parts

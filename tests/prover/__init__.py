@@ -4,6 +4,6 @@
                                       and the bare optimizer makes them
     model_cases -> models -> trained  a Keras model is trained; plain Keras trains it at the full batch
 
-A case is a dict of plain values, so a failure can be printed as a script. `scripts/prove.py` draws thousands of them;
-test_prover.py runs a few at every landing.
+A case is a dict of plain values, so a failure can be printed as a script. `scripts/dev/prove.py` draws thousands of
+them; test_prover.py runs a few at every landing.
 """

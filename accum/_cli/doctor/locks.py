@@ -1,7 +1,7 @@
 """The locks: for each cell and system, the exact packages to install and the sha256 of their files.
 
-`locks.json` is their one source; scripts/ask_locks.py writes it. Here it is read, and written out in the two forms that
-installers take: a requirements file with hashes, and `pylock.<name>.toml` (PEP 751). Needs no TensorFlow.
+`locks.json` is their one source; scripts/release/ask_locks.py writes it. Here it is read, and written out in the two
+forms that installers take: a requirements file with hashes, and `pylock.<name>.toml` (PEP 751). Needs no TensorFlow.
 """
 
 import functools
@@ -217,7 +217,7 @@ def head(record, found: Lock) -> List[str]:
     names = ", ".join(SYSTEMS[system][0] for system in SYSTEMS if system in found.packages)
     lines = [
         f"TensorFlow {line(found.cell)} for Python {python} on {names}, as of {record['date']}.",
-        "Written by scripts/locks.py from constraints/tf{}.txt; see docs/pins.md.".format(line(found.cell)),
+        "Written by scripts/user/write_locks.py from constraints/tf{}.txt; see docs/pins.md.".format(line(found.cell)),
     ]
     lines += siblings(record, found)
     for system in SYSTEMS:

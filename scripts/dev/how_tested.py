@@ -1,0 +1,58 @@
+"""Write the numbers of docs/how-tested.md from the records of the runs that they count.
+
+python scripts/dev/how_tested.py
+"""
+
+import json
+import os
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PAGE = os.path.join(ROOT, "docs", "how-tested.md")
+BEGIN, END = "<!-- counts -->", "<!-- end of counts -->"
+
+
+def record(name):
+    with open(os.path.join(ROOT, "records", name + ".json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def counts():
+    """The table, in Markdown."""
+    cells = [cell for system in record("evidence").values() for cell in system.values()]
+    mutants, cases = record("mutants"), record("prover")
+    trained = sum(each["counts"]["cases"] for each in cases if each["kind"] == "model")
+    programs, trees = record("programs"), record("accumulators")
+    ran = [one for one in programs.values() if "agreement" in one]
+    rows = [
+        ("environments with recorded results", f"{len(cells)}"),
+        ("tests that passed in the one with the most", f"{max(cell['passed'] for cell in cells):,}"),
+        ("tests that failed in any of them", f"{sum(cell['failed'] for cell in cells)}"),
+        ("planted mistakes, and those that a test caught", f"{len(mutants)}, {sum(map(is_caught, mutants.values()))}"),
+        (
+            "random cases, and those that train a model",
+            f"{sum(each['counts']['cases'] for each in cases):,}, {trained}",
+        ),
+        ("public programs, and those that resume to what they would have been", f"{len(ran)}, {count(ran, 'resumes')}"),
+        ("public source trees that `migrate` is measured on", f"{len(trees)}"),
+    ]
+    return "\n| | |\n|---|---:|\n" + "".join(f"| {what} | {number} |\n" for what, number in rows)
+
+
+def is_caught(mutant):
+    return bool(mutant["caught"])
+
+
+def count(programs, what):
+    return sum(bool(one[what]) for one in programs)
+
+
+def main():
+    with open(PAGE, encoding="utf-8") as file:
+        text = file.read()
+    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    with open(PAGE, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text[:begin] + counts() + text[end:])
+
+
+if __name__ == "__main__":
+    main()

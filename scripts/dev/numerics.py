@@ -1,0 +1,179 @@
+"""Compare the numbers of the cells that tox ran: `python scripts/dev/numerics.py` writes docs/numbers.md.
+
+Each test of a golden trajectory leaves its distance from NumPy's and its final weights in the JUnit report of its cell.
+The tests of conventions leave the defaults of TensorFlow's own optimizers. Nothing is typed by hand.
+"""
+
+import argparse
+import json
+import os
+import xml.etree.ElementTree as ElementTree
+
+from matrix import data as matrix
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+HEAD = """\
+# The same numbers everywhere
+
+`python scripts/dev/numerics.py` writes this page from the test reports of {cells} environments on {system}. Nothing
+here is typed by hand.
+
+## Golden trajectories
+
+Every interface (optimizer, model, static graph) makes ten steps with six optimizers on micro-batches of unequal size
+(5 + 4 + 3). The weights are compared with NumPy in float64 (`tests/golden`). The tests allow a difference of 2e-6 for
+weights of order one.
+
+The last two columns compare the final weights with those of a neighbour, over the trajectories that both ran; 0 means
+identical bits. One neighbour is the previous TensorFlow on the same Python, or on the nearest Python that it supports.
+The other is the same TensorFlow on the previous Python.
+
+"""
+
+CONVENTIONS = """
+## Where TensorFlow itself changed
+
+This list shows how TensorFlow's own optimizers, without accum, change from one version to the next. "First steps" are
+those of a weight with gradient 0.5, learning rate 0.5 and, if the optimizer has one, epsilon 1. They show where epsilon
+is added and from which value accumulators start. This matters if you take hyperparameters from one TensorFlow version
+to another, or from `tf.compat.v1` to Keras.
+
+"""
+
+STANDING = """
+Some differences between `tf.compat.v1` and Keras hold for every version:
+
+- Adagrad in `tf.compat.v1` has no epsilon. In Keras it has one, inside or outside the square root, depending on the
+  version and on the family of optimizers.
+- RMSprop starts its mean square from one in `tf.compat.v1`, and from zero in Keras.
+- The default epsilon of Adam is 1e-8 in `tf.compat.v1` and 1e-7 in Keras; that of RMSprop is 1e-10 and 1e-7.
+- Momentum in `tf.compat.v1` is a sum of gradients, and in Keras a sum of steps. They differ once the learning rate
+  changes.
+"""
+
+
+def read(path):
+    """({test: {"off", "weights"}}, {what: defaults or steps}) of a JUnit report."""
+    golden, conventions = {}, {}
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        said = {found.get("name"): json.loads(found.get("value")) for found in case.iter("property")}
+        if "golden" in said:
+            golden[case.get("name")] = {"off": said["golden"]["off"], "weights": said["weights"]}
+        else:
+            conventions.update(said)
+    return golden, conventions
+
+
+def cells_of(folder, system):
+    """[(cell, line, python, golden, conventions)] of the reports in a folder, in the order of the matrix."""
+    found = []
+    for name, line, python, _ in matrix.cells(system):
+        path = os.path.join(folder, name + ".xml")
+        if os.path.exists(path):
+            found.append((name, line, python) + read(path))
+    return found
+
+
+def difference(one, other):
+    """The largest difference between the weights of two cells in the tests that both ran; None without such tests."""
+    shared = sorted(set(one) & set(other))
+    differences = [abs(a - b) for test in shared for a, b in zip(one[test]["weights"], other[test]["weights"])]
+    return max(differences) if differences else None
+
+
+def neighbours(cell, cells):
+    """Returns (the cell of the previous line, the cell of the previous Python), each None if it did not run."""
+    name, line, python = cell[:3]
+    alike = [other for other in cells if other[0].endswith("-keras2") == name.endswith("-keras2")]
+    minor = lambda other: int(other[2].split(".")[1])
+    lines = [known for known in matrix.LINES[: matrix.LINES.index(line)] if any(known == other[1] for other in alike)]
+    before = [other for other in alike if lines and other[1] == lines[-1]]
+    before = min(before, key=lambda other: abs(minor(other) - minor(cell)), default=None)
+    younger = [other for other in alike if other[1] == line and minor(other) < minor(cell)]
+    return before, max(younger, key=minor, default=None)
+
+
+def _interface(test):
+    """The name of a golden test as readers see it: static graph in a session[…]."""
+    name, bracket, case = test.partition("[")
+    for word, other in (("test_", ""), ("_follows_the_golden_trajectory", ""), ("graph_face", "static_graph")):
+        name = name.replace(word, other)
+    return name.replace("_face", "").replace("_", " ") + bracket + case
+
+
+def _number(value):
+    return "–" if value is None else "0" if value == 0 else f"{value:.1e}"
+
+
+def table(cells):
+    """Lines of the table of deviations."""
+    lines = [
+        "| environment | trajectories | from NumPy | in | from the previous TensorFlow | from the previous Python |"
+    ]
+    lines.append("|---" * 6 + "|")
+    for cell in cells:
+        golden = cell[3]
+        if not golden:
+            lines.append(f"| {cell[0]} | 0 | – | – | – | – |")
+            continue
+        worst = max(golden, key=lambda test: golden[test]["off"])
+        apart = [other and difference(golden, other[3]) for other in neighbours(cell, cells)]
+        lines.append(
+            "| {} | {} | {} | {} | {} | {} |".format(
+                cell[0],
+                len(golden),
+                _number(golden[worst]["off"]),
+                _interface(worst),
+                *[
+                    f"{_number(value)} ({other[0]})" if other and value is not None else "–"
+                    for value, other in zip(apart, neighbours(cell, cells))
+                ],
+            )
+        )
+    return lines
+
+
+def _leaves(value, path=()):
+    if isinstance(value, dict):
+        return [leaf for key, inner in sorted(value.items()) for leaf in _leaves(inner, path + (key,))]
+    return [(path, value)]
+
+
+def changes(cells):
+    """Lines that list the changes in conventions from each cell to the next that reports them."""
+    last, lines = {}, []
+    for cell in cells:
+        for what, told in sorted(cell[4].items()):
+            kind = what + (" (tf-keras)" if cell[0].endswith("-keras2") else "")
+            for path, value in _leaves(told):
+                key = (kind,) + path
+                if key in last and last[key] != value:
+                    where = f"{kind}: {' '.join(path)}"
+                    lines.append(f"- {where}: {last[key]} → {value}, from {cell[0]} on")
+                last[key] = value
+    return lines or ["- Nothing changes in these environments."]
+
+
+def page(cells, system):
+    """The text of docs/numbers.md."""
+    head = HEAD.format(cells=len(cells), system=matrix.SYSTEMS[system])
+    return head + "\n".join(table(cells)) + "\n" + CONVENTIONS + "\n".join(changes(cells)) + "\n" + STANDING
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--junit", default=os.path.join(ROOT, ".tox", "junit"), help="the folder of reports")
+    parser.add_argument("--system", default="linux", choices=sorted(matrix.SYSTEMS))
+    parser.add_argument("--output", default=os.path.join(ROOT, "docs", "numbers.md"))
+    arguments = parser.parse_args(argv)
+    cells = cells_of(arguments.junit, arguments.system)
+    if not cells:
+        parser.error(f"no report of a cell in {arguments.junit}")
+    with open(arguments.output, "w", encoding="utf-8", newline="\n") as file:
+        file.write(page(cells, arguments.system))
+    print(f"{len(cells)} cells, {sum(len(cell[3]) for cell in cells)} trajectories")
+
+
+if __name__ == "__main__":
+    main()

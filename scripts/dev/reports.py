@@ -1,0 +1,77 @@
+"""Read JUnit reports. `python scripts/dev/reports.py` lists the failures in the cells that tox ran.
+
+Cells that run in parallel print thousands of lines. This prints only which tests failed, and why.
+"""
+
+import argparse
+import os
+import sys
+import xml.etree.ElementTree as ElementTree
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+LINES = 40  # the last lines of a failure, which hold the error of a traceback
+
+
+def counts(path):
+    """{"passed", "skipped", "xfailed", "failed", "seconds"} of a JUnit file, all 0 if it can't be read."""
+    try:
+        root = ElementTree.parse(path).getroot()
+    except ElementTree.ParseError:
+        return {"passed": 0, "skipped": 0, "xfailed": 0, "failed": 0, "seconds": 0}
+    suites = list(root.iter("testsuite"))
+    found = {"passed": 0, "skipped": 0, "xfailed": 0, "failed": 0}
+    for case in root.iter("testcase"):
+        found[_outcome(case)] += 1
+    said = sum(int(suite.get(name, 0)) for suite in suites for name in ("failures", "errors"))
+    found["failed"] = max(found["failed"], said)
+    found["seconds"] = round(sum(float(suite.get("time", 0)) for suite in suites))
+    return found
+
+
+def _outcome(case):
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    skipped = case.find("skipped")
+    if skipped is None:
+        return "passed"
+    return "xfailed" if skipped.get("type") == "pytest.xfail" else "skipped"
+
+
+def is_pass(counted):
+    """Whether tests passed and none failed."""
+    return counted["passed"] > 0 and counted["failed"] == 0
+
+
+def failures(path):
+    """[(test, what it said)] of a JUnit file, in its order."""
+    try:
+        root = ElementTree.parse(path).getroot()
+    except ElementTree.ParseError:
+        return [("the whole suite", "its report can't be read")]
+    found = []
+    for case in root.iter("testcase"):
+        for kind in ("failure", "error"):
+            for said in case.findall(kind):
+                test = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
+                found.append((test, said.text or said.get("message") or "no message"))
+    return found
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="List what failed in the cells that tox ran; exit with 1 if any did.")
+    parser.add_argument("--junit", default=os.path.join(ROOT, ".tox", "junit"), help="the folder of reports")
+    folder = parser.parse_args(argv).junit
+    if not os.path.isdir(folder):
+        parser.error(f"no folder {folder}")
+    names = sorted(os.listdir(folder))
+    found = [(os.path.splitext(name)[0], failures(os.path.join(folder, name))) for name in names]
+    for cell, tests in found:
+        for test, said in tests:
+            print("{}: {}\n    {}".format(cell, test, "\n    ".join(said.strip().splitlines()[-LINES:])))
+    print(f"{len(names)} reports, {sum(len(tests) for _, tests in found)} tests failed")
+    return any(tests for _, tests in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,375 @@
+"""Ask the package index for what is locked: for each cell and system, the exact packages and the sha256 of their files.
+
+    python scripts/release/ask_locks.py ask                ask for all, and write accum/_cli/doctor/locks.json
+    python scripts/release/ask_locks.py ask py36-tf1.15    the same for this cell, or more, and its flavours only
+    python scripts/release/ask_locks.py check              whether it fits the constraints; needs no network
+
+write_locks.py makes files for pip of it. On Linux x86_64 a lock has the versions in constraints/, with which the tests
+passed. Elsewhere it has the same versions as far as the system has wheels of them, and otherwise the newest ones that
+fit. `ask` needs `uv` (`pip install uv`); it only resolves, it downloads no wheels.
+"""
+
+import argparse
+import concurrent.futures
+import datetime
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import _siblings  # noqa: F401
+import wheels
+from matrix import data as matrix
+from write_locks import PIPS
+from write_locks import data as locks
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+TARGETS = {
+    "linux": "x86_64-manylinux_2_31",
+    "linux-arm64": "aarch64-manylinux_2_31",
+    "windows": "x86_64-pc-windows-msvc",
+    "macos-x86_64": "x86_64-apple-darwin",
+    "macos-arm64": "aarch64-apple-darwin",
+}
+UV = ["uv", "pip", "compile", "--quiet", "--no-python-downloads"]
+PATCHES = {"3.6": "3.6.15", "3.7": "3.7.16", "3.8": "3.8.18", "3.9": "3.9.18", "3.10": "3.10.13", "3.11": "3.11.7"}
+"""The patch of each Python that is assumed: some packages exclude the first ones."""
+
+
+@functools.lru_cache(maxsize=None)
+def pinned(line):
+    """[(package, version, marker)] of what a line's constraints pin, and the lines of its limits."""
+    with open(os.path.join(ROOT, "constraints", f"tf{line}.txt"), encoding="utf-8") as file:
+        limits, pins = file.read().split("# what was installed")
+    found = [re.match(r"([\w.-]+)==([^;\s]+)(?:; (.*))?$", text) for text in pins.strip().splitlines()]
+    plain = [text for text in limits.splitlines() if text and not text.startswith("#")]
+    return [match.groups() for match in found], plain
+
+
+def of_python(line, python):
+    """{package: version} of what was installed on Linux with a Python."""
+    pins, _ = pinned(line)
+    versions = re.compile(r'python_version == "([\d.]+)"')
+    return {name: version for name, version, marker in pins if python in versions.findall(marker or "") + _any(marker)}
+
+
+def _any(marker):
+    return [] if marker and "python_version" in marker else [python for of in matrix.PYTHONS.values() for python in of]
+
+
+@functools.lru_cache(maxsize=None)
+def cells():
+    """{cell: (line, python, flavour)} of all locks."""
+    found = {}
+    for name, line, python, is_keras_2 in matrix.cells():
+        found[name] = (line, python, "keras2" if is_keras_2 else "")
+        if not is_keras_2:
+            found[name + "-cpu"] = (line, python, "cpu")
+            if line in matrix.METAL and python in matrix.pythons(line, "macos-arm64") and python != "3.12":
+                found[name + "-metal"] = (line, python, "metal")
+    return found
+
+
+SYSTEMS_OF = {"cpu": ("linux",), "metal": ("macos-arm64",)}
+"""Flavours that exist on some systems only."""
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Asking
+
+
+def ask(cell, system):
+    """{package: version} of a cell without flavour, or why there is none. accum itself requires only NumPy."""
+    line, python, _ = cells()[cell]
+    if python not in matrix.pythons(line, system):
+        return f"no wheels of TensorFlow {line} for Python {python}"
+    _, limits = pinned(line)
+    exact = matrix.EXACT.get((system, line, python))
+    limits = limits + ([f"tensorflow=={exact}"] if exact else [])
+    from_source = []
+    while True:
+        answer = _resolve(
+            [matrix.distribution(line, system), "numpy"], limits, of_python(line, python), python, system, from_source
+        )
+        if not isinstance(answer, str):
+            return answer
+        name = wheels.without_wheel(answer)
+        if name is None or name in from_source:
+            return answer
+        from_source.append(name)
+
+
+def _resolve(names, limits, preferred, python, system, from_source):
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: os.path.join(folder, name) for name in ("in.txt", "limits.txt", "out.txt")}
+        pins = [f"{name}=={version}" for name, version in sorted(preferred.items())]
+        _write(paths["in.txt"], names)
+        _write(paths["limits.txt"], limits + (pins if system == "linux" else []))
+        _write(paths["out.txt"], pins)  # uv keeps the versions of an output file that exists, where they fit
+        command = UV + [paths["in.txt"], "--no-header", "--no-annotate"]
+        command += ["--constraints", paths["limits.txt"], "--output-file", paths["out.txt"], "--only-binary", ":all:"]
+        command += ["--python-platform", TARGETS[system], "--python-version", PATCHES.get(python, python + ".0")]
+        for name in from_source:
+            command += ["--no-binary", name]
+        # what the cache has is enough for most, and much faster than to ask whether it is still current
+        done = _run(command + ["--offline"])
+        if "network was disabled" in done.stderr:
+            done = _run(command)
+        if done.returncode:
+            return " ".join(done.stderr.split())
+        return _pins(_read(paths["out.txt"]))
+
+
+def _pins(text):
+    return dict(line.split(";")[0].strip().split("==") for line in text.splitlines() if "==" in line)
+
+
+def _run(command):
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, universal_newlines=True)
+
+
+def _write(path, lines):
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def _read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def ask_all(names):
+    """{(cell, system): what `ask` answers}"""
+    asked = [(cell, system) for cell in names for system in TARGETS]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        return dict(zip(asked, pool.map(_told, asked)))
+
+
+def _told(pair):
+    answer = ask(*pair)
+    outcome = answer if isinstance(answer, str) else f"{len(answer)} packages"
+    print(f"{pair[0]} {pair[1]}: {outcome}", file=sys.stderr, flush=True)
+    return answer
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def ask_files(answers):
+    """{package: {version: {file: sha256}}} of all versions in the answers: the wheels that fit, or the sources."""
+    wanted = {}
+    for (cell, _), pins in answers.items():
+        if not isinstance(pins, str):
+            wanted.setdefault(cells()[cell][1], set()).update(_with_flavours(cell, pins))
+    batches = [(python, batch) for python, pins in sorted(wanted.items()) for batch in _batches(pins)]
+    found = {}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for listed in pool.map(lambda pair: _listed(*pair), batches):
+            for (name, version), files in listed.items():
+                found.setdefault(name, {}).setdefault(version, {}).update(files)
+    return found
+
+
+def _with_flavours(cell, pins):
+    """The pins of a cell and of its flavours."""
+    more = {("tensorflow-cpu", _cpu_pin(cell, pins))} if "tensorflow" in pins else set()
+    for name, flavour in (("tf-keras", "keras2"), ("tensorflow-metal", "metal")):
+        more |= {(name, _flavour_pin(name, cell))} if f"{cell}-{flavour}" in cells() else set()
+    return set(pins.items()) | more
+
+
+def ask_pips():
+    """{version: {file: sha256}} of PIPS."""
+    found = [_listed(python, {"pip": version}) for python, version in PIPS.items()]
+    wheels = [(version, files) for listed in found for (_, version), files in listed.items()]
+    return {version: {name: sha for name, sha in files.items() if name.endswith(".whl")} for version, files in wheels}
+
+
+def _cpu_pin(cell, pins):
+    line, python, _ = cells()[cell]
+    return of_python(line, python).get("tensorflow-cpu", pins["tensorflow"])
+
+
+def _flavour_pin(name, cell):
+    line, python, _ = cells()[cell]
+    return matrix.METAL.get(line) if name == "tensorflow-metal" else of_python(line, python).get(name)
+
+
+def _batches(pins):
+    """The pins in sets that have each package once."""
+    by_name = {}
+    for name, version in sorted(pins):
+        by_name.setdefault(name, []).append(version)
+    most = max(map(len, by_name.values()))
+    return [{name: found[i] for name, found in by_name.items() if i < len(found)} for i in range(most)]
+
+
+def _listed(python, batch):
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, out = os.path.join(folder, "in.txt"), os.path.join(folder, "pylock.toml")
+        _write(wanted, [f"{name}=={version}" for name, version in sorted(batch.items())])
+        command = UV + [wanted, "--no-deps", "--universal", "--format", "pylock.toml"]
+        command += ["--python-version", PATCHES.get(python, python + ".0"), "--output-file", out]
+        done = _run(command)
+        if done.returncode:
+            if len(batch) > 1:  # one of them can't be had on this Python alone: ask for each
+                found = {}
+                for pin in batch.items():
+                    found.update(_listed(python, dict([pin])))
+                return found
+            print(f"{batch} on Python {python}: {done.stderr}", file=sys.stderr)
+            return {}
+        return _files(_read(out))
+
+
+def _files(text):
+    """{(package, version): {file: sha256}} of what uv writes."""
+    found = {}
+    for block in text.split("[[packages]]")[1:]:
+        name, version = (re.search(rf'(?m)^{key} = "(.+)"', block).group(1) for key in ("name", "version"))
+        pairs = re.findall(r'url = "[^"]*/([^"/]+)".*?sha256 = "(\w+)"', block)
+        found[name, version] = {file.split("#")[0].replace("%2B", "+"): sha for file, sha in pairs}
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The record
+
+
+def recorded(answers, files, before=None):
+    """The record of `locks.json`. The flavours follow from their base: they only exchange or add one package.
+
+    What was not asked for stays as it is in the record `before`, which then keeps its date: it is the older one.
+    """
+    entries = {cell: {} for cell in cells()}
+    for cell, (line, python, flavour) in cells().items():
+        if (locks.base(cell), "linux") not in answers:
+            entries[cell] = before["locks"][cell]
+            continue
+        of_base = {system: answers[locks.base(cell), system] for system in TARGETS}
+        for system in SYSTEMS_OF.get(flavour, TARGETS):
+            pins = of_base[system]
+            if isinstance(pins, str):
+                entries[cell][system] = _reason(pins, line, python)
+            else:
+                common = {} if (system, flavour) == ("linux", "") else of_base["linux"]
+                entries[cell][system] = locks.difference(_flavoured(cell, system, pins), common)
+    version = subprocess.run(["uv", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout.split()[1]
+    record = {"date": datetime.date.today().isoformat(), "with": "uv " + version, "files": files, "locks": entries}
+    if before is not None:
+        record.update({"date": before["date"], "with": before["with"], "files": _together(before["files"], files)})
+    return dict(record, files=_used(record))
+
+
+def _together(files, more):
+    """The files of both, {package: {version: {file: sha256}}}."""
+    return {
+        name: {
+            version: dict(files.get(name, {}).get(version, {}), **more.get(name, {}).get(version, {}))
+            for version in list(files.get(name, {})) + list(more.get(name, {}))
+        }
+        for name in list(files) + list(more)
+    }
+
+
+def _reason(answer, line, python):
+    if "has no wheels" in answer or "no wheels of" in answer:
+        return f"there are no wheels of TensorFlow {line} for Python {python}"
+    raise SystemExit(f"TensorFlow {line} on Python {python}: {answer}")
+
+
+def _flavoured(cell, system, pins):
+    flavour = cells()[cell][2]
+    pins = dict(pins)
+    if flavour == "cpu":
+        pins["tensorflow-cpu"] = _cpu_pin(cell, pins)
+        del pins["tensorflow"]
+    elif flavour:
+        name = {"keras2": "tf-keras", "metal": "tensorflow-metal"}[flavour]
+        pins[name] = _flavour_pin(name, cell)
+    return pins
+
+
+def _used(record):
+    """The files that a lock needs, out of all that were listed."""
+    used = {"pip": record["files"]["pip"]}
+    for cell in record["locks"]:
+        found = locks.lock(record, cell)
+        for system, pins in found.packages.items():
+            for name, version in pins.items():
+                chosen = locks.files(record, cell, system, name, version)
+                if not chosen:
+                    raise SystemExit(f"{cell} on {system}: no file of {name} {version}")
+                used.setdefault(name, {}).setdefault(version, {}).update((file.name, file.sha256) for file in chosen)
+    return {name: dict(sorted(versions.items())) for name, versions in sorted(used.items())}
+
+
+def written(record):
+    """JSON with one line per version and per cell and system, which gives readable diffs."""
+    text = json.dumps({key: record[key] for key in ("date", "with")}, indent=1)[:-2]
+    for part in ("files", "locks"):
+        blocks = []
+        for name, entries in record[part].items():
+            lines = ",\n   ".join(f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in entries.items())
+            blocks.append(f"  {json.dumps(name)}: {{\n   {lines}\n  }}")
+        text += ',\n "{}": {{\n{}\n }}'.format(part, ",\n".join(blocks))
+    return text + "\n}\n"
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The checks
+
+
+def problems(record):
+    """What of the record does not fit constraints/."""
+    found = [f"no lock of {cell}" for cell in cells() if cell not in record["locks"]]
+    for cell, (line, python, _) in cells().items():
+        lock = locks.lock(record, cell)
+        tested = of_python(line, python)
+        pins = lock.packages.get("linux", {})
+        found += [
+            f"{cell}: {name} is {version}, and {tested.get(name)} in constraints/"
+            for name, version in pins.items()
+            if tested.get(name) != version
+        ]
+        found += [
+            f"{cell}: TensorFlow {locks.tensorflow(of_system)} on {system}"
+            for system, of_system in lock.packages.items()
+            if not locks.tensorflow(of_system).startswith(line + ".")
+        ]
+        found += [
+            f"{cell}: no file of {name} on {system}"
+            for system, of_system in lock.packages.items()
+            for name, version in of_system.items()
+            if not locks.files(record, cell, system, name, version)
+        ]
+    return found
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["ask", "check"])
+    parser.add_argument("cells", nargs="*", metavar="CELL", help="of ask: without flavour (default: all)")
+    arguments = parser.parse_args(argv)
+    what, plain = arguments.what, [cell for cell, (_, _, flavour) in cells().items() if not flavour]
+    if not set(arguments.cells) <= set(plain):
+        parser.error(f"CELL must be a cell without flavour. Received: {' '.join(arguments.cells)}")
+    if what == "ask":
+        answers = ask_all(arguments.cells or plain)
+        before = locks.read() if arguments.cells else None
+        text = written(recorded(answers, dict(ask_files(answers), pip=ask_pips()), before))
+        with open(locks.PATH, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    record = locks.read()
+    found = problems(record)
+    print("\n".join(found) or f"{len(record['locks'])} locks fit the constraints.")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

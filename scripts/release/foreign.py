@@ -1,0 +1,393 @@
+"""Run cells of the matrix that belong to another system, on Linux x86_64 in a root of their own.
+
+This is what scripts/release/wine.py and scripts/release/emulated.py share. A cell is what tox makes of it on its own
+system: the same dependencies, constraints, markers and tests, and the wheel of this checkout. Its results say under
+what it ran.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from typing import List
+
+import _siblings  # noqa: F401
+import cells
+import freeze
+import reports
+import wheels
+
+CELL = "/cell"
+"""Where a cell is, as its root sees it."""
+
+ENVIRONMENT = {
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class Failed(Exception):
+    """A step failed; the message says what to do."""
+
+
+class NoRoot(Failed):
+    """There is no place in which to run anything, such as when no Debian mirror answers."""
+
+
+class System:
+    """A system whose cells can run here; subclasses say how."""
+
+    platform = ""
+    """Its name in scripts/dev/cells.py and in results."""
+    tools = ("debootstrap", "unshare", "git", "uv", "tox")
+    """The commands that this machine must have."""
+    environment = ENVIRONMENT
+    """What its processes are given, beside the variables that tox sets."""
+    attempts = 1
+    """How often the tests are started if they end without a report."""
+    packages = ()
+    """What pytest needs there beyond the dependencies of the cell, which are resolved for that system but run here."""
+
+    def can_run(self, cell):
+        """Whether there is an interpreter for a cell of this system."""
+        raise NotImplementedError
+
+    def root(self, folder, cell):
+        """The folder of the root in which a cell runs."""
+        return os.path.join(folder, "root")
+
+    def make_root(self, root, cell):
+        """Make the root of a cell in a folder that does not exist yet."""
+        raise NotImplementedError
+
+    def under(self, folder, cell):
+        """What runs the cells, with its version, such as "Wine 10.0"."""
+        raise NotImplementedError
+
+    def unpack_python(self, folder, cell):
+        """Put an interpreter into the cell; return (the folder of its packages, its version)."""
+        raise NotImplementedError
+
+    def python(self):
+        """The command, inside the root, that starts the cell's interpreter."""
+        raise NotImplementedError
+
+    def inside(self, path):
+        """How the cell's Python calls a path inside the root."""
+        return path
+
+    def write_link(self, path, target):
+        """Make a link of the checkout as git does on this system."""
+        os.symlink(target, path)
+
+    def make(self, folder, cell):
+        """Make the root of a cell, unless it is complete."""
+        root = self.root(folder, cell)
+        complete = os.path.join(root, "complete")
+        if not os.path.exists(complete):
+            shutil.rmtree(root, ignore_errors=True)
+            os.makedirs(folder, exist_ok=True)
+            say(f"the root for {cell}")
+            self.make_root(root, cell)
+            write(complete, b"")
+
+    def place(self, folder, cell, *parts):
+        """A path in the cell, as seen from here."""
+        return os.path.join(self.root(folder, cell), CELL.strip("/"), *parts)
+
+
+def run(command, **options):
+    """Run a command and raise an error with its last lines if it fails."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, universal_newlines=True, **streams, **options)
+    if done.returncode:
+        last = "\n".join(done.stdout.splitlines()[-15:])
+        raise Failed(f"`{' '.join(command)}` ended with {done.returncode}:\n{last}")
+    return done.stdout
+
+
+ENTER = """\
+set -e
+root=$1; shift
+mount --make-rprivate /
+mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
+mount --rbind /dev "$root/dev"
+exec chroot "$root" "$@"
+"""
+"""In namespaces of its own, so that no mount and no process is left behind."""
+
+
+def entered(root, command, environment):
+    """The command line that runs `command` in the root, with nothing of the environment but what is given."""
+    settings = [f"{name}={value}" for name, value in sorted(environment.items())]
+    isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER, "sh", root]
+    return isolated + ["env", "-i"] + settings + command
+
+
+def python_of(cell):
+    return f"3.{cells.parts(cell)[1]}"
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The cell
+
+
+def settings(cell):
+    """(dependencies, environment) of a cell, as tox says."""
+    command = ["tox", "config", "-q", "-e", cell, "-k", "deps", "set_env", "--format", "json"]
+    said = json.loads(subprocess.run(command, cwd=cells.ROOT, stdout=subprocess.PIPE, check=True).stdout)["env"][cell]
+    return said["deps"], {name: value for name, value in said["set_env"].items() if not name.startswith("TOX_")}
+
+
+def copy_checkout(system, target):
+    """Copy the checkout as git makes it on that system."""
+    names = run(["git", "-C", cells.ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]).split("\0")
+    for name in names:
+        path, copy = os.path.join(cells.ROOT, name), os.path.join(target, name)
+        if os.path.islink(path):
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            system.write_link(copy, os.readlink(path))
+        elif os.path.isfile(path):
+            with open(path, "rb") as file:
+                write(copy, file.read())
+
+
+def write(path, content):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def build_wheel(tree, target):
+    run(["uv", "build", "--quiet", "--wheel", "--out-dir", target, tree])
+    (name,) = [name for name in os.listdir(target) if name.endswith(".whl")]
+    return os.path.join(target, name)
+
+
+def install(system, cell, version, deps, wheel, site):
+    """Install what tox would on that system; packages without a wheel there are built here, as pip would there."""
+    pip = ["uv", "pip", "install", "--quiet", "--no-cache", "--target", site]
+    pip += ["--python-platform", wheels.TAGS[system.platform], "--python-version", version]
+    pip += ["--python", python_of(cell)]
+    command = list(pip)
+    for dep in deps:
+        command += ["--constraints", dep.split()[1]] if dep.startswith("-c ") else [dep]
+    # wrapt 1.12 has no wheels; what a machine without a compiler builds of it runs everywhere
+    plain = dict(os.environ, WRAPT_EXTENSIONS="false", WRAPT_INSTALL_EXTENSIONS="false")
+    built: List[str] = []
+    while True:
+        binary = [option for name in wheels.WHEELS if name not in built for option in ("--only-binary", name)]
+        try:
+            run(command + list(system.packages) + binary, cwd=cells.ROOT, env=plain)
+            break
+        except Failed as failed:
+            name = wheels.without_wheel(str(failed))
+            if name is None or name in built:
+                raise
+            built.append(name)
+    run(pip + ["--no-deps", wheel])
+
+
+def prepare(system, folder, cell):
+    """Make the cell's folder in its root; return the environment of its tests."""
+    shutil.rmtree(system.place(folder, cell), ignore_errors=True)
+    os.makedirs(system.place(folder, cell))
+    deps, environment = settings(cell)
+    site, version = system.unpack_python(folder, cell)
+    tree = system.place(folder, cell, "tree")
+    copy_checkout(system, tree)
+    with tempfile.TemporaryDirectory() as built:
+        source = os.path.join(built, "tree")
+        shutil.copytree(tree, source, symlinks=True)
+        wheel = build_wheel(source, os.path.join(built, "wheel"))
+        install(system, cell, version, deps, wheel, site)
+    return environment
+
+
+PYTEST = "import sys; sys.path.remove(''); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+"""As the command `pytest` does: without the current folder on the path, whose `accum` is not the installed one."""
+
+
+def test(system, folder, cell, environment, arguments, log, minutes):
+    """Freeze and test a cell, and leave the results in its folder `work`; whether tests passed and none failed."""
+    work, tree = (system.inside(f"{CELL}/{name}") for name in ("work", "tree"))
+    frozen = system.place(folder, cell, "work", "freeze", cell + ".json")
+    environment = dict(system.environment, **environment)
+    root = system.root(folder, cell)
+    freezing = system.python() + [f"{tree}/scripts/dev/freeze.py", work, cell] + arguments
+    for _ in range(system.attempts):
+        if not os.path.exists(frozen) or not os.path.getsize(frozen):
+            logged(root, freezing, environment, log, minutes)
+    report = system.place(folder, cell, "work", "junit", cell + ".xml")
+    testing = system.python() + ["-c", PYTEST] + (arguments or ["tests"]) + [f"--junitxml={work}/junit/{cell}.xml"]
+    for attempt in range(system.attempts):
+        if os.path.exists(report):
+            break
+        if attempt:
+            say(f"{cell}: the tests ended without a report; once more")
+        if not logged(root, testing, environment, log, minutes):
+            say(f"{cell}: not done after {minutes} minutes")
+            return False
+    return os.path.exists(report) and reports.is_pass(reports.counts(report))
+
+
+def logged(root, command, environment, log, minutes):
+    """Run a command in the cell's copy of the checkout; whether it ended in time."""
+    inside = entered(root, ["sh", "-c", f'cd {CELL}/tree && exec "$@"', "sh"] + command, environment)
+    with open(log, "ab") as file:
+        try:
+            subprocess.run(inside, stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=60 * minutes)
+        except subprocess.TimeoutExpired:
+            return False
+    return True
+
+
+def keep_results(system, folder, cell):
+    """Move a cell's freeze and report to FOLDER/results, and say there under what it ran."""
+    results = os.path.join(folder, "results")
+    for kind, suffix in (("freeze", ".json"), ("junit", ".xml")):
+        kept = os.path.join(results, kind, cell + suffix)
+        left = system.place(folder, cell, "work", kind, cell + suffix)
+        os.makedirs(os.path.dirname(kept), exist_ok=True)
+        if os.path.exists(kept):
+            os.remove(kept)
+        if os.path.exists(left):
+            shutil.move(left, kept)
+    path = os.path.join(results, "freeze", cell + ".json")
+    if not os.path.exists(path):
+        raise Failed(f"{cell}: Python did not start; see {os.path.join(folder, 'logs', cell + '.log')}")
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    if not text:
+        raise Failed(f"{cell}: freeze.py did not finish; see {os.path.join(folder, 'logs', cell + '.log')}")
+    frozen = json.loads(text)
+    frozen.update(under=system.under(folder, cell), commit=freeze.commit())
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(frozen, file, indent=1, sort_keys=True)
+
+
+def run_cell(system, folder, cell, arguments, minutes, keep):
+    """Install, test, record and remove a cell; whether it passed.
+
+    `arguments` select a part of its tests, which is not recorded.
+    """
+    log = os.path.join(folder, "logs", cell + ".log")
+    os.makedirs(os.path.dirname(log), exist_ok=True)
+    with open(log, "w", encoding="utf-8"):
+        pass
+    try:
+        system.make(folder, cell)
+    except Failed as failed:
+        raise NoRoot(str(failed)) from failed
+    say(f"{cell}: install")
+    environment = prepare(system, folder, cell)
+    say(f"{cell}: test with {environment['PYTEST_ADDOPTS']}, log in {log}")
+    passed = test(system, folder, cell, environment, arguments, log, minutes)
+    if not arguments:  # a part of the tests is no result of the cell
+        keep_results(system, folder, cell)
+    if not keep:
+        shutil.rmtree(system.place(folder, cell))
+    with open(log, encoding="utf-8", errors="replace") as file:
+        said = file.read().strip().splitlines()
+    say(f"{cell}: {said[-1] if said else 'no output'}")
+    return passed
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The command
+
+
+def possible(system):
+    """The cells of that system for whose Python there is an interpreter."""
+    return [cell for cell in cells.cells(system.platform) if system.can_run(cell)]
+
+
+def lines(system):
+    """One cell of each line: that of the label `lines` or `ci-beyond` where possible, or else the newest Python."""
+    known, found = cells.labels(), {}
+    for cell in possible(system):
+        line, _, flavour = cells.parts(cell)
+        if not flavour and (line not in found or found[line] not in known["lines"] + known["ci-beyond"]):
+            found[line] = cell
+    return [found[line] for line in sorted(found)]
+
+
+def records_of(system):
+    """{cell: record} of records/evidence.json."""
+    with open(os.path.join(cells.ROOT, "records", "evidence.json"), encoding="utf-8") as file:
+        return json.load(file).get(system.platform, {})
+
+
+def left(system):
+    """The cells without a record of these sources, those of Keras 2's lines first."""
+    records = records_of(system)
+    sources = freeze.source_digest()
+    waiting = [cell for cell in possible(system) if records.get(cell, {}).get("sources") != sources]
+    return sorted(waiting, key=lambda cell: (cells.parts(cell)[0] > (2, 15), cell not in lines(system)))
+
+
+def turn(system):
+    """The cell whose turn it is, for `.ci/run`: of those that have run, one that failed, or that ran longest ago."""
+    found = records_of(system)
+    if not found:
+        raise Failed(f"No cell of {system.platform} has a record in records/evidence.json.")
+    return [min(found, key=lambda cell: (reports.is_pass(found[cell]), found[cell]["date"], cells.parts(cell)))]
+
+
+def chosen(system, names):
+    groups = {"lines": lines, "missing": left, "turn": turn}
+    found = [cell for name in names for cell in (groups[name](system) if name in groups else [name])]
+    unknown = [cell for cell in found if cell not in possible(system)]
+    if unknown:
+        raise Failed(f"CELL must be one of: {' '.join(possible(system))}. Received: {' '.join(unknown)}")
+    return found
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def needed(system):
+    """Raise an error that names what the machine lacks."""
+    absent = [name for name in system.tools if shutil.which(name) is None]
+    if absent:
+        raise Failed(f"These commands must be installed: {' '.join(absent)}.")
+    if os.geteuid() != 0:
+        raise Failed("This must be run as root, which alone may make a root and enter it.")
+
+
+def main(system, description, argv=None):
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "left"])
+    parser.add_argument("folder", metavar="FOLDER", help="where the roots, logs and results are")
+    parser.add_argument("cells", nargs="*", metavar="CELL", help="names as in tox.ini, or `lines`, or `missing`")
+    parser.add_argument("--minutes", type=int, default=120, help="how long the tests of a cell may take (default: 120)")
+    parser.add_argument("--keep", action="store_true", help="leave the last cell in its root, under /cell")
+    parser.add_argument("--pytest", default="", metavar="ARGUMENTS", help="for part of the suite; nothing is recorded")
+    arguments = parser.parse_args(argv)
+    folder = os.path.abspath(arguments.folder)
+    if arguments.what == "left":
+        print("\n".join(left(system)))
+        return 0
+    try:
+        needed(system)
+        wanted = chosen(system, arguments.cells)
+    except Failed as failed:
+        parser.error(str(failed))
+    status = 0
+    for cell in wanted:
+        try:
+            if not run_cell(system, folder, cell, arguments.pytest.split(), arguments.minutes, arguments.keep):
+                status = 1
+        except NoRoot as failed:
+            say(f"{cell}: {failed}")
+            return 3
+        except Failed as failed:
+            say(f"{cell}: {failed}")
+            status = 1
+    return status

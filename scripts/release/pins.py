@@ -1,0 +1,224 @@
+"""Write constraints/tf*.txt from environments whose tests passed: `python scripts/release/pins.py [LINE ...]`.
+
+To resolve anew and pin the result:
+
+    ACCUM_CONSTRAINTS=constraints/loose tox run      # the newest versions that constraints/loose allows
+    python scripts/release/pins.py                           # pins exactly what passed
+    python scripts/dev/evidence.py                       # and reports it in MATRIX.md
+    python scripts/release/ask_locks.py ask                  # and locks it, with hashes, for every system
+
+The file of a line holds the limits of constraints/loose, with their reasons, and the exact version of each package that
+TensorFlow, tf-keras and tf-slim require, per Python where they differ. A wheel for every platform is pinned on every
+platform; any other wheel only on Linux, where it was tested.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+
+import _siblings  # noqa: F401
+import reports
+from matrix import data as matrix
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FOLDER = os.path.join(ROOT, "constraints")
+ROOTS = ("tensorflow", "tensorflow-cpu", "tf-keras", "tf-slim")
+"""What the library runs on. Packages that only its tests need, such as pytest, are not pinned."""
+
+SIBLINGS = ("tensorflow", "tensorflow-cpu")
+"""Two names for one build: the tested version of one is pinned for both."""
+
+OWN_PATCHES = {("1.15", "tensorflow"): "1.15.5"}
+"""Patches that only one of the siblings has. The cells run the other, tensorflow-cpu; records/patches.json records that
+the main tests passed with these too, on each Python (`python scripts/dev/evidence.py --patches` adds to it)."""
+
+BY_MACHINE = ("tensorflow", "tensorflow-cpu", "tensorflow-io-gcs-filesystem")
+"""What has other patch releases for Linux aarch64: pinned for x86_64 alone."""
+
+LEFT_TO_ARM_MACS = {
+    "2.6": ("typing-extensions",),
+    "2.7": ("six",),
+    "2.8": ("six",),
+    "2.9": ("six",),
+    "2.12": ("jax",),
+}
+"""What tensorflow-macos or tensorflow-metal require another version of than Linux has: pinned elsewhere alone."""
+NO_ARM_MAC = 'sys_platform != "darwin" or platform_machine != "arm64"'
+
+
+class Refused(Exception):
+    """The file of a line can't be written; the message says why."""
+
+
+def passed(path):
+    return os.path.exists(path) and reports.is_pass(reports.counts(path))
+
+
+def freezes(folder, junit):
+    """{cell: freeze} of the Linux cells whose tests passed; with `junit` None, of all."""
+    found = {}
+    for entry in sorted(os.listdir(folder)):
+        name, suffix = os.path.splitext(entry)
+        if suffix != ".json" or (junit is not None and not passed(os.path.join(junit, name + ".xml"))):
+            continue
+        with open(os.path.join(folder, entry), encoding="utf-8") as file:
+            frozen = json.load(file)
+        if frozen["system"] == "linux" and not frozen["arguments"]:
+            found[name] = frozen
+    return found
+
+
+def working(work_dir, frozen):
+    """The environments in which smoke.py succeeds: plain TensorFlow may fail although it can be imported."""
+    found = {}
+    for name in sorted(frozen):
+        python = os.path.join(work_dir, name, "bin", "python")
+        command = [python, "-I", os.path.join(ROOT, "scripts", "release", "smoke.py")]
+        if not os.path.exists(python):
+            print(f"{name}: the environment no longer exists, so it can't be tried.", file=sys.stderr)
+        elif subprocess.call(command) != 0:
+            print(f"{name}: plain TensorFlow fails in it.", file=sys.stderr)
+        else:
+            found[name] = frozen[name]
+    return found
+
+
+def needed(packages):
+    """The packages of a freeze that are in ROOTS or required by them, directly or indirectly."""
+    names, todo = set(), [root for root in ROOTS if root in packages]
+    while todo:
+        name = todo.pop()
+        if name in names or name not in packages:
+            continue
+        names.add(name)
+        plain = [text for text in packages[name]["requires"] if not re.search(r";.*\bextra\b", text)]
+        todo += [re.sub(r"[-_.]+", "-", re.match(r"[A-Za-z0-9._-]+", text).group()).lower() for text in plain]
+    return {name: packages[name] for name in names}
+
+
+def versions(line, frozen):
+    """{package: {python: version}} and the names of those that are wheels for every platform."""
+    merged, platform_wheels = {}, set()
+    for name, of, python, is_keras_2 in matrix.cells():
+        if of != line or (is_keras_2 and name not in frozen):
+            continue
+        if name not in frozen:
+            raise Refused(f"{name}: no environment that passed")
+        for package, about in needed(frozen[name]["packages"]).items():
+            for twin in SIBLINGS if package in SIBLINGS else (package,):
+                version = OWN_PATCHES.get((line, twin), about["version"])
+                there = merged.setdefault(twin, {}).setdefault(python, version)
+                if there != version:
+                    other = "with Keras 2" if is_keras_2 else "with Keras 3"
+                    raise Refused(f"{name}: {twin} is {there}, and {version} {other}")
+                if not about["pure"]:
+                    platform_wheels.add(twin)
+    return merged, set(merged) - platform_wheels
+
+
+def pins(merged, pure, pythons, left_to_arm_macs=()):
+    """The pins, one line for each package and version."""
+    lines = []
+    for package in sorted(merged):
+        by_version = {}
+        for python in pythons:
+            if python in merged[package]:
+                by_version.setdefault(merged[package][python], []).append(python)
+        for version, on in by_version.items():
+            markers = [] if package in pure else ['sys_platform == "linux"']
+            if package in BY_MACHINE:
+                markers.append('platform_machine == "x86_64"')
+            if package in left_to_arm_macs:
+                markers.append(f"({NO_ARM_MAC})" if markers or on != list(pythons) else NO_ARM_MAC)
+            if on != list(pythons):
+                either = " or ".join(f'python_version == "{python}"' for python in on)
+                markers.append(f"({either})" if len(on) > 1 and markers else either)
+            lines.append("{}=={}{}".format(package, version, "; " + " and ".join(markers) if markers else ""))
+    return lines
+
+
+HEAD = """\
+# TensorFlow {line}, for Python {first} to {last}.{note}
+#     python -m pip install -c constraints/tf{line}.txt . {install}
+# Written by scripts/release/pins.py from environments on Linux x86_64, {date}: {proof}.{patches}
+# Other systems share the pins of wheels for every system; the rest is left to pip there, within the limits below.
+"""
+
+
+def patches_passed(line):
+    """Lines for the head of a file, one for each patch of OWN_PATCHES."""
+    with open(os.path.join(ROOT, "records", "patches.json"), encoding="utf-8") as file:
+        records = json.load(file)
+    said = ""
+    for (of, package), version in OWN_PATCHES.items():
+        if of == line:
+            for python in matrix.pythons(line):
+                kept = records.get(matrix.cell(python, line, False), {})
+                if kept.get("packages", {}).get("tensorflow") != version or not reports.is_pass(kept):
+                    raise Refused(
+                        f"records/patches.json has no run of {package} {version} on Python {python} that passed"
+                    )
+            said += f"\n# tox does not install {package} {version}. Run by hand, the main tests passed with it on each "
+            said += f"Python, {kept['date'][:10]}."
+    return said
+
+
+def content(line, frozen, is_proven):
+    """The text of a line's file."""
+    pythons = matrix.pythons(line)
+    merged, pure = versions(line, frozen)
+    with open(os.path.join(FOLDER, "loose", f"tf{line}.txt"), encoding="utf-8") as file:
+        loose = file.read().strip().splitlines()
+    dates = [frozen[name]["date"][:10] for name, of, _, _ in matrix.cells() if of == line and name in frozen]
+    head = HEAD.format(
+        line=line,
+        first=pythons[0],
+        last=pythons[-1],
+        note="" if matrix.has_keras_face(line) else " Static graphs only.",
+        install="tensorflow",
+        date=" to ".join(sorted({min(dates), max(dates)})),
+        patches=patches_passed(line),
+        proof="the tests passed in them" if is_proven else "plain TensorFlow trains in them, the tests have yet to run",
+    )
+    limits = "\n".join(text for text in loose if not text.startswith("# TensorFlow "))
+    return "{}\n# limits, by hand\n{}\n\n# what was installed\n{}\n".format(
+        head, limits, "\n".join(pins(merged, pure, pythons, LEFT_TO_ARM_MACS.get(line, ())))
+    )
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("lines", nargs="*", metavar="LINE", help="such as 2.10 (default: all that were measured)")
+    parser.add_argument("--work-dir", default=os.path.join(ROOT, ".tox"), help="where freeze/ and junit/ are")
+    parser.add_argument("--unproven", action="store_true", help="without tests, by scripts/release/smoke.py alone")
+    arguments = parser.parse_args(argv)
+    unknown = [line for line in arguments.lines if line not in matrix.LINES]
+    if unknown:
+        parser.error(f"LINE must be one of the matrix. Received: {' '.join(unknown)}")
+    junit = None if arguments.unproven else os.path.join(arguments.work_dir, "junit")
+    folder = os.path.join(arguments.work_dir, "freeze")
+    if not os.path.isdir(folder):
+        parser.error(f"no environments in {folder}: run tox first.")
+    frozen = freezes(folder, junit)
+    if arguments.unproven:
+        frozen = working(arguments.work_dir, frozen)
+    measured = [line for name, line, _, _ in matrix.cells() if name in frozen]
+    status = 0
+    for line in arguments.lines or sorted(set(measured), key=matrix.LINES.index):
+        try:
+            text = content(line, frozen, not arguments.unproven)
+        except Refused as refused:
+            print(f"tf{line}: left as it is. {refused}", file=sys.stderr)
+            status = 1
+            continue
+        with open(os.path.join(FOLDER, f"tf{line}.txt"), "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        print(f"constraints/tf{line}.txt")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
