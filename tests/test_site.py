@@ -207,5 +207,5 @@ def test_the_page_of_the_scripts_names_each_that_is_run():
     for folder in ("user", "dev", "release"):
         section = text.split(f"**`{folder}/`**")[1].split("\n- **")[0]
         names = [name for name in os.listdir(os.path.join(ROOT, "scripts", folder)) if name.endswith((".py", ".sh"))]
-        parts = {"_siblings.py", "foreign.py", "programs_run.py", "known_traps.py"}  # of others
+        parts = {"_siblings.py", "foreign.py", "programs_run.py"}  # of others
         assert set(re.findall(r"`(\w+\.(?:py|sh))`", section)) == set(names) - parts
