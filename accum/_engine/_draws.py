@@ -9,18 +9,43 @@ how many operations have drawn before, and of the example.
 """
 
 import contextlib
-from typing import Any, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _check, _tf
-from accum._tf import tf
+from accum._tf import CheckpointOnly, tf
 
 
 def random_seed() -> Optional[tf.Tensor]:
     """Return another seed for each run of a graph, as the program's seed has it; None in eager execution."""
-    if tf.executing_eagerly():
-        return None
+    return None if tf.executing_eagerly() else uniform_seed()
+
+
+def uniform_seed() -> tf.Tensor:
+    """Return another seed for each call and run."""
     with _tf.on_host():
         return tf.cast(tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32), tf.int64)
+
+
+class CycleDraws(CheckpointOnly):
+    """What checkpoints keep of the random numbers of an unfinished cycle.
+
+    Args:
+      name: prefix of the names of variables.
+      seeds: the variables from which the model takes its seeds, int tensors of shape [2].
+
+    Attributes:
+      examples: int64 [], the examples of the cycle so far, on all replicas.
+      seeds: int64 [2] each, the seeds with which the cycle began.
+    """
+
+    def __init__(self, name: str, seeds: Sequence[tf.Variable]) -> None:
+        super().__init__()
+        self.examples = _tf.new_counter(f"{name}/examples")
+        self.seeds = [_tf.new_counter(f"{name}/seed_{number}", [2]) for number, _ in enumerate(seeds)]
+
+    @property
+    def counters(self) -> List[tf.Variable]:
+        return [self.examples] + list(self.seeds)
 
 
 class _Rows(NamedTuple):
@@ -38,15 +63,25 @@ class Draws:
       seed: int64 tensor of shape [2], another one for each batch; None in eager execution, where nothing is replaced.
       total: the number of examples of the batch, an int or int scalar tensor.
       compiled: whether XLA compiles this, which draws other numbers, and by place in another order.
+      base: function that returns how many examples were before those of the batch, an int64 scalar tensor, or raises
+        `LookupError` if that is unknown. None: the batch is all there is.
     """
 
-    def __init__(self, seed: Optional[tf.Tensor], total: Any, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        seed: Optional[tf.Tensor],
+        total: Any,
+        compiled: bool = False,
+        base: Optional[Callable[[], tf.Tensor]] = None,
+    ) -> None:
         self._seed = seed
         self._total = total
+        self._base = base
         self._compiled = compiled
         self._rows: Optional[_Rows] = None
         self._number = 0
         self._others: List[str] = []
+        self._has_warned = False
 
     @contextlib.contextmanager
     def of(self, begin: Any, count: Any) -> Iterator[None]:
@@ -72,14 +107,14 @@ class Draws:
             self._warn()
 
     def _warn(self) -> None:
-        if self._others:
+        if self._others and not self._has_warned:
+            self._has_warned = True
             _check.warn(
                 "These operations draw random numbers that differ with the size of micro-batches: they are in a loop, "
                 "shuffle, take their numbers from a `tf.random.Generator`, or do not have the examples along their "
                 "first axis. Results are correct, but for other draws: draw with `tf.random.uniform` or `normal`, a "
                 f"number for each example, outside of loops. Received: {_check.shown(self._others)}."
             )
-            self._others = []
 
     def _replaced(self, op: Any) -> Optional[tf.Tensor]:
         assert self._rows is not None
@@ -114,6 +149,7 @@ class Draws:
         assert self._rows is not None
         source, dtype = self._source(op), op.output.dtype
         begin, count = (tf.cast(number, tf.int64) for number in (self._rows.begin, self._rows.count))
+        begin += self._before(op)
         shape = tf.cast(op.shape, tf.int64)
         per_count = _tf.numbers_per_count(op.kind, dtype)
         if source.counter is None or per_count is None or self._compiled:
@@ -127,11 +163,24 @@ class Draws:
         flat = _tf.draw(op.kind, [size + skipped], _tf.advanced(source, first // per_count), *_numbers(op))
         return tf.reshape(flat[skipped:], op.shape)
 
+    def _before(self, op: Any) -> Any:
+        """Return how many examples were before those of the batch."""
+        if self._base is None:
+            return 0
+        try:
+            if not self._compiled:
+                return self._base()
+        except LookupError:
+            pass
+        self._others.append(op.output.op.name)
+        return 0
+
     def _cut(self, op: Any, source: Any, shape: tf.Tensor, begin: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         static = [op.output.shape.as_list()[0], self._rows.count, self._total]  # type: ignore[union-attr]
-        total = tf.cast(self._total, tf.int64)
+        is_all = self._base is None or self._compiled  # otherwise nobody knows how many examples will follow
+        total = tf.cast(self._total, tf.int64) if is_all else begin + count
         rows = shape[0] // tf.maximum(count, 1)
-        if all(isinstance(length, int) for length in static):  # XLA has to know it
+        if is_all and all(isinstance(length, int) for length in static):  # XLA has to know it
             rows = tf.constant(static[0] // max(static[1], 1), tf.int64)
             whole_shape = [static[0] // max(static[1], 1) * static[2]] + op.output.shape.as_list()[1:]
         else:

@@ -136,9 +136,19 @@ def sum_of_group(values: Sequence[tf.Tensor], group_size: int) -> List[tf.Tensor
     return [tf.gather(slot, group) for slot in context.all_reduce(SUM, slots)]
 
 
+def number_among_all() -> Any:
+    """Return the number of the current replica among those of all processes, an int or int scalar tensor."""
+    return tf.distribute.get_replica_context().replica_id_in_sync_group
+
+
+def have_one_number() -> bool:
+    """Whether replicas can't be told apart by their numbers."""
+    return _tf.has_replicas_of_one_number(tf.distribute.get_strategy())
+
+
 def require_numbers() -> None:
     """Raise if replicas can't be told apart by their numbers."""
-    if _tf.has_replicas_of_one_number(tf.distribute.get_strategy()):
+    if have_one_number():
         raise ValueError(
             "TensorFlow 2.2 and 2.3 give the replicas of each worker the same numbers, so `whole_batch` can't tell "
             "whose examples are whose: pass `replicas_per_group={'loss': 1}`, with which each replica computes its own "

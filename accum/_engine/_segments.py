@@ -30,7 +30,7 @@ from accum._engine._batch import Batch
 from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, PooledFinite, SlicesSum, Sum
 from accum._engine._custom_gradient import custom_gradient
 from accum._engine._cut_graph import CutGraph, Phase
-from accum._engine._draws import random_seed
+from accum._engine._draws import uniform_seed
 from accum._engine._gradients import weighted
 from accum._engine._kept_cuts import Crossing
 from accum._engine._micro_batches import FIRST, WHOLE, MicroBatches
@@ -176,7 +176,7 @@ class SegmentedFunction:
       group_size: int, the number of replicas over whose examples statistics are computed together.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
         for 1; called when they are computed. See `_moments.over_replicas`.
-      seed: function that returns the seed of the batch, as for `Draws`.
+      draws: object with functions `seed()` and `base()`, as for `Draws`; None for random numbers of this batch alone.
     """
 
     def __init__(
@@ -186,9 +186,9 @@ class SegmentedFunction:
         flatten: Callable[[Any], List[tf.Tensor]],
         group_size: int = 1,
         weight: Callable[[], Optional[Scalar]] = lambda: None,
-        seed: Callable[[], tf.Tensor] = random_seed,
+        draws: Any = None,
     ) -> None:
-        self._seed = seed
+        self._draws = draws
         self._segments = segments
         self._cut = segments.graph
         self._trace = segments.graph.trace
@@ -210,7 +210,7 @@ class SegmentedFunction:
         cut, trace = self._cut, self._trace
         self._zeros: Dict[Any, tf.Tensor] = {}
         if any(trace.seed in phase.feeds for phase in cut.forward + cut.wholes):
-            self._known[trace.seed] = self._seed()
+            self._known[trace.seed] = self._seed_of_batch()
         for key, handle in cut.states.items():
             self._known[key] = _tf.read_handle(handle, cut.spec(key).dtype)
         found: Dict[Key, Any] = {}
@@ -227,6 +227,15 @@ class SegmentedFunction:
         self._end_states()
         self._receive(found)
         return [found[key] for key in trace.outputs], [found[loss.value] for loss in trace.losses]
+
+    def _seed_of_batch(self) -> tf.Tensor:
+        seed = None if self._draws is None else self._draws.seed()
+        return uniform_seed() if seed is None else seed
+
+    @property
+    def _base(self) -> Any:
+        """How many examples were before those of the batch, an int64 scalar tensor or 0."""
+        return 0 if self._draws is None else self._draws.known_base()
 
     def _is_done(self, key: Key, level: int) -> bool:
         return key not in self._segments.kept and self._segments.last_uses.get(key, level + 1) <= level
@@ -339,9 +348,9 @@ class SegmentedFunction:
             elif key == trace.share:
                 feeds[key] = self._micro.share(index)
             elif key == trace.total:
-                feeds[key] = tf.cast(self._micro.batch.count, tf.int64)
+                feeds[key] = tf.cast(self._micro.batch.count, tf.int64) + self._base
             elif key == trace.position:
-                feeds[key] = tf.cast(self._micro.begin(index), tf.int64)
+                feeds[key] = tf.cast(self._micro.begin(index), tf.int64) + self._base
             elif key in self._loss_grads:
                 loss, grad = self._loss_grads[key]
                 share = tf.ones([], grad.dtype) if loss.is_sum else self._micro.share(index, grad.dtype)

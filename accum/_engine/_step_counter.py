@@ -18,9 +18,11 @@ class State(CheckpointOnly):
       weight_sum: float32 [] per replica, the sum of the micro-batches' weights.
       accumulators: the `Accumulators`, one for each variable that had a gradient.
       seen: the `SeenGradients` of the cycle; it exists only while checkpoints have to keep them.
+      draws: the `CycleDraws` of the cycle; it exists only if the model draws random numbers.
     """
 
     seen: Any
+    draws: Any
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,7 +4,6 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._batch import Batch
-from accum._engine._draws import random_seed
 from accum._engine._found_statistics import FoundStatistics, Receive
 from accum._engine._gradients import divided
 from accum._engine._micro_batches import MicroBatches
@@ -77,7 +76,7 @@ def whole_call(
     compiled: bool = False,
     group_size: int = 1,
     weight: Callable[[], Optional[Scalar]] = lambda: None,
-    seed: Callable[[], tf.Tensor] = random_seed,
+    draws: Any = None,
 ) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
     """Compute the outputs of the whole batch, and the losses that were added.
 
@@ -88,12 +87,12 @@ def whole_call(
       sources: variables and tensors, by which the trace has been differentiated.
       inputs: float tensors from which the outputs are computed, but without a gradient.
       compiled: whether XLA compiles this.
-      group_size, weight, seed: as for `SegmentedFunction`.
+      group_size, weight, draws: as for `SegmentedFunction`.
 
     Returns:
       (outputs, losses). The gradient by `sources` flows through them.
     """
-    run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), batch.flatten, group_size, weight, seed)
+    run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), batch.flatten, group_size, weight, draws)
     with _tf.control_flow_of_tf(2):  # whose loops free what they have kept as soon as nobody needs it
         outputs, losses = run.forward()
     outputs = [_with_examples(tensor, batch.count) for tensor in outputs]

@@ -23,18 +23,34 @@ def count_examples(data: Any) -> tf.Tensor:
     Targets and sample weights have one entry for each example. Inputs may also contain other things, such as the edges
     of a graph, so they are used last.
     """
-    x, y, sample_weight = unpack_data(data)
-    batched = [leaf for leaf in tf.nest.flatten((y, sample_weight, x)) if _has_axes(leaf)]
-    if not batched:
+    first = _first_batched(data)
+    if first is None:
         raise ValueError(
             "There is no batch whose examples could be counted: pass `micro_batch_weight='equal'`, or a function of "
             f"the data. Received: {data!r}."
         )
-    first = batched[0]
-    if isinstance(first, tf.RaggedTensor):
-        return tf.cast(first.nrows(), tf.float32)
-    shape = first.dense_shape if isinstance(first, tf.SparseTensor) else tf.shape(first)
-    return tf.cast(shape[0], tf.float32)
+    return tf.cast(_length(first), tf.float32)
+
+
+def known_count(data: Any) -> Any:
+    """Return what `count_examples` counts, an int if it is known now, otherwise an int64 scalar; or None."""
+    first = _first_batched(data)
+    if first is None:
+        return None
+    known = None if isinstance(first, tf.SparseTensor) else first.shape[0]
+    known = getattr(known, "value", known)  # a `Dimension` in a static graph of TF 1.15
+    return tf.cast(_length(first), tf.int64) if known is None else int(known)
+
+
+def _first_batched(data: Any) -> Any:
+    x, y, sample_weight = unpack_data(data)
+    return next((leaf for leaf in tf.nest.flatten((y, sample_weight, x)) if _has_axes(leaf)), None)
+
+
+def _length(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows()
+    return (leaf.dense_shape if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf))[0]
 
 
 def _has_axes(leaf: Any) -> Any:

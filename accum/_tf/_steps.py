@@ -1,6 +1,7 @@
 """What a train, test or predict step of Keras reads and calls, so that it can run on one micro-batch of a batch."""
 
 import contextlib
+import importlib
 from typing import Any, Callable, Iterator, List
 
 from accum._tf._models import layers_of
@@ -202,8 +203,19 @@ def count_batch(model: tf.keras.Model, name: str, waits: Any) -> None:
 
 
 def seeds_of(model: tf.keras.Model) -> List[Any]:
-    """Return the variables of a model that seed random numbers, in Keras 3."""
-    return [var for var in model.variables if "seed_generator" in getattr(var, "path", "")] if IS_KERAS_3 else []
+    """Return the variables of a model that seed random numbers, in Keras 3, and that of layers without a seed."""
+    if not IS_KERAS_3:
+        return []
+    seeds = [var for var in model.variables if "seed_generator" in getattr(var, "path", "")]
+    common = importlib.import_module("keras.src.backend.common.global_state")
+    generator = common.get_global_attribute("global_seed_generator")
+    return seeds + [generator.state] if generator is not None and seeds else seeds
+
+
+def may_draw(model: tf.keras.Model) -> bool:
+    """Whether a model has layers of Keras that draw random numbers in training."""
+    rates = ("rate", "dropout", "recurrent_dropout", "stddev")
+    return bool(seeds_of(model)) or any(getattr(layer, name, None) for layer in layers_of(model) for name in rates)
 
 
 def state_of(model: tf.keras.Model) -> List[Any]:

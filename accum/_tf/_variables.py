@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import platform
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import numpy as np
 
@@ -181,10 +181,10 @@ def new_statistic(name: str, shape: Any, dtype: tf.DType) -> tf.Variable:
     )
 
 
-def new_counter(name: str) -> tf.Variable:
-    """Create an int64 scalar variable of zero for each replica."""
+def new_counter(name: str, shape: Sequence[int] = ()) -> tf.Variable:
+    """Create an int64 variable of zeros, one for each replica, which are the same on all of them."""
     return tf.Variable(
-        tf.constant(0, tf.int64),
+        tf.zeros(shape, tf.int64),
         trainable=False,
         name=name,
         synchronization=tf.VariableSynchronization.ON_READ,

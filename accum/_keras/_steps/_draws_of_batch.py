@@ -1,68 +1,165 @@
-"""The random numbers of a batch that a model computes in micro-batches (law L20)."""
+"""The random numbers of a batch that a model computes in micro-batches, or that is one of a cycle (law L20)."""
 
 import contextlib
-from typing import Any, Callable, Iterator, List
+from typing import Any, Iterator, List, Optional
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._draws import Draws, random_seed
-from accum._engine._micro_batches import FIRST, MicroBatches
+from accum._engine._draws import CycleDraws, Draws, random_seed
 from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._internals import internals_of
 from accum._tf import tf
 
 
-def seed_of_step(model: Any) -> Any:
-    """Return the seed of a batch that is trained on, an int64 tensor of shape [2], or None in eager execution.
-
-    It is a function of the program's seed and of the step, if the program has a seed: also after a restart.
-    """
-    if tf.executing_eagerly() or _tf.seed_of_graph() is None:
-        return random_seed()
-    optimizer = accumulating_optimizers(model)[0]
-    with _tf.on_host():
-        step = tf.cast(_tf.native(optimizer.iterations), tf.int64) * 2**20 + tf.cast(optimizer.micro_step, tf.int64)
-        return tf.stack([tf.constant(_tf.seed_of_graph(), tf.int64), step])
-
-
 class BatchDraws:
-    """What a model draws for the micro-batches of a batch.
+    """What a model draws for a batch.
 
-    In Keras 3, each draw takes its seed from a variable and advances it. Here each micro-batch begins with the seeds
-    of the batch, so they advance once.
+    In Keras 3, each draw takes its seed from a variable and advances it. Here each micro-batch of a cycle begins with
+    the same seeds, so they advance once. In Keras 2, the seed is a function of the program's and of the step, if the
+    program has one: also after a restart.
 
     Args:
       model: a `GradientAccumulateModel`.
-      micro_batches: `MicroBatches`.
-      seed: function that returns the seed of the batch, as for `Draws`.
+      count: the number of examples, an int or int scalar tensor.
+      compiled: whether XLA compiles this.
+      is_training: whether the batch is part of a step.
     """
 
-    def __init__(self, model: Any, micro_batches: MicroBatches, seed: Callable[[], Any]) -> None:
-        self._noises = model._accum.noises
-        self._micro = micro_batches
-        self._seeds: List[Any] = []
+    def __init__(self, model: Any, count: Any, compiled: bool = False, is_training: bool = False) -> None:
+        self._model = model
+        self._count = count
+        self._compiled = compiled
+        self._is_training = is_training
+        self._is_eager = tf.executing_eagerly()
+        self._is_first: Any = None  # whether the batch is the first of its cycle
+        self._begins = False  # whether the next micro-batch is the first
+        self._offset: Any = 0  # how many examples of this batch are those of replicas before this one
+        self._total = count  # on all replicas
         self._draws: Any = None
-        if tf.executing_eagerly():
-            self._warn(model)
+        self._seeds: List[Any] = []
+        self._before: List[tf.Tensor] = []
+        self._cycle: Any = None  # the engine's, if there are several batches in one
+        self._given: Optional[CycleDraws] = None
+        if self._is_eager:
             return
         self._seeds = [_replicas.local_variable(_tf.native(var)) for var in _tf.seeds_of(model)]
-        self._before = [tf.identity(var.read_value()) for var in self._seeds]
-        self._draws = Draws(seed(), micro_batches.batch.count, micro_batches.compiled)
+        if is_training:
+            self._optimizer = accumulating_optimizers(model)[0]
+            internals = internals_of(self._optimizer)
+            self._cycle = None if internals.is_bare else internals.cycle
+            self._share_count()
+        has_others = is_training and (self._cycle is not None or _replicas.count() > 1)
+        self._draws = Draws(self.seed(), count, compiled, self.base if has_others else None)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def seed(self) -> Any:
+        """Return the seed of the batch, an int64 tensor of shape [2]; None in eager execution."""
+        if self._is_eager or not self._is_training or _tf.seed_of_graph() is None:
+            return random_seed()
+        with _tf.on_host():
+            step = tf.cast(_tf.native(self._optimizer.iterations), tf.int64) * 2**20
+            if self._compiled:  # which knows no other places than those in the batch
+                step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10 + _replicas.replica_number()
+            return tf.stack([tf.constant(_tf.seed_of_graph(), tf.int64), step])
+
+    def base(self) -> Any:
+        """Return how many examples of the cycle were before those of this replica, an int64 scalar tensor."""
+        if self._offset is None:
+            raise LookupError
+        if self._cycle is None:
+            return tf.cast(self._offset, tf.int64)
+        return self._earlier() + tf.cast(self._offset, tf.int64)
+
+    def known_base(self) -> Any:
+        """Return what `base` does, or 0, with a warning if it is unknown."""
+        if self._is_eager or self._compiled or not self._is_training:
+            return 0
+        try:
+            return self.base()
+        except LookupError:
+            _check.warn(
+                "Random numbers differ with the number of replicas: those of a model without dropout or noise layers "
+                "of Keras, or with XLA or several workers on TensorFlow 2.2 and 2.3, can't be told apart by example."
+            )
+            return 0
+
+    def _earlier(self) -> tf.Tensor:
+        """Return how many examples of the cycle were before this batch."""
+        with _tf.on_host():
+            examples = _replicas.local_variable(self._kept().examples).read_value()
+            return tf.where(self._is_first, tf.zeros_like(examples), examples)
+
+    def _kept(self) -> CycleDraws:
+        state = self._cycle.state
+        if not hasattr(state, "draws"):
+            with tf.init_scope():
+                state.draws = CycleDraws(self._optimizer._adapter.name, self._seeds)
+        self._given = state.draws
+        return state.draws
+
+    def _share_count(self) -> None:
+        """Find the places of this replica's examples among those of all replicas."""
+        replicas = _replicas.count()
+        if replicas == 1:
+            return
+        if self._compiled or not _tf.may_draw(self._model) or _replicas.have_one_number():
+            self._offset = None
+            return
+        own = tf.one_hot(_replicas.number_among_all(), replicas, on_value=1.0) * tf.cast(self._count, tf.float32)
+        (counts,) = _replicas.sum_of_group([own], replicas)
+        self._offset = tf.reduce_sum(counts[: _replicas.number_among_all()])
+        self._total = tf.reduce_sum(counts)
+
+    # ------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def of(self, index: Any) -> Iterator[None]:
-        """Let the model draw the numbers of a micro-batch in this context."""
-        if self._draws is None:
-            with self._noises.drawing():
-                yield
+    def batch(self) -> Iterator[None]:
+        """Let the batch draw in this context, which surrounds all of its micro-batches."""
+        if self._is_eager:
+            yield
             return
-        for var, value in zip(self._seeds, self._before) if index is not FIRST else ():
-            var.assign(value)
-        with self._draws.of(self._micro.begin(index), self._micro.size_of(index)):
+        if self._cycle is not None:
+            with _tf.on_host():  # before the engine counts
+                self._is_first = tf.equal(self._optimizer.micro_step, 0)
+        if self._cycle is not None and self._seeds and not self._compiled:
+            for seed, kept in zip(self._seeds, self._kept().seeds):
+                start = _replicas.local_variable(kept)
+                begun = tf.where(self._is_first, tf.cast(seed.read_value(), tf.int64), start.read_value())
+                start.assign(begun)
+                seed.assign(tf.cast(begun, seed.dtype))
+        self._before = [tf.identity(seed.read_value()) for seed in self._seeds]
+        self._begins = True
+        yield
+        if self._given is not None:
+            examples = self._earlier() + tf.cast(self._total, tf.int64)
+            _replicas.local_variable(self._given.examples).assign(examples)
+
+    @contextlib.contextmanager
+    def whole_batch(self, count: Any) -> Iterator[None]:
+        """Let a batch of `count` examples, which is computed at once, draw in this context."""
+        with self.batch(), self.of(0, count):
             yield
 
-    def _warn(self, model: Any) -> None:
-        if (_tf.seeds_of(model) or self._noises.counters) and model._accum.is_first_time("eager draws"):
-            _check.warn(
-                "Eagerly, dropout and noise draw other numbers for each size of micro-batches: compile without "
-                "`run_eagerly` for the numbers of the whole batch."
-            )
+    @contextlib.contextmanager
+    def of(self, begin: Any, count: Any) -> Iterator[None]:
+        """Let one micro-batch draw in this context: `count` examples from place `begin` of the batch on."""
+        if self._is_eager:
+            with self._model._accum.noises.drawing():
+                yield
+            return
+        for seed, value in zip(self._seeds, self._before) if not self._begins else ():
+            seed.assign(value)
+        self._begins = False
+        with self._draws.of(begin, count):
+            yield
+
+
+def warn_of_eager_draws(model: Any) -> None:
+    """Warn once that a batch that is split eagerly draws other numbers than the whole batch."""
+    draws = tf.executing_eagerly() and (_tf.seeds_of(model) or model._accum.noises.counters)
+    if draws and model._accum.is_first_time("eager draws"):
+        _check.warn(
+            "Eagerly, dropout and noise draw other numbers for each size of micro-batches: compile without "
+            "`run_eagerly` for the numbers of the whole batch."
+        )

@@ -7,14 +7,12 @@ With `accum_steps`, such a batch is one micro step of a cycle.
 """
 
 import contextlib
-import functools
 from typing import Any, Callable, Iterator, List, Optional
 
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch, Size
 from accum._engine._combined import Pooled, Rows, Sum, gradient_sum
-from accum._engine._draws import random_seed
 from accum._engine._gradients import divided
 from accum._engine._micro_batches import FIRST, MicroBatches
 from accum._engine._moments import Moments
@@ -22,7 +20,7 @@ from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._steps._changed_variables import StateWatch, warn_of_batch_norms, warn_of_batches_in_prediction
-from accum._keras._steps._draws_of_batch import BatchDraws, seed_of_step
+from accum._keras._steps._draws_of_batch import BatchDraws, warn_of_eager_draws
 from accum._keras._steps._metric_results import StepMetrics
 from accum._keras._steps._optimizer_calls import Call, Collector
 from accum._tf import tf
@@ -58,19 +56,19 @@ class SplitStep:
                 f"without `stateful`. Received: {stateful}."
             )
 
-    def _over_micro_batches(
-        self, function: Callable[..., Any], data: Any, seed: Callable[[], Any] = random_seed
-    ) -> Any:
-        """Run `function(part, index)` on each micro-batch, as `MicroBatches.run` does, with the seed of a batch."""
+    def _over_micro_batches(self, function: Callable[..., Any], data: Any, is_training: bool = False) -> Any:
+        """Run `function(part, index)` on each micro-batch, as `MicroBatches.run` does."""
         micro_batches = MicroBatches(Batch(data), self._size, self._compiled, self._as_function)
         self._cuts = micro_batches.cuts
-        draws = BatchDraws(self._model, micro_batches, seed)
+        warn_of_eager_draws(self._model)
+        draws = BatchDraws(self._model, micro_batches.batch.count, self._compiled, is_training)
 
         def with_draws(part: Any, index: Any) -> Any:
-            with draws.of(index):
+            with draws.of(micro_batches.begin(index), micro_batches.size_of(index)):
                 return function(part, index)
 
-        return micro_batches.run(with_draws)
+        with draws.batch():
+            return micro_batches.run(with_draws)
 
     def _count_at(self, index: Any) -> Size:
         """Return the number of examples of a micro-batch."""
@@ -107,7 +105,7 @@ class SplitStep:
             moments = [Pooled(*each) for _, each in self._collector.moments]
             return [calls, moments, self._metrics.parts(logs, weight, sums), self._norms(index)]
 
-        totals = self._over_micro_batches(micro_batch, data, functools.partial(seed_of_step, self._model))
+        totals = self._over_micro_batches(micro_batch, data, is_training=True)
         if sums and self._model.losses:
             _check.warn(
                 "A loss with reduction SUM adds up over micro-batches, and so do the regularization losses of the "

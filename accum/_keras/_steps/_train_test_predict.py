@@ -11,6 +11,7 @@ from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._steps._changed_variables import StateWatch
+from accum._keras._steps._draws_of_batch import BatchDraws
 from accum._keras._steps._loss_denominator import (
     warn_of_summed_losses,
     warn_of_unlike_losses,
@@ -18,7 +19,7 @@ from accum._keras._steps._loss_denominator import (
 from accum._keras._steps._optimizer_calls import Collector, TrainStep
 from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._whole_batch_step import WholeBatchStep
-from accum._tf import Scalar
+from accum._tf import Scalar, tf
 
 
 class ModelSteps:
@@ -176,10 +177,19 @@ class PlainStep:
             with batch_norm_following(optimizers[0], model):
                 return self._steps.of_class_or_user("train_step")(data)
         watch = StateWatch.of_cycle(model, optimizers)
-        logs, _ = self._steps.run_train(data)
+        with self._drawing(data):
+            logs, _ = self._steps.run_train(data)
         if watch is not None:
             watch.warn_of_changes()
         return logs
+
+    def _drawing(self, data: Any) -> Any:
+        """Return a context in which the batch draws the numbers of its examples in the cycle."""
+        count = None if tf.executing_eagerly() else _tf.known_count(data)
+        if count is None:
+            return contextlib.ExitStack()
+        draws = BatchDraws(self._steps.model, count, _tf.is_compiled_by_xla(self._steps.model), is_training=True)
+        return draws.whole_batch(count)
 
     def test(self, data: Any) -> Any:
         return self._steps.of_class_or_user("test_step")(data)

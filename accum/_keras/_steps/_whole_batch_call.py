@@ -6,18 +6,16 @@ metrics, regularization and sample weights are computed by Keras, or by the user
 """
 
 import contextlib
-import functools
 import inspect
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
-from accum._engine._draws import random_seed
 from accum._engine._trace import is_differentiable
 from accum._engine._whole_call import whole_call
 from accum._keras._steps._changed_variables import warn_of_moved
-from accum._keras._steps._draws_of_batch import seed_of_step
+from accum._keras._steps._draws_of_batch import BatchDraws
 from accum._keras._steps._losses_over_replicas import ReplicaLosses
 from accum._keras._steps._traced_model_call import traced_call
 from accum._tf import tf
@@ -33,6 +31,7 @@ class WholeBatchCall:
       replicas_per_group: number of replicas in a group for each of these, None for all.
       weight: function that returns the weight of this replica's batch, or None for 1.
       is_training: whether its gradient is needed.
+      draws: the `BatchDraws` of the step.
 
     Attributes:
       replica_losses: what computes losses over the outputs of several replicas, or None.
@@ -48,10 +47,11 @@ class WholeBatchCall:
         replicas_per_group: Dict[str, Optional[int]],
         weight: Callable[[], Any],
         is_training: bool,
+        draws: BatchDraws,
     ) -> None:
         self._model = model
         self._is_training = is_training
-        self._seed = functools.partial(seed_of_step, model) if is_training else random_seed
+        self._draws = draws
         self._recompute = model._accum.recompute
         self._size = size
         self._barriers = barriers
@@ -91,7 +91,7 @@ class WholeBatchCall:
             _tf.is_compiled_by_xla(self._model),
             self._group_size,
             self._weight,
-            self._seed,
+            self._draws,
         )
         warn_of_moved(self._model, segments.graph.moved)
         self.losses = self._as_shares(losses, batch)  # Keras keeps those of the latest call

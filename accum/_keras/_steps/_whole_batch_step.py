@@ -12,6 +12,7 @@ from accum._engine._micro_batches import MicroBatches
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._steps._changed_variables import warn_of_batch_norms
+from accum._keras._steps._draws_of_batch import BatchDraws
 from accum._keras._steps._optimizer_calls import Collector
 from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._whole_batch_call import WholeBatchCall
@@ -22,8 +23,9 @@ class WholeBatchStep(SplitStep):
     """Runs the steps of a model on a whole batch; the calls of the model within them are split into micro-batches."""
 
     @contextlib.contextmanager
-    def _calling(self, name: str) -> Iterator[None]:
-        """Let calls of the model be split in this context."""
+    def _calling(self, name: str, data: Any) -> Iterator[None]:
+        """Let calls of the model be split in this context, in the step `name` of a batch."""
+        count = Batch(data).count
         model, replica = self._model, _replicas.replica_number()
         optimizers = [_tf.without_loss_scale(each) for each in model._accum.optimizers or ()]
 
@@ -34,9 +36,11 @@ class WholeBatchStep(SplitStep):
 
         own, calls = model._accum, model._accum.calls
         groups = own.replicas_per_group
-        calls[replica] = WholeBatchCall(model, self._size, own.whole_batch, groups, weight, name == "train_step")
+        is_training = name == "train_step"
+        draws = BatchDraws(model, count, self._compiled, is_training)
+        calls[replica] = WholeBatchCall(model, self._size, own.whole_batch, groups, weight, is_training, draws)
         try:
-            with keeping_gradients():
+            with keeping_gradients(), draws.batch():
                 yield
             if not calls[replica].is_used:
                 raise ValueError(
@@ -69,7 +73,7 @@ class WholeBatchStep(SplitStep):
         if self._weighs_replicas and all(internals_of(optimizer).is_bare for optimizer in optimizers):
             return self.apply(self.gradients(data))
         self._check_batch_norms()
-        with self._calling("train_step"), self._without_sums_of_one():
+        with self._calling("train_step", data), self._without_sums_of_one():
             logs, _ = self._steps.run_train(data)
         return logs
 
@@ -91,7 +95,7 @@ class WholeBatchStep(SplitStep):
         with contextlib.ExitStack() as stack:
             for optimizer in scaled:
                 stack.enter_context(self._intercepting(optimizer, self._collector))
-            stack.enter_context(self._calling("train_step"))
+            stack.enter_context(self._calling("train_step", data))
             logs, _ = self._steps.run_train(data, self._collector)
         self._metrics = _Logs(logs)
 
@@ -106,12 +110,12 @@ class WholeBatchStep(SplitStep):
         return micro_batches.run_at_once(parts)
 
     def test(self, data: Any) -> Any:
-        with self._calling("test_step"):
+        with self._calling("test_step", data):
             logs, _ = self._steps.run_test(data)
         return logs
 
     def predict(self, data: Any) -> Any:
-        with self._calling("predict_step"):
+        with self._calling("predict_step", data):
             return self._steps.of_class_or_user("predict_step")(data)
 
 
