@@ -23,7 +23,9 @@ def random_seed() -> Optional[tf.Tensor]:
 def uniform_seed() -> tf.Tensor:
     """Return another seed for each call and run."""
     with _tf.on_host():
-        return tf.cast(tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32), tf.int64)
+        return tf.cast(
+            tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32, seed=_tf.next_seed_of_operation()), tf.int64
+        )
 
 
 class CycleDraws(CheckpointOnly):
@@ -53,7 +55,7 @@ class _Rows(NamedTuple):
 
     begin: Any
     count: Any
-    graph: Any  # where they are known
+    place: Any  # where they are known
 
 
 class Draws:
@@ -92,8 +94,7 @@ class Draws:
           count: how many they are.
         """
         before = self._rows
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._rows = _Rows(begin, count, graph)
+        self._rows = _Rows(begin, count, _tf.place_in_graph())
         try:
             if before is not None:
                 yield
@@ -120,7 +121,7 @@ class Draws:
         assert self._rows is not None
         self._number += 1
         shape = op.output.shape.as_list() if op.output.shape.rank is not None else [None]
-        is_in_loop = any(map(_tf.is_loop_body, _tf.graphs_within(self._rows.graph)))
+        is_in_loop = _tf.is_in_loop_within(self._rows.place)
         is_shared = bool(shape) and None not in shape and not self._is_of_examples(shape)
         if op.kind is None or is_in_loop or not (is_shared or not shape or self._is_of_examples(shape)):
             self._others.append(op.output.op.name)

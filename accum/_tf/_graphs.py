@@ -197,6 +197,27 @@ def is_loop_body(graph: tf.Graph) -> bool:
     return type(graph).__name__ == "WhileBodyFuncGraph"
 
 
+def place_in_graph() -> Any:
+    """Return where operations are created now: the graph, and the conditional or loop of TF 1 in it."""
+    if tf.executing_eagerly():
+        return None, None
+    graph = tf.compat.v1.get_default_graph()
+    return graph, graph._get_control_flow_context()  # has no public name
+
+
+def is_in_loop_within(place: Any) -> bool:
+    """Whether operations are created now in a loop that has begun since `place_in_graph` returned `place`."""
+    outer, outermost = place
+    if any(map(is_loop_body, graphs_within(outer))):
+        return True
+    context = tf.compat.v1.get_default_graph()._get_control_flow_context()
+    while context is not None and context is not outermost:
+        if context.IsWhileContext():
+            return True
+        context = context.outer_context
+    return False
+
+
 def forget_traces(instance: Any) -> None:
     """Let those methods of an object that are a `tf.function` be traced again."""
     for cls in type(instance).__mro__:

@@ -5,10 +5,12 @@ from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Tupl
 
 from accum._tf._version import tf
 
-if tf.__version__.startswith("1."):  # dies with 1.15, whose modules have another name
-    from tensorflow_core.python.framework import op_callbacks
-else:
-    from tensorflow.python.framework import op_callbacks
+try:
+    from tensorflow.python.framework import (
+        op_callbacks,
+    )  # the one private module: no public name tells of new operations
+except ImportError:
+    op_callbacks = None
 
 PHILOX = 1
 """The number of the generator Philox in TensorFlow, whose numbers are the same on every device."""
@@ -111,6 +113,15 @@ def replacing_random_ops(replace: Callable[[RandomOp], Any]) -> Iterator[None]:
     if tf.executing_eagerly():  # where TensorFlow ignores what is returned
         yield
         return
+    if op_callbacks is None:
+        raise RuntimeError(
+            "This TensorFlow does not tell which operations code creates, so dropout would draw other numbers over "
+            f"micro-batches: use a version that accum has been tested with. Received: TensorFlow {tf.__version__}."
+        )
+    if hasattr(op_callbacks, "op_callback"):  # dies with 1.15
+        with op_callbacks.op_callback(created):
+            yield
+        return
     op_callbacks.add_op_callback(created)
     try:
         yield
@@ -161,3 +172,12 @@ def advanced(source: Source, count: tf.Tensor) -> Source:
 def seed_of_graph() -> Optional[int]:
     """Return the seed that the user has set for the program, or None."""
     return tf.compat.v1.get_default_graph().seed
+
+
+def next_seed_of_operation() -> Optional[int]:
+    """Return the seed of an operation, whatever else is in the graph; None if the program has no seed."""
+    if tf.executing_eagerly() or seed_of_graph() is None:
+        return None
+    known = tf.compat.v1.get_collection_ref("accum_seeds")
+    known.append(len(known))
+    return known[-1]

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._engine._custom_gradient import keeping_gradients
+from accum._engine._draws import Draws
 from accum._engine._micro_batches import FIRST, MicroBatches
 from accum._engine._moments import Moments
 from accum._engine._trace import Marks, is_differentiable
@@ -58,6 +59,10 @@ class _StaticCall:
         self._whole = WholeBatchFunction(task, data)
         self._averages: Dict[str, List[Tuple[Average, Average]]] = {}  # by the name of what is normalised
         self._stilled: Set[tf.Operation] = set()  # which update these
+        # Of the micro-batch and the batch, as in the trace:
+        self._position = tf.compat.v1.placeholder(tf.int64, [], "accum_position")
+        self._total = tf.compat.v1.placeholder(tf.int64, [], "accum_total")
+        self._seed = tf.compat.v1.placeholder(tf.int64, [2], "accum_seed")
         self._names: Dict[str, str] = {}  # {name of a tensor in the trace: its name in the graph}
 
     def value_and_gradients(self, variables: Optional[Sequence[tf.Variable]]) -> Tuple[tf.Tensor, Any]:
@@ -73,6 +78,8 @@ class _StaticCall:
             inside = [_tf.captured(one) for one in outside]
             feeds.update((one.name, tensor) for one, tensor in zip(part.boundary, inside))
             self._names = {tensor.name: name for name, tensor in feeds.items()}
+            own = (self._position, marks.position), (self._total, marks.total), (self._seed, marks.seed)
+            feeds.update((one.name, tensor) for one, tensor in own)
             marks.sources = [tensor for one, tensor in zip(outside, inside) if any(one is value for value in values)]
             marks.sources += handles
             return self._imported(part, feeds, outputs)
@@ -102,7 +109,9 @@ class _StaticCall:
         ]
         additions = Additions(self._graph)
         before = len(self._graph.get_operations())
-        outputs = self._whole.traced(template)
+        count = batch.count_of(batch.packed(template))
+        with Draws(self._seed, self._total).of(self._position, count):
+            outputs = self._whole.traced(template)
         created = self._graph.get_operations()[before:]
         self._take_over(additions, created, ops_of(template))
         return template, outputs, created
@@ -141,7 +150,7 @@ class _StaticCall:
         self, template: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], created: Sequence[tf.Operation]
     ) -> _Part:
         """Return the part of the graph from which outputs are computed, as far as it depends on the template."""
-        before = {tensor.op for tensor in template}
+        before = {tensor.op for tensor in [*template, self._position, self._total, self._seed]}
         ends = [tensor.op for tensor in outputs]
         wanted = _tf.ancestors(ends, before)
         own = set(before)

@@ -1,0 +1,366 @@
+"""Random numbers belong to the example (law L20).
+
+In Keras 3, the oracle is plain Keras at the full batch, with dropout on. Keras 2 has kernels whose state nobody can
+read, so there a run with all examples at once is compared with the same run in parts.
+"""
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3, LINE
+from replicas import mirrored
+
+import accum
+import accum.compat.v1
+
+pytestmark = [pytest.mark.law("L20")]
+
+ROWS = np.random.RandomState(0)
+X, Y = ROWS.normal(size=(40, 6)).astype("float32"), ROWS.normal(size=(40, 1)).astype("float32")
+BATCH = 16  # 40 examples are 16, 16 and 8
+
+layers = tf.keras.layers
+
+
+def set_seeds(seed, anew=False):
+    if IS_KERAS_3 and anew:
+        tf.keras.backend.clear_session()  # also the seed that Keras keeps for layers without one
+    if IS_KERAS_3:
+        tf.keras.utils.set_random_seed(seed)
+    random.seed(seed)  # some Keras seed their initializers by it
+    np.random.seed(seed)
+    tf.random.set_seed(seed)
+
+
+def noisy():
+    inputs = tf.keras.Input((6,))
+    hidden = layers.Dropout(0.4)(layers.Dense(16, activation="relu")(inputs))
+    hidden = layers.GaussianNoise(0.3)(layers.Dense(7)(hidden))
+    hidden = layers.AlphaDropout(0.3)(layers.GaussianDropout(0.2)(hidden))
+    return tf.keras.Model(inputs, layers.Dense(1)(hidden))
+
+
+def attentive():
+    inputs = tf.keras.Input((6,))
+    hidden = layers.Reshape((4, 3))(layers.Dense(12)(inputs))
+    hidden = layers.SpatialDropout1D(0.3)(layers.MultiHeadAttention(2, 4, dropout=0.3)(hidden, hidden))
+    return tf.keras.Model(inputs, layers.Dense(1)(layers.Flatten()(hidden)))
+
+
+def recurrent():
+    inputs = tf.keras.Input((6,))
+    hidden = layers.Reshape((5, 3))(layers.Dense(15)(inputs))
+    return tf.keras.Model(inputs, layers.Dense(1)(layers.LSTM(4, dropout=0.3, recurrent_dropout=0.2)(hidden)))
+
+
+def augmented():
+    inputs = tf.keras.Input((6,))
+    hidden = layers.Reshape((4, 4, 3))(layers.Dense(48)(inputs))
+    for layer in (layers.RandomFlip(), layers.RandomContrast(0.5), layers.RandomRotation(0.2), layers.RandomZoom(0.2)):
+        hidden = layer(hidden)
+    return tf.keras.Model(inputs, layers.Dense(1)(layers.Flatten()(hidden)))
+
+
+def unseeded():
+    """A layer of the user's that draws by the seed that Keras keeps for all, and by one of its own."""
+    import keras
+
+    class Shift(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(5)
+
+        def call(self, inputs):
+            shift = keras.random.truncated_normal(tf.shape(inputs), seed=self.seeds)
+            return inputs + shift + keras.random.normal(tf.shape(inputs))
+
+    inputs = tf.keras.Input((6,))
+    return tf.keras.Model(inputs, layers.Dense(1)(Shift()(layers.Dense(5)(inputs))))
+
+
+def trained(make, accum_steps=1, replicas=1, seed=3, plain=False, compile_with=(), batch_size=BATCH, **options):
+    set_seeds(7, anew=True)
+    strategy = mirrored() if replicas == 2 else tf.distribute.get_strategy()
+    with strategy.scope():
+        model = make()
+        if not plain:
+            model = accum.GradientAccumulateModel.from_model(model, accum_steps=accum_steps, **options)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", **dict(compile_with))
+    set_seeds(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a batch of one part; an epoch that ends within a cycle
+        model.fit(X, Y, batch_size=batch_size // accum_steps, epochs=2, shuffle=False, verbose=0)
+    return model
+
+
+def weights(model):
+    return model.get_weights()  # in Keras 3, with the seeds
+
+
+def assert_same(model, oracle, tolerance=2e-6):
+    for mine, theirs in zip(weights(model), weights(oracle)):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance)
+
+
+def differs(model, oracle):
+    return any(np.abs(mine - theirs).max() > 1e-3 for mine, theirs in zip(weights(model), weights(oracle)))
+
+
+needs_keras_3 = pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 draws from kernels whose state nobody can read")
+MODELS = {make.__name__: make for make in (noisy, attentive, recurrent, augmented, unseeded)}
+
+
+@needs_keras_3
+@pytest.mark.keras_face
+@pytest.mark.line
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_draws_are_those_of_plain_keras_at_the_full_batch(kind):
+    plain = trained(MODELS[kind], plain=True)
+    assert_same(trained(MODELS[kind], micro_batch_size=5), plain)
+    assert differs(trained(MODELS[kind], plain=True, seed=4, batch_size=5), plain)
+
+
+@needs_keras_3
+@pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["loss", "all"])
+@pytest.mark.parametrize("kind", ["noisy", "recurrent", "unseeded"])
+def test_the_draws_of_a_whole_batch_are_those_of_plain_keras(kind, how):
+    assert_same(trained(MODELS[kind], micro_batch_size=5, whole_batch=how), trained(MODELS[kind], plain=True))
+
+
+@needs_keras_3
+@pytest.mark.keras_face
+@pytest.mark.line
+def test_with_xla_the_draws_are_those_of_plain_keras_with_xla():
+    compile_with = {"jit_compile": True}
+    plain = trained(noisy, plain=True, compile_with=compile_with)
+    assert_same(trained(noisy, compile_with=compile_with, micro_batch_size=5), plain)
+
+
+@pytest.mark.keras_face
+def test_the_draws_do_not_depend_on_the_size_of_micro_batches():
+    whole = trained(noisy, micro_batch_size=BATCH)
+    assert_same(trained(noisy, micro_batch_size=5), whole)
+    assert (
+        differs(trained(noisy, micro_batch_size=5, seed=4), whole) or IS_KERAS_3
+    )  # whose layers have seeds of their own
+
+
+K_AND_REPLICAS = [(8, 1), (1, 2), (4, 2)]
+
+
+@pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.turns
+@pytest.mark.parametrize("accum_steps, replicas", K_AND_REPLICAS, ids=str)
+def test_the_draws_do_not_depend_on_how_many_batches_and_replicas_share_them(accum_steps, replicas):
+    whole = trained(noisy, plain=True) if IS_KERAS_3 else trained(noisy, micro_batch_size=BATCH)
+    options = {"micro_batch_size": BATCH} if (accum_steps, replicas) == (1, 2) else {}
+    assert_same(trained(noisy, accum_steps, replicas, **options), whole)
+    if accum_steps == 4:
+        assert_same(trained(noisy, 2, replicas, micro_batch_size=3), whole)
+
+
+@pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.turns
+@pytest.mark.parametrize("how", ["loss", "all"])
+def test_a_whole_batch_draws_as_one_of_a_cycle_and_on_replicas(how):
+    whole = trained(noisy, micro_batch_size=BATCH)
+    assert_same(trained(noisy, 2, 2, micro_batch_size=2, whole_batch=how), whole)
+
+
+class Remembers(tf.keras.callbacks.Callback):
+    """Saves a checkpoint after a batch."""
+
+    def __init__(self, batch, path):
+        super().__init__()
+        self.batch, self.path, self.saved = batch, path, None
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            self.saved = tf.train.Checkpoint(model=self.model, optimizer=self.model.optimizer).save(self.path)
+
+
+@pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.turns
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_run_that_goes_on_from_a_checkpoint_in_mid_cycle_draws_the_same(tmp_path, size):
+    def new():
+        set_seeds(7)
+        model = accum.GradientAccumulateModel.from_model(noisy(), accum_steps=3, micro_batch_size=size)
+        model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        set_seeds(3)
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)  # ten batches
+    uninterrupted = new()
+    remembers = Remembers(3, str(tmp_path / "state"))
+    uninterrupted.fit(data.take(9), verbose=0, callbacks=[remembers])
+    resumed = new()
+    resumed.fit(data.take(3), verbose=0)  # creates all variables, and is then overwritten
+    tf.train.Checkpoint(model=resumed, optimizer=resumed.optimizer).restore(remembers.saved)
+    resumed.fit(data.skip(4).take(5), verbose=0)
+    assert_same(resumed, uninterrupted, tolerance=0)
+    shifted = new()
+    shifted.fit(data.take(3), verbose=0)
+    tf.train.Checkpoint(model=shifted, optimizer=shifted.optimizer).restore(remembers.saved)
+    shifted.optimizer.reset()  # forgets the sums, and with them the place in the cycle
+    shifted.fit(data.skip(4).take(5), verbose=0)
+    assert differs(shifted, uninterrupted)
+
+
+@pytest.mark.keras_face
+def test_a_function_draws_the_same_for_every_size():
+    kernel = tf.Variable(ROWS.normal(size=(6, 5)).astype("float32"))
+
+    def loss(x):
+        return tf.reduce_mean(
+            tf.nn.dropout(tf.matmul(x, kernel) + tf.random.normal([tf.shape(x)[0], 5]), rate=0.4) ** 2
+        )
+
+    def gradient(size, **options):
+        @tf.function
+        def step():
+            return accum.value_and_gradients(loss, tf.constant(X), [kernel], micro_batch_size=size, **options)[1][0]
+
+        tf.random.set_seed(1)
+        return [step().numpy() for _ in range(2)]
+
+    first, second = gradient(40)
+    assert np.abs(first - second).max() > 1e-3
+    for found in (gradient(7), gradient(1), gradient(7, whole_batch="batch_norm")):
+        np.testing.assert_allclose(found, [first, second], rtol=0, atol=2e-6)
+
+
+v1 = tf.compat.v1
+DROPOUTS = {
+    "tf.nn": lambda hidden: tf.nn.dropout(hidden, rate=0.4),
+    "tf.layers": lambda hidden: v1.layers.dropout(hidden, 0.4, training=True),
+    "in a conditional": lambda hidden: v1.layers.dropout(hidden, 0.4, training=v1.placeholder_with_default(True, [])),
+    "truncated": lambda hidden: hidden + tf.random.truncated_normal(tf.shape(hidden)),
+    "whole numbers": lambda hidden: hidden
+    * tf.cast(tf.random.uniform(tf.shape(hidden), -3, 4, tf.int32), hidden.dtype),
+}
+HAS_V1_LAYERS = hasattr(v1, "layers") and not IS_KERAS_3
+
+
+@pytest.mark.parametrize("how", DROPOUTS)
+def test_a_static_graph_draws_the_same_for_every_size(how):
+    if not HAS_V1_LAYERS and how in ("tf.layers", "in a conditional"):
+        pytest.skip("`tf.compat.v1.layers` needs Keras 2")
+    start = np.linspace(-1, 1, 30).reshape(6, 5).astype("float32")
+
+    def gradient(size, **options):
+        with v1.Graph().as_default(), v1.Session() as session:
+            v1.set_random_seed(5)
+            inputs = v1.placeholder(tf.float32, [None, 6])
+            kernel = v1.get_variable("kernel", initializer=start)
+
+            def loss(x):
+                return tf.reduce_mean(DROPOUTS[how](tf.matmul(x, kernel)) ** 2)
+
+            value, pairs = accum.compat.v1.value_and_gradients(loss, [inputs], micro_batch_size=size, **options)
+            session.run(v1.global_variables_initializer())
+            return [session.run([value, pairs[0][0]], {inputs: X})[1] for _ in range(2)]
+
+    first, second = gradient(40)
+    assert np.abs(first - second).max() > 1e-3
+    others = [{}] if how == "in a conditional" else [{}, {"whole_batch": "batch_norm"}]
+    for options in others:
+        np.testing.assert_allclose(gradient(7, **options), [first, second], rtol=0, atol=1e-5)
+
+
+class DrawsElsewhere(layers.Layer):
+    """Draws in a way that is no function of the example."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.generator = tf.random.experimental.Generator.from_seed(3) if how == "generator" else None
+
+    def call(self, inputs):
+        if self.how == "generator":
+            return inputs + self.generator.normal([tf.shape(inputs)[0], 1])
+        if self.how == "loop":
+            draw = lambda index, total: (index + 1, total + tf.random.normal([]))
+            return inputs + tf.while_loop(lambda index, _: index < 2, draw, (0, 0.0))[1]
+        if self.how == "last axis":
+            return inputs + tf.transpose(tf.random.normal([6, tf.shape(inputs)[0]]))
+        return tf.random.shuffle(inputs)
+
+
+@pytest.mark.keras_face
+@pytest.mark.line
+@pytest.mark.parametrize("how", ["generator", "loop", "last axis", "shuffle"])
+def test_draws_that_are_no_function_of_the_example_are_named(how):
+    inputs = tf.keras.Input((6,))
+    outputs = layers.Dense(1)(DrawsElsewhere(how)(inputs))
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Model(inputs, outputs), micro_batch_size=5)
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="draw random numbers that differ with the size of micro-batches"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.keras_face
+def test_noise_that_is_the_same_for_all_examples_is_the_same_for_all_micro_batches():
+    """As noise on weights is; plain Keras draws it once a batch."""
+
+    class NoisyKernel(layers.Layer):
+        def call(self, inputs):
+            return inputs * tf.random.normal([6], seed=3)
+
+    def make():
+        inputs = tf.keras.Input((6,))
+        return tf.keras.Model(inputs, layers.Dense(1)(NoisyKernel()(inputs)))
+
+    whole = trained(make, micro_batch_size=BATCH)
+    assert_same(trained(make, micro_batch_size=5), whole)
+
+
+@pytest.mark.keras_face
+def test_eagerly_draws_are_named():
+    model = accum.GradientAccumulateModel.from_model(noisy(), micro_batch_size=5)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.warns(UserWarning, match="compile without `run_eagerly`"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.keras_face
+def test_a_batch_of_one_example_and_one_of_none_left_draw(tmp_path):
+    whole = trained(noisy, micro_batch_size=BATCH)
+    assert_same(trained(noisy, micro_batch_size=1), whole)
+
+
+def test_rows_of_a_draw_are_those_of_the_whole_draw():
+    """Whatever their number and dtype: TensorFlow's own draw of the whole batch is the oracle."""
+    if not hasattr(tf.raw_ops, "StatelessRandomUniformV2") or LINE < (2, 5):
+        pytest.skip("this TensorFlow draws by seeds alone")
+    from accum._engine._draws import Draws  # no public function draws what the user gave a seed for
+
+    draws = {
+        "float32": lambda n, w: tf.random.stateless_uniform([n, w], [1, 2]),
+        "float64": lambda n, w: tf.random.stateless_normal([n, w], [1, 2], dtype=tf.float64),
+        "float16": lambda n, w: tf.random.stateless_normal([n, w], [1, 2], dtype=tf.float16),
+        "bfloat16": lambda n, w: tf.random.stateless_uniform([n, w], [1, 2], dtype=tf.bfloat16),
+        "int64": lambda n, w: tf.random.stateless_uniform([n, w], [1, 2], 0, 99, dtype=tf.int64),
+        "truncated": lambda n, w: tf.random.stateless_truncated_normal([n, w], [1, 2]),
+        "full": lambda n, w: tf.random.stateless_uniform([n, w], [1, 2], None, None, dtype=tf.int32),
+    }
+    for name, draw in draws.items():
+        for width in (1, 3, 8):
+            whole = draw(11, width).numpy()
+
+            @tf.function
+            def rows(begin, count, draw=draw, width=width):
+                with Draws(None, 11).of(begin, count):
+                    return draw(count, width)
+
+            for begin, count in ((0, 11), (2, 3), (5, 6), (10, 1)):
+                part = rows(tf.constant(begin), tf.constant(count)).numpy()
+                assert (part == whole[begin : begin + count]).all(), (name, width, begin)
