@@ -93,13 +93,13 @@ class Rows(Combined):
             shape = tf.TensorShape([None] + rest)
         length = tf.maximum(loops, 1) if compiled else loops + 1  # XLA compiles a loop that never runs, too
         rows = tf.TensorArray(value.dtype, size=length, element_shape=shape, infer_shape=False, clear_after_read=False)
-        return rows if compiled or isinstance(value, tf.TensorSpec) else rows.write(0, value)
+        return rows if compiled or isinstance(value, tf.TensorSpec) else _written(rows, 0, value)
 
     def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
-        return [rows.write(index - 1 if compiled else index, value) for rows, value in zip(state, self.values)]
+        return [_written(rows, index - 1 if compiled else index, value) for rows, value in zip(state, self.values)]
 
     def skip(self, state: Sequence[Any], index: int) -> List[Any]:
-        return [rows.write(index, value[:0]) for rows, value in zip(state, self.values)]
+        return [_written(rows, index, value[:0]) for rows, value in zip(state, self.values)]
 
     def end(self, state: Sequence[Any], compiled: bool) -> Any:
         return self._joined(state, compiled)[0]
@@ -114,6 +114,13 @@ class Rows(Combined):
     def _after(self, value: tf.Tensor, rows: tf.TensorArray) -> tf.Tensor:
         shape = tf.concat([[-1], tf.shape(value)[1:]], axis=0)
         return tf.concat([value, tf.reshape(rows.stack()[: self._loops], shape)], axis=0)
+
+
+def _written(rows: tf.TensorArray, index: Any, value: tf.Tensor) -> tf.TensorArray:
+    written = rows.write(index, value)
+    if hasattr(written, "mark_used"):  # TensorFlow logs an error if it is never read, as when a micro-batch fails
+        written.mark_used()
+    return written
 
 
 class Kept(Rows):
@@ -147,8 +154,6 @@ class Kept(Rows):
             return super().add(state, index, compiled)
 
     def end(self, state: Sequence[Any], compiled: bool) -> Any:
-        if hasattr(state[0], "mark_used"):  # TensorFlow logs an error if an eager list is never read
-            state[0].mark_used()
         return KeptTensors(self.values[0], state[0], lambda: self._joined(state, compiled)[0], compiled)
 
     @contextlib.contextmanager

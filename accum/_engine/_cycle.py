@@ -287,7 +287,23 @@ class Cycle:
     def _across(self, function: Callable[..., Any], *args: Any) -> Any:
         if self._lock is not None:
             function = self._lock.around(function, [*self._variables.current, *self.adapter.others()])
+        else:
+            function = _after_arguments(function)
         return _replicas.across_replicas(function, args)
+
+
+def _after_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does as `function(strategy, *args)`, but changes nothing before all of `args` are there.
+
+    In a graph, each sum could move as soon as its own gradient is computed. If another one then fails, as for lack of
+    memory, trying the micro-batch again would add it twice. The price is that all gradients are in memory at once.
+    """
+
+    def waiting(strategy: tf.distribute.Strategy, *args: Any) -> Any:
+        with tf.control_dependencies(_tf.waits_for_all(_replicas.local_tensors(strategy, args))):
+            return function(strategy, *args)
+
+    return waiting
 
 
 def check_options(

@@ -104,7 +104,9 @@ def whole_call(
             by_outputs[place] = grad
         with _tf.control_flow_of_tf(2):
             grads = run.backward(by_outputs, upstream[len(floats) :])
-        return [divided(grad, None, source.dtype.base_dtype) for grad, source in zip(grads, sources)]
+        grads = [divided(grad, None, source.dtype.base_dtype) for grad, source in zip(grads, sources)]
+        # All or none: an optimizer of a graph would move the last layers while earlier ones may yet fail.
+        return list(tf.tuple(grads)) if any(grad is not None for grad in grads) else grads
 
     linked = with_gradient([outputs[place] for place in floats] + losses, sources, inputs, backward)
     for place, tensor in zip(floats, linked):

@@ -67,6 +67,7 @@ from accum._tf._graphs import (
     unrecorded,
     untouched_by_autograph,
     waits_for,
+    waits_for_all,
 )
 from accum._tf._inner_optimizer import (
     apply_inner,

@@ -259,3 +259,8 @@ def waits_for(grad: Any) -> List[tf.Tensor]:
     if getattr(tensor, "graph", None) is not tf.compat.v1.get_default_graph():
         tensor = tf.identity(tensor)  # TF 2.2 can't wait for a tensor of an outer graph; dies with 2.2
     return [tensor]
+
+
+def waits_for_all(values: Sequence[Any]) -> List[tf.Tensor]:
+    """Return what an op of the current graph can wait for until all of `values` have been computed."""
+    return [wait for value in values for wait in waits_for(value)]

@@ -170,7 +170,11 @@ class SplitStep:
     def apply(self, totals: Any) -> Any:
         """Let each optimizer of the train step have the gradients of the batch. Returns the logs."""
         calls, moments, metrics, norms = totals
-        with batch_norm_following(accumulating_optimizers(self._model)[0], self._model), self._without_sums_of_one():
+        # If computing one of them fails, nothing has moved, and the same batch can be tried again.
+        waits = _tf.waits_for_all(tf.nest.flatten(totals, expand_composites=True))
+        with tf.control_dependencies(waits), batch_norm_following(
+            accumulating_optimizers(self._model)[0], self._model
+        ), self._without_sums_of_one():
             for (statistics, _), whole in zip(self._collector.moments, moments):
                 statistics.receive_whole(Moments(*whole))
             for call, (grads, share, weight) in zip(self._collector.calls, calls):
