@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exceptions import LINE
-from optimizers import families, keras_optimizers
+from optimizers import built, families, keras_optimizers
 
 import accum
 
@@ -86,3 +86,29 @@ def test_a_plain_model_with_the_wrapper_loads_from_h5(family, tmp_path):
     assert int(again.optimizer.iterations.numpy()) == 2
     for one, other in zip(again.get_weights(), model.get_weights()):
         np.testing.assert_array_equal(one, other)
+
+
+@tf.keras.utils.register_keras_serializable("accum_tests")
+def doubled(grads_and_vars):
+    return [(2.0 * grad, var) for grad, var in grads_and_vars]
+
+
+def sum_and_move(optimizer):
+    """The dtype of a sum in mid-cycle, and how far a step moves a weight of 1 by gradients of 1."""
+    var = tf.Variable([1.0])
+    optimizer = built(optimizer, [var])
+    optimizer.apply_gradients([(tf.constant([1.0]), var)])
+    dtype = optimizer.gradients[0].dtype
+    optimizer.apply_gradients([(tf.constant([1.0]), var)])
+    return dtype, float(1.0 - var.numpy()[0])
+
+
+@pytest.mark.parametrize("extra", [{}, {"is_legacy_optimizer": True}], ids=["own", "as Keras 2.11 writes it"])
+def test_an_optimizer_from_a_config_accumulates_and_transforms_as_before(extra):
+    options = {"accumulator_dtype": "float64", "transform": doubled}
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.125), 2, **options)
+    plain = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.125), 2)
+    configs = [dict(made.get_config(), **extra) for made in (optimizer, plain)]
+    made, other = (accum.GradientAccumulateOptimizer.from_config(config) for config in configs)
+    assert sum_and_move(made) == sum_and_move(optimizer) == (tf.float64, 0.25)
+    assert sum_and_move(other) == (tf.float32, 0.125)

@@ -804,3 +804,12 @@ def test_in_float64_micro_batches_add_no_rounding_of_float32(float64, options):
     ours = run(lambda model: accum.GradientAccumulateModel.from_model(model, micro_batch_size=3, **options))
     for one, other in zip(ours, plain):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("options", [{"micro_batch_size": 5}, {"accum_steps": 4}], ids=str)
+def test_a_mean_loss_with_regularization_warns_of_nothing(options):
+    model = accum.GradientAccumulateModel.from_model(one_to_one(kernel_regularizer="l2"), **options)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.fit(X[:40], Y[:40], batch_size=5 if "accum_steps" in options else BATCH, verbose=0)
