@@ -1,0 +1,78 @@
+"""The mutants that scripts/generated_mutants.py makes, and the page, which shows their record and that of long runs."""
+
+import os
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+try:
+    import generated_mutants
+    import long_runs
+finally:
+    sys.path.pop(0)
+
+SOURCE = '''
+LIMIT = 3  # what runs at import is left alone
+
+
+def function(first: int = 1, *rest):
+    """A docstring."""
+    with tf.name_scope("name"), tf.control_dependencies(rest):
+        first += 2
+    if first > 3 and rest:
+        rest.append(tf.equal(first, LIMIT))
+    return call(first, rest) if not rest else first ** 2
+'''
+MUTANTS = {
+    "tf.control_dependencies(rest)": '__import__("contextlib").nullcontext()',
+    "first += 2": "pass",
+    "2": "3",
+    "first > 3 and rest": "(not (first > 3 and rest))",
+    " > ": " >= ",
+    " and ": " or ",
+    "3": "4",
+    "rest.append(tf.equal(first, LIMIT))": "pass",
+    "tf.equal": "tf.not_equal",
+    "first, rest": "rest, first",
+    "not rest": "bool(rest)",
+}
+needs_places = pytest.mark.skipif(sys.version_info < (3, 8), reason="the ends of nodes are known since Python 3.8")
+
+
+@needs_places
+def test_each_change_is_one_that_a_person_could_make():
+    found = generated_mutants.Source("path.py", SOURCE).mutants
+    changes = {SOURCE[each.start : each.end]: each.text for each in found}
+    assert changes == MUTANTS
+    for each in found:
+        changed = SOURCE[: each.start] + each.text + SOURCE[each.end :]
+        compile(changed, "path.py", "exec")
+        assert changed.count("\n") == SOURCE.count("\n")  # no other line moves
+
+
+@needs_places
+def test_a_mutant_keeps_its_name_where_other_functions_change():
+    one = generated_mutants.Source("path.py", SOURCE).mutants
+    other = generated_mutants.Source("path.py", "def before(a):\n    return a == 1\n" + SOURCE).mutants
+    names = {generated_mutants.key_of(each, one) for each in one}
+    assert len(names) == len(one)
+    assert names < {generated_mutants.key_of(each, other) for each in other}
+
+
+@needs_places
+def test_a_seed_draws_from_every_part_of_the_sources_in_turns():
+    drawn = [key for key, _ in generated_mutants.drawn(0)]
+    for place, part in enumerate(generated_mutants.PARTS):
+        assert drawn[place].startswith(part + "/")
+    assert drawn == [key for key, _ in generated_mutants.drawn(0)]
+    assert drawn != [key for key, _ in generated_mutants.drawn(1)]
+
+
+@pytest.mark.parametrize("script", [generated_mutants, long_runs], ids=["mutants", "long runs"])
+def test_the_page_shows_what_was_recorded(script):
+    with open(script.PAGE, encoding="utf-8") as file:
+        text = file.read()
+    shown = text[text.index(script.BEGIN) + len(script.BEGIN) : text.index(script.END)]
+    assert shown == script.section(script.read_record()), "run the script's `page`"
