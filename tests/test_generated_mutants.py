@@ -1,4 +1,4 @@
-"""The mutants that scripts/generated_mutants.py makes, and the page, which shows their record and that of long runs."""
+"""The mutants that scripts/dev/generated_mutants.py makes, and the page, which shows their record and that of long runs."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
+sys.path.insert(0, os.path.join(ROOT, "scripts", "dev"))
 try:
     import generated_mutants
     import long_runs

@@ -1,9 +1,9 @@
 """Plant mistakes that nobody chose in the sources, and see for each whether a quick test fails.
 
-    python scripts/generated_mutants.py map FOLDER               find which tests run which lines, by coverage.py
-    python scripts/generated_mutants.py run FOLDER --count 200   plant that many more, and record what became of them
-    python scripts/generated_mutants.py run FOLDER --survivors --tests tests/test_new.py
-    python scripts/generated_mutants.py page                     write the section of docs/how-tested.md
+    python scripts/dev/generated_mutants.py map FOLDER               find which tests run which lines, by coverage.py
+    python scripts/dev/generated_mutants.py run FOLDER --count 200   plant that many more, and record what became of them
+    python scripts/dev/generated_mutants.py run FOLDER --survivors --tests tests/test_new.py
+    python scripts/dev/generated_mutants.py page                     write the section of docs/how-tested.md
 
 A mutant is one small change: another comparison or constant, a statement that is left out, two arguments swapped, a
 branch negated, a context that is not entered. It is planted in a copy of the sources in FOLDER. TensorFlow is imported
@@ -32,8 +32,8 @@ import sys
 import time
 from typing import NamedTuple
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-RECORD, PAGE = (os.path.join(ROOT, "docs", name) for name in ("generated-mutants.json", "how-tested.md"))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RECORD, PAGE = os.path.join(ROOT, "records", "generated-mutants.json"), os.path.join(ROOT, "docs", "how-tested.md")
 BEGIN, END = "<!-- generated mutants -->\n", "<!-- end of generated mutants -->\n"
 PARTS = (
     "accum/_engine",
@@ -517,7 +517,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", metavar="map | run | page")
     maps = commands.add_parser("map", help="find which tests run which lines")
-    runs = commands.add_parser("run", help="plant mutants; writes docs/generated-mutants.json")
+    runs = commands.add_parser("run", help="plant mutants; writes records/generated-mutants.json")
     for command in (maps, runs):
         command.add_argument("folder", metavar="FOLDER", help="for the copy of the sources and the map")
         command.add_argument("--tests", nargs="+", default=[], help="these, in place of those that the map names")

@@ -1,9 +1,9 @@
 """Train for 100,000 micro steps, make and drop 200 models, count beyond 2^31: memory and time stay as they were.
 
-    python scripts/long_runs.py run --of session loop fit models counters
-    python scripts/long_runs.py page
+    python scripts/dev/long_runs.py run --of session loop fit models counters
+    python scripts/dev/long_runs.py page
 
-`run` needs an environment with TensorFlow, on Linux, and writes docs/long-runs.json; `page` writes the section of
+`run` needs an environment with TensorFlow, on Linux, and writes records/long-runs.json; `page` writes the section of
 docs/how-tested.md. TensorFlow 1.15 has `session` and `counters` alone.
 """
 
@@ -18,8 +18,8 @@ import tempfile
 import time
 import weakref
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-RECORD, PAGE = (os.path.join(ROOT, "docs", name) for name in ("long-runs.json", "how-tested.md"))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RECORD, PAGE = os.path.join(ROOT, "records", "long-runs.json"), os.path.join(ROOT, "docs", "how-tested.md")
 BEGIN, END = "<!-- long runs -->\n", "<!-- end of long runs -->\n"
 WORDS = {
     "session": "train op in a `Session`",
@@ -326,7 +326,7 @@ def page():
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", metavar="run | page")
-    runs = commands.add_parser("run", help="run, and write docs/long-runs.json")
+    runs = commands.add_parser("run", help="run, and write records/long-runs.json")
     runs.add_argument("--of", nargs="+", choices=list(WORDS), required=True, metavar="KIND", help=", ".join(WORDS))
     runs.add_argument("--count", type=int, help="fewer, for a trial that is not recorded")
     commands.add_parser("page", help="write the section of docs/how-tested.md")
