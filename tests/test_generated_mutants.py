@@ -1,4 +1,4 @@
-"""The mutants that scripts/dev/generated_mutants.py makes, and the page, which shows their record and that of long runs."""
+"""Mutants that scripts/dev/generated_mutants.py makes, and the page, which shows their record and that of long runs."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
 """Plant mistakes that nobody chose in the sources, and see for each whether a quick test fails.
 
     python scripts/dev/generated_mutants.py map FOLDER               find which tests run which lines, by coverage.py
-    python scripts/dev/generated_mutants.py run FOLDER --count 200   plant that many more, and record what became of them
+    python scripts/dev/generated_mutants.py run FOLDER --count 200   plant that many more, and record what they did
     python scripts/dev/generated_mutants.py run FOLDER --survivors --tests tests/test_new.py
     python scripts/dev/generated_mutants.py page                     write the section of docs/how-tested.md
 
