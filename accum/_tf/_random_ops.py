@@ -6,9 +6,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Tupl
 from accum._tf._version import tf
 
 try:  # the one private module: no public name tells which operations code creates
-    from tensorflow.python.framework import (
-        op_callbacks,
-    )  # the one private module: no public name tells of new operations
+    from tensorflow.python.framework import op_callbacks
 except ImportError:
     op_callbacks = None
 
