@@ -1,7 +1,7 @@
 """The interface through which the engine uses an optimizer: its variables, its step and its step counter."""
 
 import contextlib
-from typing import Any, Callable, ContextManager, Optional, Sequence
+from typing import Callable, ContextManager, Optional, Sequence
 
 from accum._tf import GradsAndVars, Transform, tf
 
@@ -42,7 +42,7 @@ class OptimizerAdapter:
         """Whether a step of the inner optimizer may leave out variables that earlier steps had."""
         return True
 
-    def stepping(self) -> ContextManager[Any]:
+    def stepping(self) -> ContextManager[object]:
         """Return the context in which `make_step` is called on each replica, to be entered across replicas."""
         return contextlib.ExitStack()
 
@@ -69,7 +69,7 @@ class OptimizerAdapter:
         """Do what follows a step, across replicas. Takes and returns a tensor to wait for."""
         return done
 
-    def when(self, condition: tf.Tensor, function: Callable[..., Any]) -> Any:
+    def when(self, condition: tf.Tensor, function: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Return the bool tensor of `function()` if `condition` is true, otherwise False."""
         return tf.cond(condition, function, lambda: tf.constant(False), name="if_any")
 

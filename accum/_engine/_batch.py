@@ -1,8 +1,8 @@
 """A batch of examples, and the parts of it."""
 
-from typing import Any, List, Sequence, Union
+from typing import List, Sequence, Union
 
-from accum._tf import tf
+from accum._tf import Leaf, Nested, tf
 
 Size = Union[int, tf.Tensor]
 """A number of examples: an int if it is known when a graph is built, otherwise an int32 scalar tensor."""
@@ -24,7 +24,7 @@ class Batch:
       ValueError: nothing in `data` has an axis, or the first axes differ.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Nested) -> None:
         self._data = data
         self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(data)]
         self._batched = [_has_axis(leaf) for leaf in self._leaves]
@@ -45,11 +45,11 @@ class Batch:
                 specs.append(tf.TensorSpec(shape, tensor.dtype))
         return specs
 
-    def flatten(self, part: Any) -> List[tf.Tensor]:
+    def flatten(self, part: Nested) -> List[tf.Tensor]:
         """Return the tensors of what `part` has returned."""
         return [tensor for leaf in tf.nest.flatten(part) for tensor in _components(leaf)]
 
-    def packed(self, tensors: Sequence[tf.Tensor]) -> Any:
+    def packed(self, tensors: Sequence[tf.Tensor]) -> Nested:
         """Return tensors like those of `flatten` in the structure of the data."""
         following = iter(tensors)
         leaves = []
@@ -63,17 +63,17 @@ class Batch:
                 leaves.append(own[0] if own else leaf)
         return tf.nest.pack_sequence_as(self._data, leaves)
 
-    def part(self, start: Size, size: Size) -> Any:
+    def part(self, start: Size, size: Size) -> Nested:
         """Return the examples from `start` to `start + size`, in the structure of the data."""
         parts = [_slice(leaf, start, size) if batched else leaf for leaf, batched in zip(self._leaves, self._batched)]
         return tf.nest.pack_sequence_as(self._data, parts)
 
-    def count_of(self, part: Any) -> Size:
+    def count_of(self, part: Nested) -> Size:
         """Return the number of examples in what `part` has returned."""
         return next(_length(leaf) for leaf, batched in zip(tf.nest.flatten(part), self._batched) if batched)
 
 
-def _components(leaf: Any) -> List[tf.Tensor]:
+def _components(leaf: Leaf) -> List[tf.Tensor]:
     """Return the tensors of which something in a batch consists; none if it is no tensor."""
     if isinstance(leaf, tf.SparseTensor):
         return [leaf.indices, leaf.values, leaf.dense_shape]
@@ -82,7 +82,7 @@ def _components(leaf: Any) -> List[tf.Tensor]:
     return [leaf] if isinstance(leaf, tf.Tensor) else []
 
 
-def _as_tensor(leaf: Any) -> Any:
+def _as_tensor(leaf: Leaf) -> Leaf:
     if leaf is None or isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
         return leaf
     if hasattr(leaf, "__array__") or isinstance(leaf, tf.Variable):
@@ -95,13 +95,13 @@ def _as_tensor(leaf: Any) -> Any:
     return leaf
 
 
-def _has_axis(leaf: Any) -> bool:
+def _has_axis(leaf: Leaf) -> bool:
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         return True
     return isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0
 
 
-def _length(leaf: Any) -> Size:
+def _length(leaf: Leaf) -> Size:
     """Return the length of the first axis: an int if it is known, otherwise an int32 scalar tensor."""
     known = leaf.shape[0] if leaf.shape.rank else None
     known = getattr(known, "value", known)  # a `Dimension` in a static graph of TF 1.15
@@ -130,7 +130,7 @@ def _the_same(counts: Sequence[Size]) -> Size:
         return tf.identity(first) if others else first
 
 
-def _slice(leaf: Any, start: Size, size: Size) -> Any:
+def _slice(leaf: Leaf, start: Size, size: Size) -> Leaf:
     if isinstance(leaf, tf.RaggedTensor):
         return leaf[start : start + size]
     if isinstance(leaf, tf.SparseTensor):

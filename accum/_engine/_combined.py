@@ -1,13 +1,15 @@
 """What a function returns of a micro-batch, and how it is combined over the micro-batches of a batch."""
 
 import contextlib
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Union
 
 from accum import _tf
 from accum._engine._batch import Size
 from accum._engine._gradients import weighted
 from accum._engine._moments import Moments, pooled, pooled_finite
 from accum._tf import Gradient, Scalar, tf
+
+LoopVariable = Union[tf.Tensor, tf.TensorArray]
 
 
 class Combined:
@@ -18,25 +20,25 @@ class Combined:
     """
 
     def __init__(self, *values: tf.Tensor) -> None:
-        self.values: List[Any] = list(values)
+        self.values: List[tf.Tensor] = list(values)
 
-    def start(self, loops: Size, compiled: bool) -> List[Any]:
+    def start(self, loops: Size, compiled: bool) -> List[LoopVariable]:
         """Return the loop variables after the first micro-batch."""
         return self.values
 
-    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
         """Return the loop variables after this micro-batch, at `index` of all."""
         raise NotImplementedError
 
-    def skip(self, state: Sequence[Any], index: int) -> List[Any]:
+    def skip(self, state: Sequence[LoopVariable], index: int) -> List[LoopVariable]:
         """Return the loop variables after the micro-batch at `index`, which has no such value. Called eagerly."""
         return list(state)
 
-    def enter(self, state: Sequence[Any]) -> None:
+    def enter(self, state: Sequence[LoopVariable]) -> None:
         """Learn the loop variables before a micro-batch. Called in the loop of a graph, on what the first returned."""
         return None  # AutoGraph of TF 2.2 takes no body without a statement
 
-    def end(self, state: Sequence[Any], compiled: bool) -> Any:
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> Any:
         """Return the result after the last micro-batch. Called on what the first one returned."""
         return state[0]
 
@@ -44,7 +46,7 @@ class Combined:
 class Sum(Combined):
     """A tensor to be added up over the micro-batches."""
 
-    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
         # Not by `+`: with oneDNN, TensorFlow 2.15 fuses a matrix product with a row that is added to it, as if this
         # were a bias, and fails ("bias must be 1-dimensional").
         total = tf.add_n([state[0], self.values[0]])
@@ -55,17 +57,17 @@ class Sum(Combined):
 class Pooled(Combined):
     """`Moments` to be pooled over the micro-batches."""
 
-    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
         return list(pooled(Moments(*state), Moments(*self.values)))
 
-    def end(self, state: Sequence[Any], compiled: bool) -> Moments:
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> Moments:
         return Moments(*state)
 
 
 class PooledFinite(Pooled):
     """The same, of parts whose `Moments` are 0 if they have no values."""
 
-    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
         whole = list(pooled_finite(Moments(*state), Moments(*self.values)))
         for value, before in zip(whole, state):
             value.set_shape(before.shape)
@@ -81,7 +83,7 @@ class Rows(Combined):
 
     _loops: Size
 
-    def start(self, loops: Size, compiled: bool) -> List[Any]:
+    def start(self, loops: Size, compiled: bool) -> List[LoopVariable]:
         self._loops = loops
         return [self._array(value, loops, compiled) for value in self.values]
 
@@ -95,16 +97,16 @@ class Rows(Combined):
         rows = tf.TensorArray(value.dtype, size=length, element_shape=shape, infer_shape=False, clear_after_read=False)
         return rows if compiled or isinstance(value, tf.TensorSpec) else _written(rows, 0, value)
 
-    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
         return [_written(rows, index - 1 if compiled else index, value) for rows, value in zip(state, self.values)]
 
-    def skip(self, state: Sequence[Any], index: int) -> List[Any]:
+    def skip(self, state: Sequence[LoopVariable], index: int) -> List[LoopVariable]:
         return [_written(rows, index, value[:0]) for rows, value in zip(state, self.values)]
 
-    def end(self, state: Sequence[Any], compiled: bool) -> Any:
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> Any:
         return self._joined(state, compiled)[0]
 
-    def _joined(self, state: Sequence[Any], compiled: bool) -> List[tf.Tensor]:
+    def _joined(self, state: Sequence[LoopVariable], compiled: bool) -> List[tf.Tensor]:
         if not compiled:
             return [rows.concat() for rows in state]
         if isinstance(self._loops, int) and self._loops == 0:
@@ -116,7 +118,7 @@ class Rows(Combined):
         return tf.concat([value, tf.reshape(rows.stack()[: self._loops], shape)], axis=0)
 
 
-def _written(rows: tf.TensorArray, index: Any, value: tf.Tensor) -> tf.TensorArray:
+def _written(rows: tf.TensorArray, index: Size, value: tf.Tensor) -> tf.TensorArray:
     written = rows.write(index, value)
     if hasattr(written, "mark_used"):  # TensorFlow logs an error if it is never read, as when a micro-batch fails
         written.mark_used()
@@ -135,25 +137,25 @@ class Kept(Rows):
         tensor takes the place of the one of its micro-batch, so that the memory of both is not needed at once.
     """
 
-    def __init__(self, value: Any, instead_of: "Optional[KeptTensors]" = None) -> None:
+    def __init__(self, value: Union[tf.Tensor, tf.TensorSpec], instead_of: "Optional[KeptTensors]" = None) -> None:
         super().__init__(value)
         self._instead_of = instead_of
 
-    def start(self, loops: Size, compiled: bool) -> List[Any]:
+    def start(self, loops: Size, compiled: bool) -> List[LoopVariable]:
         if self._instead_of is not None:
             return [self._instead_of.others]
         with self._on_host(compiled):
             return super().start(loops, compiled)
 
-    def enter(self, state: Sequence[Any]) -> None:
+    def enter(self, state: Sequence[LoopVariable]) -> None:
         if self._instead_of is not None:
             (self._instead_of.others,) = state
 
-    def add(self, state: Sequence[Any], index: Any, compiled: bool) -> List[Any]:
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
         with self._on_host(compiled):
             return super().add(state, index, compiled)
 
-    def end(self, state: Sequence[Any], compiled: bool) -> Any:
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> Any:
         return KeptTensors(self.values[0], state[0], lambda: self._joined(state, compiled)[0], compiled)
 
     @contextlib.contextmanager
@@ -167,7 +169,7 @@ class Kept(Rows):
 class JoinedRows(Kept):
     """A tensor of each micro-batch, kept like those of `Kept`, and concatenated after the last micro-batch."""
 
-    def end(self, state: Sequence[Any], compiled: bool) -> tf.Tensor:
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.Tensor:
         with _tf.keeping_on_host(compiled):
             rows = self._joined(state, compiled)[0]
         if self.values[0].shape.rank is not None:
@@ -209,7 +211,7 @@ class KeptTensors:
         with _tf.keeping_on_host(self._compiled):
             return self._joined()
 
-    def at(self, index: Any) -> tf.Tensor:
+    def at(self, index: Size) -> tf.Tensor:
         """Return the tensor of the micro-batch at `index`, which is not `FIRST`."""
         with _tf.keeping_on_host(self._compiled):
             tensor = self.others.read(index - 1 if self._compiled else index)
@@ -225,12 +227,12 @@ class SlicesSum(Rows):
         super().__init__(values, indices)
         self._dense_shape = dense_shape
 
-    def end(self, state: Sequence[Any], compiled: bool) -> tf.IndexedSlices:
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.IndexedSlices:
         values, indices = self._joined(state, compiled)
         return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
 
 
-def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Scalar]) -> Any:
+def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Scalar]) -> Optional[Combined]:
     """Return `weight * grad` as something to be added up, in float32 at least; None for no gradient."""
     if grad is None:
         return None

@@ -3,9 +3,15 @@
 import contextlib
 import threading
 import weakref
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-from accum._tf import tf
+from accum._tf import Nested, tf
+
+GradientFunction = Callable[..., Nested]
+"""A function of the gradients by results, which returns those by arguments."""
+
+DifferentiatedFunction = Callable[..., Tuple[List[tf.Tensor], GradientFunction]]
+"""A function that returns a list of results, and their gradient function."""
 
 _in_this_thread = threading.local()  # .kept: list of (gradient function, list of results) of the current step, or None
 
@@ -14,7 +20,7 @@ _in_this_thread = threading.local()  # .kept: list of (gradient function, list o
 def keeping_gradients() -> Iterator[None]:
     """Keep the gradient functions that are made in this context until it ends. Gradients must be computed in it."""
     before = getattr(_in_this_thread, "kept", None)
-    kept: List[Any] = []
+    kept: List[Tuple[GradientFunction, List[Optional[tf.Tensor]]]] = []
     _in_this_thread.kept = kept
     try:
         yield
@@ -26,7 +32,7 @@ def keeping_gradients() -> Iterator[None]:
 
 
 def custom_gradient(
-    function: Callable[..., Tuple[List[tf.Tensor], Callable[..., Any]]],
+    function: DifferentiatedFunction,
 ) -> Callable[..., List[tf.Tensor]]:
     """Decorate a function as `tf.custom_gradient` does; within `keeping_gradients`, its gradient ends with that.
 
@@ -40,12 +46,12 @@ def custom_gradient(
     if kept is None or tf.executing_eagerly():  # eagerly, the tape holds the gradient function
         return tf.custom_gradient(function)
 
-    def briefly_kept(*args: tf.Tensor) -> Any:
+    def briefly_kept(*args: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
         results, grad = function(*args)
         kept.append((grad, results))
         reference: Any = weakref.ref(grad)
 
-        def while_kept(*upstream: tf.Tensor) -> Any:
+        def while_kept(*upstream: tf.Tensor) -> Nested:
             if not kept:
                 raise ValueError(
                     "What was computed over a whole batch has been differentiated once and can't be again, because a "

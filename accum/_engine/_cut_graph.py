@@ -54,7 +54,7 @@ class Assigned(NamedTuple):
       operations: names of the operations that assign to it.
     """
 
-    handle: Any
+    handle: tf.Tensor
     value: Key
     operations: List[str]
 
@@ -87,10 +87,10 @@ class CutGraph:
         self._captures = {key: outside for outside, key in trace.captures}
         self._aliases: Dict[Key, Key] = {}
         self._places: Dict[str, int] = {}
-        self.states: Dict[Key, Any] = {}
+        self.states: Dict[Key, tf.Tensor] = {}
         self.drawn: Set[str] = set()
         self.assigned: List[Assigned] = []
-        self.moved: List[Any] = []
+        self.moved: List[tf.Tensor] = []
         self._order()
         self._find_levels()
         self._forward_state()

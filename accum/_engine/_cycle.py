@@ -22,7 +22,7 @@ from accum._engine._plan import Plan, make_plan
 from accum._engine._seen_gradients import SeenGradients
 from accum._engine._step_counter import State, StepCounter
 from accum._engine._variable_list import VariableList
-from accum._tf import AccumSteps, GradsAndVars, Scalar, Transform, tf
+from accum._tf import AccumSteps, Dtype, Gradient, GradsAndVars, PerReplica, Scalar, Transform, tf
 
 
 class Cycle:
@@ -41,13 +41,13 @@ class Cycle:
         plan: Plan,
         adapter: OptimizerAdapter,
         transform: Optional[Transform] = None,
-        accumulator_dtype: Any = None,
+        accumulator_dtype: Optional[Dtype] = None,
         is_settable: bool = False,
     ) -> None:
         self.counter = StepCounter(plan, adapter, is_settable and not plan.is_schedule)
         self.adapter = adapter
         self.transform: Any = transform
-        self.strategy: Any = None
+        self.strategy: Optional[tf.distribute.Strategy] = None
         self.dtype = None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype)
         self.listeners: List[CycleListener] = []
         self.seen = SeenGradients(self.state)
@@ -152,7 +152,7 @@ class Cycle:
     # ------------------------------------------------------------------------------------------------------------
     # Variables
 
-    def build(self, variables: Sequence[tf.Variable], grads: Optional[Sequence[Any]] = None) -> None:
+    def build(self, variables: Sequence[tf.Variable], grads: Optional[Sequence[Optional[Gradient]]] = None) -> None:
         """Create the state for `variables`, outside any trace.
 
         Args:
@@ -188,7 +188,7 @@ class Cycle:
                 f"Received: {[var.name for var in variables]}."
             )
 
-    def _build_here(self, variables: Sequence[tf.Variable], grads: Sequence[Any]) -> None:
+    def _build_here(self, variables: Sequence[tf.Variable], grads: Sequence[Optional[Gradient]]) -> None:
         """Call `build`; in a static graph, once for all replicas, even if each has its own accumulating optimizer."""
         if not (_tf.in_static_graph() and tf.distribute.has_strategy()):
             self.build(variables, grads)
@@ -197,7 +197,7 @@ class Cycle:
         self.counter, self.strategy = first.counter, first.strategy
         self._accumulators, self._variables = first._accumulators, first._variables
 
-    def _built(self, variables: Sequence[tf.Variable], grads: Optional[Sequence[Any]]) -> "Cycle":
+    def _built(self, variables: Sequence[tf.Variable], grads: Optional[Sequence[Optional[Gradient]]]) -> "Cycle":
         self.build(variables, grads)
         return self
 
@@ -222,7 +222,7 @@ class Cycle:
         if _tf.in_static_graph() and not tf.distribute.has_strategy():
             self._lock = TrainOpLock()
 
-    def _add_accumulator(self, var: tf.Variable, grad: Any) -> None:
+    def _add_accumulator(self, var: tf.Variable, grad: Optional[Gradient]) -> None:
         """Create the accumulator of a variable that has a gradient now, or that a restored checkpoint has a sum for."""
         number = self._variables.number_of(var)
         awaited = self.state.accumulators.awaited(number) if grad is None else None
@@ -254,7 +254,7 @@ class Cycle:
 
     def _enter(
         self, listed: GradsAndVars, weight: Optional[Scalar]
-    ) -> Tuple[List[Any], Optional[tf.Tensor], List[Entry]]:
+    ) -> Tuple[List[Optional[Gradient]], Optional[tf.Tensor], List[Entry]]:
         """Check a call and create its state. Returns (gradients, weight, list of `Entry`)."""
         weight = None if weight is None else _check.not_negative("weight", weight, _tf.known_value(weight))
         grads, variables = [grad for grad, _ in listed], [var for _, var in listed]
@@ -284,7 +284,7 @@ class Cycle:
             self.counter, self.adapter, entries, self.seen, self.listeners, self.transform, is_weighted, is_reduced
         )
 
-    def _across(self, function: Callable[..., Any], *args: Any) -> Any:
+    def _across(self, function: Callable[..., tf.Operation], *args: PerReplica) -> tf.Operation:
         if self._lock is not None:
             function = self._lock.around(function, [*self._variables.current, *self.adapter.others()])
         else:
@@ -292,14 +292,14 @@ class Cycle:
         return _replicas.across_replicas(function, args)
 
 
-def _after_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+def _after_arguments(function: Callable[..., tf.Operation]) -> Callable[..., tf.Operation]:
     """Return a function that does as `function(strategy, *args)`, but changes nothing before all of `args` are there.
 
     In a graph, each sum could move as soon as its own gradient is computed. If another one then fails, as for lack of
     memory, trying the micro-batch again would add it twice. The price is that all gradients are in memory at once.
     """
 
-    def waiting(strategy: tf.distribute.Strategy, *args: Any) -> Any:
+    def waiting(strategy: tf.distribute.Strategy, *args: PerReplica) -> tf.Operation:
         with tf.control_dependencies(_tf.waits_for_all(_replicas.local_tensors(strategy, args))):
             return function(strategy, *args)
 
@@ -311,7 +311,7 @@ def check_options(
     reduction: str,
     transform: Optional[Transform],
     nonfinite: str,
-    accumulator_dtype: Any,
+    accumulator_dtype: Optional[Dtype],
     sparse: str,
 ) -> Plan:
     """Check the options of an accumulating optimizer of any face. Returns the `Plan`."""

@@ -12,7 +12,8 @@ import contextlib
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _check, _tf
-from accum._tf import CheckpointOnly, tf
+from accum._engine._batch import Size
+from accum._tf import CheckpointOnly, RandomOp, Scalar, Source, tf
 
 
 def random_seed() -> Optional[tf.Tensor]:
@@ -53,9 +54,9 @@ class CycleDraws(CheckpointOnly):
 class _Rows(NamedTuple):
     """The examples that are computed: int scalars or int scalar tensors."""
 
-    begin: Any
-    count: Any
-    place: Any  # where they are known
+    begin: Size
+    count: Any  # a `Size`; a tuple has a `count` of another type
+    place: Optional[tf.Graph]  # where they are known
 
 
 class Draws:
@@ -72,7 +73,7 @@ class Draws:
     def __init__(
         self,
         seed: Optional[tf.Tensor],
-        total: Any,
+        total: Size,
         compiled: bool = False,
         base: Optional[Callable[[], tf.Tensor]] = None,
     ) -> None:
@@ -86,7 +87,7 @@ class Draws:
         self._has_warned = False
 
     @contextlib.contextmanager
-    def of(self, begin: Any, count: Any) -> Iterator[None]:
+    def of(self, begin: Size, count: Size) -> Iterator[None]:
         """Let the code in this context, which computes some examples, draw their numbers.
 
         Args:
@@ -117,7 +118,7 @@ class Draws:
                 f"number for each example, outside of loops. Received: {_check.shown(self._others)}."
             )
 
-    def _replaced(self, op: Any) -> Optional[tf.Tensor]:
+    def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:
         assert self._rows is not None
         self._number += 1
         shape = op.output.shape.as_list() if op.output.shape.rank is not None else [None]
@@ -132,7 +133,7 @@ class Draws:
         rows.set_shape(op.output.shape)
         return rows
 
-    def _is_of_examples(self, shape: Any) -> bool:
+    def _is_of_examples(self, shape: Sequence[Optional[int]]) -> bool:
         """Whether the first axis of a shape is the examples, or each example several times in a row."""
         assert self._rows is not None
         count = tf.get_static_value(tf.convert_to_tensor(self._rows.count))
@@ -140,7 +141,7 @@ class Draws:
             return shape[0] is None
         return shape[0] == count or (count > 1 and shape[0] % count == 0)
 
-    def _source(self, op: Any) -> Any:
+    def _source(self, op: RandomOp) -> Source:
         if op.source is not None:
             return op.source
         return _tf.source_of(self._seed + tf.constant([0, self._number << 32], tf.int64))
@@ -164,7 +165,7 @@ class Draws:
         flat = _tf.draw(op.kind, [size + skipped], _tf.advanced(source, first // per_count), *_numbers(op))
         return tf.reshape(flat[skipped:], op.shape)
 
-    def _before(self, op: Any) -> Any:
+    def _before(self, op: RandomOp) -> Scalar:
         """Return how many examples were before those of the batch."""
         if self._base is None:
             return 0
@@ -176,7 +177,7 @@ class Draws:
         self._others.append(op.output.op.name)
         return 0
 
-    def _cut(self, op: Any, source: Any, shape: tf.Tensor, begin: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    def _cut(self, op: Any, source: Source, shape: tf.Tensor, begin: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         static = [op.output.shape.as_list()[0], self._rows.count, self._total]  # type: ignore[union-attr]
         is_all = self._base is None or self._compiled  # otherwise nobody knows how many examples will follow
         total = tf.cast(self._total, tf.int64) if is_all else begin + count
@@ -191,11 +192,11 @@ class Draws:
         return tf.slice(whole, tf.cast(first, op.shape.dtype), op.shape)
 
 
-def _numbers(op: Any) -> Any:
+def _numbers(op: RandomOp) -> Any:
     return op.output.dtype, op.bounds
 
 
-def _product(lengths: Any) -> int:
+def _product(lengths: Sequence[int]) -> int:
     product = 1
     for length in lengths:
         product *= length

@@ -3,11 +3,11 @@
 Each replica then computes the same loss, of all examples, and its gradient goes back to the replicas that hold them.
 """
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._engine import _replicas
-from accum._engine._custom_gradient import custom_gradient
+from accum._engine._custom_gradient import GradientFunction, custom_gradient
 from accum._engine._replicas import SUM
 from accum._tf import Scalar, tf
 
@@ -42,7 +42,7 @@ def rows_of_group(
     floats = [place for place, tensor in enumerate(tensors) if tensor.dtype.is_floating]
 
     @custom_gradient
-    def linked(*_: tf.Tensor) -> Any:
+    def linked(*_: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
         def grad(*upstream: tf.Tensor) -> List[tf.Tensor]:
             """Add up the gradients of all replicas by this replica's rows, each by the weight of its replica."""
             own_weight = weight()
@@ -62,14 +62,14 @@ def rows_of_group(
     return rows
 
 
-def _counts(context: Any, number: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def _counts(context: tf.distribute.ReplicaContext, number: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return the lengths of the first axes of `tensors`, (replicas, tensors), and check that the others are alike."""
     own = tf.cast(tf.concat([tf.shape(tensor) for tensor in tensors], axis=0), tf.float32)
     is_own = tf.equal(tf.range(_replicas.count()), number)
     shapes = context.all_reduce(SUM, tf.where(is_own[:, tf.newaxis], own, tf.zeros_like(own)))
     firsts = [sum(tensor.shape.rank for tensor in tensors[:place]) for place in range(len(tensors))]
     others = [axis for axis in range(sum(tensor.shape.rank for tensor in tensors)) if axis not in firsts]
-    checks: List[Any] = []
+    checks: List[Optional[tf.Operation]] = []
     if others and not _tf.is_compiled_by_xla_here():  # which can't raise
         apart = tf.gather(shapes, others, axis=1)
         message = (
@@ -92,7 +92,15 @@ class _Rows:
       count: the number of all.
     """
 
-    def __init__(self, context: Any, begin: Any, end: Any, group_begin: Any, group_end: Any, count: Any) -> None:
+    def __init__(
+        self,
+        context: tf.distribute.ReplicaContext,
+        begin: tf.Tensor,
+        end: tf.Tensor,
+        group_begin: tf.Tensor,
+        group_end: tf.Tensor,
+        count: tf.Tensor,
+    ) -> None:
         self._context = context
         self._own = begin, end
         self._group = group_begin, group_end
@@ -110,7 +118,9 @@ class _Rows:
         """Return the sum over all replicas of the rows of this replica, given those of the group."""
         return self._summed(tensor, self._group, self._own)
 
-    def _summed(self, tensor: tf.Tensor, place: Any, wanted: Any) -> tf.Tensor:
+    def _summed(
+        self, tensor: tf.Tensor, place: Tuple[tf.Tensor, tf.Tensor], wanted: Tuple[tf.Tensor, tf.Tensor]
+    ) -> tf.Tensor:
         """Put `tensor` in its place among the rows of all replicas, add these up, and return those that are wanted."""
         rows = tf.stack([place[0], self._count - place[1]])
         others = tf.zeros([tensor.shape.rank - 1, 2], tf.int32)

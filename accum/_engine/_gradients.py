@@ -3,7 +3,7 @@
 Weight 0 gives 0 even for NaN, which is the mean of an empty micro-batch.
 """
 
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 from accum import _tf
 from accum._tf import Gradient, Scalar, tf
@@ -49,7 +49,7 @@ def added(grad: Gradient, other: tf.Tensor, factor: tf.Tensor) -> Gradient:
     return _tf.on_values(lambda values: values + tf.cast(term, values.dtype), grad)
 
 
-def with_each_row_once(grads: Sequence[Optional[Gradient]]) -> Any:
+def with_each_row_once(grads: Sequence[Optional[Gradient]]) -> List[Optional[Gradient]]:
     """Return the gradients with the slices of each row added up, for what squares or clips them."""
     return [_tf.summed_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
 
@@ -67,7 +67,7 @@ def is_zero(grad: Gradient) -> bool:
     return not bool(tf.reduce_any(tf.not_equal(values, 0)))
 
 
-def of_parts(grad: Any, of_tensor: Callable[[Any], Any]) -> Any:
+def of_parts(grad: Optional[Gradient], of_tensor: Callable[[Any], Any]) -> Any:
     """Return `of_tensor` of a gradient, or the pair of it for the values and indices of `tf.IndexedSlices`."""
     if isinstance(grad, tf.IndexedSlices):
         return of_tensor(grad.values), of_tensor(grad.indices)

@@ -1,8 +1,8 @@
 """The interface of objects that follow a cycle, such as the moving statistics of batch normalisation."""
 
-from typing import Any, Union
+from typing import Union
 
-from accum._tf import GradsAndVars, tf
+from accum._tf import GradsAndVars, Wait, tf
 
 
 class CycleListener:
@@ -11,7 +11,7 @@ class CycleListener:
     Every method runs on one replica, and returns an op or tensor to wait for.
     """
 
-    def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
+    def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Wait:
         """Accumulate the current micro-batch.
 
         Args:
@@ -30,7 +30,7 @@ class CycleListener:
         """
         return grads_and_vars
 
-    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
+    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Wait:
         """Update with the whole cycle when the optimizer makes its step.
 
         Args:

@@ -1,10 +1,10 @@
 """The lock that orders the train ops of one static graph, because nothing else does."""
 
-from typing import Any, Callable, Iterable
+from typing import Callable, Iterable
 
 from accum import _tf
 from accum._engine import _replicas
-from accum._tf import tf
+from accum._tf import PerReplica, tf
 
 
 class TrainOpLock:
@@ -13,7 +13,9 @@ class TrainOpLock:
     def __init__(self) -> None:
         self._mutex = tf.CriticalSection(name="accum_cycle")
 
-    def around(self, function: Callable[..., Any], variables: Iterable[tf.Variable]) -> Callable[..., Any]:
+    def around(
+        self, function: Callable[..., tf.Operation], variables: Iterable[tf.Variable]
+    ) -> Callable[..., tf.Operation]:
         """Return a function that runs `function(strategy, *args)` under the lock.
 
         Args:
@@ -21,7 +23,7 @@ class TrainOpLock:
           variables: the variables that it uses.
         """
 
-        def locked(strategy: tf.distribute.Strategy, *args: Any) -> tf.Operation:
+        def locked(strategy: tf.distribute.Strategy, *args: PerReplica) -> tf.Operation:
             waits = tf.control_dependencies(_replicas.local_tensors(strategy, args))
             with waits, _tf.control_flow_for(variables), _tf.unrecorded(_tf.LOCKS):
                 return self._mutex.execute(lambda: _replicas.true_after(function(strategy, *args)), False, "cycle").op

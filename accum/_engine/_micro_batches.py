@@ -16,8 +16,14 @@ Nothing in here communicates between replicas: each replica runs its own part.
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum._engine._batch import Batch, Size
-from accum._engine._combined import Combined
-from accum._tf import tf
+from accum._engine._combined import Combined, LoopVariable
+from accum._tf import Nested, tf
+
+Index = Any
+"""Which micro-batch: `FIRST`, `WHOLE`, or its number in the loop, an int or int32 scalar tensor."""
+
+LoopState = Optional[List[LoopVariable]]
+"""The loop variables of a `Combined`, or None where a micro-batch returns None."""
 
 
 class Cuts(NamedTuple):
@@ -68,22 +74,22 @@ class MicroBatches:
         self.cuts = cut(batch.count, size)
         self._lacking = self.cuts.first - self.cuts.size  # so much less than the others has the first micro-batch
 
-    def part(self, batch: Batch, index: Any) -> Any:
+    def part(self, batch: Batch, index: Index) -> Nested:
         """Return the micro-batch at `index` of any batch that is cut like this one, in the structure of its data."""
         return batch.part(self.begin(index), self.size_of(index))
 
-    def begin(self, index: Any) -> Size:
+    def begin(self, index: Index) -> Size:
         """Return the place of the first example of the micro-batch at `index`."""
         if index is FIRST or index is WHOLE:
             return 0
         begin = self._lacking + index * self.cuts.size
         return tf.maximum(begin, 0) if self._is_within_loop else begin
 
-    def share(self, index: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    def share(self, index: Index, dtype: tf.DType = tf.float32) -> tf.Tensor:
         """Return the share of the micro-batch at `index` in the examples of the batch, a scalar."""
         return tf.math.divide_no_nan(tf.cast(self.size_of(index), dtype), tf.cast(self.batch.count, dtype))
 
-    def size_of(self, index: Any) -> Size:
+    def size_of(self, index: Index) -> Size:
         """Return the number of examples of the micro-batch at `index`."""
         first, _, size = self.cuts
         if index is WHOLE:
@@ -95,10 +101,10 @@ class MicroBatches:
 
     def run(
         self,
-        function: Callable[[Any, Any], Any],
-        like: Optional[Callable[[], Any]] = None,
+        function: Callable[[Nested, Index], Nested],
+        like: Optional[Callable[[], Nested]] = None,
         after: Sequence[tf.Tensor] = (),
-    ) -> Any:
+    ) -> Nested:
         """Run `function` on each micro-batch in turn, and combine the results.
 
         Args:
@@ -121,7 +127,7 @@ class MicroBatches:
         leaves = tf.nest.flatten(first)
         states = [None if leaf is None else leaf.start(loops, self.compiled) for leaf in leaves]
 
-        def returned(index: Any) -> List[Optional[Combined]]:
+        def returned(index: Index) -> List[Optional[Combined]]:
             part = self.part(self.batch, index) if is_given else None
             if self._as_function and not tf.executing_eagerly():  # eagerly, the loop is Python's
                 return _within_function(lambda part: function(part, index), part)
@@ -137,7 +143,7 @@ class MicroBatches:
         ended = [None if leaf is None else leaf.end(state, self.compiled) for leaf, state in zip(leaves, states)]
         return tf.nest.pack_sequence_as(first, ended)
 
-    def run_at_once(self, function: Callable[[Any, Any], Any]) -> Any:
+    def run_at_once(self, function: Callable[[Nested, Index], Nested]) -> Nested:
         """Run `function` once, on the whole batch and the index `WHOLE`, and return its results like `run`."""
         result = function(self.part(self.batch, WHOLE), WHOLE)
         leaves = tf.nest.flatten(result)
@@ -145,11 +151,11 @@ class MicroBatches:
         return tf.nest.pack_sequence_as(result, ended)
 
 
-def _within_function(function: Callable[[Any], Any], part: Any) -> List[Optional[Combined]]:
+def _within_function(function: Callable[[Nested], Nested], part: Nested) -> List[Optional[Combined]]:
     """Call `function(part)` within a `tf.function`, and bring the values that it returns out of it."""
     found: List[Optional[Combined]] = []
 
-    def values() -> List[List[Any]]:
+    def values() -> List[List[LoopVariable]]:
         nonlocal found
         found = tf.nest.flatten(function(part))
         return [[] if leaf is None else leaf.values for leaf in found]
@@ -162,7 +168,10 @@ def _within_function(function: Callable[[Any], Any], part: Any) -> List[Optional
 
 
 def _add_eagerly(
-    returned: Callable[[int], List[Optional[Combined]]], loops: int, leaves: List[Any], states: List[Any]
+    returned: Callable[[int], List[Optional[Combined]]],
+    loops: int,
+    leaves: List[Any],
+    states: List[Any],
 ) -> None:
     """Add the micro-batches of the loop to `states`, in place. Python code may return None for some of them only."""
     for index in range(1, loops + 1):
@@ -183,17 +192,17 @@ def _add_in_graph(
     returned: Callable[[tf.Tensor], List[Optional[Combined]]],
     loops: Size,
     leaves: Sequence[Optional[Combined]],
-    states: Sequence[Any],
+    states: Sequence[LoopState],
     compiled: bool,
     after: Optional[Sequence[tf.Tensor]] = None,
-) -> List[Any]:
+) -> List[LoopState]:
     """Return `states` after the micro-batches of a `tf.while_loop`.
 
     It starts after the first micro-batch has ended, because their memory must not add up; or with that one, after what
     is in `after`.
     """
 
-    def body(index: Any, states: Any) -> Tuple[Any, Any]:
+    def body(index: Index, states: Any) -> Tuple[tf.Tensor, List[List[LoopVariable]]]:
         for leaf, state in zip([leaf for leaf in leaves if leaf is not None], states):
             leaf.enter(state)
         values = returned(index)
@@ -212,7 +221,9 @@ def _add_in_graph(
     return [None if state is None else next(following) for state in states]
 
 
-def _require_alike(leaves: Sequence[Any], values: Sequence[Any], may_lack: bool = False) -> None:
+def _require_alike(
+    leaves: Sequence[Optional[Combined]], values: Sequence[Optional[Combined]], may_lack: bool = False
+) -> None:
     """Raise unless a micro-batch returns what another one does, or None for some of it if `may_lack`."""
     is_alike = [
         type(one) is type(other) or (may_lack and (one is None or other is None)) for one, other in zip(leaves, values)

@@ -9,7 +9,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Union
 from accum._engine import _replicas
 from accum._engine._custom_gradient import custom_gradient
 from accum._engine._replicas import local_variable, true_after
-from accum._tf import CheckpointOnly, Scalar, new_statistic, tf
+from accum._tf import CheckpointOnly, Scalar, Wait, new_statistic, tf
 
 
 class Moments(NamedTuple):
@@ -144,7 +144,7 @@ class MomentsAccumulator(CheckpointOnly):
         zero = [local_variable(part.count).assign(0.0, read_value=False) for part in (self.latest, self.total)]
         return true_after(zero)
 
-    def _forget_latest(self, wait: Any) -> tf.Tensor:
+    def _forget_latest(self, wait: Wait) -> tf.Tensor:
         with tf.control_dependencies([wait]):
             return true_after(local_variable(self.latest.count).assign(0.0, read_value=False))
 

@@ -1,9 +1,9 @@
 """The arithmetic of normalising by the statistics of a batch, of which only a part is at hand (law L19)."""
 
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
-from accum._engine._custom_gradient import custom_gradient
+from accum._engine._custom_gradient import GradientFunction, custom_gradient
 from accum._engine._moments import Moments, without_bessel
 from accum._tf import tf
 
@@ -72,7 +72,7 @@ class Normalization(NamedTuple):
             return self._normalized_image(values, mean, variance, gamma, beta, epsilon)
 
         @custom_gradient
-        def normalized(values: tf.Tensor, *features: tf.Tensor) -> Any:
+        def normalized(values: tf.Tensor, *features: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
             mean, variance, gamma, beta = features
             inverse = tf.math.rsqrt(variance + epsilon)
             scale, middle = self.broadcast(gamma * inverse), self.broadcast(mean)
@@ -80,7 +80,7 @@ class Normalization(NamedTuple):
             if has_beta:
                 outputs += self.broadcast(beta)
 
-            def grad(upstream: tf.Tensor) -> Any:
+            def grad(upstream: tf.Tensor) -> Sequence[tf.Tensor]:
                 by_beta = self.summed(upstream)
                 by_scale = self.summed(upstream * (values - middle))
                 by_variance = -0.5 * by_scale * gamma * inverse * inverse * inverse
@@ -120,13 +120,13 @@ class Normalization(NamedTuple):
         fixed = {"epsilon": epsilon, "data_format": "NHWC", "is_training": False}
 
         @custom_gradient
-        def normalized(values: tf.Tensor, *features: tf.Tensor) -> Any:
+        def normalized(values: tf.Tensor, *features: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
             mean, variance, gamma, beta = features
             found = tf.raw_ops.FusedBatchNormV3(
                 x=values, scale=gamma, offset=beta, mean=mean, variance=variance, **fixed
             )
 
-            def grad(upstream: tf.Tensor) -> Any:
+            def grad(upstream: tf.Tensor) -> Sequence[tf.Tensor]:
                 by_values, by_gamma, by_beta, _, _ = tf.raw_ops.FusedBatchNormGradV3(
                     y_backprop=upstream,
                     x=values,

@@ -4,7 +4,7 @@ Methods named `_on_*` run on each replica, and of these only the step itself com
 in cross-replica context: on a replica, TensorFlow rejects a `tf.cond` around anything that communicates (keras#20582).
 """
 
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from accum import _tf
 from accum._engine import _gradients, _replicas
@@ -15,7 +15,7 @@ from accum._engine._replicas import true_after
 from accum._engine._seen_gradients import SeenGradients
 from accum._engine._step_counter import StepCounter
 from accum._engine._weighted_sums import WeightedSums, is_first_micro_step
-from accum._tf import Gradient, GradsAndVars, Transform, tf
+from accum._tf import Gradient, GradsAndVars, PerReplica, Transform, Wait, tf
 
 
 class Entry(NamedTuple):
@@ -74,7 +74,9 @@ class CycleOps:
     # ------------------------------------------------------------------------------------------------------------
     # Across replicas
 
-    def micro_step(self, strategy: tf.distribute.Strategy, grads: Any, weight: Any) -> tf.Operation:
+    def micro_step(
+        self, strategy: tf.distribute.Strategy, grads: Sequence[Optional[PerReplica]], weight: Optional[PerReplica]
+    ) -> tf.Operation:
         now = self._counter.read()
         counts = self._counts(strategy, grads)
         self._seen.note(strategy, grads, self._numbers, now.micro_step, counts)
@@ -92,7 +94,9 @@ class CycleOps:
             following = tf.where(is_last, tf.zeros_like(now.micro_step), now.micro_step + 1)
         return self._counter.end_micro_step(strategy, has_stepped, now, following, counts)
 
-    def accumulate(self, strategy: tf.distribute.Strategy, grads: Any, weight: Any) -> tf.Operation:
+    def accumulate(
+        self, strategy: tf.distribute.Strategy, grads: Sequence[Optional[PerReplica]], weight: Optional[PerReplica]
+    ) -> tf.Operation:
         now = self._counter.read()
         counts = self._counts(strategy, grads)
         self._seen.note(strategy, grads, self._numbers, now.micro_step, counts)
@@ -125,7 +129,7 @@ class CycleOps:
         with tf.name_scope("clear"):
             return self._each(strategy, self._sums.clear)
 
-    def _counts(self, strategy: tf.distribute.Strategy, grads: Any) -> Optional[tf.Tensor]:
+    def _counts(self, strategy: tf.distribute.Strategy, grads: Sequence[Optional[PerReplica]]) -> Optional[tf.Tensor]:
         """Return whether the micro-batch counts, a bool tensor common to all replicas; None if every one counts."""
         if self._plan.nonfinite != "skip_micro":
             return None
@@ -134,7 +138,11 @@ class CycleOps:
         return tf.equal(strategy.reduce(_replicas.SUM, bad, axis=None), 0)
 
     def _store(
-        self, strategy: tf.distribute.Strategy, grads: Any, weight: Any, micro_step_index: tf.Tensor
+        self,
+        strategy: tf.distribute.Strategy,
+        grads: Sequence[Optional[PerReplica]],
+        weight: Optional[PerReplica],
+        micro_step_index: tf.Tensor,
     ) -> tf.Tensor:
         """Store a micro-batch that is not the last of its cycle. Returns a tensor to wait for."""
         is_first = is_first_micro_step(micro_step_index)
@@ -147,7 +155,13 @@ class CycleOps:
             name="if_first",
         )
 
-    def _finish(self, strategy: tf.distribute.Strategy, grads: Any, weight: Any, micro_step_index: tf.Tensor) -> Any:
+    def _finish(
+        self,
+        strategy: tf.distribute.Strategy,
+        grads: Optional[Sequence[Optional[PerReplica]]],
+        weight: Optional[PerReplica],
+        micro_step_index: tf.Tensor,
+    ) -> tf.Tensor:
         """Make the step of a cycle with the last micro-batch, or if `grads` is None from the stored sums alone.
 
         Returns:
@@ -172,7 +186,9 @@ class CycleOps:
     def _reduces(self, strategy: tf.distribute.Strategy) -> bool:
         return strategy.num_replicas_in_sync > 1 and not self._is_reduced
 
-    def _reduce(self, strategy: tf.distribute.Strategy, totals: Any, weight: Any) -> Tuple[Any, Any]:
+    def _reduce(
+        self, strategy: tf.distribute.Strategy, totals: Sequence[PerReplica], weight: Optional[PerReplica]
+    ) -> Tuple[PerReplica, PerReplica]:
         """Sum everything over the replicas in one call, the only communication of the cycle."""
         pairs = [] if self._leaves_sums else list(zip(totals, self._variables))
         reduced = _replicas.sum_over_replicas(strategy, pairs + [(weight, self._counter.state.micro_step)])
@@ -187,11 +203,11 @@ class CycleOps:
     def _step(
         self,
         strategy: tf.distribute.Strategy,
-        totals: Any,
-        weight: Any,
+        totals: Sequence[PerReplica],
+        weight: Optional[PerReplica],
         is_first: Union[bool, tf.Tensor],
         has_latest: bool,
-    ) -> Any:
+    ) -> tf.Tensor:
         """Make the inner optimizer's step, unless the weights sum to zero or "skip_cycle" forbids the gradients.
 
         `is_first` and `has_latest` are as for `CycleListener.on_step`.
@@ -216,14 +232,14 @@ class CycleOps:
         return self._adapter.when(tf.reduce_all(verdicts), step) if verdicts else step()
 
     @staticmethod
-    def _each(strategy: tf.distribute.Strategy, function: Callable[..., Any], *args: Any) -> tf.Tensor:
+    def _each(strategy: tf.distribute.Strategy, function: Callable[..., Wait], *args: PerReplica) -> tf.Tensor:
         """Call `function` for every replica. Returns one tensor that waits for all results."""
         return true_after(_replicas.local_tensors(strategy, _replicas.on_each(strategy, function, args)))
 
     # ------------------------------------------------------------------------------------------------------------
     # On each replica
 
-    def _on_settle(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> List[Any]:
+    def _on_settle(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> List[Wait]:
         return [listener.on_step(is_first, has_latest) for listener in self._listeners]
 
     def _on_step(

@@ -2,23 +2,25 @@
 
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from accum import _tf
 from accum._engine._gradients import shifted
-from accum._tf import Gradient, tf
+from accum._tf import Gradient, Leaf, Nested, PerReplica, tf
 
 SUM = tf.distribute.ReduceOp.SUM
 
 
-def across_replicas(function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
+def across_replicas(function: Callable[..., Nested], args: Sequence[PerReplica] = ()) -> PerReplica:
     """Call `function(strategy, *args)` once for all replicas. On a replica, `args` become per-replica values first."""
     if tf.distribute.in_cross_replica_context():
         return function(tf.distribute.get_strategy(), *args)
     return tf.distribute.get_replica_context().merge_call(function, args=tuple(args))
 
 
-def each_replica(strategy: tf.distribute.Strategy, function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
+def each_replica(
+    strategy: tf.distribute.Strategy, function: Callable[..., Nested], args: Sequence[PerReplica] = ()
+) -> PerReplica:
     """Call `function(*args)` on every replica with its own part of `args`; the function may communicate.
 
     TensorFlow runs each replica in a thread, and checks only once a second whether all threads have ended. `on_each`
@@ -27,7 +29,9 @@ def each_replica(strategy: tf.distribute.Strategy, function: Callable[..., Any],
     return strategy.extended.call_for_each_replica(function, args=tuple(args))
 
 
-def on_each(strategy: tf.distribute.Strategy, function: Callable[..., Any], args: Sequence[Any] = ()) -> List[Any]:
+def on_each(
+    strategy: tf.distribute.Strategy, function: Callable[..., Nested], args: Sequence[PerReplica] = ()
+) -> List[Nested]:
     """Call `function(*args)` for every replica of this process with its own part of `args`.
 
     There is no replica context, so the function can't communicate. But `replica_number` and `local_variable` work.
@@ -45,7 +49,7 @@ def on_each(strategy: tf.distribute.Strategy, function: Callable[..., Any], args
     return results
 
 
-def per_replica(strategy: tf.distribute.Strategy, results: List[Any]) -> Any:
+def per_replica(strategy: tf.distribute.Strategy, results: List[Nested]) -> PerReplica:
     """Convert the list of results of `on_each` to per-replica values."""
     if len(results) == 1:
         return results[0]
@@ -53,8 +57,8 @@ def per_replica(strategy: tf.distribute.Strategy, results: List[Any]) -> Any:
     return tf.nest.map_structure(lambda *parts: make(parts), *results)
 
 
-def _part_of(strategy: tf.distribute.Strategy, value: Any, number: int) -> Any:
-    def part(leaf: Any) -> Any:
+def _part_of(strategy: tf.distribute.Strategy, value: PerReplica, number: int) -> Nested:
+    def part(leaf: PerReplica) -> Leaf:
         parts = strategy.experimental_local_results(leaf)
         return parts[number] if len(parts) > 1 else parts[0]
 
@@ -73,7 +77,7 @@ def _being(number: int) -> Iterator[None]:
         _now.number = before
 
 
-def local_tensors(strategy: tf.distribute.Strategy, values: Any) -> List[Any]:
+def local_tensors(strategy: tf.distribute.Strategy, values: PerReplica) -> List[Union[tf.Tensor, tf.Operation]]:
     """Return a flat list of all tensors and operations in `values`, of every replica."""
     flat = []
     for value in tf.nest.flatten(values):
@@ -109,7 +113,7 @@ def local_variable(var: tf.Variable) -> tf.Variable:
     return parts[0] if len(parts) == 1 else parts[replica_number() % len(parts)]
 
 
-def true_after(waits: Any) -> tf.Tensor:
+def true_after(waits: Nested) -> tf.Tensor:
     """Return a true tensor that waits for `waits`. All branches of a `tf.cond` can return one."""
     waits = [wait for wait in tf.nest.flatten(waits) if wait is not None]
     with tf.control_dependencies(waits):
@@ -136,7 +140,7 @@ def sum_of_group(values: Sequence[tf.Tensor], group_size: int) -> List[tf.Tensor
     return [tf.gather(slot, group) for slot in context.all_reduce(SUM, slots)]
 
 
-def number_among_all() -> Any:
+def number_among_all() -> Union[int, tf.Tensor]:
     """Return the number of the current replica among those of all processes, an int or int scalar tensor."""
     return tf.distribute.get_replica_context().replica_id_in_sync_group
 
@@ -191,7 +195,9 @@ def spoil_together(grads: List[Optional[Gradient]], bad: tf.Tensor) -> List[Opti
     return grads[:first] + [shifted(grads[first], spoil)] + grads[first + 1 :]
 
 
-def sum_over_replicas(strategy: tf.distribute.Strategy, pairs: Sequence[Tuple[Any, tf.Variable]]) -> List[Any]:
+def sum_over_replicas(
+    strategy: tf.distribute.Strategy, pairs: Sequence[Tuple[PerReplica, tf.Variable]]
+) -> List[PerReplica]:
     """Sum per-replica values over the replicas in one call, in cross-replica context.
 
     Args:

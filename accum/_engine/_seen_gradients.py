@@ -6,12 +6,12 @@ Python sees every gradient.
 """
 
 import json
-from typing import Any, List, Optional, Sequence, Set
+from typing import List, Optional, Sequence, Set, Union
 
 from accum import _tf
 from accum._engine._gradients import is_zero
 from accum._engine._step_counter import State
-from accum._tf import tf
+from accum._tf import PerReplica, tf
 
 
 class SeenGradients(tf.train.experimental.PythonState):
@@ -38,7 +38,7 @@ class SeenGradients(tf.train.experimental.PythonState):
             return "{}"
         return json.dumps({"micro_steps": self._micro_steps, "variables": sorted(self._numbers)})
 
-    def deserialize(self, string_value: Any) -> None:
+    def deserialize(self, string_value: Union[str, bytes]) -> None:
         note = json.loads(tf.compat.as_str(string_value) or "{}")
         self._is_complete = "variables" in note
         self._micro_steps, self._numbers = note.get("micro_steps", 0), set(note.get("variables", ()))
@@ -59,7 +59,7 @@ class SeenGradients(tf.train.experimental.PythonState):
     def note(
         self,
         strategy: tf.distribute.Strategy,
-        grads: Sequence[Any],
+        grads: Sequence[Optional[PerReplica]],
         numbers: Sequence[int],
         micro_step_index: tf.Tensor,
         counts: Optional[tf.Tensor],
@@ -92,11 +92,11 @@ class SeenGradients(tf.train.experimental.PythonState):
     def only(
         self,
         strategy: tf.distribute.Strategy,
-        totals: Sequence[Any],
+        totals: Sequence[Optional[PerReplica]],
         numbers: Sequence[int],
         micro_step_index: tf.Tensor,
         has_latest: bool,
-    ) -> List[Any]:
+    ) -> List[Optional[PerReplica]]:
         """Return the totals with None for each variable that is known to have had no gradient in the whole cycle.
 
         Args:
@@ -125,6 +125,6 @@ class SeenGradients(tf.train.experimental.PythonState):
         return has_all and self._is_complete and not self._has_traced and self._micro_steps == micro_steps
 
 
-def _is_zero_everywhere(strategy: tf.distribute.Strategy, total: Any) -> bool:
+def _is_zero_everywhere(strategy: tf.distribute.Strategy, total: PerReplica) -> bool:
     """Whether a total is zero, as it must be without gradients; a restored one may not be."""
     return all(is_zero(part) for part in strategy.experimental_local_results(total))

@@ -28,16 +28,16 @@ from accum import _tf
 from accum._engine import _kept_cuts
 from accum._engine._batch import Batch
 from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, PooledFinite, SlicesSum, Sum
-from accum._engine._custom_gradient import custom_gradient
+from accum._engine._custom_gradient import GradientFunction, custom_gradient
 from accum._engine._cut_graph import CutGraph, Phase
 from accum._engine._draws import uniform_seed
 from accum._engine._gradients import weighted
 from accum._engine._kept_cuts import Crossing
-from accum._engine._micro_batches import FIRST, WHOLE, MicroBatches
+from accum._engine._micro_batches import FIRST, WHOLE, Index, MicroBatches
 from accum._engine._moments import Moments, over_replicas
 from accum._engine._replicas import sum_of_group
-from accum._engine._trace import Trace, WholeMark
-from accum._tf import Gradient, Scalar, tf
+from accum._engine._trace import LossMark, Trace, WholeMark
+from accum._tf import Gradient, Nested, Scalar, tf
 
 Key = str
 
@@ -61,7 +61,7 @@ class Segments:
 
     def __init__(self, trace: Trace, recompute: bool = True) -> None:
         self.graph = graph = CutGraph(trace)
-        self._functions: Dict[int, Any] = {}
+        self._functions: Dict[int, Tuple[Callable[..., Nested], Phase]] = {}
         uses = {
             key: Crossing(
                 level, min(backward - {level}, default=None), max(later | backward | {level}), _bytes(graph, key)
@@ -140,7 +140,7 @@ def _bytes(graph: CutGraph, key: Key) -> int:
 class _Stored(NamedTuple):
     """A tensor of all micro-batches."""
 
-    kept: Any  # `KeptTensors`
+    kept: KeptTensors  # `KeptTensors`
     is_whole: bool  # whether it was computed at once
 
 
@@ -149,7 +149,7 @@ def _stored_whole(tensor: tf.Tensor) -> _Stored:
 
 
 class _Forward(NamedTuple):
-    """What the forward phase of a level leaves of all micro-batches, each a list."""
+    """What the forward phase of a level leaves of all micro-batches: lists of `Combined`, then of their results."""
 
     crossing: List[Any]  # what later phases need
     outputs: List[Any]
@@ -159,7 +159,7 @@ class _Forward(NamedTuple):
 
 
 class _Backward(NamedTuple):
-    """What the backward phase of a level leaves of all micro-batches, each a list."""
+    """What the backward phase of a level leaves of all micro-batches: lists of `Combined`, then of their results."""
 
     late: List[Any]  # what the backward phases of earlier levels need
     sums: List[Any]  # gradients by statistics and variables
@@ -183,7 +183,7 @@ class SegmentedFunction:
         self,
         segments: Segments,
         micro_batches: MicroBatches,
-        flatten: Callable[[Any], List[tf.Tensor]],
+        flatten: Callable[[Nested], List[tf.Tensor]],
         group_size: int = 1,
         weight: Callable[[], Optional[Scalar]] = lambda: None,
         draws: Any = None,
@@ -199,7 +199,7 @@ class SegmentedFunction:
         self._stored: Dict[Key, _Stored] = {}
         self._kept: Dict[Key, _Stored] = {}  # what `forward` leaves to each run of `backward`
         self._known: Dict[Key, tf.Tensor] = {}  # what is the same for all micro-batches
-        self._loss_grads: Dict[Any, Any] = {}
+        self._loss_grads: Dict[Optional[Key], Tuple[LossMark, tf.Tensor]] = {}
         cut = self._cut
         self._of_wholes = {key for phase in cut.wholes + cut.wholes_backward for key in phase.feeds}
         self._of_wholes.update(key for mark in self._trace.wholes for key in mark.given + mark.part_grads if key)
@@ -208,7 +208,7 @@ class SegmentedFunction:
     def forward(self) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
         """Run the function. Returns (its outputs, the losses that were added)."""
         cut, trace = self._cut, self._trace
-        self._zeros: Dict[Any, tf.Tensor] = {}
+        self._zeros: Dict[Tuple[tf.DType, Tuple[Optional[int], ...]], tf.Tensor] = {}
         if any(trace.seed in phase.feeds for phase in cut.forward + cut.wholes):
             self._known[trace.seed] = self._seed_of_batch()
         for key, handle in cut.states.items():
@@ -233,7 +233,7 @@ class SegmentedFunction:
         return uniform_seed() if seed is None else seed
 
     @property
-    def _base(self) -> Any:
+    def _base(self) -> Scalar:
         """How many examples were before those of the batch, an int64 scalar tensor or 0."""
         return 0 if self._draws is None else self._draws.known_base()
 
@@ -254,7 +254,7 @@ class SegmentedFunction:
         for moments, receive in self._trace.moments:
             receive(found[moments.mean])
 
-    def _forward(self, level: int, phase: Phase, losses: Dict[Key, Any], found: Dict[Key, Any]) -> None:
+    def _forward(self, level: int, phase: Phase, losses: Dict[Key, LossMark], found: Dict[Key, Any]) -> None:
         trace, cut = self._trace, self._cut
         ends = [(number, mark) for number, mark in enumerate(trace.statistics) if cut.level(mark.moments.mean) == level]
         others = [moments for moments, _ in trace.moments if (cut.level(moments.mean) or 0) == level]
@@ -266,7 +266,9 @@ class SegmentedFunction:
         places = self._places(crossing, lambda key: self._is_done(key, level))
 
         def combined(
-            value: Callable[[Key], Any], part_of_loss: Callable[[Key], Any], moment: Callable[[Key], Any]
+            value: Callable[[Key], tf.Tensor],
+            part_of_loss: Callable[[Key], tf.Tensor],
+            moment: Callable[[Key], tf.Tensor],
         ) -> _Forward:
             return _Forward(
                 [Kept(value(key), places.get(key)) for key in crossing],
@@ -276,7 +278,7 @@ class SegmentedFunction:
                 [Pooled(*[moment(key) for key in keys]) for keys in others],
             )
 
-        def micro_batch(_: Any, index: Any) -> _Forward:
+        def micro_batch(_: None, index: Index) -> _Forward:
             values = self._segments.run(phase, self._feeds(phase, index))
             value = values.__getitem__
             return combined(value, lambda key: self._part_of(losses[key], value(key), index), value)
@@ -324,14 +326,14 @@ class SegmentedFunction:
         for key in mark.arguments:
             del self._known[key]
 
-    def _part_of(self, loss: Any, value: tf.Tensor, index: Any) -> tf.Tensor:
+    def _part_of(self, loss: LossMark, value: tf.Tensor, index: Index) -> tf.Tensor:
         """Return the part of a micro-batch in a loss of the batch."""
         value = _float32(value)
         if self._cut.level(loss.value) is None or not loss.is_sum:
             return weighted(value, self._micro.share(index, value.dtype))
         return value
 
-    def _feeds(self, phase: Phase, index: Any) -> Dict[Key, tf.Tensor]:
+    def _feeds(self, phase: Phase, index: Index) -> Dict[Key, tf.Tensor]:
         """Return {key: tensor} for what a phase takes of a micro-batch."""
         trace = self._trace
         feeds: Dict[Key, tf.Tensor] = {}
@@ -362,7 +364,7 @@ class SegmentedFunction:
     def _cast(self, key: Key, value: tf.Tensor) -> tf.Tensor:
         return tf.cast(value, self._segments.spec(key).dtype)
 
-    def _at(self, stored: _Stored, index: Any) -> tf.Tensor:
+    def _at(self, stored: _Stored, index: Index) -> tf.Tensor:
         if index is WHOLE:
             return stored.kept.joined()
         if stored.is_whole:
@@ -371,7 +373,9 @@ class SegmentedFunction:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def backward(self, grads: Sequence[Optional[tf.Tensor]], loss_grads: Sequence[tf.Tensor]) -> List[Any]:
+    def backward(
+        self, grads: Sequence[Optional[tf.Tensor]], loss_grads: Sequence[tf.Tensor]
+    ) -> List[Optional[Gradient]]:
         """Differentiate what `forward` has returned, as often as a persistent tape asks for it.
 
         Args:
@@ -387,8 +391,8 @@ class SegmentedFunction:
         self._stored = {key: stored._replace(kept=copy.copy(stored.kept)) for key, stored in self._kept.items()}
         self._stored.update({key: _stored_whole(grad) for key, grad in given})
         self._loss_grads = {loss.cotangent: (loss, grad) for loss, grad in zip(trace.losses, loss_grads)}
-        totals: Dict[Key, Any] = {}
-        after: Sequence[Any] = [grad for _, grad in given] + list(loss_grads)
+        totals: Dict[Key, Gradient] = {}
+        after: Sequence[tf.Tensor] = [grad for _, grad in given] + list(loss_grads)
         for begin, end, phase in reversed(self._segments.groups):
             if phase is not None:
                 self._recompute(phase, after)
@@ -408,19 +412,19 @@ class SegmentedFunction:
             return self._cut.late[key] >= level
         return key in self._cut.uses and self._segments.first_needs.get(key, level) >= level
 
-    def _recompute(self, phase: Phase, after: Sequence[Any]) -> None:
+    def _recompute(self, phase: Phase, after: Sequence[tf.Tensor]) -> None:
         """Compute the tensors of a group again."""
 
-        def combined(value: Callable[[Key], Any]) -> Any:
+        def combined(value: Callable[[Key], tf.Tensor]) -> List[Kept]:
             return [Kept(value(key)) for key in phase.fetches]
 
-        def micro_batch(_: Any, index: Any) -> Any:
+        def micro_batch(_: None, index: Index) -> List[Kept]:
             return combined(self._segments.run(phase, self._feeds(phase, index)).__getitem__)
 
         kept = self._micro.run(micro_batch, lambda: combined(self._segments.spec), after)
         self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(phase.fetches, kept)})
 
-    def _backward(self, level: int, totals: Dict[Key, Any], after: Sequence[Any]) -> Sequence[Any]:
+    def _backward(self, level: int, totals: Dict[Key, Gradient], after: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """Compute a segment again with its gradient. Returns tensors that are there when it is done."""
         cut, trace = self._cut, self._trace
         phase = self._segments.backward[level]
@@ -433,14 +437,14 @@ class SegmentedFunction:
         summed = [key for key in phase.fetches if key in sums]
         places = self._places(late, lambda key: self._is_done_backward(key, level))
 
-        def combined(value: Callable[[Key], Any], added: Callable[[Key], Any]) -> _Backward:
+        def combined(value: Callable[[Key], tf.Tensor], added: Callable[[Key], tf.Tensor]) -> _Backward:
             return _Backward(
                 [Kept(value(key), places.get(key)) for key in late],
                 [Sum(added(key)) for key in summed],
                 [SlicesSum(value(key), value(rows[key][0]), rows[key][1]) for key in own_rows],
             )
 
-        def micro_batch(_: Any, index: Any) -> _Backward:
+        def micro_batch(_: None, index: Index) -> _Backward:
             value = self._segments.run(phase, self._feeds(phase, index)).__getitem__
             return combined(value, lambda key: _float32(value(key)))
 
@@ -457,7 +461,7 @@ class SegmentedFunction:
                 self._known.update({key: grad for key, grad in pairs if grad is not None and key is not None})
         return [getattr(total, "values", total) for total in results.sums + results.rows] or after
 
-    def _backward_whole(self, mark: WholeMark, phase: Phase, totals: Dict[Key, Any]) -> None:
+    def _backward_whole(self, mark: WholeMark, phase: Phase, totals: Dict[Key, Gradient]) -> None:
         """Differentiate what is called with the whole batch."""
         for key, given in zip(mark.arguments, mark.given):
             self._known[key] = self._stored[given].kept.joined()
@@ -481,7 +485,7 @@ class SegmentedFunction:
         for key in mark.arguments:
             del self._known[key]
 
-    def _by_variables(self, totals: Dict[Key, Any]) -> List[Any]:
+    def _by_variables(self, totals: Dict[Key, Gradient]) -> List[Optional[Gradient]]:
         cut = self._cut
         feeds = {key: totals[key] for key in cut.weights.feeds if key in totals}
         for key in cut.weights.feeds:
@@ -498,7 +502,7 @@ class SegmentedFunction:
             None if grad is None else totals[grad if isinstance(grad, str) else grad[0]] for grad in self._trace.grads
         ]
 
-    def _over_replicas(self, grads: Sequence[Any]) -> List[Optional[tf.Tensor]]:
+    def _over_replicas(self, grads: Sequence[Optional[tf.Tensor]]) -> List[Optional[tf.Tensor]]:
         """Add up the gradients by statistics over the replicas, which share them, each by the weight of its replica."""
         if self._group_size == 1 or all(grad is None for grad in grads):
             return list(grads)
@@ -529,7 +533,7 @@ def with_gradient(
     probes = [_without_gradient(tensor) for tensor in inputs]
 
     @custom_gradient
-    def linked(*args: tf.Tensor) -> Any:
+    def linked(*args: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
         def grad(*upstream: tf.Tensor) -> List[Optional[Gradient]]:
             found: List[Optional[Gradient]] = [None] * len(tensors)
             return found + list(backward(upstream)) + [tf.zeros_like(probe) for probe in probes]
@@ -539,7 +543,7 @@ def with_gradient(
     return list(linked(*[tf.stop_gradient(tensor) for tensor in tensors], *values, *probes))
 
 
-def _without_gradient(tensor: tf.Tensor) -> Any:
+def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
     """Return `tensor`, and raise if a tape needs a gradient by what it was computed from."""
     shown = repr(tensor)
 
@@ -554,5 +558,5 @@ def _without_gradient(tensor: tf.Tensor) -> Any:
     return probe
 
 
-def _float32(tensor: Any) -> tf.Tensor:
+def _float32(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, _tf.at_least_float32(tensor.dtype))

@@ -26,9 +26,9 @@ class State(CheckpointOnly):
 
     def __init__(self) -> None:
         super().__init__()
-        self.micro_step: Any = None
-        self.length: Any = None
-        self.weight_sum: Any = None
+        self.micro_step: tf.Variable = None
+        self.length: tf.Variable = None
+        self.weight_sum: tf.Variable = None
         self.accumulators = Accumulators()
 
 
@@ -59,7 +59,7 @@ class StepCounter:
         self.is_settable = is_settable
         # Two variables that are not saved in checkpoints:
         self.has_stepped: Optional[tf.Variable] = None
-        self._requested: Any = None  # the length of the next cycle
+        self._requested: tf.Variable = None  # the length of the next cycle
         self._adapter = adapter
 
     def build(self) -> None:
@@ -147,7 +147,7 @@ class StepCounter:
             return tf.group(*[op for op in ops if op is not None])
 
 
-def _assign(strategy: tf.distribute.Strategy, var: tf.Variable, value: tf.Tensor) -> Any:
+def _assign(strategy: tf.distribute.Strategy, var: tf.Variable, value: tf.Tensor) -> Optional[tf.Operation]:
     def assign(counter: tf.Variable, new: tf.Tensor) -> tf.Operation:
         with _tf.on_host():
             return counter.assign(new, read_value=False)

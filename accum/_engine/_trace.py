@@ -7,13 +7,13 @@ by it. So one graph holds all that has to be computed, and what it takes from el
 """
 
 import contextlib
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from accum import _tf
 from accum._engine._draws import Draws
 from accum._engine._gradients import of_parts
 from accum._engine._moments import Moments
-from accum._tf import tf
+from accum._tf import Wait, tf
 
 Key = str
 SCOPE = "accum_gradients"
@@ -54,7 +54,7 @@ class StatisticsMark(NamedTuple):
       grads: the gradients by `mean` and `variance`, or None.
     """
 
-    barrier: Any
+    barrier: Barrier
     begins: List[Key]
     moments: Moments
     number: Key
@@ -113,14 +113,14 @@ class Marks:
     """
 
     def __init__(self) -> None:
-        self.graph: Any = None
+        self.graph: tf.Graph = None
         self.losses: List[Tuple[tf.Tensor, bool]] = []
-        self.moments: List[Tuple[Moments, Callable[[Moments], Any]]] = []
+        self.moments: List[Tuple[Moments, Callable[[Moments], Wait]]] = []
         self.statistics: List[Any] = []
         self.wholes: List[Any] = []
         self.own: Set[str] = set()
         self.unknown: List[str] = []
-        self.sources: Optional[List[Any]] = None
+        self.sources: Optional[List[Union[tf.Tensor, tf.Variable]]] = None
 
     def begin(self) -> None:
         """Begin in the graph of the trace."""
@@ -195,7 +195,7 @@ class Trace(NamedTuple):
       owner: what TensorFlow 1.15 takes the graph apart without.
     """
 
-    graph: Any
+    graph: tf.Graph
     inputs: List[Key]
     share: Key
     position: Key
@@ -204,13 +204,13 @@ class Trace(NamedTuple):
     outputs: List[Key]
     cotangents: List[Optional[Key]]
     losses: List[LossMark]
-    moments: List[Tuple[Moments, Callable[[Moments], Any]]]
+    moments: List[Tuple[Moments, Callable[[Moments], Wait]]]
     statistics: List[StatisticsMark]
     wholes: List[WholeMark]
     grads: List[Any]
     shapes: List[List[int]]
     unknown: List[str]
-    captures: List[Tuple[Any, Key]]
+    captures: List[Tuple[tf.Tensor, Key]]
     owner: Any = None
 
 
@@ -231,7 +231,7 @@ def trace(
     read: Any = None  # the `Trace`, without what the finished graph captures
 
     @_tf.untouched_by_autograph
-    def traced(*tensors: tf.Tensor) -> Any:
+    def traced(*tensors: tf.Tensor) -> List[tf.Tensor]:
         marks = Marks()
         marks.begin()
         outputs = list(function(tensors, marks))
@@ -246,7 +246,9 @@ def trace(
     return read._replace(captures=captures, owner=concrete)
 
 
-def _read(marks: Marks, inputs: Any, outputs: List[tf.Tensor], variables: Optional[Sequence[Any]]) -> Trace:
+def _read(
+    marks: Marks, inputs: Sequence[tf.Tensor], outputs: List[tf.Tensor], variables: Optional[Sequence[tf.Variable]]
+) -> Trace:
     """Take the gradient, and return all keys."""
     is_on = variables is not None
     outputs = [tf.identity(output) for output in outputs]
@@ -351,9 +353,9 @@ def _names(tensors: Sequence[tf.Tensor]) -> List[Key]:
     return [tensor.name for tensor in tensors]
 
 
-def _placeholder(dtype: tf.DType, shape: Any) -> tf.Tensor:
+def _placeholder(dtype: tf.DType, shape: Union[tf.TensorShape, Sequence[Optional[int]]]) -> tf.Tensor:
     return tf.compat.v1.placeholder(dtype, shape, name="accum_placeholder")
 
 
-def _any_length(tensor: tf.Tensor) -> Any:
+def _any_length(tensor: tf.Tensor) -> Union[tf.TensorShape, Sequence[Optional[int]]]:
     return [None] + tensor.shape.as_list()[1:] if tensor.shape.rank else tensor.shape

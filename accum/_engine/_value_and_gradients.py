@@ -7,8 +7,9 @@ from accum._engine._batch import Batch
 from accum._engine._combined import Sum, gradient_sum
 from accum._engine._draws import Draws, random_seed
 from accum._engine._gradients import divided, weighted
-from accum._engine._micro_batches import MicroBatches
-from accum._tf import GradsAndVars, Scalar, tf
+from accum._engine._micro_batches import Index, MicroBatches
+from accum._engine._trace import Marks
+from accum._tf import GradsAndVars, Nested, Scalar, WholeBatch, tf
 
 Weight = Union[str, Callable[..., Scalar]]
 """How a micro-batch counts: "examples", "equal" or a function of the micro-batch."""
@@ -19,12 +20,12 @@ WEIGHTS = ("examples", "equal")
 class Task(NamedTuple):
     """What is computed over which micro-batches, after the checks of `checked`."""
 
-    function: Callable[..., Any]
+    function: Callable[..., Nested]
     size: int  # of a micro-batch
     weight: Weight
     barriers: Tuple[str, ...] = ()
     recompute: bool = True
-    loss: Optional[Callable[..., Any]] = None
+    loss: Optional[Callable[..., tf.Tensor]] = None
 
 
 class Derived(NamedTuple):
@@ -38,11 +39,16 @@ class Derived(NamedTuple):
 
     value: tf.Tensor
     grads_and_vars: GradsAndVars
-    others: Any = ()
+    others: Nested = ()
 
 
 def checked(
-    function: Any, micro_batch_size: Any, weight: Any, whole_batch: Any = (), recompute: Any = True, loss: Any = None
+    function: Callable[..., Nested],
+    micro_batch_size: int,
+    weight: Weight,
+    whole_batch: WholeBatch = (),
+    recompute: bool = True,
+    loss: Optional[Callable[..., tf.Tensor]] = None,
 ) -> Task:
     """Return the arguments of a public function as a `Task`, or raise `TypeError` or `ValueError`."""
     _check.function("function", function)
@@ -83,14 +89,14 @@ def checked_variables(variables: Any) -> List[tf.Variable]:
     return [_tf.native(var) for var in listed]
 
 
-def _is_variable(var: Any) -> bool:
+def _is_variable(var: object) -> bool:
     return isinstance(_tf.native(var), tf.Variable)
 
 
 def mean_and_gradients(
     task: Task,
-    data: Any,
-    differentiate: Callable[[Callable[[], tf.Tensor], Any], Derived],
+    data: Nested,
+    differentiate: Callable[[Callable[[], tf.Tensor], Nested], Derived],
     compiled: bool = False,
 ) -> Derived:
     """Compute the weighted mean of a function over the micro-batches of `data`, and its gradients.
@@ -116,7 +122,7 @@ def mean_and_gradients(
     micro_batches = MicroBatches(batch, task.size, compiled)
     draws = Draws(random_seed(), batch.count, compiled)
 
-    def micro_batch(part: Any, index: Any) -> Any:
+    def micro_batch(part: Nested, index: Index) -> Nested:
         nonlocal derived
         weight = _weight(task.weight, batch, part)
         with draws.of(micro_batches.begin(index), micro_batches.size_of(index)):
@@ -142,19 +148,19 @@ class WholeBatchFunction:
       batch: the `Batch` of the data.
     """
 
-    def __init__(self, task: Task, data: Any) -> None:
+    def __init__(self, task: Task, data: Nested) -> None:
         self._task = task
         self._data = data
         self.batch = Batch(data)
-        self._structure: Any = None
+        self._structure: Nested = None
 
-    def traced(self, tensors: Sequence[tf.Tensor], marks: Any = None) -> List[tf.Tensor]:
+    def traced(self, tensors: Sequence[tf.Tensor], marks: Optional[Marks] = None) -> List[tf.Tensor]:
         """Return tensors with one entry for each example of a micro-batch. It is what is to be traced."""
         part = self.batch.packed(tensors)
         outputs = _call(self._task.function, part)
         return self._losses(part, outputs) if self._task.loss is None else self._outputs(outputs)
 
-    def _losses(self, part: Any, outputs: Any) -> List[tf.Tensor]:
+    def _losses(self, part: Nested, outputs: Nested) -> List[tf.Tensor]:
         """Return the loss and the weight of a micro-batch, spread over its examples."""
         count = self.batch.count_of(part)
         value = _scalar_loss(outputs)
@@ -162,7 +168,7 @@ class WholeBatchFunction:
         share = tf.math.divide_no_nan(_weight(self._task.weight, self.batch, part), tf.cast(count, tf.float32))
         return [tf.fill([count], value), tf.fill([count], tf.cast(tf.stop_gradient(share), value.dtype))]
 
-    def _outputs(self, outputs: Any) -> List[tf.Tensor]:
+    def _outputs(self, outputs: Nested) -> List[tf.Tensor]:
         self._structure = tf.nest.map_structure(lambda _: None, outputs)
         flat = tf.nest.flatten(outputs)
         for tensor in flat:
@@ -183,11 +189,11 @@ class WholeBatchFunction:
         return divided(tf.reduce_sum(tf.math.multiply_no_nan(values, shares)), tf.reduce_sum(shares), values.dtype)
 
 
-def _call(function: Callable[..., Any], part: Any) -> Any:
+def _call(function: Callable[..., Nested], part: Nested) -> Nested:
     return function(*part) if isinstance(part, (tuple, list)) else function(part)
 
 
-def _weight(rule: Weight, batch: Batch, part: Any) -> tf.Tensor:
+def _weight(rule: Weight, batch: Batch, part: Nested) -> tf.Tensor:
     """Return the weight of a micro-batch, a float32 scalar."""
     if rule == "equal":
         return tf.constant(1.0)
@@ -195,7 +201,7 @@ def _weight(rule: Weight, batch: Batch, part: Any) -> tf.Tensor:
     return tf.cast(_check.not_negative("weight", weight, _tf.known_value(weight)), tf.float32)
 
 
-def _scalar_loss(loss: Any, name: str = "function", example: str = "of its micro-batch") -> tf.Tensor:
+def _scalar_loss(loss: Nested, name: str = "function", example: str = "of its micro-batch") -> tf.Tensor:
     words = f"`{name}` must return a scalar loss, such as the mean over the examples {example}. Received: "
     if loss is None or isinstance(loss, (tuple, list, dict)):
         raise TypeError(f"{words}{loss!r}.")

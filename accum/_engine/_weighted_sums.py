@@ -1,6 +1,6 @@
 """The weighted sum of one replica's gradients over a cycle, and the sum of the weights."""
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 from accum import _tf
 from accum._engine import _gradients, _replicas
@@ -8,7 +8,8 @@ from accum._engine._accumulators import Accumulator
 from accum._engine._listener import CycleListener
 from accum._engine._plan import Plan
 from accum._engine._replicas import true_after
-from accum._tf import Gradient, Scalar, tf
+from accum._engine._step_counter import State
+from accum._tf import Gradient, Scalar, Wait, tf
 
 
 class WeightedSums:
@@ -24,7 +25,7 @@ class WeightedSums:
 
     def __init__(
         self,
-        state: Any,
+        state: State,
         accumulators: List[Accumulator],
         plan: Plan,
         listeners: Sequence[CycleListener],
@@ -46,11 +47,11 @@ class WeightedSums:
             kept.append(assign(self._weight_of(weight), read_value=False))
             return true_after(kept + [listener.on_micro_step(how == "start") for listener in self._listeners])
 
-    def _start(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar]) -> List[Any]:
+    def _start(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar]) -> List[Wait]:
         factor = self._factor(weight)
         return [accumulator.start(grad, factor) for accumulator, grad in zip(self._accumulators, grads)]
 
-    def _add(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar]) -> List[Any]:
+    def _add(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar]) -> List[Wait]:
         """Add a micro-batch to the sums. With weight 0, its rows are marked as touched, but nothing is added."""
         factor = self._factor(weight)
         in_one, added = [], []
@@ -95,7 +96,12 @@ class WeightedSums:
         return stored + self._weight_of(weight)
 
     def total(
-        self, grads: Any, weight: Any, micro_step_index: tf.Tensor, is_first: Union[bool, tf.Tensor], is_for_all: bool
+        self,
+        grads: Optional[Sequence[Optional[Gradient]]],
+        weight: Optional[Scalar],
+        micro_step_index: tf.Tensor,
+        is_first: Union[bool, tf.Tensor],
+        is_for_all: bool,
     ) -> Tuple[List[Gradient], tf.Tensor]:
         """Return this replica's sums of gradients and of weights over the cycle, including the last micro-batch.
 

@@ -1,15 +1,15 @@
 """The call of a traced function with a whole batch, in micro-batches, whose gradient computes these again (law L19)."""
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 from accum import _check, _tf
-from accum._engine._batch import Batch
+from accum._engine._batch import Batch, Size
 from accum._engine._found_statistics import FoundStatistics, Receive
 from accum._engine._gradients import divided
 from accum._engine._micro_batches import MicroBatches
 from accum._engine._segments import SegmentedFunction, Segments, with_gradient
 from accum._engine._trace import Marks, Unrepeatable, is_differentiable, trace
-from accum._tf import Scalar, tf
+from accum._tf import Gradient, Scalar, tf
 
 NOT_WHOLE = (
     "With `whole_batch`, these operations look across the examples of each micro-batch, not of the whole batch, and "
@@ -70,8 +70,8 @@ def segments_of(
 def whole_call(
     segments: Segments,
     batch: Batch,
-    size: Any,
-    sources: Sequence[Any],
+    size: Size,
+    sources: Sequence[Union[tf.Tensor, tf.Variable]],
     inputs: Sequence[tf.Tensor],
     compiled: bool = False,
     group_size: int = 1,
@@ -98,8 +98,8 @@ def whole_call(
     outputs = [_with_examples(tensor, batch.count) for tensor in outputs]
     floats = [place for place, tensor in enumerate(outputs) if is_differentiable(tensor)]
 
-    def backward(upstream: Sequence[tf.Tensor]) -> List[Any]:
-        by_outputs: List[Any] = [None] * len(outputs)
+    def backward(upstream: Sequence[tf.Tensor]) -> List[Optional[Gradient]]:
+        by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)
         for place, grad in zip(floats, upstream):
             by_outputs[place] = grad
         with _tf.control_flow_of_tf(2):
@@ -114,7 +114,7 @@ def whole_call(
     return outputs, linked[len(floats) :]
 
 
-def _with_examples(tensor: tf.Tensor, count: Any) -> tf.Tensor:
+def _with_examples(tensor: tf.Tensor, count: Size) -> tf.Tensor:
     """Return an output, and raise, or let the graph raise, unless its first axis is the batch."""
     message = (
         "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: leave out "

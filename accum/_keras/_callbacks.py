@@ -6,12 +6,12 @@ from accum import _check, _tf
 from accum._keras._batch_norm._layer import batch_norms_of
 from accum._keras._internals import accumulation_of
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
-from accum._tf import LastCycle, tf
+from accum._tf import LastCycle, Logs, tf
 
 LAST_CYCLE = ("flush", "carry", "drop")
 
 
-def accumulating_optimizer(optimizer: Any) -> GradientAccumulateOptimizer:
+def accumulating_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> GradientAccumulateOptimizer:
     """Return the `GradientAccumulateOptimizer` of a compiled model, which may be inside a `LossScaleOptimizer`."""
     inner = _tf.without_loss_scale(optimizer)
     if not isinstance(inner, GradientAccumulateOptimizer):
@@ -36,7 +36,7 @@ def _cycles_of(model: tf.keras.Model) -> List[Any]:
     return layers if layers and is_plain else accumulating_optimizers(model) + layers
 
 
-def _wrapped_by(model: tf.keras.Model) -> Optional[List[Any]]:
+def _wrapped_by(model: tf.keras.Model) -> Optional[List[tf.keras.optimizers.Optimizer]]:
     """Return the optimizers that an accumulating model has wrapped, or None."""
     own = accumulation_of(model)
     return None if own is None else own.optimizers
@@ -97,11 +97,11 @@ class FlushCallback(tf.keras.callbacks.Callback):
                 f"accum_steps={length}, {batches} batches in an epoch, last_cycle={self.last_cycle!r}.",
             )
 
-    def on_test_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+    def on_test_begin(self, logs: Optional[Logs] = None) -> None:
         # Keras validates before `on_epoch_end`. In `fit`, only this validation calls `on_test_begin`.
         self._end_epoch()
 
-    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Optional[Logs] = None) -> None:
         self._end_epoch()
 
     def _end_epoch(self) -> None:
@@ -147,12 +147,12 @@ class AccumulationScheduler(tf.keras.callbacks.Callback):
             raise TypeError(f"`schedule` must be a dict. Received: schedule={schedule!r}.")
         self.schedule = dict(_check.schedule(schedule, "schedule"))
 
-    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+    def on_train_begin(self, logs: Optional[Logs] = None) -> None:
         # Raise now, rather than in a later epoch, if there can be no accumulators.
         for optimizer in accumulating_optimizers(self.model):
             optimizer.accum_steps = max(self.schedule.values())
 
-    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Optional[Logs] = None) -> None:
         first = max(known for known in self.schedule if known <= epoch)
         for optimizer in accumulating_optimizers(self.model):
             if optimizer.accum_steps != self.schedule[first]:

@@ -1,12 +1,17 @@
 """The interface of an accumulating Keras optimizer for the rest of the package, hidden from users."""
 
 import contextlib
-from typing import Any, Dict, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Union
 
 from accum._engine import _replicas
-from accum._engine._cycle import check_options
+from accum._engine._cycle import Cycle, check_options
 from accum._engine._listener import CycleListener
-from accum._tf import Scalar, tf
+from accum._tf import Options, Scalar, tf
+
+if TYPE_CHECKING:
+    from accum._keras._logging._step_recorder import StepRecorder, UnfinishedRow
+    from accum._keras._model._accumulation import ModelAccumulation
+    from accum._keras._steps._optimizer_calls import TrainStep
 
 
 class Internals:
@@ -16,15 +21,17 @@ class Internals:
       optimizer: the `GradientAccumulateOptimizer`.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         self._optimizer = optimizer
-        self._weights: Dict[Any, Any] = {}  # replica -> default weight of its current micro-batch
-        self._train_steps: Dict[Any, Any] = {}  # replica -> the `TrainStep` that it is in
-        self.recorder: Any = None  # the `StepRecorder` of a `StepLogger`, or None
-        self.unfinished_row: Any = None  # what the recorder before it has left of the present cycle
+        # Replica -> default weight of its current micro-batch:
+        self._weights: Dict[int, Union[Scalar, tf.Variable, None]] = {}
+        self._train_steps: Dict[int, Optional["TrainStep"]] = {}  # replica -> the `TrainStep` that it is in
+        self.recorder: Optional["StepRecorder"] = None  # the `StepRecorder` of a `StepLogger`, or None
+        # What the recorder before it has left of the present cycle:
+        self.unfinished_row: Optional["UnfinishedRow"] = None
 
     @property
-    def cycle(self) -> Any:
+    def cycle(self) -> Cycle:
         """The engine's `Cycle`."""
         return self._optimizer._cycle
 
@@ -33,7 +40,7 @@ class Internals:
         """Whether `accum_steps` is 1 throughout, so that the inner optimizer works alone."""
         return self.cycle.is_bare
 
-    def accumulates_as(self, options: Dict[str, Any]) -> bool:
+    def accumulates_as(self, options: Options) -> bool:
         """Whether an optimizer constructed with `options` would accumulate like this one."""
         plan = check_options(**options)
         dtype = options["accumulator_dtype"]
@@ -64,7 +71,7 @@ class Internals:
         return _replicas.local_variable(weight).read_value() if isinstance(weight, tf.Variable) else weight
 
     @contextlib.contextmanager
-    def weighing(self, weight: Any) -> Iterator[None]:
+    def weighing(self, weight: Union[Scalar, tf.Variable, None]) -> Iterator[None]:
         """Set the default `weight` of this replica's micro steps in this context.
 
         Args:
@@ -79,7 +86,7 @@ class Internals:
             self._weights[replica] = before
 
     @contextlib.contextmanager
-    def within(self, train_step: Any) -> Iterator[None]:
+    def within(self, train_step: "TrainStep") -> Iterator[None]:
         """Report the micro steps that this replica makes in this context to `train_step`."""
         replica = _replicas.replica_number()
         before = self._train_steps.get(replica)
@@ -95,16 +102,16 @@ class Internals:
         return self._train_steps.get(_replicas.replica_number())
 
 
-def is_accumulating(optimizer: Any) -> bool:
+def is_accumulating(optimizer: tf.keras.optimizers.Optimizer) -> bool:
     """Whether an optimizer is a `GradientAccumulateOptimizer`."""
     return "_internals" in vars(optimizer)
 
 
-def internals_of(optimizer: Any) -> Internals:
+def internals_of(optimizer: tf.keras.optimizers.Optimizer) -> Internals:
     """The `Internals` of a `GradientAccumulateOptimizer`."""
     return optimizer._internals
 
 
-def accumulation_of(model: tf.keras.Model) -> Any:
+def accumulation_of(model: tf.keras.Model) -> Optional["ModelAccumulation"]:
     """Return the `ModelAccumulation` of a model; None for any other model, or one that is still being constructed."""
     return model.__dict__.get("_accum")

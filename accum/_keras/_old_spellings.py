@@ -5,7 +5,7 @@ from typing import Any, Optional
 from accum import _check, _tf
 from accum._keras._model._model import GradientAccumulateModel
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
-from accum._tf import AccumSteps, Reduction
+from accum._tf import AccumSteps, Reduction, tf
 
 
 class GAModelWrapper(GradientAccumulateModel):
@@ -47,7 +47,7 @@ class GAOptimizerWrapper(GradientAccumulateOptimizer):
 
     def __init__(
         self,
-        optimizer: Any = "SGD",
+        optimizer: tf.keras.optimizers.Optimizer = "SGD",
         accum_steps: Optional[AccumSteps] = None,
         reduction: Reduction = "mean",
         name: str = "GAOptimizerWrapper",

@@ -1,7 +1,7 @@
 """The gradients of a whole batch in a loop of one's own, with the memory of one micro-batch (law L18)."""
 
 import functools
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._custom_gradient import keeping_gradients
@@ -16,12 +16,14 @@ from accum._engine._value_and_gradients import (
     mean_and_gradients,
 )
 from accum._engine._whole_call import segments_of, whole_call
-from accum._tf import Gradient, WholeBatch, tf
+from accum._tf import Gradient, Nested, WholeBatch, tf
+
+ValueAndGradients = Tuple[tf.Tensor, List[Optional[Gradient]]]
 
 
 def value_and_gradients(
     function: Callable[..., tf.Tensor],
-    data: Any,
+    data: Nested,
     variables: Sequence[tf.Variable],
     micro_batch_size: int,
     *,
@@ -91,7 +93,7 @@ def value_and_gradients(
         with keeping_gradients():
             return _over_whole_batch(task, data, listed)
 
-    def differentiate(compute: Callable[[], tf.Tensor], part: Any) -> Derived:
+    def differentiate(compute: Callable[[], tf.Tensor], part: Nested) -> Derived:
         value, grads = _differentiated(compute, listed)
         return Derived(value, list(zip(grads, listed)))
 
@@ -99,14 +101,14 @@ def value_and_gradients(
     return derived.value, [grad for grad, _ in derived.grads_and_vars]
 
 
-def _differentiated(compute: Callable[[], tf.Tensor], variables: Sequence[tf.Variable]) -> Any:
+def _differentiated(compute: Callable[[], tf.Tensor], variables: Sequence[tf.Variable]) -> ValueAndGradients:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(variables)
         value = compute()
     return value, tape.gradient(value, variables)
 
 
-def _over_whole_batch(task: Task, data: Any, variables: List[tf.Variable]) -> Any:
+def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable]) -> ValueAndGradients:
     # As in a `tf.function` of the user's.
     whole = WholeBatchFunction(task._replace(function=functools.partial(_tf.touched_by_autograph, task.function)), data)
     segments = segments_of(whole.traced, whole.batch, variables, task.recompute, "batch_norm" in task.barriers)

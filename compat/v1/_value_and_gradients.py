@@ -28,7 +28,7 @@ def value_and_gradients(
     function: Callable[..., tf.Tensor],
     data: Any,
     variables: Optional[Sequence[tf.Variable]] = None,
-    micro_batch_size: Optional[int] = None,
+    micro_batch_size: int = None,  # type: ignore[assignment]  # required, though it stands behind one that is not
     *,
     weight: Weight = "examples",
     whole_batch: WholeBatch = (),

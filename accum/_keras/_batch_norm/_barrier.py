@@ -1,6 +1,6 @@
 """Batch normalisation as a barrier: by the statistics of the whole batch, which its micro-batches share (law L19)."""
 
-from typing import Any, List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple, Union
 
 from accum import _tf
 from accum._engine._moments import Moments
@@ -19,7 +19,7 @@ class BatchNormBarrier(Barrier):
       order: which of the calls of the model this is.
     """
 
-    def __init__(self, layer: Any, order: int) -> None:
+    def __init__(self, layer: tf.keras.layers.Layer, order: int) -> None:
         self.order = order
         self._layer = layer
 
@@ -67,11 +67,11 @@ class BatchNormBarrier(Barrier):
         return tf.reshape(mask, tf.concat([tf.shape(mask), ones], axis=0)), count * share
 
 
-def _listed(axis: Any) -> List[int]:
+def _listed(axis: Union[int, Sequence[int]]) -> List[int]:
     return [int(one) for one in axis] if hasattr(axis, "__iter__") else [int(axis)]
 
 
-def refusal_of(layer: Any) -> Optional[str]:
+def refusal_of(layer: tf.keras.layers.Layer) -> Optional[str]:
     """Return why a batch normalisation layer can't be a barrier, or None."""
     known = _tf.is_plain_batch_norm(layer) or type(layer) is AccumBatchNormalization
     if not known:

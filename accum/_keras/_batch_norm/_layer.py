@@ -1,13 +1,14 @@
 """Batch normalisation whose moving statistics are updated once per cycle, as by the full batch (law L13)."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._moments import Moments, over_replicas, without_bessel
 from accum._keras._batch_norm._moving_statistics import MovingStatistics
-from accum._tf import tf
+from accum._keras._steps._optimizer_calls import Collector
+from accum._tf import Config, Options, Scalar, Wait, tf
 
 
 class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
@@ -67,7 +68,7 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
       >>> layer = accum.AccumBatchNormalization(accum_steps=4, momentum=0.9)
     """
 
-    def __init__(self, accum_steps: int = 1, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+    def __init__(self, accum_steps: int = 1, *args: object, synchronized: bool = False, **kwargs: object) -> None:
         accum_steps = _check.accum_steps(accum_steps)
         _check_supported(kwargs)
         self.__dict__["_accum_captured"] = {}  # replica -> the statistics of its call in training
@@ -81,23 +82,23 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
         """Calls per cycle, if the layer does not follow a model."""
         return self.accum_statistics.accum_steps
 
-    def get_config(self) -> Dict[str, Any]:
+    def get_config(self) -> Config:
         """Return the config. `from_config` makes the same layer from it, without custom objects."""
         return dict(super().get_config(), accum_steps=self.accum_steps, synchronized=self._accum_synchronized)
 
-    def flush(self) -> Any:
+    def flush(self) -> Wait:
         """Update the moving statistics with an unfinished cycle, if the layer counts its own calls."""
         return self.accum_statistics.flush()
 
-    def reset(self) -> Any:
+    def reset(self) -> Wait:
         """Discard an unfinished cycle, if the layer counts its own calls."""
         return self.accum_statistics.reset()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> tf.Tensor:
         self._check_rank(args[0] if args else kwargs.get("inputs"))
         return super().__call__(*args, **kwargs)
 
-    def _check_rank(self, inputs: Any) -> None:
+    def _check_rank(self, inputs: tf.Tensor) -> None:
         """Raise unless the inputs have the rank of those of the first call, where Keras fails in many ways."""
         expected = getattr(self.input_spec, "ndim", None) if self.built else None
         shape = getattr(inputs, "shape", None)
@@ -166,18 +167,20 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
         """The dtype in which moments are computed: in Keras 3, the moving statistics may be 16-bit."""
         return _tf.at_least_float32(self._accum_moving_mean.dtype.base_dtype)
 
-    def _assign_new_value(self, variable: tf.Variable, value: tf.Tensor) -> Any:
+    def _assign_new_value(self, variable: tf.Variable, value: tf.Tensor) -> Wait:
         if self._accum_capture(self._accum_name(variable), value):
             return value
         return super()._assign_new_value(variable, value)
 
-    def _assign_moving_average(self, variable: tf.Variable, value: tf.Tensor, momentum: Any, inputs_size: Any) -> Any:
+    def _assign_moving_average(
+        self, variable: tf.Variable, value: tf.Tensor, momentum: Scalar, inputs_size: Optional[tf.Tensor]
+    ) -> Wait:
         if self._accum_capture(self._accum_name(variable), value):
             return value
         return super()._assign_moving_average(variable, value, momentum, inputs_size)
 
     def _calculate_mean_and_var(
-        self, inputs: tf.Tensor, reduction_axes: Sequence[int], keep_dims: bool, **kwargs: Any
+        self, inputs: tf.Tensor, reduction_axes: Sequence[int], keep_dims: bool, **kwargs: object
     ) -> Tuple[tf.Tensor, tf.Tensor]:
         """Compute the statistics as Keras does, and combine them over replicas if `synchronized`."""
 
@@ -219,7 +222,7 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
         captured.setdefault(name, tf.stop_gradient(value))
         return True
 
-    def _accum_name(self, variable: Any) -> str:
+    def _accum_name(self, variable: tf.Variable) -> str:
         return "mean" if variable is self.__dict__["moving_mean"] else "variance"
 
     def _accum_moments(self, inputs: tf.Tensor, mask: Optional[tf.Tensor], captured: Dict[str, tf.Tensor]) -> Moments:
@@ -243,7 +246,9 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def batch_norm_following(optimizer: Any, model: tf.keras.Model, collector: Any = None) -> Iterator[None]:
+def batch_norm_following(
+    optimizer: tf.keras.optimizers.Optimizer, model: tf.keras.Model, collector: Optional[Collector] = None
+) -> Iterator[None]:
     """Let the batch normalisation in `model` follow `optimizer` within this context, which surrounds a train step.
 
     Args:
@@ -266,13 +271,13 @@ def batch_norms_of(model: tf.keras.Model) -> List[AccumBatchNormalization]:
     return [layer for layer in _tf.layers_of(model) if isinstance(layer, AccumBatchNormalization)]
 
 
-def _unfused(options: Dict[str, Any]) -> Dict[str, Any]:
+def _unfused(options: Options) -> Options:
     if options.get("fused"):
         raise ValueError("`fused` must not be True with `synchronized=True`: leave it out. Received: fused=True.")
     return _tf.unfused(options)
 
 
-def _check_supported(options: Dict[str, Any]) -> None:
+def _check_supported(options: Options) -> None:
     reasons = {
         "renorm": "it normalises by moving statistics that change within a cycle, so no full batch is equivalent",
         "virtual_batch_size": "the examples that share a virtual batch would depend on how the batch was split",

@@ -10,7 +10,8 @@ from accum._engine._listener import CycleListener
 from accum._engine._moments import Moments, MomentsAccumulator, with_bessel
 from accum._engine._replicas import local_variable, true_after
 from accum._keras._internals import internals_of
-from accum._tf import Scalar, tf
+from accum._keras._steps._optimizer_calls import Collector
+from accum._tf import Scalar, Wait, tf
 
 
 class MovingStatistics(_tf.CheckpointOnly, CycleListener):
@@ -30,7 +31,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         super().__init__()
         self.places: List[MomentsAccumulator] = []
         self.alone: Any = None
-        self.calls: Any = None
+        self.calls: tf.Variable = None
         # Hidden from checkpoints and from the list of a model's layers.
         self.__dict__["_layer"] = layer
         self.__dict__["accum_steps"] = accum_steps
@@ -46,7 +47,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         return self.accum_steps == 1 if clock is None else internals_of(clock).is_bare
 
     @property
-    def _collector(self) -> Any:
+    def _collector(self) -> Optional[Collector]:
         return self._collectors.get(_replicas.replica_number())
 
     def weight_of(self) -> Optional[Callable[[], Scalar]]:
@@ -57,7 +58,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         reference = weakref.ref(clock)  # TensorFlow never releases the gradient function that this becomes a part of
         return lambda: internals_of(reference()).weight
 
-    def follow(self, clock: Any, collector: Any = None) -> None:
+    def follow(self, clock: Optional[tf.keras.optimizers.Optimizer], collector: Optional[Collector] = None) -> None:
         """Follow an accumulating optimizer from this replica's next call on; None: count the layer's calls again.
 
         Args:
@@ -68,7 +69,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         self._collectors[_replicas.replica_number()] = collector
 
     @contextlib.contextmanager
-    def collected_by(self, collector: Any) -> Iterator[None]:
+    def collected_by(self, collector: Optional[Collector]) -> Iterator[None]:
         """Let `collector` take the moments over in this context."""
         before = self._collector
         self._collectors[_replicas.replica_number()] = collector
@@ -77,7 +78,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         finally:
             self._collectors[_replicas.replica_number()] = before
 
-    def receive(self, moments: Moments) -> Any:
+    def receive(self, moments: Moments) -> Wait:
         """Accumulate the moments of one call in training."""
         if self._collector is not None:
             self._collector.check_graph("calls batch normalization")
@@ -90,23 +91,23 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         internals_of(clock).add_listener(self)
         return self._place(number).receive(moments)
 
-    def receive_whole(self, moments: Moments) -> Any:
+    def receive_whole(self, moments: Moments) -> Wait:
         """Accumulate the moments of one call over all micro-batches of a batch, or update with them at once."""
         clock, _ = self._clock()
         is_bare = clock is not None and internals_of(clock).is_bare
         return self._move([moments]) if is_bare else self.receive(moments)
 
-    def _clock(self) -> Tuple[Any, int]:
+    def _clock(self) -> Tuple[Optional[tf.keras.optimizers.Optimizer], int]:
         return self._clocks.get(_replicas.replica_number(), (None, 0))
 
     # ------------------------------------------------------------------------------------------------------------
     # Following an optimizer
 
-    def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
+    def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Wait:
         self.follow(self._clock()[0])
         return true_after([place.keep(is_first) for place in self.places])
 
-    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
+    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Wait:
         self.follow(self._clock()[0])
         return self._move([place.whole(is_first, has_latest) for place in self.places])
 
@@ -119,7 +120,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
     # ------------------------------------------------------------------------------------------------------------
     # Counting the layer's own calls
 
-    def _count(self, moments: Moments) -> Any:
+    def _count(self, moments: Moments) -> Wait:
         """Keep the moments of a call; on the last call of a cycle, update the moving statistics."""
         self._begin_alone()
         calls = local_variable(self.calls)
@@ -140,20 +141,20 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
                 self.alone = self._new_moments("alone")
                 self.calls = _tf.new_statistic(self._layer.name + "/calls", [], tf.float32)
 
-    def flush(self) -> Any:
+    def flush(self) -> Wait:
         """Update with an unfinished cycle of calls, if there is one. Returns an op or tensor to wait for, or None."""
         return self._end_cycle(lambda: self._move([self.alone.whole(False, False)]))
 
-    def reset(self) -> Any:
+    def reset(self) -> Wait:
         """Discard an unfinished cycle of calls. Returns an op or tensor to wait for, or None."""
         return self._end_cycle(lambda: true_after([]))
 
-    def _end_cycle(self, function: Callable[..., Any]) -> Any:
+    def _end_cycle(self, function: Callable[[], tf.Tensor]) -> Wait:
         if self.calls is None:
             return None
         return _replicas.across_replicas(lambda strategy: _replicas.on_each(strategy, self._on_end, [function]))
 
-    def _on_end(self, function: Callable[..., Any]) -> Any:
+    def _on_end(self, function: Callable[[], tf.Tensor]) -> tf.Tensor:
         calls = local_variable(self.calls)
         done = tf.cond(calls.read_value() > 0.0, function, lambda: true_after([]))
         with tf.control_dependencies([done]):
@@ -186,7 +187,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _move(self, wholes: Sequence[Moments]) -> Any:
+    def _move(self, wholes: Sequence[Moments]) -> Wait:
         return move(self._layer, wholes)
 
     def _new_moments(self, name: str) -> MomentsAccumulator:
@@ -195,7 +196,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         return MomentsAccumulator(f"{self._layer.name}/{name}", mean.shape, dtype)
 
 
-def move(layer: Any, wholes: Sequence[Moments]) -> Any:
+def move(layer: tf.keras.layers.Layer, wholes: Sequence[Moments]) -> Wait:
     """Update the moving statistics of a batch normalisation layer as Keras would, once for each of several batches.
 
     Args:

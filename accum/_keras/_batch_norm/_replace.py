@@ -1,6 +1,6 @@
 """Replace a model's batch normalisation by layers that update their statistics once per cycle."""
 
-from typing import Any, Dict, Tuple
+from typing import Dict, Tuple
 
 from accum import _check, _tf
 from accum._keras._batch_norm._layer import AccumBatchNormalization
@@ -46,7 +46,8 @@ class _Replacer:
 
     def __init__(self, accum_steps: int) -> None:
         self._accum_steps = accum_steps
-        self._copies: Dict[int, Tuple[Any, Any]] = {}  # id of a layer -> (the layer, its copy)
+        # id of a layer -> (the layer, its copy):
+        self._copies: Dict[int, Tuple[tf.keras.layers.Layer, tf.keras.layers.Layer]] = {}
 
     def whole(self, model: tf.keras.Model) -> tf.keras.Model:
         copy = self.copy_model(model)

@@ -1,6 +1,6 @@
 """What is added up for each step that a `StepLogger` follows."""
 
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from accum import _tf
 from accum._tf import Gradient, Scalar, tf
@@ -9,21 +9,21 @@ from accum._tf import Gradient, Scalar, tf
 class Sums(NamedTuple):
     """What a replica adds up for a step, in float32. The first five are those of `SquaredNorms`."""
 
-    squares: Any = 0.0
-    weight: Any = 0.0
-    per_size: Any = 0.0
-    squares_per_size: Any = 0.0
-    parts: Any = 0.0
-    sizes: Any = 0.0  # sum(b_i)
-    divisor: Any = 0.0  # by which the gradient of the step is divided to give the mean, if it is a sum
-    examples: Any = 0.0
-    loss: Any = 0.0  # sum over examples
-    loss_weight: Any = 0.0
+    squares: Scalar = 0.0
+    weight: Scalar = 0.0
+    per_size: Scalar = 0.0
+    squares_per_size: Scalar = 0.0
+    parts: Scalar = 0.0
+    sizes: Scalar = 0.0  # sum(b_i)
+    divisor: Scalar = 0.0  # by which the gradient of the step is divided to give the mean, if it is a sum
+    examples: Scalar = 0.0
+    loss: Scalar = 0.0  # sum over examples
+    loss_weight: Scalar = 0.0
     # Of the step, the same on each replica:
-    steps: Any = 0.0  # 1 if a step was made
-    squared_norm: Any = 0.0  # of the gradient that the inner optimizer got
-    learning_rate: Any = 0.0
-    number: Any = 0.0  # how many steps there were before
+    steps: Scalar = 0.0  # 1 if a step was made
+    squared_norm: Scalar = 0.0  # of the gradient that the inner optimizer got
+    learning_rate: Scalar = 0.0
+    number: Scalar = 0.0  # how many steps there were before
 
 
 def squared_norm(grads: Sequence[Optional[Gradient]], compiled: bool = False) -> tf.Tensor:
@@ -43,7 +43,7 @@ def squared_norm(grads: Sequence[Optional[Gradient]], compiled: bool = False) ->
 
 
 def norms_of_micro_batch(
-    grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Any, compiled: bool = False
+    grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar, compiled: bool = False
 ) -> Sums:
     """Return what a micro-batch adds to the sums.
 

@@ -11,7 +11,7 @@ from accum._keras._internals import accumulation_of
 from accum._keras._logging._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
 from accum._keras._logging._recorded_sums import Sums
 from accum._keras._logging._step_recorder import ROWS, StepRecorder
-from accum._tf import tf
+from accum._tf import Logs, tf
 
 COLUMNS = ("step", "loss", "gradient_norm", "examples", "learning_rate", "noise_scale")
 SECONDS = 1.0  # between two reads: each waits for the device
@@ -116,7 +116,7 @@ class StepLogger(tf.keras.callbacks.Callback):
             self._recorder.detach()
             self._recorder = None
 
-    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+    def on_train_begin(self, logs: Optional[Logs] = None) -> None:
         self._begin_anew()
         self._is_training = True
         if self.filename is not None:
@@ -127,18 +127,18 @@ class StepLogger(tf.keras.callbacks.Callback):
         if self.log_dir is not None:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
-    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Optional[Logs] = None) -> None:
         self._recorder.begin_epoch()
         self._last_batch = -1
         self._epoch_begins = len(self.history["step"])
 
-    def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Optional[Logs] = None) -> None:
         batches, self._last_batch = batch - self._last_batch, batch
         self._unread += batches
         if self._unread + 2 * batches > ROWS or time.time() - self._last_read > SECONDS:
             self._read()
 
-    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Optional[Logs] = None) -> None:
         self._read()
         if logs is not None:
             for name, shown in (("gradient_norm", "gradient_norm"), ("examples", "examples_per_step")):
@@ -147,14 +147,14 @@ class StepLogger(tf.keras.callbacks.Callback):
             if self._noise_scale.has_any:
                 logs["noise_scale"] = self._noise_scale.value
 
-    def on_train_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
+    def on_train_end(self, logs: Optional[Logs] = None) -> None:
         self._end()
         self._remove()
         self.summary = self._summarized()
         if self.verbose:
             print(self.summary, flush=True)
 
-    def on_test_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
+    def on_test_end(self, logs: Optional[Logs] = None) -> None:
         if not self._is_training:  # `evaluate` with this callback
             self._remove()
 
@@ -236,7 +236,7 @@ class StepLogger(tf.keras.callbacks.Callback):
         return advice(self._noise_scale.value, sum(recent) / len(recent))
 
 
-def _only_optimizer(model: tf.keras.Model) -> Any:
+def _only_optimizer(model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
     if _tf.in_static_graph():
         raise ValueError("`StepLogger` does not run in Keras' graph mode: enable eager execution.")
     strategy = model.distribute_strategy
@@ -251,7 +251,7 @@ def _only_optimizer(model: tf.keras.Model) -> Any:
     return optimizers[0]
 
 
-def _reason_for_no_noise_scale(model: tf.keras.Model, optimizer: Any) -> str:
+def _reason_for_no_noise_scale(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> str:
     """Return why the gradients of micro-batches can't be compared, or ""."""
     own = accumulation_of(model)
     if own is not None and own.whole_batch:

@@ -11,7 +11,7 @@ Everything is added in place, in few operations: each waits for the one before i
 """
 
 import math
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,12 +19,16 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._keras._internals import accumulation_of, internals_of
 from accum._keras._logging._recorded_sums import Sums, as_vector, norms_of_micro_batch, squared_norm
-from accum._tf import Gradient, GradsAndVars, Scalar, tf
+from accum._tf import Data, Gradient, GradsAndVars, Logs, PerReplica, Scalar, Wait, tf
 
 ROWS = 4096
 """How many cycles fit between two reads."""
 
 _STEPS = Sums._fields.index("steps")
+
+
+UnfinishedRow = Tuple[Tuple[int, int], np.ndarray]
+"""The micro steps and steps so far, and the sums of each replica in the present cycle."""
 
 
 class StepRecorder:
@@ -36,12 +40,15 @@ class StepRecorder:
       at_end: function that is called before the recorder is detached, also by another one or after an exception.
     """
 
-    def __init__(self, model: Any, optimizer: Any, at_end: Callable[[], None]) -> None:
+    def __init__(
+        self, model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, at_end: Callable[[], None]
+    ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._at_end = at_end
-        self._unwrapped: Any = None  # a train step that the user has set on a plain model
-        self._given: Dict[int, Any] = {}  # replica -> the sums of a batch that was split into micro-batches
+        self._unwrapped: Optional[Callable[[Data], Logs]] = None  # a train step that the user has set on a plain model
+        # Replica -> the sums of a batch that was split into micro-batches:
+        self._given: Dict[int, Tuple[tf.Tensor, bool, Optional[tf.Tensor]]] = {}
         self._is_in_batch = False
         with tf.init_scope(), model.distribute_strategy.scope():
             width = len(Sums._fields)
@@ -72,7 +79,7 @@ class StepRecorder:
         """Record the train step of a plain model."""
         own, function = self._model.__dict__.get("train_step"), self._model.train_step
 
-        def recorded_train_step(data: Any) -> Any:
+        def recorded_train_step(data: Data) -> Logs:
             self.begin(data)
             logs = function(data)
             self.end(logs)
@@ -105,7 +112,7 @@ class StepRecorder:
         """Return the micro steps of the present cycle, and the steps before it."""
         return int(self._optimizer.micro_step), int(_tf.native(self._optimizer.iterations).numpy())
 
-    def _unfinished(self) -> Any:
+    def _unfinished(self) -> Optional[UnfinishedRow]:
         """Return what another recorder needs to go on in the present cycle, if all of it has been recorded."""
         ended = int(self._parts(self._cycles)[0].numpy())
         if ended > ROWS:
@@ -117,7 +124,7 @@ class StepRecorder:
         )
         return (self._cycle_so_far(), rows) if is_complete else None
 
-    def _begin_within(self, unfinished: Any) -> None:
+    def _begin_within(self, unfinished: Optional[UnfinishedRow]) -> None:
         """Go on in the present cycle; if what came before in it is not known, neither are its sums."""
         if self._cycle_so_far()[0] == 0:
             return
@@ -136,7 +143,7 @@ class StepRecorder:
     # On each replica, in a train step
 
     @_tf.untouched_by_autograph
-    def begin(self, data: Any) -> None:
+    def begin(self, data: Data) -> None:
         """Begin a batch. Doing so twice is like once."""
         self._is_in_batch = True
         try:
@@ -145,18 +152,18 @@ class StepRecorder:
             examples = tf.constant(float("nan"))
         _replicas.local_variable(self._batch).assign(examples, read_value=False)
 
-    def _add(self, vector: tf.Tensor) -> Any:
+    def _add(self, vector: tf.Tensor) -> Wait:
         """Add to the row of the present cycle. Returns what to wait for."""
         place = tf.cast(tf.minimum(_replicas.local_variable(self._cycles).read_value(), float(ROWS)), tf.int32)
         return _replicas.local_variable(self._rows).scatter_nd_add([[place]], [vector])
 
     @_tf.untouched_by_autograph
-    def sums_of(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Any) -> tf.Tensor:
+    def sums_of(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> tf.Tensor:
         """Return what a micro-batch of a batch adds to the sums, a vector that can be added up."""
         return as_vector(norms_of_micro_batch(grads, weight, size, self.compiled))
 
     @_tf.untouched_by_autograph
-    def give(self, vector: tf.Tensor, is_weighted: bool, grads: Any) -> None:
+    def give(self, vector: tf.Tensor, is_weighted: bool, grads: Optional[Sequence[Optional[Gradient]]]) -> None:
         """Set what the next call of the optimizer on this replica adds: the sums over the micro-batches of its batch.
 
         Args:
@@ -215,7 +222,7 @@ class StepRecorder:
         return float(getattr(self._optimizer.optimizer, "loss_scale_factor", None) or 1.0)
 
     @_tf.untouched_by_autograph
-    def on_step(self, grads_and_vars: GradsAndVars) -> Any:
+    def on_step(self, grads_and_vars: GradsAndVars) -> List[Wait]:
         """Record the step that the inner optimizer makes with these gradients. Returns what to wait for."""
         inner = self._optimizer.optimizer
         norm = squared_norm([grad for grad, _ in grads_and_vars], self.compiled) / self._scale**2
@@ -233,7 +240,7 @@ class StepRecorder:
         if not is_reduced and _replicas.count() > 1:
             variables = [var for _, var in grads_and_vars]
 
-            def reduced(strategy: Any, grads: Any) -> Any:
+            def reduced(strategy: tf.distribute.Strategy, grads: Sequence[PerReplica]) -> List[PerReplica]:
                 return _replicas.sum_over_replicas(strategy, list(zip(grads, variables)))
 
             grads = _replicas.across_replicas(reduced, [[grad for grad, _ in grads_and_vars]])
@@ -242,7 +249,7 @@ class StepRecorder:
         return grads_and_vars, is_reduced
 
     @_tf.untouched_by_autograph
-    def end(self, logs: Any) -> None:
+    def end(self, logs: Logs) -> None:
         """End a batch: add its loss, and go on to the next row if its cycle has ended."""
         examples = _replicas.local_variable(self._batch).read_value()
         before, now = _replicas.local_variable(self._losses), self._losses_so_far()
@@ -275,7 +282,7 @@ class StepRecorder:
     # ------------------------------------------------------------------------------------------------------------
     # Between batches
 
-    def _parts(self, var: Any) -> List[tf.Variable]:
+    def _parts(self, var: tf.Variable) -> List[tf.Variable]:
         return list(self._model.distribute_strategy.experimental_local_results(var))
 
     def begin_epoch(self) -> None:

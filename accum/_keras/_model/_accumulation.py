@@ -1,6 +1,6 @@
 """All that a `GradientAccumulateModel` knows about how it accumulates, in one object."""
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from accum import _check
 from accum._engine import _replicas
@@ -9,6 +9,13 @@ from accum._keras._model._options import ModelOptions
 from accum._keras._model._weight_of_micro_batch import WeightVariable
 from accum._keras._steps._repeatable_noise import RepeatableNoises
 from accum._keras._steps._traced_model_call import Traces
+from accum._tf import Data, Nested, tf
+
+if TYPE_CHECKING:
+    from accum._keras._logging._step_recorder import StepRecorder
+    from accum._keras._steps._losses_over_replicas import ReplicaLosses
+    from accum._keras._steps._metric_results import StepMetrics
+    from accum._keras._steps._whole_batch_call import WholeBatchCall
 
 
 class ModelAccumulation:
@@ -42,7 +49,7 @@ class ModelAccumulation:
       told_of_metrics: names of metrics of which one has.
     """
 
-    def __init__(self, options: ModelOptions, own_steps: Dict[str, Optional[Callable[..., Any]]]) -> None:
+    def __init__(self, options: ModelOptions, own_steps: Dict[str, Optional[Callable[[Data], Nested]]]) -> None:
         self.steps: Any = None
         self.options = options
         self.own_steps = own_steps
@@ -54,33 +61,33 @@ class ModelAccumulation:
         self.noises = RepeatableNoises()
         self.weight = WeightVariable()
         self.traces = Traces()
-        self.optimizers: Optional[List[Any]] = None
-        self.seen: List[Any] = []
-        self.called_by_functions: List[Any] = []
-        self.calls: Dict[int, Any] = {}
-        self.recorder: Any = None
-        self.step_metrics: Any = None
+        self.optimizers: Optional[List[tf.keras.optimizers.Optimizer]] = None
+        self.seen: List[tf.keras.optimizers.Optimizer] = []
+        self.called_by_functions: List[tf.keras.optimizers.Optimizer] = []
+        self.calls: Dict[int, "WholeBatchCall"] = {}
+        self.recorder: Optional["StepRecorder"] = None
+        self.step_metrics: Optional["StepMetrics"] = None
         self._told: Set[str] = set()
         self.begin_anew()
 
     def begin_anew(self) -> None:
         """Forget what belongs to the last `compile`."""
-        self.wrapped: Dict[int, Tuple[Any, Any]] = {}
+        self.wrapped: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
         self.traces.clear()
         self.is_state_watched = False
         self.told_of_state: List[str] = []
         self.told_of_metrics: Set[str] = set()
 
-    def forget_calls_of(self, optimizers: Sequence[Any]) -> None:
+    def forget_calls_of(self, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
         """Forget that train steps have called some optimizers."""
         self.seen = [optimizer for optimizer in self.seen if optimizer not in optimizers]
         self.called_by_functions = [known for known in self.called_by_functions if known not in optimizers]
 
-    def call_in_step(self) -> Any:
+    def call_in_step(self) -> Optional["WholeBatchCall"]:
         """Return what stands in for a call of the model on this replica, or None."""
         return self.calls.get(_replicas.replica_number()) if self.calls else None
 
-    def replica_losses(self) -> Any:
+    def replica_losses(self) -> Optional["ReplicaLosses"]:
         """Return what computes the losses of the current step over the outputs of several replicas, or None."""
         whole = self.call_in_step()
         return None if whole is None else whole.replica_losses

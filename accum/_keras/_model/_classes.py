@@ -3,6 +3,7 @@
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from accum import _tf
+from accum._tf import Options
 
 MODEL_OPTIONS = ("inputs", "outputs", "name", "trainable", "dtype", "dynamic", "autocast")
 """Further arguments of `tf.keras.Model`. Keras 3 accepts any other name too, and ignores it."""
@@ -39,12 +40,12 @@ def bases_named(name: str, module: Optional[str] = None) -> Dict[str, type]:
 def _as_plain(name: str) -> Any:
     """Make a method that runs on the model as an instance of its original class, without accumulation."""
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Sequence[object], **kwargs: Options) -> Any:
         return getattr(_tf.model_like(self, type(self)._base), name)(*args, **kwargs)
 
     return method
 
 
-def is_functional(args: Sequence[Any], kwargs: Dict[str, Any]) -> bool:
+def is_functional(args: Sequence[object], kwargs: Options) -> bool:
     """Whether the arguments of `GradientAccumulateModel` make a functional model."""
     return "inputs" in kwargs or len(args) > 6

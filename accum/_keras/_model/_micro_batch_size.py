@@ -1,6 +1,6 @@
 """The number of examples that a model computes at once."""
 
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from accum import _check
 
@@ -19,7 +19,7 @@ class SizeInUse:
       fixed: the size if it is an int, else None.
     """
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: Union[int, str, None]) -> None:
         self.given = _check.micro_batch_size(given)
         self.fixed: Optional[int] = None if self.is_auto else self.given
         self._limit = WHOLE_BATCH  # under "auto", the largest size that has not run out of memory
@@ -38,7 +38,7 @@ class SizeInUse:
         """What a user sees: the given or reduced size, "auto" as long as whole batches fit, or None."""
         return self.given if self._limit == WHOLE_BATCH else self._limit
 
-    def halve(self, count: int, error: Any) -> None:
+    def halve(self, count: int, error: Optional[BaseException]) -> None:
         """Halve the size after memory has run out.
 
         Args:

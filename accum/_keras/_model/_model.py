@@ -7,7 +7,7 @@ It adds to the optimizer what only a model knows: the weight of each micro-batch
 import functools
 import inspect
 import os
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from accum import _check, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
@@ -24,11 +24,18 @@ from accum._keras._steps._train_test_predict import ModelSteps
 from accum._keras._steps._variables_ahead import with_variables_ahead
 from accum._tf import (
     AccumSteps,
+    Config,
+    CustomObjects,
+    Data,
+    Dtype,
     LastCycle,
+    Logs,
     MicroBatchSize,
     MicroBatchWeight,
     Names,
+    Nested,
     Nonfinite,
+    Options,
     Reduction,
     ReplicasPerGroup,
     Sparse,
@@ -90,7 +97,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
       >>> model.fit(x, y, batch_size=8)  # steps as with batch_size=32
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "GradientAccumulateModel":
+    def __new__(cls, *args: object, **kwargs: object) -> "GradientAccumulateModel":
         """Create an instance; for a functional model, of a separate class that only functional models share."""
         base = _tf.Functional if is_functional(args, kwargs) else tf.keras.Model
         return super().__new__(concrete_class(cls, base), *args, **kwargs)
@@ -104,7 +111,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         clip_factor: float = CLIP_FACTOR,
         eps: float = EPS,
         experimental_distributed_support: bool = False,
-        *args: Any,
+        *args: object,
         agc: bool = False,
         agc_exclude: Names = (),
         reduction: Reduction = "mean",
@@ -112,7 +119,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         micro_batch_weight: MicroBatchWeight = "examples",
         transform: Optional[Transform] = None,
         nonfinite: Nonfinite = "propagate",
-        accumulator_dtype: Any = None,
+        accumulator_dtype: Optional[Dtype] = None,
         sparse: Sparse = "rows",
         micro_batch_size: MicroBatchSize = None,
         whole_batch: WholeBatch = (),
@@ -165,7 +172,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         micro_batch_weight: MicroBatchWeight = "examples",
         transform: Optional[Transform] = None,
         nonfinite: Nonfinite = "propagate",
-        accumulator_dtype: Any = None,
+        accumulator_dtype: Optional[Dtype] = None,
         sparse: Sparse = "rows",
         micro_batch_size: MicroBatchSize = None,
         whole_batch: WholeBatch = (),
@@ -237,7 +244,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         for name in ("train_function", "test_function", "predict_function"):
             setattr(self, name, None)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: object, **kwargs: object) -> None:
         """Wrap each optimizer, and compile with the `compile` of the model's class.
 
         An optimizer is an instance, a name or a config, alone or in a list, tuple or dict. Optimizers that a custom
@@ -292,7 +299,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         accum_steps = [_tf.without_loss_scale(optimizer).accum_steps for optimizer in optimizers]
         return (accum_steps or [self._accum.options.for_optimizers["accum_steps"]])[0]
 
-    def summary(self, *args: Any, **kwargs: Any) -> None:
+    def summary(self, *args: object, **kwargs: object) -> None:
         """Print the summary of `tf.keras.Model.summary`, and how the model accumulates."""
         given = inspect.signature(super().summary).bind_partial(*args, **kwargs).arguments
         super().summary(*args, **kwargs)
@@ -304,7 +311,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         line = f"Gradient accumulation: {self._accumulation()} (one update for {batches}{parts})"
         (given.get("print_fn") or print)(line)
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, *args: object, **kwargs: object) -> tf.keras.callbacks.History:
         """Train as `tf.keras.Model.fit` does; `last_cycle` decides how the last or an interrupted cycle ends."""
         given = inspect.signature(super().fit).bind_partial(*args, **kwargs)
         ending = FlushCallback(self._accum.options.last_cycle)
@@ -319,7 +326,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 self._accum.recorder.detach()
             raise
 
-    def _warn_of_one_part(self, given: Dict[str, Any]) -> None:
+    def _warn_of_one_part(self, given: Options) -> None:
         """Warn, once, if the batches that `fit` will make of arrays are no larger than a micro-batch."""
         size, batch = self._accum.size.fixed, given.get("batch_size") or 32
         if given.get("batch_size") is None and given.get("steps_per_epoch") is not None:
@@ -344,7 +351,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             if name == "compute_loss" and own is not None:
                 self._keep_loss()
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def _maybe_symbolic_build(self, iterator: Optional[Iterator[Data]] = None, data_batch: Data = None) -> None:
         """Build the model by the shapes of its data. Keras 3 calls this, and would average a batch over the replicas.
 
         That fails with several workers, and where the parts of a batch are not equally large.
@@ -354,7 +361,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             iterator, data_batch = None, specs
         super()._maybe_symbolic_build(iterator, data_batch)
 
-    def _make_function(self, step_function: Callable[[Any], Any]) -> Any:
+    def _make_function(self, step_function: Callable[[Iterator[Data]], Nested]) -> Callable[[Iterator[Data]], Nested]:
         """Make the train or test function. Keras 3 calls this, and averages logs over workers by their first axis.
 
         Scalars have none, so they get one.
@@ -363,14 +370,14 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if strategy.num_replicas_in_sync == _tf.count_local_replicas(strategy):
             return super()._make_function(step_function)
 
-        def on_replica(data: Any) -> Any:
+        def on_replica(data: Data) -> Nested:
             logs = map_structure(tf.convert_to_tensor, step_function(data))
             return map_structure(lambda value: value if value.shape.rank else tf.reshape(value, [1]), logs)
 
         map_structure = tf.nest.map_structure
         return super()._make_function(on_replica)
 
-    def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+    def make_train_function(self, *args: object, **kwargs: object) -> Any:
         """Make the train function; also wrap an optimizer that was set after `compile`."""
         if ModelOptimizers(self).take_over():
             self.train_function = None
@@ -383,14 +390,20 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             self.train_function = with_variables_ahead(self, self.train_function)  # type: ignore[arg-type]
         return self.train_function if is_new else made
 
-    def make_test_function(self, *args: Any, **kwargs: Any) -> Any:
+    def make_test_function(self, *args: object, **kwargs: object) -> Callable[[Iterator[Data]], Logs]:
         return self._made_function("test_function", super().make_test_function, args, kwargs)
 
-    def make_predict_function(self, *args: Any, **kwargs: Any) -> Any:
+    def make_predict_function(self, *args: object, **kwargs: object) -> Callable[[Iterator[Data]], Nested]:
         made = super().make_predict_function
         return self._made_function("predict_function", made, args, kwargs)
 
-    def _made_function(self, name: str, make: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _made_function(
+        self,
+        name: str,
+        make: Callable[..., Callable[[Iterator[Data]], Nested]],
+        args: Sequence[object],
+        kwargs: Options,
+    ) -> Callable[[Iterator[Data]], Nested]:
         """Return the function that Keras calls for each batch: its own, or one that tries smaller micro-batches."""
         if self._accum.size.given is not None and self.run_eagerly:
             with self.distribute_strategy.scope():
@@ -401,7 +414,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             setattr(self, name, getattr(AutoSizedSteps(self), name))
         return getattr(self, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Nested:
         own = accumulation_of(self)
         call, whole = super().__call__, None if own is None else own.call_in_step()
         return call(*args, **kwargs) if whole is None else whole(call, args, kwargs)
@@ -416,18 +429,18 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         compute_loss = functools.partial(self._loss_over_replicas, own)
         _tf.set_untracked(self, "compute_loss", functools.update_wrapper(compute_loss, own))
 
-    def _loss_over_replicas(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _loss_over_replicas(self, own: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
         losses = self._accum.replica_losses()
         return own(*args, **kwargs) if losses is None else losses.of_user(own, args, kwargs)
 
     @property
-    def losses(self) -> List[Any]:
+    def losses(self) -> List[tf.Tensor]:
         own = accumulation_of(self)
         found, whole = super().losses, None if own is None else own.call_in_step()
         return found if whole is None else _tf.losses_without_symbolic(self, found) + whole.losses
 
     @property
-    def metrics(self) -> List[Any]:
+    def metrics(self) -> List[tf.keras.metrics.Metric]:
         found = super().metrics
         own = accumulation_of(self)
         if own is not None and own.step_metrics is not None:
@@ -437,7 +450,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------------------------------
     # Files and configs
 
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    def save(self, filepath: Union[str, "os.PathLike[str]"], *args: object, **kwargs: object) -> None:
         """Save as `tf.keras.Model.save` does. H5 and `.keras` files leave out an unfinished cycle, with a warning."""
         kind = kwargs.get("save_format") or os.path.splitext(str(filepath))[1]
         if str(kind).lstrip(".") in ("h5", "hdf5", "keras"):
@@ -451,7 +464,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             self._warn_of_unfinished_cycle("a pickle or copy")
             return _tf.pickled_by_name(super().__reduce__())
 
-    def _warn_of_unfinished_cycle(self, where: str) -> None:
+    def _warn_of_unfinished_cycle(self, where: Union[str, "os.PathLike[str]"]) -> None:
         optimizers = accumulating_optimizers(self) if self._accum.optimizers is not None else []
         if any(int(optimizer.micro_step) > 0 for optimizer in optimizers):
             _check.warn(
@@ -459,7 +472,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 "`tf.train.Checkpoint`, which keeps it.",
             )
 
-    def get_config(self) -> Dict[str, Any]:
+    def get_config(self) -> Config:
         """Return the config of the model without accumulation, plus this class's arguments under "accumulation".
 
         Raises:
@@ -471,9 +484,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         return dict(config, accumulation=dict(self._accum.options.get_config(), model=class_name, **own))
 
     @classmethod
-    def from_config(
-        cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
-    ) -> "GradientAccumulateModel":
+    def from_config(cls, config: Config, custom_objects: CustomObjects = None) -> "GradientAccumulateModel":
         """Create a model, not yet compiled, from the config that `get_config` returned."""
         config = dict(config)
         accumulation = config.pop("accumulation")
@@ -481,7 +492,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         model = _tf.model_from_plain_config(accumulation["model"], config, known)
         return cls.from_model(model, **ModelOptions.arguments_from(accumulation, custom_objects))
 
-    def compile_from_config(self, config: Dict[str, Any]) -> None:
+    def compile_from_config(self, config: Config) -> None:
         """Compile from the content of a `.keras` file (TF >= 2.13), unless the class overrides `compile`."""
         if getattr(type(self), "_base", tf.keras.Model).compile is not tf.keras.Model.compile:
             super().compile_from_config(config)
@@ -491,7 +502,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             self.optimizer.build(self.trainable_variables)
 
 
-def _with_callback(callbacks: Any, callback: Any) -> Any:
+def _with_callback(callbacks: Any, callback: tf.keras.callbacks.Callback) -> Any:
     """Add a callback to the `callbacks` that the user passed, before the others."""
     if hasattr(callbacks, "append") and hasattr(callbacks, "on_train_begin"):  # a CallbackList, private up to 2.2
         callbacks.append(callback)
@@ -501,7 +512,7 @@ def _with_callback(callbacks: Any, callback: Any) -> Any:
     return [callback] + (list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks])
 
 
-def _finish_clone(model: Any, clone: Any) -> GradientAccumulateModel:
+def _finish_clone(model: tf.keras.Model, clone: tf.keras.Model) -> GradientAccumulateModel:
     """Let what Keras has cloned from the layers of `model` accumulate like `model`."""
     arguments = dict(model._accum.options.arguments, accum_steps=model._steps_in_use)
     return getattr(type(model), "_root", type(model)).from_model(clone, **arguments)

@@ -4,7 +4,7 @@ import collections
 import copy
 import functools
 import inspect
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Tuple
 
 from accum import _tf
 from accum._keras._callbacks import accumulating_optimizers
@@ -18,6 +18,9 @@ from accum._tf import tf
 _NOT_THE_USERS = ("_self_", "_unconditional_", "_obj_reference", "_accum", "_layers")
 
 
+Replace = Callable[[tf.keras.optimizers.Optimizer], tf.keras.optimizers.Optimizer]
+
+
 class ModelOptimizers:
     """Wraps the optimizers of a model.
 
@@ -25,7 +28,7 @@ class ModelOptimizers:
       model: a `GradientAccumulateModel`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: tf.keras.Model) -> None:
         self._model = model
         self._own: ModelAccumulation = model._accum
 
@@ -49,7 +52,7 @@ class ModelOptimizers:
         self._watch_losses()
         return before is not None and {id(optimizer) for optimizer in before} != {id(known) for known in optimizers}
 
-    def accumulating(self, optimizer: Any) -> Any:
+    def accumulating(self, optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
         """Return the accumulating optimizer around `optimizer`, one for each since the last `compile`."""
         wrapped = self._own.wrapped
         if isinstance(optimizer, str) or _tf.is_optimizer_config(optimizer):
@@ -58,7 +61,7 @@ class ModelOptimizers:
             wrapped[id(optimizer)] = optimizer, self._newly_accumulating(optimizer)
         return wrapped[id(optimizer)][1]
 
-    def _newly_accumulating(self, optimizer: Any) -> Any:
+    def _newly_accumulating(self, optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
         options = self._own.options.for_optimizers
         inner = _tf.without_loss_scale(optimizer)
         if isinstance(inner, GradientAccumulateOptimizer):
@@ -88,7 +91,7 @@ class ModelOptimizers:
         _tf.set_untracked(self._model, _tf.LOSS_CONTAINER, watched)
 
 
-def replace_optimizers(model: tf.keras.Model, replace: Callable[[Any], Any]) -> List[Any]:
+def replace_optimizers(model: tf.keras.Model, replace: Replace) -> List[tf.keras.optimizers.Optimizer]:
     """Replace each Keras optimizer in the attributes of `model` with `replace(optimizer)`.
 
     Args:
@@ -98,9 +101,10 @@ def replace_optimizers(model: tf.keras.Model, replace: Callable[[Any], Any]) -> 
     Returns:
       List of the replacements, each once.
     """
-    found: Dict[int, Any] = {}  # id of a replacement -> itself
+    # id of a replacement -> itself:
+    found: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
 
-    def replaced(optimizer: Any) -> Any:
+    def replaced(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
         new = replace(optimizer)
         found[id(new)] = new
         return new
@@ -113,7 +117,7 @@ def replace_optimizers(model: tf.keras.Model, replace: Callable[[Any], Any]) -> 
     return list(found.values())
 
 
-def holds_optimizer(value: Any) -> bool:
+def holds_optimizer(value: object) -> bool:
     """Whether `value` is a Keras optimizer, or a list, tuple or dict that contains one at any depth."""
     seen, waiting = {id(value)}, [value]
     while waiting:
@@ -126,7 +130,7 @@ def holds_optimizer(value: Any) -> bool:
     return False
 
 
-def replaced_within(value: Any, replace: Callable[[Any], Any], around: Tuple[int, ...] = ()) -> Any:
+def replaced_within(value: object, replace: Replace, around: Tuple[int, ...] = ()) -> object:
     """Return `value` with each optimizer in it replaced, or `value` itself if none of them changes.
 
     Args:
@@ -152,7 +156,7 @@ def replaced_within(value: Any, replace: Callable[[Any], Any], around: Tuple[int
     return tuple(children) if isinstance(value, tuple) else children
 
 
-def _children(value: Any) -> List[Any]:
+def _children(value: object) -> List[object]:
     if isinstance(value, dict):
         return list(value.values())
     return list(value) if isinstance(value, (list, tuple)) else []

@@ -1,7 +1,7 @@
 """The arguments of a `GradientAccumulateModel`: check them, write them into its config, and read them from it."""
 
 import inspect
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
@@ -10,9 +10,15 @@ from accum._engine._cycle import check_options
 from accum._keras._callbacks import LAST_CYCLE
 from accum._tf import (
     AccumSteps,
+    Config,
+    CustomObjects,
+    Data,
+    Dtype,
     MicroBatchSize,
+    MicroBatchWeight,
     Names,
     Nonfinite,
+    Options,
     Reduction,
     ReplicasPerGroup,
     Scalar,
@@ -36,7 +42,7 @@ class ModelOptions:
 
     NAMES: Tuple[str, ...]
 
-    def __init__(self, arguments: Dict[str, Any], options: Dict[str, Any], last_cycle: Any, weight: Any) -> None:
+    def __init__(self, arguments: Options, options: Options, last_cycle: str, weight: MicroBatchWeight) -> None:
         self.arguments = arguments
         self.for_optimizers = options
         self.last_cycle = last_cycle
@@ -56,7 +62,7 @@ class ModelOptions:
         micro_batch_weight: Any = "examples",
         transform: Optional[Transform] = None,
         nonfinite: Nonfinite = "propagate",
-        accumulator_dtype: Any = None,
+        accumulator_dtype: Optional[Dtype] = None,
         sparse: Sparse = "rows",
         micro_batch_size: MicroBatchSize = None,
         whole_batch: Any = (),
@@ -94,7 +100,7 @@ class ModelOptions:
         return cls(arguments, options, last_cycle, micro_batch_weight)
 
     @staticmethod
-    def among(given: Dict[str, Any], **others: Any) -> Dict[str, Any]:
+    def among(given: Options, **others: object) -> Options:
         """Return the arguments for `of` among those of a function, and `others`."""
         return dict({name: value for name, value in given.items() if name in ModelOptions.NAMES}, **others)
 
@@ -103,7 +109,7 @@ class ModelOptions:
         """Whether a micro-batch's weight is the number by which Keras' losses divide: without a mask, its examples."""
         return not callable(self._weight) and self._weight == "examples"
 
-    def weight_of(self, data: Any) -> Optional[Scalar]:
+    def weight_of(self, data: Data) -> Optional[Scalar]:
         """Compute the weight of the data that a `train_step` receives: a scalar tensor, or None for 1."""
         if self._weight == "equal":
             return None
@@ -111,7 +117,7 @@ class ModelOptions:
             return self._weight(*_tf.unpack_data(data))
         return _tf.count_examples(data)
 
-    def get_config(self) -> Dict[str, Any]:
+    def get_config(self) -> Config:
         """Return the arguments as JSON; a function that is not registered is left out, with a warning."""
         config = dict(self.arguments, accum_steps=_config.int_keys_to_config(self.arguments["accum_steps"]))
         if config["accumulator_dtype"] is not None:
@@ -123,7 +129,7 @@ class ModelOptions:
         return config
 
     @staticmethod
-    def arguments_from(config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    def arguments_from(config: Config, custom_objects: CustomObjects = None) -> Options:
         """Read the arguments from a config that contains what `get_config` returned."""
         arguments = {name: config[name] for name in inspect.signature(ModelOptions.of).parameters if name in config}
         arguments["accum_steps"] = _config.int_keys_from_config(arguments["accum_steps"])

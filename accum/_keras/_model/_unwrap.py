@@ -1,6 +1,6 @@
 """Undo the wrapping: a plain Keras model from one that accumulates, for places where accum is not installed."""
 
-from typing import Any, List
+from typing import Dict, List, Tuple
 
 from accum import _tf
 from accum._keras._batch_norm._layer import AccumBatchNormalization
@@ -45,9 +45,9 @@ def unwrap(model: tf.keras.Model) -> tf.keras.Model:
     container = getattr(made, _tf.LOSS_CONTAINER, None)
     if isinstance(container, ReportingLoss):
         _tf.set_untracked(made, _tf.LOSS_CONTAINER, container.container)
-    known: Any = {}
+    known: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
 
-    def plain(optimizer: Any) -> Any:
+    def plain(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
         if id(optimizer) not in known:
             known[id(optimizer)] = optimizer, _plain(optimizer)
         return known[id(optimizer)][1]
@@ -57,7 +57,7 @@ def unwrap(model: tf.keras.Model) -> tf.keras.Model:
     return made
 
 
-def _base_of(model: Any) -> type:
+def _base_of(model: tf.keras.Model) -> type:
     """Return the class of the plain model."""
     if not isinstance(model, tf.keras.Model):
         raise TypeError(f"`model` must be a `tf.keras.Model`. Received: model={model!r}.")
@@ -76,19 +76,19 @@ def _base_of(model: Any) -> type:
     return getattr(cls, "_base", _tf.Functional)
 
 
-def _optimizers_of(model: Any) -> List[Any]:
-    found: List[Any] = []
+def _optimizers_of(model: tf.keras.Model) -> List[tf.keras.optimizers.Optimizer]:
+    found: List[tf.keras.optimizers.Optimizer] = []
     for value in list(vars(model).values()):
         if holds_optimizer(value):
             replaced_within(value, lambda optimizer: found.append(optimizer) or optimizer)  # type: ignore[func-returns-value]
     return found
 
 
-def _accumulates(optimizer: Any) -> bool:
+def _accumulates(optimizer: tf.keras.optimizers.Optimizer) -> bool:
     return isinstance(_tf.without_loss_scale(optimizer), GradientAccumulateOptimizer)
 
 
-def _check_cycles(model: Any) -> None:
+def _check_cycles(model: tf.keras.Model) -> None:
     for optimizer in filter(_accumulates, _optimizers_of(model)):
         micro_step = int(_tf.without_loss_scale(optimizer).micro_step)
         if micro_step > 0:
@@ -98,7 +98,7 @@ def _check_cycles(model: Any) -> None:
             )
 
 
-def _check_layers(model: Any) -> None:
+def _check_layers(model: tf.keras.Model) -> None:
     layers = _tf.layers_of(model)
     ours = [layer.name for layer in layers if isinstance(layer, AccumBatchNormalization)]
     if ours:
@@ -112,7 +112,7 @@ def _check_layers(model: Any) -> None:
         raise ValueError(f"`model` must not have a GradientAccumulateModel among its layers. Received: {inner[0]}.")
 
 
-def _restore_functions(model: Any, made: Any) -> None:
+def _restore_functions(model: tf.keras.Model, made: tf.keras.Model) -> None:
     """Give `made` the steps and the loss that the user has set on the instance, and otherwise those of the class."""
     if not isinstance(model, GradientAccumulateModel):
         return
@@ -129,7 +129,7 @@ def _restore_functions(model: Any, made: Any) -> None:
             made.__dict__["compute_loss"] = _tf.bound_to(made, model, own)
 
 
-def _plain(optimizer: Any) -> Any:
+def _plain(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
     """Return the optimizer inside an accumulating one, in a `LossScaleOptimizer` like the one around it."""
     if not _accumulates(optimizer):
         return optimizer

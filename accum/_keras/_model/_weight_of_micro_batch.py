@@ -1,6 +1,6 @@
 """The weight of the micro-batch that a model is trained on."""
 
-from typing import Any, Optional
+from typing import Optional, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
@@ -18,9 +18,9 @@ class WeightVariable:
 
     def __init__(self) -> None:
         self.was_replaced = False
-        self._variable: Any = None
+        self._variable: Optional[tf.Variable] = None
 
-    def begin(self, weight: Optional[Scalar]) -> Any:
+    def begin(self, weight: Optional[Scalar]) -> Union[Scalar, tf.Variable, None]:
         """Set the weight of a new micro-batch.
 
         Returns:
@@ -52,6 +52,6 @@ class WeightVariable:
         _replicas.local_variable(self._variable).assign(tf.cast(weight, tf.float32))
 
     @staticmethod
-    def read(variable: Any) -> Any:
+    def read(variable: Union[Scalar, tf.Variable, None]) -> Optional[Scalar]:
         """Return the value of what `begin` returned."""
         return None if variable is None else _replicas.local_variable(variable).read_value()

@@ -1,7 +1,7 @@
 """The engine's adapter for Keras optimizers."""
 
 import contextlib
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._adapter import OptimizerAdapter
@@ -17,10 +17,10 @@ class KerasAdapter(OptimizerAdapter):
       name: prefix of the names of variables.
     """
 
-    def __init__(self, wrapper: Any, name: str) -> None:
+    def __init__(self, wrapper: tf.keras.optimizers.Optimizer, name: str) -> None:
         self.name = name
         self._wrapper = wrapper
-        self._given: Dict[int, Any] = {}  # variable key -> the `keras.Variable` around it, in Keras 3
+        self._given: Dict[int, tf.Variable] = {}  # variable key -> the `keras.Variable` around it, in Keras 3
 
     def scalar(self, name: str, initial_value: tf.Tensor, per_replica: bool = False) -> tf.Variable:
         name = f"{self.name}/{name}"
@@ -47,7 +47,9 @@ class KerasAdapter(OptimizerAdapter):
                 f"{[var.name for var in refused]}."
             )
 
-    def unwrapped(self, grads_and_vars: Iterable[Any]) -> List[Tuple[Optional[Gradient], tf.Variable]]:
+    def unwrapped(
+        self, grads_and_vars: Iterable[Tuple[Optional[Gradient], tf.Variable]]
+    ) -> List[Tuple[Optional[Gradient], tf.Variable]]:
         """Convert the user's pairs to a list of (gradient, `tf.Variable`), which the engine needs."""
         listed = list(grads_and_vars)
         if not _tf.WRAPS_VARIABLES or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in listed):
@@ -55,11 +57,13 @@ class KerasAdapter(OptimizerAdapter):
         self._given.update((_tf.variable_key(var), var) for _, var in listed)
         return [(grad, _tf.native(var)) for grad, var in listed]
 
-    def wrapped(self, grads_and_vars: Iterable[Any]) -> List[Tuple[Optional[Gradient], Any]]:
+    def wrapped(
+        self, grads_and_vars: Iterable[Tuple[Optional[Gradient], tf.Variable]]
+    ) -> List[Tuple[Optional[Gradient], tf.Variable]]:
         """Convert the engine's pairs back, to pairs with the variables that the user passed."""
         return [(grad, self._as_given(var)) for grad, var in grads_and_vars]
 
-    def _as_given(self, var: tf.Variable) -> Any:
+    def _as_given(self, var: tf.Variable) -> tf.Variable:
         return self._given.get(_tf.variable_key(var), var) if _tf.WRAPS_VARIABLES else var
 
     def prepare(self, variables: Sequence[tf.Variable], used: Sequence[tf.Variable] = ()) -> None:

@@ -1,17 +1,17 @@
 """The interfaces of the two families of Keras optimizers: the attributes that Keras and its users expect."""
 
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, MutableMapping, Optional, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._engine import _replicas
 from accum._engine._gradients import count_nonfinite
-from accum._tf import Gradient, GradsAndVars, tf
+from accum._tf import Gradient, GradsAndVars, LearningRate, LossOrFunction, VariablesOrFunction, Wait, tf
 
 
 def _of_inner(name: str) -> property:
     """Make a property that reads and sets an attribute of the inner optimizer, if the inner optimizer has it."""
 
-    def set_it(self: Any, value: Any) -> None:
+    def set_it(self: Any, value: object) -> None:
         if self.__dict__.get("_is_ready"):  # ignore the defaults that the base class sets before
             setattr(self._inner, name, value)
 
@@ -21,7 +21,7 @@ def _of_inner(name: str) -> property:
 class _Interface(_tf.TrackedAsInner):
     """The attributes that Keras and its users read and set on any optimizer."""
 
-    _inner: Any
+    _inner: tf.keras.optimizers.Optimizer
     _handed_back: Set[int]
 
     clipnorm = _of_inner("clipnorm")
@@ -32,7 +32,7 @@ class _Interface(_tf.TrackedAsInner):
     ema_momentum = _of_inner("ema_momentum")
     ema_overwrite_frequency = _of_inner("ema_overwrite_frequency")
 
-    def _hand_back(self, grads_and_vars: GradsAndVars) -> Any:
+    def _hand_back(self, grads_and_vars: GradsAndVars) -> List[Tuple[Optional[Gradient], tf.Variable]]:
         """Return the gradients unreduced, because the cycle reduces them; share only whether any is not finite.
 
         `LossScaleOptimizer` asks for reduced gradients on every micro step, checks them for overflow on one replica
@@ -60,7 +60,7 @@ class _Interface(_tf.TrackedAsInner):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         return getattr(self._inner, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         is_public = self.__dict__.get("_is_ready") and not name.startswith("_") and not hasattr(type(self), name)
         if is_public and name not in self.__dict__ and hasattr(self._inner, name):
             setattr(self._inner, name, value)
@@ -72,7 +72,7 @@ class _LegacyInterface(_Interface):
     """The attributes that Keras reads on an optimizer that keeps slots."""
 
     @staticmethod
-    def _returned(op: Any) -> Any:
+    def _returned(op: Optional[tf.Operation]) -> Wait:
         return op
 
     _HAS_AGGREGATE_GRAD = False  # if True, TF 2.2 reduces every micro-batch in `fit`; dies with 2.2
@@ -84,72 +84,72 @@ class _LegacyInterface(_Interface):
         return self.__dict__["_inner"]._hyper if "_inner" in self.__dict__ else {}  # not set yet during a copy
 
     @_hyper.setter
-    def _hyper(self, value: Any) -> Any:
+    def _hyper(self, value: object) -> Any:
         """Ignore the initial value of the base class: the inner optimizer's is used."""
 
-    def _get_hyper(self, *args: Any, **kwargs: Any) -> Any:
+    def _get_hyper(self, *args: object, **kwargs: object) -> Any:
         return self._inner._get_hyper(*args, **kwargs)
 
-    def _set_hyper(self, *args: Any, **kwargs: Any) -> None:
+    def _set_hyper(self, *args: object, **kwargs: object) -> None:
         self._inner._set_hyper(*args, **kwargs)
 
-    def _aggregate_gradients(self, grads_and_vars: GradsAndVars) -> Any:
+    def _aggregate_gradients(self, grads_and_vars: GradsAndVars) -> List[Optional[Gradient]]:
         return _tf.aggregated(self._hand_back(grads_and_vars))
 
-    def _clip_gradients(self, grads: Sequence[Optional[Gradient]]) -> Any:
+    def _clip_gradients(self, grads: Sequence[Optional[Gradient]]) -> Sequence[Optional[Gradient]]:
         return grads  # TF 2.2 and 2.3 would clip each micro-batch in `fit`; dies with 2.3
 
-    def _create_all_weights(self, var_list: Any) -> None:
+    def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
         _tf.build_inner(self._inner, var_list)
 
-    def variables(self) -> Any:
+    def variables(self) -> Sequence[tf.Variable]:
         return self._inner.variables()
 
     def get_slot_names(self) -> List[str]:
         return self._inner.get_slot_names()
 
-    def get_slot(self, var: tf.Variable, slot_name: str) -> Any:
+    def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
         return self._inner.get_slot(var, slot_name)
 
-    def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
+    def _create_or_restore_slot_variable(self, *args: object, **kwargs: object) -> None:
         return self._inner._create_or_restore_slot_variable(*args, **kwargs)
 
 
 class _NewInterface(_Interface):
     """The attributes that Keras reads on an optimizer that is built from a list of variables."""
 
-    def _returned(self, op: Any) -> Any:
+    def _returned(self, op: Optional[tf.Operation]) -> Wait:
         with tf.control_dependencies([] if op is None else [op]):
             return tf.identity(self._inner.iterations)
 
     @property
-    def _learning_rate(self) -> Any:
+    def _learning_rate(self) -> LearningRate:
         return self._inner._learning_rate  # may be a schedule, which `TensorBoard` reads
 
-    def aggregate_gradients(self, grads_and_vars: GradsAndVars) -> Any:
+    def aggregate_gradients(self, grads_and_vars: GradsAndVars) -> List[Tuple[Optional[Gradient], tf.Variable]]:
         return self._hand_back(grads_and_vars)
 
     @property
-    def variables(self) -> Any:
+    def variables(self) -> Sequence[tf.Variable]:
         return self._inner.variables
 
-    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+    def exclude_from_weight_decay(self, *args: object, **kwargs: object) -> None:
         self._inner.exclude_from_weight_decay(*args, **kwargs)
 
-    def finalize_variable_values(self, var_list: Any) -> None:
+    def finalize_variable_values(self, var_list: Sequence[tf.Variable]) -> None:
         self._inner.finalize_variable_values(var_list)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, tf.Tensor]) -> None:
         self._inner.save_own_variables(store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: MutableMapping[str, tf.Tensor]) -> None:
         self._inner.load_own_variables(store)
 
 
 class _Keras3Interface(_NewInterface):
     """The attributes that Keras 3 reads on an optimizer."""
 
-    def _returned(self, op: Any) -> Any:
+    def _returned(self, op: Optional[tf.Operation]) -> Wait:
         return self._inner.iterations  # the variable itself, as in Keras 3
 
     loss_scale_factor = _of_inner("loss_scale_factor")
@@ -160,30 +160,32 @@ class _Keras3Interface(_NewInterface):
         return self.__dict__.get("_is_ready", False) and self._inner.built
 
     @built.setter
-    def built(self, value: Any) -> bool:
+    def built(self, value: object) -> bool:
         """Ignore what the base class or a `LossScaleOptimizer` sets: only the inner optimizer decides."""
 
     @property
-    def _learning_rate(self) -> Any:
+    def _learning_rate(self) -> LearningRate:
         return self._inner._learning_rate
 
     @_learning_rate.setter
-    def _learning_rate(self, value: Any) -> Any:
+    def _learning_rate(self, value: object) -> LearningRate:
         """Ignore the initial value of the base class: the inner optimizer's is used."""
 
     @property
-    def _model_variables_moving_average(self) -> Any:
+    def _model_variables_moving_average(self) -> List[tf.Variable]:
         return self._inner._model_variables_moving_average  # read by `SwapEMAWeights`
 
     @property
-    def _trainable_variables(self) -> Any:
+    def _trainable_variables(self) -> List[tf.Variable]:
         return self._inner._trainable_variables
 
     @_trainable_variables.setter
-    def _trainable_variables(self, value: Any) -> Any:
+    def _trainable_variables(self, value: object) -> List[tf.Variable]:
         """Ignore the initial value of the base class: the inner optimizer's is used."""
 
-    def apply(self, grads: Sequence[Optional[Gradient]], trainable_variables: Any = None) -> None:
+    def apply(
+        self, grads: Sequence[Optional[Gradient]], trainable_variables: Optional[Sequence[tf.Variable]] = None
+    ) -> None:
         """Accumulate the gradients of one micro-batch.
 
         Args:
@@ -198,7 +200,9 @@ class _Keras3Interface(_NewInterface):
             )
         self.apply_gradients(list(zip(grads, variables)))
 
-    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+    def minimize(
+        self, loss: LossOrFunction, var_list: VariablesOrFunction, tape: Optional[tf.GradientTape] = None
+    ) -> Wait:
         """Compute the gradients of `loss` and accumulate them. Keras 3 has no `minimize`, but older code calls it."""
         if callable(loss):
             with tf.GradientTape() as tape:
@@ -209,7 +213,7 @@ class _Keras3Interface(_NewInterface):
         grads = tape.gradient(loss, [_tf.native(var) for var in variables])
         return self.apply_gradients(list(zip(grads, variables)))
 
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: LossOrFunction) -> tf.Tensor:
         return self._inner.scale_loss(loss)
 
 

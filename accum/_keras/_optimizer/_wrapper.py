@@ -1,7 +1,9 @@
 """The Keras face: an optimizer that wraps another one, for `compile`, custom loops and `strategy.run`."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
 
 from accum import _check, _config, _tf
 from accum._engine._cycle import Cycle, check_options
@@ -9,7 +11,24 @@ from accum._engine._plan import make_plan
 from accum._keras._internals import Internals
 from accum._keras._optimizer._engine_adapter import KerasAdapter
 from accum._keras._optimizer._interface import concrete_class
-from accum._tf import AccumSteps, GradsAndVars, Nonfinite, Reduction, Scalar, Sparse, Transform, tf
+from accum._tf import (
+    AccumSteps,
+    Config,
+    CustomObjects,
+    Dtype,
+    Gradient,
+    GradsAndVars,
+    LearningRate,
+    LossOrFunction,
+    Nonfinite,
+    Reduction,
+    Scalar,
+    Sparse,
+    Transform,
+    VariablesOrFunction,
+    Wait,
+    tf,
+)
 
 
 class GradientAccumulateOptimizer:
@@ -46,34 +65,36 @@ class GradientAccumulateOptimizer:
       >>> model.fit(x, y, batch_size=8)  # steps as with batch_size=32
     """
 
-    _inner: Any
+    _inner: tf.keras.optimizers.Optimizer
     _adapter: KerasAdapter
     _cycle: Cycle
     _internals: Any
-    _returned: Callable[[Any], Any]
+    _returned: Callable[[Optional[tf.Operation]], Wait]
     _takes_back: Callable[[], bool]
     _handed_back: Set[int]
     _has_run: bool
 
-    def __new__(cls, optimizer: Any = "SGD", *args: Any, **kwargs: Any) -> "GradientAccumulateOptimizer":
+    def __new__(
+        cls, optimizer: tf.keras.optimizers.Optimizer = "SGD", *args: object, **kwargs: object
+    ) -> "GradientAccumulateOptimizer":
         """Create an instance that is also a Keras optimizer of the same family as `optimizer`."""
         _check.arguments_of(cls, kwargs)
         inner = _resolve(optimizer)
         base = _tf.NewOptimizer if _tf.is_new_optimizer(inner) else _tf.LegacyOptimizer
-        made: Any = object.__new__(concrete_class(cls, base))
+        made: tf.keras.optimizers.Optimizer = object.__new__(concrete_class(cls, base))
         made.__dict__["_resolved"] = inner
         return made
 
     def __init__(
         self,
-        optimizer: Any = "SGD",
+        optimizer: tf.keras.optimizers.Optimizer = "SGD",
         accum_steps: AccumSteps = _check.LEFT_OUT,
         reduction: Reduction = "mean",
         name: str = "GradientAccumulateOptimizer",
         *,
         transform: Optional[Transform] = None,
         nonfinite: Nonfinite = "propagate",
-        accumulator_dtype: Any = None,
+        accumulator_dtype: Optional[Dtype] = None,
         sparse: Sparse = "rows",
     ) -> None:
         if accum_steps is _check.LEFT_OUT:
@@ -109,13 +130,13 @@ class GradientAccumulateOptimizer:
     @_tf.untouched_by_autograph
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[Any],
+        grads_and_vars: Iterable[Tuple[Optional[Gradient], tf.Variable]],
         name: Optional[str] = None,
         skip_gradients_aggregation: bool = False,
         *,
         weight: Optional[Scalar] = None,
         experimental_aggregate_gradients: bool = True,
-    ) -> Any:
+    ) -> Wait:
         """Accumulate the gradients of one micro-batch; on the last micro-batch of a cycle, make the step.
 
         Args:
@@ -167,10 +188,17 @@ class GradientAccumulateOptimizer:
             return self._apply_bare(listed, is_reduced)
         return self._returned(self._cycle.micro_step(listed, weight, is_reduced))
 
-    def _apply_collected(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, **options: Any) -> Any:
+    def _apply_collected(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, **options: Any) -> None:
         return self.apply_gradients(grads_and_vars, weight=weight, **options)
 
-    def minimize(self, loss: Any, var_list: Any, *args: Any, weight: Optional[Scalar] = None, **kwargs: Any) -> Any:
+    def minimize(
+        self,
+        loss: LossOrFunction,
+        var_list: VariablesOrFunction,
+        *args: object,
+        weight: Optional[Scalar] = None,
+        **kwargs: object,
+    ) -> Wait:
         """Compute the gradients of `loss` and accumulate them, as `apply_gradients` does.
 
         Args:
@@ -193,7 +221,7 @@ class GradientAccumulateOptimizer:
         with self._internals.weighing(weight):
             yield
 
-    def flush(self) -> Any:
+    def flush(self) -> Wait:
         """Make the step of an unfinished cycle from the micro-batches so far.
 
         Returns:
@@ -201,7 +229,7 @@ class GradientAccumulateOptimizer:
         """
         return self._between_replicas(self._cycle.apply)
 
-    def reset(self) -> Any:
+    def reset(self) -> Wait:
         """Discard an unfinished cycle.
 
         Returns:
@@ -209,7 +237,7 @@ class GradientAccumulateOptimizer:
         """
         return self._between_replicas(self._cycle.zero)
 
-    def build(self, var_list: Iterable[Any]) -> None:
+    def build(self, var_list: Iterable[tf.Variable]) -> None:
         """Create the inner optimizer's variables for `var_list`, and accumulate for these variables from now on.
 
         Args:
@@ -225,7 +253,7 @@ class GradientAccumulateOptimizer:
         with tf.init_scope():
             _tf.build_inner(self._inner, list(var_list))
 
-    def _between_replicas(self, function: Callable[..., Any]) -> Any:
+    def _between_replicas(self, function: Callable[[], tf.Operation]) -> Wait:
         if not self._cycle.is_built:
             if _tf.is_tracing() and not self._cycle.is_bare:
                 raise ValueError("`flush` and `reset` can't be traced before the first micro step has been traced.")
@@ -243,7 +271,7 @@ class GradientAccumulateOptimizer:
         self._internals.unfinished_row = None
         return result
 
-    def _apply_bare(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Any:
+    def _apply_bare(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Wait:
         with tf.init_scope():
             self._adapter.prepare([var for _, var in grads_and_vars])
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
@@ -261,7 +289,7 @@ class GradientAccumulateOptimizer:
     # What can be seen
 
     @property
-    def optimizer(self) -> Any:
+    def optimizer(self) -> tf.keras.optimizers.Optimizer:
         """The inner optimizer."""
         return self._inner
 
@@ -294,7 +322,7 @@ class GradientAccumulateOptimizer:
         return self._cycle.state.micro_step.read_value()
 
     @property
-    def has_stepped(self) -> bool:
+    def has_stepped(self) -> tf.Tensor:
         """Whether the last micro step made a step, a bool scalar. Useful to update moving averages or target networks.
 
         False before the first micro step, and after a cycle that made no step: all weights were zero, or
@@ -312,32 +340,32 @@ class GradientAccumulateOptimizer:
     # Attributes that Keras reads and sets belong to the inner optimizer.
 
     @property
-    def iterations(self) -> Any:
+    def iterations(self) -> tf.Variable:
         """The number of steps made, an int64 variable of the inner optimizer."""
         return self._inner.iterations
 
     @iterations.setter
-    def iterations(self, variable: Any) -> None:
+    def iterations(self, variable: tf.Variable) -> None:
         self._inner.iterations = variable
 
     @property
-    def learning_rate(self) -> Any:
+    def learning_rate(self) -> LearningRate:
         return self._inner.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: LearningRate) -> None:
         self._inner.learning_rate = value
 
     lr = learning_rate
 
     @property
-    def weights(self) -> List[Any]:
+    def weights(self) -> List[tf.Variable]:
         return self._inner.weights
 
-    def get_weights(self) -> List[Any]:
+    def get_weights(self) -> List[np.ndarray]:
         return self._inner.get_weights()
 
-    def set_weights(self, weights: Sequence[Any]) -> None:
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         self._inner.set_weights(weights)
 
     if _tf.PICKLES:
@@ -352,7 +380,7 @@ class GradientAccumulateOptimizer:
         arguments = f"accum_steps={self.accum_steps!r}, reduction={self._cycle.plan.reduction!r}"
         return f"{type(self).__name__}({type(self._inner).__name__}, {arguments})"
 
-    def get_config(self) -> Dict[str, Any]:
+    def get_config(self) -> Config:
         """Return the config. `from_config` makes the same optimizer from it, without custom objects.
 
         A `transform` is included by name if it is registered with `tf.keras.utils.register_keras_serializable`;
@@ -374,9 +402,7 @@ class GradientAccumulateOptimizer:
         return config
 
     @classmethod
-    def from_config(
-        cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
-    ) -> "GradientAccumulateOptimizer":
+    def from_config(cls, config: Config, custom_objects: CustomObjects = None) -> "GradientAccumulateOptimizer":
         """Create an optimizer from the config that `get_config` returned."""
         config = dict(config)
         config.pop("is_legacy_optimizer", None)
@@ -386,7 +412,7 @@ class GradientAccumulateOptimizer:
         return getattr(cls, "_root", cls)(**config)
 
 
-def _resolve(optimizer: Any) -> Any:
+def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
     """Return the inner optimizer for an instance, a name or a config."""
     if isinstance(optimizer, GradientAccumulateOptimizer):
         raise ValueError(f"`optimizer` accumulates already: set its `accum_steps`. Received: {optimizer!r}.")

@@ -1,6 +1,6 @@
 """Warn of variables that a train step changes once per micro-batch, where the full batch would change them once."""
 
-from typing import Any, List, Optional, Sequence
+from typing import Iterable, List, Optional, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ class StateWatch:
     """
 
     @staticmethod
-    def of_cycle(model: tf.keras.Model, optimizers: Sequence[Any]) -> Optional["StateWatch"]:
+    def of_cycle(model: tf.keras.Model, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> Optional["StateWatch"]:
         """Return a `StateWatch` like `of_first_batch`, but eagerly only where no optimizer makes its step next."""
         if tf.executing_eagerly() and not (model._accum.is_state_watched or all(map(_goes_on, optimizers))):
             return None
@@ -36,7 +36,7 @@ class StateWatch:
         self._model = model
         self._variables = _candidates(model)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._before: List[Any] = []
+        self._before: List[np.ndarray] = []
         if self._graph is None:
             self._before = [_tf.native(var).numpy() for var in self._variables]
         else:
@@ -54,14 +54,14 @@ class StateWatch:
         _warn_of(self._model, changed)
 
 
-def warn_of_moved(model: tf.keras.Model, handles: Sequence[Any]) -> None:
+def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:
     """Warn of variables of a model to which each micro-batch of a whole batch assigns, given their handles."""
     moved = {id(handle) for handle in handles}
     if moved:
         _warn_of(model, [var for var in _candidates(model) if id(_handle_of(var)) in moved])
 
 
-def _warn_of(model: tf.keras.Model, changed: Sequence[Any]) -> None:
+def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable]) -> None:
     names = sorted(_tf.path_of(var) for var in changed)
     if names and names != model._accum.told_of_state:
         model._accum.told_of_state = names
@@ -73,7 +73,7 @@ def _warn_of(model: tf.keras.Model, changed: Sequence[Any]) -> None:
         )
 
 
-def _candidates(model: tf.keras.Model) -> List[Any]:
+def _candidates(model: tf.keras.Model) -> List[tf.Variable]:
     """Return the variables of a model but for those of metrics, batch normalisation and random numbers."""
     known = [var for layer in _tf.batch_norms_in(model) for var in layer.variables]
     known += [var for metric in model.metrics for var in metric.variables] + _tf.seeds_of(model)
@@ -81,7 +81,7 @@ def _candidates(model: tf.keras.Model) -> List[Any]:
     return [var for var in model.variables if id(_tf.native(var)) not in ids]
 
 
-def _goes_on(optimizer: Any) -> bool:
+def _goes_on(optimizer: tf.keras.optimizers.Optimizer) -> bool:
     """Whether the next micro step of an accumulating optimizer begins a cycle of several."""
     accum_steps = optimizer.accum_steps
     if isinstance(accum_steps, dict):
@@ -90,7 +90,7 @@ def _goes_on(optimizer: Any) -> bool:
     return accum_steps > 1 and int(optimizer.micro_step) == 0
 
 
-def _handle_of(var: Any) -> Any:
+def _handle_of(var: tf.Variable) -> Optional[tf.Tensor]:
     return getattr(_replicas.local_variable(_tf.native(var)), "handle", None)
 
 

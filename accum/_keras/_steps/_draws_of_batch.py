@@ -1,14 +1,15 @@
 """The random numbers of a batch that a model computes in micro-batches, or that is one of a cycle (law L20)."""
 
 import contextlib
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, List, Optional, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
+from accum._engine._batch import Size
 from accum._engine._draws import CycleDraws, Draws, random_seed
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
-from accum._tf import tf
+from accum._tf import Scalar, tf
 
 
 class BatchDraws:
@@ -25,18 +26,20 @@ class BatchDraws:
       is_training: whether the batch is part of a step.
     """
 
-    def __init__(self, model: Any, count: Any, compiled: bool = False, is_training: bool = False) -> None:
+    def __init__(self, model: tf.keras.Model, count: Size, compiled: bool = False, is_training: bool = False) -> None:
         self._model = model
         self._count = count
         self._compiled = compiled
         self._is_training = is_training
         self._is_eager = tf.executing_eagerly()
-        self._is_first: Any = None  # whether the batch is the first of its cycle
+        self._is_first: Optional[tf.Tensor] = None  # whether the batch is the first of its cycle
         self._begins = False  # whether the next micro-batch is the first
-        self._offset: Any = 0  # how many examples of this batch are those of replicas before this one
+        self._offset: Union[int, tf.Tensor, None] = (
+            0  # how many examples of this batch are those of replicas before this one
+        )
         self._total = count  # on all replicas
         self._draws: Any = None
-        self._seeds: List[Any] = []
+        self._seeds: List[tf.Variable] = []
         self._before: List[tf.Tensor] = []
         self._cycle: Any = None  # the engine's, if there are several batches in one
         self._given: Optional[CycleDraws] = None
@@ -53,7 +56,7 @@ class BatchDraws:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def seed(self) -> Any:
+    def seed(self) -> Optional[tf.Tensor]:
         """Return the seed of the batch, an int64 tensor of shape [2]; None in eager execution."""
         if self._is_eager or not self._is_training or _tf.seed_of_graph() is None:
             return random_seed()
@@ -63,7 +66,7 @@ class BatchDraws:
                 step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10 + _replicas.replica_number()
             return tf.stack([tf.constant(_tf.seed_of_graph(), tf.int64), step])
 
-    def base(self) -> Any:
+    def base(self) -> tf.Tensor:
         """Return how many examples of the cycle were before those of this replica, an int64 scalar tensor."""
         if self._offset is None:
             raise LookupError
@@ -71,7 +74,7 @@ class BatchDraws:
             return tf.cast(self._offset, tf.int64)
         return self._earlier() + tf.cast(self._offset, tf.int64)
 
-    def known_base(self) -> Any:
+    def known_base(self) -> Scalar:
         """Return what `base` does, or 0, with a warning if it is unknown."""
         if self._is_eager or self._compiled or not self._is_training:
             return 0
@@ -136,13 +139,13 @@ class BatchDraws:
             _replicas.local_variable(self._given.examples).assign(examples)
 
     @contextlib.contextmanager
-    def whole_batch(self, count: Any) -> Iterator[None]:
+    def whole_batch(self, count: Size) -> Iterator[None]:
         """Let a batch of `count` examples, which is computed at once, draw in this context."""
         with self.batch(), self.of(0, count):
             yield
 
     @contextlib.contextmanager
-    def of(self, begin: Any, count: Any) -> Iterator[None]:
+    def of(self, begin: Size, count: Size) -> Iterator[None]:
         """Let one micro-batch draw in this context: `count` examples from place `begin` of the batch on."""
         if self._is_eager:
             with self._model._accum.noises.drawing():
@@ -155,7 +158,7 @@ class BatchDraws:
             yield
 
 
-def warn_of_eager_draws(model: Any) -> None:
+def warn_of_eager_draws(model: tf.keras.Model) -> None:
     """Warn once that a batch that is split eagerly draws other numbers than the whole batch."""
     draws = tf.executing_eagerly() and (_tf.seeds_of(model) or model._accum.noises.counters)
     if draws and model._accum.is_first_time("eager draws"):

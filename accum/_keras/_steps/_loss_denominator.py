@@ -1,11 +1,14 @@
 """Report the number by which the compiled losses of a model divide, each time that they are computed (law L5)."""
 
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Sequence
 
 import numpy as np
 
 from accum import _check, _tf
-from accum._tf import tf
+from accum._tf import KerasContainer, Nested, tf
+
+if TYPE_CHECKING:
+    from accum._keras._steps._losses_over_replicas import ReplicaLosses
 
 
 class ReportingLoss:
@@ -25,10 +28,10 @@ class ReportingLoss:
 
     def __init__(
         self,
-        container: Any,
+        container: KerasContainer,
         report: Optional[Callable[[tf.Tensor], None]],
-        over_replicas: Callable[[], Any],
-        added: Callable[[], Sequence[Any]],
+        over_replicas: Callable[[], Optional["ReplicaLosses"]],
+        added: Callable[[], Sequence[tf.Tensor]],
     ) -> None:
         self.container = container
         self._report = report
@@ -37,14 +40,18 @@ class ReportingLoss:
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, *args: Any, **kwargs: Any) -> tf.Tensor:
+    def __call__(
+        self, y_true: Nested, y_pred: Nested, sample_weight: Nested = None, *args: object, **kwargs: object
+    ) -> tf.Tensor:
         over_replicas = self._over_replicas()
         if over_replicas is None:
             return self._computed(y_true, y_pred, sample_weight, *args, **kwargs)
         with over_replicas.compiled(self.container, y_true, y_pred, sample_weight) as gathered:
             return self._computed(*gathered, *args, **kwargs)
 
-    def _computed(self, y_true: Any, y_pred: Any, sample_weight: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+    def _computed(
+        self, y_true: Nested, y_pred: Nested, sample_weight: Nested, *args: object, **kwargs: object
+    ) -> tf.Tensor:
         if self._report is None:
             return self.container(y_true, y_pred, sample_weight, *args, **kwargs)
         outputs, weights = _tf.without_empty_masks(y_pred, sample_weight)

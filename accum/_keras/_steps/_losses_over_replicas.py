@@ -1,11 +1,11 @@
 """Losses over the outputs of several replicas (law L19)."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._engine._gathering import rows_of_group
-from accum._tf import Scalar, tf
+from accum._tf import KerasContainer, Leaf, Nested, Options, PerReplica, Scalar, tf
 
 
 class ReplicaLosses:
@@ -25,7 +25,7 @@ class ReplicaLosses:
         self._has_gathered = False
         self.is_used = False
 
-    def of_user(self, compute_loss: Callable[..., Any], args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
+    def of_user(self, compute_loss: Callable[..., tf.Tensor], args: Sequence[PerReplica], kwargs: Options) -> tf.Tensor:
         """Call the user's `compute_loss` with what all replicas of the group have."""
         if self._has_gathered:
             return compute_loss(*args, **kwargs)
@@ -37,7 +37,9 @@ class ReplicaLosses:
             self._has_gathered = False
 
     @contextlib.contextmanager
-    def compiled(self, container: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Iterator[Tuple[Any, Any, Any]]:
+    def compiled(
+        self, container: KerasContainer, y_true: Nested, y_pred: Nested, sample_weight: Nested
+    ) -> Iterator[Tuple[Nested, Nested, Nested]]:
         """Return what Keras' container of compiled losses is to be called with in this context.
 
         Every replica computes the loss of the group, and the gradients of all are added up. So each takes its share:
@@ -57,18 +59,18 @@ class ReplicaLosses:
         with _tf.scalars_as_means(container):
             yield y_true, y_pred, sample_weight
 
-    def _share(self, weight: Any) -> Any:
+    def _share(self, weight: Leaf) -> Optional[tf.Tensor]:
         if weight is None:
             return None
         weight = tf.convert_to_tensor(weight)
         weight = weight if weight.dtype.is_floating else tf.cast(weight, tf.float32)
         return weight / tf.cast(self._group_size, weight.dtype)
 
-    def _gathered(self, structure: Sequence[Any]) -> Any:
+    def _gathered(self, structure: Sequence[Nested]) -> Nested:
         """Concatenate all tensors of a structure that have an axis over the replicas of the group, and their masks."""
         leaves = tf.nest.flatten(structure)
         masks = [getattr(leaf, "_keras_mask", None) for leaf in leaves]
-        found: List[Any] = list(leaves) + masks
+        found: List[Leaf] = list(leaves) + masks
         places = [place for place, leaf in enumerate(found) if _has_axis(leaf)]
         tensors = [tf.convert_to_tensor(found[place]) for place in places]
         for place, tensor in zip(places, rows_of_group(tensors, self._group_size, self._weight)):
@@ -79,7 +81,7 @@ class ReplicaLosses:
         return tf.nest.pack_sequence_as(structure, found[: len(leaves)])
 
 
-def _has_axis(leaf: Any) -> bool:
+def _has_axis(leaf: PerReplica) -> bool:
     """Whether a tensor has examples, or raise if they can't be gathered."""
     if leaf is None or not hasattr(leaf, "shape") or leaf.shape == ():
         return False

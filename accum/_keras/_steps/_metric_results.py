@@ -3,23 +3,23 @@
 import contextlib
 import functools
 import math
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._batch import Size
 from accum._engine._combined import Sum
 from accum._engine._gradients import divided, weighted
 from accum._keras._steps._metric_updates import MetricUpdate, are_counts, as_float, looks_across_examples, update_of
-from accum._tf import Scalar, tf
+from accum._tf import KerasContainer, Leaf, Logs, Nested, Scalar, Wait, tf
 
 
 class _Entry(NamedTuple):
     """A value in the logs of a step: an entry in the result of `metric`, or a number to be averaged, or neither."""
 
-    metric: Any = None
-    key: Any = None
-    number: Any = None
-    other: Any = None
+    metric: tf.keras.metrics.Metric = None
+    key: Optional[str] = None
+    number: Optional[tf.Tensor] = None
+    other: Leaf = None
 
 
 class StepMetrics:
@@ -39,12 +39,13 @@ class StepMetrics:
         self._count = count
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._stack = contextlib.ExitStack()
-        self._known: List[Any] = []
-        self._results: Dict[int, Any] = {}  # id of a value -> (itself, metric, key in its result)
+        self._known: List[tf.keras.metrics.Metric] = []
+        # id of a value -> (itself, metric, key in its result):
+        self._results: Dict[int, Tuple[Leaf, tf.keras.metrics.Metric, Optional[str]]] = {}
         self._updates: List[MetricUpdate] = []
         self._are_sums: List[bool] = []  # for each update
         self._entries: List[_Entry] = []
-        self._logs: Any = None
+        self._logs: Logs = None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -57,11 +58,11 @@ class StepMetrics:
             self.watch(self._model.metrics)
             yield
 
-    def _watch_within(self, container: Any) -> None:
+    def _watch_within(self, container: KerasContainer) -> None:
         """Watch what Keras creates for the first batch: compiled metrics, and those that track losses."""
         self.watch(container.metrics)
 
-    def watch(self, metrics: Sequence[Any]) -> None:
+    def watch(self, metrics: Sequence[tf.keras.metrics.Metric]) -> None:
         """Watch `metrics` too."""
         inner = [part for metric in metrics for part in getattr(metric, "metrics", ())]  # the compiled ones of Keras 3
         for metric in list(metrics) + inner:
@@ -70,10 +71,10 @@ class StepMetrics:
                 methods = {"result": self._result_of(metric), "update_state": self._update_state_of(metric)}
                 self._stack.enter_context(_tf.own_methods(metric, **methods))
 
-    def _result_of(self, metric: Any) -> Any:
+    def _result_of(self, metric: tf.keras.metrics.Metric) -> Callable[[], Nested]:
         own_result = _tf.local_result(metric)
 
-        def result() -> Any:
+        def result() -> Nested:
             try:
                 value = own_result()
             except Exception:
@@ -86,10 +87,10 @@ class StepMetrics:
 
         return result
 
-    def _update_state_of(self, metric: Any) -> Any:
+    def _update_state_of(self, metric: tf.keras.metrics.Metric) -> Callable[..., Wait]:
         update_state = metric.update_state
 
-        def update(*args: Any, **kwargs: Any) -> Any:
+        def update(*args: object, **kwargs: object) -> Wait:
             waiting = None if self._is_elsewhere() else update_of(metric, args, kwargs, self._count)
             if waiting is not None:
                 self._updates.append(waiting)
@@ -100,7 +101,7 @@ class StepMetrics:
 
         return update
 
-    def _warn_of_parts(self, metric: Any) -> None:
+    def _warn_of_parts(self, metric: tf.keras.metrics.Metric) -> None:
         """Warn once for each `compile` of a metric of the user's own that can't wait for the whole batch."""
         warned = self._model._accum.told_of_metrics
         if metric.name not in warned:
@@ -114,7 +115,7 @@ class StepMetrics:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def parts(self, logs: Any, weight: Optional[Scalar], sums: bool) -> Any:
+    def parts(self, logs: Any, weight: Optional[Scalar], sums: bool) -> Nested:
         """Return what the micro-batch contributes to the metrics of the batch: a nested structure for the engine.
 
         Args:
@@ -133,7 +134,7 @@ class StepMetrics:
             Sum(tf.constant(1.0) if weight is None else tf.cast(weight, tf.float32)),
         ]
 
-    def _entry(self, leaf: Any) -> _Entry:
+    def _entry(self, leaf: Leaf) -> _Entry:
         if id(leaf) in self._results:
             _, metric, key = self._results[id(leaf)]
             return _Entry(metric=metric, key=key)
@@ -162,9 +163,9 @@ class StepMetrics:
                 f"Received: {logs!r}.",
             )
 
-    def _is_derived(self, leaf: Any) -> bool:
+    def _is_derived(self, leaf: Leaf) -> bool:
         """Whether a number depends on the result of a metric, by the graph."""
-        waiting: List[Any] = [leaf]
+        waiting: List[tf.Tensor] = [leaf]
         seen = {id(leaf)}
         while waiting:
             tensor = waiting.pop()
@@ -175,7 +176,7 @@ class StepMetrics:
             waiting.extend(new)
         return False
 
-    def finish(self, totals: Any) -> Any:
+    def finish(self, totals: Nested) -> Logs:
         """Give the metrics what they have waited for, and return the logs of the batch.
 
         Args:
@@ -184,7 +185,7 @@ class StepMetrics:
         numbers, updates, weight = totals
         for update, is_sum, parts in zip(self._updates, self._are_sums, updates):
             update.run(parts, None if is_sum else weight)
-        results: Dict[int, Any] = {}
+        results: Dict[int, Nested] = {}
         flat = []
         for entry, number in zip(self._entries, numbers):
             if entry.metric is not None and id(entry.metric) not in results:
@@ -193,7 +194,7 @@ class StepMetrics:
         return tf.nest.pack_sequence_as(self._logs, flat)
 
     @staticmethod
-    def _value(entry: _Entry, number: Any, weight: tf.Tensor, results: Dict[int, Any]) -> Any:
+    def _value(entry: _Entry, number: Optional[tf.Tensor], weight: tf.Tensor, results: Dict[int, Nested]) -> Leaf:
         if entry.metric is not None:
             result = results[id(entry.metric)]
             return result if entry.key is None else result[entry.key]

@@ -1,13 +1,13 @@
 """Which metrics wait for the whole batch before they are updated, and what they wait with."""
 
 import inspect
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._engine._batch import Size
-from accum._engine._combined import JoinedRows, Sum
+from accum._engine._combined import Combined, JoinedRows, Sum
 from accum._engine._gradients import divided, weighted
-from accum._tf import Scalar, tf
+from accum._tf import Leaf, Nested, Scalar, tf
 
 _MEAN, _SUM, _ROWS = "mean", "sum", "rows"
 
@@ -15,11 +15,11 @@ _MEAN, _SUM, _ROWS = "mean", "sum", "rows"
 class MetricUpdate(NamedTuple):
     """A call of a metric's `update_state` that waits, to be made once, with what all micro-batches have together."""
 
-    metric: Any
-    arguments: Any  # (args, kwargs) of this micro-batch
+    metric: tf.keras.metrics.Metric
+    arguments: Tuple[Tuple[Nested, ...], Dict[str, Nested]]  # (args, kwargs) of this micro-batch
     combined_by: List[Optional[str]]  # for each leaf of them; None: it is the same in all micro-batches
 
-    def parts(self, weight: Optional[Scalar], is_sum: bool) -> List[Any]:
+    def parts(self, weight: Optional[Scalar], is_sum: bool) -> List[List[Optional[Combined]]]:
         """Return what the micro-batch contributes: a nested structure for the engine.
 
         Args:
@@ -30,7 +30,7 @@ class MetricUpdate(NamedTuple):
         return [self._part(leaf, how, None if is_sum else weight) for leaf, how in zip(leaves, self.combined_by)]
 
     @staticmethod
-    def _part(leaf: Any, how: Optional[str], weight: Optional[Scalar]) -> List[Any]:
+    def _part(leaf: Leaf, how: Optional[str], weight: Optional[Scalar]) -> List[Optional[Combined]]:
         """Return what a leaf contributes, and what its mask does."""
         if how == _ROWS:
             mask = getattr(leaf, "_keras_mask", None)
@@ -39,7 +39,7 @@ class MetricUpdate(NamedTuple):
             return [Sum(weighted(as_float(leaf), weight)), None]
         return [None if how is None else Sum(tf.cast(leaf, tf.float32)), None]
 
-    def run(self, totals: Any, weight: Optional[tf.Tensor]) -> None:
+    def run(self, totals: Nested, weight: Optional[tf.Tensor]) -> None:
         """Update the metric.
 
         Args:
@@ -56,7 +56,7 @@ class MetricUpdate(NamedTuple):
         self.metric.update_state(*args, **kwargs)
 
 
-def looks_across_examples(metric: Any) -> bool:
+def looks_across_examples(metric: tf.keras.metrics.Metric) -> bool:
     """Whether the result of a metric may depend on how a batch is split.
 
     The metrics of Keras add up over examples. One of the user's own may do anything, unless the user declares it.
@@ -69,7 +69,9 @@ def looks_across_examples(metric: Any) -> bool:
     return not all(inspect.isfunction(part) and _tf.comes_with_keras(part) for part in parts)
 
 
-def update_of(metric: Any, args: Sequence[Any], kwargs: Dict[str, Any], count: Size) -> Optional[MetricUpdate]:
+def update_of(
+    metric: tf.keras.metrics.Metric, args: Sequence[Nested], kwargs: Dict[str, Nested], count: Size
+) -> Optional[MetricUpdate]:
     """Return a call of `update_state` as one that waits, or None if it can be made for each micro-batch, or must be.
 
     Args:
@@ -91,19 +93,19 @@ def update_of(metric: Any, args: Sequence[Any], kwargs: Dict[str, Any], count: S
     return None
 
 
-def _are_observed(metric: Any, value: Any, weights: Sequence[Any]) -> bool:
+def _are_observed(metric: tf.keras.metrics.Metric, value: Leaf, weights: Sequence[Leaf]) -> bool:
     """Whether a mean observes `value` once, with weights that are numbers or None, and not once for each example."""
     is_whole = _is_number(value) or (not isinstance(metric, tf.keras.metrics.Mean) and isinstance(value, tf.Tensor))
     return is_whole and all(weight is None or _is_number(weight) for weight in weights)
 
 
-def are_counts(args: Sequence[Any], kwargs: Dict[str, Any]) -> bool:
+def are_counts(args: Sequence[Nested], kwargs: Dict[str, Nested]) -> bool:
     """Whether an update is given numbers alone and one is an integer. Such numbers are counts, which add up."""
     leaves = [leaf for leaf in tf.nest.flatten((tuple(args), dict(kwargs))) if leaf is not None]
     return all(map(_is_number, leaves)) and any(tf.convert_to_tensor(leaf).dtype.is_integer for leaf in leaves)
 
 
-def _has_rows(leaf: Any, count: Size) -> bool:
+def _has_rows(leaf: Leaf, count: Size) -> bool:
     """Whether the first axis of a tensor is that of the examples, as far as is known."""
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
         return False
@@ -111,11 +113,11 @@ def _has_rows(leaf: Any, count: Size) -> bool:
     return known is None or (isinstance(count, int) and known == count)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Leaf) -> bool:
     return isinstance(value, (int, float)) or (tf.is_tensor(value) and value.shape.rank == 0)
 
 
-def as_float(value: Any) -> tf.Tensor:
+def as_float(value: Leaf) -> tf.Tensor:
     """Return a number as a tensor, in float32 at least."""
     value = tf.convert_to_tensor(value)
     return tf.cast(value, _tf.at_least_float32(value.dtype) if value.dtype.is_floating else tf.float32)

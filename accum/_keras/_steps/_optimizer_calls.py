@@ -1,11 +1,15 @@
 """The calls of optimizers in a run of a model's train step: watched, and taken over from the parts of a batch."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _check, _tf
+from accum._engine._moments import Moments
 from accum._keras._internals import internals_of, is_accumulating
-from accum._tf import GradsAndVars, Scalar, tf
+from accum._tf import Gradient, GradsAndVars, Scalar, Wait, tf
+
+if TYPE_CHECKING:
+    from accum._keras._batch_norm._moving_statistics import MovingStatistics
 
 _REMEDY = (
     "Pass each optimizer to `compile`, or keep it as an attribute of the model, or wrap it: "
@@ -16,13 +20,13 @@ _REMEDY = (
 class Call(NamedTuple):
     """One call of an optimizer during the step of one micro-batch."""
 
-    optimizer: Any  # the `GradientAccumulateOptimizer`
-    given: List[Any]  # the variables, as the train step gave them
-    grads_and_vars: List[Any]
+    optimizer: tf.keras.optimizers.Optimizer  # the `GradientAccumulateOptimizer`
+    given: List[tf.Variable]  # the variables, as the train step gave them
+    grads_and_vars: List[Tuple[Optional[Gradient], tf.Variable]]
     weight: Optional[tf.Tensor]
     has_own_weight: bool
     # Function of a list of (gradient, given variable), and of the weight if the call has its own.
-    apply: Callable[..., Any]
+    apply: Callable[..., Wait]
 
 
 class Collector:
@@ -37,10 +41,16 @@ class Collector:
     def __init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
         self.calls: List[Call] = []
-        self.moments: List[Any] = []
+        self.moments: List[Tuple["MovingStatistics", Moments]] = []
         self.shares_overflow: List[int] = []
 
-    def take(self, optimizer: Any, given: GradsAndVars, weight: Optional[Scalar], apply: Callable[..., Any]) -> None:
+    def take(
+        self,
+        optimizer: tf.keras.optimizers.Optimizer,
+        given: GradsAndVars,
+        weight: Optional[Scalar],
+        apply: Callable[..., Wait],
+    ) -> None:
         """Take over the gradients of one call.
 
         Args:
@@ -78,21 +88,25 @@ class TrainStep:
       collector: what takes the gradients over, if this is one micro-batch of a batch; or None.
     """
 
-    def __init__(self, name: str, optimizers: Sequence[Any], collector: Any = None) -> None:
+    def __init__(
+        self, name: str, optimizers: Sequence[tf.keras.optimizers.Optimizer], collector: Optional[Collector] = None
+    ) -> None:
         self.collector = collector
         self._name = name
         self._optimizers = optimizers
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._calls: Dict[int, Tuple[Any, List[Any]]] = {}  # id -> (optimizer, where it was called: paths of graphs)
+        # id -> (optimizer, where it was called: paths of graphs):
+        self._calls: Dict[int, Tuple[tf.keras.optimizers.Optimizer, List[Sequence[tf.Graph]]]] = {}
         self.calls_through_function = False
-        self._records_after: Any = None  # an optimizer that was called before a tape began to record
+        # An optimizer that was called before a tape began to record:
+        self._records_after: Optional[tf.keras.optimizers.Optimizer] = None
 
     @property
     def is_traced(self) -> bool:
         return self._graph is not None
 
     @property
-    def called(self) -> List[Any]:
+    def called(self) -> List[tf.keras.optimizers.Optimizer]:
         """The accumulating optimizers that were called."""
         return [optimizer for optimizer, _ in self._calls.values()]
 
@@ -105,7 +119,7 @@ class TrainStep:
             stack.enter_context(_tf.watching_optimizers(self._see, self._see_tape))
             yield
 
-    def note(self, optimizer: Any) -> None:
+    def note(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         """Record that an accumulating optimizer begins a micro step.
 
         Raises:
@@ -123,7 +137,7 @@ class TrainStep:
         if self._calls:
             self._records_after = self.called[-1]
 
-    def _warn_of_order(self, optimizer: Any) -> None:
+    def _warn_of_order(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         """Warn of a second update whose forward pass would have seen the first, such as that of a GAN's generator."""
         first, self._records_after = self._records_after, None
         if first is not None and first is not optimizer:
@@ -133,7 +147,7 @@ class TrainStep:
                 "old ones. Use a separate train step or loop for each update, or compute all losses first.",
             )
 
-    def _refuse_several(self, optimizer: Any) -> None:
+    def _refuse_several(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         if self.collector is not None or not internals_of(optimizer).is_bare:
             raise ValueError(
                 f"`{self._name}` calls the optimizer around {type(optimizer.optimizer).__name__} several times. "
@@ -141,7 +155,7 @@ class TrainStep:
                 "step or loop, and a separate optimizer, for each update."
             )
 
-    def _see(self, optimizer: Any) -> None:
+    def _see(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         """Take note of an optimizer that the model does not know; raise if it does not accumulate."""
         if is_accumulating(optimizer):
             self.note(optimizer)
@@ -155,7 +169,7 @@ class TrainStep:
             f"{optimizer!r}."
         )
 
-    def check(self, may_call_none: bool, followed: Any) -> None:
+    def check(self, may_call_none: bool, followed: Optional[tf.keras.optimizers.Optimizer]) -> None:
         """Raise if no accumulating optimizer was called, or if one was called several times through a `tf.function`.
 
         Args:
@@ -175,7 +189,7 @@ class TrainStep:
         for optimizer, paths in self._calls.values() if self.is_traced else ():
             self._check_functions(optimizer, paths)
 
-    def _check_functions(self, optimizer: Any, paths: Sequence[Any]) -> None:
+    def _check_functions(self, optimizer: tf.keras.optimizers.Optimizer, paths: Sequence[Sequence[tf.Graph]]) -> None:
         for function in filter(None, map(_outermost_function, paths)):
             others = {
                 id(other)
@@ -187,11 +201,11 @@ class TrainStep:
                 self._refuse_several(optimizer)
 
 
-def _outermost_function(path: Sequence[Any]) -> Any:
+def _outermost_function(path: Sequence[tf.Graph]) -> Optional[tf.Graph]:
     """Return the graph of the `tf.function` that a train step calls itself, on a path to an optimizer, or None."""
     functions = [graph for graph in path if _tf.is_function(graph)]
     return functions[-1] if functions else None
 
 
-def _both_run(path: Any, other: Any) -> bool:
+def _both_run(path: Sequence[tf.Graph], other: Sequence[tf.Graph]) -> bool:
     return not (_tf.exclude_each_other(path, other) or _tf.are_traces_of_one_function(path, other))

@@ -8,15 +8,15 @@
 The loop over attempts is in Python, because a graph can't catch an error.
 """
 
-from typing import Any, Callable, Dict, List
+from typing import Callable, Dict, Iterator, List, Optional, Sequence
 
 from accum import _tf
 from accum._engine import _replicas
-from accum._engine._batch import Batch
+from accum._engine._batch import Batch, Size
 from accum._keras._steps._changed_variables import warn_of_batch_norms
 from accum._keras._steps._loss_denominator import warn_of_unlike_losses
 from accum._keras._steps._split_step import SplitStep
-from accum._tf import tf
+from accum._tf import Data, Leaf, Logs, Nested, PerReplica, tf
 
 
 class AutoSizedSteps:
@@ -26,7 +26,7 @@ class AutoSizedSteps:
       model: a `GradientAccumulateModel` with `micro_batch_size="auto"`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: tf.keras.Model) -> None:
         self._model = model
         self._strategy = model.distribute_strategy
         self._size = model._accum.size
@@ -35,25 +35,25 @@ class AutoSizedSteps:
         self._apply = self._function(self._on_apply)
         self._test = self._function(self._on_test)
         self._predict = self._function(self._on_predict)
-        self._traced: List[Any] = []
+        self._traced: List[Callable[..., PerReplica]] = []
         self._known: List[tf.Variable] = []  # what a forward pass may change, in the order in which it was met
         # Not by XLA, which would copy them all, frozen weights too, and can't read those of several devices.
         self._read = self._read_state if model.run_eagerly else tf.function(self._read_state)
 
-    def train_function(self, iterator: Any) -> Any:
+    def train_function(self, iterator: Iterator[Data]) -> Logs:
         return _each_step(iterator, _tf.steps_per_execution(self._model), self._train)
 
-    def test_function(self, iterator: Any) -> Any:
+    def test_function(self, iterator: Iterator[Data]) -> Logs:
         return _each_step(iterator, _tf.steps_per_execution(self._model), self._evaluate)
 
-    def predict_function(self, iterator: Any) -> Any:
-        outputs: List[Any] = []
+    def predict_function(self, iterator: Iterator[Data]) -> Nested:
+        outputs: List[Nested] = []
         _each_step(iterator, _tf.steps_per_execution(self._model), lambda data: outputs.append(self._outputs(data)))
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _train(self, data: Any) -> Any:
+    def _train(self, data: Data) -> Logs:
         totals = self._retrying(self._gradients, data)
         try:
             logs = self._apply(totals)
@@ -65,21 +65,21 @@ class AutoSizedSteps:
             ) from error
         return self._first(logs)
 
-    def _evaluate(self, data: Any) -> Any:
+    def _evaluate(self, data: Data) -> Logs:
         return self._first(self._retrying(self._test, data))
 
-    def _outputs(self, data: Any) -> Any:
+    def _outputs(self, data: Data) -> Nested:
         outputs = self._retrying(self._predict, data)
         return tf.nest.map_structure(lambda part: tf.concat(self._local(part), axis=0), outputs)
 
-    def _first(self, logs: Any) -> Any:
+    def _first(self, logs: PerReplica) -> Logs:
         """Return the logs of the first replica: metrics are the same on all."""
         return tf.nest.map_structure(lambda value: self._local(value)[0], logs)
 
-    def _local(self, value: Any) -> Any:
+    def _local(self, value: PerReplica) -> Sequence[Leaf]:
         return self._strategy.experimental_local_results(value)
 
-    def _retrying(self, function: Callable[..., Any], data: Any) -> Any:
+    def _retrying(self, function: Callable[..., PerReplica], data: Data) -> PerReplica:
         """Call `function(data, size)` with smaller and smaller sizes until memory suffices."""
         if hasattr(function, "get_concrete_function") and function not in self._traced:
             function.get_concrete_function(data, self._argument())  # creates the variables that are missing
@@ -104,12 +104,12 @@ class AutoSizedSteps:
             warn_of_unlike_losses(self._model)
         return result
 
-    def _argument(self) -> Any:
+    def _argument(self) -> Size:
         """Return the size as an argument. A tensor traces nothing anew, but XLA has to know it."""
         limit = self._size.limit
         return limit if _tf.is_compiled_by_xla(self._model) else tf.constant(limit)
 
-    def _has_failed_anywhere(self, error: Any) -> bool:
+    def _has_failed_anywhere(self, error: Optional[BaseException]) -> bool:
         """Whether memory ran out on any worker: all have to agree on a size."""
         if self._strategy.num_replicas_in_sync == _tf.count_local_replicas(self._strategy):
             return error is not None
@@ -117,11 +117,11 @@ class AutoSizedSteps:
         flags = self._strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(_replicas.SUM, flag))
         return float(self._local(flags)[0]) > 0.0
 
-    def _count(self, data: Any) -> int:
+    def _count(self, data: Data) -> int:
         """The number of examples of the replica that has most of them."""
         replicas = range(_tf.count_local_replicas(self._strategy))
 
-        def of(replica: int) -> Any:
+        def of(replica: int) -> Data:
             return tf.nest.map_structure(lambda leaf: self._local(leaf)[replica], data)
 
         return max(int(Batch(of(replica)).count) for replica in replicas)
@@ -150,39 +150,39 @@ class AutoSizedSteps:
     # ------------------------------------------------------------------------------------------------------------
     # On each replica
 
-    def _function(self, on_replica: Callable[..., Any]) -> Any:
+    def _function(self, on_replica: Callable[..., Nested]) -> Callable[..., PerReplica]:
         """Return a function that runs `on_replica` on each replica, traced unless the model runs eagerly."""
 
-        def function(*args: Any) -> Any:
+        def function(*args: PerReplica) -> PerReplica:
             return self._strategy.run(on_replica, args=args)
 
         return _tf.compiled_unless_eager(self._model, function)
 
-    def _on_gradients(self, data: Any, size: Any) -> Any:
+    def _on_gradients(self, data: Data, size: Size) -> Nested:
         step = self._steps[_replicas.replica_number()] = self._model._accum.steps.for_size(size)
         if self._model._accum.recorder is not None:
             self._model._accum.recorder.begin(data)
         return step.gradients(data)
 
-    def _on_apply(self, totals: Any) -> Any:
+    def _on_apply(self, totals: Nested) -> Logs:
         logs = self._steps[_replicas.replica_number()].apply(totals)
         if self._model._accum.recorder is not None:
             self._model._accum.recorder.end(logs)
         _tf.count_batch(self._model, "_train_counter", logs)
         return logs
 
-    def _on_test(self, data: Any, size: Any) -> Any:
+    def _on_test(self, data: Data, size: Size) -> Logs:
         logs = self._model._accum.steps.for_size(size).test(data)
         _tf.count_batch(self._model, "_test_counter", logs)
         return logs
 
-    def _on_predict(self, data: Any, size: Any) -> Any:
+    def _on_predict(self, data: Data, size: Size) -> Nested:
         outputs = self._model._accum.steps.for_size(size).predict(data)
         _tf.count_batch(self._model, "_predict_counter", outputs)
         return outputs
 
 
-def _each_step(iterator: Any, steps: int, function: Callable[[Any], Any]) -> Any:
+def _each_step(iterator: Iterator[Data], steps: int, function: Callable[[Data], Nested]) -> Nested:
     """Call `function` on the next `steps` batches, or on as many as there are. Returns what the last call returned."""
     result = None
     batches = iter(iterator) if isinstance(iterator, list) else iterator  # Keras 3 predicts a list of batches

@@ -7,7 +7,7 @@ back repeats the numbers. The layers of Keras 3 can do this by themselves.
 
 import contextlib
 import math
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Union
 
 from accum import _tf
 from accum._engine import _replicas
@@ -25,12 +25,12 @@ class RepeatableNoise:
       counter: int64 scalar variable per replica, the number of draws so far.
     """
 
-    def __init__(self, layer: Any, seed: int) -> None:
+    def __init__(self, layer: tf.keras.layers.Layer, seed: int) -> None:
         self._layer = layer
         self._seed = seed
         self.counter = _tf.new_counter(f"{layer.name}/draws")
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
+    def call(self, inputs: tf.Tensor, training: Union[bool, tf.Tensor, None] = None) -> tf.Tensor:
         """Run the layer, in place of its own `call`."""
         if isinstance(inputs, tf.RaggedTensor) or not 0 < getattr(self._layer, "rate", 0.5) < 1:
             return type(self._layer).call(self._layer, inputs, training=training)
@@ -42,12 +42,14 @@ class RepeatableNoise:
             )
         return self._noisy(inputs) if training else tf.identity(inputs)
 
-    def _noisy(self, inputs: Any) -> Any:
+    def _noisy(self, inputs: tf.Tensor) -> tf.Tensor:
         inputs = tf.convert_to_tensor(inputs)
         with_noise = next(function for cls, function in _LAYERS.items() if type(self._layer).call is cls.call)
         return with_noise(self._layer, inputs, self._draw)
 
-    def _draw(self, function: Callable[..., tf.Tensor], shape: Any, **options: Any) -> tf.Tensor:
+    def _draw(
+        self, function: Callable[..., tf.Tensor], shape: Union[tf.Tensor, Sequence[int]], **options: Any
+    ) -> tf.Tensor:
         counter = _replicas.local_variable(self.counter)
         drawn = counter.read_value()
         with tf.control_dependencies([drawn]):
@@ -57,27 +59,27 @@ class RepeatableNoise:
             return function(shape, seed=seed, **options)
 
 
-def _noise_shape(layer: Any, inputs: tf.Tensor) -> Any:
+def _noise_shape(layer: tf.keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor:
     shape = layer._get_noise_shape(inputs)  # of the subclasses for images too
     return tf.shape(inputs) if shape is None else shape
 
 
-def _dropout(layer: Any, inputs: tf.Tensor, draw: Any) -> tf.Tensor:
+def _dropout(layer: tf.keras.layers.Layer, inputs: tf.Tensor, draw: Callable[..., tf.Tensor]) -> tf.Tensor:
     kept = draw(tf.random.stateless_uniform, _noise_shape(layer, inputs)) >= layer.rate
     kept = tf.broadcast_to(kept, tf.shape(inputs))
     return tf.where(kept, inputs / tf.cast(1.0 - layer.rate, inputs.dtype), tf.zeros_like(inputs))
 
 
-def _gaussian_noise(layer: Any, inputs: tf.Tensor, draw: Any) -> tf.Tensor:
+def _gaussian_noise(layer: tf.keras.layers.Layer, inputs: tf.Tensor, draw: Callable[..., tf.Tensor]) -> tf.Tensor:
     return inputs + tf.cast(draw(tf.random.stateless_normal, tf.shape(inputs), stddev=layer.stddev), inputs.dtype)
 
 
-def _gaussian_dropout(layer: Any, inputs: tf.Tensor, draw: Any) -> tf.Tensor:
+def _gaussian_dropout(layer: tf.keras.layers.Layer, inputs: tf.Tensor, draw: Callable[..., tf.Tensor]) -> tf.Tensor:
     stddev = math.sqrt(layer.rate / (1.0 - layer.rate))
     return inputs * tf.cast(draw(tf.random.stateless_normal, tf.shape(inputs), mean=1.0, stddev=stddev), inputs.dtype)
 
 
-def _alpha_dropout(layer: Any, inputs: tf.Tensor, draw: Any) -> tf.Tensor:
+def _alpha_dropout(layer: tf.keras.layers.Layer, inputs: tf.Tensor, draw: Callable[..., tf.Tensor]) -> tf.Tensor:
     """Keep mean and variance after SELU. Source: Klambauer et al., 2017, arXiv:1706.02515, section 2."""
     lowest = -1.0507009873554804934193349852946 * 1.6732632423543772848170429916717
     kept = tf.cast(draw(tf.random.stateless_uniform, _noise_shape(layer, inputs)) >= layer.rate, inputs.dtype)

@@ -7,14 +7,14 @@ With `accum_steps`, such a batch is one micro step of a cycle.
 """
 
 import contextlib
-from typing import Any, Callable, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, List, Optional, Tuple
 
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch, Size
 from accum._engine._combined import Pooled, Rows, Sum, gradient_sum
 from accum._engine._gradients import divided
-from accum._engine._micro_batches import FIRST, MicroBatches
+from accum._engine._micro_batches import FIRST, Index, MicroBatches
 from accum._engine._moments import Moments
 from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
@@ -23,7 +23,10 @@ from accum._keras._steps._changed_variables import StateWatch, warn_of_batch_nor
 from accum._keras._steps._draws_of_batch import BatchDraws, warn_of_eager_draws
 from accum._keras._steps._metric_results import StepMetrics
 from accum._keras._steps._optimizer_calls import Call, Collector
-from accum._tf import tf
+from accum._tf import Data, Gradient, Logs, Nested, Wait, tf
+
+if TYPE_CHECKING:
+    from accum._keras._steps._train_test_predict import ModelSteps
 
 
 class SplitStep:
@@ -34,7 +37,7 @@ class SplitStep:
       size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
     """
 
-    def __init__(self, steps: Any, size: Any) -> None:
+    def __init__(self, steps: "ModelSteps", size: Size) -> None:
         self._steps = steps
         self._model = model = steps.model
         self._size = size
@@ -56,21 +59,23 @@ class SplitStep:
                 f"without `stateful`. Received: {stateful}."
             )
 
-    def _over_micro_batches(self, function: Callable[..., Any], data: Any, is_training: bool = False) -> Any:
+    def _over_micro_batches(
+        self, function: Callable[[Data, Index], Nested], data: Data, is_training: bool = False
+    ) -> Nested:
         """Run `function(part, index)` on each micro-batch, as `MicroBatches.run` does."""
         micro_batches = MicroBatches(Batch(data), self._size, self._compiled, self._as_function)
         self._cuts = micro_batches.cuts
         warn_of_eager_draws(self._model)
         draws = BatchDraws(self._model, micro_batches.batch.count, self._compiled, is_training)
 
-        def with_draws(part: Any, index: Any) -> Any:
+        def with_draws(part: Data, index: Index) -> Nested:
             with draws.of(micro_batches.begin(index), micro_batches.size_of(index)):
                 return function(part, index)
 
         with draws.batch():
             return micro_batches.run(with_draws)
 
-    def _count_at(self, index: Any) -> Size:
+    def _count_at(self, index: Index) -> Size:
         """Return the number of examples of a micro-batch."""
         first, _, size = self._cuts
         count = first if index is FIRST else size
@@ -80,17 +85,17 @@ class SplitStep:
     # ------------------------------------------------------------------------------------------------------------
     # Training
 
-    def train(self, data: Any) -> Any:
+    def train(self, data: Data) -> Logs:
         """Train on a batch, given what Keras gives to a train step. Returns the logs."""
         warn_of_batch_norms(self._model)
         return self.apply(self.gradients(data))
 
-    def gradients(self, data: Any) -> Any:
+    def gradients(self, data: Data) -> Nested:
         """Run the train step on each micro-batch. Returns what `apply` takes: a nested structure of tensors."""
         sums = self._steps.sums_losses
         self._check_layers()
 
-        def micro_batch(part: Any, index: Any) -> Any:
+        def micro_batch(part: Data, index: Index) -> Nested:
             watch = StateWatch.of_first_batch(self._model) if self._collector is None else None
             self._collector, self._metrics = Collector(), StepMetrics(self._model, self._count_at(index))
             with contextlib.ExitStack() as stack:
@@ -113,7 +118,7 @@ class SplitStep:
             )
         return totals
 
-    def _norms(self, index: Any) -> Optional[Sum]:
+    def _norms(self, index: Index) -> Optional[Sum]:
         """Return the squared norm of a micro-batch's gradient, and what belongs to it, if a `StepLogger` follows."""
         recorder = self._model._accum.recorder
         if recorder is None or not self._collector.calls:
@@ -131,7 +136,7 @@ class SplitStep:
                 f"`accum_steps` without `micro_batch_size`. Received: {synchronized}."
             )
 
-    def _parts_of(self, call: Call, is_first: bool) -> Any:
+    def _parts_of(self, call: Call, is_first: bool) -> Nested:
         """Return the weighted gradients of a call, the weight by which their sum is divided, and the call's weight."""
         weight = share = call.weight
         dtypes = {grad.dtype for grad, _ in call.grads_and_vars if grad is not None}
@@ -157,17 +162,17 @@ class SplitStep:
             return None
         return weight / tf.cast(size, weight.dtype)
 
-    def _intercepting(self, optimizer: Any, collector: Collector) -> Any:
+    def _intercepting(self, optimizer: tf.keras.optimizers.Optimizer, collector: Collector) -> ContextManager[None]:
         """Return a context in which a `LossScaleOptimizer` hands over its gradients, unscaled or not."""
         inner = _tf.without_loss_scale(optimizer)
 
-        def take(given: List[Any], apply: Callable[..., Any]) -> None:
+        def take(given: List[Tuple[Optional[Gradient], tf.Variable]], apply: Callable[..., Wait]) -> None:
             internals_of(inner).train_step.note(inner)
             collector.take(inner, given, None, apply)
 
         return _tf.intercepting_loss_scale(optimizer, take)
 
-    def apply(self, totals: Any) -> Any:
+    def apply(self, totals: Nested) -> Logs:
         """Let each optimizer of the train step have the gradients of the batch. Returns the logs."""
         calls, moments, metrics, norms = totals
         # If computing one of them fails, nothing has moved, and the same batch can be tried again.
@@ -197,7 +202,9 @@ class SplitStep:
         """
         return _replicas.count() > 1
 
-    def _apply_call(self, call: Call, totals: Any, share: tf.Tensor, weight: tf.Tensor, norms: Any) -> None:
+    def _apply_call(
+        self, call: Call, totals: Nested, share: tf.Tensor, weight: tf.Tensor, norms: Optional[tf.Tensor]
+    ) -> None:
         sums = self._steps.sums_losses
         dtypes = [None if grad is None else grad.dtype for grad, _ in call.grads_and_vars]
         grads = [divided(total, None if sums else share, dtype) for total, dtype in zip(totals, dtypes)]
@@ -223,12 +230,12 @@ class SplitStep:
     # ------------------------------------------------------------------------------------------------------------
     # Evaluation and prediction
 
-    def test(self, data: Any) -> Any:
+    def test(self, data: Data) -> Logs:
         """Evaluate a batch, given what Keras gives to a test step. Returns the logs."""
         warn_of_batches_in_prediction(self._model)
         sums = self._steps.sums_losses
 
-        def micro_batch(part: Any, index: Any) -> Any:
+        def micro_batch(part: Data, index: Index) -> Nested:
             self._metrics = StepMetrics(self._model, self._count_at(index))
             with self._metrics.watching():
                 logs, weight = self._steps.run_test(part)
@@ -237,7 +244,7 @@ class SplitStep:
         totals = self._over_micro_batches(micro_batch, data)
         return self._metrics.finish(totals)
 
-    def predict(self, data: Any) -> Any:
+    def predict(self, data: Data) -> Nested:
         """Return the outputs of a batch, given what Keras gives to a predict step.
 
         Raises:
@@ -246,7 +253,7 @@ class SplitStep:
         warn_of_batches_in_prediction(self._model)
         predict_step = self._steps.of_class_or_user("predict_step")
 
-        def micro_batch(part: Any, index: Any) -> Any:
+        def micro_batch(part: Data, index: Index) -> Nested:
             outputs, count = predict_step(part), Batch(part).count
             for output in tf.nest.flatten(outputs):
                 if not isinstance(output, tf.Tensor) or output.shape.rank == 0 or not _has_length(output, count):
@@ -259,7 +266,7 @@ class SplitStep:
         return self._over_micro_batches(micro_batch, data)
 
 
-def _has_length(output: tf.Tensor, count: Any) -> bool:
+def _has_length(output: tf.Tensor, count: Size) -> bool:
     """Whether the first axis of an output has `count` entries, as far as both are known."""
     known = tf.get_static_value(tf.shape(output)[0]), tf.get_static_value(tf.convert_to_tensor(count))
     return None in known or int(known[0]) == int(known[1])

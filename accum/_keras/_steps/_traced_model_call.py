@@ -1,7 +1,7 @@
 """The call of a Keras model, traced with marks where it looks across examples (law L19)."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from accum import _tf
 from accum._engine import _replicas
@@ -12,7 +12,7 @@ from accum._engine._whole_call import segments_of
 from accum._keras._batch_norm._barrier import BatchNormBarrier, refusal_of
 from accum._keras._batch_norm._layer import batch_norms_of
 from accum._keras._steps._optimizer_calls import Collector
-from accum._tf import tf
+from accum._tf import Leaf, Nested, Wait, tf
 
 
 class TracedCall(NamedTuple):
@@ -25,10 +25,10 @@ class TracedCall(NamedTuple):
     """
 
     segments: Segments
-    structure: Any
+    structure: Nested
     attached: List[Tuple[int, str]]
 
-    def outputs(self, tensors: Sequence[tf.Tensor]) -> Any:
+    def outputs(self, tensors: Sequence[tf.Tensor]) -> Nested:
         """Return the outputs of the model, given those of the segments."""
         count = len(tensors) - len(self.attached)
         found = list(tensors[:count])
@@ -42,15 +42,20 @@ class TracedCall(NamedTuple):
 class Traces(dict):  # type: ignore[type-arg]
     """{what a call depends on: `TracedCall`} of one model, which copies and pickles of it leave out."""
 
-    def __deepcopy__(self, memo: Any) -> "Traces":
+    def __deepcopy__(self, memo: Dict[int, object]) -> "Traces":
         return Traces()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Tuple[type, Tuple[()]]:
         return Traces, ()
 
 
 def traced_call(
-    model: Any, call: Callable[..., Any], batch: Batch, has_barriers: bool, differentiable: bool, recompute: bool
+    model: tf.keras.Model,
+    call: Callable[..., Nested],
+    batch: Batch,
+    has_barriers: bool,
+    differentiable: bool,
+    recompute: bool,
 ) -> TracedCall:
     """Trace the call of a model on a micro-batch.
 
@@ -86,7 +91,7 @@ def traced_call(
     return TracedCall(segments, found["structure"], found["attached"])
 
 
-def _dense(tensor: Any) -> tf.Tensor:
+def _dense(tensor: Leaf) -> tf.Tensor:
     """Return an output of a model, or raise unless it is dense."""
     if not isinstance(tensor, tf.Tensor):
         raise ValueError(
@@ -97,7 +102,7 @@ def _dense(tensor: Any) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def _marking(model: Any, marks: Marks, has_barriers: bool) -> Iterator[None]:
+def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool) -> Iterator[None]:
     """Let layers leave marks in this context, and hand over what they add beside their outputs."""
     collector = Collector()
     layers = _tf.layers_of(model)
@@ -117,12 +122,12 @@ def _marking(model: Any, marks: Marks, has_barriers: bool) -> Iterator[None]:
     marks.moments.extend((moments, statistics.receive_whole) for statistics, moments in collector.moments)
 
 
-def looks_across_examples(layer: Any) -> bool:
+def looks_across_examples(layer: tf.keras.layers.Layer) -> bool:
     """Whether the user has declared that a layer must be called with the whole batch."""
     return bool(getattr(layer, "looks_across_examples", False))
 
 
-def _require_here(layer: Any, marks: Marks) -> None:
+def _require_here(layer: tf.keras.layers.Layer, marks: Marks) -> None:
     """Raise unless a layer is called where a mark can be left."""
     if marks.is_here():
         return
@@ -133,12 +138,14 @@ def _require_here(layer: Any, marks: Marks) -> None:
     )
 
 
-def _normalizing(layer: Any, marks: Marks) -> Callable[..., Any]:
+def _normalizing(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., tf.Tensor]:
     """Return what stands in for the `call` of a batch normalisation layer."""
     own = layer.call
 
     @_tf.untouched_by_autograph
-    def call(inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
+    def call(
+        inputs: tf.Tensor, training: Union[bool, tf.Tensor, None] = None, mask: Optional[tf.Tensor] = None
+    ) -> tf.Tensor:
         if training is None:
             training = _tf.learning_phase()
         if tf.is_tensor(training):
@@ -160,16 +167,16 @@ def _normalizing(layer: Any, marks: Marks) -> Callable[..., Any]:
     return call
 
 
-def _at_once(layer: Any, marks: Marks) -> Callable[..., Any]:
+def _at_once(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., Nested]:
     """Return what stands in for the `call` of a layer that is called with the whole batch."""
     own = layer.call
 
     @_tf.untouched_by_autograph
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Nested:
         _require_here(layer, marks)
         leaves = tf.nest.flatten((args, kwargs))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0]
-        structure: List[Any] = []
+        structure: List[Nested] = []
 
         def whole(*tensors: tf.Tensor) -> List[tf.Tensor]:
             own_leaves = list(leaves)
@@ -185,8 +192,8 @@ def _at_once(layer: Any, marks: Marks) -> Callable[..., Any]:
     return call
 
 
-def _adding(add_loss: Callable[..., Any], marks: Marks) -> Callable[..., Any]:
-    def add(losses: Any, *args: Any, **kwargs: Any) -> None:
+def _adding(add_loss: Callable[..., None], marks: Marks) -> Callable[..., None]:
+    def add(losses: Nested, *args: object, **kwargs: object) -> None:
         for loss in tf.nest.flatten(losses):
             if callable(loss):
                 add_loss(loss, *args, **kwargs)
@@ -198,10 +205,10 @@ def _adding(add_loss: Callable[..., Any], marks: Marks) -> Callable[..., Any]:
     return add
 
 
-def _updating(update_state: Callable[..., Any], marks: Marks) -> Callable[..., Any]:
+def _updating(update_state: Callable[..., Wait], marks: Marks) -> Callable[..., Wait]:
     """Return a function that updates the mean of a layer's numbers, each one that of a micro-batch, with them."""
 
-    def update(values: Any, sample_weight: Any = None) -> Any:
+    def update(values: tf.Tensor, sample_weight: Nested = None) -> Wait:
         if sample_weight is None and getattr(values, "shape", None) == ():
             sample_weight = tf.cast(marks.share, values.dtype)
         return update_state(values, sample_weight=sample_weight)

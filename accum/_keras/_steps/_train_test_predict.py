@@ -4,9 +4,10 @@ Keras -> ModelSteps.train, test or predict -> PlainStep, SplitStep or WholeBatch
 """
 
 import contextlib
-from typing import Any, Optional, Sequence, Tuple
+from typing import Callable, ContextManager, Optional, Sequence, Tuple, Union
 
 from accum import _tf
+from accum._engine._batch import Size
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
@@ -19,7 +20,7 @@ from accum._keras._steps._loss_denominator import (
 from accum._keras._steps._optimizer_calls import Collector, TrainStep
 from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._whole_batch_step import WholeBatchStep
-from accum._tf import Scalar, tf
+from accum._tf import Data, Logs, Nested, Scalar, tf
 
 
 class ModelSteps:
@@ -29,13 +30,13 @@ class ModelSteps:
       model: a `GradientAccumulateModel`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: tf.keras.Model) -> None:
         self.model = model
 
     # ------------------------------------------------------------------------------------------------------------
     # What Keras calls for each batch, on each replica
 
-    def train(self, data: Any) -> Any:
+    def train(self, data: Data) -> Logs:
         """Train on a batch. Returns the logs."""
         recorder = self.model._accum.recorder
         if recorder is None:
@@ -45,15 +46,15 @@ class ModelSteps:
         recorder.end(logs)
         return logs
 
-    def test(self, data: Any) -> Any:
+    def test(self, data: Data) -> Logs:
         """Evaluate a batch. Returns the logs."""
         return self.for_size(self.model._accum.size.fixed).test(data)
 
-    def predict(self, data: Any) -> Any:
+    def predict(self, data: Data) -> Nested:
         """Return the outputs of a batch."""
         return self.for_size(self.model._accum.size.fixed).predict(data)
 
-    def for_size(self, size: Any) -> Any:
+    def for_size(self, size: Optional[Size]) -> Union["PlainStep", SplitStep]:
         """Return the step for micro-batches of at most `size` examples, or for a batch that is not split.
 
         Each has the methods `train`, `test` and `predict` of a batch's data; if batches are split, also `gradients` and
@@ -78,12 +79,12 @@ class ModelSteps:
             self.model._accum.own_steps.setdefault(name, None)
             _tf.set_untracked(self.model, name, step)
 
-    def of_class_or_user(self, name: str) -> Any:
+    def of_class_or_user(self, name: str) -> Callable[[Data], Nested]:
         own = self.model._accum.own_steps.get(name)
         # `__get__`, because a `tf.function` as method makes one function for each instance, the class one for all.
         return getattr(type(self.model), name).__get__(self.model, type(self.model)) if own is None else own
 
-    def run_train(self, data: Any, collector: Optional[Collector] = None) -> Tuple[Any, Optional[Scalar]]:
+    def run_train(self, data: Data, collector: Optional[Collector] = None) -> Tuple[Logs, Optional[Scalar]]:
         """Run the train step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1.
 
         Args:
@@ -108,7 +109,7 @@ class ModelSteps:
             warn_of_summed_losses(model)
         return logs, model._accum.weight.read(weight)
 
-    def run_test(self, data: Any) -> Tuple[Any, Optional[Scalar]]:
+    def run_test(self, data: Data) -> Tuple[Logs, Optional[Scalar]]:
         """Run the test step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1."""
         weight = self.model._accum.weight.begin(self._weight_of(data))
         logs = self.of_class_or_user("test_step")(data)
@@ -117,7 +118,7 @@ class ModelSteps:
             warn_of_summed_losses(self.model)
         return logs, self.model._accum.weight.read(weight)
 
-    def _weight_of(self, data: Any) -> Optional[Scalar]:
+    def _weight_of(self, data: Data) -> Optional[Scalar]:
         """Compute the weight of a micro-batch. The losses of those of one batch are added up unweighted if they sum."""
         if self._may_split_losses and self.sums_losses:
             return None
@@ -148,7 +149,7 @@ class ModelSteps:
             )
         return _tf.sums_over_examples(container)
 
-    def _check(self, train_step: Any, optimizers: Sequence[Any]) -> None:
+    def _check(self, train_step: TrainStep, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
         """Raise if the train step that just ran, or was traced, does not accumulate as it should."""
         overflows = any(map(_tf.is_loss_scale_optimizer, self.model._accum.optimizers or ()))
         may_skip = not train_step.is_traced and (overflows or bool(self.model._accum.seen))
@@ -170,7 +171,7 @@ class PlainStep:
     def __init__(self, steps: ModelSteps) -> None:
         self._steps = steps
 
-    def train(self, data: Any) -> Any:
+    def train(self, data: Data) -> Logs:
         model = self._steps.model
         optimizers = accumulating_optimizers(model)
         if all(internals_of(optimizer).is_bare for optimizer in optimizers):
@@ -183,7 +184,7 @@ class PlainStep:
             watch.warn_of_changes()
         return logs
 
-    def _drawing(self, data: Any) -> Any:
+    def _drawing(self, data: Data) -> ContextManager[object]:
         """Return a context in which the batch draws the numbers of its examples in the cycle."""
         count = None if tf.executing_eagerly() else _tf.known_count(data)
         if count is None:
@@ -191,8 +192,8 @@ class PlainStep:
         draws = BatchDraws(self._steps.model, count, _tf.is_compiled_by_xla(self._steps.model), is_training=True)
         return draws.whole_batch(count)
 
-    def test(self, data: Any) -> Any:
+    def test(self, data: Data) -> Logs:
         return self._steps.of_class_or_user("test_step")(data)
 
-    def predict(self, data: Any) -> Any:
+    def predict(self, data: Data) -> Nested:
         return self._steps.of_class_or_user("predict_step")(data)

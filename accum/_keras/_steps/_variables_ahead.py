@@ -4,14 +4,17 @@ A `tf.function` that creates variables is traced twice, and only the second trac
 takes long, so what Keras would create in the first one is created before: slots of the optimizer, and metrics.
 """
 
-from typing import Any, Callable
+from typing import Callable, Iterator
 
 from accum import _tf
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
+from accum._tf import Data, Logs, tf
 
 
-def with_variables_ahead(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def with_variables_ahead(
+    model: tf.keras.Model, function: Callable[[Iterator[Data]], Logs]
+) -> Callable[[Iterator[Data]], Logs]:
     """Return a train function that creates variables when it is first called, and then is `function`.
 
     Only for a functional model on one device that makes a step of every batch by Keras' own train step: elsewhere, the
@@ -26,7 +29,7 @@ def with_variables_ahead(model: Any, function: Callable[..., Any]) -> Callable[.
     if model.run_eagerly or not is_known or not internals_of(optimizers[0]).is_bare:
         return function
 
-    def train_function(iterator: Any) -> Any:
+    def train_function(iterator: Iterator[Data]) -> Logs:
         model.train_function = function
         if model.distribute_strategy.num_replicas_in_sync == 1 and hasattr(iterator, "element_spec"):
             _, targets, _ = _tf.unpack_data(iterator.element_spec)

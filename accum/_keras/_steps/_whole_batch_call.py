@@ -7,18 +7,18 @@ metrics, regularization and sample weights are computed by Keras, or by the user
 
 import contextlib
 import inspect
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Callable, Dict, Iterator, List, Optional, Sequence
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._batch import Batch
+from accum._engine._batch import Batch, Size
 from accum._engine._trace import is_differentiable
 from accum._engine._whole_call import whole_call
 from accum._keras._steps._changed_variables import warn_of_moved
 from accum._keras._steps._draws_of_batch import BatchDraws
 from accum._keras._steps._losses_over_replicas import ReplicaLosses
-from accum._keras._steps._traced_model_call import traced_call
-from accum._tf import tf
+from accum._keras._steps._traced_model_call import TracedCall, traced_call
+from accum._tf import Nested, Scalar, tf
 
 
 class WholeBatchCall:
@@ -41,11 +41,11 @@ class WholeBatchCall:
 
     def __init__(
         self,
-        model: Any,
-        size: Any,
+        model: tf.keras.Model,
+        size: Size,
         barriers: Sequence[str],
         replicas_per_group: Dict[str, Optional[int]],
-        weight: Callable[[], Any],
+        weight: Callable[[], Optional[Scalar]],
         is_training: bool,
         draws: BatchDraws,
     ) -> None:
@@ -64,7 +64,7 @@ class WholeBatchCall:
         self.losses: List[tf.Tensor] = []
         self.is_used = False
 
-    def __call__(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
+    def __call__(self, call: Callable[..., Nested], args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Nested:
         """Call the model.
 
         Args:
@@ -119,7 +119,9 @@ class WholeBatchCall:
         finally:
             self._is_within = before
 
-    def _traced(self, call: Callable[..., Any], batch: Batch, args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
+    def _traced(
+        self, call: Callable[..., Nested], batch: Batch, args: Sequence[Nested], kwargs: Dict[str, Nested]
+    ) -> TracedCall:
         """Return the traced call, which is traced once for all batches of a kind, as a `tf.function` is."""
         model = self._model
         names = list(inspect.signature(type(model).call).parameters)[1:]
@@ -131,7 +133,7 @@ class WholeBatchCall:
                 f"Received: training={training!r}."
             )
 
-        def make() -> Any:
+        def make() -> TracedCall:
             with self._within():
                 return traced_call(model, call, batch, has_barriers, self._is_training, self._recompute)
 
@@ -147,7 +149,7 @@ class WholeBatchCall:
         return traced
 
 
-def _build(call: Callable[..., Any], batch: Batch) -> None:
+def _build(call: Callable[..., Nested], batch: Batch) -> None:
     """Let a model create its variables."""
 
     def first_call() -> None:

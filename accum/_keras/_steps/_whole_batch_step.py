@@ -1,14 +1,14 @@
 """A step of a model that holds a whole batch, whose train step sees all of it at once (law L19)."""
 
 import contextlib
-from typing import Any, Iterator, List
+from typing import Iterator, List, Optional, Sequence
 
 from accum import _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch
 from accum._engine._combined import Sum
 from accum._engine._custom_gradient import keeping_gradients
-from accum._engine._micro_batches import MicroBatches
+from accum._engine._micro_batches import Index, MicroBatches
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._keras._steps._changed_variables import warn_of_batch_norms
@@ -16,20 +16,20 @@ from accum._keras._steps._draws_of_batch import BatchDraws
 from accum._keras._steps._optimizer_calls import Collector
 from accum._keras._steps._split_step import SplitStep
 from accum._keras._steps._whole_batch_call import WholeBatchCall
-from accum._tf import tf
+from accum._tf import Data, Logs, Nested, Scalar, tf
 
 
 class WholeBatchStep(SplitStep):
     """Runs the steps of a model on a whole batch; the calls of the model within them are split into micro-batches."""
 
     @contextlib.contextmanager
-    def _calling(self, name: str, data: Any) -> Iterator[None]:
+    def _calling(self, name: str, data: Data) -> Iterator[None]:
         """Let calls of the model be split in this context, in the step `name` of a batch."""
         count = Batch(data).count
         model, replica = self._model, _replicas.replica_number()
         optimizers = [_tf.without_loss_scale(each) for each in model._accum.optimizers or ()]
 
-        def weight() -> Any:
+        def weight() -> Optional[Scalar]:
             is_for_bare = self._weighs_replicas
             weighted = [optimizer for optimizer in optimizers if is_for_bare or not internals_of(optimizer).is_bare]
             return internals_of(weighted[0]).weight if weighted else None
@@ -68,7 +68,7 @@ class WholeBatchStep(SplitStep):
             warn_of_batch_norms(self._model)
             self._check_layers()
 
-    def train(self, data: Any) -> Any:
+    def train(self, data: Data) -> Logs:
         optimizers = accumulating_optimizers(self._model)
         if self._weighs_replicas and all(internals_of(optimizer).is_bare for optimizer in optimizers):
             return self.apply(self.gradients(data))
@@ -83,7 +83,7 @@ class WholeBatchStep(SplitStep):
         is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model._accum.optimizers))
         return super()._weighs_replicas and not is_scaled and "loss" not in self._model._accum.whole_batch
 
-    def gradients(self, data: Any) -> Any:
+    def gradients(self, data: Data) -> Nested:
         self._check_batch_norms()
         self._collector = Collector()
         scaled = [optimizer for optimizer in self._model._accum.optimizers if _tf.is_loss_scale_optimizer(optimizer)]
@@ -99,7 +99,7 @@ class WholeBatchStep(SplitStep):
             logs, _ = self._steps.run_train(data, self._collector)
         self._metrics = _Logs(logs)
 
-        def parts(part: Any, index: Any) -> Any:
+        def parts(part: Data, index: Index) -> Nested:
             calls = [self._parts_of(call, False) for call in self._collector.calls]
             moments = [[Sum(value) for value in each] for _, each in self._collector.moments]
             return [calls, moments, self._metrics.parts(), None]
@@ -109,12 +109,12 @@ class WholeBatchStep(SplitStep):
         self._cuts = micro_batches.cuts
         return micro_batches.run_at_once(parts)
 
-    def test(self, data: Any) -> Any:
+    def test(self, data: Data) -> Logs:
         with self._calling("test_step", data):
             logs, _ = self._steps.run_test(data)
         return logs
 
-    def predict(self, data: Any) -> Any:
+    def predict(self, data: Data) -> Nested:
         with self._calling("predict_step", data):
             return self._steps.of_class_or_user("predict_step")(data)
 
@@ -122,12 +122,12 @@ class WholeBatchStep(SplitStep):
 class _Logs:
     """The logs of a step, whose tensors have to leave the function in which it ran."""
 
-    def __init__(self, logs: Any) -> None:
+    def __init__(self, logs: Logs) -> None:
         self._logs = logs
 
-    def parts(self) -> List[Any]:
+    def parts(self) -> List[Optional[Sum]]:
         return [Sum(leaf) if tf.is_tensor(leaf) else None for leaf in tf.nest.flatten(self._logs)]
 
-    def finish(self, tensors: Any) -> Any:
+    def finish(self, tensors: Sequence[Optional[tf.Tensor]]) -> Logs:
         pairs = zip(tf.nest.flatten(self._logs), tensors)
         return tf.nest.pack_sequence_as(self._logs, [leaf if value is None else value for leaf, value in pairs])
