@@ -75,10 +75,13 @@ class Cycle:
         return self.counter.is_settable
 
     @property
-    def is_bare(self) -> bool:
+    def is_passthrough(self) -> bool:
         """Whether every cycle is always one micro step whose gradients are passed on unchanged (law L14)."""
         return (
-            self.plan.is_bare and not self.is_settable and self.transform is None and self.plan.nonfinite == "propagate"
+            self.plan.is_passthrough
+            and not self.is_settable
+            and self.transform is None
+            and self.plan.nonfinite == "propagate"
         )
 
     def planned_anew(self, plan: Plan) -> "Cycle":
@@ -212,7 +215,7 @@ class Cycle:
     def _check_strategy(self) -> None:
         strategy = tf.distribute.get_strategy()
         _tf.separate_collectives(strategy)
-        if not self.is_bare:
+        if not self.is_passthrough:
             _check.strategy(strategy, _tf.is_central_storage(strategy), _tf.is_parameter_server(strategy))
 
     def _build_scalars(self) -> None:

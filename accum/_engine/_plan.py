@@ -24,7 +24,7 @@ class Plan(NamedTuple):
         return dict(self.schedule) if self.is_schedule else self.schedule[0][1]
 
     @property
-    def is_bare(self) -> bool:
+    def is_passthrough(self) -> bool:
         """Whether every cycle is always one micro step, so that nothing has to be stored (law L14)."""
         return not self.is_schedule and self.schedule[0][1] == 1
 

@@ -36,9 +36,9 @@ class Internals:
         return self._optimizer._cycle
 
     @property
-    def is_bare(self) -> bool:
+    def is_passthrough(self) -> bool:
         """Whether `accum_steps` is 1 throughout, so that the inner optimizer works alone."""
-        return self.cycle.is_bare
+        return self.cycle.is_passthrough
 
     def accumulates_as(self, options: Options) -> bool:
         """Whether an optimizer constructed with `options` would accumulate like this one."""

@@ -165,7 +165,7 @@ def loss_scale_moved_to(optimizer: Any, like: Any) -> Any:
 
 
 def register_keras_class(cls: type, name: str) -> None:
-    """Let Keras find `cls` by its bare name when it loads a file, without custom objects."""
+    """Let Keras find `cls` by its name alone when it loads a file, without custom objects."""
     tf.keras.utils.get_custom_objects()[name] = cls
 
 

@@ -36,7 +36,7 @@ def from_v1(
     Args:
       checkpoint_path: prefix of a checkpoint of `tf.compat.v1.train.Saver`, or a folder, whose latest one is read.
       model: a built Keras model, or a list of variables, all of them trainable.
-      optimizer: SGD, Adam, RMSprop or Adagrad of either Keras family, bare or in a `GradientAccumulateOptimizer`. An
+      optimizer: SGD, Adam, RMSprop or Adagrad of either Keras family, alone or in a `GradientAccumulateOptimizer`. An
         unfinished cycle needs the latter. None: the optimizer of the compiled model.
       names: dict {variable of the model: variable of the graph}, or a list of the graph's names in the order of
         `model.weights`. Other variables are matched by the same name, by tf-slim's name for the same thing, or by the

@@ -1,4 +1,4 @@
-"""A live Keras model and its optimizer, bare or accumulating, read and set as a `RunState`."""
+"""A live Keras model and its optimizer, plain or accumulating, read and set as a `RunState`."""
 
 import re
 from typing import Dict, List
@@ -91,7 +91,7 @@ class KerasRun:
 
     @property
     def accumulates(self):
-        return self.wrapper is not None and not self.wrapper._internals.is_bare
+        return self.wrapper is not None and not self.wrapper._internals.is_passthrough
 
     @property
     def reduction(self):
@@ -175,7 +175,7 @@ class KerasRun:
     def _read_moments(self, state):
         for index, (variance, layer) in self.norms.items():
             statistics = layer.accum_statistics
-            if not self.follows and not statistics.is_bare and statistics.calls_made() != state.micro_step:
+            if not self.follows and not statistics.is_passthrough and statistics.calls_made() != state.micro_step:
                 raise ConversionError(
                     f"{layer.name} has counted {statistics.calls_made()} calls in its cycle, but the optimizer "
                     f"{state.micro_step} micro steps, and v1 has one counter for both. Call `flush` or `reset` of the "

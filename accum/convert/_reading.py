@@ -105,14 +105,14 @@ class Reading:
     def iterations(self, given):
         """Return the number of steps made: as given, or from the graph's counter, or from Adam's powers."""
         name = self._layout.counter("iterations")
-        clock = None if name is None else int(self._file.value(self._layout.take(name)))
+        counter = None if name is None else int(self._file.value(self._layout.take(name)))
         by_powers = self._steps_by_powers() if self._run.rule == "adam" else None
-        steps = next((value for value in (given, clock, by_powers) if value is not None), None)
+        steps = next((value for value in (given, counter, by_powers) if value is not None), None)
         if steps is None:
             raise ConversionError(
                 "The checkpoint has no `global_step`. Pass the number of steps made as `iterations=`."
             )
-        source = name if given is None and clock is not None else "(iterations)"
+        source = name if given is None and counter is not None else "(iterations)"
         self._report.add(source, "iterations", np.int64(steps))
         return steps
 

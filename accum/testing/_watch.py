@@ -54,7 +54,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
         self._last_step = 0
 
     def on_train_begin(self, logs=None):
-        step, last = self._clock(), self._recorder.last_step
+        step, last = self._steps_made(), self._recorder.last_step
         if last is not None and step < last:
             raise ValueError(
                 "A recorder records one run: use another file for another model. Received: a model that has made "
@@ -79,7 +79,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
         self._record_step()
 
     def _record_step(self):
-        step, last = self._clock(), self._recorder.last_step
+        step, last = self._steps_made(), self._recorder.last_step
         if last is not None and step <= last:
             return
         loss, error = self._loss.value if step - self._last_step == 1 else (None, 0.0)  # else of several steps
@@ -87,7 +87,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
         self._recorder.step(loss, self._values, step, loss_error=error)
         self._loss.clear()
 
-    def _clock(self):
+    def _steps_made(self):
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is None:
             return self._micro_batches

@@ -33,7 +33,7 @@ def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphA
     """
     collection = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.UPDATE_OPS)
     taken = list(collection) if update_ops is None else list(update_ops)
-    if cycle.is_bare:
+    if cycle.is_passthrough:
         return []
     if cycle.is_built:
         raise ValueError(

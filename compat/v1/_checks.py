@@ -91,7 +91,7 @@ def require_no_waiting(listed: GradsAndVars, waits_for_others: bool) -> None:
         )
 
 
-def require_same_clock(cycle: Cycle, known_step: Any, global_step: Any, counts_micro_steps: bool) -> None:
+def require_same_step_counter(cycle: Cycle, known_step: Any, global_step: Any, counts_micro_steps: bool) -> None:
     """Raise if a schedule has no step counter, or if `global_step` or the graph differs from that of earlier calls.
 
     Args:

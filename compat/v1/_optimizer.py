@@ -191,8 +191,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _checks.require_graph()
         weight = self._adapter.weight if weight is None else weight
         listed = _check.pairs(grads_and_vars)
-        _checks.require_no_waiting(listed, self._adapter.waits_for_others and not self._cycle.is_bare)
-        if self._cycle.is_bare and weight is None:
+        _checks.require_no_waiting(listed, self._adapter.waits_for_others and not self._cycle.is_passthrough)
+        if self._cycle.is_passthrough and weight is None:
             return self._plain_step(listed, global_step, name)
         self._enter(listed, global_step, weight)
         with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope(name or self._name):
@@ -325,7 +325,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _checks.require_graph()
         _checks.require_before_train_op("mean_over_cycle", self._has_called)
         mean = CycleMean(value, weight, len(self._means))
-        if not self._cycle.is_bare:
+        if not self._cycle.is_passthrough:
             self._means.append(mean)
             self._cycle.listeners.append(mean)
         return mean.tensor
@@ -349,7 +349,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         return self._between_steps(self._cycle.zero, "reset")
 
     def _between_steps(self, function: Callable[..., Any], name: str) -> tf.Operation:
-        if self._cycle.is_bare:
+        if self._cycle.is_passthrough:
             return tf.no_op()
         if self._adapter.waits_for_others:
             raise ValueError(f"With `SyncReplicasOptimizer`, use the ops of `accumulation_ops` instead of `{name}`.")
@@ -364,7 +364,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         """Return the gradients of several losses that the cycle accumulates, or those of their sum."""
         losses, counts = _several_losses.checked(loss, weight, options)
         _checks.require_several_losses(self._cycle.plan, self._adapter.weight)
-        if self._cycle.is_bare:
+        if self._cycle.is_passthrough:
             return self.compute_gradients(tf.add_n(losses), var_list=var_list)
         pairs = [self.compute_gradients(one, var_list=var_list) for one in losses]
         if self._losses_apart is None:
@@ -385,7 +385,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         return train_op if done is train_op else _tf.as_operation(done)
 
     def _enter(self, listed: GradsAndVars, global_step: Optional[tf.Variable], weight: Optional[Scalar]) -> None:
-        _checks.require_same_clock(self._cycle, self._adapter.global_step, global_step, self._count_micro_steps)
+        _checks.require_same_step_counter(self._cycle, self._adapter.global_step, global_step, self._count_micro_steps)
         self._adapter.global_step = global_step
         self._adapter.variables = [var for _, var in listed]
         self._adapter.scope = tf.compat.v1.get_default_graph().get_name_scope()
@@ -423,7 +423,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     @property
     def has_train_op(self) -> bool:
         """Whether a train op has been created, or no accumulators are needed because `accum_steps` is 1."""
-        return self._cycle.is_built or self._cycle.is_bare
+        return self._cycle.is_built or self._cycle.is_passthrough
 
     @property
     def micro_step(self) -> Optional[tf.Tensor]:

@@ -58,7 +58,7 @@ class GraphFace:
         self._session.run(self._flush_op)
 
     def updates(self):
-        """The number of steps made, by the optimizer's own clock."""
+        """The number of steps made, by the optimizer's own step counter."""
         return self._session.run(self._global_step)
 
     def weights(self):
@@ -81,7 +81,7 @@ class _KerasFace:
         return network.keras_model(network.initial_weights(settings.seed))
 
     def updates(self):
-        """The number of steps made, by the optimizer's own clock."""
+        """The number of steps made, by the optimizer's own step counter."""
         return self._optimizer.iterations.numpy()
 
     def weights(self):

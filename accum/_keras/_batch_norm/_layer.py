@@ -118,7 +118,7 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
     def _accum_call(
         self, inputs: tf.Tensor, training: Optional[Union[bool, tf.Tensor]], mask: Optional[tf.Tensor]
     ) -> tf.Tensor:
-        if not self.trainable or self.accum_statistics.is_bare or _tf.is_no_real_call():
+        if not self.trainable or self.accum_statistics.is_passthrough or _tf.is_no_real_call():
             return _tf.call_batch_norm(super().call, inputs, training, mask)
         if _tf.in_static_graph():
             raise ValueError(

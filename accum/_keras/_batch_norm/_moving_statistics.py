@@ -35,16 +35,16 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         # Hidden from checkpoints and from the list of a model's layers.
         self.__dict__["_layer"] = layer
         self.__dict__["accum_steps"] = accum_steps
-        self.__dict__["_clocks"] = {}  # replica -> (the optimizer whose micro step is running, calls so far)
+        self.__dict__["_followed"] = {}  # replica -> (the optimizer whose micro step is running, calls so far)
         self.__dict__["_collectors"] = {}  # replica -> what takes over the moments of one micro-batch of a batch
 
     @property
-    def is_bare(self) -> bool:
+    def is_passthrough(self) -> bool:
         """Whether a call of the layer on this replica should now run Keras' layer unmodified."""
-        clock, _ = self._clock()
+        optimizer, _ = self._following()
         if self._collector is not None:
             return False
-        return self.accum_steps == 1 if clock is None else internals_of(clock).is_bare
+        return self.accum_steps == 1 if optimizer is None else internals_of(optimizer).is_passthrough
 
     @property
     def _collector(self) -> Optional[Collector]:
@@ -52,20 +52,21 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
 
     def weight_of(self) -> Optional[Callable[[], Scalar]]:
         """Return a function that returns the weight of this replica's micro-batch, or None if all weights are 1."""
-        clock, _ = self._clock()
-        if clock is None or internals_of(clock).weight is None:
+        optimizer, _ = self._following()
+        if optimizer is None or internals_of(optimizer).weight is None:
             return None
-        reference = weakref.ref(clock)  # TensorFlow never releases the gradient function that this becomes a part of
+        # TensorFlow never releases the gradient function that this becomes a part of:
+        reference = weakref.ref(optimizer)
         return lambda: internals_of(reference()).weight
 
-    def follow(self, clock: Optional[tf.keras.optimizers.Optimizer], collector: Optional[Collector] = None) -> None:
+    def follow(self, optimizer: Optional[tf.keras.optimizers.Optimizer], collector: Optional[Collector] = None) -> None:
         """Follow an accumulating optimizer from this replica's next call on; None: count the layer's calls again.
 
         Args:
-          clock: a `GradientAccumulateOptimizer`, or None.
+          optimizer: a `GradientAccumulateOptimizer`, or None.
           collector: what takes the moments over, or None to keep them here.
         """
-        self._clocks[_replicas.replica_number()] = clock, 0
+        self._followed[_replicas.replica_number()] = optimizer, 0
         self._collectors[_replicas.replica_number()] = collector
 
     @contextlib.contextmanager
@@ -84,31 +85,31 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
             self._collector.check_graph("calls batch normalization")
             self._collector.moments.append((self, moments))
             return None
-        clock, number = self._clock()
-        if clock is None:
+        optimizer, number = self._following()
+        if optimizer is None:
             return self._count(moments)
-        self._clocks[_replicas.replica_number()] = clock, number + 1
-        internals_of(clock).add_listener(self)
+        self._followed[_replicas.replica_number()] = optimizer, number + 1
+        internals_of(optimizer).add_listener(self)
         return self._place(number).receive(moments)
 
     def receive_whole(self, moments: Moments) -> Wait:
         """Accumulate the moments of one call over all micro-batches of a batch, or update with them at once."""
-        clock, _ = self._clock()
-        is_bare = clock is not None and internals_of(clock).is_bare
-        return self._move([moments]) if is_bare else self.receive(moments)
+        optimizer, _ = self._following()
+        is_passthrough = optimizer is not None and internals_of(optimizer).is_passthrough
+        return self._move([moments]) if is_passthrough else self.receive(moments)
 
-    def _clock(self) -> Tuple[Optional[tf.keras.optimizers.Optimizer], int]:
-        return self._clocks.get(_replicas.replica_number(), (None, 0))
+    def _following(self) -> Tuple[Optional[tf.keras.optimizers.Optimizer], int]:
+        return self._followed.get(_replicas.replica_number(), (None, 0))
 
     # ------------------------------------------------------------------------------------------------------------
     # Following an optimizer
 
     def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Wait:
-        self.follow(self._clock()[0])
+        self.follow(self._following()[0])
         return true_after([place.keep(is_first) for place in self.places])
 
     def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Wait:
-        self.follow(self._clock()[0])
+        self.follow(self._following()[0])
         return self._move([place.whole(is_first, has_latest) for place in self.places])
 
     def _place(self, number: int) -> MomentsAccumulator:

@@ -235,7 +235,7 @@ class StepRecorder:
         return [self._add(as_vector(sums))]
 
     @_tf.untouched_by_autograph
-    def on_bare_step(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Tuple[GradsAndVars, bool]:
+    def on_passthrough_step(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Tuple[GradsAndVars, bool]:
         """Record the step of an optimizer that does not accumulate. Returns its gradients, and whether reduced."""
         if not is_reduced and _replicas.count() > 1:
             variables = [var for _, var in grads_and_vars]

@@ -113,7 +113,7 @@ class GradientAccumulateOptimizer:
         _tf.stop_automatic_tracking(self)
         _tf.begin_as_optimizer(self, super().__init__, name)
         self.__dict__["_adapter"] = adapter = KerasAdapter(self, name)
-        self._use_cycle(Cycle(plan, adapter, transform, accumulator_dtype, not plan.is_bare))
+        self._use_cycle(Cycle(plan, adapter, transform, accumulator_dtype, not plan.is_passthrough))
         self.__dict__["_internals"] = Internals(self)
         self.__dict__["_handed_back"] = set()  # replicas whose gradients a LossScaleOptimizer assumes reduced
         self.__dict__["_has_run"] = False
@@ -121,7 +121,7 @@ class GradientAccumulateOptimizer:
 
     def _use_cycle(self, cycle: Cycle) -> None:
         self.__dict__["_cycle"] = cycle
-        if not cycle.is_bare:
+        if not cycle.is_passthrough:
             _tf.track(self, cycle.state, "accumulation")
 
     # ------------------------------------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ class GradientAccumulateOptimizer:
         listed = _check.pairs(listed)
         if self._internals.recorder is not None:
             self._internals.recorder.take([grad for grad, _ in listed], weight, is_reduced)
-        if self._cycle.is_bare and weight is None and not self._cycle.is_built:
-            return self._apply_bare(listed, is_reduced)
+        if self._cycle.is_passthrough and weight is None and not self._cycle.is_built:
+            return self._apply_passthrough(listed, is_reduced)
         return self._returned(self._cycle.micro_step(listed, weight, is_reduced))
 
     def _apply_collected(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, **options: Any) -> None:
@@ -247,7 +247,7 @@ class GradientAccumulateOptimizer:
           ValueError: a cycle with other variables is unfinished; or the inner optimizer comes from Keras 2.11 or later
             and was built without some of these variables.
         """
-        if not self._cycle.is_bare:
+        if not self._cycle.is_passthrough:
             self._adapter.check(list(var_list))
         self._cycle.announce(list(var_list))
         with tf.init_scope():
@@ -255,7 +255,7 @@ class GradientAccumulateOptimizer:
 
     def _between_replicas(self, function: Callable[[], tf.Operation]) -> Wait:
         if not self._cycle.is_built:
-            if _tf.is_tracing() and not self._cycle.is_bare:
+            if _tf.is_tracing() and not self._cycle.is_passthrough:
                 raise ValueError("`flush` and `reset` can't be traced before the first micro step has been traced.")
             if _tf.awaited_names(self._cycle.state):
                 _check.warn(
@@ -271,15 +271,15 @@ class GradientAccumulateOptimizer:
         self._internals.unfinished_row = None
         return result
 
-    def _apply_bare(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Wait:
+    def _apply_passthrough(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Wait:
         with tf.init_scope():
             self._adapter.prepare([var for _, var in grads_and_vars])
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         if self._internals.recorder is not None:
-            listed, is_reduced = self._internals.recorder.on_bare_step(listed, is_reduced)
+            listed, is_reduced = self._internals.recorder.on_passthrough_step(listed, is_reduced)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
-        # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, its clock, its
-        # weight decay and its averages would move then. The last variable has its gradient first.
+        # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, the optimizer's step
+        # counter, weight decay and averages would move then. The last variable has its gradient first.
         with tf.control_dependencies(_tf.waits_for(listed[-1][0])):
             # Keras warns of variables without a gradient, so it has to be given them.
             listed += [(grad, var) for grad, var in grads_and_vars if grad is None]
@@ -306,9 +306,9 @@ class GradientAccumulateOptimizer:
             raise ValueError("A schedule of `accum_steps` can't be set or replaced: pass it to a new optimizer.")
         if self._cycle.is_settable:
             self._cycle.set_accum_steps(new)
-        elif not new.is_bare and not self._has_run:
+        elif not new.is_passthrough and not self._has_run:
             self._use_cycle(self._cycle.planned_anew(new))
-        elif not new.is_bare:
+        elif not new.is_passthrough:
             raise ValueError(
                 f"`accum_steps` was 1 from the start, so there are no accumulators. To change it to {value} later, "
                 f"construct the optimizer with accum_steps={{0: 1, first_step: {value}}}."
@@ -330,7 +330,7 @@ class GradientAccumulateOptimizer:
         """
         if self._cycle.is_built:
             return self._cycle.has_stepped()
-        return tf.constant(self._cycle.is_bare and self._has_run)
+        return tf.constant(self._cycle.is_passthrough and self._has_run)
 
     @property
     def gradients(self) -> List[tf.Tensor]:

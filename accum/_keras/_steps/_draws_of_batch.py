@@ -49,7 +49,7 @@ class BatchDraws:
         if is_training:
             self._optimizer = accumulating_optimizers(model)[0]
             internals = internals_of(self._optimizer)
-            self._cycle = None if internals.is_bare else internals.cycle
+            self._cycle = None if internals.is_passthrough else internals.cycle
             self._share_count()
         has_others = is_training and (self._cycle is not None or _replicas.count() > 1)
         self._draws = Draws(self.seed(), count, compiled, self.base if has_others else None)

@@ -148,7 +148,7 @@ class TrainStep:
             )
 
     def _refuse_several(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
-        if self.collector is not None or not internals_of(optimizer).is_bare:
+        if self.collector is not None or not internals_of(optimizer).is_passthrough:
             raise ValueError(
                 f"`{self._name}` calls the optimizer around {type(optimizer.optimizer).__name__} several times. "
                 "One cycle would mix gradients for different weights, unlike any full batch: use a separate train "

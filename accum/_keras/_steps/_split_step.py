@@ -210,8 +210,8 @@ class SplitStep:
         grads = [divided(total, None if sums else share, dtype) for total, dtype in zip(totals, dtypes)]
         pairs = list(zip(grads, call.given))
         # An optimizer that does not accumulate makes its step as it would at the full batch, without a weight.
-        is_weighted = call.weight is not None and not internals_of(call.optimizer).is_bare
-        if call.weight is not None and internals_of(call.optimizer).is_bare and self._weighs_replicas:
+        is_weighted = call.weight is not None and not internals_of(call.optimizer).is_passthrough
+        if call.weight is not None and internals_of(call.optimizer).is_passthrough and self._weighs_replicas:
             factor = _replicas.share_of_replica(weight)
             pairs = [(None if grad is None else _tf.scale_gradient(grad, factor), var) for grad, var in pairs]
         if norms is not None:

@@ -98,13 +98,13 @@ class ModelSteps:
             weight = model._accum.weight.begin(self._weight_of(data))
             for optimizer in optimizers:
                 # Over a whole batch, an optimizer that does not accumulate makes its step as in plain Keras.
-                if collector is not None or not (model._accum.whole_batch and internals_of(optimizer).is_bare):
+                if collector is not None or not (model._accum.whole_batch and internals_of(optimizer).is_passthrough):
                     stack.enter_context(internals_of(optimizer).weighing(weight))
             stack.enter_context(batch_norm_following(optimizers[0], model, collector))
             stack.enter_context(train_step.watching())
             logs = function(data)
         self._check(train_step, optimizers)
-        if self._splits_losses or not all(internals_of(optimizer).is_bare for optimizer in optimizers):
+        if self._splits_losses or not all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
             warn_of_unlike_losses(model)
             warn_of_summed_losses(model)
         return logs, model._accum.weight.read(weight)
@@ -174,7 +174,7 @@ class PlainStep:
     def train(self, data: Data) -> Logs:
         model = self._steps.model
         optimizers = accumulating_optimizers(model)
-        if all(internals_of(optimizer).is_bare for optimizer in optimizers):
+        if all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
             with batch_norm_following(optimizers[0], model):
                 return self._steps.of_class_or_user("train_step")(data)
         watch = StateWatch.of_cycle(model, optimizers)

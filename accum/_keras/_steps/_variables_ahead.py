@@ -26,7 +26,7 @@ def with_variables_ahead(
         and _tf.is_train_step_of_keras(model._accum.steps.of_class_or_user("train_step"))
         and len(optimizers) == 1
     )
-    if model.run_eagerly or not is_known or not internals_of(optimizers[0]).is_bare:
+    if model.run_eagerly or not is_known or not internals_of(optimizers[0]).is_passthrough:
         return function
 
     def train_function(iterator: Iterator[Data]) -> Logs:

@@ -30,8 +30,12 @@ class WholeBatchStep(SplitStep):
         optimizers = [_tf.without_loss_scale(each) for each in model._accum.optimizers or ()]
 
         def weight() -> Optional[Scalar]:
-            is_for_bare = self._weighs_replicas
-            weighted = [optimizer for optimizer in optimizers if is_for_bare or not internals_of(optimizer).is_bare]
+            is_for_passthrough = self._weighs_replicas
+            weighted = [
+                optimizer
+                for optimizer in optimizers
+                if is_for_passthrough or not internals_of(optimizer).is_passthrough
+            ]
             return internals_of(weighted[0]).weight if weighted else None
 
         own, calls = model._accum, model._accum.calls
@@ -70,7 +74,7 @@ class WholeBatchStep(SplitStep):
 
     def train(self, data: Data) -> Logs:
         optimizers = accumulating_optimizers(self._model)
-        if self._weighs_replicas and all(internals_of(optimizer).is_bare for optimizer in optimizers):
+        if self._weighs_replicas and all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
             return self.apply(self.gradients(data))
         self._check_batch_norms()
         with self._calling("train_step", data), self._without_sums_of_one():
