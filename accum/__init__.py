@@ -10,11 +10,11 @@ __all__ = ["__version__"]
 if needs_tensorflow():
     from accum._clipping._adaptive import adaptive_clip_grad, compute_norm, unitwise_norm
     from accum._clipping._transform import AdaptiveClipping
-    from accum._tf import HAS_KERAS_FACE
+    from accum._tf import HAS_KERAS_API
 
     __all__ += ["AdaptiveClipping", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
 
-    if HAS_KERAS_FACE:
+    if HAS_KERAS_API:
         from accum._keras._batch_norm._layer import AccumBatchNormalization
         from accum._keras._batch_norm._replace import replace_batchnorm_layers
         from accum._keras._callbacks import AccumulationScheduler, FlushCallback

@@ -5,7 +5,7 @@ import os
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from exceptions import HAS_KERAS_FACE
+from exceptions import HAS_KERAS_API
 
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 README = os.path.join(BENCHMARKS, "README.md")
@@ -30,7 +30,7 @@ def task(face, workload):
     }
 
 
-FACES = [("v1", "conv")] + ([("optimizer", "transformer"), ("model", "mlp")] if HAS_KERAS_FACE else [])
+FACES = [("v1", "conv")] + ([("optimizer", "transformer"), ("model", "mlp")] if HAS_KERAS_API else [])
 
 
 @pytest.mark.parametrize("face,workload", FACES)
@@ -44,7 +44,7 @@ def test_every_face_is_timed_beside_the_limit(face, workload):
     assert rows["accum"]["deviation"] <= 2e-6 < rows["an update every micro-batch"]["deviation"]
 
 
-@pytest.mark.skipif(not HAS_KERAS_FACE, reason="no `GradientAccumulateModel` here")
+@pytest.mark.skipif(not HAS_KERAS_API, reason="no `GradientAccumulateModel` here")
 @pytest.mark.parametrize("face", ["one step", "step in fit"])
 def test_a_step_over_micro_batches_is_timed_beside_the_full_batch(face):
     from measuring.timing import time_one
@@ -61,7 +61,7 @@ def test_a_step_over_micro_batches_is_timed_beside_the_full_batch(face):
     assert "accum, micro_batch_size, to the plain, full batch" in rows
 
 
-@pytest.mark.skipif(not HAS_KERAS_FACE, reason="no `GradientAccumulateModel` here")
+@pytest.mark.skipif(not HAS_KERAS_API, reason="no `GradientAccumulateModel` here")
 @pytest.mark.parametrize("kind", ["micro-batch", "accumulated", "full batch"])
 def test_the_memory_of_a_step_over_micro_batches_is_measured(kind):
     from measuring.memory import measure_one
@@ -70,7 +70,7 @@ def test_the_memory_of_a_step_over_micro_batches_is_measured(kind):
     assert row["peak_mib"] >= row["idle_mib"] > 0
 
 
-@pytest.mark.skipif(not HAS_KERAS_FACE, reason="no `GradientAccumulateModel` here")
+@pytest.mark.skipif(not HAS_KERAS_API, reason="no `GradientAccumulateModel` here")
 @pytest.mark.parametrize("workload", ["residual", "towers"])
 def test_whole_batch_is_timed_beside_plain_splitting_and_the_full_batch(workload):
     from measuring.whole_batch import EXACT, PLAIN, SPLIT, time_one
@@ -81,7 +81,7 @@ def test_whole_batch_is_timed_beside_plain_splitting_and_the_full_batch(workload
     assert {PLAIN, f"{EXACT}, to the {PLAIN}"} <= set(rows)
 
 
-@pytest.mark.skipif(not HAS_KERAS_FACE, reason="no `GradientAccumulateModel` here")
+@pytest.mark.skipif(not HAS_KERAS_API, reason="no `GradientAccumulateModel` here")
 def test_the_memory_of_whole_batch_is_measured():
     from measuring.memory import measure_one
 
@@ -89,7 +89,7 @@ def test_the_memory_of_whole_batch_is_measured():
     assert row["peak_mib"] >= row["idle_mib"] > 0
 
 
-@pytest.mark.skipif(not HAS_KERAS_FACE, reason="no `GradientAccumulateModel` here")
+@pytest.mark.skipif(not HAS_KERAS_API, reason="no `GradientAccumulateModel` here")
 def test_the_command_for_a_gpu_runs_without_one(monkeypatch, tmp_path, capsys):
     import networks
 

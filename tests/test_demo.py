@@ -51,7 +51,7 @@ def _table(output):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A function that gives the demo by a face: (output, folder).
+    """A function that gives the demo by an API: (output, folder).
 
     v1 runs as a command, beside the others, which need no process of their own around those of their runs: each
     process that imports TensorFlow costs up to 5 s.
@@ -124,7 +124,7 @@ def test_the_curves_are_drawn_where_matplotlib_is_installed(demo):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_MATPLOTLIB, reason="the curves need the `plot` extra")
-@pytest.mark.skipif(not KERAS_FACES, reason="this TensorFlow has no Keras face")
+@pytest.mark.skipif(not KERAS_FACES, reason="this TensorFlow has no Keras API")
 def test_the_curves_are_drawn_in_the_file_asked_for(demo):
     output, folder = demo("model")
     assert (folder / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -232,7 +232,7 @@ def test_the_version_is_printed(capsys):
 
 @pytest.fixture(scope="module")
 def micro_batches(tmp_path_factory):
-    """What the demo prints without a face, after one epoch."""
+    """What the demo prints without one, after one epoch."""
     folder = tmp_path_factory.mktemp("micro-batches")
     command = [
         sys.executable,

@@ -294,7 +294,7 @@ def test_outputs_that_differ_in_their_masks_are_weighed_by_examples():
 # ----------------------------------------------------------------------------------------------------------------
 # Ways to fit
 
-COMPILES = inspect.signature(tf.keras.Model.compile).parameters if exceptions.HAS_KERAS_FACE else {}
+COMPILES = inspect.signature(tf.keras.Model.compile).parameters if exceptions.HAS_KERAS_API else {}
 WAY = {name: value for name, value in (("steps_per_execution", 2), ("jit_compile", True)) if name in COMPILES}
 
 

@@ -1,4 +1,4 @@
-"""All faces, on every TensorFlow, follow the trajectories that NumPy wrote (law L1)."""
+"""All APIs, on every TensorFlow, follow the trajectories that NumPy wrote (law L1)."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The static-graph face on the variables and loops that TF 1 pipelines have (laws L1, L8, L16)."""
+"""The static-graph API on the variables and loops that TF 1 pipelines have (laws L1, L8, L16)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Keras in graph mode, as TF 1 pipelines use it: `compile` takes each optimizer face (law L1)."""
+"""Keras in graph mode, as TF 1 pipelines use it: `compile` takes each of our optimizers (law L1)."""
 
 import os
 import subprocess

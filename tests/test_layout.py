@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "_engine": ENGINE,
     "_config": {"_check", "_tf"},
     "_clipping": {"_check", "_clipping", "_config", "_tf"},
-    # the faces, which do not import each other
+    # the APIs, which do not import each other
     "_keras": KERAS,
     "compat": ENGINE | {"compat"},
     # tools

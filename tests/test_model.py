@@ -1,4 +1,4 @@
-"""The model face: what it weighs, whatever `train_step` runs, and how its cycle's length may change (laws L5, L14)."""
+"""The model: what it weighs, whatever `train_step` runs, and how its cycle's length may change (laws L5, L14)."""
 
 import gc
 

@@ -68,7 +68,7 @@ def keras_names():
     return sorted(name.strip() for line in lines for name in line.split(" import ")[1].split(","))
 
 
-@pytest.mark.skipif(exceptions.HAS_KERAS_FACE, reason="this TensorFlow has the Keras interface")
+@pytest.mark.skipif(exceptions.HAS_KERAS_API, reason="this TensorFlow has the Keras interface")
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("name", keras_names())
 def test_a_name_of_the_keras_interface_says_on_tf_1_15_what_there_is(name):

@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from exceptions import HAS_KERAS_FACE
+from exceptions import HAS_KERAS_API
 from optimizers import legacy_family
 
 import accum
@@ -43,7 +43,7 @@ def proving():
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("kind", sorted(COUNTS))
 def test_random_cases_make_the_steps_of_the_full_batch(kind, proving):
-    if kind != "graph" and not HAS_KERAS_FACE:
+    if kind != "graph" and not HAS_KERAS_API:
         pytest.skip("this line has no Keras optimizers that accumulate")
     found, failure = proving.prove(kind, COUNTS[kind], seed=1)
     assert failure is None, failure

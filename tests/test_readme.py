@@ -65,8 +65,8 @@ ALL = [
 @pytest.mark.turns
 @pytest.mark.parametrize("page,block", ALL)
 def test_a_block_runs_as_it_stands(page, block):
-    if "accum.compat.v1" not in block and not exceptions.HAS_KERAS_FACE:
-        pytest.skip("TF 1.15 has no Keras face")
+    if "accum.compat.v1" not in block and not exceptions.HAS_KERAS_API:
+        pytest.skip("TF 1.15 has no Keras API")
     if exceptions.IS_KERAS_3 and any(name in block for name in OF_KERAS_2):
         pytest.skip("the block is about Keras 2")
     if not said_first(block) <= exceptions.LINE <= said_last(block):

@@ -14,7 +14,7 @@ G = [[1.0, -2.0], [3.0, 0.5], [-7.0, 4.0]]
 
 
 def keras_move(gradients, accum_steps=None, weights=None, inner=None, **options):
-    """How far the weights moved under SGD with lr 1 in the Keras face."""
+    """How far the weights moved under SGD with lr 1 in the Keras API."""
     variable = tf.Variable([0.0, 0.0])
     inner = inner or tf.keras.optimizers.SGD(1.0)
     optimizer = accum.GradientAccumulateOptimizer(inner, accum_steps or len(gradients), **options)
@@ -25,7 +25,7 @@ def keras_move(gradients, accum_steps=None, weights=None, inner=None, **options)
 
 
 def graph_move(gradients, accum_steps=None, weights=None, **options):
-    """How far the weights moved under SGD with lr 1 in the static-graph face."""
+    """How far the weights moved under SGD with lr 1 in the static-graph API."""
     with tf.Graph().as_default(), tf1.Session() as session:
         variable = tf1.get_variable("w", initializer=[0.0, 0.0])
         fed, weight = tf1.placeholder(tf.float32, [2]), tf1.placeholder(tf.float32, [])
@@ -41,7 +41,7 @@ def graph_move(gradients, accum_steps=None, weights=None, **options):
 @pytest.fixture(params=["keras", "graph"])
 def move(request):
     if request.param == "keras" and not hasattr(accum, "GradientAccumulateOptimizer"):
-        pytest.skip("TF 1.15 has no Keras face")
+        pytest.skip("TF 1.15 has no Keras API")
     return {"keras": keras_move, "graph": graph_move}[request.param]
 
 

@@ -38,7 +38,7 @@ def doubled(grads_and_vars):
     return [(2.0 * grad, var) for grad, var in grads_and_vars]
 
 
-if exceptions.HAS_KERAS_FACE:
+if exceptions.HAS_KERAS_API:
     doubled = tf.keras.utils.register_keras_serializable(package="tests")(doubled)
 
 

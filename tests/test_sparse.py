@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import HAS_KERAS_FACE
+from exceptions import HAS_KERAS_API
 from optimizers import families, keras_weights, new_family
 from replicas import mirrored
 
@@ -56,7 +56,7 @@ def run(optimizer, given, is_traced):
 
 OPTIMIZERS = [
     pytest.param(functools.partial(getattr(family.values[0], name), 0.1, **options), id=family.id + "-" + name)
-    for family in (families() if HAS_KERAS_FACE else [])
+    for family in (families() if HAS_KERAS_API else [])
     for name, options in (("SGD", {"momentum": 0.9}), ("Adam", {}), ("Ftrl", {}))
 ]
 

@@ -7,7 +7,7 @@ from accum._tf import GradsAndVars, Transform, tf
 
 
 class OptimizerAdapter:
-    """What each face implements, so that the engine can create variables, make steps and read the step counter.
+    """What each interface implements, so that the engine can create variables, make steps and read the step counter.
 
     Attributes:
       name: prefix of the names of variables.
@@ -74,13 +74,13 @@ class OptimizerAdapter:
         return tf.cond(condition, function, lambda: tf.constant(False), name="if_any")
 
     def count_micro_step(self, counts: Optional[tf.Tensor]) -> Optional[tf.Operation]:
-        """Advance the face's own counter of micro steps, if it has one.
+        """Advance the interface's own counter of micro steps, if it has one.
 
         Args:
           counts: bool tensor, whether this micro step counts; None: it does.
 
         Returns:
-          An op, or None if the face has no such counter.
+          An op, or None if the interface has no such counter.
         """
 
     def steps(self) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""The engine of every face: accumulate -> is the cycle full? -> reduce -> mean -> transform -> apply.
+"""The engine of every interface: accumulate -> is the cycle full? -> reduce -> mean -> transform -> apply.
 
 A cycle is the `accum_steps` micro steps that make one step. Each micro step asks one question across all replicas: is
 it the last of its cycle? If not, each replica only accumulates its own gradients. If it is, the sums and weights are
@@ -93,7 +93,7 @@ class Cycle:
         self.counter.request(plan)
 
     # ------------------------------------------------------------------------------------------------------------
-    # Calls of a face, on each replica
+    # Calls of an interface, on each replica
 
     def micro_step(
         self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, is_reduced: bool = False
@@ -317,7 +317,7 @@ def check_options(
     accumulator_dtype: Optional[Dtype],
     sparse: str,
 ) -> Plan:
-    """Check the options of an accumulating optimizer of any face. Returns the `Plan`."""
+    """Check the options of an accumulating optimizer of any interface. Returns the `Plan`."""
     _check.callable_or_none("transform", transform)
     if accumulator_dtype is not None:
         _check.floating_dtype("accumulator_dtype", tf.as_dtype(accumulator_dtype))

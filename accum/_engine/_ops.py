@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 
 class CycleOps:
-    """Builds the ops of one call of a face in cross-replica context.
+    """Builds the ops of one call of an interface in cross-replica context.
 
     Args:
       counter: the `StepCounter` of the cycle.

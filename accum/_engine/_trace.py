@@ -28,7 +28,7 @@ class Unrepeatable(Exception):
 
 
 class Barrier:
-    """Where a mean and a variance of each feature over the batch are used. A face implements it.
+    """Where a mean and a variance of each feature over the batch are used. An interface implements it.
 
     Attributes:
       order: int; barriers receive their statistics in this order.

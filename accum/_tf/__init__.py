@@ -288,7 +288,7 @@ from accum._tf._variables import (
     values_of,
     variable_key,
 )
-from accum._tf._version import HAS_KERAS_FACE, NOISE_HAS_NO_STATE, PICKLES, WRAPS_VARIABLES, tf
+from accum._tf._version import HAS_KERAS_API, NOISE_HAS_NO_STATE, PICKLES, WRAPS_VARIABLES, tf
 from accum._tf._watching import (
     tell_watcher,
     unwatched,

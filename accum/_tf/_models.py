@@ -6,11 +6,11 @@ import inspect
 import sys
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from accum._tf._version import HAS_KERAS_FACE, IS_KERAS_3, VERSION, tf
+from accum._tf._version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
 
 def _functional() -> Optional[type]:
-    if not HAS_KERAS_FACE:
+    if not HAS_KERAS_API:
         return None
     if IS_KERAS_3:
         return importlib.import_module(tf.keras.Model.__module__.rpartition(".")[0] + ".functional").Functional

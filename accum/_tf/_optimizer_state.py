@@ -6,9 +6,9 @@ from accum._tf._models import layers_of
 from accum._tf._optimizers import is_legacy_optimizer, is_new_optimizer
 from accum._tf._types import GradsAndVars
 from accum._tf._variables import native
-from accum._tf._version import HAS_KERAS_FACE, IS_KERAS_3, VERSION, tf
+from accum._tf._version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
-CONVERTS = HAS_KERAS_FACE
+CONVERTS = HAS_KERAS_API
 """Whether this line has Keras optimizers whose slots this module knows."""
 
 _NEW_SLOTS = {
@@ -118,7 +118,7 @@ def _with_rows() -> Any:
     return "one of `tf.keras.optimizers{}`".format(".legacy" if VERSION >= (2, 11) else "")
 
 
-WITH_ROWS = _with_rows() if HAS_KERAS_FACE else None
+WITH_ROWS = _with_rows() if HAS_KERAS_API else None
 """A description of the optimizers that only update touched rows, for error messages."""
 
 

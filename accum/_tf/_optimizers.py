@@ -3,7 +3,7 @@
 from typing import Any, Dict, List, Optional, Tuple
 
 from accum._tf._types import GradsAndVars
-from accum._tf._version import HAS_KERAS_FACE, IS_KERAS_3, VERSION, tf
+from accum._tf._version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
 
 def _legacy_base() -> Any:
@@ -57,7 +57,7 @@ def is_sync_replicas_optimizer(optimizer: Any) -> bool:
 
 def _loss_scale_classes() -> Tuple[type, ...]:
     classes = []
-    if HAS_KERAS_FACE:
+    if HAS_KERAS_API:
         if VERSION >= (2, 4):
             classes.append(tf.keras.mixed_precision.LossScaleOptimizer)
         if VERSION < (2, 11):  # dies with 2.10

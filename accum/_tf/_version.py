@@ -22,8 +22,8 @@ if not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 21)):
         "`pip install 'tensorflow==2.15.*'`."
     )
 
-HAS_KERAS_FACE = VERSION >= (2, 2)
-"""TF 1.15 never calls an overridden `train_step`, so it only has the static-graph face. Dies with 1.15."""
+HAS_KERAS_API = VERSION >= (2, 2)
+"""TF 1.15 never calls an overridden `train_step`, so it only has the static-graph API. Dies with 1.15."""
 
 IS_KERAS_3 = VERSION >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
 """Whether `tf.keras` is Keras 3: from 2.16 on it is, unless TF_USE_LEGACY_KERAS selects `tf-keras`, Keras 2."""
@@ -34,7 +34,7 @@ WRAPS_VARIABLES = IS_KERAS_3
 PICKLES = IS_KERAS_3
 """Whether Keras pickles models and optimizers; those of Keras 2 don't name their class."""
 
-NOISE_HAS_NO_STATE = HAS_KERAS_FACE and not IS_KERAS_3
+NOISE_HAS_NO_STATE = HAS_KERAS_API and not IS_KERAS_3
 """Whether layers such as `Dropout` draw numbers that nothing of theirs tells or sets back."""
 
 if IS_KERAS_3 and tuple(int(part) for part in tf.keras.__version__.split(".")[:2]) < (3, 7):

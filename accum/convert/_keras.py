@@ -12,7 +12,7 @@ from accum.convert._rules import RULES, Convention
 from accum.convert._state import Norm, RunState
 from accum.convert._supported import require_eager, rule_of, unwrapped, weights_of
 
-if _tf.HAS_KERAS_FACE:
+if _tf.HAS_KERAS_API:
     from accum._keras._batch_norm._layer import batch_norms_of
     from accum._keras._model._model import GradientAccumulateModel
 

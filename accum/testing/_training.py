@@ -80,7 +80,7 @@ class _Split:
 
 
 def _check_arguments(build_model, tolerance, options):
-    if not _tf.HAS_KERAS_FACE or _tf.in_static_graph():
+    if not _tf.HAS_KERAS_API or _tf.in_static_graph():
         raise NotImplementedError(
             "In a static graph, and on TensorFlow 1.15, Keras has no train step that accumulates. Record one run on "
             "full batches and one that accumulates with `accum.testing.record`, and compare them with "

@@ -177,7 +177,7 @@ def content(line, frozen, is_proven):
         line=line,
         first=pythons[0],
         last=pythons[-1],
-        note="" if matrix.has_keras_face(line) else " Static graphs only.",
+        note="" if matrix.has_keras_api(line) else " Static graphs only.",
         install="tensorflow",
         date=" to ".join(sorted({min(dates), max(dates)})),
         patches=patches_passed(line),

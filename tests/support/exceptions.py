@@ -10,7 +10,7 @@ import sys
 import tensorflow as tf
 
 LINE = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:2])
-HAS_KERAS_FACE = LINE >= (2, 2)
+HAS_KERAS_API = LINE >= (2, 2)
 IS_KERAS_3 = LINE >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
 
 IS_WINE = sys.platform == "win32" and hasattr(ctypes.WinDLL("ntdll"), "wine_get_version")  # type: ignore[attr-defined]

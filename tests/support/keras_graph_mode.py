@@ -56,4 +56,4 @@ if hasattr(accum, "GradientAccumulateOptimizer"):
     except ValueError as error:
         assert "graph mode" in str(error)
     else:
-        raise AssertionError("the model face can't weight micro-batches in graph mode, but raised no error")
+        raise AssertionError("the model can't weight micro-batches in graph mode, but raised no error")

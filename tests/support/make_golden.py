@@ -4,7 +4,7 @@
     python tests/support/make_golden.py --check  exit 1 if a file is not up to date
 
 A small network (5 inputs, 4 tanh units, 3 classes, softmax cross-entropy) takes 10 steps, each on the mean gradient of
-a full batch of 12 examples. Every face, on every TensorFlow, has to arrive at the same weights from micro-batches.
+a full batch of 12 examples. Every API, on every TensorFlow, has to arrive at the same weights from micro-batches.
 Epsilon is always 1e-16, so that its place in the formulas does not matter.
 """
 

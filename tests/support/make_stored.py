@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
-from exceptions import HAS_KERAS_FACE, IS_KERAS_3, LINE
+from exceptions import HAS_KERAS_API, IS_KERAS_3, LINE
 from make_golden import gradients, make_problem
 from optimizers import legacy_family, new_family
 from replicas import RUN, make_cpus, mirrored
@@ -267,7 +267,7 @@ def pack(path):
 def families():
     """Return {name of a kind of checkpoints: the module of this line's optimizers that have it}."""
     found = {"keras-3": tf.keras.optimizers} if IS_KERAS_3 else {"legacy": legacy_family(), "new": new_family()}
-    return {name: module for name, module in found.items() if module is not None and HAS_KERAS_FACE}
+    return {name: module for name, module in found.items() if module is not None and HAS_KERAS_API}
 
 
 def store(folder):
@@ -285,7 +285,7 @@ def store(folder):
         model = started(run, module)
         train(run, model, before(run))
         tf.train.Checkpoint(model=model).write(at("model-" + name))
-    if HAS_KERAS_FACE:
+    if HAS_KERAS_API:
         store_models(run, at)
 
 

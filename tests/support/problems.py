@@ -1,4 +1,4 @@
-"""The golden problem and small models, which tests build in the same way for every face."""
+"""The golden problem and small models, which tests build in the same way for every API."""
 
 import json
 import os

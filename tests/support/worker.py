@@ -82,7 +82,7 @@ def loop(strategy):
 
 
 def fit(strategy, last_cycle="carry"):
-    """Run `fit` of the model face, with backups. Cycles of 3 continue after the end of an epoch of 4 micro-batches."""
+    """Run `fit` of the model, with backups. Cycles of 3 continue after the end of an epoch of 4 micro-batches."""
     x, y, first = problem()
     x, y = x[:24], y[:24]
     with strategy.scope():

@@ -92,7 +92,7 @@ def _perform(parser, arguments):
     from accum import _tf  # needs TensorFlow; parsing the arguments does not
     from accum._cli.demo import runs
 
-    if not _tf.HAS_KERAS_FACE and arguments.face != "v1":
+    if not _tf.HAS_KERAS_API and arguments.face != "v1":
         if arguments.face != MICRO_BATCHES:
             parser.error(f"--face {arguments.face} needs TensorFlow 2.2 or later. Use --face v1.")
         arguments.face = "v1"

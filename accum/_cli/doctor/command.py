@@ -209,7 +209,9 @@ def diagnosis(case):
     has_problem = any(finding.level == "problem" for finding in found)
     works = case.trial.error is None
     verdict = "not supported" if not case.is_in_matrix else "broken" if not works else "not supported"
-    faces = ["accum", "accum.compat.v1"] if case.is_known and matrix.has_keras_face(case.line) else ["accum.compat.v1"]
+    interfaces = (
+        ["accum", "accum.compat.v1"] if case.is_known and matrix.has_keras_api(case.line) else ["accum.compat.v1"]
+    )
     return {
         "verdict": verdict if has_problem or not works else "supported",
         "cell": case.cell,
@@ -220,7 +222,7 @@ def diagnosis(case):
         "distributions": {package.name: package.version for package in case.found},
         "keras": case.keras,
         "import_seconds": case.trial.seconds,
-        "faces": faces if case.is_known else [],
+        "faces": interfaces if case.is_known else [],
         "constraints": remedies.constraints(case.line) if case.is_known else None,
         "install": case.install(),
         "lock": drift.report(case, locks.read()),
@@ -248,7 +250,7 @@ def _next(report):
     return "use a Python and a system that TensorFlow supports: README.md has the table."
 
 
-_FACES = {
+_INTERFACES = {
     "accum": "Keras models and optimizers (accum)",
     "accum.compat.v1": "static graphs (accum.compat.v1)",
 }
@@ -265,7 +267,7 @@ def text(report):
         ("Python", report["python"]),
         ("TensorFlow", f"{report['tensorflow']} ({names or 'no metadata'}{took})"),
         ("Keras", report["keras"]),
-        ("supports", ", ".join(_FACES[face] for face in report["faces"])),
+        ("supports", ", ".join(_INTERFACES[name] for name in report["faces"])),
         ("pins", report["constraints"]),
         ("install", report["install"]),
         ("lock", report["lock"] and drift.text(report["lock"])),

@@ -119,7 +119,7 @@ def has_keras_3(line):
     return is_after(line, "2.15")
 
 
-def has_keras_face(line):
+def has_keras_api(line):
     return line != "1.15"
 
 

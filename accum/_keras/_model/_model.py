@@ -1,4 +1,4 @@
-"""The model face: a Keras model whose `fit` makes one step for several micro-batches.
+"""A Keras model whose `fit` makes one step for several micro-batches.
 
 It adds to the optimizer what only a model knows: the weight of each micro-batch and the end of each epoch. A custom
 `train_step` remains in use.

@@ -1,4 +1,4 @@
-"""The Keras face: an optimizer that wraps another one, for `compile`, custom loops and `strategy.run`."""
+"""The Keras API: an optimizer that wraps another one, for `compile`, custom loops and `strategy.run`."""
 
 import contextlib
 from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
@@ -278,8 +278,8 @@ class GradientAccumulateOptimizer:
         if self._internals.recorder is not None:
             listed, is_reduced = self._internals.recorder.on_passthrough_step(listed, is_reduced)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
-        # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, the optimizer's step
-        # counter, weight decay and averages would move then. The last variable has its gradient first.
+        # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, the step counter,
+        # weight decay and averages of the optimizer would move then. The last variable has its gradient first.
         with tf.control_dependencies(_tf.waits_for(listed[-1][0])):
             # Keras warns of variables without a gradient, so it has to be given them.
             listed += [(grad, var) for grad, var in grads_and_vars if grad is None]
