@@ -92,8 +92,8 @@ PASS = {"passed": 1, "failed": 0, "seconds": 1, "date": "2026-11-21T08:00Z"}
 
 def test_every_cell_has_run_after_as_many_landings_as_it_says():
     records = {cell: dict(PASS) for cell in turn.others()}
-    for landing in range(turn.LANDINGS):
-        records.update({cell: dict(PASS, date=f"2026-11-22T0{landing}:00Z") for cell in turn.turn(records)})
+    for merge in range(turn.MERGES):
+        records.update({cell: dict(PASS, date=f"2026-11-22T0{merge}:00Z") for cell in turn.turn(records)})
     assert {record["date"] for record in records.values()}.isdisjoint([PASS["date"]])
 
 

@@ -1,12 +1,12 @@
-"""Choose what a landing runs: `python scripts/dev/turn.py` prints its cells, longest first, for `tox run-parallel -e`.
+"""Choose what a merge runs: `python scripts/dev/turn.py` prints its cells, longest first, for `tox run-parallel -e`.
 
 The cells of tox.ini's labels `lines` and `ci-beyond` always run: every TensorFlow line and every Python. Each of the
 others differs from one of them only by Python. They take turns, a twentieth at a time: first those that failed or never
 ran, then those that ran longest ago, according to records/evidence.json. That file is committed, so a shallow clone and
-an unpacked source distribution choose the same cells, and the turn moves on with each landing that updates it.
+an unpacked source distribution choose the same cells, and the turn moves on with each merge that updates it.
 
 Of the tests marked `turns`, the oldest and the newest line of Keras 2 run a half each, and the other half at the next
-landing. The newest line of all, with Keras 3, runs what the oldest does. `python scripts/dev/turn.py half` prints which
+merge. The newest line of all, with Keras 3, runs what the oldest does. `python scripts/dev/turn.py half` prints which
 half that is now, "odd" or "even". `python scripts/dev/turn.py check` exits with 1 if the reports of both lines of Keras
 2 do not have the same tests in turns: of those that only one of them has, half would run nowhere.
 """
@@ -23,14 +23,14 @@ import reports
 EVIDENCE = os.path.join(cells.ROOT, "records", "evidence.json")
 ALWAYS = ("lines", "ci-beyond")
 TAKE_TURNS = ("", "v1")
-LANDINGS = 20
-"""After this many landings, each cell has run."""
+MERGES = 20
+"""After this many merges, each cell has run."""
 HALVES = ("py36-tf2.2", "py311-tf2.15")
 """The cells that run half of the tests that take turns: the oldest and the newest line of Keras 2."""
 
 
 def always() -> List[str]:
-    """The cells that every landing runs."""
+    """The cells that every merge runs."""
     known = cells.labels()
     return [cell for label in ALWAYS for cell in known[label]]
 
@@ -49,7 +49,7 @@ def last_pass(record: Optional[dict]) -> str:
 def turn(records: Dict[str, dict]) -> List[str]:
     """The cells whose turn it is, according to the records of this system."""
     waiting = sorted(others(), key=lambda cell: (last_pass(records.get(cell)), cells.parts(cell)))
-    return waiting[: -(-len(waiting) // LANDINGS)]
+    return waiting[: -(-len(waiting) // MERGES)]
 
 
 def longest_first(chosen: List[str], records: Dict[str, dict]) -> List[str]:

@@ -5,5 +5,5 @@
     model_cases -> models -> trained  a Keras model is trained; plain Keras trains it at the full batch
 
 A case is a dict of plain values, so a failure can be printed as a script. `scripts/dev/prove.py` draws thousands of
-them; test_prover.py runs a few at every landing.
+them; test_prover.py runs a few at every merge.
 """

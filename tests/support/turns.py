@@ -1,4 +1,4 @@
-"""Tests that take turns: of the two lines of Keras 2 that run all tests, each runs half of them at a landing.
+"""Tests that take turns: of the two lines of Keras 2 that run all tests, each runs half of them at a merge.
 
 Without the marks `odd` and `even` in `-m`, as everywhere but in `.ci/run`, a cell runs both halves.
 """
