@@ -229,7 +229,7 @@ def drawn(seed):
     for part in PARTS:
         found = []
         for path in sorted(glob.glob(os.path.join(ROOT, part, "**", "*.py"), recursive=True)):
-            mutants = mutants_of(os.path.relpath(path, ROOT))
+            mutants = mutants_of(os.path.relpath(path, ROOT).replace(os.sep, "/"))
             found += [(key_of(each, mutants), each) for each in mutants]
         random.Random(seed).shuffle(found)
         queues.append(found)
