@@ -15,6 +15,7 @@ from replicas import mirrored
 
 import accum
 import accum.compat.v1
+import accum.testing
 
 pytestmark = [pytest.mark.law("L20")]
 
@@ -139,6 +140,25 @@ def test_with_xla_the_draws_are_those_of_plain_keras_with_xla():
     compile_with = {"jit_compile": True}
     plain = trained(noisy, plain=True, compile_with=compile_with)
     assert_same(trained(noisy, compile_with=compile_with, micro_batch_size=5), plain)
+
+
+@needs_keras_3
+@pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"micro_batch_size": 3}, {"accum_steps": 2}], ids=str)
+def test_the_check_of_a_model_leaves_dropout_on(options):
+    def build(seed=3):
+        tf.keras.utils.set_random_seed(1)
+        inputs = tf.keras.Input((6,))
+        hidden = layers.Dropout(0.4, seed=seed)(layers.Dense(16, activation="relu")(inputs))
+        model = tf.keras.Model(inputs, layers.Dense(1)(hidden))
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    accum.testing.assert_accumulation_equals_full_batch(build, (X, Y), batch_size=8, **options)
+    seeds = iter(range(100))
+    with pytest.raises(AssertionError, match="Dropout"):
+        accum.testing.assert_accumulation_equals_full_batch(lambda: build(next(seeds)), (X, Y), batch_size=8, **options)
 
 
 @pytest.mark.keras_face
