@@ -80,6 +80,81 @@ def test_what_is_assigned_beside_the_loss_or_once_per_step_is_not_named(use_reso
         ours.minimize(loss, tf1.train.get_or_create_global_step())
 
 
+def beside(x, use_resource, assigned):
+    """A loss that reads a state, and the op that assigns to it without the loss having to wait for it."""
+    state = tf1.get_variable("state", [ROWS], trainable=False, use_resource=use_resource)
+    following, loss = cell(x, state.read_value())
+    return loss, state.assign(assigned(state, following))
+
+
+@KINDS
+@pytest.mark.law("L17")
+def test_state_that_is_assigned_beside_the_loss_is_named(use_resource):
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match="same micro-batch.*one state for each.*'state'"):
+        loss, _ = beside(tf1.placeholder(tf.float32, [ROWS]), use_resource, lambda _, following: following)
+        optimizer(K).minimize(loss)
+
+
+@pytest.mark.law("L17")
+def test_state_that_an_input_pipeline_moves_is_named():
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match="same micro-batch.*'state'"):
+        data = tf1.data.make_one_shot_iterator(tf1.data.Dataset.from_tensors(X[0, :ROWS]).repeat())
+        loss, _ = beside(data.get_next(), True, lambda _, following: following)
+        optimizer(K).minimize(loss)
+
+
+@KINDS
+@pytest.mark.law("L17")
+def test_state_assigned_beside_the_loss_makes_another_step_than_the_full_batch(use_resource):
+    def train(accum_steps, rows):
+        with tf.Graph().as_default(), tf1.Session() as session, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            x = tf1.placeholder(tf.float32, [rows])
+            mean = tf1.get_variable("mean", initializer=0.0, trainable=False, use_resource=use_resource)
+            _, loss = cell(x, mean.read_value())
+            train_op = optimizer(accum_steps).minimize(loss)
+            with tf.control_dependencies([train_op]):
+                train_op = tf.group(mean.assign(tf.reduce_mean(x)))
+            session.run(tf1.global_variables_initializer())
+            for part in X.reshape(-1, rows):
+                session.run(train_op, {x: part})
+            return session.run(tf1.trainable_variables()[0])
+
+    assert abs(train(K, ROWS) - train(1, K * ROWS)) > 1e-3
+
+
+@KINDS
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "assigned",
+    [
+        lambda state, _: tf.zeros_like(state),
+        lambda state, _: state * 0.5,
+        lambda *_: tf1.placeholder(tf.float32, [ROWS]),
+        lambda *_: tf1.trainable_variables()[0] * tf.ones([ROWS]),
+    ],
+    ids=["reset", "decayed", "fed", "copied from weights"],
+)
+def test_what_may_be_assigned_at_another_time_is_not_named(assigned, use_resource):
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        loss, _ = beside(tf1.placeholder(tf.float32, [ROWS]), use_resource, assigned)
+        optimizer(K).minimize(loss)
+
+
+@pytest.mark.law("L17")
+def test_averages_of_batch_normalisation_that_inference_reads_are_not_named():
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        x, training = tf1.placeholder(tf.float32, [ROWS, 2]), tf1.placeholder(tf.bool, [])
+        average = tf1.get_variable("average", [2], initializer=tf1.zeros_initializer(), trainable=False)
+        mean = tf.reduce_mean(x, 0)
+        used = tf.where(tf.fill([2], training), mean, average.read_value())
+        move = tf1.assign_sub(average, (average.read_value() - mean) * tf.constant(0.1))
+        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, move)
+        optimizer(K).minimize(cell((x - used)[:, 0], 0.0)[1])
+
+
 @pytest.mark.law("L13")
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("accumulates", [False, True])

@@ -1,6 +1,6 @@
 """Find state that a micro-batch leaves to the next one, such as that of a stateful cell, and steps made in between."""
 
-from typing import List, Sequence
+from typing import List, Sequence, Set
 
 from accum import _check, _tf
 from accum._tf import Gradient, tf
@@ -14,6 +14,13 @@ CARRIED = (
     "counter or an average, in `after_step`."
 )
 
+BESIDE = (
+    "The gradients are computed from variables to which the graph assigns what it computes from the same micro-batch. "
+    "If this runs along with the train op, such as in UPDATE_OPS, they carry state from one micro-batch to the next; "
+    "in a full batch, they would change once per step. If rows continue from batch to batch, as in stateful cells, "
+    "keep one state for each micro-batch of the cycle. Otherwise, assign in `after_step`."
+)
+
 AFTER_ANOTHER = (
     "The gradients wait for the train op of another `AccumOptimizer`, which makes a step only in the last micro-batch "
     "of a cycle. There, they may be computed with the updated variables, and in the other micro-batches with the old "
@@ -23,9 +30,11 @@ AFTER_ANOTHER = (
 
 
 def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
-    """Warn of variables that are assigned where gradients and losses are computed, and name them.
+    """Warn of variables that are assigned where gradients and losses are computed, or beside them, and name them.
 
-    If another optimizer that accumulates assigns them, the warning names that optimizer instead.
+    If another optimizer that accumulates assigns them, the warning names that optimizer instead. Beside them, only what
+    is computed from the same data counts: whoever resets a state, copies weights to a target network or counts may do
+    so at any other time.
 
     Left out are the moving averages of batch normalisation, with which `accumulate_update_ops` deals, but not those of
     a loss, which are scalars.
@@ -47,6 +56,34 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
         _check.warn(f"{AFTER_ANOTHER} Received: {others}.")
     elif names:
         _check.warn(f"{CARRIED} Received: {names}.")
+    beside = [] if others else [name for name in _assigned_beside(ops) if name not in names]
+    if beside:
+        _check.warn(f"{BESIDE} Received: {beside}.")
+
+
+def _assigned_beside(ops: Sequence[tf.Operation]) -> List[str]:
+    """Return the names of variables that `ops` read and that other ops assign, from data that `ops` use too."""
+    known, data = set(ops), {op for op in ops if _gives_data(op)}
+    trained = {id(var) for var in tf.compat.v1.trainable_variables()}
+    read = {id(owner): var for var in _variables() for owner in [getattr(var, "handle", var).op] if owner in known}
+    read = {owner: var for owner, var in read.items() if id(var) not in trained}
+    if not read or not data:
+        return []
+    assigns = [op for op in tf.compat.v1.get_default_graph().get_operations() if _tf.changes_variable(op)]
+    others = [op for op in assigns if op not in known and id(_tf.entered(op.inputs[0]).op) in read]
+    averages = {id(average.assign) for average in averages_elsewhere(others, [])}
+    found: Set[str] = set()
+    for op in others:
+        values = [tensor.op for tensor in list(op.inputs)[1:]]
+        if id(op) not in averages and not data.isdisjoint(_tf.ancestors(values)):
+            found.add(read[id(_tf.entered(op.inputs[0]).op)].op.name)
+    return sorted(found)
+
+
+def _gives_data(op: tf.Operation) -> bool:
+    """Whether an op provides a micro-batch, or a part of it: a scalar, such as a rate or a mode, is none."""
+    is_source = op.type.startswith(("Placeholder", "IteratorGetNext", "QueueDequeue", "Unstage"))
+    return is_source and any(tensor.shape.rank != 0 for tensor in op.outputs)
 
 
 def _variables() -> List[tf.Variable]:
