@@ -4,9 +4,10 @@
     python scripts/dev/programs.py page
 
 FOLDER holds git directories of the repositories, as FOLDER/owner+name or FOLDER/owner/name, with or without /repo or
-/.git at the end; nothing of them is kept here. PYTHON has TensorFlow 1.15. A program runs as its newest commit is, and
-with the changes in scripts/dev/public_programs, which are those that the guide to static graphs gives. Results are kept
-in records/programs.json.
+/.git at the end; nothing of them is kept here. PYTHON has TensorFlow 1.15, or 2.x up to 2.15 and tf-slim. A program
+runs as its newest commit is, and with the changes in scripts/dev/public_programs, which are those that the guide to
+static graphs gives; on 2.x, also with those of `MODERN`. records/programs.json keeps the results: those of 1.15, and
+those of 2.x by the version.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import sys
 import tempfile
 
 from public_programs import PROGRAMS
+from public_programs._program import START, version
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RECORDS = os.path.join(ROOT, "records", "programs.json")
@@ -30,19 +32,37 @@ CANNOT = {
     "affinelayer/pix2pix-tensorflow": "not tried: generator and discriminator share a forward pass through batch "
     "normalisation, and `value_and_gradients` takes one loss",
     "andreped/H2G-Net": "can't run: its repository has Keras models, and no program that trains them",
-    "balancap/SSD-Tensorflow": "not tried: its network needs images of about 300 × 300, which takes too long on a CPU",
-    "bojone/bert4keras": "not tried: it trains by Keras's `fit`, and has no train op",
+    "bojone/bert4keras": "not by this script, because it trains by Keras's `fit`. By hand, on TensorFlow 2.10.1, "
+    "`accum.testing.assert_accumulation_equals_full_batch` finds its BERT with its `AdamW` to agree to 2e-8, over 3 "
+    "steps of 4 micro-batches",
     "hellochick/PSPNet-tensorflow": "not tried: its pooling needs images of 473 × 473 or more, which takes too long on "
     "a CPU",
     "imcaspar/gpt2-ml": "can't run: it asks `tensorflow.compat.v1` for `contrib`, which TensorFlow 1.15 has elsewhere",
-    "kpot/keras-transformer": "not tried: it trains by Keras's `fit`, and has no train op",
+    "kpot/keras-transformer": "can't run: its layers are written for Keras 2.2, and the Keras of TensorFlow 2.10 "
+    "passes `training` to their `call`, which does not take it",
     "magenta/magenta": "not tried: its dependencies, such as TensorFlow Probability and note_seq, are not installed",
     "mozilla/DeepSpeech": "not tried: its dependencies, such as progressbar and its own decoder, are not installed",
     "openai/finetune-transformer-lm, openai/glow": "can't run: their Adam is a function, not an `Optimizer` that could "
     "be wrapped",
-    "tensorflow/lingvo": "can't run: its newest commit needs Python 3.8, for which there is no TensorFlow 1.15",
-    "tensorpack/tensorpack": "not tried: its dependencies, such as tqdm and msgpack, are not installed",
+    "tensorflow/lingvo": "can't run from its sources: its newest commit needs Python 3.8, for which there is no "
+    "TensorFlow 1.15, and on 2.10 protocol buffers and operations that Bazel builds",
 }
+
+
+# An attribute of the same name hides the package.
+LAYERS = "__import__('tf_slim.layers', fromlist=['layers'])"
+# What TensorFlow 2 asks of any program of TensorFlow 1: [(pattern, replacement)] for each of its files.
+MODERN = [
+    (r"(?m)^(\s*)import tensorflow as tf\b", r"\1import tensorflow.compat.v1 as tf"),
+    (r"(?m)^(\s*)from tensorflow\.contrib import slim as (\w+)", r"\1import tf_slim as \2"),
+    (r"(?m)^(\s*)from tensorflow\.contrib import slim\b", r"\1import tf_slim as slim"),
+    (r"(?m)^(\s*)from tensorflow\.contrib import layers as (\w+)", r"\1\2 = " + LAYERS),
+    (r"(?m)^(\s*)import tensorflow\.contrib\.slim\b", r"\1import tf_slim"),
+    (r"(?m)^(\s*)from tensorflow\.contrib import tpu as", r"\1from tensorflow.compat.v1.estimator import tpu as"),
+    (r"\btf\.contrib\.slim\b", "__import__('tf_slim')"),
+    (r"\btf\.contrib\.layers\b", LAYERS),
+    (r"\btf\.contrib\.tpu\b", "tf.estimator.tpu"),
+]
 
 
 class Failed(Exception):
@@ -89,7 +109,33 @@ def change(tree, edits):
     return added, removed
 
 
-def run(name, folder, python):
+def modernize(tree):
+    """Let the files of a tree import what TensorFlow 2 has in the place of what they import."""
+    for folder, _, names in os.walk(tree):
+        for path in [os.path.join(folder, name) for name in names if name.endswith(".py")]:
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                before = after = file.read()
+            for pattern, replacement in MODERN:
+                after = re.sub(pattern, replacement, after)
+            if after != before:
+                with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+                    file.write(after)
+
+
+def reason_in(output):
+    """Return the line that names the error, which may have a long text."""
+    lines = output.strip().splitlines()
+    return next((line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception): ", line)), lines[-1])[:200]
+
+
+def version_of(python):
+    if python == sys.executable:
+        return version
+    command = [python, "-c", "import tensorflow; print(tensorflow.__version__)"]
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode().split()[-1]
+
+
+def run(name, folder, python, is_tf2):
     """Run a program. Returns its record."""
     program = PROGRAMS[name]
     record = {"repository": program.repository, "what": program.what}
@@ -100,19 +146,11 @@ def run(name, folder, python):
             record["commit"] = make_tree(git, tree, program)
         record["added"], record["removed"] = change(trees[1], program.edits)
         record["added"] += program.added
+        for tree in trees if is_tf2 else []:
+            modernize(tree)
         out = os.path.join(place, "out.json")
         paths = [os.path.join(tree, program.folder) for tree in trees]
-        # Not as a script: its folder would be the first place to import from.
-        start = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
-        command = [
-            python,
-            "-c",
-            start,
-            os.path.join(ROOT, "scripts", "dev", "programs_run.py"),
-            name,
-            *paths,
-            out,
-        ]
+        command = [python, "-c", START, os.path.join(ROOT, "scripts", "dev", "programs_run.py"), name, *paths, out]
         environment = dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL="3")
         try:
             done = subprocess.run(
@@ -122,10 +160,21 @@ def run(name, folder, python):
             raise Failed(f"it took more than {TIME} s") from None
         if done.returncode:
             sys.stderr.write(done.stdout.decode(errors="replace")[-6000:])
-            raise Failed(done.stdout.decode(errors="replace").strip().splitlines()[-1][:200])
+            raise Failed(reason_in(done.stdout.decode(errors="replace")))
         with open(out) as file:
             record.update(json.load(file))
     return record
+
+
+def keep(found, name, record, is_tf2):
+    """Put a record among those found: what ran on 2.x is a part of the program's record, by the version."""
+    if is_tf2:
+        shared = ("repository", "what", "added", "removed")
+        part = {key: value for key, value in record.items() if key not in shared}
+        found[name].setdefault("also", {})[part.pop("tensorflow")] = part
+    else:
+        also = found.get(name, {}).get("also")
+        found[name] = dict(record, also=also) if also else record
 
 
 def records():
@@ -142,10 +191,10 @@ def write(path, text):
 
 HEAD = """# Real TensorFlow 1 programs
 
-Generated by `scripts/dev/programs.py`. Each program runs from its own repository on TensorFlow 1.15, with its own model
-and training function, small sizes, made-up data and without dropout: {steps} steps on full batches of 8, and the same
-steps on 4 micro-batches of 2. Only what the guide to [static graphs](static-graph.md) says is changed. Modules that are
-not installed, and that the training does not call, are empty ones.
+Generated by `scripts/dev/programs.py`. Each program runs from its own repository on the TensorFlow that is named, with
+its own model and training function, small sizes, made-up data and without dropout: {steps} steps on full batches of 8,
+and the same steps on 4 micro-batches of 2. Only what the guide to [static graphs](static-graph.md) says is changed.
+Modules that are not installed, and that the training does not call, are empty ones.
 
 - **Agrees**: how far a trained variable or the step counter is off the full batch after any step, at most. The full
   batch is ordered, and sums the rows of embeddings before it clips, as
@@ -157,13 +206,29 @@ not installed, and that the training does not call, are empty ones.
 - **Not compared**: variables that rounding decides: after a full batch with its examples in another order, they differ
   by more than 5e-6. Most have a gradient that is zero but for rounding, as the bias of attention's keys has, and Adam
   divides rounding by rounding.
-- **Resumes**: a run that ends in mid-cycle and another that goes on from its checkpoint end with the same bits. Where
-  equal uninterrupted runs differ in their last bits, a number says how far off they end.
+- **Resumes**: a process that trains and writes checkpoints is killed by SIGKILL in the middle of a cycle, after 7 of 12
+  micro-batches. Another process builds the program anew, restores the last checkpoint, which is that of the sixth
+  micro-batch and so from the middle of a cycle too, and ends with the same bits as an uninterrupted run. Where equal
+  uninterrupted runs differ in their last bits, a number says how far off it ends.
 - **Exports**: the unchanged program restores the accumulating run's checkpoint, has the same loss, and exports it as a
   SavedModel that has it too.
+- **Evaluates**: what the program's own evaluation or prediction computes, and how far that from the accumulating run's
+  checkpoint is off that from the full batch's. Where it is empty, the loss under **Exports** is all that is compared.
 
-| Program | Commit | What runs | Changed lines | Agrees | Rows | Without | Own runs | Not compared | Resumes | Exports |
-|---|---|---|---|---|---|---|---|---|---|---|
+| Program | Commit | TensorFlow | What runs | Changed lines | Agrees | Rows | Without | \
+Own runs | Not compared | Resumes | Exports | Evaluates |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
+"""
+
+MODERN_HEAD = """
+## On TensorFlow 2
+
+The same programs and changes, after `tf.disable_v2_behavior()`. In all files of a program, `import tensorflow as tf`
+becomes `import tensorflow.compat.v1 as tf`, `tf_slim` stands in for `tf.contrib.slim` and `tf.contrib.layers`, and
+`tf.estimator.tpu` for `tf.contrib.tpu`.
+
+| Program | TensorFlow | Agrees | Without | Resumes | Exports | Evaluates |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -176,24 +241,57 @@ def has_note(name):
     return name in PROGRAMS and PROGRAMS[name].note is not None
 
 
+def resumes(record):
+    answer = "yes" if record["resumes"] else "**no**"
+    answer += f", {record['resumed_off']:.0e}" if record["resumed_off"] else ""
+    return answer if "killed_after" in record else answer + ", from a closed session"
+
+
+def evaluates(name, record):
+    if "evaluated" not in record:
+        return ""
+    what = PROGRAMS[name].evaluates if name in PROGRAMS else None
+    return f"{record['evaluated']:.0e}" + (f", {what}" if what else "")
+
+
+def row(name, record):
+    link = "[{0}](https://github.com/{0})".format(record["repository"])
+    versions = [record.get("tensorflow", "1.15")]
+    versions += [version for version, part in sorted(record.get("also", {}).items()) if "failed" not in part]
+    head = f"| {name}, {link} | `{record.get('commit', '')[:10]}` | {', '.join(versions)} | {record['what']} |"
+    if "failed" in record:
+        return f"{head} can't run: {record['failed']} | | | | | | | | |"
+    race = named(record["unordered"])
+    own = f"{record['own_runs_differ']:.0e}" + (f"; {race}" if race else "")
+    numbers = f"{record['agreement']:.0e} | {record['rows']:.0e} | {record['unaccumulated']:.0e}"
+    lines = f"+{record['added']} −{record['removed']}"
+    exports = "yes" if record["exports"] else "**no**"
+    answers = f"{resumes(record)} | {exports} | {evaluates(name, record)}"
+    return f"{head} {lines} | {numbers} | {own} | {named(record['rounded'])} | {answers} |"
+
+
+def modern_row(name, version, part):
+    if "failed" in part:
+        return f"| {name} | {version} | can't run: {part['failed']} | | | | |"
+    exports = "yes" if part["exports"] else "**no**"
+    numbers = f"{part['agreement']:.0e} | {part['unaccumulated']:.0e}"
+    evaluated = f"{part['evaluated']:.0e}" if "evaluated" in part else ""
+    return f"| {name} | {version} | {numbers} | {resumes(part)} | {exports} | {evaluated} |"
+
+
 def page(found):
-    rows = []
-    for name, record in sorted(found.items()):
-        link = "[{0}](https://github.com/{0})".format(record["repository"])
-        head = f"| {name}, {link} | `{record.get('commit', '')[:10]}` | {record['what']} |"
-        if "failed" in record:
-            rows.append(f"{head} can't run: {record['failed']} | | | | | | | |")
-            continue
-        race = named(record["unordered"])
-        own = f"{record['own_runs_differ']:.0e}" + (f"; {race}" if race else "")
-        answers = ["yes" if record[key] else "**no**" for key in ("resumes", "exports")]
-        answers[0] += f", {record['resumed_off']:.0e}" if record["resumed_off"] else ""
-        numbers = f"{record['agreement']:.0e} | {record['rows']:.0e} | {record['unaccumulated']:.0e}"
-        lines = f"+{record['added']} −{record['removed']}"
-        rows.append(f"{head} {lines} | {numbers} | {own} | {named(record['rounded'])} | {answers[0]} | {answers[1]} |")
+    rows = [row(name, record) for name, record in sorted(found.items())]
+    modern = [
+        modern_row(name, version, part)
+        for name, record in sorted(found.items())
+        for version, part in sorted(record.get("also", {}).items())
+    ]
+    untried = sorted(name for name, record in found.items() if not record.get("also"))
     notes = "\n".join(f"- {name}: {PROGRAMS[name].note}." for name in sorted(found) if has_note(name))
     others = "\n".join(f"- {name}: {reason}." for name, reason in sorted(CANNOT.items()))
-    return HEAD.format(steps=3) + "\n".join(rows) + f"\n\nNotes:\n\n{notes}\n\nNot run:\n\n" + others + "\n"
+    text = HEAD.format(steps=3) + "\n".join(rows) + f"\n\nNotes:\n\n{notes}\n\nNot run:\n\n" + others + "\n"
+    text += MODERN_HEAD + "\n".join(modern) + "\n"
+    return text + (f"\nNot tried on TensorFlow 2: {', '.join(untried)}.\n" if untried else "")
 
 
 def main(argv=None):
@@ -210,13 +308,17 @@ def main(argv=None):
         unknown = sorted(set(arguments.names) - set(PROGRAMS))
         if unknown:
             parser.error(f"NAME must be one of: {' '.join(PROGRAMS)}. Received: {' '.join(unknown)}")
+        tensorflow = version_of(arguments.python)
+        is_tf2 = not tensorflow.startswith("1.")
         for name in arguments.names or PROGRAMS:
             try:
-                found[name] = run(name, arguments.folder, arguments.python)
+                record = run(name, arguments.folder, arguments.python, is_tf2)
             except Failed as failed:
                 repository, what = PROGRAMS[name].repository, PROGRAMS[name].what
-                found[name], status = {"repository": repository, "what": what, "failed": str(failed)}, 1
-            print(name, json.dumps(found[name], sort_keys=True), flush=True)
+                record = {"repository": repository, "what": what, "failed": str(failed), "tensorflow": tensorflow}
+                status = 1
+            print(name, json.dumps(record, sort_keys=True), flush=True)
+            keep(found, name, record, is_tf2)
             write(RECORDS, json.dumps(found, indent=1, sort_keys=True) + "\n")
     write(PAGE, page(found))
     return status

@@ -1,4 +1,8 @@
-"""Run one public TensorFlow 1 program as it is and accumulating; a process of programs.py, on TensorFlow 1.15.
+"""Run one public TensorFlow 1 program as it is and accumulating; a process of scripts/dev/programs.py.
+
+    python programs_run.py NAME FULL MICRO OUT             write what it shows to OUT
+    python programs_run.py NAME FULL MICRO FOLDER killed   train, with checkpoints, and be killed in mid-cycle
+    python programs_run.py NAME FULL MICRO FOLDER resumed  go on from the last checkpoint, and write how it ends
 
 Each program is imported from a tree of its own repository: as it is for full batches, and with the changes of
 scripts/dev/public_programs for micro-batches.
@@ -7,68 +11,41 @@ scripts/dev/public_programs for micro-batches.
 import contextlib
 import json
 import os
+import pickle
+import signal
+import subprocess
 import sys
 import tempfile
 import warnings
 
-import tensorflow as tf
-from tensorflow.python.ops import clip_ops
-
 from accum.testing import _graph_equality as equality
-from accum.testing import sum_duplicate_rows
-from accum.testing._deviations import deviation
 from accum.testing._order import unordered_variables
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-from public_programs import PROGRAMS  # noqa: E402
-from public_programs._program import MICRO, STEPS, K  # noqa: E402
+from public_programs import (
+    PROGRAMS,  # noqa: E402
+    _estimators,  # noqa: E402
+)
+from public_programs._program import MICRO, START, STEPS, K, is_tf2, tf, version  # noqa: E402
+from public_programs._trees import furthest, imported_from, only, summed_rows  # noqa: E402
 
 tf1 = tf.compat.v1
 ROUNDING = 5e-6  # what only the order of the examples changes by more is not compared
 AVERAGES = ("global_step", "moving_mean", "moving_variance")
 
 
-def is_from(tree, module):
-    paths = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-    return any(path and path.startswith(tree) for path in paths)
+class Program(equality._Program):
+    """A program that keeps its session, because TensorFlow prepares the graph anew for each."""
 
+    _kept = None
 
-@contextlib.contextmanager
-def imported_from(tree):
-    """Import from a tree, and forget its modules and flags afterwards."""
-    before = set(sys.modules)
-    sys.path.insert(0, tree)
-    try:
-        yield
-    finally:
-        sys.path.remove(tree)
-        for name in [name for name in set(sys.modules) - before if is_from(tree, sys.modules[name])]:
-            del sys.modules[name]
-        for name in list(tf1.flags.FLAGS):
-            if not name.startswith(("help", "log", "v", "std", "alsolog", "only_check", "pdb", "run_with", "showpre")):
-                with contextlib.suppress(Exception):
-                    delattr(tf1.flags.FLAGS, name)
-
-
-@contextlib.contextmanager
-def summed_rows():
-    """Let the norms of gradients be those of whole rows, as accumulation passes them."""
-    before = tf.clip_by_global_norm
-
-    def clip(gradients, *arguments, **options):
-        summed = sum_duplicate_rows(gradients)
-        if options.get("use_norm") is not None:  # computed from the slices
-            options["use_norm"] = tf.global_norm(summed)
-        return before(summed, *arguments, **options)
-
-    modules = (tf, tf1, clip_ops)
-    for module in modules:
-        module.clip_by_global_norm = clip
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.clip_by_global_norm = before
+    @contextlib.contextmanager
+    def _session(self):
+        if self._kept is None:
+            self._kept = tf1.Session(graph=self._graph)
+        self._kept.run(self._initialize)
+        with self._kept.as_default():
+            yield self._kept
 
 
 def builder(name, trees, losses, sums_rows=False):
@@ -83,15 +60,6 @@ def builder(name, trees, losses, sums_rows=False):
     return build_graph
 
 
-def furthest(ours, theirs):
-    """The largest difference of a trained variable or the step counter after any step."""
-    return max(deviation(one[name], other[name]) for one, other in zip(ours, theirs) for name in other)
-
-
-def only(names, runs):
-    return [{name: values[name] for name in names if name in values} for values in runs]
-
-
 def measure(name, trees):
     with imported_from(trees[0]):
         data = PROGRAMS[name].run()[0]
@@ -99,23 +67,22 @@ def measure(name, trees):
     parts, wholes = [equality._cut(batch, K) for batch in batches], [[batch] for batch in batches]
     cut = wholes if PROGRAMS[name].splits else parts
     build_graph = builder(name, trees, losses)
-    own = equality._Program(build_graph, batches[0], 1)
+    own = Program(build_graph, batches[0], 1)
     first = own.first_values()
     own_runs = [own.train(first, wholes) for _ in range(4)]
-    rows = equality._Program(build_graph, batches[0], 1, is_ordered=True).train(first, wholes)
-    ordered = equality._Program(builder(name, trees, {}, sums_rows=True), batches[0], 1, is_ordered=True)
+    rows = Program(build_graph, batches[0], 1, is_ordered=True).train(first, wholes)
+    ordered = Program(builder(name, trees, {}, sums_rows=True), batches[0], 1, is_ordered=True)
     expected = ordered.train(first, wholes)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        micro = equality._Program(build_graph, batches[0], K)
+        micro = Program(build_graph, batches[0], K)
     shared = {key: value for key, value in first.items() if key in micro.variables}
     ours = micro.train(shared, cut)
     names = own.trained + [key for key in own.variables if key.endswith(AVERAGES)]
     turned = ordered.train(first, [[tuple(array[::-1] for array in batch)] for batch in batches])
     rounded = [key for key in names if furthest(only([key], turned), only([key], expected)) > ROUNDING]
     names = [key for key in names if key not in rounded]
-    resumed, repeated = resumption(micro, shared, [part for step in cut for part in step])
-    return {
+    record = {
         "own_runs_differ": max(furthest(only(names, run), only(names, own_runs[0])) for run in own_runs[1:]),
         "unordered": unordered_variables(own.train_op),
         "agreement": furthest(only(names, ours), only(names, expected)),
@@ -126,10 +93,17 @@ def measure(name, trees):
             only(own.trained, ordered.train(first, [part[:1] for part in parts])), only(own.trained, expected)
         ),
         "warned": sorted({str(one.message)[:60] for one in caught if issubclass(one.category, UserWarning)}),
-        "resumes": resumed <= 10 * repeated,
-        "resumed_off": resumed,
-        "exports": exports(own, micro, shared, losses, cut, batches[0]),
     }
+    record.update(resumption(name, trees, micro, shared, [part for step in cut for part in step]))
+    folder = tempfile.mkdtemp()
+    paths = [os.path.join(folder, kind) for kind in ("first", "full", "micro")]
+    save(own, first, [], paths[0])
+    save(ordered, first, [part for step in wholes for part in step], paths[1])
+    loss = save(micro, shared, [part for step in cut for part in step], paths[2], losses[K], batches[0])
+    record["exports"] = exports(own, losses[1], loss, batches[0], paths[2], folder)
+    if PROGRAMS[name].evaluates:
+        record.update(evaluation(name, trees[0], batches[0], paths))
+    return record
 
 
 def run_from(program, session, start, parts):
@@ -138,49 +112,126 @@ def run_from(program, session, start, parts):
         session.run(program.train_op, program._feed(part))
 
 
-def resumption(micro, first, parts):
-    """How far a run that goes on from a checkpoint in mid-cycle, and an equal uninterrupted one, are off a run."""
-    path, cut = os.path.join(tempfile.mkdtemp(), "at"), len(parts) // 2
-    with micro._graph.as_default():
-        saver = tf1.train.Saver()
+def save(program, start, parts, path, loss=None, batch=None):
+    """Train, and save a checkpoint. Returns the loss of a batch, if one is given."""
+    with program._graph.as_default(), program._session() as session:
+        run_from(program, session, start, parts)
+        tf1.train.Saver().save(session, path)
+        return None if loss is None else session.run(loss, program._feed(batch))
 
-    def uninterrupted(parts):
+
+def killed_after(parts):
+    """After how many runs of the train op a run is killed, and how many lie between its checkpoints."""
+    return len(parts) // 2 + 1, max(1, len(parts) // 4)
+
+
+def killed_and_resumed(name, trees, folder):
+    """Run the two processes."""
+    child = [sys.executable, "-c", START, os.path.abspath(__file__), name, *trees, folder]
+    codes = [subprocess.run([*child, kind], stdin=subprocess.DEVNULL).returncode for kind in ("killed", "resumed")]
+    if codes != [-signal.SIGKILL, 0]:
+        raise RuntimeError(f"the killed and the resumed process ended with {codes}")
+
+
+def resumption(name, trees, micro, first, parts):
+    """How far a run that goes on after it was killed, and an equal uninterrupted one, are off a run."""
+
+    def uninterrupted():
         with micro._session() as session:
             run_from(micro, session, first, parts)
-            saver.save(session, path)
             return session.run(micro.variables)
 
-    whole, again = uninterrupted(parts), uninterrupted(parts)
-    uninterrupted(parts[:cut])
-    with micro._session() as session:
-        saver.restore(session, path)
-        for part in parts[cut:]:
-            session.run(micro.train_op, micro._feed(part))
-        resumed = session.run(micro.variables)
-    return furthest([resumed], [whole]), furthest([again], [whole])
-
-
-def exports(own, micro, first, losses, cut, batch):
-    """Whether the plain program restores the weights of an accumulating run, and exports the same loss."""
     folder = tempfile.mkdtemp()
+    with open(os.path.join(folder, "given"), "wb") as file:
+        pickle.dump((first, parts), file)
+    killed_and_resumed(name, trees, folder)
+    whole, again = uninterrupted(), uninterrupted()
+    with open(os.path.join(folder, "end"), "rb") as file:
+        resumed_from, end = pickle.load(file)
+    resumed, repeated = furthest([end], [whole]), furthest([again], [whole])
+    return {
+        "resumes": resumed <= 10 * repeated,
+        "resumed_off": resumed,
+        "killed_after": killed_after(parts)[0],
+        "resumed_from": resumed_from,
+    }
+
+
+def in_process(what, name, trees, folder):
+    """Build the accumulating program in a process of its own, and train until it is killed, or go on from there."""
+    with open(os.path.join(folder, "given"), "rb") as file:
+        first, parts = pickle.load(file)
+    micro = equality._Program(builder(name, trees, {}), parts[0], K)
     with micro._graph.as_default(), micro._session() as session:
-        run_from(micro, session, first, [part for step in cut for part in step])
-        theirs = session.run(losses[K], micro._feed(batch))
-        tf1.train.Saver().save(session, os.path.join(folder, "at"))
+        (train_until_killed if what == "killed" else go_on)(micro, session, first, parts, folder)
+
+
+def train_until_killed(micro, session, first, parts, folder):
+    killed, every = killed_after(parts)
+    saver = tf1.train.Saver()
+    micro.load(session, first)
+    for number, part in enumerate(parts, start=1):
+        session.run(micro.train_op, micro._feed(part))
+        if number == killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number % every == 0:
+            saver.save(session, os.path.join(folder, "at"), global_step=number)
+
+
+def go_on(micro, session, first, parts, folder):
+    path = tf1.train.latest_checkpoint(folder)
+    number = int(path.rsplit("-", 1)[1])
+    tf1.train.Saver().restore(session, path)
+    for part in parts[number:]:
+        session.run(micro.train_op, micro._feed(part))
+    with open(os.path.join(folder, "end"), "wb") as file:
+        pickle.dump((number, session.run(micro.variables)), file)
+
+
+def evaluation(name, tree, batch, paths):
+    """How far what the program predicts from the accumulating run is off what it predicts from the full batch's."""
+    found = []
+    with tf.Graph().as_default(), imported_from(tree):
+        tensors = tf.nest.map_structure(equality._placeholder, batch)
+        outputs = tf.nest.flatten(PROGRAMS[name].run()[2](*tensors))
+        feed = dict(zip(tf.nest.flatten(tensors), tf.nest.flatten(batch)))
+        for path in paths:
+            with tf1.Session() as session:
+                session.run([tf1.local_variables_initializer(), tf1.tables_initializer()])
+                tf1.train.Saver().restore(session, path)
+                found.append({str(at): value for at, value in enumerate(session.run(outputs, feed))})
+    first, full, micro = found
+    return {"evaluated": furthest([micro], [full]), "evaluation_moved": furthest([full], [first])}
+
+
+def exports(own, ours, theirs, batch, path, folder):
+    """Whether the plain program restores the weights of an accumulating run, and exports the same loss."""
     with own._graph.as_default(), own._session() as session:
-        tf1.train.Saver().restore(session, os.path.join(folder, "at"))
-        ours = session.run(losses[1], own._feed(batch))
+        tf1.train.Saver().restore(session, path)
+        restored = session.run(ours, own._feed(batch))
         fed = tf.nest.flatten(own._fed)
         inputs = {str(place): tensor for place, tensor in enumerate(fed)}
-        tf1.saved_model.simple_save(session, os.path.join(folder, "export"), inputs, {"loss": losses[1]})
-        names = [tensor.name for tensor in fed] + [losses[1].name]
+        tf1.saved_model.simple_save(session, os.path.join(folder, "export"), inputs, {"loss": ours})
+        names = [tensor.name for tensor in fed] + [ours.name]
     with tf.Graph().as_default(), tf1.Session() as session:
         tf1.saved_model.load(session, ["serve"], os.path.join(folder, "export"))
         exported = session.run(names[-1], dict(zip(names, tf.nest.flatten(batch))))
-    return bool(abs(ours - theirs) <= 1e-5 * max(1.0, abs(theirs)) and ours == exported)
+    return bool(abs(restored - theirs) <= 1e-5 * max(1.0, abs(theirs)) and restored == exported)
+
+
+def main(name, full, micro, out, what=None):
+    tf1.logging.set_verbosity(tf1.logging.ERROR)
+    if is_tf2:
+        tf.disable_v2_behavior()
+    trees = [full, micro]
+    is_estimator = PROGRAMS[name].estimator is not None
+    if what is not None:
+        (_estimators.in_process if is_estimator else in_process)(what, name, trees, out)
+        return
+    record = _estimators.measure(name, trees, killed_and_resumed) if is_estimator else measure(name, trees)
+    with open(out, "w") as file:
+        json.dump({**record, "tensorflow": version}, file)
 
 
 if __name__ == "__main__":
-    tf1.logging.set_verbosity(tf1.logging.ERROR)
-    with open(sys.argv[5], "w") as file:
-        json.dump(measure(sys.argv[2], sys.argv[3:5]), file)
+    main(*sys.argv[2:])

@@ -7,11 +7,16 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from unittest import mock
 
 import numpy as np
-import tensorflow as tf
+import tensorflow
 
-tf1 = tf.compat.v1
+version = tensorflow.__version__
+is_tf2 = not version.startswith("1.")
+tf = tensorflow.compat.v1 if is_tf2 else tensorflow  # what programs import as `tf`
+tf1 = tensorflow.compat.v1
 K, MICRO, STEPS = 4, 2, 3
 ROWS = K * MICRO * STEPS
+# Starts a script as a process. Not by its path: its folder would be the first to import from.
+START = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 RANDOM = np.random.RandomState(0)
 
 Edits = Dict[str, List[Tuple[str, str, int]]]
@@ -25,13 +30,17 @@ class Program(NamedTuple):
       what: what of it runs, for the page.
       edits: {file: [(pattern, replacement, count)]}, what accumulation changes.
       run: a function that imports the program, and returns `(data, build)`: made-up arrays of `ROWS` examples, and a
-        function `build(accum_steps, *batch)` that returns `(train op, loss)`.
+        function `build(accum_steps, *batch)` that returns `(train op, loss)`; and, if it `evaluates`, a function
+        `evaluate(*batch)` that returns what the program predicts or generates, a tensor or several. If it is that of
+        an `estimator`, `build(accum_steps)` returns a `model_fn`.
       inside: the folder in which the tree is put.
       subtree: the folder of the repository that is put there.
       folder: the folder of the tree from which the program imports.
       splits: whether the graph splits a full batch, so that each run of the train op is a step.
       added: lines that `build` adds in place of `edits`, where the program's own function can't be called.
       note: what else the page says.
+      evaluates: what its own evaluation or prediction computes, for the page.
+      estimator: "Estimator" or "TPUEstimator", if it runs through one.
     """
 
     repository: str
@@ -44,6 +53,8 @@ class Program(NamedTuple):
     splits: bool = False
     added: int = 0
     note: Optional[str] = None
+    evaluates: Optional[str] = None
+    estimator: Optional[str] = None
 
 
 IMPORT = (r"\Aimport |^import ", "import accum.compat.v1\nimport ", 1)

@@ -5,7 +5,7 @@ import os
 import re
 import tempfile
 
-import tensorflow as tf
+import numpy as np
 
 from public_programs._program import (
     IMPORT,
@@ -17,6 +17,7 @@ from public_programs._program import (
     integers,
     namespace,
     stand_in,
+    tf,
 )
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -45,7 +46,12 @@ def bert_classifier():
         loss = run_classifier.create_model(config, False, ids, ones, zeros, labels, 3, False)[0]
         return optimization.create_optimizer(loss, 1e-2, 100, 2, False), loss
 
-    return (integers(30, 8), integers(3)), build
+    def evaluate(ids, labels):
+        features = {"input_ids": ids, "input_mask": tf.ones_like(ids), "segment_ids": tf.zeros_like(ids)}
+        model_fn = run_classifier.model_fn_builder(config, 3, None, 1e-2, 100, 2, False, False)
+        return model_fn(dict(features, label_ids=labels), None, tf.estimator.ModeKeys.PREDICT, {}).predictions
+
+    return (integers(30, 8), integers(3)), build, evaluate
 
 
 def bert_pretraining():
@@ -65,8 +71,16 @@ def bert_pretraining():
         counts = [tf.reduce_sum(weights) + 1e-5, tf.shape(ids)[0]]
         return optimization.create_optimizer([masked, sentences], 1e-2, 100, 2, False, counts), masked + sentences
 
+    def evaluate(ids, positions, words, weights, following):
+        features = {"input_ids": ids, "input_mask": tf.ones_like(ids), "segment_ids": tf.zeros_like(ids)}
+        features.update(masked_lm_positions=positions, masked_lm_ids=words, masked_lm_weights=weights)
+        features["next_sentence_labels"] = following
+        model_fn = run_pretraining.model_fn_builder(config, None, 1e-2, 100, 2, False, False)
+        metric_fn, tensors = model_fn(features, None, tf.estimator.ModeKeys.EVAL, {}).eval_metrics
+        return [update for _, update in metric_fn(*tensors).values()]
+
     weights = (RANDOM.uniform(size=(ROWS, 3)) < 0.6).astype("float32")
-    return (integers(30, 8), integers(8, 3), integers(30, 3), weights, integers(2)), build
+    return (integers(30, 8), integers(8, 3), integers(30, 3), weights, integers(2)), build, evaluate
 
 
 def albert(optimizer):
@@ -132,14 +146,17 @@ def xlnet():
         lr_layer_decay_rate=1.0,
     )
 
-    def build(accum_steps, ids, labels):
+    def outputs(ids, labels):
         zeros = tf.zeros_like(ids)
         features = {"input_ids": ids, "segment_ids": zeros, "input_mask": tf.cast(zeros, tf.float32)}
         features["label_ids"] = labels
-        loss = function_builder.get_classification_loss(flags, features, 3, False)[0]
+        return function_builder.get_classification_loss(flags, features, 3, False)
+
+    def build(accum_steps, ids, labels):
+        loss = outputs(ids, labels)[0]
         return model_utils.get_train_op(flags, loss)[0], loss
 
-    return (integers(30, 8), integers(3)), build
+    return (integers(30, 8), integers(3)), build, lambda ids, labels: outputs(ids, labels)[2]
 
 
 def bert_multi_gpu():
@@ -183,13 +200,53 @@ def bert_ner():
 
     config = modeling.BertConfig(vocab_size=30, **SMALL)
 
+    def outputs(ids, labels):
+        return models.create_model(config, False, ids, tf.ones_like(ids), tf.zeros_like(ids), labels, 4, False)
+
     def build(accum_steps, ids, labels):
-        ones, zeros = tf.ones_like(ids), tf.zeros_like(ids)
-        loss = models.create_model(config, False, ids, ones, zeros, labels, 4, False)[0]
+        loss = outputs(ids, labels)[0]
         return optimization.create_optimizer(loss, 1e-2, 100, 2, False), loss
 
-    return (1 + integers(29, 8), integers(4, 8)), build
+    return (1 + integers(29, 8), integers(4, 8)), build, lambda ids, labels: outputs(ids, labels)[1::2]
 
+
+def tpu_estimator():
+    import modeling
+    import run_classifier
+
+    config = modeling.BertConfig(vocab_size=30, **SMALL)
+    ids = integers(30, 8)
+    features = {"input_ids": ids, "input_mask": np.ones_like(ids), "segment_ids": np.zeros_like(ids)}
+    features["label_ids"] = integers(3)
+    # Its own model_fn asks for the dropout of training.
+    run_classifier.tf.nn.dropout = lambda tensor, *_, **__: tensor
+    builder = run_classifier.model_fn_builder
+    return features, lambda accum_steps: builder(config, 3, None, 1e-2, 100, 2, False, False)
+
+
+def estimator():
+    from bert_base.bert import modeling
+    from bert_base.train import bert_lstm_ner
+
+    config = modeling.BertConfig(vocab_size=30, **SMALL)
+    ids = 1 + integers(29, 8)
+    features = {"input_ids": ids, "input_mask": np.ones_like(ids), "segment_ids": np.zeros_like(ids)}
+    features["label_ids"] = integers(4, 8)
+    arguments = namespace(dropout_rate=1.0, lstm_size=1, cell="lstm", num_layers=1, save_summary_steps=100)
+    builder = bert_lstm_ner.model_fn_builder
+    return features, lambda accum_steps: builder(config, 4, None, 1e-2, 100, 2, arguments)
+
+
+# What `create_optimizer` returns in addition, for a `model_fn`.
+RETURNS = [
+    IMPORT,
+    (
+        FAMILY[1][0] + r"  return train_op",
+        CLIPPED.format("").replace("  train_op =", "  mean_loss = optimizer.mean_over_cycle(loss)\n  train_op =")
+        + "  return train_op, mean_loss, optimizer",
+        1,
+    ),
+]
 
 NVIDIA = {
     "repository": "NVIDIA/DeepLearningExamples",
@@ -208,6 +265,11 @@ NVIDIA = {
     "(`num_accumulation_steps`) clips each micro-batch and is not used. `global_step` starts at 1: at 0, LAMB's "
     "correction of the moments divides by zero, unless the counter happens to advance before it is read",
 }
+THROUGH = (
+    "the loss is `mean_over_cycle`, and agrees with that of the full batch as the variables do; the hook is "
+    "`CheckpointSaverHook`; the saver, by the scaffold, is `Saver`, which starts from a checkpoint of the plain "
+    "program. Checkpoints follow steps, so the resumed run goes on from the end of a step"
+)
 BERT = {"repository": "google-research/bert"}
 ALBERT = {"repository": "google-research/albert", "inside": "albert", "edits": {"albert/optimization.py": FAMILY}}
 
@@ -216,6 +278,31 @@ PROGRAMS = {
         what="`run_classifier.create_model`, `optimization.create_optimizer`",
         edits={"optimization.py": FAMILY},
         run=bert_classifier,
+        evaluates="probabilities of its `model_fn`",
+        **BERT,
+    ),
+    "bert-tpu-estimator": Program(
+        what="`run_classifier.model_fn_builder` through `TPUEstimator(use_tpu=False)`",
+        edits={
+            "optimization.py": RETURNS,
+            "run_classifier.py": [
+                IMPORT,
+                (r"      train_op = optimization", "      train_op, total_loss, optimizer = optimization", 1),
+                (
+                    r"          train_op=train_op,\n          scaffold_fn=scaffold_fn",
+                    "          train_op=train_op,\n"
+                    "          training_hooks=[accum.compat.v1.CheckpointSaverHook(\n"
+                    '              optimizer, params["folder"], save_steps=1)],\n'
+                    "          scaffold_fn=lambda: tf.train.Scaffold(\n"
+                    "              saver=accum.compat.v1.Saver(optimizer))",
+                    1,
+                ),
+            ],
+        },
+        run=tpu_estimator,
+        evaluates="`evaluate` and `predict`",
+        estimator="TPUEstimator",
+        note=THROUGH,
         **BERT,
     ),
     "bert-pretraining": Program(
@@ -228,6 +315,7 @@ PROGRAMS = {
             ]
         },
         run=bert_pretraining,
+        evaluates="the four metrics of its `model_fn`",
         **BERT,
     ),
     "albert-adamw": Program(
@@ -265,6 +353,7 @@ PROGRAMS = {
             ]
         },
         xlnet,
+        evaluates="logits",
     ),
     "bert-multi-gpu": Program(
         "HaoyuHu/bert-multi-gpu",
@@ -299,7 +388,30 @@ PROGRAMS = {
         "`models.create_model` with its conditional random field, `optimization.create_optimizer`",
         {"bert_base/bert/optimization.py": FAMILY},
         bert_ner,
-        note="TensorFlow sums the gradients of its random field in no fixed order, so equal runs can differ by 1e-7, "
-        "and so can a resumed one",
+        evaluates="logits, and the labels that its random field decodes",
+        note="TensorFlow sums the gradients of its random field in no fixed order, so equal runs can differ by 1e-7 "
+        "of what a variable holds, and so can a resumed one",
+    ),
+    "bert-ner-estimator": Program(
+        "macanv/BERT-BiLSTM-CRF-NER",
+        "`bert_lstm_ner.model_fn_builder` through `Estimator`",
+        {
+            "bert_base/bert/optimization.py": RETURNS,
+            "bert_base/train/bert_lstm_ner.py": [
+                IMPORT,
+                (r"train_op = optimization", "train_op, total_loss, optimizer = optimization", 1),
+                (
+                    r"training_hooks=\[logging_hook\]",
+                    "scaffold=tf.train.Scaffold(saver=accum.compat.v1.Saver(optimizer)),\n"
+                    "                training_hooks=[logging_hook, accum.compat.v1.CheckpointSaverHook(\n"
+                    '                    optimizer, params["folder"], save_steps=1)]',
+                    1,
+                ),
+            ],
+        },
+        estimator,
+        evaluates="`evaluate` and `predict`",
+        estimator="Estimator",
+        note=THROUGH,
     ),
 }

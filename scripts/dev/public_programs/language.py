@@ -4,11 +4,11 @@ import os
 import tempfile
 from unittest import mock
 
-import tensorflow as tf
-
 from public_programs._program import (
     IMPORT,
+    MICRO,
     TF_IMPORT,
+    K,
     Program,
     accumulated,
     fed,
@@ -16,22 +16,31 @@ from public_programs._program import (
     namespace,
     normal,
     stand_in,
+    tf,
 )
 
 
 def gpt_2():
     import model
 
+    hparams = model.default_hparams()
+    hparams.override_from_dict({"n_vocab": 30, "n_ctx": 8, "n_embd": 16, "n_head": 2, "n_layer": 2})
+
     def build(accum_steps, ids):
-        hparams = model.default_hparams()
-        hparams.override_from_dict({"n_vocab": 30, "n_ctx": 8, "n_embd": 16, "n_head": 2, "n_layer": 2})
         logits = model.model(hparams=hparams, X=ids)["logits"]
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids[:, 1:], logits=logits[:, :-1]))
         optimizer = accumulated(tf.train.AdamOptimizer(learning_rate=1e-2), accum_steps)
         variables = [var for var in tf.trainable_variables() if "model" in var.name]
         return optimizer.apply_gradients(list(zip(tf.gradients(loss, variables), variables))), loss
 
-    return (integers(30, 8),), build
+    def evaluate(ids):
+        import sample
+
+        context = tf.reshape(ids, [K * MICRO, 8])[:, :4]
+        # Of the first most likely word only: nothing is drawn.
+        return sample.sample_sequence(hparams=hparams, length=4, context=context, batch_size=K * MICRO, top_k=1)
+
+    return (integers(30, 8),), build, evaluate
 
 
 def grover():
@@ -46,7 +55,11 @@ def grover():
         spec = model_fn({"input_ids": ids}, None, tf.estimator.ModeKeys.TRAIN, {})
         return spec.train_op, spec.loss
 
-    return (padded(9),), build
+    def evaluate(ids):
+        predictions = model_fn({"input_ids": ids}, None, tf.estimator.ModeKeys.PREDICT, {}).predictions
+        return predictions["gt_logprobs"], predictions["top_p_required"]  # the others are drawn
+
+    return (padded(9),), build, evaluate
 
 
 def padded(length):
@@ -58,7 +71,7 @@ def padded(length):
 
 
 def transformer():
-    stand_in("tqdm", tqdm=None)
+    stand_in("tqdm", tqdm=iter)
     from model import Transformer
 
     with tempfile.NamedTemporaryFile("w", suffix=".vocab", delete=False) as file:
@@ -70,7 +83,11 @@ def transformer():
         loss, train_op, _, _ = Transformer(hparams).train((source, None, None), (given, target, None, None))
         return train_op, loss
 
-    return (padded(8), padded(8), padded(8)), build
+    def evaluate(source, given, target):
+        words = tf.fill([K * MICRO], "")
+        return Transformer(hparams).eval((source, None, words), (given, target, None, words))[0]
+
+    return (padded(8), padded(8), padded(8)), build, evaluate
 
 
 def nmt():
@@ -98,18 +115,32 @@ def nmt():
         model = attention_model.AttentionModel(hparams, tf.contrib.learn.ModeKeys.TRAIN, batch, None, words)
         return model.update, model.train_loss
 
-    return (integers(30, 7), integers(30, 6), integers(30, 6), 3 + integers(5), 2 + integers(5)), build
+    def evaluate(source, given, target, lengths, others):
+        batch = iterator_utils.BatchedInput(None, source, None, None, lengths, None)
+        hparams.tgt_max_len_infer = 4
+        mode, reverse = tf.contrib.learn.ModeKeys.INFER, namespace(lookup=lambda ids: ids)
+        model = attention_model.AttentionModel(hparams, mode, batch, words, words, reverse)
+        return tf.pad(model.sample_id, [[0, 4 - tf.shape(model.sample_id)[0]], [0, 0]])
+
+    return (integers(30, 7), integers(30, 6), integers(30, 6), 3 + integers(5), 2 + integers(5)), build, evaluate
 
 
 def hierarchical_attention():
     from p1_HierarchicalAttention_model import HierarchicalAttention
 
-    def build(accum_steps, ids, labels):
+    def model_of(ids, labels, is_training):
         with fed(input_x=ids, input_y=labels, input_y_multilabel=None, dropout_keep_prob=tf.constant(1.0)):
-            model = HierarchicalAttention(3, 1e-2, 8, 2, 0.9, 12, 3, 30, 8, 8, True, clip_gradients=0.5)
+            return HierarchicalAttention(3, 1e-2, 8, 2, 0.9, 12, 3, 30, 8, 8, is_training, clip_gradients=0.5)
+
+    def build(accum_steps, ids, labels):
+        model = model_of(ids, labels, True)
         return model.train_op, model.loss_val
 
-    return (integers(30, 12), integers(3)), build
+    def evaluate(ids, labels):
+        model = model_of(ids, labels, False)
+        return model.logits, model.predictions
+
+    return (integers(30, 12), integers(3)), build, evaluate
 
 
 def nematus():
@@ -226,6 +257,7 @@ PROGRAMS = {
         folder="src",
         added=1,
         note="`train.py` is one function around downloaded weights, so its loss and optimizer are called from here",
+        evaluates="words of `sample_sequence`",
     ),
     "gpt-2-simple": Program(
         "minimaxir/gpt-2-simple",
@@ -242,6 +274,7 @@ PROGRAMS = {
         {"lm/optimization_adafactor.py": GROVER, "lm/modeling.py": [WORDS]},
         grover,
         note=MASKED,
+        evaluates="probabilities of its `model_fn`",
     ),
     "transformer": Program(
         "Kyubyong/transformer",
@@ -259,6 +292,7 @@ PROGRAMS = {
         },
         transformer,
         note=MASKED,
+        evaluates="words of `Transformer.eval`",
     ),
     "nmt": Program(
         "tensorflow/nmt",
@@ -280,6 +314,7 @@ PROGRAMS = {
             ]
         },
         nmt,
+        evaluates="words that it translates",
     ),
     "nematus": Program(
         "EdinburghNLP/nematus",
@@ -362,5 +397,6 @@ PROGRAMS = {
         },
         hierarchical_attention,
         subtree="a05_HierarchicalAttentionNetwork",
+        evaluates="logits and `predictions`",
     ),
 }

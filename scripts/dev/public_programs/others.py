@@ -1,8 +1,18 @@
 """Reinforcement learning, audio, learning to learn."""
 
-import tensorflow as tf
-
-from public_programs._program import IMPORT, MICRO, K, Program, accumulated, fed, integers, namespace, normal, stand_in
+from public_programs._program import (
+    IMPORT,
+    MICRO,
+    K,
+    Program,
+    accumulated,
+    fed,
+    integers,
+    namespace,
+    normal,
+    stand_in,
+    tf,
+)
 
 PPO = (
     r"(?ms)^        # 3\. Calculate the gradients.*?^        grads_and_var = list\(zip\(grads, var\)\)\n",
@@ -30,31 +40,49 @@ def ppo2():
     policy = build_policy(namespace(observation_space=observed, action_space=action), "mlp", num_hidden=8)
     sizes = {"nbatch_act": None, "nbatch_train": None, "nsteps": 1, "ob_space": observed, "ac_space": action}
 
-    def build(accum_steps, seen, actions, advantages, returns, logs, values):
-        batch = (seen, seen, actions, advantages, returns, logs, values, tf.constant(1e-2), tf.constant(0.2))
-        with tf.Session(), fed(*batch):
-            model = Model(policy=policy, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5, **sizes)
+    def model_of(seen, *batch):
+        with tf.Session(), fed(seen, seen, *batch, tf.constant(1e-2), tf.constant(0.2)):
+            return Model(policy=policy, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5, **sizes)
+
+    def build(accum_steps, *batch):
+        model = model_of(*batch)
         return model._train_op, model.stats_list[0] + 0.5 * model.stats_list[1] - 0.01 * model.stats_list[2]
 
-    return (normal(6), integers(3), normal(), normal(), 1 + 0.1 * normal(), normal()), build
+    def evaluate(*batch):
+        acting = model_of(*batch).act_model
+        return acting.pi, acting.pd.mode(), acting.vf
+
+    return (normal(6), integers(3), normal(), normal(), 1 + 0.1 * normal(), normal()), build, evaluate
 
 
 def wavenet():
     stand_in("librosa")
-    from wavenet import WaveNetModel, optimizer_factory
+    from wavenet import WaveNetModel, mu_law_encode, optimizer_factory
+
+    sizes = ([1, 2, 4, 1, 2, 4], 2, 8, 8, 8, 16)
 
     def build(accum_steps, audio):
-        model = WaveNetModel(tf.shape(audio)[0], [1, 2, 4, 1, 2, 4], 2, 8, 8, 8, 16, use_biases=True)
+        model = WaveNetModel(tf.shape(audio)[0], *sizes, use_biases=True)
         loss = model.loss(audio)
         optimizer = accumulated(optimizer_factory["adam"](1e-2, 0.9), accum_steps)
         return optimizer.minimize(loss, var_list=tf.trainable_variables()), loss
 
-    return (0.3 * normal(40, 1),), build
+    def evaluate(audio):
+        return WaveNetModel(1, *sizes, use_biases=True).predict_proba(mu_law_encode(audio[0], 16))
+
+    return (0.3 * normal(40, 1),), build, evaluate
 
 
 def maml():
     import main
     from maml import MAML
+
+    def evaluate(inputs, labels, others, targets):
+        main.FLAGS(["main", "--norm=None", f"--meta_batch_size={K * MICRO}", "--meta_lr=0.01", "--update_lr=0.01"])
+        model = MAML(test_num_updates=2)
+        batch = {"inputa": inputs, "labela": labels, "inputb": others, "labelb": targets}
+        model.construct_model(batch, prefix="metaval_")
+        return model.metaval_total_losses2
 
     def build(accum_steps, inputs, labels, others, targets):
         tasks = K * MICRO // accum_steps
@@ -63,7 +91,40 @@ def maml():
         model.construct_model({"inputa": inputs, "labela": labels, "inputb": others, "labelb": targets})
         return model.metatrain_op, model.total_losses2[0] * tasks / tf.to_float(tf.shape(inputs)[0])
 
-    return (normal(5, 1), normal(5, 1), normal(5, 1), normal(5, 1)), build
+    return (normal(5, 1), normal(5, 1), normal(5, 1), normal(5, 1)), build, evaluate
+
+
+def tensorpack():
+    import tensorpack as program
+    from tensorpack.tfutils.common import get_global_step_var
+
+    def cost(images, labels):
+        images = tf.expand_dims(images, 3)
+        hidden = program.Conv2D("conv0", images, 4, 3, activation=tf.nn.relu)
+        hidden = program.MaxPooling("pool0", hidden, 2)
+        logits = program.FullyConnected("fc0", hidden, 3)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels)
+        return tf.reduce_mean(loss) + 1e-3 * program.regularize_cost("fc.*/W", tf.nn.l2_loss)
+
+    def build(accum_steps, images, labels):
+        kinds = [tf.TensorSpec((None, 8, 8), tf.float32, "images"), tf.TensorSpec((None,), tf.int32, "labels")]
+        costs = []
+
+        def kept(*batch):
+            costs.append(cost(*batch))
+            return costs[-1]
+
+        def optimizer():
+            rate = tf.train.exponential_decay(1e-2, get_global_step_var(), 2, 0.5)
+            clip = program.gradproc.GlobalNormClip(0.1)
+            inner = program.optimizer.apply_grad_processors(tf.train.AdamOptimizer(rate), [clip])
+            return accumulated(inner, accum_steps)
+
+        trainer = program.SimpleTrainer()
+        trainer.setup_graph(kinds, program.TensorInput(lambda: [images, labels], 10), kept, optimizer)
+        return trainer.train_op, costs[0]
+
+    return (normal(8, 8), integers(3)), build
 
 
 PROGRAMS = {
@@ -73,6 +134,7 @@ PROGRAMS = {
         {"baselines/ppo2/model.py": [IMPORT, PPO]},
         ppo2,
         note="gym is not installed; empty classes stand in for its spaces, and nothing is played",
+        evaluates="what `act_model` does, and its values",
     ),
     "wavenet": Program(
         "ibab/tensorflow-wavenet",
@@ -82,6 +144,7 @@ PROGRAMS = {
         added=1,
         note="`train.py` is one function around files of audio, so its `minimize` is called from here. librosa, which "
         "reads them, is not installed; an empty module stands in for it",
+        evaluates="`predict_proba`",
     ),
     "maml": Program(
         "cbfinn/maml",
@@ -97,5 +160,15 @@ PROGRAMS = {
             ]
         },
         maml,
+        evaluates="losses of validation after adapting",
+    ),
+    "tensorpack": Program(
+        "tensorpack/tensorpack",
+        "`SimpleTrainer.setup_graph` with its layers, `apply_grad_processors` and `GlobalNormClip`",
+        {},
+        tensorpack,
+        added=1,
+        note="the model is a small one, of its layers. Its own `AccumGradOptimizer` is not used. Its trainer advances "
+        "`global_step` by a hook of its own in each run of the train op, which the check does not run",
     ),
 }
