@@ -105,8 +105,9 @@ def replacing_random_ops(replace: Callable[[RandomOp], Any]) -> Iterator[None]:
     def created(kind: str, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> Any:
         del attributes, op_name
         found = _random_op(kind, inputs, outputs[0]) if graph is not None and outputs else None
-        new = None if found is None else replace(found)
-        return outputs if new is None else [new]
+        is_initial = found is not None and "Initializer" in found.output.op.name.split("/")  # the value of a variable
+        new = None if found is None or is_initial else replace(found)
+        return None if new is None else [new]  # TensorFlow adds to the list that it has
 
     if tf.executing_eagerly():  # where TensorFlow ignores what is returned
         yield
