@@ -33,13 +33,13 @@ def count_examples(data: Any) -> tf.Tensor:
 
 
 def known_count(data: Any) -> Any:
-    """Return what `count_examples` counts, an int if it is known now, otherwise an int64 scalar; or None."""
+    """Return what `count_examples` counts, an int if it is known now, otherwise an int32 scalar; or None."""
     first = _first_batched(data)
     if first is None:
         return None
     known = None if isinstance(first, tf.SparseTensor) else first.shape[0]
     known = getattr(known, "value", known)  # a `Dimension` in a static graph of TF 1.15
-    return tf.cast(_length(first), tf.int64) if known is None else int(known)
+    return tf.cast(_length(first), tf.int32) if known is None else int(known)
 
 
 def _first_batched(data: Any) -> Any:

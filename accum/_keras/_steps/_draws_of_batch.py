@@ -135,8 +135,9 @@ class BatchDraws:
         self._begins = True
         yield
         if self._given is not None:
-            examples = self._earlier() + tf.cast(self._total, tf.int64)
-            _replicas.local_variable(self._given.examples).assign(examples)
+            with _tf.on_host():
+                examples = self._earlier() + tf.cast(self._total, tf.int64)
+                _replicas.local_variable(self._given.examples).assign(examples)
 
     @contextlib.contextmanager
     def whole_batch(self, count: Size) -> Iterator[None]:
