@@ -303,7 +303,8 @@ def _after_arguments(function: Callable[..., tf.Operation]) -> Callable[..., tf.
     """
 
     def waiting(strategy: tf.distribute.Strategy, *args: PerReplica) -> tf.Operation:
-        with tf.control_dependencies(_tf.waits_for_all(_replicas.local_tensors(strategy, args))):
+        given = [one for value in tf.nest.flatten(args) for one in strategy.experimental_local_results(value)]
+        with tf.control_dependencies(_tf.waits_for_all(given)):
             return function(strategy, *args)
 
     return waiting
