@@ -144,7 +144,10 @@ class Draws:
     def _source(self, op: RandomOp) -> Source:
         if op.source is not None:
             return op.source
-        return _tf.source_of(self._seed + tf.constant([0, self._number << 32], tf.int64))
+        own, seed = _tf.own_seed(op.output.op), self._seed
+        if own is not None:  # of the layer, where the program has none
+            seed = tf.stack([tf.constant(own, tf.int64), seed[1]])  # type: ignore[index]
+        return _tf.source_of(seed + tf.constant([0, self._number << 32], tf.int64))
 
     def _drawn_rows(self, op: Any) -> tf.Tensor:
         """Return the rows of the examples in what the operation would return for the batch."""

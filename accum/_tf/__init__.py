@@ -189,6 +189,7 @@ from accum._tf._random_ops import (
     draw,
     next_seed_of_operation,
     numbers_per_count,
+    own_seed,
     replacing_random_ops,
     seed_of_graph,
     source_of,

@@ -173,6 +173,12 @@ def seed_of_graph() -> Optional[int]:
     return tf.compat.v1.get_default_graph().seed
 
 
+def own_seed(op: tf.Operation) -> Optional[int]:
+    """Return the seed that the user has given to an operation alone, or None."""
+    is_alone = seed_of_graph() is None and op.get_attr("seed") == 87654321  # which stands for no seed of the program
+    return op.get_attr("seed2") if is_alone else None
+
+
 def next_seed_of_operation() -> Optional[int]:
     """Return the seed of an operation, whatever else is in the graph; None if the program has no seed."""
     if tf.executing_eagerly() or seed_of_graph() is None:

@@ -58,13 +58,15 @@ class BatchDraws:
 
     def seed(self) -> Optional[tf.Tensor]:
         """Return the seed of the batch, an int64 tensor of shape [2]; None in eager execution."""
-        if self._is_eager or not self._is_training or _tf.seed_of_graph() is None:
-            return random_seed()
+        drawn = random_seed()
+        if drawn is None or not self._is_training:
+            return drawn
         with _tf.on_host():
             step = tf.cast(_tf.native(self._optimizer.iterations), tf.int64) * 2**20
             if self._compiled:  # which knows no other places than those in the batch
                 step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10 + _replicas.replica_number()
-            return tf.stack([tf.constant(_tf.seed_of_graph(), tf.int64), step])
+            given = _tf.seed_of_graph()
+            return tf.stack([drawn[0] if given is None else tf.constant(given, tf.int64), step])
 
     def base(self) -> tf.Tensor:
         """Return how many examples of the cycle were before those of this replica, an int64 scalar tensor."""
