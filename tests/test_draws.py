@@ -65,21 +65,27 @@ def augmented():
     return tf.keras.Model(inputs, layers.Dense(1)(layers.Flatten()(hidden)))
 
 
-def unseeded():
-    """A layer of the user's that draws by the seed that Keras keeps for all, and by one of its own."""
+def shifted(*more):
+    """A layer of the user's that draws by the seed that Keras keeps for what has none."""
     import keras
 
     class Shift(layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.seeds = keras.random.SeedGenerator(5)
-
         def call(self, inputs):
-            shift = keras.random.truncated_normal(tf.shape(inputs), seed=self.seeds)
-            return inputs + shift + keras.random.normal(tf.shape(inputs))
+            return inputs + keras.random.truncated_normal(tf.shape(inputs)) + keras.random.normal(tf.shape(inputs))
 
     inputs = tf.keras.Input((6,))
-    return tf.keras.Model(inputs, layers.Dense(1)(Shift()(layers.Dense(5)(inputs))))
+    hidden = Shift()(layers.Dense(5)(inputs))
+    for layer in more:
+        hidden = layer(hidden)
+    return tf.keras.Model(inputs, layers.Dense(1)(hidden))
+
+
+def unseeded():
+    return shifted()
+
+
+def seeded_too():
+    return shifted(layers.Dropout(0.3, seed=5))
 
 
 def trained(make, accum_steps=1, replicas=1, seed=3, plain=False, compile_with=(), batch_size=BATCH, **options):
@@ -111,7 +117,7 @@ def differs(model, oracle):
 
 
 needs_keras_3 = pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 draws from kernels whose state nobody can read")
-MODELS = {make.__name__: make for make in (noisy, attentive, recurrent, augmented, unseeded)}
+MODELS = {make.__name__: make for make in (noisy, attentive, recurrent, augmented, unseeded, seeded_too)}
 
 
 @needs_keras_3
@@ -128,9 +134,17 @@ def test_the_draws_are_those_of_plain_keras_at_the_full_batch(kind):
 @pytest.mark.keras_face
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["loss", "all"])
-@pytest.mark.parametrize("kind", ["noisy", "recurrent", "unseeded"])
+@pytest.mark.parametrize("kind", ["noisy", "recurrent", "seeded_too"])
 def test_the_draws_of_a_whole_batch_are_those_of_plain_keras(kind, how):
     assert_same(trained(MODELS[kind], micro_batch_size=5, whole_batch=how), trained(MODELS[kind], plain=True))
+
+
+@needs_keras_3
+@pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["unseeded", "seeded_too"])
+def test_the_batches_of_a_cycle_begin_with_the_seed_of_keras(kind):
+    assert_same(trained(MODELS[kind], accum_steps=4), trained(MODELS[kind], plain=True))
 
 
 @needs_keras_3
@@ -233,6 +247,33 @@ def test_a_run_that_goes_on_from_a_checkpoint_in_mid_cycle_draws_the_same(tmp_pa
     shifted.optimizer.reset()  # forgets the sums, and with them the place in the cycle
     shifted.fit(data.skip(4).take(5), verbose=0)
     assert differs(shifted, uninterrupted)
+
+
+@pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.skipif(LINE < (2, 8), reason="`compile` takes no `jit_compile` here")
+@pytest.mark.parametrize("how", [{}, {"whole_batch": "loss"}], ids=["split", "loss"])
+def test_with_xla_the_draws_do_not_depend_on_the_size(how):
+    """Also where a row is no multiple of four numbers, and parts of the whole batch are not constants."""
+    compile_with = {"jit_compile": True}
+    whole = trained(noisy, compile_with=compile_with, micro_batch_size=BATCH)
+    assert_same(trained(noisy, compile_with=compile_with, micro_batch_size=5, **how), whole)
+
+
+@pytest.mark.keras_face
+def test_a_layer_s_own_seed_is_enough():
+    def make():
+        inputs = tf.keras.Input((6,))
+        kernel = tf.keras.initializers.Constant(0.3)
+        hidden = layers.Dropout(0.5, seed=3)(layers.Dense(8, kernel_initializer=kernel)(inputs))
+        model = tf.keras.Model(inputs, layers.Dense(1, kernel_initializer=kernel)(hidden))
+        model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=5)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+        return model
+
+    tf.random.set_seed(None)
+    assert_same(make(), make(), tolerance=0)
 
 
 @pytest.mark.keras_face

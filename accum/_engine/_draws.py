@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _check, _tf
 from accum._engine._batch import Size
-from accum._tf import CheckpointOnly, RandomOp, Scalar, Source, tf
+from accum._tf import CheckpointOnly, Place, RandomOp, Scalar, Source, tf
 
 
 def random_seed() -> Optional[tf.Tensor]:
@@ -22,11 +22,15 @@ def random_seed() -> Optional[tf.Tensor]:
 
 
 def uniform_seed() -> tf.Tensor:
-    """Return another seed for each call and run."""
+    """Return another seed for each call and run. Its second number is another one even without a program's seed.
+
+    So what has a seed of its own draws the same in every program.
+    """
+    number = _tf.next_seed_of_operation()
     with _tf.on_host():
-        return tf.cast(
-            tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32, seed=_tf.next_seed_of_operation()), tf.int64
-        )
+        seeds = None if _tf.seed_of_graph() is None else number, number
+        drawn = [tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32, seed=seed) for seed in seeds]
+        return tf.cast(tf.stack(drawn), tf.int64)
 
 
 class CycleDraws(CheckpointOnly):
@@ -56,7 +60,7 @@ class _Rows(NamedTuple):
 
     begin: Size
     count: Any  # a `Size`; a tuple has a `count` of another type
-    place: Optional[tf.Graph]  # where they are known
+    place: Place  # where they are known
 
 
 class Draws:
@@ -121,7 +125,7 @@ class Draws:
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:
         assert self._rows is not None
         self._number += 1
-        shape = op.output.shape.as_list() if op.output.shape.rank is not None else [None]
+        shape = _static_shape(op)
         is_in_loop = _tf.is_in_loop_within(self._rows.place)
         is_shared = bool(shape) and None not in shape and not self._is_of_examples(shape)
         if op.kind is None or is_in_loop or not (is_shared or not shape or self._is_of_examples(shape)):
@@ -137,9 +141,7 @@ class Draws:
         """Whether the first axis of a shape is the examples, or each example several times in a row."""
         assert self._rows is not None
         count = tf.get_static_value(tf.convert_to_tensor(self._rows.count))
-        if shape[0] is None or count is None:
-            return shape[0] is None
-        return shape[0] == count or (count > 1 and shape[0] % count == 0)
+        return shape[0] is None or (count is not None and shape[0] % max(int(count), 1) == 0)
 
     def _source(self, op: RandomOp) -> Source:
         if op.source is not None:
@@ -161,12 +163,12 @@ class Draws:
             return self._cut(op, source, shape, begin, count)
         size = tf.reduce_prod(shape)
         first = begin * (size // tf.maximum(count, 1))
-        static = op.output.shape.as_list()[1:]
-        if None not in static and not _product(static) % per_count:  # then every row begins with a count
+        static = _static_shape(op)[1:]
+        if static and None not in static and not _product(static) % per_count:  # then every row begins with a count
             return _tf.draw(op.kind, op.shape, _tf.advanced(source, first // per_count), *_numbers(op))
-        skipped = first % per_count
-        flat = _tf.draw(op.kind, [size + skipped], _tf.advanced(source, first // per_count), *_numbers(op))
-        return tf.reshape(flat[skipped:], op.shape)
+        # Always as many, because XLA has to know how many.
+        flat = _tf.draw(op.kind, [size + per_count - 1], _tf.advanced(source, first // per_count), *_numbers(op))
+        return tf.reshape(tf.slice(flat, [first % per_count], [size]), op.shape)
 
     def _before(self, op: RandomOp) -> Scalar:
         """Return how many examples were before those of the batch."""
@@ -181,13 +183,13 @@ class Draws:
         return 0
 
     def _cut(self, op: Any, source: Source, shape: tf.Tensor, begin: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        static = [op.output.shape.as_list()[0], self._rows.count, self._total]  # type: ignore[union-attr]
+        static = [_static_shape(op)[0], self._rows.count, self._total]  # type: ignore[union-attr]
         is_all = self._base is None or self._compiled  # otherwise nobody knows how many examples will follow
         total = tf.cast(self._total, tf.int64) if is_all else begin + count
         rows = shape[0] // tf.maximum(count, 1)
         if is_all and all(isinstance(length, int) for length in static):  # XLA has to know it
             rows = tf.constant(static[0] // max(static[1], 1), tf.int64)
-            whole_shape = [static[0] // max(static[1], 1) * static[2]] + op.output.shape.as_list()[1:]
+            whole_shape = [static[0] // max(static[1], 1) * static[2]] + _static_shape(op)[1:]
         else:
             whole_shape = tf.concat([[rows * total], shape[1:]], 0)
         whole = _tf.draw(op.kind, whole_shape, source, *_numbers(op))
@@ -195,11 +197,16 @@ class Draws:
         return tf.slice(whole, tf.cast(first, op.shape.dtype), op.shape)
 
 
+def _static_shape(op: RandomOp) -> List[Optional[int]]:
+    """Return the lengths of axes, as far as they are known; of an unknown number of axes, the first."""
+    return [None] if op.output.shape.rank is None else op.output.shape.as_list()
+
+
 def _numbers(op: RandomOp) -> Any:
     return op.output.dtype, op.bounds
 
 
-def _product(lengths: Sequence[int]) -> int:
+def _product(lengths: Sequence[Any]) -> int:
     product = 1
     for length in lengths:
         product *= length

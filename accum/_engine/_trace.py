@@ -99,6 +99,9 @@ class LossMark(NamedTuple):
 class Marks:
     """What the function leaves while it is traced. Its methods are called in the trace.
 
+    Args:
+      compiled: whether XLA will compile it.
+
     Attributes:
       share: float32 scalar, the share of the micro-batch in the examples of the batch.
       position: int64 scalar, the place of its first example.
@@ -112,7 +115,8 @@ class Marks:
       sources: what to differentiate by, if the function sets it: tensors of the graph, or variables.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiled: bool = False) -> None:
+        self._compiled = compiled
         self.graph: tf.Graph = None
         self.losses: List[Tuple[tf.Tensor, bool]] = []
         self.moments: List[Tuple[Moments, Callable[[Moments], Wait]]] = []
@@ -129,7 +133,7 @@ class Marks:
         self.position = _placeholder(tf.int64, [])
         self.total = _placeholder(tf.int64, [])
         self.seed = _placeholder(tf.int64, [2])
-        self.draws = Draws(self.seed, self.total)
+        self.draws = Draws(self.seed, self.total, self._compiled)
 
     def is_here(self) -> bool:
         """Whether operations now become part of the trace itself, rather than of a function or loop in it."""
@@ -219,6 +223,7 @@ def trace(
     specs: Sequence[tf.TensorSpec],
     variables: Sequence[tf.Variable],
     differentiable: bool,
+    compiled: bool = False,
 ) -> Trace:
     """Trace a function.
 
@@ -227,12 +232,13 @@ def trace(
       specs: the specs of the tensors.
       variables: what to differentiate by.
       differentiable: whether to take the gradient.
+      compiled: whether XLA will compile it.
     """
     read: Any = None  # the `Trace`, without what the finished graph captures
 
     @_tf.untouched_by_autograph
     def traced(*tensors: tf.Tensor) -> List[tf.Tensor]:
-        marks = Marks()
+        marks = Marks(compiled)
         marks.begin()
         outputs = list(function(tensors, marks))
         sources = variables if marks.sources is None else marks.sources

@@ -27,6 +27,7 @@ def segments_of(
     finds_statistics: bool,
     differentiable: bool = True,
     receive: Optional[Receive] = None,
+    compiled: bool = False,
 ) -> Segments:
     """Trace a function on a micro-batch, and return it in segments.
 
@@ -38,6 +39,7 @@ def segments_of(
       finds_statistics: whether what normalises by the statistics of a batch, in whatever way, is a barrier.
       differentiable: whether the gradient is needed.
       receive: as for `FoundStatistics`.
+      compiled: whether XLA will compile it.
 
     Raises:
       ValueError: something can't be computed again, or over the whole batch.
@@ -52,8 +54,8 @@ def segments_of(
         return FoundStatistics(marks, tensors, receive).replace(outputs)
 
     def segments(directly: bool) -> Segments:
-        made = trace(lambda tensors, marks: traced(tensors, marks, directly), batch.specs(), variables, differentiable)
-        return Segments(made, recompute)
+        function_of_part = lambda tensors, marks: traced(tensors, marks, directly)
+        return Segments(trace(function_of_part, batch.specs(), variables, differentiable, compiled), recompute)
 
     try:
         made = segments(False)

@@ -111,9 +111,9 @@ def _differentiated(compute: Callable[[], tf.Tensor], variables: Sequence[tf.Var
 def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable]) -> ValueAndGradients:
     # As in a `tf.function` of the user's.
     whole = WholeBatchFunction(task._replace(function=functools.partial(_tf.touched_by_autograph, task.function)), data)
-    segments = segments_of(whole.traced, whole.batch, variables, task.recompute, "batch_norm" in task.barriers)
+    compiled, finds = _tf.is_compiled_by_xla_here(), "batch_norm" in task.barriers
+    segments = segments_of(whole.traced, whole.batch, variables, task.recompute, finds, compiled=compiled)
     _warn_of_moved(segments.graph)
-    compiled = _tf.is_compiled_by_xla_here()
 
     def loss() -> tf.Tensor:
         outputs, _ = whole_call(segments, whole.batch, task.size, variables, [], compiled)

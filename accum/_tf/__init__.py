@@ -38,6 +38,7 @@ from accum._tf._graph_parts import (
 )
 from accum._tf._graphs import (
     LOCKS,
+    Place,
     add_control_input,
     are_traces_of_one_function,
     called_as_in_fit,
@@ -195,6 +196,7 @@ from accum._tf._random_ops import (
     source_of,
 )
 from accum._tf._steps import (
+    HAS_SEED_WITHOUT_MODEL,
     LOGS_COUNT_EXAMPLES,
     added_losses,
     compiled_unless_eager,
@@ -215,6 +217,7 @@ from accum._tf._steps import (
     must_not_be_in_loop,
     own_methods,
     seeds_of,
+    seeds_without_model,
     state_of,
     steps_per_execution,
     sums_activities,

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from typing import Any, Dict, Iterable, Iterator, List, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from accum._tf._version import IS_KERAS_3, tf
 
@@ -197,7 +197,11 @@ def is_loop_body(graph: tf.Graph) -> bool:
     return type(graph).__name__ == "WhileBodyFuncGraph"
 
 
-def place_in_graph() -> Any:
+Place = Tuple[Optional[tf.Graph], Any]
+"""A graph, and a conditional or loop of TF 1 in it."""
+
+
+def place_in_graph() -> Place:
     """Return where operations are created now: the graph, and the conditional or loop of TF 1 in it."""
     if tf.executing_eagerly():
         return None, None
@@ -205,7 +209,7 @@ def place_in_graph() -> Any:
     return graph, graph._get_control_flow_context()  # has no public name
 
 
-def is_in_loop_within(place: Any) -> bool:
+def is_in_loop_within(place: Place) -> bool:
     """Whether operations are created now in a loop that has begun since `place_in_graph` returned `place`."""
     outer, outermost = place
     if any(map(is_loop_body, graphs_within(outer))):

@@ -180,8 +180,8 @@ def own_seed(op: tf.Operation) -> Optional[int]:
 
 
 def next_seed_of_operation() -> Optional[int]:
-    """Return the seed of an operation, whatever else is in the graph; None if the program has no seed."""
-    if tf.executing_eagerly() or seed_of_graph() is None:
+    """Return a seed for an operation, whatever else is in the graph; None in eager execution."""
+    if tf.executing_eagerly():
         return None
     known = tf.compat.v1.get_collection_ref("accum_seeds")
     known.append(len(known))

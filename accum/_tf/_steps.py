@@ -203,13 +203,21 @@ def count_batch(model: tf.keras.Model, name: str, waits: Any) -> None:
 
 
 def seeds_of(model: tf.keras.Model) -> List[Any]:
-    """Return the variables of a model that seed random numbers, in Keras 3, and that of layers without a seed."""
-    if not IS_KERAS_3:
+    """Return the variables of a model that seed random numbers, in Keras 3."""
+    return [var for var in model.variables if "seed_generator" in getattr(var, "path", "")] if IS_KERAS_3 else []
+
+
+HAS_SEED_WITHOUT_MODEL = IS_KERAS_3
+"""Whether Keras has a variable from which it seeds what is drawn without a seed."""
+
+
+def seeds_without_model() -> List[Any]:
+    """Return that variable, if anything has been drawn so."""
+    if not HAS_SEED_WITHOUT_MODEL:
         return []
-    seeds = [var for var in model.variables if "seed_generator" in getattr(var, "path", "")]
-    common = importlib.import_module("keras.src.backend.common.global_state")
-    generator = common.get_global_attribute("global_seed_generator")
-    return seeds + [generator.state] if generator is not None and seeds else seeds
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    generator = state.get_global_attribute("global_seed_generator")
+    return [] if generator is None else [generator.state]
 
 
 def may_draw(model: tf.keras.Model) -> bool:

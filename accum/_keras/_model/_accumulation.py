@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from accum import _check
+from accum import _check, _tf
 from accum._engine import _replicas
 from accum._keras._model._micro_batch_size import SizeInUse
 from accum._keras._model._options import ModelOptions
@@ -44,6 +44,7 @@ class ModelAccumulation:
       calls: {number of a replica: what stands in for the calls of the model in the current step}.
       recorder: the `StepRecorder` of the current `fit`, or None.
       step_metrics: the `StepMetrics` of the current micro-batch, or None.
+      start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
       is_state_watched: whether variables have been copied and compared since the last `compile`.
       told_of_state: names of variables of which a warning has told since then.
       told_of_metrics: names of metrics of which one has.
@@ -67,6 +68,7 @@ class ModelAccumulation:
         self.calls: Dict[int, "WholeBatchCall"] = {}
         self.recorder: Optional["StepRecorder"] = None
         self.step_metrics: Optional["StepMetrics"] = None
+        self.start_of_seed: Optional[tf.Variable] = None
         self._told: Set[str] = set()
         self.begin_anew()
 
@@ -82,6 +84,12 @@ class ModelAccumulation:
         """Forget that train steps have called some optimizers."""
         self.seen = [optimizer for optimizer in self.seen if optimizer not in optimizers]
         self.called_by_functions = [known for known in self.called_by_functions if known not in optimizers]
+
+    def create_start_of_seed(self) -> None:
+        """Create `start_of_seed`, if there is none."""
+        if self.start_of_seed is None:
+            with tf.init_scope():
+                self.start_of_seed = _tf.new_counter("start_of_seed", [2])
 
     def call_in_step(self) -> Optional["WholeBatchCall"]:
         """Return what stands in for a call of the model on this replica, or None."""

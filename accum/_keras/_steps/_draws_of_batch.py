@@ -34,22 +34,25 @@ class BatchDraws:
         self._is_eager = tf.executing_eagerly()
         self._is_first: Optional[tf.Tensor] = None  # whether the batch is the first of its cycle
         self._begins = False  # whether the next micro-batch is the first
-        self._offset: Union[int, tf.Tensor, None] = (
-            0  # how many examples of this batch are those of replicas before this one
-        )
+        self._offset: Union[int, tf.Tensor, None] = 0  # the examples of replicas before this one; None: unknown
         self._total = count  # on all replicas
         self._draws: Any = None
-        self._seeds: List[tf.Variable] = []
+        self._own_seeds: List[tf.Variable] = []
+        self._seeds: List[tf.Variable] = []  # also that of what is drawn without a seed
         self._before: List[tf.Tensor] = []
         self._cycle: Any = None  # the engine's, if there are several batches in one
         self._given: Optional[CycleDraws] = None
         if self._is_eager:
             return
-        self._seeds = [_replicas.local_variable(_tf.native(var)) for var in _tf.seeds_of(model)]
+        self._own_seeds = [_replicas.local_variable(_tf.native(var)) for var in _tf.seeds_of(model)]
+        others = [_replicas.local_variable(_tf.native(var)) for var in _tf.seeds_without_model()]
+        self._seeds = self._own_seeds + others
         if is_training:
             self._optimizer = accumulating_optimizers(model)[0]
             internals = internals_of(self._optimizer)
             self._cycle = None if internals.is_passthrough else internals.cycle
+            if self._cycle is not None and _tf.HAS_SEED_WITHOUT_MODEL:
+                self._model._accum.create_start_of_seed()  # in the first trace, in which Keras may create its seed
             self._share_count()
         has_others = is_training and (self._cycle is not None or _replicas.count() > 1)
         self._draws = Draws(self.seed(), count, compiled, self.base if has_others else None)
@@ -64,7 +67,9 @@ class BatchDraws:
         with _tf.on_host():
             step = tf.cast(_tf.native(self._optimizer.iterations), tf.int64) * 2**20
             if self._compiled:  # which knows no other places than those in the batch
-                step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10 + _replicas.replica_number()
+                step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10
+            if self._offset is None:
+                step += tf.cast(_replicas.number_among_all(), tf.int64)
             given = _tf.seed_of_graph()
             return tf.stack([drawn[0] if given is None else tf.constant(given, tf.int64), step])
 
@@ -99,7 +104,7 @@ class BatchDraws:
         state = self._cycle.state
         if not hasattr(state, "draws"):
             with tf.init_scope():
-                state.draws = CycleDraws(self._optimizer._adapter.name, self._seeds)
+                state.draws = CycleDraws(self._optimizer._adapter.name, self._own_seeds)
         self._given = state.draws
         return state.draws
 
@@ -128,8 +133,9 @@ class BatchDraws:
             with _tf.on_host():  # before the engine counts
                 self._is_first = tf.equal(self._optimizer.micro_step, 0)
         if self._cycle is not None and self._seeds and not self._compiled:
-            for seed, kept in zip(self._seeds, self._kept().seeds):
-                start = _replicas.local_variable(kept)
+            kept = list(self._kept().seeds) if self._own_seeds else []
+            for seed, start in zip(self._seeds, kept + [self._model._accum.start_of_seed]):
+                start = _replicas.local_variable(start)
                 begun = tf.where(self._is_first, tf.cast(seed.read_value(), tf.int64), start.read_value())
                 start.assign(begun)
                 seed.assign(tf.cast(begun, seed.dtype))

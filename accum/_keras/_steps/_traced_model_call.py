@@ -87,7 +87,9 @@ def traced_call(
         return flat + [value for _, _, value in attached]
 
     variables = [_replicas.local_variable(_tf.native(var)) for var in model.trainable_variables]
-    segments = segments_of(function, batch, variables, recompute, has_barriers, differentiable)
+    segments = segments_of(
+        function, batch, variables, recompute, has_barriers, differentiable, compiled=_tf.is_compiled_by_xla(model)
+    )
     return TracedCall(segments, found["structure"], found["attached"])
 
 
