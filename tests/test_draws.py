@@ -277,6 +277,41 @@ def test_a_layer_s_own_seed_is_enough():
 
 
 @pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.turns
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_batch_that_fails_draws_the_same_when_it_is_tried_again(size):
+    class Fails(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.flag = tf.Variable(0.0, trainable=False)
+
+        def call(self, inputs):
+            with tf.control_dependencies([tf.debugging.assert_equal(self.flag.read_value(), 0.0)]):
+                return tf.identity(inputs)
+
+    def run(fails):
+        set_seeds(7, anew=True)
+        inputs, layer = tf.keras.Input((6,)), Fails()
+        hidden = layer(layers.Dropout(0.4)(layers.Dense(16)(inputs)))
+        model = tf.keras.Model(inputs, layers.Dense(1)(layers.Dropout(0.4)(hidden)))
+        model = accum.GradientAccumulateModel.from_model(model, accum_steps=3, micro_batch_size=size)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        set_seeds(3)
+        for number in range(9):
+            batch = X[4 * number : 4 * number + 4], Y[4 * number : 4 * number + 4]
+            if fails and number in (1, 5):  # the second of a cycle, and the last
+                layer.flag.assign(1.0)
+                with pytest.raises(tf.errors.InvalidArgumentError):
+                    model.train_on_batch(*batch)
+                layer.flag.assign(0.0)
+            model.train_on_batch(*batch)
+        return model
+
+    assert_same(run(True), run(False), tolerance=0)
+
+
+@pytest.mark.keras_face
 def test_a_function_draws_the_same_for_every_size():
     kernel = tf.Variable(ROWS.normal(size=(6, 5)).astype("float32"))
 

@@ -4,6 +4,7 @@ import contextlib
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from accum._tf._op_walks import FUSED_BATCH_NORMS, is_assignment
+from accum._tf._random_ops import STATEFUL_DRAWS
 from accum._tf._version import IS_KERAS_3, VERSION, tf
 
 Key = str
@@ -167,7 +168,7 @@ class Library:
         if name not in self._found:
             self._found[name] = set()
             for node in getattr(self._functions.get(name), "node_def", ()):
-                is_draw = node.op in _DRAWS or (node.op.startswith("Stateful") and node.op not in CALLS)
+                is_draw = node.op in STATEFUL_DRAWS or (node.op.startswith("Stateful") and node.op not in CALLS)
                 if is_draw or is_assignment(node.op):
                     self._found[name].add(node.op)
                 for inner in functions_of(node):
@@ -194,22 +195,6 @@ def _normalizes(body: Sequence[Any]) -> bool:
         return scale is None or scale.op != "Fill"  # ones, one for each example, of a layer normalisation
 
     return any(map(is_fused, body)) or any(map(is_variance, body))
-
-
-_DRAWS = {
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoisson",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "RngReadAndSkip",
-    "RngSkip",
-    "TruncatedNormal",
-}
 
 
 def spec_of(graph: Any, node: Node, key: Key) -> tf.TensorSpec:

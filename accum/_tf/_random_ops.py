@@ -50,6 +50,10 @@ _OTHERS = (
 """
 
 
+STATEFUL_DRAWS = {"RngSkip", *_STATEFUL, *(kind for kind in _OTHERS if not kind.startswith("Stateless"))}
+"""Random operations that draw others when they run again."""
+
+
 class Source(NamedTuple):
     """What random numbers are a function of: a seed, or a key and a counter of a generator.
 

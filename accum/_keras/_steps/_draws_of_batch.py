@@ -9,7 +9,7 @@ from accum._engine._batch import Size
 from accum._engine._draws import CycleDraws, Draws, random_seed
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
-from accum._tf import Scalar, tf
+from accum._tf import Nested, Scalar, tf
 
 
 class BatchDraws:
@@ -24,6 +24,9 @@ class BatchDraws:
       count: the number of examples, an int or int scalar tensor.
       compiled: whether XLA compiles this.
       is_training: whether the batch is part of a step.
+
+    Attributes:
+      done: what the engine gets later, if not within `batch`: a nested structure of tensors, or None.
     """
 
     def __init__(self, model: tf.keras.Model, count: Size, compiled: bool = False, is_training: bool = False) -> None:
@@ -36,6 +39,7 @@ class BatchDraws:
         self._begins = False  # whether the next micro-batch is the first
         self._offset: Union[int, tf.Tensor, None] = 0  # the examples of replicas before this one; None: unknown
         self._total = count  # on all replicas
+        self.done: Nested = None
         self._draws: Any = None
         self._own_seeds: List[tf.Variable] = []
         self._seeds: List[tf.Variable] = []  # also that of what is drawn without a seed
@@ -143,7 +147,13 @@ class BatchDraws:
         self._begins = True
         yield
         if self._given is not None:
-            with _tf.on_host():
+            # The engine counts after the gradients. Where one fails, the same batch has the same place again.
+            done = (
+                [self._optimizer.micro_step]
+                if self.done is None
+                else tf.nest.flatten(self.done, expand_composites=True)
+            )
+            with tf.control_dependencies(_tf.waits_for_all(done)), _tf.on_host():
                 examples = self._earlier() + tf.cast(self._total, tf.int64)
                 _replicas.local_variable(self._given.examples).assign(examples)
 
@@ -165,6 +175,15 @@ class BatchDraws:
         self._begins = False
         with self._draws.of(begin, count):
             yield
+
+
+def counters_of(model: tf.keras.Model) -> List[tf.Variable]:
+    """Return the variables that say what a batch of a model draws, beside its seeds."""
+    optimizers = accumulating_optimizers(model) if model._accum.optimizers else []
+    draws = [getattr(internals_of(optimizer).cycle.state, "draws", None) for optimizer in optimizers[:1]]
+    kept = [counter for one in draws if one is not None for counter in one.counters]
+    start = model._accum.start_of_seed
+    return model._accum.noises.counters + kept + ([] if start is None else [start])
 
 
 def warn_of_eager_draws(model: tf.keras.Model) -> None:

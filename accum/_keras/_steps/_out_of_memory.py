@@ -14,6 +14,7 @@ from accum import _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch, Size
 from accum._keras._steps._changed_variables import warn_of_batch_norms
+from accum._keras._steps._draws_of_batch import counters_of
 from accum._keras._steps._loss_denominator import warn_of_unlike_losses
 from accum._keras._steps._split_step import SplitStep
 from accum._tf import Data, Leaf, Logs, Nested, PerReplica, tf
@@ -131,7 +132,7 @@ class AutoSizedSteps:
 
     def _count_known(self) -> int:
         """Look for variables that a forward pass may change, one for each replica. Returns how many there are."""
-        variables = _tf.state_of(self._model) + self._model._accum.noises.counters
+        variables = _tf.state_of(self._model) + counters_of(self._model) + _tf.seeds_without_model()
         found = [part for var in variables for part in self._local(_tf.native(var))]
         known = {id(part) for part in self._known}
         self._known.extend({id(part): part for part in found if id(part) not in known}.values())

@@ -73,7 +73,8 @@ class SplitStep:
                 return function(part, index)
 
         with draws.batch():
-            return micro_batches.run(with_draws)
+            draws.done = micro_batches.run(with_draws)
+        return draws.done
 
     def _count_at(self, index: Index) -> Size:
         """Return the number of examples of a micro-batch."""
