@@ -117,7 +117,7 @@ def messages():
 
 
 def each_fault(step, state):
-    """Make steps until one has no fault: step 1 has the first fault, step 2 the second. Yields the numbers of the steps.
+    """Make steps until one has no fault: step 1 has the first fault, step 2 the second. Yields the numbers of steps.
 
     Args:
       step: function of the number of a step that makes what is left of it.
