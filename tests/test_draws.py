@@ -208,6 +208,23 @@ def test_a_whole_batch_draws_as_one_of_a_cycle_and_on_replicas(how):
     assert_same(trained(noisy, 2, 2, micro_batch_size=2, whole_batch=how), whole)
 
 
+def normalised(rate=0.4):
+    """Replicas wait for each other between its draws."""
+    inputs = tf.keras.Input((6,))
+    hidden = layers.Dropout(rate)(layers.Dense(16, activation="relu")(inputs))
+    hidden = accum.AccumBatchNormalization(synchronized=True)(layers.Dense(8)(hidden))
+    return tf.keras.Model(inputs, layers.Dense(1)(layers.Dropout(rate)(hidden)))
+
+
+@pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.turns
+def test_replicas_that_take_turns_draw_their_own_examples():
+    alone = trained(normalised, 2)
+    assert_same(trained(normalised, 2, 2), alone)
+    assert differs(trained(lambda: normalised(0.0), 2, 2), alone)
+
+
 class Remembers(tf.keras.callbacks.Callback):
     """Saves a checkpoint after a batch."""
 

@@ -16,11 +16,6 @@ from accum._engine._batch import Size
 from accum._tf import CheckpointOnly, Place, RandomOp, Scalar, Source, tf
 
 
-def random_seed() -> Optional[tf.Tensor]:
-    """Return another seed for each run of a graph, as the program's seed has it; None in eager execution."""
-    return None if tf.executing_eagerly() else uniform_seed()
-
-
 def uniform_seed() -> tf.Tensor:
     """Return another seed for each call and run. Its second number is another one even without a program's seed.
 
@@ -67,7 +62,8 @@ class Draws:
     """What the random operations of one batch draw.
 
     Args:
-      seed: int64 tensor of shape [2], another one for each batch; None in eager execution, where nothing is replaced.
+      new_seed: function that returns an int64 tensor of shape [2], another one for each batch. It is called once, where
+        the batch begins, if there are draws; never in eager execution, where nothing is replaced.
       total: the number of examples of the batch, an int or int scalar tensor.
       compiled: whether XLA compiles this, which draws other numbers, and by place in another order.
       base: function that returns how many examples were before those of the batch, an int64 scalar tensor, or raises
@@ -76,12 +72,14 @@ class Draws:
 
     def __init__(
         self,
-        seed: Optional[tf.Tensor],
+        new_seed: Callable[[], tf.Tensor],
         total: Size,
         compiled: bool = False,
         base: Optional[Callable[[], tf.Tensor]] = None,
     ) -> None:
-        self._seed = seed
+        self._new_seed = new_seed
+        self._place = _tf.place_in_graph()
+        self._seed: Optional[tf.Tensor] = None
         self._total = total
         self._base = base
         self._compiled = compiled
@@ -146,10 +144,16 @@ class Draws:
     def _source(self, op: RandomOp) -> Source:
         if op.source is not None:
             return op.source
-        own, seed = _tf.own_seed(op.output.op), self._seed
+        own, seed = _tf.own_seed(op.output.op), self._seed_of_batch()
         if own is not None:  # of the layer, where the program has none
-            seed = tf.stack([tf.constant(own, tf.int64), seed[1]])  # type: ignore[index]
+            seed = tf.stack([tf.constant(own, tf.int64), seed[1]])
         return _tf.source_of(seed + tf.constant([0, self._number << 32], tf.int64))
+
+    def _seed_of_batch(self) -> tf.Tensor:
+        if self._seed is None:
+            with _tf.at_place(self._place):
+                self._seed = self._new_seed()
+        return self._seed
 
     def _drawn_rows(self, op: Any) -> tf.Tensor:
         """Return the rows of the examples in what the operation would return for the batch."""

@@ -229,8 +229,7 @@ class SegmentedFunction:
         return [found[key] for key in trace.outputs], [found[loss.value] for loss in trace.losses]
 
     def _seed_of_batch(self) -> tf.Tensor:
-        seed = None if self._draws is None else self._draws.seed()
-        return uniform_seed() if seed is None else seed
+        return uniform_seed() if self._draws is None else self._draws.seed()
 
     @property
     def _base(self) -> Scalar:

@@ -133,7 +133,7 @@ class Marks:
         self.position = _placeholder(tf.int64, [])
         self.total = _placeholder(tf.int64, [])
         self.seed = _placeholder(tf.int64, [2])
-        self.draws = Draws(self.seed, self.total, self._compiled)
+        self.draws = Draws(lambda: self.seed, self.total, self._compiled)
 
     def is_here(self) -> bool:
         """Whether operations now become part of the trace itself, rather than of a function or loop in it."""

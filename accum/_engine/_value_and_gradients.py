@@ -5,7 +5,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, U
 from accum import _check, _tf
 from accum._engine._batch import Batch
 from accum._engine._combined import Sum, gradient_sum
-from accum._engine._draws import Draws, random_seed
+from accum._engine._draws import Draws, uniform_seed
 from accum._engine._gradients import divided, weighted
 from accum._engine._micro_batches import Index, MicroBatches
 from accum._engine._trace import Marks
@@ -120,7 +120,7 @@ def mean_and_gradients(
     derived: Any = None  # of the last micro-batch that Python has seen; all of them have the same variables and dtypes
 
     micro_batches = MicroBatches(batch, task.size, compiled)
-    draws = Draws(random_seed(), batch.count, compiled)
+    draws = Draws(uniform_seed, batch.count, compiled)
 
     def micro_batch(part: Nested, index: Index) -> Nested:
         nonlocal derived

@@ -41,6 +41,7 @@ from accum._tf._graphs import (
     Place,
     add_control_input,
     are_traces_of_one_function,
+    at_place,
     called_as_in_fit,
     control_flow_for,
     control_flow_of_tf,

@@ -209,6 +209,16 @@ def place_in_graph() -> Place:
     return graph, graph._get_control_flow_context()  # has no public name
 
 
+@contextlib.contextmanager
+def at_place(place: Place) -> Iterator[None]:
+    """Create operations where `place_in_graph` returned `place`, from code in functions, conditionals and loops."""
+    graph, context = place
+    assert graph is not None
+    with graph.as_default(), tf.control_dependencies(None):
+        graph._set_control_flow_context(context)  # has no public name; what follows restores it
+        yield
+
+
 def is_in_loop_within(place: Place) -> bool:
     """Whether operations are created now in a loop that has begun since `place_in_graph` returned `place`."""
     outer, outermost = place

@@ -1,7 +1,8 @@
 """Random operations: note where code creates them, and draw a part of the numbers that they would draw."""
 
 import contextlib
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
+import threading
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 from accum._tf._version import tf
 
@@ -98,21 +99,61 @@ def _random_op(kind: str, inputs: Sequence[Any], output: Any) -> Optional[Random
     return RandomOp(None, output, None, None, ()) if kind in _OTHERS else None
 
 
+class _OfThread(threading.local):
+    """What replaces random operations in this thread."""
+
+    replace: Optional[Callable[[RandomOp], Any]] = None
+
+
+_OF_THREAD = _OfThread()
+_WATCHED: Dict[int, int] = {}
+"""How many contexts need a list of callbacks of TensorFlow's, by its id. The replicas of a strategy share one."""
+
+_LOCK = threading.Lock()
+
+
+def _created(kind: str, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> Any:
+    """TensorFlow calls this for each operation that code has created."""
+    del attributes, op_name
+    if graph is None or not outputs or _OF_THREAD.replace is None:
+        return None
+    found = _random_op(kind, inputs, outputs[0])
+    if found is None or "Initializer" in found.output.op.name.split("/"):  # the value of a variable
+        return None
+    new = _OF_THREAD.replace(found)
+    return None if new is None else [new]  # TensorFlow adds to the list that it has
+
+
+@contextlib.contextmanager
+def _watching_creation() -> Iterator[None]:
+    if hasattr(op_callbacks, "op_callback"):  # dies with 1.15
+        with op_callbacks.op_callback(_created):
+            yield
+        return
+    callbacks = id(op_callbacks.context.context().op_callbacks)
+    with _LOCK:
+        if not _WATCHED.get(callbacks):
+            op_callbacks.add_op_callback(_created)
+        _WATCHED[callbacks] = _WATCHED.get(callbacks, 0) + 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _WATCHED[callbacks] -= 1
+            if not _WATCHED[callbacks]:
+                del _WATCHED[callbacks]
+                op_callbacks.remove_op_callback(_created)
+
+
 @contextlib.contextmanager
 def replacing_random_ops(replace: Callable[[RandomOp], Any]) -> Iterator[None]:
-    """Give the code in this context other tensors than its random operations return, in a graph.
+    """Give the code in this context, and in this thread, other tensors than its random operations return, in a graph.
+
+    Within another such context, the inner one replaces.
 
     Args:
       replace: function of a `RandomOp` that returns a tensor like its output, or None to leave it.
     """
-
-    def created(kind: str, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> Any:
-        del attributes, op_name
-        found = _random_op(kind, inputs, outputs[0]) if graph is not None and outputs else None
-        is_initial = found is not None and "Initializer" in found.output.op.name.split("/")  # the value of a variable
-        new = None if found is None or is_initial else replace(found)
-        return None if new is None else [new]  # TensorFlow adds to the list that it has
-
     if tf.executing_eagerly():  # where TensorFlow ignores what is returned
         yield
         return
@@ -121,15 +162,12 @@ def replacing_random_ops(replace: Callable[[RandomOp], Any]) -> Iterator[None]:
             "This TensorFlow does not tell which operations code creates, so dropout would draw other numbers over "
             f"micro-batches: use a version that accum has been tested with. Received: TensorFlow {tf.__version__}."
         )
-    if hasattr(op_callbacks, "op_callback"):  # dies with 1.15
-        with op_callbacks.op_callback(created):
-            yield
-        return
-    op_callbacks.add_op_callback(created)
+    outer, _OF_THREAD.replace = _OF_THREAD.replace, replace
     try:
-        yield
+        with _watching_creation():
+            yield
     finally:
-        op_callbacks.remove_op_callback(created)
+        _OF_THREAD.replace = outer
 
 
 def source_of(seed: tf.Tensor) -> Source:

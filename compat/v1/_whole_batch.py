@@ -110,7 +110,7 @@ class _StaticCall:
         additions = Additions(self._graph)
         before = len(self._graph.get_operations())
         count = batch.count_of(batch.packed(template))
-        with Draws(self._seed, self._total).of(self._position, count):
+        with Draws(lambda: self._seed, self._total).of(self._position, count):
             outputs = self._whole.traced(template)
         created = self._graph.get_operations()[before:]
         self._take_over(additions, created, ops_of(template))

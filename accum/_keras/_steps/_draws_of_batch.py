@@ -6,7 +6,7 @@ from typing import Any, Iterator, List, Optional, Union
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Size
-from accum._engine._draws import CycleDraws, Draws, random_seed
+from accum._engine._draws import CycleDraws, Draws, uniform_seed
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._tf import Nested, Scalar, tf
@@ -59,17 +59,19 @@ class BatchDraws:
                 self._model._accum.create_start_of_seed()  # in the first trace, in which Keras may create its seed
             self._share_count()
         has_others = is_training and (self._cycle is not None or _replicas.count() > 1)
-        self._draws = Draws(self.seed(), count, compiled, self.base if has_others else None)
+        self._draws = Draws(self.seed, count, compiled, self.base if has_others else None)
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def seed(self) -> Optional[tf.Tensor]:
-        """Return the seed of the batch, an int64 tensor of shape [2]; None in eager execution."""
-        drawn = random_seed()
-        if drawn is None or not self._is_training:
+    def seed(self) -> tf.Tensor:
+        """Return the seed of the batch, an int64 tensor of shape [2]."""
+        drawn = uniform_seed()
+        if self._is_eager or not self._is_training:
             return drawn
+        with tf.init_scope():
+            iterations = _tf.native(self._optimizer.iterations)  # Keras may create it only now
         with _tf.on_host():
-            step = tf.cast(_tf.native(self._optimizer.iterations), tf.int64) * 2**20
+            step = tf.cast(iterations, tf.int64) * 2**20
             if self._compiled:  # which knows no other places than those in the batch
                 step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10
             if self._offset is None:
