@@ -156,23 +156,23 @@ def test_with_xla_the_draws_are_those_of_plain_keras_with_xla():
     assert_same(trained(noisy, compile_with=compile_with, micro_batch_size=5), plain)
 
 
-@needs_keras_3
 @pytest.mark.keras_face
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"micro_batch_size": 3}, {"accum_steps": 2}], ids=str)
 def test_the_check_of_a_model_leaves_dropout_on(options):
-    def build(seed=3):
-        tf.keras.utils.set_random_seed(1)
+    def build(seed=3, **compile_with):
+        set_seeds(1)
         inputs = tf.keras.Input((6,))
         hidden = layers.Dropout(0.4, seed=seed)(layers.Dense(16, activation="relu")(inputs))
         model = tf.keras.Model(inputs, layers.Dense(1)(hidden))
-        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", **compile_with)
         return model
 
     accum.testing.assert_accumulation_equals_full_batch(build, (X, Y), batch_size=8, **options)
     seeds = iter(range(100))
+    unlike = (lambda: build(next(seeds))) if IS_KERAS_3 else (lambda: build(run_eagerly=True))
     with pytest.raises(AssertionError, match="Dropout"):
-        accum.testing.assert_accumulation_equals_full_batch(lambda: build(next(seeds)), (X, Y), batch_size=8, **options)
+        accum.testing.assert_accumulation_equals_full_batch(unlike, (X, Y), batch_size=8, **options)
 
 
 @pytest.mark.keras_face
@@ -403,6 +403,8 @@ class DrawsElsewhere(layers.Layer):
         if self.how == "loop":
             draw = lambda index, total: (index + 1, total + tf.random.normal([]))
             return inputs + tf.while_loop(lambda index, _: index < 2, draw, (0, 0.0))[1]
+        if self.how == "python":
+            return inputs + tf.reshape(tf.numpy_function(lambda: np.float32(np.random.normal()), [], tf.float32), [])
         if self.how == "last axis":
             return inputs + tf.transpose(tf.random.normal([6, tf.shape(inputs)[0]]))
         return tf.random.shuffle(inputs)
@@ -410,7 +412,7 @@ class DrawsElsewhere(layers.Layer):
 
 @pytest.mark.keras_face
 @pytest.mark.line
-@pytest.mark.parametrize("how", ["generator", "loop", "last axis", "shuffle"])
+@pytest.mark.parametrize("how", ["generator", "loop", "last axis", "python", "shuffle"])
 def test_draws_that_are_no_function_of_the_example_are_named(how):
     inputs = tf.keras.Input((6,))
     outputs = layers.Dense(1)(DrawsElsewhere(how)(inputs))

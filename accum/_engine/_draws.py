@@ -28,6 +28,18 @@ def uniform_seed() -> tf.Tensor:
         return tf.cast(tf.stack(drawn), tf.int64)
 
 
+def number_of_step(optimizer: Any) -> tf.Tensor:
+    """Return what tells the draws of one step from those of another, an int64 scalar tensor.
+
+    Args:
+      optimizer: of Keras.
+    """
+    with tf.init_scope():
+        iterations = _tf.native(optimizer.iterations)  # Keras may create it only now
+    with _tf.on_host():
+        return tf.cast(iterations, tf.int64) * 2**20
+
+
 class CycleDraws(CheckpointOnly):
     """What checkpoints keep of the random numbers of an unfinished cycle.
 
@@ -115,9 +127,10 @@ class Draws:
             self._has_warned = True
             _check.warn(
                 "These operations draw random numbers that differ with the size of micro-batches: they are in a loop, "
-                "shuffle, take their numbers from a `tf.random.Generator`, or do not have the examples along their "
-                "first axis. Results are correct, but for other draws: draw with `tf.random.uniform` or `normal`, a "
-                f"number for each example, outside of loops. Received: {_check.shown(self._others)}."
+                "shuffle, take their numbers from a `tf.random.Generator`, perhaps from Python, or do not have the "
+                "examples along their first axis. Results are correct, but for other draws: draw with "
+                "`tf.random.uniform` or `normal`, a number for each example, outside of loops. Received: "
+                f"{_check.shown(self._others)}."
             )
 
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:

@@ -194,6 +194,7 @@ from accum._tf._random_ops import (
     own_seed,
     replacing_random_ops,
     seed_of_graph,
+    seed_of_program,
     source_of,
 )
 from accum._tf._steps import (

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum._tf._version import tf
 
@@ -51,6 +51,9 @@ _OTHERS = (
 """
 
 
+_PYTHON = ("EagerPyFunc", "PyFunc")
+"""Operations that run Python, which may draw, unless the function is said to have no state."""
+
 STATEFUL_DRAWS = {"RngSkip", *_STATEFUL, *(kind for kind in _OTHERS if not kind.startswith("Stateless"))}
 """Random operations that draw others when they run again."""
 
@@ -96,7 +99,7 @@ def _random_op(kind: str, inputs: Sequence[Any], output: Any) -> Optional[Random
         return RandomOp(_BY_SEED[kind], output, inputs[0], Source(seed=inputs[1]), tuple(inputs[2:]))
     if kind in _BY_COUNTER:
         return RandomOp(_BY_COUNTER[kind], output, inputs[0], Source(None, *inputs[1:4]), tuple(inputs[4:]))
-    return RandomOp(None, output, None, None, ()) if kind in _OTHERS else None
+    return RandomOp(None, output, None, None, ()) if kind in _OTHERS + _PYTHON else None
 
 
 class _OfThread(threading.local):
@@ -210,8 +213,15 @@ def advanced(source: Source, count: tf.Tensor) -> Source:
     return source._replace(counter=tf.bitcast(moved, tf.uint64))
 
 
+def seed_of_program() -> Optional[int]:
+    """Return the seed that the user has set for the program, or None, in eager execution."""
+    seeds: List[Optional[int]] = []
+    tf.function(lambda: seeds.append(seed_of_graph())).get_concrete_function()
+    return seeds[0]
+
+
 def seed_of_graph() -> Optional[int]:
-    """Return the seed that the user has set for the program, or None."""
+    """Return the seed that the user has set for the program, or None, in a graph."""
     return tf.compat.v1.get_default_graph().seed
 
 

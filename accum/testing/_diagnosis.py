@@ -79,9 +79,10 @@ _BATCH_NORM = (
     "but in training they still normalise each micro-batch by itself",
 )
 _DRAWS = (
-    "it draws new random numbers for each micro-batch, as it would for each batch",
-    "For this check, build the model with a rate of 0, or without it. In training it does no harm: the steps are equal "
-    "in the mean over draws",
+    "it may draw other random numbers for micro-batches than for the full batch: eagerly, with XLA, in a loop, or from "
+    "a generator or a seed that the two models do not share",
+    "For this check, compile without `run_eagerly` and `jit_compile`, and give the layer a seed; or build the model "
+    "with a rate of 0, or without it. In training it does no harm: the steps are equal in the mean over draws",
 )
 _STATEFUL = (
     "it is stateful and carries its state from one micro-batch to the next",

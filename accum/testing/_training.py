@@ -9,6 +9,7 @@ from accum.testing._batches import examples_of, full_batches, micro_batches, sli
 from accum.testing._deviations import deviation, scale, wide
 from accum.testing._names import names_of
 from accum.testing._report import Deviation, EqualityReport
+from accum.testing._same_draws import draw_by_example, seed_of_program
 from accum.testing._sensitivity import checked_sensitivity
 
 # Tolerances for layers that compute in 16 bits, and for variables of 16 bits (two units in the last place).
@@ -26,9 +27,10 @@ def train_both_ways(build_model, data, accum_steps, micro_batch_size, batch_size
     split.check(examples_of(batches[0]))
     cut = [split.parts(batch, examples_of(batches[0])) for batch in batches]
     largest = max(examples_of(part) for part in cut[0])
-    pair = _Pair(build_model, cut[0][0], accum_steps, largest, micro_batch_size is not None, options)
-    tolerance = pair.tolerance if tolerance is None else tolerance
-    return _compared(pair, batches, cut, tolerance, split)
+    with seed_of_program():
+        pair = _Pair(build_model, cut[0][0], accum_steps, largest, micro_batch_size is not None, options)
+        tolerance = pair.tolerance if tolerance is None else tolerance
+        return _compared(pair, batches, cut, tolerance, split)
 
 
 class _Split:
@@ -150,7 +152,7 @@ class _Pair:
         from accum._keras._model._model import GradientAccumulateModel
 
         self._build = lambda: _built(build_model, micro_batch)
-        self.full, twin = self._build(), self._build()
+        self.full, twin = draw_by_example(self._build()), self._build()
         _check_twins(self.full, twin)
         twin.set_weights(self.full.get_weights())
         self.whole_batch = _check.whole_batch(options.get("whole_batch", ()), micro_batch_size)
@@ -184,7 +186,7 @@ class _Pair:
 
     def train_on_first_parts(self, before, cut):
         """Train a third model with plain Keras on the first micro-batch of each full batch. Returns its weights."""
-        model = self._build()
+        model = draw_by_example(self._build())
         model.set_weights(before)
         for parts in cut:
             _tf.train_on(model, parts[0])

@@ -58,6 +58,7 @@ def model_cases(draw, modes=("accum_steps", "micro_batch_size", "whole_batch")):
         "precision": draw(st.sampled_from(["float32"] * 8 + ["float64"] + models.LOW_PRECISION)),
         "seed": draw(st.integers(0, 2**16)),
     }
+    case["is_traced"] |= "dropout" in case["layers"]  # eagerly, each micro-batch draws anew, with a warning
     if case["precision"] in models.LOW_PRECISION:  # what TensorFlow's kernels for processors have
         case.update(input="vector", is_per_token=False)
         case["layers"] = [layer for layer in case["layers"] if layer in ("dense", "residual", "shared", "nested")]
@@ -135,4 +136,5 @@ def laws(case):
     found |= {"L14"} if case["options"].get("accum_steps") == 1 else set()
     found |= {"L18"} if "micro_batch_size" in case["options"] else set()
     found |= {"L19"} if "whole_batch" in case["options"] else set()
+    found |= {"L20"} if "dropout" in case["layers"] else set()
     return found

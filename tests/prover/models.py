@@ -34,6 +34,22 @@ def _nested(values):
     return tf.keras.Model(inputs, layers.Dense(4, activation="relu")(inputs))(values)
 
 
+class StatelessDropout(layers.Layer):
+    """Dropout that every Keras draws from a seed alone, so that a plain run at the full batch is an oracle.
+
+    Args:
+      order: -1 draws for examples in reverse.
+    """
+
+    def __init__(self, order):
+        super().__init__()
+        self.order, self.rate, self.supports_masking = order, 0.3, True
+
+    def call(self, inputs):
+        kept = tf.random.stateless_uniform(tf.shape(inputs), seed=[3, 5]) >= self.rate
+        return inputs * tf.cast(kept, inputs.dtype)[:: self.order]
+
+
 def _attention(values):
     return layers.MultiHeadAttention(2, 2)(values, values)
 
@@ -47,6 +63,7 @@ LAYERS = {
     "batch_norm": lambda values: layers.BatchNormalization(epsilon=0.1)(values),
     "regularized": lambda values: layers.Dense(3, kernel_regularizer="l2")(values),
     "dropout_off": lambda values: layers.Dropout(0.0)(values),
+    "dropout": lambda values, order: StatelessDropout(order)(values),
     "conv": lambda values: layers.Conv2D(3, 3, padding="same", activation="relu")(values),
     "strided": lambda values: layers.Conv2D(3, 3, strides=2, padding="same")(values),
     "pool": lambda values: layers.AveragePooling2D(2, padding="same")(values),
@@ -99,13 +116,17 @@ def loss_of(case):
     return dict(FUNCTIONS, **MEETING)[name]
 
 
-def model_of(case):
-    """Return a functional model, with weights that depend on the seed alone."""
+def model_of(case, order=1):
+    """Return a functional model, with weights that depend on the seed alone.
+
+    Args:
+      order: of the examples; -1: reversed.
+    """
     kind = case["input"]
     inputs = [tf.keras.Input(_shape(kind), dtype="int32" if kind == "tokens" else None)]
     hidden = layers.Embedding(WORDS, 4, mask_zero="gru" in case["layers"])(inputs[0]) if kind == "tokens" else inputs[0]
     for name in case["layers"]:
-        hidden = LAYERS[name](hidden)
+        hidden = LAYERS[name](hidden, order) if name == "dropout" else LAYERS[name](hidden)
     if not case["is_per_token"] and kind != "vector":
         hidden = (layers.GlobalAveragePooling2D if kind == "image" else layers.GlobalAveragePooling1D)()(hidden)
     outputs = [layers.Dense(2, name=f"out{number}", dtype=_real(case))(hidden) for number in range(case["outputs"])]

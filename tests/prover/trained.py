@@ -101,7 +101,7 @@ def _plain(case, batches, cycles, order):
     Args:
       order: -1 reverses the examples of each batch.
     """
-    model = _compiled(case, models.model_of(case))
+    model = _compiled(case, models.model_of(case, order))
     found = [model.get_weights()]
     for cycle in cycles:
         _train(model, _joined([batches[number] for number in cycle], order))

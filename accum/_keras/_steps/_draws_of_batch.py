@@ -6,7 +6,7 @@ from typing import Any, Iterator, List, Optional, Union
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Size
-from accum._engine._draws import CycleDraws, Draws, uniform_seed
+from accum._engine._draws import CycleDraws, Draws, number_of_step, uniform_seed
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._tf import Nested, Scalar, tf
@@ -68,10 +68,8 @@ class BatchDraws:
         drawn = uniform_seed()
         if self._is_eager or not self._is_training:
             return drawn
-        with tf.init_scope():
-            iterations = _tf.native(self._optimizer.iterations)  # Keras may create it only now
         with _tf.on_host():
-            step = tf.cast(iterations, tf.int64) * 2**20
+            step = number_of_step(self._optimizer)
             if self._compiled:  # which knows no other places than those in the batch
                 step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10
             if self._offset is None:
