@@ -167,7 +167,7 @@ def replacing_random_ops(replace: Callable[[RandomOp], Any]) -> Iterator[None]:
         )
     outer, _OF_THREAD.replace = _OF_THREAD.replace, replace
     try:
-        with _watching_creation():
+        with _watching_creation() if outer is None else contextlib.ExitStack():
             yield
     finally:
         _OF_THREAD.replace = outer
