@@ -160,6 +160,18 @@ def test_batches_that_are_not_split_are_told_once(recwarn, size, is_said):
 
 
 @pytest.mark.law("L17")
+@pytest.mark.parametrize("size,steps,is_said", [(2, 2, True), (2, 3, False), (2, 1, False), (2, {0: 2}, False)])
+def test_an_update_of_more_than_the_batch_that_was_meant_is_told_once(recwarn, size, steps, is_said):
+    """Who thinks of `batch_size = micro_batch_size * accum_steps` gets an update of `accum_steps` times as many."""
+    model = accum.GradientAccumulateModel.from_model(net(), steps, micro_batch_size=size)
+    model.compile("sgd", "mse", run_eagerly=True)
+    for _ in range(2):
+        model.fit(X[:8], Y[:8], batch_size=4, verbose=0)
+    found = [str(one.message) for one in recwarn if "leave out `accum_steps`" in str(one.message)]
+    assert len(found) == is_said and all("Each update counts 8 examples" in one for one in found)
+
+
+@pytest.mark.law("L17")
 def test_steps_that_keras_divides_the_data_by_are_not_taken_for_batches_of_32(recwarn):
     model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=32)
     model.compile("sgd", "mse", run_eagerly=True)

@@ -316,7 +316,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         given = inspect.signature(super().fit).bind_partial(*args, **kwargs)
         ending = FlushCallback(self._accum.options.last_cycle)
         given.arguments["callbacks"] = _with_callback(given.arguments.get("callbacks"), ending)
-        self._warn_of_one_part(given.arguments)
+        self._warn_of_sizes(given.arguments)
         try:
             return super().fit(*given.args, **given.kwargs)
         except BaseException:
@@ -326,16 +326,26 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 self._accum.recorder.detach()
             raise
 
-    def _warn_of_one_part(self, given: Options) -> None:
-        """Warn, once, if the batches that `fit` will make of arrays are no larger than a micro-batch."""
+    def _warn_of_sizes(self, given: Options) -> None:
+        """Warn, once, if the batches that `fit` will make of arrays hardly are what is meant."""
         size, batch = self._accum.size.fixed, given.get("batch_size") or 32
         if given.get("batch_size") is None and given.get("steps_per_epoch") is not None:
             return  # Keras divides the data by the steps
         are_arrays = all(hasattr(leaf, "__array__") for leaf in tf.nest.flatten(given.get("x")))
-        if size is not None and are_arrays and batch <= size and self._accum.is_first_time("batches of one part"):
+        if size is None or not are_arrays:
+            return
+        if batch <= size and self._accum.is_first_time("batches of one part"):
             _check.warn(
                 "No batch is split, because none has more examples than a micro-batch: lower `micro_batch_size`, or "
                 f"pass a larger `batch_size` to `fit`. Received: micro_batch_size={size}, batch_size={batch}.",
+            )
+        steps = self._accum.options.arguments["accum_steps"]
+        is_both = isinstance(steps, int) and steps > 1 and steps * size == batch
+        if is_both and self._accum.is_first_time("batches that are split already"):
+            _check.warn(
+                f"Each update counts {steps * batch} examples: `accum_steps` batches, each of which is split into "
+                "micro-batches already. For an update after each batch, leave out `accum_steps`. Received: "
+                f"batch_size={batch}, micro_batch_size={size}, accum_steps={steps}."
             )
 
     # ------------------------------------------------------------------------------------------------------------
