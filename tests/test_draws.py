@@ -279,18 +279,19 @@ def test_with_xla_the_draws_do_not_depend_on_the_size(how):
 
 @pytest.mark.keras_face
 def test_a_layer_s_own_seed_is_enough():
-    def make():
+    def make(size=5):
         inputs = tf.keras.Input((6,))
         kernel = tf.keras.initializers.Constant(0.3)
         hidden = layers.Dropout(0.5, seed=3)(layers.Dense(8, kernel_initializer=kernel)(inputs))
         model = tf.keras.Model(inputs, layers.Dense(1, kernel_initializer=kernel)(hidden))
-        model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=5)
+        model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=size)
         model.compile(tf.keras.optimizers.SGD(0.1), "mse")
         model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
         return model
 
     tf.random.set_seed(None)
     assert_same(make(), make(), tolerance=0)
+    assert_same(make(), make(BATCH))
 
 
 @pytest.mark.keras_face
@@ -397,22 +398,28 @@ class DrawsElsewhere(layers.Layer):
         self.how = how
         self.generator = tf.random.experimental.Generator.from_seed(3) if how == "generator" else None
 
-    def call(self, inputs):
+    def call(self, inputs, training=None):
         if self.how == "generator":
             return inputs + self.generator.normal([tf.shape(inputs)[0], 1])
         if self.how == "loop":
             draw = lambda index, total: (index + 1, total + tf.random.normal([]))
             return inputs + tf.while_loop(lambda index, _: index < 2, draw, (0, 0.0))[1]
+        if self.how == "function":
+            return self.noisy(inputs) if training is True else inputs  # what was traced before is not seen
         if self.how == "python":
             return inputs + tf.reshape(tf.numpy_function(lambda: np.float32(np.random.normal()), [], tf.float32), [])
         if self.how == "last axis":
             return inputs + tf.transpose(tf.random.normal([6, tf.shape(inputs)[0]]))
         return tf.random.shuffle(inputs)
 
+    @tf.function
+    def noisy(self, inputs):
+        return inputs + tf.random.normal(tf.shape(inputs))
+
 
 @pytest.mark.keras_face
 @pytest.mark.line
-@pytest.mark.parametrize("how", ["generator", "loop", "last axis", "python", "shuffle"])
+@pytest.mark.parametrize("how", ["function", "generator", "loop", "last axis", "python", "shuffle"])
 def test_draws_that_are_no_function_of_the_example_are_named(how):
     inputs = tf.keras.Input((6,))
     outputs = layers.Dense(1)(DrawsElsewhere(how)(inputs))
@@ -420,6 +427,127 @@ def test_draws_that_are_no_function_of_the_example_are_named(how):
     model.compile("sgd", "mse")
     with pytest.warns(UserWarning, match="draw random numbers that differ with the size of micro-batches"):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=BATCH, verbose=0)  # the function was traced in a graph that is gone
+
+
+class Sampling(layers.Layer):
+    """As in a variational autoencoder; nothing tells that it draws."""
+
+    def call(self, inputs):
+        return inputs + tf.random.normal(tf.shape(inputs))
+
+
+class Losses(tf.keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.found.append(logs["loss"])
+
+
+@pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.turns
+@pytest.mark.filterwarnings("ignore:Random numbers differ", "ignore:These operations draw")
+@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 2, "whole_batch": "loss"}], ids=["plain", "loss"])
+def test_on_replicas_the_batches_of_a_cycle_draw_apart_even_if_places_are_unknown(options):
+    set_seeds(3)
+    with mirrored().scope():
+        inputs = tf.keras.Input((6,))
+        model = tf.keras.Model(inputs, layers.Dense(1, kernel_initializer="ones")(Sampling()(inputs)))
+        model = accum.GradientAccumulateModel.from_model(model, accum_steps=4, **options)
+        model.compile(tf.keras.optimizers.SGD(0.0), "mse")
+    losses = Losses()
+    model.fit(np.zeros((32, 6), np.float32), np.zeros((32, 1), np.float32), batch_size=8, verbose=0, callbacks=[losses])
+    assert len(set(losses.found)) == 4  # the means of the cycle so far
+
+
+class CallsTwice(tf.keras.Model):
+    """Compares two masks of the same examples, as SimCSE does."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.dropout = layers.Dense(9), layers.Dropout(0.5)
+
+    def call(self, inputs, training=None):
+        return self.dropout(self.hidden(inputs), training=training)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            one, other = self(data[0], training=True), self(data[0], training=True)
+            loss = tf.reduce_mean(tf.abs(one - other))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.keras_face
+@pytest.mark.slow
+def test_two_calls_over_the_whole_batch_draw_apart():
+    set_seeds(3)
+    model = accum.GradientAccumulateModel.from_model(CallsTwice(), micro_batch_size=5, whole_batch="loss")
+    model.compile(tf.keras.optimizers.SGD(0.1))
+    assert model.fit(X, Y, batch_size=BATCH, epochs=1, verbose=0).history["loss"][0] > 0.05
+
+
+class SeesAll(layers.Layer):
+    looks_across_examples = True
+
+    def call(self, inputs):
+        return tf.nn.dropout(inputs, 0.4) + tf.random.truncated_normal(tf.shape(inputs))
+
+
+@pytest.mark.keras_face
+@pytest.mark.slow
+@pytest.mark.turns
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_layer_that_sees_the_whole_batch_draws_for_its_place_in_the_cycle(replicas):
+    def make():
+        inputs = tf.keras.Input((6,))
+        return tf.keras.Model(inputs, layers.Dense(1)(layers.Dropout(0.3, seed=1)(SeesAll()(inputs))))
+
+    whole = trained(make, 1, micro_batch_size=5, whole_batch="loss")
+    assert_same(trained(make, 2, replicas, micro_batch_size=3, whole_batch="loss"), whole)
+
+
+SEEDED = {
+    "categorical": lambda: tf.random.stateless_categorical(tf.zeros([2, 1000]), 3, [1, 2]),
+    "gamma": lambda: tf.random.stateless_gamma([2], [1, 2], 3.0),
+    "loop": lambda: tf.while_loop(
+        lambda index, _: index < 2,
+        lambda index, _: (index + 1, tf.random.stateless_normal([2], [1, 2])),
+        (0, tf.zeros([2])),
+    )[1],
+}
+
+
+@pytest.mark.parametrize("kind", SEEDED)
+@pytest.mark.filterwarnings("ignore:These operations draw")
+def test_what_cannot_be_drawn_in_part_still_draws_apart(kind):
+    from accum._engine._draws import Draws  # as above
+
+    def drawn(begin):
+        @tf.function
+        def rows(begin):
+            with Draws(None, 8).of(begin, 2):
+                return SEEDED[kind]()
+
+        return rows(tf.constant(begin)).numpy()
+
+    assert (drawn(0) == drawn(0)).all() and (drawn(0) != drawn(2)).any()
+
+
+def test_noise_whose_examples_are_not_on_the_first_axis_is_named():
+    from accum._engine._draws import Draws  # as above
+
+    @tf.function
+    def samples():
+        with Draws(lambda: tf.constant([1, 2], tf.int64), 32).of(0, 8):
+            return tf.random.normal([5, 8, 16])
+
+    with pytest.warns(UserWarning, match="do not have the examples along their first axis"):
+        samples()
 
 
 @pytest.mark.keras_face

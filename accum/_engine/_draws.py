@@ -9,7 +9,7 @@ how many operations have drawn before, and of the example.
 """
 
 import contextlib
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _check, _tf
 from accum._engine._batch import Size
@@ -80,6 +80,9 @@ class Draws:
       compiled: whether XLA compiles this, which draws other numbers, and by place in another order.
       base: function that returns how many examples were before those of the batch, an int64 scalar tensor, or raises
         `LookupError` if that is unknown. None: the batch is all there is.
+
+    Attributes:
+      number: how many operations have drawn.
     """
 
     def __init__(
@@ -96,7 +99,8 @@ class Draws:
         self._base = base
         self._compiled = compiled
         self._rows: Optional[_Rows] = None
-        self._number = 0
+        self.number = 0
+        self._own: Dict[int, Optional[int]] = {}  # seeds of operations, by their number
         self._others: List[str] = []
         self._has_warned = False
 
@@ -114,7 +118,7 @@ class Draws:
             if before is not None:
                 yield
                 return
-            self._number = 0
+            self.number = 0
             with _tf.replacing_random_ops(self._replaced):
                 yield
         finally:
@@ -126,21 +130,26 @@ class Draws:
         if self._others and not self._has_warned:
             self._has_warned = True
             _check.warn(
-                "These operations draw random numbers that differ with the size of micro-batches: they are in a loop, "
-                "shuffle, take their numbers from a `tf.random.Generator`, perhaps from Python, or do not have the "
-                "examples along their first axis. Results are correct, but for other draws: draw with "
-                "`tf.random.uniform` or `normal`, a number for each example, outside of loops. Received: "
+                "These operations draw random numbers that differ with the size of micro-batches: they are in a loop "
+                "or a `tf.function`, shuffle, take their numbers from a `tf.random.Generator`, perhaps from Python, or "
+                "do not have the examples along their first axis. Results are correct, but for other draws: draw with "
+                "`tf.random.uniform` or `normal`, a number for each example, outside of loops and functions. Received: "
                 f"{_check.shown(self._others)}."
             )
 
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:
         assert self._rows is not None
-        self._number += 1
+        if any(map(_tf.is_function, _tf.graphs_within(self._rows.place[0]))):
+            # TensorFlow calls it for other micro-batches, and other batches, without tracing it again.
+            self._others.append(op.output.op.name)
+            return None
+        self.number += 1
         shape = _static_shape(op)
         is_in_loop = _tf.is_in_loop_within(self._rows.place)
-        is_shared = bool(shape) and None not in shape and not self._is_of_examples(shape)
-        if op.kind is None or is_in_loop or not (is_shared or not shape or self._is_of_examples(shape)):
+        is_shared = bool(shape) and not self._is_of_examples(shape)
+        if op.kind is None or is_in_loop or (is_shared and self._may_be_of_examples(shape[1:])):
             self._others.append(op.output.op.name)
+            _tf.set_apart(op, tf.cast(self._rows.begin, tf.int64) + tf.cast(self._before(op), tf.int64))
             return None
         if not shape or is_shared:  # the same for all examples
             return None if op.source is not None else _tf.draw(op.kind, op.shape, self._source(op), *_numbers(op))
@@ -154,13 +163,21 @@ class Draws:
         count = tf.get_static_value(tf.convert_to_tensor(self._rows.count))
         return shape[0] is None or (count is not None and shape[0] % max(int(count), 1) == 0)
 
+    def _may_be_of_examples(self, lengths: Sequence[Optional[int]]) -> bool:
+        """Whether an axis that is not the first may be the examples."""
+        assert self._rows is not None
+        count = tf.get_static_value(tf.convert_to_tensor(self._rows.count))
+        return None in lengths or (count is not None and int(count) > 1 and int(count) in lengths)
+
     def _source(self, op: RandomOp) -> Source:
         if op.source is not None:
             return op.source
-        own, seed = _tf.own_seed(op.output.op), self._seed_of_batch()
+        # Some Keras count the seed of a layer up with each trace, hence for a loop after its first micro-batch.
+        own = self._own.setdefault(self.number, _tf.own_seed(op.output.op))
+        seed = self._seed_of_batch()
         if own is not None:  # of the layer, where the program has none
             seed = tf.stack([tf.constant(own, tf.int64), seed[1]])
-        return _tf.source_of(seed + tf.constant([0, self._number << 32], tf.int64))
+        return _tf.source_of(seed + tf.constant([0, self.number << 32], tf.int64))
 
     def _seed_of_batch(self) -> tf.Tensor:
         if self._seed is None:

@@ -176,7 +176,8 @@ class SegmentedFunction:
       group_size: int, the number of replicas over whose examples statistics are computed together.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
         for 1; called when they are computed. See `_moments.over_replicas`.
-      draws: object with functions `seed()` and `base()`, as for `Draws`; None for random numbers of this batch alone.
+      draws: object with functions `seed_of_call` and `known_base`, as `BatchDraws` has; None for random numbers of this
+        batch alone.
     """
 
     def __init__(
@@ -229,7 +230,7 @@ class SegmentedFunction:
         return [found[key] for key in trace.outputs], [found[loss.value] for loss in trace.losses]
 
     def _seed_of_batch(self) -> tf.Tensor:
-        return uniform_seed() if self._draws is None else self._draws.seed()
+        return uniform_seed() if self._draws is None else self._draws.seed_of_call(self._trace.draws)
 
     @property
     def _base(self) -> Scalar:

@@ -172,7 +172,9 @@ class Marks:
     def at_whole(self, function: Callable[..., Sequence[tf.Tensor]], given: Sequence[tf.Tensor]) -> List[tf.Tensor]:
         """Mark a function that is called with the whole batch: of tensors, which returns tensors."""
         arguments = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in given]
-        with self.draws.of(0, self.total):
+        # `total` also counts the examples that were before the batch.
+        count = self.total if self._compiled else tf.shape(arguments[0], tf.int64)[0]
+        with self.draws.of(self.total - count, count):
             results = [tf.convert_to_tensor(tensor) for tensor in function(*arguments)]
         parts = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in results]
         self.wholes.append((list(given), arguments, results, parts))
@@ -186,6 +188,7 @@ class Trace(NamedTuple):
       graph: the `tf.Graph`.
       inputs: of the arguments, one tensor each.
       share, position, total, seed: as in `Marks`.
+      draws: how many operations draw.
       outputs: of the results.
       cotangents: placeholders for the gradients by the outputs, None where there is none.
       losses: list of `LossMark`.
@@ -205,6 +208,7 @@ class Trace(NamedTuple):
     position: Key
     total: Key
     seed: Key
+    draws: int
     outputs: List[Key]
     cotangents: List[Optional[Key]]
     losses: List[LossMark]
@@ -333,6 +337,7 @@ def _read(
         marks.position.name,
         marks.total.name,
         marks.seed.name,
+        marks.draws.number,
         _names(outputs),
         [_name(one) for one in of_outputs],
         [LossMark(v.name, is_sum, _name(one)) for (v, is_sum), one in zip(marks.losses, of_losses)],

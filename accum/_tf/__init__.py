@@ -195,6 +195,7 @@ from accum._tf._random_ops import (
     replacing_random_ops,
     seed_of_graph,
     seed_of_program,
+    set_apart,
     source_of,
 )
 from accum._tf._steps import (

@@ -4,6 +4,7 @@ import contextlib
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from accum._tf._graphs import replace_input
 from accum._tf._version import tf
 
 try:  # the one private module: no public name tells which operations code creates
@@ -23,6 +24,17 @@ _STATEFUL = {
 _KINDS = ("RandomUniform", "RandomNormal", "TruncatedNormal", "RandomUniformInt", "RandomUniformFullInt")
 _BY_SEED = {"Stateless" + kind: kind for kind in _KINDS}
 _BY_COUNTER = {"Stateless" + kind + "V2": kind for kind in _KINDS}
+_SEEDED_OTHERS = {
+    "StatelessMultinomial": 2,
+    "StatelessParameterizedTruncatedNormal": 1,
+    "StatelessRandomBinomial": 1,
+    "StatelessRandomGammaV2": 1,
+    "StatelessRandomGammaV3": 2,
+    "StatelessRandomPoisson": 1,
+}
+_SEEDED = {**_SEEDED_OTHERS, **dict.fromkeys(_BY_SEED, 1), **dict.fromkeys(_BY_COUNTER, 2)}
+"""Random operations without a state: which of their inputs is the seed, or the counter."""
+
 _OTHERS = (
     "Multinomial",
     "ParameterizedTruncatedNormal",
@@ -38,12 +50,7 @@ _OTHERS = (
     "StatefulUniform",
     "StatefulUniformFullInt",
     "StatefulUniformInt",
-    "StatelessMultinomial",
-    "StatelessParameterizedTruncatedNormal",
-    "StatelessRandomBinomial",
-    "StatelessRandomGammaV2",
-    "StatelessRandomGammaV3",
-    "StatelessRandomPoisson",
+    *_SEEDED_OTHERS,
 )
 """Random operations whose numbers can't be drawn in part: one takes an unknown number of steps of its generator.
 
@@ -213,6 +220,20 @@ def advanced(source: Source, count: tf.Tensor) -> Source:
     return source._replace(counter=tf.bitcast(moved, tf.uint64))
 
 
+def set_apart(op: RandomOp, number: tf.Tensor) -> None:
+    """Let an operation draw other numbers for each number, an int64 scalar; unless it does for each run, by a state."""
+    created = op.output.op
+    if created.type not in _SEEDED:
+        return
+    index = _SEEDED[created.type]
+    seed = created.inputs[index]
+    if seed.dtype == tf.uint64:  # a counter, of which a generator advances the first half
+        moved = tf.bitcast(tf.bitcast(seed, tf.int64) + tf.stack([tf.zeros([], tf.int64), number]), tf.uint64)
+    else:  # of which Keras advances the second half
+        moved = seed + tf.cast(tf.stack([number, tf.zeros([], tf.int64)]), seed.dtype)
+    replace_input(created, index, moved)
+
+
 def seed_of_program() -> Optional[int]:
     """Return the seed that the user has set for the program, or None, in eager execution."""
     seeds: List[Optional[int]] = []
@@ -227,6 +248,8 @@ def seed_of_graph() -> Optional[int]:
 
 def own_seed(op: tf.Operation) -> Optional[int]:
     """Return the seed that the user has given to an operation alone, or None."""
+    if "seed" not in op.node_def.attr:  # another callback has replaced it
+        return None
     is_alone = seed_of_graph() is None and op.get_attr("seed") == 87654321  # which stands for no seed of the program
     return op.get_attr("seed2") if is_alone else None
 

@@ -39,6 +39,7 @@ class BatchDraws:
         self._begins = False  # whether the next micro-batch is the first
         self._offset: Union[int, tf.Tensor, None] = 0  # the examples of replicas before this one; None: unknown
         self._total = count  # on all replicas
+        self._drawn = 0  # how many operations of the calls over the whole batch
         self.done: Nested = None
         self._draws: Any = None
         self._own_seeds: List[tf.Variable] = []
@@ -52,25 +53,34 @@ class BatchDraws:
         others = [_replicas.local_variable(_tf.native(var)) for var in _tf.seeds_without_model()]
         self._seeds = self._own_seeds + others
         if is_training:
-            self._optimizer = accumulating_optimizers(model)[0]
+            self._optimizers = accumulating_optimizers(model)
+            self._optimizer = self._optimizers[0]
             internals = internals_of(self._optimizer)
             self._cycle = None if internals.is_passthrough else internals.cycle
             if self._cycle is not None and _tf.HAS_SEED_WITHOUT_MODEL:
                 self._model._accum.create_start_of_seed()  # in the first trace, in which Keras may create its seed
             self._share_count()
         has_others = is_training and (self._cycle is not None or _replicas.count() > 1)
-        self._draws = Draws(self.seed, count, compiled, self.base if has_others else None)
+        self._draws = Draws(self._seed, count, compiled, self.base if has_others else None)
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def seed(self) -> tf.Tensor:
-        """Return the seed of the batch, an int64 tensor of shape [2]."""
+    def seed_of_call(self, draws: int) -> tf.Tensor:
+        """Return the seed of a call over the whole batch, an int64 tensor of shape [2]: each call draws other numbers.
+
+        Args:
+          draws: how many operations draw in the call.
+        """
+        before, self._drawn = self._drawn, self._drawn + draws
+        return self._seed() + tf.constant([0, before << 32], tf.int64)
+
+    def _seed(self) -> tf.Tensor:
         drawn = uniform_seed()
         if self._is_eager or not self._is_training:
             return drawn
         with _tf.on_host():
-            step = number_of_step(self._optimizer)
-            if self._compiled:  # which knows no other places than those in the batch
+            step = tf.add_n([number_of_step(optimizer) for optimizer in self._optimizers])
+            if self._compiled or self._offset is None:  # then no other places are known than those in the batch
                 step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10
             if self._offset is None:
                 step += tf.cast(_replicas.number_among_all(), tf.int64)
@@ -136,7 +146,7 @@ class BatchDraws:
         if self._cycle is not None:
             with _tf.on_host():  # before the engine counts
                 self._is_first = tf.equal(self._optimizer.micro_step, 0)
-        if self._cycle is not None and self._seeds and not self._compiled:
+        if self._cycle is not None and self._seeds and not self._compiled and self._offset is not None:
             kept = list(self._kept().seeds) if self._own_seeds else []
             for seed, start in zip(self._seeds, kept + [self._model._accum.start_of_seed]):
                 start = _replicas.local_variable(start)
