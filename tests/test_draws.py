@@ -511,6 +511,23 @@ def test_a_layer_that_sees_the_whole_batch_draws_for_its_place_in_the_cycle(repl
     assert_same(trained(make, 2, replicas, micro_batch_size=3, whole_batch="loss"), whole)
 
 
+@needs_keras_3
+@pytest.mark.keras_face
+def test_layers_whose_seeds_advance_with_each_micro_batch_of_a_function_are_named():
+    kernel, dropout = tf.Variable(np.ones([6, 5], np.float32)), layers.Dropout(0.4, seed=2)
+
+    @tf.function
+    def step(**options):
+        function = lambda x: tf.reduce_mean(dropout(tf.matmul(x, kernel), training=True) ** 2)  # noqa: E731
+        return accum.value_and_gradients(function, tf.constant(X), [kernel], micro_batch_size=5, **options)[0]
+
+    with pytest.warns(UserWarning, match="because each call advances the seed"):
+        step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(whole_batch="batch_norm")
+
+
 SEEDED = {
     "categorical": lambda: tf.random.stateless_categorical(tf.zeros([2, 1000]), 3, [1, 2]),
     "gamma": lambda: tf.random.stateless_gamma([2], [1, 2], 3.0),

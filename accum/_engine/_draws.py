@@ -80,6 +80,7 @@ class Draws:
       compiled: whether XLA compiles this, which draws other numbers, and by place in another order.
       base: function that returns how many examples were before those of the batch, an int64 scalar tensor, or raises
         `LookupError` if that is unknown. None: the batch is all there is.
+      sets_seeds_back: whether each micro-batch finds the seeds of layers as the batch did.
 
     Attributes:
       number: how many operations have drawn.
@@ -91,6 +92,7 @@ class Draws:
         total: Size,
         compiled: bool = False,
         base: Optional[Callable[[], tf.Tensor]] = None,
+        sets_seeds_back: bool = True,
     ) -> None:
         self._new_seed = new_seed
         self._place = _tf.place_in_graph()
@@ -98,10 +100,12 @@ class Draws:
         self._total = total
         self._base = base
         self._compiled = compiled
+        self._sets_seeds_back = sets_seeds_back
         self._rows: Optional[_Rows] = None
         self.number = 0
         self._own: Dict[int, Optional[int]] = {}  # seeds of operations, by their number
         self._others: List[str] = []
+        self._advancing: List[str] = []
         self._has_warned = False
 
     @contextlib.contextmanager
@@ -127,21 +131,31 @@ class Draws:
             self._warn()
 
     def _warn(self) -> None:
-        if self._others and not self._has_warned:
+        if (self._others or self._advancing) and not self._has_warned:
             self._has_warned = True
-            _check.warn(
-                "These operations draw random numbers that differ with the size of micro-batches: they are in a loop "
-                "or a `tf.function`, shuffle, take their numbers from a `tf.random.Generator`, perhaps from Python, or "
-                "do not have the examples along their first axis. Results are correct, but for other draws: draw with "
-                "`tf.random.uniform` or `normal`, a number for each example, outside of loops and functions. Received: "
-                f"{_check.shown(self._others)}."
-            )
+            if self._advancing:
+                _check.warn(
+                    "These operations draw random numbers that differ with the size of micro-batches, because each "
+                    "call advances the seed of its layer: train with `GradientAccumulateModel`, or pass `whole_batch`. "
+                    f"Received: {_check.shown(self._advancing)}."
+                )
+            if self._others:
+                _check.warn(
+                    "These operations draw random numbers that differ with the size of micro-batches: they are in a "
+                    "loop or a `tf.function`, shuffle, take their numbers from a `tf.random.Generator`, perhaps from "
+                    "Python, or do not have the examples along their first axis. Results are correct, but for other "
+                    "draws: draw with `tf.random.uniform` or `normal`, a number for each example, outside of loops and "
+                    f"functions. Received: {_check.shown(self._others)}."
+                )
 
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:
         assert self._rows is not None
+        # TensorFlow calls a function for other micro-batches, and other batches, without tracing it again.
         if any(map(_tf.is_function, _tf.graphs_within(self._rows.place[0]))):
-            # TensorFlow calls it for other micro-batches, and other batches, without tracing it again.
             self._others.append(op.output.op.name)
+            return None
+        if not self._sets_seeds_back and _tf.advances_its_seed(op):
+            self._advancing.append(op.output.op.name)
             return None
         self.number += 1
         shape = _static_shape(op)

@@ -120,7 +120,7 @@ def mean_and_gradients(
     derived: Any = None  # of the last micro-batch that Python has seen; all of them have the same variables and dtypes
 
     micro_batches = MicroBatches(batch, task.size, compiled)
-    draws = Draws(uniform_seed, batch.count, compiled)
+    draws = Draws(uniform_seed, batch.count, compiled, sets_seeds_back=False)
 
     def micro_batch(part: Nested, index: Index) -> Nested:
         nonlocal derived

@@ -188,6 +188,7 @@ from accum._tf._random_ops import (
     RandomOp,
     Source,
     advanced,
+    advances_its_seed,
     draw,
     next_seed_of_operation,
     numbers_per_count,

@@ -234,6 +234,22 @@ def set_apart(op: RandomOp, number: tf.Tensor) -> None:
     replace_input(created, index, moved)
 
 
+def advances_its_seed(op: RandomOp) -> bool:
+    """Whether an operation takes its seed from a variable to which the same code assigns, as layers of Keras 3 do."""
+    created = op.output.op
+    waiting = [created.inputs[_SEEDED[created.type]].op] if created.type in _SEEDED else []
+    seen = set()
+    while waiting:
+        current = waiting.pop()
+        if current.type == "ReadVariableOp":
+            if any(user.type.startswith("Assign") for user in current.inputs[0].consumers()):
+                return True
+        elif current.name not in seen:
+            seen.add(current.name)
+            waiting.extend(tensor.op for tensor in current.inputs)
+    return False
+
+
 def seed_of_program() -> Optional[int]:
     """Return the seed that the user has set for the program, or None, in eager execution."""
     seeds: List[Optional[int]] = []
