@@ -65,6 +65,7 @@ napoleon_use_param = False
 # The names in our signatures, in files beside the pages: the site is built without a network, and TensorFlow publishes
 # no inventory of its names.
 intersphinx_mapping = {
+    "numpy": ("https://numpy.org/doc/stable", "inventories/numpy.txt"),
     "python": ("https://docs.python.org/3", "inventories/python.txt"),
     "tensorflow": ("https://www.tensorflow.org/api_docs/python", "inventories/tensorflow.txt"),
 }
