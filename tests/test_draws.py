@@ -109,6 +109,7 @@ def weights(model):
 
 def assert_same(model, oracle, tolerance=2e-6):
     for mine, theirs in zip(weights(model), weights(oracle)):
+        assert np.isfinite(theirs).all()  # `assert_allclose` takes NaN for NaN
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance)
 
 
@@ -127,7 +128,7 @@ MODELS = {make.__name__: make for make in (noisy, attentive, recurrent, augmente
 def test_the_draws_are_those_of_plain_keras_at_the_full_batch(kind):
     plain = trained(MODELS[kind], plain=True)
     assert_same(trained(MODELS[kind], micro_batch_size=5), plain)
-    assert differs(trained(MODELS[kind], plain=True, seed=4, batch_size=5), plain)
+    assert differs(trained(MODELS[kind], plain=True, seed=4, batch_size=8), plain)
 
 
 @needs_keras_3

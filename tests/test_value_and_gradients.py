@@ -532,10 +532,10 @@ def in_turn(net, way, how, size=4, loss=contrast):
     return [value] + list(gradients) + [tf.convert_to_tensor(var) for var in state]
 
 
-def apart(ours, theirs):
-    """The largest difference, relative to the largest entry of each; below 0.02, entries are differences themselves."""
+def apart(ours, theirs, least=1e-2):
+    """The largest difference, relative to the largest entry of each, or to `least`."""
     pairs = [(np.array(one), np.array(other)) for one, other in zip(ours, theirs)]
-    return max(np.abs(one - other).max() / max(np.abs(other).max(), 2e-2) for one, other in pairs)
+    return max(np.abs(one - other).max() / max(np.abs(other).max(), least) for one, other in pairs)
 
 
 NETS = [NormalisesByHand, NormalisesByArithmetic, WithinFunction, OfKeras, NormalisesByDeviation]
@@ -547,7 +547,8 @@ NETS = [NormalisesByHand, NormalisesByArithmetic, WithinFunction, OfKeras, Norma
 @pytest.mark.parametrize("net", NETS)
 def test_batch_normalisation_and_the_loss_see_the_whole_batch(net, way):
     plain = in_turn(net(), way, "plain")
-    assert apart(in_turn(net(), way, {"whole_batch": "all", "loss": contrast}), plain) < 2e-5
+    # A gradient before a normalisation is the small difference of large ones: 2.2e-7 off on TF 2.2, of at most 0.01.
+    assert apart(in_turn(net(), way, {"whole_batch": "all", "loss": contrast}), plain, least=2e-2) < 2e-5
     assert apart(in_turn(net(), way, {"loss": contrast}), plain) > 1e-2
 
 
