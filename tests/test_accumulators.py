@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns]
+pytestmark = [pytest.mark.slow, pytest.mark.weekly]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 spec = importlib.util.spec_from_file_location("accumulators", os.path.join(ROOT, "scripts", "dev", "accumulators.py"))
@@ -87,7 +87,7 @@ def theirs(tmp_path):
     return str(tmp_path), entry(commit=commit, files=["a.py"])
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 def test_a_commit_is_measured(theirs):
     pytest.importorskip("libcst", reason="`migrate` is an extra, tested where tox.ini installs LibCST")
     folder, listed = theirs

@@ -9,7 +9,7 @@ import tensorflow as tf
 import accum
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 layers = tf.keras.layers

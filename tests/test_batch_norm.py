@@ -8,7 +8,7 @@ from saving import FORMATS, saved
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L13"), pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L13"), pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 PARTS = (slice(0, 5), slice(5, 9), slice(9, 12))  # a ragged cycle of 12 examples

@@ -10,7 +10,7 @@ from exceptions import HAS_KERAS_API
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 README = os.path.join(BENCHMARKS, "README.md")
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns]
+pytestmark = [pytest.mark.slow, pytest.mark.weekly]
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from test_mixed_precision import loss_scale_optimizer
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 1)).astype("float32")
@@ -44,7 +44,7 @@ def assert_same_history(ours, theirs, rtol=1e-5):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=rtol, err_msg=name)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])
 @pytest.mark.parametrize("family", families())
@@ -88,7 +88,7 @@ def logged(folder):
     return scalars, others
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])
 @pytest.mark.parametrize("family", families())

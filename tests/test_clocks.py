@@ -66,6 +66,7 @@ UNKNOWN_LENGTH = {
 }
 
 
+@pytest.mark.line
 @pytest.mark.law("L3")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("is_traced", MAINLY_EAGER)

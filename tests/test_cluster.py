@@ -46,6 +46,7 @@ def results(tmp_path_factory):
     return dict(json.loads(line.decode()) for line in lines)
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.law("L1")
 def test_workers_that_apply_as_they_come_lose_no_gradient(results):

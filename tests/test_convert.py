@@ -19,7 +19,7 @@ from accum.convert import ConversionError, Disagreement, from_v1, to_v1
 
 tf1 = tf.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.weekly]
 
 END = cells.K * STEPS
 FAMILIES = (
@@ -63,7 +63,7 @@ def default(rule):
 # The run goes on
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("rule,family", CASES)
 def test_keras_ends_the_run_of_a_static_graph(saved, rule, family):
@@ -76,7 +76,7 @@ def test_keras_ends_the_run_of_a_static_graph(saved, rule, family):
     assert (int(run.optimizer.iterations.numpy()), int(run.optimizer.micro_step)) == (STEPS, 0)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("rule,family", CASES)
 def test_a_static_graph_ends_the_run_of_keras(tmp_path, rule, family):
@@ -259,7 +259,7 @@ ROWS = [[0, 1], [1], [2], [2, 3], [1], [3]]
 OF_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("rule", SPARSE_RULES)
 @OF_FAMILY
@@ -279,7 +279,7 @@ def test_rules_that_differ_for_sparse_gradients_are_refused_by_name(tmp_path, ru
     assert np.abs(feed_rows(var, optimizer, ROWS[3:]) - expected).max() > 1e-3
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L8")
 @OF_FAMILY
 def test_sparse_gradients_are_named_on_the_way_back_too(tmp_path, family):
@@ -777,7 +777,7 @@ def test_what_only_keras_has_is_named(saved, tmp_path):
         assert "use_ema" in said and "weight_decay=0.1" in said and "unfinished cycle of 5 micro steps" in said
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_epsilon_elsewhere_is_said_with_both_formulas_and_by_how_much(saved, tmp_path, family):

@@ -76,6 +76,7 @@ def rows(demo, face):
     return _table(demo(face)[0])
 
 
+@pytest.mark.weekly
 @pytest.mark.law("L1")
 @pytest.mark.slow
 @pytest.mark.parametrize("face", FACES)
@@ -259,6 +260,7 @@ def micro_batches(tmp_path_factory):
     return process.stdout
 
 
+@pytest.mark.weekly
 @pytest.mark.law("L19")
 @pytest.mark.slow
 @pytest.mark.keras_face
@@ -326,6 +328,7 @@ def test_wrong_sizes_of_micro_batches_get_the_usage(arguments, capsys):
     assert capsys.readouterr().err.startswith("usage: python -m accum demo")
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full disk to write to")
 def test_a_demo_on_a_full_disk_ends_in_a_line(tmp_path):
@@ -338,6 +341,7 @@ def test_a_demo_on_a_full_disk_ends_in_a_line(tmp_path):
     assert done.stderr == "python -m accum demo: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal on Windows")
 def test_ctrl_c_ends_the_demo_in_a_line(tmp_path):

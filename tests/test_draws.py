@@ -190,7 +190,7 @@ K_AND_REPLICAS = [(8, 1), (1, 2), (4, 2)]
 
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.parametrize("accum_steps, replicas", K_AND_REPLICAS, ids=str)
 def test_the_draws_do_not_depend_on_how_many_batches_and_replicas_share_them(accum_steps, replicas):
     whole = trained(noisy, plain=True) if IS_KERAS_3 else trained(noisy, micro_batch_size=BATCH)
@@ -202,7 +202,7 @@ def test_the_draws_do_not_depend_on_how_many_batches_and_replicas_share_them(acc
 
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.parametrize("how", ["loss", "all"])
 def test_a_whole_batch_draws_as_one_of_a_cycle_and_on_replicas(how):
     whole = trained(noisy, micro_batch_size=BATCH)
@@ -219,7 +219,7 @@ def normalised(rate=0.4):
 
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 def test_replicas_that_take_turns_draw_their_own_examples():
     alone = trained(normalised, 2)
     assert_same(trained(normalised, 2, 2), alone)
@@ -240,7 +240,7 @@ class Remembers(tf.keras.callbacks.Callback):
 
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.parametrize("size", [None, 2])
 def test_a_run_that_goes_on_from_a_checkpoint_in_mid_cycle_draws_the_same(tmp_path, size):
     def new():
@@ -297,7 +297,7 @@ def test_a_layer_s_own_seed_is_enough():
 
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.parametrize("size", [None, 2])
 def test_a_batch_that_fails_draws_the_same_when_it_is_tried_again(size):
     class Fails(layers.Layer):
@@ -330,6 +330,7 @@ def test_a_batch_that_fails_draws_the_same_when_it_is_tried_again(size):
     assert_same(run(True), run(False), tolerance=0)
 
 
+@pytest.mark.line
 @pytest.mark.keras_face
 def test_a_function_draws_the_same_for_every_size():
     kernel = tf.Variable(ROWS.normal(size=(6, 5)).astype("float32"))
@@ -450,7 +451,7 @@ class Losses(tf.keras.callbacks.Callback):
 
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore:Random numbers differ", "ignore:These operations draw")
 @pytest.mark.parametrize("options", [{}, {"micro_batch_size": 2, "whole_batch": "loss"}], ids=["plain", "loss"])
 def test_on_replicas_the_batches_of_a_cycle_draw_apart_even_if_places_are_unknown(options):
@@ -501,7 +502,7 @@ class SeesAll(layers.Layer):
 
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_layer_that_sees_the_whole_batch_draws_for_its_place_in_the_cycle(replicas):
     def make():
@@ -594,6 +595,7 @@ def test_eagerly_draws_are_named():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.line
 @pytest.mark.keras_face
 def test_a_batch_of_one_example_and_one_of_none_left_draw(tmp_path):
     whole = trained(noisy, micro_batch_size=BATCH)

@@ -20,7 +20,7 @@ import pins  # noqa: E402
 import reports  # noqa: E402
 from matrix import data as matrix  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns]
+pytestmark = [pytest.mark.slow, pytest.mark.weekly]
 
 CELL = "py311-tf2.15"
 SOURCES = freeze.source_digest()

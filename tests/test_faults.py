@@ -141,7 +141,7 @@ def each_fault(step, state):
 
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore:No batch is split")
 @pytest.mark.parametrize("eagerly", EAGER_AND_TRACED)
 @pytest.mark.parametrize("options", OPTIONS)
@@ -208,7 +208,7 @@ def loop(model, optimizer, strategy=None, eagerly=True):
 
 
 @pytest.mark.keras_face
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.parametrize("eagerly", [pytest.param(True, id="eager", marks=pytest.mark.line), EAGER_AND_TRACED[1]])
 def test_the_n_th_layer_or_its_gradient_fails_in_a_custom_loop(eagerly):
     model = network()
@@ -355,7 +355,7 @@ def fill_up(save):
 
 @pytest.mark.keras_face
 @pytest.mark.line
-@pytest.mark.turns
+@pytest.mark.weekly
 def test_the_disk_is_full_while_a_checkpoint_is_saved_in_mid_cycle(tmp_path):
     model = network(may_fail=False)
     optimizer = accum.GradientAccumulateOptimizer(momentum(), accum_steps=PARTS)
@@ -419,7 +419,7 @@ def test_the_disk_is_full_while_a_saver_saves_in_mid_cycle(tmp_path):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("fit", marks=[pytest.mark.keras_face, pytest.mark.turns]),
+        pytest.param("fit", marks=[pytest.mark.keras_face, pytest.mark.weekly]),
         "MonitoredTrainingSession",
         "Estimator",
     ],

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, OTHER, Y = (RANDOM.normal(size=(20, size)).astype("float32") for size in (3, 3, 2))
@@ -184,7 +184,7 @@ if exceptions.LINE >= (2, 10):  # the line that brought `ignore_class`
     MASKED.append(("ignored class, no mask", classifier, sparse, IGNORED[:, 0, 0]))
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("what,make,loss,y", MASKED, ids=[kind[0] for kind in MASKED])
 def test_a_masked_model_is_exact_whatever_its_line_divides_by(what, make, loss, y):

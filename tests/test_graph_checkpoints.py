@@ -20,7 +20,7 @@ GRADIENTS = np.random.RandomState(0).normal(size=(6, 4)).astype("float32")
 
 
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("counting", [False, True], ids=["saved with steps", "saved in mid-cycle"])
 def test_a_process_killed_in_mid_cycle_resumes_and_ends_on_the_same_bits(tmp_path, counting):
@@ -162,7 +162,7 @@ def on_replicas(make, accum_steps, gradients, restore=None, save=None):
 
 
 @pytest.mark.line
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.law("L12")
 @pytest.mark.law("L11")
 @pytest.mark.parametrize("name", [name for name in ADAMS if name != "v1 in a wrapper"])
@@ -214,7 +214,7 @@ def table_on_replicas(replicas, accum_steps, batches, restore=None, save=None):
 
 
 @pytest.mark.line
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("before,after", [(2, 2), (2, 1), (1, 2)])

@@ -7,7 +7,7 @@ from replicas import RUN, mirrored
 
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 

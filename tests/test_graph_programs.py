@@ -465,6 +465,7 @@ def test_without_accumulation_the_mean_is_the_value():
     np.testing.assert_allclose(seen, losses_of_full_batches(), rtol=2e-6)
 
 
+@pytest.mark.line
 @pytest.mark.law("L11")
 def test_a_mean_continues_from_a_checkpoint_in_the_middle_of_its_cycle(tmp_path):
     def train(batches, restored=None, saver_of=lambda optimizer: tf1.train.Saver()):
@@ -530,6 +531,7 @@ def flushed_by_numpy(batches):
     return FIRST - 0.05 * 2.0 * x.T.dot(x.dot(FIRST) - y) / len(x)
 
 
+@pytest.mark.line
 @pytest.mark.law("L6")
 @pytest.mark.parametrize("options", [{}, {"count_micro_steps": True}], ids=["steps", "micro steps"])
 @pytest.mark.parametrize("save_steps", [None, 1, 2])

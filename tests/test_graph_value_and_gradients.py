@@ -8,7 +8,7 @@ from replicas import RUN, mirrored
 
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 KEYS = tf1.GraphKeys
@@ -634,7 +634,7 @@ def test_gradients_have_the_dtype_of_their_variables():
     assert value.dtype == grads["net/half"].dtype == np.float16
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "options,error,words",

@@ -10,7 +10,7 @@ import tf_slim as slim
 
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 KEYS = tf1.GraphKeys

@@ -109,7 +109,7 @@ BOUNDS = {"ResNet50": (64, 0.45), "MobileNetV2": (64, 0.45)}
 @pytest.mark.keras_face
 @pytest.mark.slow
 @pytest.mark.line
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", BOUNDS)
 def test_of_a_real_network_few_bytes_are_kept(name):
     side, bound = BOUNDS[name]
@@ -156,6 +156,7 @@ def peak_mib(side):
     return float(done.stdout.decode().split()[-1])
 
 
+@pytest.mark.weekly
 @pytest.mark.keras_face
 @pytest.mark.slow
 @pytest.mark.line

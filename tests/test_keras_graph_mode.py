@@ -10,7 +10,7 @@ SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "ke
 
 
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("mode", ["disable_v2_behavior", "disable_eager_execution"])
 def test_fit_in_graph_mode_equals_the_full_batch(mode, tmp_path):

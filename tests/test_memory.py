@@ -111,6 +111,7 @@ def test_a_model_that_is_dropped_is_freed_with_all_that_it_traced(options):
     assert len(graphs_alive()) == before
 
 
+@pytest.mark.weekly
 @pytest.mark.slow
 def test_of_twenty_models_that_are_made_trained_and_dropped_none_is_alive():
     assert alive_after(20, {"micro_batch_size": 3, "whole_batch": "all"}) == []

@@ -9,7 +9,7 @@ from exceptions import IS_KERAS_3, LINE
 from models import from_model
 from replicas import mirrored
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.turns]
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 COUNT, BATCH = 44, 20  # the last batch of an epoch has 4 examples
@@ -99,6 +99,7 @@ def own_metrics():
     return [MeanOfNumbers(), Dice(name="subclass"), dice, worst_of_each_class, "mae", metrics.AUC(name="auc")]
 
 
+@pytest.mark.line
 @pytest.mark.parametrize("eagerly", EAGER)
 @pytest.mark.parametrize("size", [8, "auto"])
 def test_metrics_of_the_user_see_the_whole_batch(eagerly, size):

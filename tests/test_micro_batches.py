@@ -12,7 +12,7 @@ from whole_batches import REGULARIZED, SUMS_ACTIVITIES
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.turns]
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 COUNT, BATCH, EPOCHS = 44, 20, 2  # the last batch of an epoch has 4 examples
@@ -176,7 +176,7 @@ def plainly(case):
     return trained(built(make, data), data, compile_with, fit_with)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.line
 @pytest.mark.parametrize("case, size", SIZES)
 def test_micro_batches_make_the_steps_of_the_whole_batch(case, size):

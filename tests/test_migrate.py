@@ -11,7 +11,7 @@ from migrations import LEFT, PAIRS, UNTOUCHED
 import accum.compat.v1
 from accum.__main__ import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns]
+pytestmark = [pytest.mark.slow, pytest.mark.weekly]
 
 pytest.importorskip("libcst", reason="`migrate` is an extra, tested where tox.ini installs LibCST")
 
@@ -52,7 +52,7 @@ def test_no_line_that_is_rewritten_is_longer_than_black_s(migrate, pair):
     assert [line for line in lines if line[0] == "+" and len(line) > 89] == []
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.parametrize("code", UNTOUCHED)
 def test_what_is_another_s_is_none_of_ours(migrate, code):
     status, after, said = migrate(code)

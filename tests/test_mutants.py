@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts", "dev"))
 import mutants  # noqa: E402
 from mutants import MUTANTS, Mutant  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns]
+pytestmark = [pytest.mark.slow, pytest.mark.weekly]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -30,7 +30,7 @@ from accum._cli.doctor import (
 )
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-pytestmark = [pytest.mark.slow, pytest.mark.turns]
+pytestmark = [pytest.mark.slow, pytest.mark.weekly]
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_lock_says_what_it_has_no_wheels_for(record):
                 assert re.search(f"No wheels on {locks.SYSTEMS[system][0]}, .*{package}", text), (name, system)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 def test_pylocks_are_valid(record, written):
     tomllib = pytest.importorskip("tomllib")
     pylock = pytest.importorskip("packaging.pylock")
@@ -148,7 +148,7 @@ ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("name", ["py36-tf2.2", "py39-tf2.5", "py39-tf2.10", "py310-tf2.12-metal", "py312-tf2.18"])
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 def test_on_each_system_a_lock_installs_what_was_resolved_there(name, record):
     markers = pytest.importorskip("packaging.markers")
     lock = locks.lock(record, name)
@@ -248,7 +248,7 @@ def pip_install(wheelhouse, lock, target):
     )
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 def test_an_offline_install_takes_what_is_locked_and_refuses_a_changed_byte(wheelhouse, tmp_path):
     folder, lock = wheelhouse
     done = pip_install(folder, lock, tmp_path / "site")
@@ -853,7 +853,7 @@ def test_a_license_is_an_expression_only_where_its_words_are_clear(expression, w
     assert tuple(licenses.of(expression, words, known)) == says
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.parametrize("name,system", BILLS)
 def test_a_bill_fits_the_schema_of_cyclonedx(name, system, record, advisories):
     json_validation = pytest.importorskip("cyclonedx.validation.json")
@@ -866,7 +866,7 @@ def test_a_bill_fits_the_schema_of_cyclonedx(name, system, record, advisories):
     assert json_validation.JsonStrictValidator(SchemaVersion.V1_5).validate_str(text) is None
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.parametrize("name,system", BILLS)
 def test_a_bill_fits_the_rules_of_spdx(name, system, record, advisories, tmp_path):
     parse = pytest.importorskip("spdx_tools.spdx.parser.parse_anything")

@@ -23,7 +23,6 @@ pytestmark = [
 sys.path[:0] = [os.path.join(ROOT, "scripts", folder) for folder in ("dev", "release")]
 
 import cells as CELLS  # noqa: E402
-import evidence  # noqa: E402
 import turn  # noqa: E402
 import wheels  # noqa: E402
 
@@ -50,7 +49,7 @@ def test_lines_are_one_cell_of_each_line_and_every_python():
     assert len(parts[0]) == len(set(parts[0])) == 14
 
 
-ALL_TESTS = ['-m ""', '-m "{env:ACCUM_OLDEST_TESTS:}"', '-m "{env:ACCUM_NEWEST_TESTS:}"']
+ALL_TESTS = ['-m ""', '-m "{env:ACCUM_DEEP_TESTS:}"', '-m "{env:ACCUM_NEWEST_TESTS:}"']
 
 
 def larger_tiers():
@@ -72,10 +71,12 @@ def test_every_landing_runs_all_tests_on_some_lines_and_the_main_ones_on_every_l
     of_all_tests = [cell for names, options in listed.items() if options in ALL_TESTS for cell in names.split(",")]
     deep = CELLS.labels()["deep"]
     assert sorted(of_all_tests) == sorted(deep)
-    assert [listed[cell] for cell in turn.HALVES] == ALL_TESTS[1:]
+    assert [listed[cell] for cell in ("py36-tf2.2", "py311-tf2.15")] == ALL_TESTS[1:]
+    assert listed["py311-tf2.21"] == listed["py36-tf2.2"]
     assert [cell.split("-")[1] for cell in deep] == ["tf1.15", "tf2.2", "tf2.15", "tf2.21"]
     assert set(deep) < set(turn.always())
     run = read(".ci", "run")
+    assert 'export ACCUM_DEEP_TESTS="not deferred"' in run
     assert 'export ACCUM_LINE_TESTS="not slow and not line"' in run and "scripts/dev/turn.py" in run
 
 
@@ -111,28 +112,8 @@ def test_cells_that_run_side_by_side_begin_with_the_longest():
     assert turn.longest_first([new] + list(seconds), records) == ["py36-tf2.2", "py36-tf2.4", "py36-tf2.3", new]
 
 
-def test_halves_of_the_tests_in_turns_swap_their_lines_at_each_landing():
-    ran, selected = {}, []
-    for _ in range(3):
-        selected.append(turn.half(ran))
-        ran = {turn.HALVES[0]: {"tests": evidence.TESTS['-m "not %s"' % {"odd": "even", "even": "odd"}[selected[-1]]]}}
-    assert selected == ["odd", "even", "odd"]
-    run = read(".ci", "run")
-    for oldest, newest in (("even", "odd"), ("odd", "even")):
-        assert f'export ACCUM_OLDEST_TESTS="not {oldest}" ACCUM_NEWEST_TESTS="not {newest}"' in run
-
-
-@pytest.mark.parametrize("other, files", [({"a": 1, "b": 2}, []), ({"a": 1}, ["b"]), ({"a": 1, "b": 3}, ["b"])])
-def test_a_test_in_turns_that_only_one_line_has_is_found(tmp_path, other, files):
-    for cell, digests in zip(turn.HALVES, ({"a": 1, "b": 2}, other)):
-        said = json.dumps(digests).replace('"', "&quot;")
-        report = f'<testsuites><testsuite><properties><property name="turns" value="{said}"/></properties></testsuite>'
-        (tmp_path / (cell + ".xml")).write_text(report + "</testsuites>")
-    assert turn.unlike(str(tmp_path)) == files
-
-
 def test_a_landing_prints_the_cells_that_it_runs_as_tox_takes_them(capsys):
-    assert turn.main([]) == 0
+    assert turn.main() == 0
     printed = capsys.readouterr().out.strip().split(",")
     assert len(printed) == len(set(printed)) and set(turn.always()) < set(printed) <= set(CELLS.cells("linux"))
 

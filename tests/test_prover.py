@@ -38,7 +38,7 @@ def proving():
     return prover.proving
 
 
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("kind", sorted(COUNTS))
@@ -56,7 +56,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.keras_face
 @pytest.mark.parametrize("mistake", sorted(MISTAKES))
@@ -73,7 +73,7 @@ def test_a_case_fails_if_the_optimizer_does_something_else(mistake, proving, mon
         proving.fed.check(FED)
 
 
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.keras_face
 def test_a_failure_is_a_script_that_reproduces_it(proving, monkeypatch):

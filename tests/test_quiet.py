@@ -8,7 +8,7 @@ from optimizers import graph_optimizers, keras_optimizers, keras_weights, random
 import accum
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 
@@ -21,7 +21,7 @@ def keras_variables(optimizer):
     return list(variables() if callable(variables) else variables)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L2")
 @pytest.mark.law("L3")
 @pytest.mark.keras_face

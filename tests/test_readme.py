@@ -49,9 +49,9 @@ def said_last(block):
 
 
 def marks(block):
-    """A block that some lines skip takes no turns."""
+    """A block that some lines skip is not weekly."""
     limited = re.search(r"(?m)^# TensorFlow [\d.]+ (or later|to )", block) or "import transformers" in block
-    return [pytest.mark.every_landing] if limited else []
+    return [pytest.mark.every_merge] if limited else []
 
 
 ALL = [
@@ -62,7 +62,7 @@ ALL = [
 
 
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.parametrize("page,block", ALL)
 def test_a_block_runs_as_it_stands(page, block):
     if "accum.compat.v1" not in block and not exceptions.HAS_KERAS_API:

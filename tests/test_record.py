@@ -16,7 +16,7 @@ import accum.compat.v1
 from accum.__main__ import main
 from accum.testing import compare, record
 
-pytestmark = [pytest.mark.line, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 
@@ -362,7 +362,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, options, said):
 HEADER = '{"schema": "accum.testing.record", "version": 1}\n'
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "content,said",

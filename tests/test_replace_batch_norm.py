@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L13"), pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L13"), pytest.mark.weekly]
 
 layers = tf.keras.layers
 KERAS = layers.BatchNormalization

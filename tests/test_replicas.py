@@ -157,7 +157,7 @@ def trained_on(replicas, accum_steps, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.turns
+@pytest.mark.weekly
 @pytest.mark.law("L11")
 def test_float64_sums_give_the_same_bits_for_any_number_of_replicas():
     alone, *others = [trained_on(replicas, 8 // replicas, "float64") for replicas in (1, 2, 4)]

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L12"), pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L12"), pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 2)).astype("float32")
@@ -73,7 +73,7 @@ def file_of(tmp_path, format):
     return str(tmp_path / {"tf": "model", "h5": "model.h5", "keras": "model.keras"}[format])
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("make", [functional, sequential])
 def test_a_file_brings_back_the_model_and_trains_on(make, format, tmp_path):
@@ -92,7 +92,7 @@ def test_a_file_brings_back_the_model_and_trains_on(make, format, tmp_path):
     assert int(again.optimizer.iterations.numpy()) == before + 2
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_unfinished_cycle_is_left_out_with_a_warning(format, tmp_path, recwarn):
     model = within_a_cycle()
@@ -225,7 +225,7 @@ if exceptions.LINE >= (2, 12):  # Keras cloned no subclassed models before
     CLONED.append((Subclassed, None))
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["", "compiled"])
 @pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 10}], ids=["cycles", "micro-batches"])
@@ -261,7 +261,7 @@ needs_pickles = pytest.mark.skipif(exceptions.LINE < (2, 13), reason="Keras pick
 needs_keras_3 = pytest.mark.skipif(not exceptions.IS_KERAS_3, reason="Keras pickles optimizers from Keras 3 on")
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @needs_pickles
 @pytest.mark.parametrize("make,copied", [(functional, pickled), (sequential, copy.deepcopy)])
 def test_a_pickle_and_a_copy_train_on_as_the_model_itself(make, copied, recwarn):
@@ -280,7 +280,7 @@ def test_a_pickle_and_a_copy_train_on_as_the_model_itself(make, copied, recwarn)
             assert int(copied(model).optimizer.micro_step) == 0
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @needs_keras_3
 def test_an_optimizer_is_pickled_by_its_config_as_a_plain_one():
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.5), {0: 2, 9: 3}, transform=doubled)
@@ -290,7 +290,7 @@ def test_an_optimizer_is_pickled_by_its_config_as_a_plain_one():
     assert pickled(optimizer.optimizer).get_config() == optimizer.optimizer.get_config()
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @needs_pickles
 def test_a_process_that_has_imported_nothing_loads_a_pickle(tmp_path):
     (tmp_path / "model.pickle").write_bytes(pickle.dumps(trained(sequential, transform=None)))

@@ -14,7 +14,7 @@ spec.loader.exec_module(scorecard)
 from prover import cycles  # noqa: E402
 from prover.peers import cases, judge  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns]
+pytestmark = [pytest.mark.slow, pytest.mark.weekly]
 
 
 def read(path):

@@ -12,7 +12,7 @@ from replicas import mirrored
 import accum
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 
@@ -61,7 +61,7 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L5")
 @pytest.mark.law("L8")
 @pytest.mark.keras_face
@@ -96,7 +96,7 @@ def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken
     np.testing.assert_allclose(table.numpy(), twin.numpy(), rtol=0, atol=2e-6)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L8")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
@@ -109,7 +109,7 @@ def test_sparse_rows_reach_the_inner_optimizer_as_their_union(make, pattern, is_
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-7)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L4")
 @pytest.mark.law("L8")
 @pytest.mark.keras_face
@@ -149,7 +149,7 @@ def test_sparse_rows_in_a_session(pattern, use_resource, reduction):
     np.testing.assert_allclose(trained(True, given), expected, rtol=0, atol=atol)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L6")
 @pytest.mark.law("L8")
 @pytest.mark.keras_face

@@ -14,7 +14,7 @@ from replicas import RUN, CountingOps, R, mirrored
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L11"), pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L11"), pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(37, 5)).astype("float32")
@@ -48,7 +48,7 @@ def assert_equal(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L5")
 def test_fit_talks_once_a_step_and_weighs_unequal_replicas(steps_per_execution):
     # 37 examples in micro-batches of 9: replicas of 5 and 4, and at the end of 1 and 0. Keras 3 looks at the first
@@ -103,7 +103,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.parametrize("family,argument,value", FAMILIES)
 def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argument, value):
     ops = CountingOps()
@@ -114,7 +114,7 @@ def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argum
     assert ops.executed == []
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L6")
 @pytest.mark.parametrize(
     "reduction,expected",
@@ -196,7 +196,7 @@ def sparse_gradient(examples):
     return tf.IndexedSlices(tf.cast(examples, tf.float32)[:, None] - 10.0 * tf.cast(rows[:, None], tf.float32), rows)
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("before,after", [(2, 2), (2, 1), (1, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
@@ -232,7 +232,7 @@ def clipped(grads_and_vars):
     return [(tf.clip_by_norm(grad, 1.0), var) for grad, var in grads_and_vars]
 
 
-@pytest.mark.every_landing
+@pytest.mark.every_merge
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("transform", [None, clipped], ids=["alone", "clipped"])
 @pytest.mark.parametrize("family", families())

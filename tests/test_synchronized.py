@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.keras_face,
     pytest.mark.law("L11"),
     pytest.mark.law("L13"),
-    pytest.mark.turns,
+    pytest.mark.weekly,
 ]
 
 layers = tf.keras.layers

@@ -14,7 +14,7 @@ from accum import _tf
 from accum.__main__ import main
 from accum.testing import _diagnosis, assert_accumulation_equals_full_batch
 
-pytestmark = [pytest.mark.line, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(14, 4)).astype("float32"), RANDOM.normal(size=(14, 1)).astype("float32")

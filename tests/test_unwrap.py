@@ -83,6 +83,7 @@ def of_accum(value):
     return type(value).__module__.startswith("accum")
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("how,make,options", CASES, ids=IDS)
 def test_a_plain_model_goes_on_as_one_that_has_never_accumulated(how, make, options):
     model = trained(how(make, **options))
@@ -136,6 +137,7 @@ FORMATS = ["export"] if exceptions.IS_KERAS_3 else ["tf", "h5"]
 FORMATS += ["keras"] if exceptions.LINE >= (2, 13) else []
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("make", [functional, sequential])
 @pytest.mark.parametrize("format", FORMATS)
 def test_its_files_load_where_accum_is_not_installed(make, format, tmp_path):

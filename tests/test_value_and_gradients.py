@@ -10,7 +10,7 @@ from replicas import RUN, mirrored
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.weekly]
 
 N, ROWS = 11, 6
 RANDOM = np.random.RandomState(0)

@@ -33,7 +33,7 @@ import accum
 pytestmark = [
     pytest.mark.keras_face,
     pytest.mark.law("L19"),
-    pytest.mark.turns,
+    pytest.mark.weekly,
     pytest.mark.filterwarnings("error:With `whole_batch`, these operations"),
 ]
 
@@ -664,6 +664,7 @@ def slots_of(model):
     return list(variables() if callable(variables) else variables)
 
 
+@pytest.mark.line
 @pytest.mark.parametrize("name", ["residual", "sequential"])
 def test_the_step_is_traced_once(name):
     """TensorFlow would trace it again if its first trace created slots or metrics, as it does for plain Keras."""
@@ -709,6 +710,7 @@ def test_a_train_step_of_the_user():
     assert differs(trained(own, X, Y, dict(EAGERLY), split(whole_batch="loss")), plain)
 
 
+@pytest.mark.line
 @pytest.mark.parametrize("how", [{"run_eagerly": True}, {}], ids=["eagerly", "traced"])
 def test_a_train_step_that_differentiates_twice(how):
     """A persistent tape asks for the gradient of one forward pass as often as it likes."""

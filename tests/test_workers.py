@@ -13,7 +13,7 @@ from addresses import free_addresses
 from exceptions import LINE
 from worker_problems import normalised_network, outcome, trained_with_validation
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11"), pytest.mark.turns]
+pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11"), pytest.mark.weekly]
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "worker.py")
 PATIENCE = 300

@@ -27,8 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf")
 TESTS = {
     '-m ""': "all",
-    '-m "not even"': "all, odd turns",
-    '-m "not odd"': "all, even turns",
+    '-m "not deferred"': "all but weekly",
     '-m "not slow"': "main, line",
     '-m "not slow and not line"': "main",
 }
@@ -196,9 +195,9 @@ Each combination is one environment of `tox`, with a name such as `py311-tf2.15`
 
 In the tables, "run" is "native", or the program under which the tests ran. "tests" says which tests were selected. The
 "main" tests run in every environment. Those marked "line" differ between TensorFlow versions, but not between Pythons.
-"all" adds those that start processes or differ little between versions. Of many of these, each change runs one half on
-TensorFlow 2.2 and 2.21 and the other on 2.15, "odd turns" or "even turns". "skipped" counts tests that do not apply to
-the environment, and "xfailed" known limits of its TensorFlow. `tests/support/exceptions.py` gives the reason for each.
+"all" adds those that start processes or differ little between versions. "all but weekly" leaves out many of these: a
+change runs them on TensorFlow 1.15 and 2.15, and the weekly run on all versions. "skipped" counts tests that do not
+apply to the environment, and "xfailed" known limits of its TensorFlow, with reasons in `tests/support/exceptions.py`.
 """
 
 
