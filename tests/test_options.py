@@ -161,6 +161,52 @@ def test_batches_that_are_not_split_are_told_once(recwarn, size, is_said):
     assert len(found) == is_said and all(f"micro_batch_size={size}, batch_size=4" in one for one in found)
 
 
+def batched(drop_remainder):
+    return tf.data.Dataset.from_tensor_slices((X[:8], Y[:8])).batch(4, drop_remainder=drop_remainder)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "options,size,received",
+    [
+        (lambda: {"x": X[:8], "y": Y[:8], "batch_size": 32}, 8, "micro_batch_size=8, batch_size=32, 8 examples"),
+        (lambda: {"x": X[:8], "y": Y[:8], "batch_size": 32}, 7, None),
+        (
+            lambda: {"x": X[:8], "y": Y[:8], "validation_split": 0.25},
+            6,
+            "micro_batch_size=6, batch_size=32, 6 examples",
+        ),
+        (lambda: {"x": batched(drop_remainder=True)}, 4, "micro_batch_size=4, batches of 4 examples"),
+        (lambda: {"x": batched(drop_remainder=True)}, 3, None),
+        (lambda: {"x": batched(drop_remainder=False)}, 4, None),  # nothing tells before the first of them
+    ],
+)
+def test_the_data_tell_what_a_batch_has(recwarn, options, size, received):
+    model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=size)
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(verbose=0, **options())
+    found = [str(one.message) for one in recwarn if "No batch is split" in str(one.message)]
+    assert [one.split("Received: ")[1] for one in found] == ([received + "."] if received else [])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.line
+def test_a_batch_is_compared_with_micro_batches_as_a_replica_has_it(recwarn):
+    with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
+        model = accum.GradientAccumulateModel.from_model(net(), 2, micro_batch_size=4)
+        model.compile("sgd", "mse")
+        split_already = accum.GradientAccumulateModel.from_model(net(), 2, micro_batch_size=2)
+        split_already.compile("sgd", "mse")
+    model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
+    split_already.fit(X[:8], Y[:8], batch_size=8, verbose=0)
+    said = [str(one.message) for one in recwarn]
+    assert [one.split("Received: ")[1] for one in said if "No batch is split" in one] == [
+        "micro_batch_size=4, batch_size=8, 2 replicas."
+    ]
+    (one,) = [one for one in said if "leave out `accum_steps`" in one]
+    assert "Each update counts 16 examples" in one and one.endswith("batch_size=8, 2 replicas.")
+
+
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("size,steps,is_said", [(2, 2, True), (2, 3, False), (2, 1, False), (2, {0: 2}, False)])
 def test_an_update_of_more_than_the_batch_that_was_meant_is_told_once(recwarn, size, steps, is_said):

@@ -1,8 +1,9 @@
 """The number of examples that a model computes at once."""
 
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 from accum import _check
+from accum._tf import Options, tf
 
 WHOLE_BATCH = 2**31 - 1
 """A size that no batch reaches."""
@@ -59,3 +60,45 @@ class SizeInUse:
     def report(self) -> None:
         """Tell the user the size that has turned out to fit."""
         _check.warn(f"Memory ran out, so `micro_batch_size` is {self._limit} from now on.")
+
+
+class BatchesOfFit(NamedTuple):
+    """The batches that `fit` computes.
+
+    Attributes:
+      size: the number of examples in each, but perhaps the last one.
+      described: where that comes from, for a message.
+    """
+
+    size: int
+    described: str
+
+
+def batches_of_fit(given: Options) -> Optional[BatchesOfFit]:
+    """Return the batches that `fit` will compute, or None if its arguments do not tell.
+
+    Args:
+      given: the arguments of `tf.keras.Model.fit` that were passed, by their names.
+    """
+    x = given.get("x")
+    if isinstance(x, tf.data.Dataset):
+        sizes = {_first_length(spec.shape) for spec in tf.nest.flatten(x.element_spec) if hasattr(spec, "shape")}
+        size = sizes.pop() if len(sizes) == 1 else None
+        return None if size is None else BatchesOfFit(size, f"batches of {size} examples")
+    leaves = tf.nest.flatten(x)
+    if not all(hasattr(leaf, "__array__") and hasattr(leaf, "shape") for leaf in leaves):
+        return None
+    if given.get("batch_size") is None and given.get("steps_per_epoch") is not None:
+        return None  # Keras divides the data by the steps
+    batch, examples = given.get("batch_size") or 32, _first_length(leaves[0].shape) if leaves else None
+    if examples is None:
+        return None
+    examples = int(examples * (1.0 - (given.get("validation_split") or 0.0)))
+    if examples < batch:
+        return BatchesOfFit(examples, f"batch_size={batch}, {examples} examples")
+    return BatchesOfFit(batch, f"batch_size={batch}")
+
+
+def _first_length(shape: Union[tf.TensorShape, tuple]) -> Optional[int]:
+    lengths = tf.TensorShape(shape)
+    return lengths.as_list()[0] if lengths.rank else None

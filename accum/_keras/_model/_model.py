@@ -15,7 +15,7 @@ from accum._keras._callbacks import FlushCallback, accumulating_optimizers
 from accum._keras._internals import accumulation_of, internals_of
 from accum._keras._model._accumulation import ModelAccumulation
 from accum._keras._model._classes import MODEL_OPTIONS, bases_named, concrete_class, is_functional
-from accum._keras._model._micro_batch_size import SizeInUse
+from accum._keras._model._micro_batch_size import SizeInUse, batches_of_fit
 from accum._keras._model._optimizers import ModelOptimizers, replaced_within
 from accum._keras._model._options import ModelOptions
 from accum._keras._steps._loss_denominator import warn_of_inexact_loss, warn_of_summed_activities
@@ -327,25 +327,25 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             raise
 
     def _warn_of_sizes(self, given: Options) -> None:
-        """Warn, once, if the batches that `fit` will make of arrays hardly are what is meant."""
-        size, batch = self._accum.size.fixed, given.get("batch_size") or 32
-        if given.get("batch_size") is None and given.get("steps_per_epoch") is not None:
-            return  # Keras divides the data by the steps
-        are_arrays = all(hasattr(leaf, "__array__") for leaf in tf.nest.flatten(given.get("x")))
-        if size is None or not are_arrays:
+        """Warn, once, if the batches that `fit` will compute hardly are what is meant."""
+        size, batches = self._accum.size.fixed, batches_of_fit(given)
+        if size is None or batches is None:
             return
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        batch = -(-batches.size // replicas)
+        received = f"micro_batch_size={size}, {batches.described}" + (f", {replicas} replicas" if replicas > 1 else "")
         if batch <= size and self._accum.is_first_time("batches of one part"):
             _check.warn(
                 "No batch is split, because none has more examples than a micro-batch: lower `micro_batch_size`, or "
-                f"pass a larger `batch_size` to `fit`. Received: micro_batch_size={size}, batch_size={batch}.",
+                f"give `fit` larger batches. Received: {received}."
             )
         steps = self._accum.options.arguments["accum_steps"]
         is_both = isinstance(steps, int) and steps > 1 and steps * size == batch
         if is_both and self._accum.is_first_time("batches that are split already"):
             _check.warn(
-                f"Each update counts {steps * batch} examples: `accum_steps` batches, each of which is split into "
-                "micro-batches already. For an update after each batch, leave out `accum_steps`. Received: "
-                f"batch_size={batch}, micro_batch_size={size}, accum_steps={steps}."
+                f"Each update counts {steps * batches.size} examples: `accum_steps` batches, each of which is split "
+                "into micro-batches already. For an update after each batch, leave out `accum_steps`. Received: "
+                f"accum_steps={steps}, {received}."
             )
 
     # ------------------------------------------------------------------------------------------------------------
