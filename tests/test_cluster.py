@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
+import exceptions
 import pytest
 import tensorflow as tf
 from addresses import free_addresses
@@ -65,6 +67,70 @@ def test_workers_that_wait_for_each_other_make_the_steps_of_the_whole_batch(resu
         expected -= 0.1 * velocity
     assert steps >= 20
     assert weights == pytest.approx(expected, rel=2e-6)
+
+
+ESTIMATOR = os.path.join(os.path.dirname(SCRIPT), "estimator_cluster.py")
+
+
+def start_estimators(folder, last_step):
+    """Start a parameter server, a chief, a worker and an evaluator. Returns {type: process}."""
+    addresses = dict(zip(("ps", "chief", "worker"), free_addresses(3)))
+    cluster = {job: [address] for job, address in addresses.items()}
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
+    processes = {}
+    for job in list(cluster) + ["evaluator"]:
+        environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
+        with open(str(folder / (job + ".log")), "a") as log:
+            command = [sys.executable, ESTIMATOR, str(folder), str(last_step)]
+            processes[job] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    return processes
+
+
+def last_saved(folder):
+    """The update after which the last checkpoint was saved, 0 before the first."""
+    state = tf1.train.get_checkpoint_state(str(folder))
+    return int(state.model_checkpoint_path.rsplit("-", 1)[1]) if state else 0
+
+
+def wait_until(is_so, processes, logs):
+    """Wait, and kill the processes however that ends."""
+    began = time.time()
+    try:
+        while not is_so():
+            died = [job for job, process in processes.items() if process.poll()]
+            assert not died and time.time() - began < PATIENCE, (logs / ((died or ["chief"])[0] + ".log")).read_text()[
+                -3000:
+            ]
+            time.sleep(0.1)
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.law("L11")
+@pytest.mark.skipif(exceptions.LINE not in ((1, 15), (2, 15)), reason="long: on the first and the last with Estimators")
+def test_estimators_of_a_killed_cluster_go_on_to_the_weights_of_the_whole_batches(tmp_path):
+    """`train_and_evaluate` with TF_CONFIG: all tasks are killed in mid-run, and started again."""
+    last = 200
+    first_run = start_estimators(tmp_path, 10 * last)
+    wait_until(lambda: last_saved(tmp_path) >= 60, first_run, tmp_path)
+    resumed_from = last_saved(tmp_path)
+    second_run = start_estimators(tmp_path, last)
+    ends = [second_run[job] for job in ("chief", "worker", "evaluator")]
+    wait_until(lambda: all(process.poll() == 0 for process in ends), second_run, tmp_path)
+
+    noted = {}
+    for job in ("chief", "worker", "evaluator"):
+        lines = (tmp_path / (job + ".noted")).read_text().splitlines()
+        noted[job] = [tuple(map(float, line.split())) for line in lines]
+    assert noted["chief"][0] == (0.0, 0.0) and len(noted["chief"]) == 2
+    assert noted["chief"][1][0] == resumed_from
+    assert len(noted["worker"]) == 2 and 60 <= noted["worker"][-1][0] < last  # it trained, too
+    assert noted["evaluator"][-1][0] >= last
+    for step, weight in sum(noted.values(), []):
+        assert abs(weight + step) <= 1.0, noted  # the other worker may be between weight and step
 
 
 def on_a_parameter_server(build):
