@@ -526,7 +526,7 @@ def test_layers_whose_seeds_advance_with_each_micro_batch_of_a_function_are_name
     with pytest.warns(UserWarning, match="because each call advances the seed"):
         step()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         step(whole_batch="batch_norm")
 
 

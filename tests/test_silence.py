@@ -519,7 +519,7 @@ def test_a_model_without_accum_steps_warns_that_nothing_accumulates():
             make()
         assert len([w for w in caught if "accum_steps" in str(w.message)]) == 1 and caught[0].filename == __file__
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", UserWarning)
             make(accum_steps=1)
 
 
@@ -531,7 +531,7 @@ def test_a_loss_that_sums_over_examples_warns_at_compile_unless_sums_were_asked_
     with pytest.warns(UserWarning, match="pass `reduction='sum', micro_batch_weight='equal'`"):
         from_model(functional(), 2).compile("sgd", loss)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         from_model(functional(), 2, reduction="sum", micro_batch_weight="equal").compile("sgd", loss)
         from_model(functional(), 2).compile("sgd", "mse")
 
@@ -792,7 +792,7 @@ def test_flush_callback_in_a_model_that_accumulates_nothing_is_refused():
 def test_fit_of_a_model_that_is_not_compiled_says_that_alone():
     model = from_model(functional(), 2)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         with pytest.raises((RuntimeError, ValueError), match="compile"):
             model.fit(X, Y, verbose=0)
 

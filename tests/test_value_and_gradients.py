@@ -760,7 +760,7 @@ def step_of(function, how):
 
 
 @pytest.mark.law("L19")
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("name", FOUND)
 def test_statistics_are_found_wherever_the_examples_are(name):
     """And what is computed of each example alone is neither changed nor named."""
