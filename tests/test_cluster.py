@@ -21,15 +21,19 @@ TASKS = [("ps", 0), ("worker", 0), ("worker", 1)]
 PATIENCE = 240
 
 
+def environment_of_task():
+    """Environment variables of a process that talks to others on this machine, without a GPU."""
+    left = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "http_proxy")}
+    return dict(left, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What the chief of the cluster came to."""
     logs = tmp_path_factory.mktemp("cluster")
     server, chief, other = free_addresses(3)
     cluster = json.dumps({"ps": [server], "worker": [chief, other]})
-    environment = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "http_proxy")}
-    environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment = environment_of_task()
     processes = []
     for job, task in TASKS:
         with open(str(logs / f"{job}{task}"), "w") as log:
@@ -76,7 +80,7 @@ def start_estimators(folder, last_step):
     """Start a parameter server, a chief, a worker and an evaluator. Returns {type: process}."""
     addresses = dict(zip(("ps", "chief", "worker"), free_addresses(3)))
     cluster = {job: [address] for job, address in addresses.items()}
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
+    environment = environment_of_task()
     processes = {}
     for job in list(cluster) + ["evaluator"]:
         environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
@@ -98,9 +102,8 @@ def wait_until(is_so, processes, logs):
     try:
         while not is_so():
             died = [job for job, process in processes.items() if process.poll()]
-            assert not died and time.time() - began < PATIENCE, (logs / ((died or ["chief"])[0] + ".log")).read_text()[
-                -3000:
-            ]
+            if died or time.time() - began > PATIENCE:
+                pytest.fail((logs / ((died or ["chief"])[0] + ".log")).read_text()[-3000:])
             time.sleep(0.1)
     finally:
         for process in processes.values():
@@ -110,7 +113,9 @@ def wait_until(is_so, processes, logs):
 
 @pytest.mark.slow
 @pytest.mark.law("L11")
-@pytest.mark.skipif(exceptions.LINE not in ((1, 15), (2, 15)), reason="long: on the first and the last with Estimators")
+@pytest.mark.skipif(
+    exceptions.LINE not in ((1, 15), (2, 15)), reason="long: runs on the first and last with Estimators"
+)
 def test_estimators_of_a_killed_cluster_go_on_to_the_weights_of_the_whole_batches(tmp_path):
     """`train_and_evaluate` with TF_CONFIG: all tasks are killed in mid-run, and started again."""
     last = 200
@@ -130,7 +135,8 @@ def test_estimators_of_a_killed_cluster_go_on_to_the_weights_of_the_whole_batche
     assert len(noted["worker"]) == 2 and 60 <= noted["worker"][-1][0] < last  # it trained, too
     assert noted["evaluator"][-1][0] >= last
     for step, weight in sum(noted.values(), []):
-        assert abs(weight + step) <= 1.0, noted  # the other worker may be between weight and step
+        # The worker may have been between its weight and its step at this save, and at the one that was resumed from.
+        assert abs(weight + step) <= 2.0, noted
 
 
 def on_a_parameter_server(build):

@@ -328,7 +328,6 @@ def test_wrong_sizes_of_micro_batches_get_the_usage(arguments, capsys):
     assert capsys.readouterr().err.startswith("usage: python -m accum demo")
 
 
-@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full disk to write to")
 def test_a_demo_on_a_full_disk_ends_in_a_line(tmp_path):
@@ -341,7 +340,6 @@ def test_a_demo_on_a_full_disk_ends_in_a_line(tmp_path):
     assert done.stderr == "python -m accum demo: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal on Windows")
 def test_ctrl_c_ends_the_demo_in_a_line(tmp_path):

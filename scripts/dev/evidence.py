@@ -196,8 +196,8 @@ Each combination is one environment of `tox`, with a name such as `py311-tf2.15`
 In the tables, "run" is "native", or the program under which the tests ran. "tests" says which tests were selected. The
 "main" tests run in every environment. Those marked "line" differ between TensorFlow versions, but not between Pythons.
 "all" adds those that start processes or differ little between versions. "all but weekly" leaves out many of these: a
-change runs them on TensorFlow 1.15 and 2.15, and the weekly run on all versions. ("odd turns" and "even turns" were
-halves of them.) "skipped" counts tests that do not apply to the environment, and "xfailed" known limits of its
+change runs them on TensorFlow 1.15 and 2.15, and the weekly run on 2.2 and 2.21, too. ("odd turns" and "even turns"
+were halves of them.) "skipped" counts tests that do not apply to the environment, and "xfailed" known limits of its
 TensorFlow, with reasons in `tests/support/exceptions.py`.
 """
 

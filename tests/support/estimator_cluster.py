@@ -36,7 +36,10 @@ def note_of(task):
 
 
 def lines_of(file):
-    return len(open(file).readlines()) if os.path.exists(file) else 0
+    if not os.path.exists(file):
+        return 0
+    with open(file) as lines:
+        return len(list(lines))
 
 
 class Note(tf1.train.SessionRunHook):

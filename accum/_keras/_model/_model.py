@@ -343,9 +343,9 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         is_both = isinstance(steps, int) and steps > 1 and steps * size == batch
         if is_both and self._accum.is_first_time("batches that are split already"):
             _check.warn(
-                f"Each update counts {steps * batches.size} examples: `accum_steps` batches, each of which is split "
-                "into micro-batches already. For an update after each batch, leave out `accum_steps`. Received: "
-                f"accum_steps={steps}, {received}."
+                f"Each update counts {steps * batches.size} examples, because the model splits each batch into "
+                "micro-batches and also accumulates `accum_steps` batches. For an update after each batch, leave out "
+                f"`accum_steps`. Received: accum_steps={steps}, {received}."
             )
 
     # ------------------------------------------------------------------------------------------------------------
