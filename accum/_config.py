@@ -38,13 +38,13 @@ def from_config(argument: str, value: Any, custom_objects: Optional[Dict[str, An
     if not isinstance(value, dict) or not ("registered" in value or "class_name" in value):
         return value
     name = value.get("registered", value.get("class_name"))
-    found = _tf.registered_object(name, custom_objects)
-    if found is None:
+    registered = _tf.registered_object(name, custom_objects)
+    if registered is None:
         raise ValueError(
             f"`{argument}` must be registered under the name with which it was saved: import the module that "
             f"registers it, or pass `custom_objects`. Received: {name!r}."
         )
-    return found if "registered" in value else found(**value["config"])
+    return registered if "registered" in value else registered(**value["config"])
 
 
 def int_keys_to_config(accum_steps: Any) -> Any:

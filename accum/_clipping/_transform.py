@@ -55,7 +55,7 @@ class AdaptiveClipping:
 
     def watch(self, model: tf.keras.Model) -> None:
         """Read the layout of kernels from the layers of `model`, including layers that are created later."""
-        if not any(known is model for known in self._models):
+        if not any(watched is model for watched in self._models):
             self._models.append(model)
         if hasattr(self._before, "watch"):
             self._before.watch(model)
@@ -64,28 +64,29 @@ class AdaptiveClipping:
         if self._before is not None:
             grads_and_vars = self._before(grads_and_vars)
         grads, variables = zip(*grads_and_vars)
-        known = Known(self._models)
-        self._check_names(known, variables)
-        axes = [self._axes_of(var, known) for var in variables]
+        models = Known(self._models)
+        self._check_names(models, variables)
+        axes = [self._axes_of(var, models) for var in variables]
         clipped = adaptive_clip_grad(variables, grads, self._clip_factor, self._eps, unit_axes=axes)
         return [
-            (grad if self._is_excluded(var, known) else clip, var) for grad, clip, var in zip(grads, clipped, variables)
+            (grad if self._is_excluded(var, models) else clip, var)
+            for grad, clip, var in zip(grads, clipped, variables)
         ]
 
-    def _is_excluded(self, var: tf.Variable, known: "Known") -> bool:
+    def _is_excluded(self, var: tf.Variable, models: "Known") -> bool:
         if callable(self._exclude):
             return bool(self._exclude(var))
-        return any(is_part(name, known.names(var)) for name in self._exclude)
+        return any(is_part(name, models.names(var)) for name in self._exclude)
 
-    def _axes_of(self, var: tf.Variable, known: "Known") -> Optional[Tuple[int, ...]]:
-        by_name = [axes for name, axes in self._unit_axes.items() if is_part(name, known.names(var))]
-        return by_name[-1] if by_name else known.unit_axes.get(_tf.variable_key(var))
+    def _axes_of(self, var: tf.Variable, models: "Known") -> Optional[Tuple[int, ...]]:
+        by_name = [axes for name, axes in self._unit_axes.items() if is_part(name, models.names(var))]
+        return by_name[-1] if by_name else models.unit_axes.get(_tf.variable_key(var))
 
-    def _check_names(self, known: "Known", variables: Sequence[tf.Variable]) -> None:
+    def _check_names(self, models: "Known", variables: Sequence[tf.Variable]) -> None:
         """Raise for a name that matches nothing; without a model only warn, as the variable may have no gradient."""
         if self._has_met:
             return
-        everything = known.all_names() + [name for var in variables for name in known.names(var)]
+        everything = models.all_names() + [name for var in variables for name in models.names(var)]
         names = list(self._unit_axes) + ([] if callable(self._exclude) else list(self._exclude))
         unknown = [name for name in names if not is_part(name, everything)]
         words = f"Adaptive clipping found no variable named {unknown}. Known names: {sorted(set(everything))}."
@@ -97,8 +98,8 @@ class AdaptiveClipping:
 
     def get_config(self) -> Dict[str, Any]:
         """Return the arguments; unit axes that were read from a model are stored by name."""
-        known = Known(self._models)
-        unit_axes = dict(known.unit_axes_by_name, **self._unit_axes)
+        models = Known(self._models)
+        unit_axes = dict(models.unit_axes_by_name, **self._unit_axes)
         return {
             "clip_factor": self._clip_factor,
             "eps": self._eps,
@@ -147,7 +148,7 @@ def _name_in(layer: tf.keras.layers.Layer, var: tf.Variable) -> str:
 def is_part(name: str, names: Sequence[str]) -> bool:
     """Whether `name` equals one or more consecutive parts of any of `names`."""
     wanted = name.split(":")[0].split("/")
-    listed = [known.split("/") for known in names]
+    listed = [name.split("/") for name in names]
     return any(parts[start : start + len(wanted)] == wanted for parts in listed for start in range(len(parts)))
 
 

@@ -111,7 +111,7 @@ class CutGraph:
                 waits[_tf.name_of(key)] = list(mark.moments)
         for whole in self.trace.wholes:
             for key in whole.arguments:
-                waits[_tf.name_of(key)] = whole.given
+                waits[_tf.name_of(key)] = whole.inputs
             for key in whole.parts:
                 waits[_tf.name_of(key)] = whole.results
         self._waits = waits
@@ -180,7 +180,7 @@ class CutGraph:
         for mark in trace.statistics:
             pairs += [(key, mark.moments.mean) for key in mark.cotangents]
         for whole in trace.wholes:
-            pairs += list(zip(whole.result_cotangents, whole.results)) + list(zip(whole.given_cotangents, whole.given))
+            pairs += list(zip(whole.result_cotangents, whole.results)) + list(zip(whole.input_cotangents, whole.inputs))
         return {_tf.name_of(one): other for one, other in pairs if one is not None}  # type: ignore[misc]
 
     def _find_levels_of_gradients(self, cotangents: Dict[str, Any]) -> None:
@@ -206,7 +206,7 @@ class CutGraph:
             if name in cotangents:
                 level, made_by = self.level(cotangents[name]), _tf.name_of(cotangents[name])
                 self._levels[name] = WEIGHTS if level is None else level
-                if made_by in self._islands and name not in self._given_cotangents():
+                if made_by in self._islands and name not in self._input_cotangents():
                     self._islands[name] = self._islands[made_by]
             elif name in self._gradients:
                 before = [_tf.name_of(key) for key in self._inputs(self._nodes[name])]
@@ -219,8 +219,8 @@ class CutGraph:
                 if number is not None:
                     self._islands[name] = number
 
-    def _given_cotangents(self) -> Set[str]:
-        return {_tf.name_of(key) for whole in self.trace.wholes for key in whole.given_cotangents if key is not None}
+    def _input_cotangents(self) -> Set[str]:
+        return {_tf.name_of(key) for whole in self.trace.wholes for key in whole.input_cotangents if key is not None}
 
     def _differentiated(self, name: str) -> Optional[str]:
         """Return the name of the operation whose gradient an operation computes, or None."""
@@ -241,20 +241,20 @@ class CutGraph:
         keys = trace.outputs + [loss.value for loss in trace.losses]
         keys += [key for moments, _ in trace.moments for key in moments]
         keys += [key for mark in trace.statistics for key in mark.moments]
-        keys += [key for whole in trace.wholes for key in whole.given + whole.results]
+        keys += [key for whole in trace.wholes for key in whole.inputs + whole.results]
         return keys + self._grad_keys()
 
     def _reached(self, keys: Iterable[Key]) -> Set[str]:
         """Return the names of the operations from which tensors are computed."""
-        found: Set[str] = set()
+        names: Set[str] = set()
         stack = [_tf.name_of(key) for key in keys]
         while stack:
             name = stack.pop()
-            if name not in found:
-                found.add(name)
+            if name not in names:
+                names.add(name)
                 stack += [_tf.name_of(key) for key in self._inputs(self._nodes[name])]
                 stack += [_tf.name_of(key) for key in self._waits.get(name, [])]
-        return found
+        return names
 
     def _forward_state(self) -> None:
         """Let what reads a variable after an assignment in the function use what was assigned."""
@@ -440,7 +440,7 @@ class CutGraph:
                 self.level(whole.arguments[0]) or 0, whole.results, [], functools.partial(self._is_island, number)
             )
             self.wholes.append(phase)
-            for key in whole.given:
+            for key in whole.inputs:
                 self._used(key)[1].add(phase.level)
                 self._used(key)[2].add(phase.level)
         effects = self._effects()
@@ -459,7 +459,7 @@ class CutGraph:
 
     def _effects(self) -> Dict[int, List[str]]:
         """Return {level: names of operations that only have an effect}."""
-        found: Dict[int, List[str]] = {}
+        by_level: Dict[int, List[str]] = {}
         for name in self._ordered:
             node = self._nodes[name]
             if name in self._gradients or name in self._dropped or not self._library.is_stateful(node):
@@ -468,8 +468,8 @@ class CutGraph:
             if not is_effect and name not in self.drawn:
                 is_effect = not self.trace.graph.get_operation_by_name(name).outputs
             if is_effect and name not in self._islands:
-                found.setdefault(self._levels[name] or 0, []).append(name)
-        return found
+                by_level.setdefault(self._levels[name] or 0, []).append(name)
+        return by_level
 
     def reading(self, keys: Iterable[Key]) -> List[Phase]:
         """Return the backward phases, where tensors are taken instead of computed by the level that makes them."""
@@ -541,18 +541,18 @@ class CutGraph:
 
     def run(self, phase: Phase, feeds: Dict[Key, tf.Tensor]) -> Dict[Key, tf.Tensor]:
         """Compute a phase in the current graph, given {key: tensor} for all that it takes, captures left out."""
-        known = {key: _tf.captured(feeds[key] if key in feeds else self._captures[key]) for key in phase.feeds}
+        values = {key: _tf.captured(feeds[key] if key in feeds else self._captures[key]) for key in phase.feeds}
         protos = [_tf.placed(self._nodes[name], self._inputs(self._nodes[name])) for name in phase.nodes]
-        wanted = [key for key in phase.fetches if key not in known]
+        wanted = [key for key in phase.fetches if key not in values]
         needs_library = any(_tf.functions_of(proto) for proto in protos)
-        found: List[Any] = []
+        tensors: List[Any] = []
         if protos:
             used = {key for proto in protos for key in proto.input}
-            given = {key: known[key] for key in known if key in used}
-            found = _tf.import_part(self._graph_def, protos, given, wanted + list(phase.effects), needs_library)
-        result = dict(zip(wanted, found))
-        result.update({key: known[key] for key in phase.fetches if key in known})
-        with tf.control_dependencies(found[len(wanted) :] if not tf.executing_eagerly() else []):
+            used_values = {key: values[key] for key in values if key in used}
+            tensors = _tf.import_part(self._graph_def, protos, used_values, wanted + list(phase.effects), needs_library)
+        result = dict(zip(wanted, tensors))
+        result.update({key: values[key] for key in phase.fetches if key in values})
+        with tf.control_dependencies(tensors[len(wanted) :] if not tf.executing_eagerly() else []):
             return {key: tf.identity(value) for key, value in result.items()} if phase.effects else result
 
 

@@ -183,8 +183,8 @@ class Cycle:
         """Raise if a restored cycle has sums for more variables than all that are known, before any gets a number."""
         if _tf.in_static_graph():
             return
-        known = self._variables.count_with(variables)
-        if self.state.accumulators.are_awaited_from(known) and self.is_in_cycle():
+        variable_count = self._variables.count_with(variables)
+        if self.state.accumulators.are_awaited_from(variable_count) and self.is_in_cycle():
             raise ValueError(
                 "The restored cycle has accumulated gradients for more variables than were passed: pass the same "
                 "variables in the same order, with None as the gradient of those that have none. "
@@ -303,8 +303,8 @@ def _after_arguments(function: Callable[..., tf.Operation]) -> Callable[..., tf.
     """
 
     def waiting(strategy: tf.distribute.Strategy, *args: PerReplica) -> tf.Operation:
-        given = [one for value in tf.nest.flatten(args) for one in strategy.experimental_local_results(value)]
-        with tf.control_dependencies(_tf.waits_for_all(given)):
+        values = [one for value in tf.nest.flatten(args) for one in strategy.experimental_local_results(value)]
+        with tf.control_dependencies(_tf.waits_for_all(values)):
             return function(strategy, *args)
 
     return waiting

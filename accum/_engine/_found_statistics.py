@@ -93,23 +93,23 @@ class FoundStatistics:
 
     def _reached(self, starts: Set[str]) -> Set[str]:
         """Return the names of operations that depend on some others."""
-        found = set(starts)
+        names = set(starts)
         for op in self._ops:
-            if any(tensor.op.name in found for tensor in op.inputs):
-                found.add(op.name)
-        return found
+            if any(tensor.op.name in names for tensor in op.inputs):
+                names.add(op.name)
+        return names
 
     def _with_another_axis_first(self) -> Set[str]:
         """Return the names of operations behind a transposition, where the first axis may not be the batch."""
-        found: Set[str] = set()
+        names: Set[str] = set()
         for op in self._ops:
-            is_moved = any(tensor.op.name in found for tensor in op.inputs)
+            is_moved = any(tensor.op.name in names for tensor in op.inputs)
             if op.type == "Transpose" and op.name in self._ours:
                 order = tf.get_static_value(op.inputs[1])
                 is_moved = is_moved != (order is None or order[0] != 0)
             if is_moved:
-                found.add(op.name)
-        return found
+                names.add(op.name)
+        return names
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class FoundStatistics:
         """Return the names of other reductions over examples that meet single examples again."""
         reduced: Dict[str, Set[str]] = {}  # {operation: reductions over all examples of which alone it is computed}
         rows = set(self._inputs)
-        found: Dict[str, None] = {}
+        names: Dict[str, None] = {}
         for op in self._ops:
             is_whole = op.name in self._known and op.type not in _tf.FUSED_BATCH_NORMS  # a statistic, now of the batch
             if op.name not in self._ours or op.type in SIZES or op.name in self._marks.own or is_whole:
@@ -259,10 +259,10 @@ class FoundStatistics:
                 reduced[op.name] = {op.name}
             elif any(name in rows for name in before):
                 rows.add(op.name)
-                found.update((name, None) for name in met)
+                names.update((name, None) for name in met)
             elif met:
                 reduced[op.name] = set(met)
-        return list(found)
+        return list(names)
 
 
 def _factor(op: tf.Operation) -> float:

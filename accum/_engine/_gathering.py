@@ -47,13 +47,13 @@ def rows_of_group(
             """Add up the gradients of all replicas by this replica's rows, each by the weight of its replica."""
             own_weight = weight()
             own_weight = tf.cast(1.0 if own_weight is None else own_weight, tf.float32)
-            found = []
-            for place, each in zip(floats, upstream):
-                exact = tf.cast(each, _tf.at_least_float32(each.dtype))
+            grads = []
+            for place, grad_of_row in zip(floats, upstream):
+                exact = tf.cast(grad_of_row, _tf.at_least_float32(grad_of_row.dtype))
                 factor = tf.cast(own_weight, exact.dtype)
                 total = tf.math.divide_no_nan(places[place].of_replica(factor * exact), factor)
-                found.append(tf.cast(total, each.dtype))
-            return found
+                grads.append(tf.cast(total, grad_of_row.dtype))
+            return grads
 
         return [tf.identity(rows[place]) for place in floats], grad
 

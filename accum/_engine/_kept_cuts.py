@@ -68,9 +68,9 @@ def choose(crossings: Sequence[Crossing], count: int, recompute: bool) -> Plan:
     limits = sorted(set(groups.values()))
     best = None
     for limit in _some(limits, 48):
-        found = _least_kept(groups, added, count, limit)
-        if found is not None and (best is None or found[0] + limit < best[0]):
-            best = found[0] + limit, found[1], found[0]
+        choice = _least_kept(groups, added, count, limit)
+        if choice is not None and (best is None or choice[0] + limit < best[0]):
+            best = choice[0] + limit, choice[1], choice[0]
     assert best is not None  # the largest limit allows a single group
     cuts = best[1]
     largest = max(groups[begin, end] for begin, end in zip(cuts, cuts[1:] + [count]))
@@ -151,15 +151,15 @@ def read_again(
         for cut in range(count + 1)
     ]
     most = max(alive)
-    found = []
+    chosen = []
     for key in candidates:
         level, first, _, size = uses[key]
         within = range(level + 1, min(level + 1 if first is None else first + 1, count) + 1)
         if all(alive[cut] + size <= most for cut in within):
-            found.append(key)
+            chosen.append(key)
             for cut in within:
                 alive[cut] += size
-    return found
+    return chosen
 
 
 def kept_keys(uses: Dict[Key, Crossing], cuts: Sequence[int]) -> Set[Key]:

@@ -101,10 +101,10 @@ class Normalization(NamedTuple):
     def _image_moments(self, values: tf.Tensor, count: tf.Tensor) -> Moments:
         """Return the `Moments` of images, by the operation that normalises by them; its other output is not used."""
         features = tf.ones(self.shape), tf.zeros(self.shape)
-        found = tf.raw_ops.FusedBatchNormV3(
+        outputs = tf.raw_ops.FusedBatchNormV3(
             x=values, scale=features[0], offset=features[1], mean=[], variance=[], data_format="NHWC", is_training=True
         )
-        mean, variance = (tf.where(count > 0.0, value, features[1]) for value in found[1:3])  # NaN without examples
+        mean, variance = (tf.where(count > 0.0, value, features[1]) for value in outputs[1:3])  # NaN without examples
         return Moments(count, mean, without_bessel(variance, count))
 
     def _normalized_image(
@@ -122,7 +122,7 @@ class Normalization(NamedTuple):
         @custom_gradient
         def normalized(values: tf.Tensor, *features: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
             mean, variance, gamma, beta = features
-            found = tf.raw_ops.FusedBatchNormV3(
+            outputs = tf.raw_ops.FusedBatchNormV3(
                 x=values, scale=gamma, offset=beta, mean=mean, variance=variance, **fixed
             )
 
@@ -133,14 +133,14 @@ class Normalization(NamedTuple):
                     scale=gamma,
                     reserve_space_1=mean,
                     reserve_space_2=variance,
-                    reserve_space_3=found[5],
+                    reserve_space_3=outputs[5],
                     **fixed,
                 )
                 inverse = tf.math.rsqrt(variance + epsilon)
                 slope = gamma * inverse
                 return by_values, -slope * by_beta, -0.5 * by_gamma * slope * inverse, by_gamma, by_beta
 
-            return [found[0]], grad
+            return [outputs[0]], grad
 
         (outputs,) = normalized(values, mean, variance, gamma, beta)
         outputs.set_shape(values.shape)
@@ -163,7 +163,7 @@ def _line_of_image(values: tf.Tensor, middle: tf.Tensor, slope: tf.Tensor, offse
     """Return slope (values - middle) + offset, by the operation that normalises images by given statistics."""
     epsilon = 2.0**-10  # it divides by the root of 1, exactly
     variance = tf.fill(tf.shape(slope), 1.0 - epsilon)
-    found = tf.raw_ops.FusedBatchNormV3(
+    outputs = tf.raw_ops.FusedBatchNormV3(
         x=values, scale=slope, offset=offset, mean=middle, variance=variance, epsilon=epsilon, is_training=False
     )
-    return found[0]
+    return outputs[0]

@@ -112,11 +112,11 @@ class SeenGradients(tf.train.experimental.PythonState):
         if not self._is_known(strategy, int(micro_step_index) + has_latest):
             return list(totals)
         has_one = [number in self._numbers for number in numbers]
-        found = [
+        merged = [
             total if is_seen or not _is_zero_everywhere(strategy, total) else None
             for total, is_seen in zip(totals, has_one)
         ]
-        return found if any(total is not None for total in found) else list(totals)
+        return merged if any(total is not None for total in merged) else list(totals)
 
     def _is_known(self, strategy: tf.distribute.Strategy, micro_steps: int) -> bool:
         """Whether every micro step of this cycle was seen, on all replicas: all of them are in this process."""

@@ -109,14 +109,14 @@ class Segments:
 
             @_tf.untouched_by_autograph
             def function(*values: tf.Tensor) -> List[tf.Tensor]:
-                found = self.graph.run(phase, dict(zip(keys, values)))
-                return [found[key] for key in phase.fetches]
+                fetched = self.graph.run(phase, dict(zip(keys, values)))
+                return [fetched[key] for key in phase.fetches]
 
             self._functions[id(phase)] = tf.function(function).get_concrete_function(*map(self.spec, keys)), phase
         # Eagerly, no tape of the user's must record this, or it would keep all tensors of all micro-batches.
         with tf.init_scope() if tf.executing_eagerly() else contextlib.ExitStack():
-            found = self._functions[id(phase)][0](*[feeds[key] for key in keys])
-        return dict(zip(phase.fetches, found if isinstance(found, (list, tuple)) else [found]))
+            fetched = self._functions[id(phase)][0](*[feeds[key] for key in keys])
+        return dict(zip(phase.fetches, fetched if isinstance(fetched, (list, tuple)) else [fetched]))
 
     def spec(self, key: Key) -> tf.TensorSpec:
         """Return shape and dtype of a tensor of a micro-batch."""
@@ -203,7 +203,7 @@ class SegmentedFunction:
         self._loss_grads: Dict[Optional[Key], Tuple[LossMark, tf.Tensor]] = {}
         cut = self._cut
         self._of_wholes = {key for phase in cut.wholes + cut.wholes_backward for key in phase.feeds}
-        self._of_wholes.update(key for mark in self._trace.wholes for key in mark.given + mark.part_grads if key)
+        self._of_wholes.update(key for mark in self._trace.wholes for key in mark.inputs + mark.part_grads if key)
         self._wholes: List[Moments] = [Moments(None, None, None)] * len(self._trace.statistics)
 
     def forward(self) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
@@ -214,20 +214,20 @@ class SegmentedFunction:
             self._known[trace.seed] = self._seed_of_batch()
         for key, handle in cut.states.items():
             self._known[key] = _tf.read_handle(handle, cut.spec(key).dtype)
-        found: Dict[Key, Any] = {}
+        fetched: Dict[Key, Any] = {}
         losses = {loss.value: loss for loss in trace.losses}
         for level, phase in enumerate(cut.forward):
             for number, whole in enumerate(cut.wholes):
                 if whole.level == level:
                     self._run_whole(trace.wholes[number], whole)
             if phase.fetches or phase.effects:
-                self._forward(level, phase, losses, found)
+                self._forward(level, phase, losses, fetched)
             for key in [key for key in self._stored if self._is_done(key, level)]:
                 del self._stored[key]
         self._kept = dict(self._stored)
         self._end_states()
-        self._receive(found)
-        return [found[key] for key in trace.outputs], [found[loss.value] for loss in trace.losses]
+        self._receive(fetched)
+        return [fetched[key] for key in trace.outputs], [fetched[loss.value] for loss in trace.losses]
 
     def _seed_of_batch(self) -> tf.Tensor:
         return uniform_seed() if self._draws is None else self._draws.seed_of_call(self._trace.draws)
@@ -247,14 +247,14 @@ class SegmentedFunction:
             for final in self._cut.assigned:
                 _tf.assign_handle(final.handle, values[final.value])
 
-    def _receive(self, found: Dict[Key, Any]) -> None:
+    def _receive(self, fetched: Dict[Key, Any]) -> None:
         ordered = sorted(range(len(self._wholes)), key=lambda number: self._trace.statistics[number].barrier.order)
         for number in ordered:
             self._trace.statistics[number].barrier.receive(self._wholes[number])
         for moments, receive in self._trace.moments:
-            receive(found[moments.mean])
+            receive(fetched[moments.mean])
 
-    def _forward(self, level: int, phase: Phase, losses: Dict[Key, LossMark], found: Dict[Key, Any]) -> None:
+    def _forward(self, level: int, phase: Phase, losses: Dict[Key, LossMark], fetched: Dict[Key, Any]) -> None:
         trace, cut = self._trace, self._cut
         ends = [(number, mark) for number, mark in enumerate(trace.statistics) if cut.level(mark.moments.mean) == level]
         others = [moments for moments, _ in trace.moments if (cut.level(moments.mean) or 0) == level]
@@ -286,8 +286,8 @@ class SegmentedFunction:
         zeros = self._zeros_like
         results: _Forward = self._micro.run(micro_batch, lambda: combined(self._segments.spec, zeros, zeros))
         self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(crossing, results.crossing)})
-        found.update(zip(outputs, results.outputs))
-        found.update(zip(added, results.losses))
+        fetched.update(zip(outputs, results.outputs))
+        fetched.update(zip(added, results.losses))
         for (number, mark), own in zip(ends, results.statistics):
             part = Moments(*own)
             whole = part if self._group_size == 1 else over_replicas(part, None, self._group_size)
@@ -295,7 +295,7 @@ class SegmentedFunction:
             self._known.update(zip((mark.number, mark.mean, mark.variance), whole))
             if mark.whole_count is not None and mark.whole_mean is not None:
                 self._known[mark.whole_count], self._known[mark.whole_mean] = whole.count, whole.mean
-        found.update({moments.mean: Moments(*own) for moments, own in zip(others, results.moments)})
+        fetched.update({moments.mean: Moments(*own) for moments, own in zip(others, results.moments)})
 
     def _zeros_like(self, key: Key) -> tf.Tensor:
         """Return zeros for a sum, the same for all tensors of a shape in this pass."""
@@ -308,18 +308,18 @@ class SegmentedFunction:
     def _places(self, keys: Sequence[Key], is_done: Callable[[Key], bool]) -> Dict[Key, KeptTensors]:
         """Return {key of a tensor that a loop makes: a tensor of the same shape that this loop reads last}."""
         free = [stored.kept for key, stored in self._stored.items() if key not in self._of_wholes and is_done(key)]
-        found = {}
+        reusable = {}
         for key in keys:
             place = next((kept for kept in free if kept.is_like(self._segments.spec(key))), None)
             if place is not None:
-                found[key] = place
+                reusable[key] = place
                 free.remove(place)
-        return found
+        return reusable
 
     def _run_whole(self, mark: WholeMark, phase: Phase) -> None:
         """Compute what is called with the whole batch."""
-        for key, given in zip(mark.arguments, mark.given):
-            self._known[key] = self._stored[given].kept.joined()
+        for key, input_key in zip(mark.arguments, mark.inputs):
+            self._known[key] = self._stored[input_key].kept.joined()
         results = self._segments.run(phase, self._feeds(phase, WHOLE))
         for key, result in zip(mark.parts, mark.results):
             self._stored[key] = _stored_whole(results[result])
@@ -387,12 +387,12 @@ class SegmentedFunction:
         """
         cut, trace = self._cut, self._trace
         self._zeros = {}
-        given = [(key, grad) for key, grad in zip(trace.cotangents, grads) if key is not None]
+        output_grads = [(key, grad) for key, grad in zip(trace.cotangents, grads) if key is not None]
         self._stored = {key: stored._replace(kept=copy.copy(stored.kept)) for key, stored in self._kept.items()}
-        self._stored.update({key: _stored_whole(grad) for key, grad in given})
+        self._stored.update({key: _stored_whole(grad) for key, grad in output_grads})
         self._loss_grads = {loss.cotangent: (loss, grad) for loss, grad in zip(trace.losses, loss_grads)}
         totals: Dict[Key, Gradient] = {}
-        after: Sequence[tf.Tensor] = [grad for _, grad in given] + list(loss_grads)
+        after: Sequence[tf.Tensor] = [grad for _, grad in output_grads] + list(loss_grads)
         for begin, end, phase in reversed(self._segments.groups):
             if phase is not None:
                 self._recompute(phase, after)
@@ -463,23 +463,23 @@ class SegmentedFunction:
 
     def _backward_whole(self, mark: WholeMark, phase: Phase, totals: Dict[Key, Gradient]) -> None:
         """Differentiate what is called with the whole batch."""
-        for key, given in zip(mark.arguments, mark.given):
-            self._known[key] = self._stored[given].kept.joined()
+        for key, input_key in zip(mark.arguments, mark.inputs):
+            self._known[key] = self._stored[input_key].kept.joined()
         for cotangent, grad in zip(mark.result_cotangents, mark.part_grads):
             if cotangent is not None and grad is not None:
                 self._known[cotangent] = self._stored.pop(grad).kept.joined()
-        found = self._segments.run(phase, self._feeds(phase, WHOLE))
-        for cotangent, grad in zip(mark.given_cotangents, mark.argument_grads):
+        fetched = self._segments.run(phase, self._feeds(phase, WHOLE))
+        for cotangent, grad in zip(mark.input_cotangents, mark.argument_grads):
             if cotangent is not None and grad is not None:
-                self._stored[cotangent] = _stored_whole(found[grad])
+                self._stored[cotangent] = _stored_whole(fetched[grad])
         rows = {
             grad[0]: (grad[1], shape)
             for grad, shape in zip(self._trace.grads, self._trace.shapes)
             if isinstance(grad, tuple)
         }
-        for key, value in found.items():
+        for key, value in fetched.items():
             if key in rows:
-                totals[key] = tf.IndexedSlices(value, found[rows[key][0]], tf.constant(rows[key][1], tf.int64))
+                totals[key] = tf.IndexedSlices(value, fetched[rows[key][0]], tf.constant(rows[key][1], tf.int64))
             else:
                 totals[key] = _float32(value)
         for key in mark.arguments:
@@ -496,8 +496,8 @@ class SegmentedFunction:
         for key in feeds:
             feeds[key] = tf.cast(feeds[key], self._segments.spec(key).dtype)
         if cut.weights.fetches:
-            found = self._segments.run(cut.weights, feeds)
-            totals.update({key: _float32(value) for key, value in found.items()})
+            fetched = self._segments.run(cut.weights, feeds)
+            totals.update({key: _float32(value) for key, value in fetched.items()})
         return [
             None if grad is None else totals[grad if isinstance(grad, str) else grad[0]] for grad in self._trace.grads
         ]
@@ -535,8 +535,8 @@ def with_gradient(
     @custom_gradient
     def linked(*args: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
         def grad(*upstream: tf.Tensor) -> List[Optional[Gradient]]:
-            found: List[Optional[Gradient]] = [None] * len(tensors)
-            return found + list(backward(upstream)) + [tf.zeros_like(probe) for probe in probes]
+            grads: List[Optional[Gradient]] = [None] * len(tensors)
+            return grads + list(backward(upstream)) + [tf.zeros_like(probe) for probe in probes]
 
         return [tf.identity(arg) for arg in args[: len(tensors)]], grad
 

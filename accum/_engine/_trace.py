@@ -70,20 +70,20 @@ class WholeMark(NamedTuple):
     """The mark of a function that is called with the whole batch.
 
     Attributes:
-      given: keys of its arguments of the micro-batch.
+      inputs: keys of its arguments of the micro-batch.
       arguments: placeholders for those of the batch.
       results: keys of its results of the batch.
       parts: placeholders for the parts of a micro-batch in the results.
-      result_cotangents, given_cotangents: placeholders for the gradients by `results` and `given`, or None.
+      result_cotangents, input_cotangents: placeholders for the gradients by `results` and `inputs`, or None.
       argument_grads, part_grads: the gradients by `arguments` and `parts`, or None.
     """
 
-    given: List[Key]
+    inputs: List[Key]
     arguments: List[Key]
     results: List[Key]
     parts: List[Key]
     result_cotangents: List[Optional[Key]]
-    given_cotangents: List[Optional[Key]]
+    input_cotangents: List[Optional[Key]]
     argument_grads: List[Optional[Key]]
     part_grads: List[Optional[Key]]
 
@@ -162,22 +162,22 @@ class Marks:
           (`inputs` behind the barrier, the `Moments` of the batch).
         """
         begin = tf.identity(inputs)
-        known = len(self.graph.get_operations())
+        first_new = len(self.graph.get_operations())
         moments = moments_of(tf.stop_gradient(values))
-        self.own.update(op.name for op in self.graph.get_operations()[known:])
+        self.own.update(op.name for op in self.graph.get_operations()[first_new:])
         whole = Moments(*[_placeholder(value.dtype, value.shape) for value in moments])
         self.statistics.append((barrier, begin, values, moments, whole, gradient))
         return begin, whole
 
-    def at_whole(self, function: Callable[..., Sequence[tf.Tensor]], given: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+    def at_whole(self, function: Callable[..., Sequence[tf.Tensor]], inputs: Sequence[tf.Tensor]) -> List[tf.Tensor]:
         """Mark a function that is called with the whole batch: of tensors, which returns tensors."""
-        arguments = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in given]
+        arguments = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in inputs]
         # `total` also counts the examples that were before the batch.
         count = self.total if self._compiled else tf.shape(arguments[0], tf.int64)[0]
         with self.draws.of(self.total - count, count):
             results = [tf.convert_to_tensor(tensor) for tensor in function(*arguments)]
         parts = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in results]
-        self.wholes.append((list(given), arguments, results, parts))
+        self.wholes.append((list(inputs), arguments, results, parts))
         return parts
 
 
@@ -283,7 +283,7 @@ def _read(
             targets.append(values)
             cotangents.append(gradient(values, Moments(around[0], around[1], None), around[2], around[3]))
     of_results = [[target(tensor) for tensor in results] for _, _, results, _ in marks.wholes]
-    of_given = [[target(tensor) for tensor in given] for given, _, _, _ in marks.wholes]
+    of_inputs = [[target(tensor) for tensor in tensors] for tensors, _, _, _ in marks.wholes]
     sources = [one for _, _, _, _, whole, _ in marks.statistics for one in (whole.mean, whole.variance)]
     for _, arguments, _, parts in marks.wholes:
         sources += arguments + parts
@@ -296,10 +296,10 @@ def _read(
         if isinstance(grad, tf.Tensor):
             grad.set_shape(source.shape)
     by_variables = grads[: len(variables)] if grads else [None] * len(variables or ())  # type: ignore[arg-type]
-    found = dict(zip([tensor.name for tensor in differentiable], grads[len(by_variables) :]))
+    grad_of_name = dict(zip([tensor.name for tensor in differentiable], grads[len(by_variables) :]))
 
     def grad_of(tensor: tf.Tensor) -> Optional[Key]:
-        grad = found.get(tensor.name)
+        grad = grad_of_name.get(tensor.name)
         return None if grad is None else tf.convert_to_tensor(grad).name
 
     statistics = [
@@ -319,16 +319,16 @@ def _read(
     ]
     wholes = [
         WholeMark(
-            _names(given),
+            _names(tensors),
             _names(arguments),
             _names(results),
             _names(parts),
             [_name(one) for one in cot_results],
-            [_name(one) for one in cot_given],
+            [_name(one) for one in cot_inputs],
             [grad_of(tensor) for tensor in arguments],
             [grad_of(tensor) for tensor in parts],
         )
-        for (given, arguments, results, parts), cot_results, cot_given in zip(marks.wholes, of_results, of_given)
+        for (tensors, arguments, results, parts), cot_results, cot_inputs in zip(marks.wholes, of_results, of_inputs)
     ]
     return Trace(
         marks.graph,

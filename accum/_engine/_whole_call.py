@@ -122,11 +122,11 @@ def _with_examples(tensor: tf.Tensor, count: Size) -> tf.Tensor:
         "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: leave out "
         "`whole_batch`, or return one entry for each example."
     )
-    known = tensor.shape[0] if tensor.shape.rank else None
-    known = getattr(known, "value", known)  # a `Dimension` in a static graph of TF 1.15
-    if tensor.shape.rank == 0 or (isinstance(count, int) and known not in (None, count)):
+    static_size = tensor.shape[0] if tensor.shape.rank else None
+    static_size = getattr(static_size, "value", static_size)  # a `Dimension` in a static graph of TF 1.15
+    if tensor.shape.rank == 0 or (isinstance(count, int) and static_size not in (None, count)):
         raise ValueError(f"{message} Received: {tensor!r}.")
-    if known is not None and isinstance(count, int):
+    if static_size is not None and isinstance(count, int):
         return tensor
     check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, message=message)
     with tf.control_dependencies([] if check is None else [check]):

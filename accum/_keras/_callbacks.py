@@ -153,7 +153,7 @@ class AccumulationScheduler(tf.keras.callbacks.Callback):
             optimizer.accum_steps = max(self.schedule.values())
 
     def on_epoch_begin(self, epoch: int, logs: Optional[Logs] = None) -> None:
-        first = max(known for known in self.schedule if known <= epoch)
+        first = max(first_epoch for first_epoch in self.schedule if first_epoch <= epoch)
         for optimizer in accumulating_optimizers(self.model):
             if optimizer.accum_steps != self.schedule[first]:
                 optimizer.accum_steps = self.schedule[first]

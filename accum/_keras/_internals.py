@@ -48,7 +48,7 @@ class Internals:
 
     def add_listener(self, listener: CycleListener) -> None:
         """Notify `listener` of the events of this optimizer's cycle from now on."""
-        if not any(known is listener for known in self.cycle.listeners):
+        if not any(registered is listener for registered in self.cycle.listeners):
             self.cycle.listeners.append(listener)
 
     def show(self, model: tf.keras.Model) -> None:

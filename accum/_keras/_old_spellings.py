@@ -68,8 +68,8 @@ def _accum_steps(accum_steps: Optional[AccumSteps], n_gradients: Optional[int], 
             "`n_gradients` is another name of `accum_steps`: pass only one of them. Received: "
             f"accum_steps={accum_steps!r}, n_gradients={n_gradients!r}."
         )
-    given = n_gradients if accum_steps is None else accum_steps
-    return default if given is None else given
+    passed = n_gradients if accum_steps is None else accum_steps
+    return default if passed is None else passed
 
 
 def _warn(words: str) -> None:

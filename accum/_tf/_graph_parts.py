@@ -97,12 +97,12 @@ def captured(tensor: Any) -> Any:
 
 def functions_of(proto: Any) -> List[str]:
     """Return the names of the functions that an operation calls."""
-    found = []
+    names = []
     for value in proto.attr.values():
         if value.HasField("func"):
-            found.append(value.func.name)
-        found += [function.name for function in value.list.func]
-    return found
+            names.append(value.func.name)
+        names += [function.name for function in value.list.func]
+    return names
 
 
 REPEATABLE = {
@@ -153,10 +153,10 @@ class Library:
 
     def hidden(self, node: Node) -> Set[str]:
         """Return the types of operations in the functions that `node` calls, at any depth, that can't be repeated."""
-        found: Set[str] = set()
+        names: Set[str] = set()
         for name in functions_of(node.proto):
-            found |= self._within(name)
-        return found
+            names |= self._within(name)
+        return names
 
     def normalizes(self, proto: Any) -> bool:
         """Whether the functions that an operation calls normalise by the statistics of their first axis."""
@@ -225,10 +225,10 @@ def attached(output: tf.Tensor, is_eager: bool) -> List[Tuple[str, tf.Tensor]]:
       output: a tensor of a graph.
       is_eager: whether the model is called eagerly, where losses don't know of the operation that has made a tensor.
     """
-    found = [(name, getattr(output, name, None)) for name in ("_keras_mask", "_keras_logits")]
-    if found[1][1] is None and not is_eager and VERSION >= (2, 4) and output.op.type in ("Softmax", "Sigmoid"):
-        found[1] = "_keras_logits", output.op.inputs[0]
-    return [(name, value) for name, value in found if isinstance(value, tf.Tensor)]
+    attributes = [(name, getattr(output, name, None)) for name in ("_keras_mask", "_keras_logits")]
+    if attributes[1][1] is None and not is_eager and VERSION >= (2, 4) and output.op.type in ("Softmax", "Sigmoid"):
+        attributes[1] = "_keras_logits", output.op.inputs[0]
+    return [(name, value) for name, value in attributes if isinstance(value, tf.Tensor)]
 
 
 def learning_phase() -> Any:

@@ -136,7 +136,7 @@ def record_train_op(op: tf.Operation) -> None:
     if op.graph is not _outermost_graph() or not op.graph.is_fetchable(op):
         return
     recorded = op.graph.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
-    if not any(op is known for known in recorded):
+    if not any(op is train_op for train_op in recorded):
         recorded.append(op)
 
 

@@ -119,8 +119,8 @@ def _apply_inner(
     grads_and_vars = _clipped_as_in_fit(optimizer, grads_and_vars)
     if IS_KERAS_3:
         if hasattr(optimizer, "optimizers"):  # a MultiOptimizer expects all of its variables
-            given = {variable_key(var) for _, var in grads_and_vars}
-            missing = [var for var in optimizer._trainable_variables if variable_key(var) not in given]
+            passed = {variable_key(var) for _, var in grads_and_vars}
+            missing = [var for var in optimizer._trainable_variables if variable_key(var) not in passed]
             grads_and_vars = list(grads_and_vars) + [(None, var) for var in missing]
         with _without_reduction(optimizer, replicas):
             done = optimizer.apply_gradients(grads_and_vars)

@@ -15,15 +15,15 @@ def batch_norms_always_in_training(model: tf.keras.Model) -> List[Any]:
     """
     graph = None if IS_KERAS_3 else _graph_of(model)
     nodes = [] if graph is None else [node for nodes in graph._nodes_by_depth.values() for node in nodes]
-    found: List[Any] = []
+    layers: List[Any] = []
     for node in nodes:
         layer, args, kwargs = _arguments_of(node)
         training = _recorded_training(layer, args, kwargs)
         if training:
-            found += [one for one in [layer] + layers_of(layer) if isinstance(one, BATCH_NORMS)]
+            layers += [one for one in [layer] + layers_of(layer) if isinstance(one, BATCH_NORMS)]
         elif training is None:
-            found += batch_norms_always_in_training(layer)
-    return found
+            layers += batch_norms_always_in_training(layer)
+    return layers
 
 
 def _graph_of(layer: Any) -> Any:

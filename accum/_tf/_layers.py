@@ -10,8 +10,8 @@ from accum._tf._version import IS_KERAS_3, tf
 def keras_layers(*names: str) -> Tuple[Any, ...]:
     """Return the Keras layers with these names that this line has, including experimental ones."""
     homes = tf.keras.layers, getattr(tf.keras.layers, "experimental", None)
-    found = [getattr(home, name, None) for home in homes for name in names]
-    return tuple(layer for layer in found if layer is not None)
+    layers = [getattr(home, name, None) for home in homes for name in names]
+    return tuple(layer for layer in layers if layer is not None)
 
 
 DEPTHWISE_CONVOLUTIONS = keras_layers("DepthwiseConv1D", "DepthwiseConv2D")

@@ -37,9 +37,9 @@ def known_count(data: Any) -> Any:
     first = _first_batched(data)
     if first is None:
         return None
-    known = None if isinstance(first, tf.SparseTensor) else first.shape[0]
-    known = getattr(known, "value", known)  # a `Dimension` in a static graph of TF 1.15
-    return tf.cast(_length(first), tf.int32) if known is None else int(known)
+    static_size = None if isinstance(first, tf.SparseTensor) else first.shape[0]
+    static_size = getattr(static_size, "value", static_size)  # a `Dimension` in a static graph of TF 1.15
+    return tf.cast(_length(first), tf.int32) if static_size is None else int(static_size)
 
 
 def _first_batched(data: Any) -> Any:
@@ -135,16 +135,16 @@ def _with_axis(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let a function return a scalar with an axis of length 1."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
-        return tf.reshape(found, [1]) if found.shape.rank == 0 else found
+        value = function(*args, **kwargs)
+        return tf.reshape(value, [1]) if value.shape.rank == 0 else value
 
     return call
 
 
 def is_loss_of_user(compute_loss: Any) -> bool:
     """Whether a method overrides the `compute_loss` of Keras, which models have since TF 2.9."""
-    known = getattr(tf.keras.Model, "compute_loss", None)
-    return known is not None and getattr(compute_loss, "__func__", compute_loss) is not known
+    keras_own = getattr(tf.keras.Model, "compute_loss", None)
+    return keras_own is not None and getattr(compute_loss, "__func__", compute_loss) is not keras_own
 
 
 LOSS_CONTAINER = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
@@ -163,14 +163,14 @@ def adds_up_examples(container: Any) -> bool:
 
 def is_neither_sum_nor_mean(container: Any) -> bool:
     """Whether only some losses that a model was compiled with have the reduction SUM, or one has the reduction NONE."""
-    found = reductions(container)
-    return "none" in found or ("sum" in found and set(found) != {"sum"})
+    names = reductions(container)
+    return "none" in names or ("sum" in names and set(names) != {"sum"})
 
 
 def reductions(container: Any) -> List[Optional[str]]:
     """Return the reductions of the losses that a model was compiled with, None for plain functions."""
-    given = getattr(container, "_user_loss" if IS_KERAS_3 else "_user_losses", None)  # has no public name on any line
-    losses = [loss for loss in tf.nest.flatten(given) if loss is not None]
+    passed = getattr(container, "_user_loss" if IS_KERAS_3 else "_user_losses", None)  # has no public name on any line
+    losses = [loss for loss in tf.nest.flatten(passed) if loss is not None]
     return ["none" if getattr(loss, "reduction", "") is None else getattr(loss, "reduction", None) for loss in losses]
 
 

@@ -163,7 +163,7 @@ def deserialize_compile_config(config: Dict[str, Any]) -> Dict[str, Any]:
 
 def registered_name(value: Any) -> Optional[str]:
     """Return the name under which a function or class is registered with Keras, or None."""
-    names = [name for name, known in tf.keras.utils.get_custom_objects().items() if known is value]
+    names = [name for name, registered in tf.keras.utils.get_custom_objects().items() if registered is value]
     return names[0] if names else None
 
 

@@ -22,18 +22,18 @@ def ancestors(
       ends: operations that are left out, with all before them.
       with_control: whether to return also those that run before by a control dependency.
     """
-    found: List[tf.Operation] = []
+    ordered: List[tf.Operation] = []
     done: Set[tf.Operation] = set()
     stack = [(op, False) for op in ops]
     while stack:
         op, is_ready = stack.pop()
         if is_ready:
-            found.append(op)
+            ordered.append(op)
         elif op not in done and op not in ends:
             done.add(op)
             stack.append((op, True))
             stack.extend((source, False) for source in sources_of(op, with_control))
-    return found
+    return ordered
 
 
 def sources_of(op: tf.Operation, with_control: bool = True) -> List[tf.Operation]:

@@ -127,10 +127,10 @@ def _created(kind: str, inputs: Any, attributes: Any, outputs: Any, op_name: Any
     del attributes, op_name
     if graph is None or not outputs or _OF_THREAD.replace is None:
         return None
-    found = _random_op(kind, inputs, outputs[0])
-    if found is None or "Initializer" in found.output.op.name.split("/"):  # the value of a variable
+    op = _random_op(kind, inputs, outputs[0])
+    if op is None or "Initializer" in op.output.op.name.split("/"):  # the value of a variable
         return None
-    new = _OF_THREAD.replace(found)
+    new = _OF_THREAD.replace(op)
     return None if new is None else [new]  # TensorFlow adds to the list that it has
 
 
@@ -274,6 +274,6 @@ def next_seed_of_operation() -> Optional[int]:
     """Return a seed for an operation, whatever else is in the graph; None in eager execution."""
     if tf.executing_eagerly():
         return None
-    known = tf.compat.v1.get_collection_ref("accum_seeds")
-    known.append(len(known))
-    return known[-1]
+    seeds = tf.compat.v1.get_collection_ref("accum_seeds")
+    seeds.append(len(seeds))
+    return seeds[-1]

@@ -63,9 +63,9 @@ def when_built(container: Any, then: Callable[[], Any]) -> Iterator[None]:
 def containers_of(model: tf.keras.Model) -> List[Any]:
     """Return Keras' containers of the losses and metrics that a model was compiled with, which have no public names."""
     names = ("_compile_loss", "_compile_metrics") if IS_KERAS_3 else ("compiled_loss", "compiled_metrics")
-    found = [getattr(model, name, None) for name in names]
-    found = [getattr(container, "container", container) for container in found]  # in a wrapper of ours
-    return [container for container in found if hasattr(container, "built" if IS_KERAS_3 else "_built")]
+    containers = [getattr(model, name, None) for name in names]
+    containers = [getattr(container, "container", container) for container in containers]  # in a wrapper of ours
+    return [container for container in containers if hasattr(container, "built" if IS_KERAS_3 else "_built")]
 
 
 def is_mean(metric: Any) -> bool:
@@ -256,8 +256,8 @@ def losses_without_symbolic(model: tf.keras.Model, losses: List[Any]) -> List[An
     if IS_KERAS_3:
         return losses
     layers = [model] + layers_of(model)
-    found = [loss() for layer in layers for loss in getattr(layer, "_callable_losses", ())]
-    return [loss for loss in found + added_losses(model) if loss is not None]
+    callable_losses = [loss() for layer in layers for loss in getattr(layer, "_callable_losses", ())]
+    return [loss for loss in callable_losses + added_losses(model) if loss is not None]
 
 
 def added_losses(model: tf.keras.Model) -> List[Any]:

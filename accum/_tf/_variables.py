@@ -50,8 +50,12 @@ def summed_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
 
 def known_value(value: Any) -> Optional[float]:
     """Return a scalar as a float if its value is known now, or None for a tensor that is computed later."""
-    known = tf.get_static_value(value) if isinstance(value, tf.Tensor) else value
-    return float(known) if isinstance(known, (int, float, np.number, np.ndarray)) and np.ndim(known) == 0 else None
+    static_value = tf.get_static_value(value) if isinstance(value, tf.Tensor) else value
+    return (
+        float(static_value)
+        if isinstance(static_value, (int, float, np.number, np.ndarray)) and np.ndim(static_value) == 0
+        else None
+    )
 
 
 def _has_metal() -> bool:

@@ -63,21 +63,21 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
 
 def _assigned_beside(ops: Sequence[tf.Operation]) -> List[str]:
     """Return the names of variables that `ops` read and that other ops assign, from data that `ops` use too."""
-    known, data = set(ops), {op for op in ops if _gives_data(op)}
+    own_ops, data = set(ops), {op for op in ops if _gives_data(op)}
     trained = {id(var) for var in tf.compat.v1.trainable_variables()}
-    read = {id(owner): var for var in _variables() for owner in [getattr(var, "handle", var).op] if owner in known}
+    read = {id(owner): var for var in _variables() for owner in [getattr(var, "handle", var).op] if owner in own_ops}
     read = {owner: var for owner, var in read.items() if id(var) not in trained}
     if not read or not data:
         return []
     assigns = [op for op in tf.compat.v1.get_default_graph().get_operations() if _tf.changes_variable(op)]
-    others = [op for op in assigns if op not in known and id(_tf.entered(op.inputs[0]).op) in read]
+    others = [op for op in assigns if op not in own_ops and id(_tf.entered(op.inputs[0]).op) in read]
     averages = {id(average.assign) for average in averages_elsewhere(others, [])}
-    found: Set[str] = set()
+    names: Set[str] = set()
     for op in others:
         values = [tensor.op for tensor in list(op.inputs)[1:]]
         if id(op) not in averages and not data.isdisjoint(_tf.ancestors(values)):
-            found.add(read[id(_tf.entered(op.inputs[0]).op)].op.name)
-    return sorted(found)
+            names.add(read[id(_tf.entered(op.inputs[0]).op)].op.name)
+    return sorted(names)
 
 
 def _gives_data(op: tf.Operation) -> bool:
@@ -95,9 +95,9 @@ def _variables() -> List[tf.Variable]:
 
 def _accumulating_optimizers(names: Sequence[str]) -> List[str]:
     """Return the names of the `AccumOptimizer`s whose `micro_step` is among `names`."""
-    ending, known = "/micro_step", {var.op.name for var in _variables()}
+    ending, var_names = "/micro_step", {var.op.name for var in _variables()}
     scopes = [name[: -len(ending)] for name in names if name.endswith(ending)]
-    return [scope for scope in scopes if scope + "/weight_sum" in known]
+    return [scope for scope in scopes if scope + "/weight_sum" in var_names]
 
 
 def _is_still(op: tf.Operation) -> bool:

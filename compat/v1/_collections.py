@@ -24,7 +24,7 @@ class Additions:
 
     def is_new(self, key: Any, added: Any) -> bool:
         """Whether an addition to the collection `key` was not in it before."""
-        return not any(added is known for known in self._graph.get_collection_ref(key)[: self._before.get(key, 0)])
+        return not any(added is earlier for earlier in self._graph.get_collection_ref(key)[: self._before.get(key, 0)])
 
     def keep(self, is_kept: Callable[[Any, Any], bool]) -> None:
         """Take out of each collection the additions for which `is_kept(key, addition)` is false."""
@@ -37,8 +37,8 @@ def depends_on(value: Any, sources: Iterable[Any]) -> bool:
     """Whether a tensor or op is computed from one of `sources`, which are ops. False for anything else."""
     if not isinstance(value, (tf.Tensor, tf.Operation)):
         return False
-    found = {id(source) for source in sources}
-    return any(id(op) in found for op in _tf.ancestors([_op_of(value)]))
+    source_ids = {id(source) for source in sources}
+    return any(id(op) in source_ids for op in _tf.ancestors([_op_of(value)]))
 
 
 def is_in_loop(value: Any) -> bool:

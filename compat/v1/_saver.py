@@ -72,7 +72,7 @@ class Saver(tf.compat.v1.train.Saver):
 
 
 def _holds(variables: Sequence[tf.Variable], var: tf.Variable) -> bool:
-    return any(known is var for known in variables)
+    return any(one is var for one in variables)
 
 
 def _initializers(group: Sequence[tf.Variable]) -> List[tf.Operation]:

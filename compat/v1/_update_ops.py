@@ -51,22 +51,22 @@ def read_averages(update_ops: Sequence[Any], remedy: str) -> List[Tuple[Average,
         if average is not None:
             by_inputs.setdefault(average.inputs.name, {"mean": [], "variance": []})[average.moment].append(average)
     unread = [op.name for op, average in zip(update_ops, averages) if average is None]
-    for found in by_inputs.values():
-        if len(found["mean"]) != len(found["variance"]):
-            unread += [average.var.name for average in found["mean"] + found["variance"]]
+    for moments in by_inputs.values():
+        if len(moments["mean"]) != len(moments["variance"]):
+            unread += [average.var.name for average in moments["mean"] + moments["variance"]]
     if unread:
         raise ValueError(
             f"These update ops can't be taken over: {unread}. {remedy} Supported are the averages of batch "
             "normalisation without `renorm`, `zero_debias_moving_mean` and virtual batches, whose `training` is a "
             "Python bool (or, under TF 1's control flow, a tensor)."
         )
-    return [pair for found in by_inputs.values() for pair in zip(found["mean"], found["variance"])]
+    return [pair for moments in by_inputs.values() for pair in zip(moments["mean"], moments["variance"])]
 
 
 def averages_elsewhere(ops: Sequence[tf.Operation], update_ops: Sequence[Any]) -> List[Average]:
     """Return the averages of batch normalisation that `ops` update, but for those that `update_ops` update."""
-    known = [_find_assign(_op_of(update_op)) for update_op in update_ops]
-    others = [op for op in ops if op.type in ASSIGN_SUBS and not any(op is assign for assign in known)]
+    read_assigns = [_find_assign(_op_of(update_op)) for update_op in update_ops]
+    others = [op for op in ops if op.type in ASSIGN_SUBS and not any(op is assign for assign in read_assigns)]
     averages = [_read_average(op) for op in others]
     return [average for average in averages if average is not None]
 
@@ -151,9 +151,9 @@ def _find_assign(op: tf.Operation, depth: int = 3) -> Optional[tf.Operation]:
         return op
     if depth and op.type in ("Merge", "Identity", "ReadVariableOp", "NoOp"):
         for before in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
-            found = _find_assign(before, depth - 1)
-            if found is not None:
-                return found
+            assign = _find_assign(before, depth - 1)
+            if assign is not None:
+                return assign
     return None
 
 
@@ -185,7 +185,7 @@ def _read_value(value: tf.Tensor) -> Optional[Tuple[str, tf.Tensor, bool]]:
     value = _back(value, SHAPINGS)
     if value.op.type == "Merge":  # merges a training branch and an inference branch
         read = [_read_value(branch) for branch in value.op.inputs]
-        return next((found for found in read if found is not None), None)
+        return next((statistic for statistic in read if statistic is not None), None)
     if value.op.type in _tf.FUSED_BATCH_NORMS and value.op.get_attr("is_training") and value.value_index in (1, 2):
         inputs = _tf.entered(value.op.inputs[0])
         return ("mean", inputs, False) if value.value_index == 1 else ("variance", inputs, True)

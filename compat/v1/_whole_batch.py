@@ -85,7 +85,7 @@ class _StaticCall:
             return self._imported(part, feeds, outputs)
 
         segments = segments_of(function, self._whole.batch, [], self._task.recompute, finds, receive=self._receive)
-        found, _ = whole_call(segments, self._whole.batch, self._task.size, values + handles, [])
+        results, _ = whole_call(segments, self._whole.batch, self._task.size, values + handles, [])
         if finds and self._averages:
             raise ValueError(
                 "These averages of batch normalisation are updated, but the statistics of the whole batch towards "
@@ -93,7 +93,7 @@ class _StaticCall:
                 f"{[mean.var.op.name for pairs in self._averages.values() for mean, _ in pairs]}."
             )
         additions = Additions(self._graph)
-        value = self._whole.loss(found)
+        value = self._whole.loss(results)
         additions.keep(lambda key, _: key != KEYS.LOSSES)
         # The base class scales the loss for the strategy of an Estimator, as the optimizers do.
         optimizer = tf.compat.v1.train.Optimizer(use_locking=False, name="gradients")
@@ -154,14 +154,16 @@ class _StaticCall:
         ends = [tensor.op for tensor in outputs]
         wanted = _tf.ancestors(ends, before)
         own = set(before)
-        known: Dict[tf.Operation, bool] = {}
+        is_constant: Dict[tf.Operation, bool] = {}
         ops = []
         for op in wanted:
             depends = any(tensor.op in own for tensor in op.inputs)
-            known[op] = not depends and (op.type == "Const" or bool(op.inputs) and all(known[t.op] for t in op.inputs))
+            is_constant[op] = not depends and (
+                op.type == "Const" or bool(op.inputs) and all(is_constant[t.op] for t in op.inputs)
+            )
             if depends:
                 own.add(op)
-            if depends or known[op]:
+            if depends or is_constant[op]:
                 ops.append(op)
         _require_repeatable(ops)
         lost = set(_tf.ancestors(ends, before, True)) & set(created) - set(wanted) - self._stilled
@@ -178,11 +180,11 @@ class _StaticCall:
             keys = [tensor.name for tensor in op.inputs]
             protos.append(_tf.placed(_tf.Node(op.name, op.type, keys, op.node_def), keys))
         used = {key for proto in protos for key in proto.input}
-        given = {key: tensor for key, tensor in feeds.items() if key in used}
+        used_feeds = {key: tensor for key, tensor in feeds.items() if key in used}
         wanted = [tensor.name for tensor in outputs if tensor.name not in feeds]
         needs_library = any(_tf.functions_of(proto) for proto in protos)
-        found = dict(zip(wanted, _tf.import_part(part.graph_def, protos, given, wanted, needs_library)))
-        return [feeds[tensor.name] if tensor.name in feeds else found[tensor.name] for tensor in outputs]
+        imported = dict(zip(wanted, _tf.import_part(part.graph_def, protos, used_feeds, wanted, needs_library)))
+        return [feeds[tensor.name] if tensor.name in feeds else imported[tensor.name] for tensor in outputs]
 
 
 def _require_no_effects(ops: Sequence[tf.Operation]) -> None:

@@ -73,8 +73,8 @@ def _listed(axis: Union[int, Sequence[int]]) -> List[int]:
 
 def refusal_of(layer: tf.keras.layers.Layer) -> Optional[str]:
     """Return why a batch normalisation layer can't be a barrier, or None."""
-    known = _tf.is_plain_batch_norm(layer) or type(layer) is AccumBatchNormalization
-    if not known:
+    is_supported = _tf.is_plain_batch_norm(layer) or type(layer) is AccumBatchNormalization
+    if not is_supported:
         return "its class is not known, and may compute something else"
     for name in ("renorm", "virtual_batch_size"):
         if getattr(layer, name, None):

@@ -200,8 +200,8 @@ class StepLogger(tf.keras.callbacks.Callback):
         mean = row.squared_norm
         if self._optimizer._cycle.plan.reduction == "sum":
             mean = mean / row.divisor**2 if row.divisor else math.nan
-        found = estimate(SquaredNorms(*row[:5], mean))
-        return found._replace(variance=found.variance * row.examples / row.sizes) if row.sizes else NONE
+        noise = estimate(SquaredNorms(*row[:5], mean))
+        return noise._replace(variance=noise.variance * row.examples / row.sizes) if row.sizes else NONE
 
     def _write_points(self, logged: List[Dict[str, float]]) -> None:
         # `tf.summary.scalar` writes the same, but needs the package `tensorboard` since TF 2.20.

@@ -262,20 +262,22 @@ class StepRecorder:
         change = tf.where(now[1] > 0.0, change, other)
         stored = before.assign(now, read_value=False)
         added = self._add(as_vector(Sums(loss=change[0], loss_weight=change[1])))
-        with tf.control_dependencies([each for each in (stored, added) if each is not None]):
+        with tf.control_dependencies([op for op in (stored, added) if op is not None]):
             is_over = tf.cast(tf.equal(self._optimizer.micro_step, 0), tf.float32)
             _replicas.local_variable(self._cycles).assign_add(is_over, read_value=False)
         self._is_in_batch = False
 
     def _losses_so_far(self) -> tf.Tensor:
         """Return the sum and the weight of the losses in this epoch, from the metrics that track them."""
-        found = _tf.loss_trackers(self._model)[:1] + [each for each in self._model.metrics if each.name == "loss"]
-        means = {id(each): each for each in found if hasattr(each, "total") and hasattr(each, "count")}
+        trackers = _tf.loss_trackers(self._model)[:1] + [
+            metric for metric in self._model.metrics if metric.name == "loss"
+        ]
+        means = {id(metric): metric for metric in trackers if hasattr(metric, "total") and hasattr(metric, "count")}
         pairs = [
             tf.stack(
-                [tf.cast(_replicas.local_variable(_tf.native(var)), tf.float32) for var in (each.total, each.count)]
+                [tf.cast(_replicas.local_variable(_tf.native(var)), tf.float32) for var in (metric.total, metric.count)]
             )
-            for each in means.values()
+            for metric in means.values()
         ]
         return tf.add_n(pairs) if pairs else tf.zeros([2])
 

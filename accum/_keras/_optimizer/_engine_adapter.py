@@ -76,14 +76,14 @@ class KerasAdapter(OptimizerAdapter):
     def make_step(
         self, grads_and_vars: GradsAndVars, transform: Optional[Transform], replicas: int
     ) -> Optional[tf.Operation]:
-        given = self.wrapped(grads_and_vars)
+        pairs = self.wrapped(grads_and_vars)
         if transform is not None:
-            given = list(transform(given))
-            _check.pairs(self.unwrapped(given))
+            pairs = list(transform(pairs))
+            _check.pairs(self.unwrapped(pairs))
         recorder = internals_of(self._wrapper).recorder
         recorded = [] if recorder is None else recorder.on_step(grads_and_vars)
         with tf.control_dependencies(recorded), _tf.without_sum_of_one(self._wrapper.optimizer):
-            return _tf.awaited(_tf.apply_inner(self._wrapper.optimizer, given, replicas))
+            return _tf.awaited(_tf.apply_inner(self._wrapper.optimizer, pairs, replicas))
 
     def steps(self) -> tf.Tensor:
         return _tf.native(self._wrapper.iterations)

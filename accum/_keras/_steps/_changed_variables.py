@@ -75,9 +75,9 @@ def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable]) -> None:
 
 def _candidates(model: tf.keras.Model) -> List[tf.Variable]:
     """Return the variables of a model but for those of metrics, batch normalisation and random numbers."""
-    known = [var for layer in _tf.batch_norms_in(model) for var in layer.variables]
-    known += [var for metric in model.metrics for var in metric.variables] + _tf.seeds_of(model)
-    ids = {id(_tf.native(var)) for var in known}
+    expected = [var for layer in _tf.batch_norms_in(model) for var in layer.variables]
+    expected += [var for metric in model.metrics for var in metric.variables] + _tf.seeds_of(model)
+    ids = {id(_tf.native(var)) for var in expected}
     return [var for var in model.variables if id(_tf.native(var)) not in ids]
 
 

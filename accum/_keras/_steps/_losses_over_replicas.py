@@ -52,8 +52,8 @@ class ReplicaLosses:
                 f"Received: reductions {_tf.reductions(container)}."
             )
         self.is_used = True
-        given = y_true, y_pred, sample_weight
-        y_true, y_pred, sample_weight = given if self._has_gathered else self._gathered(given)
+        arguments = y_true, y_pred, sample_weight
+        y_true, y_pred, sample_weight = arguments if self._has_gathered else self._gathered(arguments)
         if _tf.sums_over_examples(container):
             sample_weight = tf.nest.map_structure(self._share, 1.0 if sample_weight is None else sample_weight)
         with _tf.scalars_as_means(container):
@@ -70,15 +70,15 @@ class ReplicaLosses:
         """Concatenate all tensors of a structure that have an axis over the replicas of the group, and their masks."""
         leaves = tf.nest.flatten(structure)
         masks = [getattr(leaf, "_keras_mask", None) for leaf in leaves]
-        found: List[Leaf] = list(leaves) + masks
-        places = [place for place, leaf in enumerate(found) if _has_axis(leaf)]
-        tensors = [tf.convert_to_tensor(found[place]) for place in places]
+        gathered: List[Leaf] = list(leaves) + masks
+        places = [place for place, leaf in enumerate(gathered) if _has_axis(leaf)]
+        tensors = [tf.convert_to_tensor(gathered[place]) for place in places]
         for place, tensor in zip(places, rows_of_group(tensors, self._group_size, self._weight)):
-            found[place] = tensor
-        for tensor, mask in zip(found, found[len(leaves) :]):
+            gathered[place] = tensor
+        for tensor, mask in zip(gathered, gathered[len(leaves) :]):
             if mask is not None:
                 tensor._keras_mask = mask
-        return tf.nest.pack_sequence_as(structure, found[: len(leaves)])
+        return tf.nest.pack_sequence_as(structure, gathered[: len(leaves)])
 
 
 def _has_axis(leaf: PerReplica) -> bool:

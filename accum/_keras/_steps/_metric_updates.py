@@ -109,8 +109,8 @@ def _has_rows(leaf: Leaf, count: Size) -> bool:
     """Whether the first axis of a tensor is that of the examples, as far as is known."""
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
         return False
-    known = leaf.shape[0] if leaf.shape.rank else None
-    return known is None or (isinstance(count, int) and known == count)
+    static_size = leaf.shape[0] if leaf.shape.rank else None
+    return static_size is None or (isinstance(count, int) and static_size == count)
 
 
 def _is_number(value: Leaf) -> bool:

@@ -47,7 +47,7 @@ class Collector:
     def take(
         self,
         optimizer: tf.keras.optimizers.Optimizer,
-        given: GradsAndVars,
+        grads_and_vars: GradsAndVars,
         weight: Optional[Scalar],
         apply: Callable[..., Wait],
     ) -> None:
@@ -55,19 +55,19 @@ class Collector:
 
         Args:
           optimizer: the `GradientAccumulateOptimizer`.
-          given: list of (gradient, variable) from the train step.
+          grads_and_vars: list of (gradient, variable) from the train step.
           weight: the `weight` of the call, or None.
           apply: function of a list of (gradient, variable), and of `weight` if the call has one, that applies them.
         """
         self.check_graph("calls an optimizer")
-        given = list(given)
-        if not given:  # Keras also trains models without trainable weights
+        grads_and_vars = list(grads_and_vars)
+        if not grads_and_vars:  # Keras also trains models without trainable weights
             return
-        listed = _check.pairs(optimizer._adapter.unwrapped(given))
+        listed = _check.pairs(optimizer._adapter.unwrapped(grads_and_vars))
         has_own = weight is not None
         weight = internals_of(optimizer).weight if weight is None else weight
         weight = None if weight is None else tf.cast(weight, tf.float32)
-        variables = [var for _, var in given]
+        variables = [var for _, var in grads_and_vars]
         self.calls.append(Call(optimizer, variables, listed, weight, has_own, apply))
 
     def check_graph(self, what: str) -> None:
@@ -179,7 +179,7 @@ class TrainStep:
         if not self._calls and not may_call_none:
             raise ValueError(
                 f"`{self._name}` has called none of the model's accumulating optimizers, so nothing accumulates. "
-                f"{_REMEDY} Found: {[type(known.optimizer).__name__ for known in self._optimizers]}."
+                f"{_REMEDY} Found: {[type(optimizer.optimizer).__name__ for optimizer in self._optimizers]}."
             )
         if followed is not None and id(followed) not in self._calls and not may_call_none:
             raise ValueError(
@@ -193,9 +193,9 @@ class TrainStep:
         for function in filter(None, map(_outermost_function, paths)):
             others = {
                 id(other)
-                for known, theirs in self._calls.values()
+                for called, theirs in self._calls.values()
                 for other in map(_outermost_function, theirs)
-                if known is not optimizer and other is not None and other.name == function.name
+                if called is not optimizer and other is not None and other.name == function.name
             }
             if _tf.count_calls(self._graph, function) > 1 + len(others):
                 self._refuse_several(optimizer)

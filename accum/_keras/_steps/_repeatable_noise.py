@@ -112,9 +112,13 @@ class RepeatableNoises:
         """Create the variables for the layers of a model, outside any trace."""
         for layer in _tf.layers_of(model) if _LAYERS else ():
             if id(layer) not in self._known and any(type(layer).call is cls.call for cls in _LAYERS):
-                given = getattr(layer, "seed", None)
+                configured = getattr(layer, "seed", None)
                 with tf.init_scope():
-                    seed = int(tf.random.uniform([], maxval=2**30, dtype=tf.int32)) if given is None else int(given)
+                    seed = (
+                        int(tf.random.uniform([], maxval=2**30, dtype=tf.int32))
+                        if configured is None
+                        else int(configured)
+                    )
                     self._known[id(layer)] = layer, RepeatableNoise(layer, seed)
 
     @contextlib.contextmanager

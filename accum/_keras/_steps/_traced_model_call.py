@@ -31,12 +31,12 @@ class TracedCall(NamedTuple):
     def outputs(self, tensors: Sequence[tf.Tensor]) -> Nested:
         """Return the outputs of the model, given those of the segments."""
         count = len(tensors) - len(self.attached)
-        found = list(tensors[:count])
+        outputs = list(tensors[:count])
         for place in {place for place, _ in self.attached}:
-            found[place] = tf.identity(found[place])
+            outputs[place] = tf.identity(outputs[place])
         for (place, name), tensor in zip(self.attached, tensors[count:]):
-            setattr(found[place], name, tensor)
-        return tf.nest.pack_sequence_as(self.structure, found)
+            setattr(outputs[place], name, tensor)
+        return tf.nest.pack_sequence_as(self.structure, outputs)
 
 
 class Traces(dict):  # type: ignore[type-arg]
@@ -71,7 +71,7 @@ def traced_call(
       ValueError: a batch normalisation layer is of an unknown kind, or within a loop or conditional; an output is not a
         dense tensor; something can't be computed again.
     """
-    found: Dict[str, Any] = {}
+    seen: Dict[str, Any] = {}
     is_eager = tf.executing_eagerly()
 
     def function(tensors: Sequence[tf.Tensor], marks: Marks) -> List[tf.Tensor]:
@@ -82,15 +82,15 @@ def traced_call(
         attached = [
             (place, name, value) for place, one in enumerate(flat) for name, value in _tf.attached(one, is_eager)
         ]
-        found["structure"] = tf.nest.map_structure(lambda _: None, outputs)
-        found["attached"] = [(place, name) for place, name, _ in attached]
+        seen["structure"] = tf.nest.map_structure(lambda _: None, outputs)
+        seen["attached"] = [(place, name) for place, name, _ in attached]
         return flat + [value for _, _, value in attached]
 
     variables = [_replicas.local_variable(_tf.native(var)) for var in model.trainable_variables]
     segments = segments_of(
         function, batch, variables, recompute, has_barriers, differentiable, compiled=_tf.is_compiled_by_xla(model)
     )
-    return TracedCall(segments, found["structure"], found["attached"])
+    return TracedCall(segments, seen["structure"], seen["attached"])
 
 
 def _dense(tensor: Leaf) -> tf.Tensor:

@@ -140,12 +140,12 @@ class WholeBatchCall:
         leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if not tf.is_tensor(leaf)]
         flags = [bool(layer.trainable) for layer in _tf.layers_of(model)]
         key = repr((_replicas.replica_number(), batch.specs(), leaves, flags, has_barriers, self._is_training))
-        known = model._accum.traces
-        if key in known:
-            return known[key]
+        traces = model._accum.traces
+        if key in traces:
+            return traces[key]
         traced = make()
         if all(hasattr(outside, "numpy") for outside, _ in traced.segments.graph.trace.captures):
-            known[key] = traced  # it knows no tensor of a function that is being traced
+            traces[key] = traced  # it knows no tensor of a function that is being traced
         return traced
 
 

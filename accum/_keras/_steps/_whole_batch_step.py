@@ -27,7 +27,7 @@ class WholeBatchStep(SplitStep):
         """Let calls of the model be split in this context, in the step `name` of a batch."""
         count = Batch(data).count
         model, replica = self._model, _replicas.replica_number()
-        optimizers = [_tf.without_loss_scale(each) for each in model._accum.optimizers or ()]
+        optimizers = [_tf.without_loss_scale(optimizer) for optimizer in model._accum.optimizers or ()]
 
         def weight() -> Optional[Scalar]:
             is_for_passthrough = self._weighs_replicas
@@ -105,7 +105,7 @@ class WholeBatchStep(SplitStep):
 
         def parts(part: Data, index: Index) -> Nested:
             calls = [self._parts_of(call, False) for call in self._collector.calls]
-            moments = [[Sum(value) for value in each] for _, each in self._collector.moments]
+            moments = [[Sum(value) for value in call_moments] for _, call_moments in self._collector.moments]
             return [calls, moments, self._metrics.parts(), None]
 
         batch = Batch(data)
