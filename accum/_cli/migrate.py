@@ -97,13 +97,13 @@ def _definitions(paths):
     """Return the `Definitions` that accumulate by hand, which other files may use."""
     from accum._migrate.rewrite import by_hand, definitions
 
-    found = users.Definitions()
+    by_name = users.Definitions()
     for path in paths:
         with contextlib.suppress(files.Unreadable):
             content = files.content(path)
             for name in definitions(files.text(path, content).code) if by_hand.may_be_in(content) else ():
-                found.add(name, path)
-    return found
+                by_name.add(name, path)
+    return by_name
 
 
 def _rewritten(path, content, clues, defined, is_to_be_written):
@@ -125,14 +125,17 @@ def _rewritten(path, content, clues, defined, is_to_be_written):
 
 def _summary(looked_at, outcomes, passed_over, is_written):
     """The last line, such as "3 files looked at, 2 accumulate: 1 rewritten, 1 left to you.". Its numbers add up."""
-    found = [outcome for outcome in outcomes if outcome.is_rewritten or outcome.left]
+    accumulating = [outcome for outcome in outcomes if outcome.is_rewritten or outcome.left]
     line = "{} {} looked at, {} {}".format(
-        looked_at, "file" if looked_at == 1 else "files", len(found), "accumulates" if len(found) == 1 else "accumulate"
+        looked_at,
+        "file" if looked_at == 1 else "files",
+        len(accumulating),
+        "accumulates" if len(accumulating) == 1 else "accumulate",
     )
-    whole, part, left = (sum(kind == of for kind in map(_kind, found)) for of in ("whole", "part", "left"))
+    whole, part, left = (sum(kind == of for kind in map(_kind, accumulating)) for of in ("whole", "part", "left"))
     counts = [f"{whole} rewritten" if is_written else f"{whole} to be rewritten by --write"]
     counts += [f"{part} in part" if is_written else f"{part} to be rewritten in part"] if part else []
-    line += ": " + ", ".join(counts + [f"{left} left to you"]) if found else ""
+    line += ": " + ", ".join(counts + [f"{left} left to you"]) if accumulating else ""
     return line + (f"; {passed_over} not valid Python 3." if passed_over else ".")
 
 

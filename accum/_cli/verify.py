@@ -68,11 +68,13 @@ class _Unusable(Exception):
 def _perform(arguments):
     passed = {name: getattr(arguments, name) for name in OVERRIDING if getattr(arguments, name) is not None}
     try:
-        given = _arguments_of(_function(arguments.function), arguments.function)
+        options = _arguments_of(_function(arguments.function), arguments.function)
         if {"accum_steps", "micro_batch_size"} & set(passed):  # what is passed replaces the other one too
-            given = {name: value for name, value in given.items() if name not in ("accum_steps", "micro_batch_size")}
-        given.update(passed)
-        print(_checked(given, arguments.function))
+            options = {
+                name: value for name, value in options.items() if name not in ("accum_steps", "micro_batch_size")
+            }
+        options.update(passed)
+        print(_checked(options, arguments.function))
     except AssertionError as error:
         print(error)
         return 1
@@ -96,30 +98,30 @@ def _function(named):
 
 def _arguments_of(function, named):
     try:
-        given = function()
+        options = function()
     except (Exception, SystemExit) as error:
         raise _Unusable(f"{named} failed: {one_line(error)}.") from error
-    if isinstance(given, tuple) and len(given) in (2, 3):
-        given = dict(zip(REQUIRED, given))
-    if not isinstance(given, dict) or not set(REQUIRED[:2]) <= set(given):
+    if isinstance(options, tuple) and len(options) in (2, 3):
+        options = dict(zip(REQUIRED, options))
+    if not isinstance(options, dict) or not set(REQUIRED[:2]) <= set(options):
         raise _Unusable(
             f"{named} must return (build_model, data), (build_model, data, accum_steps), or a dict of arguments. "
-            f"Received: {type(given).__name__}."
+            f"Received: {type(options).__name__}."
         )
-    return dict(given)
+    return dict(options)
 
 
-def _checked(given, named):
+def _checked(options, named):
     """Run the check. Returns the report.
 
     Raises:
       AssertionError: the runs diverge.
       _Unusable: the check failed.
     """
-    if not {"accum_steps", "micro_batch_size"} & set(given):
+    if not {"accum_steps", "micro_batch_size"} & set(options):
         raise _Unusable(f"{named} returned no accum_steps. Pass --accum-steps or --micro-batch-size.")
     try:
-        return assert_accumulation_equals_full_batch(**given)
+        return assert_accumulation_equals_full_batch(**options)
     except AssertionError as error:
         if hasattr(error, "report"):
             raise

@@ -93,16 +93,16 @@ def find(module, has_tape_elsewhere=False):
         return []
     is_eager = file.has_tape or has_tape_elsewhere and not OF_GRAPHS.search(module.code)
     reason = EAGER if is_eager else GRAPH
-    found = [Found(node, node.name.value, CLASS, definition) for node, definition in file.classes]
-    found += [Found(node, "GradientAccumulator", reason, definition) for node, definition in file.accumulators]
+    matches = [Found(node, node.name.value, CLASS, definition) for node, definition in file.classes]
+    matches += [Found(node, "GradientAccumulator", reason, definition) for node, definition in file.accumulators]
     names = set()
-    for each in file.sums:
-        label = min(file.iterated.get(each.name) or {each.name})
-        if label not in names and file.is_of_gradients(each, is_eager):
+    for addition in file.sums:
+        label = min(file.iterated.get(addition.name) or {addition.name})
+        if label not in names and file.is_of_gradients(addition, is_eager):
             names.add(label)
-            is_of_model = is_eager and each.is_in_train_step
-            found.append(Found(each.node, label, MODEL if is_of_model else reason, each.definition))
-    return found
+            is_of_model = is_eager and addition.is_in_train_step
+            matches.append(Found(addition.node, label, MODEL if is_of_model else reason, addition.definition))
+    return matches
 
 
 class _File(Flows):
@@ -141,36 +141,36 @@ class _File(Flows):
         super().visit_FunctionDef(node)
         return not UPDATES.search(node.name.value)  # the update of an optimizer adds to variables anyway
 
-    def is_of_gradients(self, found, is_eager):
+    def is_of_gradients(self, addition, is_eager):
         """Whether a `Sum` adds gradients of several micro-batches."""
-        starts = {found.name} | self.iterated.get(found.name, set())
-        if not self._adds_a_gradient(found, starts):
+        starts = {addition.name} | self.iterated.get(addition.name, set())
+        if not self._adds_a_gradient(addition, starts):
             return False
-        if not (found.is_op or is_eager or self.names(found.added) & self._of_evaluated):
+        if not (addition.is_op or is_eager or self.names(addition.added) & self._of_evaluated):
             return False  # tensors of one graph, such as the gradients of several losses
-        return self.is_applied(self.reached_from(starts)) or self._is_held(found, starts)
+        return self.is_applied(self.reached_from(starts)) or self._is_held(addition, starts)
 
-    def _adds_a_gradient(self, found, starts):
+    def _adds_a_gradient(self, addition, starts):
         """Whether what is added to `starts` comes from gradients; where it may also be a list, `starts` begin at zero.
 
         An element of `starts` does not count as a gradient.
         """
-        names = {name for name in self.names(found.added) - starts if not self._is_element(name, starts)}
-        if has_gradient_call(found.added) or any(map(self._is_called_gradient, names)):
-            return found.is_sure or self._starts_at_zero(starts)
+        names = {name for name in self.names(addition.added) - starts if not self._is_element(name, starts)}
+        if has_gradient_call(addition.added) or any(map(self._is_called_gradient, names)):
+            return addition.is_sure or self._starts_at_zero(starts)
         sources = self.sources(names.union(*[self.iterated.get(name, set()) for name in names]))
-        return found.is_sure and any(map(self._is_called_gradient, sources - starts))
+        return addition.is_sure and any(map(self._is_called_gradient, sources - starts))
 
     def _is_element(self, name, starts):
         return bool(self.iterated.get(name)) and self.iterated[name] <= starts
 
     def _is_called_gradient(self, name):
         names = {name} | self.iterated.get(name, set())
-        return any(each in self.gradients or CALLED_GRADIENT.search(each) for each in names)
+        return any(name in self.gradients or CALLED_GRADIENT.search(name) for name in names)
 
-    def _is_held(self, found, starts):
+    def _is_held(self, addition, starts):
         """Whether a variable is called a sum of gradients, and starts at zero, so that it is applied elsewhere."""
-        return found.is_op and any(map(HELD.search, starts)) and self._starts_at_zero(starts)
+        return addition.is_op and any(map(HELD.search, starts)) and self._starts_at_zero(starts)
 
     def _starts_at_zero(self, names):
         """Whether any of `names`, or what is put into it, is bound to zeros or None somewhere."""
@@ -197,6 +197,6 @@ def _options(node):
     names = []
     for definition in matchers.findall(node, matchers.FunctionDef(name=matchers.Name("__init__"))):
         names += [param.name.value for param in (*definition.params.params, *definition.params.kwonly_params)]
-        of_decorators = [arg for each in definition.decorators for arg in getattr(each.decorator, "args", ())]
+        of_decorators = [arg for decorator in definition.decorators for arg in getattr(decorator.decorator, "args", ())]
         names += [arg.keyword.value for arg in of_decorators if arg.keyword]
     return names

@@ -44,15 +44,15 @@ def find(paths):
     Raises:
       Unreadable: a path does not exist, or is neither a file nor a folder.
     """
-    found: Dict[Any, Any] = {}
+    paths_by_real_path: Dict[Any, Any] = {}
     for path in paths:
         if not os.path.exists(path):
             raise Unreadable("{}: no such file or folder".format(path or "''"))
         if not (os.path.isfile(path) or os.path.isdir(path)):  # reading a pipe may block forever
             raise Unreadable(f"{path}: neither a file nor a folder")
         for file in _walk(path) if os.path.isdir(path) else [path]:
-            found.setdefault(os.path.realpath(file), file)
-    return list(found.values())
+            paths_by_real_path.setdefault(os.path.realpath(file), file)
+    return list(paths_by_real_path.values())
 
 
 def _walk(top):
@@ -75,14 +75,14 @@ def _raise(error):
 
 def clues(paths, words):
     """Return the files in which each of `words` occurs: {word: [paths]}. Files that can't be read are skipped."""
-    found: Dict[Any, Any] = {}
+    paths_by_word: Dict[Any, Any] = {}
     for path in paths:
         with contextlib.suppress(Unreadable):
             read = content(path)
             for word in words:
                 if re.search(rb"\b%s\b" % word.encode(), read):
-                    found.setdefault(word, []).append(path)
-    return found
+                    paths_by_word.setdefault(word, []).append(path)
+    return paths_by_word
 
 
 REQUIREMENTS = re.compile(
@@ -98,14 +98,14 @@ def requirements(paths, packages):
     """
     word = "|".join(re.escape(package).replace(r"\-", "[-_.]") for package in packages)
     required = re.compile(rf"""(?:^|["'\s])({word})(?=\s*(?:[=<>!~;,"'\[#]|$))""", re.IGNORECASE)
-    found = []
+    requirements = []
     for path in sorted(_requirement_files(paths)):
         with contextlib.suppress(Unreadable):
             for number, line in enumerate(content(path).decode("utf-8", "replace").splitlines(), 1):
                 match = required.search(line)
                 if match and not line.lstrip().startswith(("#", "import ", "from ")):
-                    found.append((path, number, re.sub("[_.]", "-", match.group(1).lower())))
-    return found
+                    requirements.append((path, number, re.sub("[_.]", "-", match.group(1).lower())))
+    return requirements
 
 
 def _requirement_files(paths):
@@ -146,13 +146,13 @@ def text(path, content):
     try:
         encoding = tokenize.detect_encoding(io.BytesIO(content).readline)[0]
         encoding = "utf-8" if encoding == "utf-8-sig" else encoding
-        found = Text(path, content[len(bom) :].decode(encoding), encoding, bom)
-        is_kept = bom + found.code.encode(encoding) == content
+        text = Text(path, content[len(bom) :].decode(encoding), encoding, bom)
+        is_kept = bom + text.code.encode(encoding) == content
     except (SyntaxError, UnicodeError, LookupError) as error:
         raise Unreadable(f"{path}: {error}") from None
     if not is_kept:
         raise Unreadable(f"{path}: decoding and encoding it as {encoding} would change its bytes")
-    return found
+    return text
 
 
 def require_writable(path):

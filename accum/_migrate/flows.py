@@ -296,5 +296,5 @@ def has_gradient_call(node):
 
 
 def _adds(node):
-    names = [last_name(each) for each in matchers.findall(node, matchers.Name() | matchers.Attribute())]
+    names = [last_name(part) for part in matchers.findall(node, matchers.Name() | matchers.Attribute())]
     return bool(matchers.findall(node, matchers.Add())) or any(name in ADDING for name in names)

@@ -43,8 +43,8 @@ class Imports:
     def _is_imported(self, line):
         module = line.split()[1]
         return any(
-            each.name == module and isinstance(each.node, cst.Import) and self._is_at_top(each.node)
-            for each in self._uses.imports
+            binding.name == module and isinstance(binding.node, cst.Import) and self._is_at_top(binding.node)
+            for binding in self._uses.imports
         )
 
     def _is_at_top(self, statement):
@@ -94,9 +94,9 @@ class Imports:
 
     def _is_dead(self, statement, alias):
         """Whether all uses of a name were rewritten. A name without any use may be meant for other files to import."""
-        bound = [each for each in self._uses.imports if each.node is statement and _is_of(each, alias)]
-        accesses = [access for each in bound for access in each.references]
-        if any(self._uses.is_in_all(each.name) for each in bound):
+        bound = [binding for binding in self._uses.imports if binding.node is statement and _is_of(binding, alias)]
+        accesses = [access for binding in bound for access in binding.references]
+        if any(self._uses.is_in_all(binding.name) for binding in bound):
             return False
         return bool(accesses) and all(self._uses.is_within(access.node, self._gone) for access in accesses)
 
@@ -111,7 +111,7 @@ def _is_of(assignment, alias):
 
 def _is_import_line(line):
     is_simple = isinstance(line, cst.SimpleStatementLine)
-    return is_simple and all(isinstance(each, (cst.Import, cst.ImportFrom)) for each in line.body)
+    return is_simple and all(isinstance(part, (cst.Import, cst.ImportFrom)) for part in line.body)
 
 
 def _lines(needed):

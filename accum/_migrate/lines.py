@@ -20,10 +20,10 @@ def shortened(before, after):
 
     Lines that are also in the text `before` stay as they are.
     """
-    known = set(of(before))
+    unchanged = set(of(before))
     tried: Set[Any] = set()
     while True:
-        long = [line for line in of(after) if len(line.rstrip()) > LONGEST and line not in known | tried]
+        long = [line for line in of(after) if len(line.rstrip()) > LONGEST and line not in unchanged | tried]
         if not long:
             return after
         broken = _broken(after, long[0])
@@ -38,12 +38,12 @@ def _broken(code, line):
     wrapper = MetadataWrapper(cst.parse_module(code), unsafe_skip_copy=True)
     positions, lines = wrapper.resolve(PositionProvider), of(code)
     number = lines.index(line)
-    found = []
+    spans_of_calls = []
     for call in _calls(wrapper.module):
         spans = [_span(positions[arg]) for arg in call.args]
         if spans and {place for span in spans for place, _ in span} == {number}:
-            found.append((_span(positions[call.func])[1], [(start, end) for (_, start), (_, end) in spans]))
-    for opening, columns in sorted(found):  # the outermost first
+            spans_of_calls.append((_span(positions[call.func])[1], [(start, end) for (_, start), (_, end) in spans]))
+    for opening, columns in sorted(spans_of_calls):  # the outermost first
         new = _split(line, columns, opening, number, wrapper.module.default_indent)
         broken = new and "".join(lines[:number] + new + lines[number + 1 :])
         if broken and _is_same(broken, code):

@@ -35,10 +35,10 @@ def find(source, uses, is_seen):
     if is_away or _is_of_a_framework(source, seen.modules):
         return []
     calls = [call for call in seen.calls if not is_seen(call) and last_name(call.func) not in seen.takers]
-    found = [(call, uses.code(call.func), GIVEN.format(source.ARGUMENT, source.LIBRARY)) for call in calls]
-    found += [(node, source.ARGUMENT, getattr(source, "MADE", MADE)) for node in seen.made]
-    found = [each for each in found if not any(_is_harmless(uses, call) for call in uses.calls_around(each[0]))]
-    return found + [(node, source.ARGUMENT, reason) for node, reason in _of_optimizers(seen, is_seen)]
+    matches = [(call, uses.code(call.func), GIVEN.format(source.ARGUMENT, source.LIBRARY)) for call in calls]
+    matches += [(node, source.ARGUMENT, getattr(source, "MADE", MADE)) for node in seen.made]
+    matches = [match for match in matches if not any(_is_harmless(uses, call) for call in uses.calls_around(match[0]))]
+    return matches + [(node, source.ARGUMENT, reason) for node, reason in _of_optimizers(seen, is_seen)]
 
 
 def _of_optimizers(seen, is_seen):
@@ -171,10 +171,10 @@ def _is_called_options(node):
 
 def imports_by_text(sources, uses):
     """Find modules of `sources` that are imported by calling a function: [(node, name, reason)]."""
-    found = _ImportsByText()
-    uses.module.visit(found)
+    visitor = _ImportsByText()
+    uses.module.visit(visitor)
     reason = "what is used from a module imported this way is not known. Use an import statement"
-    return [(node, text, reason) for node, text in found.calls if any(source.is_module(text) for source in sources)]
+    return [(node, text, reason) for node, text in visitor.calls if any(source.is_module(text) for source in sources)]
 
 
 class _ImportsByText(cst.CSTVisitor):

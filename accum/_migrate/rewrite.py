@@ -76,7 +76,7 @@ def rewrite(code, clues, path_of=lambda name: None):
     left += _exported(uses)
     left += _mentioned(uses, left)
     used = _of_other_files(uses, path_of)
-    left += used + [each for each in _by_hand(uses, by_hand.TAPE in clues) if each[0] not in dict(used)]
+    left += used + [remark for remark in _by_hand(uses, by_hand.TAPE in clues) if remark[0] not in dict(used)]
     left += _beside(uses, left) if changes or not all(map(_is_of_horovod, left)) else []
     left += [] if changes or left else _spoken(code)
     if changes:
@@ -109,9 +109,9 @@ def _spliced(code, read, rewritten):
 
 def _find_rule(name, is_whole=False):
     """Return the rule for a full name, or None. A module has a rule only if it is used as a value (`is_whole`)."""
-    found = [rule for rule in (source.rule(name) for source in SOURCES) if rule]
-    found += [unknown] if is_whole and name in HOLDERS else []
-    return found[0] if found else None
+    rules = [rule for rule in (source.rule(name) for source in SOURCES) if rule]
+    rules += [unknown] if is_whole and name in HOLDERS else []
+    return rules[0] if rules else None
 
 
 def _plan(uses, surroundings):
@@ -138,12 +138,12 @@ def _change(use, surroundings):
       NotUnderstood: it accumulates, but can't be rewritten.
     """
     rules = [_find_rule(name, is_whole=True) for name in sorted(use.names)]
-    known = [rule for rule in rules if rule]
-    if use.call is None and all(rule in RULES_BY_ARGUMENT for rule in known):
+    single_rules = [rule for rule in rules if rule]
+    if use.call is None and all(rule in RULES_BY_ARGUMENT for rule in single_rules):
         return None
     if use.call is None:
         raise NotUnderstood("it is not called here, so what happens to it is not known")
-    change = known[0](use.call, surroundings)
+    change = single_rules[0](use.call, surroundings)
     if change is None:
         return None
     if len(set(rules)) > 1:
@@ -166,13 +166,13 @@ def _require_room(use, surroundings):
 
 def _from_stars(module, uses):
     """Report names that may come from star imports."""
-    found = _StarImports()
-    module.visit(found)
-    known = [(stars, source) for stars in found.modules for source in SOURCES if source.is_module(stars)]
+    visitor = _StarImports()
+    module.visit(visitor)
+    star_imports = [(stars, source) for stars in visitor.modules for source in SOURCES if source.is_module(stars)]
     left = []
-    for node in uses.unbound() if known else []:
+    for node in uses.unbound() if star_imports else []:
         last = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", None)
-        for stars, source in known:
+        for stars, source in star_imports:
             if last in source.NAMES:
                 reason = f"may come from `from {stars} import *`: import it by name"
                 left.append((uses.line(node), _remark(last, reason)))
@@ -193,48 +193,48 @@ def _mentioned(uses, left):
     is_seen = lambda call: call in uses_of and any(
         _find_rule(name) in RULES_BY_ARGUMENT for name in uses_of[call].names
     )
-    found = mentions.imports_by_text(SOURCES, uses)
+    mentioned = mentions.imports_by_text(SOURCES, uses)
     for source in BY_ARGUMENT:
-        found += mentions.find(source, uses, is_seen)
+        mentioned += mentions.find(source, uses, is_seen)
     named = {line for line, _ in left}
-    found = [each for each in found if named.isdisjoint(map(uses.line, uses.calls_around(each[0])))]
-    return [(uses.line(node), _remark(name, reason)) for node, name, reason in found]
+    mentioned = [mention for mention in mentioned if named.isdisjoint(map(uses.line, uses.calls_around(mention[0])))]
+    return [(uses.line(node), _remark(name, reason)) for node, name, reason in mentioned]
 
 
 def _by_hand(uses, has_tape_elsewhere):
     """Report gradients that are added up without a library."""
-    found = by_hand.find(uses.module, has_tape_elsewhere)
-    return [(uses.line(each.node), _remark(each.name, each.reason)) for each in found]
+    matches = by_hand.find(uses.module, has_tape_elsewhere)
+    return [(uses.line(match.node), _remark(match.name, match.reason)) for match in matches]
 
 
 def _of_other_files(uses, path_of):
     """Report the first use of each class and function that accumulates in another file."""
-    found: Dict[Any, Any] = {}
+    remarks: Dict[Any, Any] = {}
     for use in uses.find(lambda name, is_whole: path_of(name) and not _find_rule(name)):
         for path in filter(None, map(path_of, sorted(use.names))):
-            found.setdefault(uses.code(use.node), (use.line, _remark(uses.code(use.node), users.REASON.format(path))))
-    return list(found.values())
+            remarks.setdefault(uses.code(use.node), (use.line, _remark(uses.code(use.node), users.REASON.format(path))))
+    return list(remarks.values())
 
 
 def _spoken(code):
-    found = spoken.find(code.encode())
-    return [(found[0], _remark(found[1], spoken.REASON))] if found else []
+    match = spoken.find(code.encode())
+    return [(match[0], _remark(match[1], spoken.REASON))] if match else []
 
 
 def definitions(code):
     """Return the names of the classes and functions of a file that accumulate by hand; none if it can't be parsed."""
     try:
-        found = by_hand.find(_parsed(code))
+        matches = by_hand.find(_parsed(code))
     except (SyntaxError, RecursionError):
         return set()
-    return {each.definition for each in found if each.definition}
+    return {match.definition for match in matches if match.definition}
 
 
 def _beside(uses, left):
     """Report Horovod's optimizers beside code that accumulates, because they would reduce every micro-batch."""
     named = {line for line, _ in left}
-    found = [(uses.line(call), name) for call, name in horovod.wraps(uses)]
-    return [(line, _remark(name, horovod.BESIDE)) for line, name in found if line not in named]
+    wraps = [(uses.line(call), name) for call, name in horovod.wraps(uses)]
+    return [(line, _remark(name, horovod.BESIDE)) for line, name in wraps if line not in named]
 
 
 def _is_of_horovod(remark):

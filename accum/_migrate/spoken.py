@@ -24,7 +24,7 @@ OF_OTHERS = re.compile(rb"^\s*(import|from)\s+(accum|flax|jax|mxnet|paddle|torch
 
 def find(content):
     """Return the first (line number, word) that speaks of accumulation in the bytes of a TensorFlow file, or None."""
-    found = WORDS.search(content)
-    if not found or not OF_TENSORFLOW.search(content) or OF_OTHERS.search(content):
+    match = WORDS.search(content)
+    if not match or not OF_TENSORFLOW.search(content) or OF_OTHERS.search(content):
         return None
-    return content.count(b"\n", 0, found.start()) + 1, found.group().decode()
+    return content.count(b"\n", 0, match.start()) + 1, match.group().decode()

@@ -37,7 +37,7 @@ class Surroundings:
 
     def is_taken(self, name, by):
         """Whether `name` is bound to anything other than the module `by`, anywhere in the file."""
-        return any(not _imports_module(each, name, by) for each in self.uses.assignments(name))
+        return any(not _imports_module(assignment, name, by) for assignment in self.uses.assignments(name))
 
     def tensorflow(self):
         """Return (the name of TensorFlow in this file, the import line that the name needs or None)."""
@@ -66,7 +66,7 @@ class Surroundings:
         """Return the value of a name that is bound only once in the file, by `name = …`; otherwise return `node`."""
         if isinstance(node, cst.Name):
             assignments = self.uses.assignments(node.value)
-            targets = [self.uses.parent(each.node) for each in assignments if hasattr(each, "node")]
+            targets = [self.uses.parent(assignment.node) for assignment in assignments if hasattr(assignment, "node")]
             statements = [self.uses.parent(target) for target in targets if isinstance(target, cst.AssignTarget)]
             if len(assignments) == len(statements) == 1:
                 return statements[0].value

@@ -30,8 +30,8 @@ class Definitions:
           user: path of the file that imports it.
         """
         module, _, name = full_name.rpartition(".")
-        found = [path for path in self._paths.get(name, ()) if path != user and _may_be(module, path, user)]
-        return files.nearest(user, found) if found else None
+        paths = [path for path in self._paths.get(name, ()) if path != user and _may_be(module, path, user)]
+        return files.nearest(user, paths) if paths else None
 
 
 def _may_be(module, path, user):

@@ -44,7 +44,9 @@ class Uses:
         self._positions = wrapper.resolve(PositionProvider)
         self._scope_of = wrapper.resolve(ScopeProvider)
         self.scopes = _in_order(self._scope_of.values())
-        self.imports = [each for scope in self.scopes for each in scope.assignments if is_import(each)]
+        self.imports = [
+            assignment for scope in self.scopes for assignment in scope.assignments if is_import(assignment)
+        ]
 
     def find(self, is_known):
         """Find the uses of known names, in the order of the file.
@@ -55,32 +57,32 @@ class Uses:
         Returns:
           List of `Use`.
         """
-        found = {}
+        use_of_node = {}
         for assignment in self.imports:
             for access in assignment.references:
                 use = self._use(access, is_known)
                 if use is not None:
-                    found[use.node] = use
-        return sorted(found.values(), key=lambda use: self._position(use.node))
+                    use_of_node[use.node] = use
+        return sorted(use_of_node.values(), key=lambda use: self._position(use.node))
 
     def _use(self, access, is_known):
         """Return the `Use` of the longest known dotted name that begins with an accessed name, or None."""
-        node, known = access.node, None
+        node, longest = access.node, None
         while True:
             names, parent = _names(access.scope, node), self._parents.get(node)
             is_whole = not (isinstance(parent, cst.Attribute) and parent.value is node)
             if any(is_known(name, is_whole) for name in names):
-                known = (node, names)
+                longest = (node, names)
             if is_whole:
                 break
             node = parent
-        if known is None:
+        if longest is None:
             return None
-        node, names = known
+        node, names = longest
         names = names | _names_anywhere(access, node)
         parent = self._parents.get(node)
         call = parent if isinstance(parent, cst.Call) and parent.func is node else None
-        statements = tuple(each.node for each in access.referents if is_import(each))
+        statements = tuple(assignment.node for assignment in access.referents if is_import(assignment))
         return Use(frozenset(names), self.line(node), node, call, statements)
 
     def exported(self, is_known):
@@ -88,10 +90,12 @@ class Uses:
 
         These are the names that this file does not use itself, and those in its `__all__`.
         """
-        for each in self.imports:
-            is_for_others = isinstance(each.node, cst.ImportFrom) and (not each.references or self.is_in_all(each.name))
-            if is_for_others and any(map(is_known, _full(each.get_qualified_names_for(each.name)))):
-                yield each.node, each.name
+        for binding in self.imports:
+            is_for_others = isinstance(binding.node, cst.ImportFrom) and (
+                not binding.references or self.is_in_all(binding.name)
+            )
+            if is_for_others and any(map(is_known, _full(binding.get_qualified_names_for(binding.name)))):
+                yield binding.node, binding.name
 
     def is_in_all(self, name):
         """Whether a name is in the file's `__all__`."""
@@ -115,7 +119,12 @@ class Uses:
 
     def assignments(self, name):
         """Return all assignments, imports and definitions that bind `name` anywhere in the file."""
-        return [each for scope in self.scopes for each in scope.assignments if each.name.split(".")[0] == name]
+        return [
+            assignment
+            for scope in self.scopes
+            for assignment in scope.assignments
+            if assignment.name.split(".")[0] == name
+        ]
 
     def names(self, node):
         """Return the full names that a dotted name may have; "" if it is not imported. Other expressions have none."""
@@ -166,13 +175,15 @@ class Uses:
 
 def _all(module):
     """Return the names in the `__all__` of a file."""
-    found: Set[Any] = set()
+    texts: Set[Any] = set()
     for line in module.body:
         for statement in line.body if isinstance(line, cst.SimpleStatementLine) else ():
-            targets = [each.target for each in getattr(statement, "targets", ())] + [getattr(statement, "target", None)]
+            targets = [target.target for target in getattr(statement, "targets", ())] + [
+                getattr(statement, "target", None)
+            ]
             if any(isinstance(target, cst.Name) and target.value == "__all__" for target in targets):
-                found.update(map(text_of, matchers.findall(statement, matchers.SimpleString())))
-    return found
+                texts.update(map(text_of, matchers.findall(statement, matchers.SimpleString())))
+    return texts
 
 
 def is_import(assignment):
@@ -201,13 +212,13 @@ def _names_anywhere(access, node):
 
     Newer versions of LibCST leave these out.
     """
-    dotted, found = get_full_name_for_node(node), set()
+    dotted, names = get_full_name_for_node(node), set()
     for referent in access.referents if dotted else ():
-        same = [each for each in referent.scope.assignments if each.name == referent.name]
+        same = [assignment for assignment in referent.scope.assignments if assignment.name == referent.name]
         for assignment in same:
-            found |= _full(assignment.get_qualified_names_for(dotted))
-    return found
+            names |= _full(assignment.get_qualified_names_for(dotted))
+    return names
 
 
-def _full(found):
-    return {each.name if each.source is QualifiedNameSource.IMPORT else "" for each in found}
+def _full(qualified_names):
+    return {name.name if name.source is QualifiedNameSource.IMPORT else "" for name in qualified_names}

@@ -25,9 +25,9 @@ class Values:
     """
 
     def __init__(self, module):
-        given = _Given()
-        module.visit(given)
-        self._given = given.values
+        visitor = _Given()
+        module.visit(visitor)
+        self._given = visitor.values
 
     def require_number(self, node):
         """Raise `NotUnderstood` for a value that is not a number of micro-batches, or may be None."""
@@ -42,8 +42,8 @@ class Values:
     def _may_be_none(self, node, seen):
         name = _name(node)
         if is_none(node) or name is not None:
-            known = [] if name in seen else self._given.get(name, ())
-            return is_none(node) or any(self._may_be_none(value, seen | {name}) for value in known)
+            values = [] if name in seen else self._given.get(name, ())
+            return is_none(node) or any(self._may_be_none(value, seen | {name}) for value in values)
         if isinstance(node, cst.NamedExpr):
             return self._may_be_none(node.value, seen)
         if isinstance(node, cst.IfExp):
@@ -131,7 +131,7 @@ class _Given(cst.CSTVisitor):
         self._say(text_of(node.key), node.value)
 
     def visit_Comparison(self, node):
-        sides = [node.left] + [each.comparator for each in node.comparisons]
+        sides = [node.left] + [comparison.comparator for comparison in node.comparisons]
         for side in sides if any(map(is_none, sides)) else ():
             self._say(_name(side), NONE)
 
@@ -147,12 +147,12 @@ class _Given(cst.CSTVisitor):
 
     def _visit_option(self, node):
         """Visit a command-line option. Its value may be None if it is neither required nor has a default."""
-        given = {arg.keyword.value: arg.value for arg in node.args if arg.keyword}
+        arguments = {arg.keyword.value: arg.value for arg in node.args if arg.keyword}
         names = [text_of(arg.value) for arg in node.args if not arg.keyword] + [
-            "--" + (text_of(given.get("dest")) or "")
+            "--" + (text_of(arguments.get("dest")) or "")
         ]
-        is_set = "action" in given or last_name(given.get("required")) == "True"
-        value = given.get("default", None if is_set else NONE)
+        is_set = "action" in arguments or last_name(arguments.get("required")) == "True"
+        value = arguments.get("default", None if is_set else NONE)
         for name in names:
             if name is not None and name.startswith("-"):
                 self._say(name.lstrip("-").replace("-", "_"), value)
@@ -160,9 +160,9 @@ class _Given(cst.CSTVisitor):
 
 def _says_none(node):
     """Whether an expression contains None, or an annotation contains Optional."""
-    found = _SaysNone()
-    node.visit(found)
-    return found.is_found
+    visitor = _SaysNone()
+    node.visit(visitor)
+    return visitor.is_found
 
 
 class _SaysNone(cst.CSTVisitor):

@@ -21,25 +21,25 @@ class ConversionOptions(NamedTuple):
     is_to_keras: bool
 
 
-def check_compatibility(run, state, given, report, rows_there=None):
+def check_compatibility(run, state, options, report, rows_there=None):
     """Add disagreements to `report`, and notes on things that cannot be checked.
 
     Args:
       run: the `KerasRun`.
       state: the `RunState` in v1's conventions.
-      given: a `ConversionOptions`.
+      options: a `ConversionOptions`.
       report: the `Report`.
       rows_there: {index: whether its gradient is sparse in the static graph}, if known from a source other than
         `state`.
     """
     convention = run.convention(state.iterations)
     report.iterations, report.micro_step = state.iterations, state.micro_step
-    report.problems += run.without_counterpart(not given.is_to_keras, bool(state.averages))
+    report.problems += run.without_counterpart(not options.is_to_keras, bool(state.averages))
     _check_rate(convention, report)
-    _check_epsilon(convention, state, given, report)
+    _check_epsilon(convention, state, options, report)
     _check_rows(run, state.sparse, {**state.sparse, **(rows_there or {})}, report)
     if state.micro_step:
-        _check_cycle(run, state, given, report)
+        _check_cycle(run, state, options, report)
     if run.has_loss_scale:
         report.notes.append("The loss scale is not converted. It restarts from its initial value.")
     v1_class = _rules.RULES[run.rule].v1_class
@@ -69,11 +69,11 @@ def require_rate(convention):
         )
 
 
-def _check_epsilon(convention, state, given, report):
+def _check_epsilon(convention, state, options, report):
     default = _rules.V1_EPSILONS.get(convention.rule)
-    if given.epsilon is not None and default is None:
+    if options.epsilon is not None and default is None:
         raise ConversionError(f"v1's {_rules.RULES[convention.rule].v1_class} has no epsilon.")
-    epsilon = convention.epsilon if given.epsilon is None else given.epsilon
+    epsilon = convention.epsilon if options.epsilon is None else options.epsilon
     sides = _rules.formulas(convention)
     if sides is not None:
         second = state.slots.get("accumulator") or state.slots.get("rms") or {}
@@ -84,13 +84,13 @@ def _check_epsilon(convention, state, given, report):
         )
     if default is None:
         return
-    if given.epsilon is None:
+    if options.epsilon is None:
         report.notes.append(
             f"Epsilon is {convention.epsilon:g} in Keras, and assumed to be the same in the static graph, where the "
             f"default is {default:g}. Pass `epsilon=` if it differs."
         )
-    elif given.epsilon != convention.epsilon:
-        report.problems.append(f"Epsilon is {given.epsilon:g} in v1, but {convention.epsilon:g} in Keras.")
+    elif options.epsilon != convention.epsilon:
+        report.problems.append(f"Epsilon is {options.epsilon:g} in v1, but {convention.epsilon:g} in Keras.")
 
 
 def _check_rows(run, here, there, report):
@@ -107,7 +107,8 @@ def _check_rows(run, here, there, report):
     moved_there = {index for index in run.trained if there.get(index)}
     classes = _rules.RULES[run.rule].v1_class, type(run.inner).__name__
     lost, gained = (
-        [run.name(index) for index in sorted(found)] for found in (moved_there - moved_here, moved_here - moved_there)
+        [run.name(index) for index in sorted(variables)]
+        for variables in (moved_there - moved_here, moved_here - moved_there)
     )
     if lost:
         report.problems.append(
@@ -130,11 +131,11 @@ def _check_rows(run, here, there, report):
         )
 
 
-def in_unit_of(layout, run, state, given, report):
-    """Return `given`, completed with the weight of micro-batches in the unfinished cycle of `like`, if there is one."""
+def in_unit_of(layout, run, state, options, report):
+    """Return `options`, completed with the weight of micro-batches in the unfinished cycle of `like`, if any."""
     theirs = layout.weight_of_micro_batches()
-    if given.micro_batch_weight is not None or theirs is None or not state.micro_step:
-        return given
+    if options.micro_batch_weight is not None or theirs is None or not state.micro_step:
+        return options
     ours = state.weight_sum / state.micro_step
     factor = 1.0
     if _is_one(ours) != _is_one(theirs):
@@ -143,27 +144,27 @@ def in_unit_of(layout, run, state, given, report):
         f"The micro-batches of `like` have a weight of {theirs:g} each, and those here of {ours:g}, so the conversion "
         f"uses `micro_batch_weight={factor:g}`."
     )
-    return given._replace(micro_batch_weight=factor)
+    return options._replace(micro_batch_weight=factor)
 
 
 def _is_one(weight):
     return abs(weight - 1.0) < 1e-6
 
 
-def _check_cycle(run, state, given, report):
+def _check_cycle(run, state, options, report):
     report.notes.append(
         f"The unfinished cycle has {state.micro_step} micro steps, assumed to be accumulated with "
         f"reduction={run.reduction!r} on both sides. It ends after the `accum_steps` of the side that continues."
     )
-    if given.micro_batch_weight is not None:
+    if options.micro_batch_weight is not None:
         return
     is_counted = _is_one(state.weight_sum / state.micro_step)
-    if given.is_to_keras and is_counted and run.weighs_by_examples:
+    if options.is_to_keras and is_counted and run.weighs_by_examples:
         report.problems.append(
             "The micro-batches of the checkpoint have a weight of 1 each, but the next ones will be weighted by their "
             "number of examples. Pass the number of examples in one micro-batch as `micro_batch_weight=`."
         )
-    if not given.is_to_keras and not is_counted:
+    if not options.is_to_keras and not is_counted:
         report.problems.append(
             f"The micro-batches have a weight of {state.weight_sum / state.micro_step:g} each, not 1. If the static "
             "graph passes `weight` in the same unit, pass `micro_batch_weight=1`; if it passes none, 1 / examples."

@@ -69,11 +69,11 @@ def from_v1(
     layout = _v1.Layout(file.shapes, names, optimizer_name, accum_name, ignore)
     mapped = names_in_checkpoint(run, names, file, layout)
     report = Report()
-    given = ConversionOptions(iterations, epsilon, _factor(micro_batch_weight), True)
-    state = read_state(file, layout, run, mapped, given.iterations, report)
+    options = ConversionOptions(iterations, epsilon, _factor(micro_batch_weight), True)
+    state = read_state(file, layout, run, mapped, options.iterations, report)
     report.problems += [f"{name} has no counterpart." for name in layout.left()]
-    check_compatibility(run, state, given, report)
-    converted = _for_keras(run, state, given)
+    check_compatibility(run, state, options, report)
+    converted = _for_keras(run, state, options)
     report.raise_if(strict)
     if not dry_run:
         run.set(converted)
@@ -121,7 +121,7 @@ def to_v1(
     """
     run = KerasRun(model, optimizer)
     report = Report()
-    given = ConversionOptions(None, epsilon, _factor(micro_batch_weight), False)
+    options = ConversionOptions(None, epsilon, _factor(micro_batch_weight), False)
     _v1.check_target(path, overwrite)
     file = None if like is None else _v1.V1File(like)
     mapped = names_of_weights(run, names, file, optimizer_name, accum_name)
@@ -132,8 +132,8 @@ def to_v1(
         weights = [mapped[index] for index in run.trained if mapped[index] is not None]
         layout = KnownLayout(file, rule, names, optimizer_name, accum_name, weights)
     state = run.read()
-    given = in_unit_of(layout, run, state, given, report)
-    state, convention = _for_v1(run, state, given)
+    options = in_unit_of(layout, run, state, options, report)
+    state, convention = _for_v1(run, state, options)
     writing = Writing(run, state, mapped, layout, report)
     writing.weights()
     writing.slots(convention)
@@ -141,18 +141,18 @@ def to_v1(
     writing.counters()
     writing.cycle()
     writing.rest()
-    check_compatibility(run, state, given, report, writing.rows_there())
+    check_compatibility(run, state, options, report, writing.rows_there())
     report.raise_if(strict)
     if not dry_run:
         _v1.write(path, writing.values)
     return report
 
 
-def _for_keras(run, state, given):
+def _for_keras(run, state, options):
     """Convert a `RunState` from v1's conventions to those of the run's optimizer."""
     convention = run.convention(state.iterations)
     require_rate(convention)
-    converted = state.reweighted(given.micro_batch_weight or 1.0, run.reduction)
+    converted = state.reweighted(options.micro_batch_weight or 1.0, run.reduction)
     for role in convention.slots:
         converted.slots[role] = {
             index: _rules.to_keras(role, value, convention) for index, value in state.slots[role].items()
@@ -160,11 +160,11 @@ def _for_keras(run, state, given):
     return converted
 
 
-def _for_v1(run, state, given):
+def _for_v1(run, state, options):
     """Return the `RunState` in v1's conventions, and the `Convention` of the run's optimizer."""
     convention = run.convention(state.iterations)
     require_rate(convention)
-    converted = state.reweighted(given.micro_batch_weight or 1.0, run.reduction)
+    converted = state.reweighted(options.micro_batch_weight or 1.0, run.reduction)
     for role, values in state.slots.items():
         converted.slots[role] = {
             index: _rules.to_v1(role, value, convention).astype(value.dtype) for index, value in values.items()

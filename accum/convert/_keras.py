@@ -63,7 +63,7 @@ class KerasRun:
         return {mean: (variance, layer) for (mean, variance), layer in zip(indices, layers)}
 
     def _index_of(self, var):
-        keys = [_tf.variable_key(known) for known in self.variables]
+        keys = [_tf.variable_key(variable) for variable in self.variables]
         if _tf.variable_key(var) not in keys:
             raise ConversionError(f"{_tf.path_of(var)} is not a weight of the model.")
         return keys.index(_tf.variable_key(var))
@@ -84,9 +84,9 @@ class KerasRun:
 
     def dtype_of_sums(self, index):
         """Return the dtype of a variable's accumulator."""
-        given = self.wrapper._internals.cycle.dtype if self.accumulates else None
-        if given is not None:
-            return np.dtype(given.as_numpy_dtype)
+        dtype = self.wrapper._internals.cycle.dtype if self.accumulates else None
+        if dtype is not None:
+            return np.dtype(dtype.as_numpy_dtype)
         return np.dtype(np.float32) if self.dtype(index).itemsize < 4 else self.dtype(index)
 
     @property
@@ -131,14 +131,14 @@ class KerasRun:
     def without_counterpart(self, is_to_v1, has_averages):
         """Return sentences on what only this side's optimizer does or stores."""
         fate = "is left out" if is_to_v1 else "restarts"
-        found = []
+        notes = []
         if getattr(self.inner, "amsgrad", False):
-            found.append(f"amsgrad: v1's Adam keeps no maximum of v; `vhat` {fate}.")
+            notes.append(f"amsgrad: v1's Adam keeps no maximum of v; `vhat` {fate}.")
         if self.averages and not has_averages:
-            found.append(f"use_ema: the static graph has no `ExponentialMovingAverage`; the average {fate}.")
+            notes.append(f"use_ema: the static graph has no `ExponentialMovingAverage`; the average {fate}.")
         if getattr(self.inner, "weight_decay", None):
-            found.append(f"weight_decay={self.inner.weight_decay}: v1's rule has none.")
-        return found
+            notes.append(f"weight_decay={self.inner.weight_decay}: v1's rule has none.")
+        return notes
 
     # ------------------------------------------------------------------------------------------------------------
     # Reading
@@ -211,18 +211,21 @@ class KerasRun:
         variables = [_tf.native(self.variables[index]) for index in self._order]
         if any(_MADE_A_STEP.match(name) for name in saved):
             self._build_inner()
-        found: Dict[int, List[str]] = {int(match.group(1)): [] for match in map(_ACCUMULATOR.match, saved) if match}
+        parts_by_number: Dict[int, List[str]] = {
+            int(match.group(1)): [] for match in map(_ACCUMULATOR.match, saved) if match
+        }
         for match in filter(None, map(_ACCUMULATOR.match, saved)):
-            found[int(match.group(1))].append(match.group(2))
-        if not found:
+            parts_by_number[int(match.group(1))].append(match.group(2))
+        if not parts_by_number:
             return
-        if not self.accumulates or max(found) >= len(variables):
+        if not self.accumulates or max(parts_by_number) >= len(variables):
             raise ConversionError(
                 "It has accumulators for {} variables, but the optimizer of the model {}.".format(
-                    max(found) + 1, f"has them for {len(variables)}" if self.accumulates else "accumulates nothing"
+                    max(parts_by_number) + 1,
+                    f"has them for {len(variables)}" if self.accumulates else "accumulates nothing",
                 )
             )
-        grads = [_like_saved(found.get(number)) for number in range(len(variables))]
+        grads = [_like_saved(parts_by_number.get(number)) for number in range(len(variables))]
         self.wrapper._internals.cycle.build(variables, grads)
 
     def set(self, state):

@@ -38,15 +38,15 @@ class Candidates(NamedTuple):
 _NUMBERED_NAME = re.compile(r"^(.*?)(?:_(\d+))?$")
 
 
-def match(wanted, found, names=None, candidates=None):
+def match(wanted, shapes, names=None, candidates=None):
     """Find the variable of a static graph for each variable of a model.
 
     Args:
       wanted: list of (name, shape), the model's variables in order.
-      found: dict {name: shape} of the static graph's weights.
+      shapes: dict {name: shape} of the static graph's weights.
       names: dict {name in the model: name in the graph}, which takes precedence over matching; or a list of names in
         the graph, one for each of `wanted`. A variable with the name None stays unchanged.
-      candidates: `Candidates` for a proposal; None: all of `found`, in no order of creation.
+      candidates: `Candidates` for a proposal; None: all of `shapes`, in no order of creation.
 
     Returns:
       List of names in the graph, or None where `names` says so, in the order of `wanted`.
@@ -54,18 +54,18 @@ def match(wanted, found, names=None, candidates=None):
     Raises:
       ConversionError: a variable is on one side only, matches twice, or has another shape there.
     """
-    given = said(wanted, names)
-    passed = set(given)
-    missing = sorted({name for name in given.values() if name is not None and name not in found})
+    mapping = said(wanted, names)
+    passed = set(mapping)
+    missing = sorted({name for name in mapping.values() if name is not None and name not in shapes})
     if missing:
         raise ConversionError(f"`names` has {missing}, which the static graph does not have.")
-    indices = [index for index in range(len(wanted)) if index not in given]
-    rest = {name: shape for name, shape in found.items() if name not in given.values()}
+    indices = [index for index in range(len(wanted)) if index not in mapping]
+    rest = {name: shape for name, shape in shapes.items() if name not in mapping.values()}
     by_name = _found_by_name(indices, wanted, rest)
     # Match all by name or all by position: if the sides start numbering layers differently, some names match by chance.
-    given.update(by_name if len(by_name) == len(indices) else _found_by_number(indices, wanted, rest) or by_name)
-    check(wanted, found, given, passed, candidates)
-    return [given[index] for index in range(len(wanted))]
+    mapping.update(by_name if len(by_name) == len(indices) else _found_by_number(indices, wanted, rest) or by_name)
+    check(wanted, shapes, mapping, passed, candidates)
+    return [mapping[index] for index in range(len(wanted))]
 
 
 def said(wanted, names):
@@ -87,10 +87,10 @@ def said(wanted, names):
     return {index: names[name] for index, (name, _) in enumerate(wanted) if name in names}
 
 
-def _found_by_name(indices, wanted, found):
+def _found_by_name(indices, wanted, shapes):
     result = {}
     for index in indices:
-        same = [other for other in (wanted[index][0], _as_slim(wanted[index][0])) if other in found]
+        same = [other for other in (wanted[index][0], _as_slim(wanted[index][0])) if other in shapes]
         if same:
             result[index] = same[0]
     return result
@@ -102,19 +102,19 @@ def _as_slim(name):
     return scope + "/" + leaf if scope else leaf
 
 
-def _found_by_number(indices, wanted, found):
+def _found_by_number(indices, wanted, theirs):
     """Match layers by kind and position, with their scopes or within one scope of the graph."""
     ours = {index: wanted[index][0] for index in indices}
     shapes = {index: tuple(wanted[index][1]) for index in indices}
     for names in (ours, _within(_first_scopes(ours.values()), ours)):
         if len(names) < len(ours):
             continue
-        whole = _pair(names, {name: name for name in found}, shapes, found)
+        whole = _pair(names, {name: name for name in theirs}, shapes, theirs)
         if whole:
             return whole
-        scopes = sorted({name.partition("/")[0] for name in found if "/" in name})
+        scopes = sorted({name.partition("/")[0] for name in theirs if "/" in name})
         fitting = {
-            scope: _pair(names, _within([scope], {name: name for name in found}), shapes, found) for scope in scopes
+            scope: _pair(names, _within([scope], {name: name for name in theirs}), shapes, theirs) for scope in scopes
         }
         fitting = {scope: pairs for scope, pairs in fitting.items() if pairs}
         if len(fitting) > 1:
@@ -126,14 +126,14 @@ def _found_by_number(indices, wanted, found):
     return {}
 
 
-def _pair(ours, theirs, shapes, found):
+def _pair(ours, theirs, shapes, available):
     """Return {index: name in the graph} if each of `ours` has exactly one counterpart of its shape; otherwise {}."""
     wanted, there = _keys(ours), _keys(theirs)
     by_key: Dict[Any, Any] = {}
     for name, key in there.items():
         by_key.setdefault(key, []).append(name)
     pairs = {index: by_key.get(key, []) for index, key in wanted.items()}
-    fits = all(len(names) == 1 and tuple(found[names[0]]) == shapes[index] for index, names in pairs.items())
+    fits = all(len(names) == 1 and tuple(available[names[0]]) == shapes[index] for index, names in pairs.items())
     return {index: names[0] for index, names in pairs.items()} if fits else {}
 
 
@@ -191,52 +191,52 @@ def _numbered(scope):
     return (match.group(1), int(match.group(2) or 0)) if match else (scope, 0)
 
 
-def check(wanted, found, given, passed=(), candidates=None):
-    """Raise unless `given`, {index: name or None}, contains each of `wanted` once, with the same shape.
+def check(wanted, shapes, mapping, passed=(), candidates=None):
+    """Raise unless `mapping`, {index: name or None}, contains each of `wanted` once, with the same shape.
 
     Args:
       passed: the indices that the user's `names` has. Their values may be arranged in another shape.
       candidates: as for `match`.
     """
-    taken = [name for name in given.values() if name is not None]
-    lost = {index: one for index, one in enumerate(wanted) if index not in given}
+    taken = [name for name in mapping.values() if name is not None]
+    lost = {index: one for index, one in enumerate(wanted) if index not in mapping}
     if lost:
-        left = sorted(set(found) - set(taken), key=_proposal.natural)
+        left = sorted(set(shapes) - set(taken), key=_proposal.natural)
         raise _unmatched(
             f"Nothing in the static graph matches {[name for name, _ in lost.values()]}. Unmatched there: {left}. Pass "
             f"the counterparts: `names={{{list(lost.values())[0][0]!r}: name in the graph}}`.",
-            *(wanted, found, given, passed, candidates),
+            *(wanted, shapes, mapping, passed, candidates),
         )
     twice = sorted({name for name in taken if taken.count(name) > 1})
     if twice:
         raise ConversionError(f"Several variables of the model match {twice}. Pass `names` as a list, in order.")
     wrong = [
-        f"{wanted[index][0]} has shape {list(wanted[index][1])}, but {name} has {list(found[name])}"
-        for index, name in sorted(given.items())
-        if name is not None and _is_wrong(wanted[index][1], found[name], index in passed)
+        f"{wanted[index][0]} has shape {list(wanted[index][1])}, but {name} has {list(shapes[name])}"
+        for index, name in sorted(mapping.items())
+        if name is not None and _is_wrong(wanted[index][1], shapes[name], index in passed)
     ]
     if wrong:
         message = f"Shapes differ: {'; '.join(wrong)}. Is this the checkpoint of another model?"
-        raise _unmatched(message, wanted, found, given, passed, candidates)
+        raise _unmatched(message, wanted, shapes, mapping, passed, candidates)
 
 
 def _is_wrong(shape, other, is_passed):
     return tuple(shape) != tuple(other) and not (is_passed and arrangement(other, shape) is not None)
 
 
-def _unmatched(message, wanted, found, given, passed, candidates):
+def _unmatched(message, wanted, shapes, mapping, passed, candidates):
     """Return an error with what matches nothing on either side, and a proposal for all that the user has not named."""
-    order, is_of_creation = candidates or Candidates(sorted(found, key=_proposal.natural), False)
+    order, is_of_creation = candidates or Candidates(sorted(shapes, key=_proposal.natural), False)
     fits = {
         index: name
-        for index, name in given.items()
-        if name is None or not _is_wrong(wanted[index][1], found[name], index in passed)
+        for index, name in mapping.items()
+        if name is None or not _is_wrong(wanted[index][1], shapes[name], index in passed)
     }
     lost = {index: one for index, one in enumerate(wanted) if index not in fits}
-    left = [(place, name, found[name]) for place, name in enumerate(order) if name not in fits.values()]
-    said_by_user = {index: given[index] for index in passed if index in fits}
+    left = [(place, name, shapes[name]) for place, name in enumerate(order) if name not in fits.values()]
+    said_by_user = {index: mapping[index] for index in passed if index in fits}
     ours = {index: one for index, one in enumerate(wanted) if index not in said_by_user}
-    theirs = {name: found[name] for name in order if name not in said_by_user.values()}
+    theirs = {name: shapes[name] for name in order if name not in said_by_user.values()}
     proposal = _proposal.propose(ours, theirs, is_of_creation)
     names = _proposal.passed_back(wanted, {**said_by_user, **proposal.pairs})
     error = ConversionError("\n".join([message] + _proposal.lists(lost, left) + _proposal.as_text(proposal, names)))

@@ -84,10 +84,10 @@ class _Pairing:
         """Return {index: name} of what has exactly one counterpart, or one that is closer than all others."""
         pairs = self._same_names()
         while True:
-            found = self._only(self._left(pairs)) or self._closest(self._left(pairs))
-            if not found:
+            more = self._only(self._left(pairs)) or self._closest(self._left(pairs))
+            if not more:
                 return pairs
-            pairs.update(found)
+            pairs.update(more)
 
     def _same_names(self):
         """Return {index: name} of equal names, except those in which a library has numbered layers."""
@@ -133,7 +133,7 @@ class _Pairing:
             index: name
             for (index, name), score in scores.items()
             if score[0] > 0.0
-            and all(score == max(found) and found.count(score) == 1 for found in (ours[index], theirs[name]))
+            and all(score == max(scores) and scores.count(score) == 1 for scores in (ours[index], theirs[name]))
         }
 
     def undecided(self, index, pairs):
@@ -188,10 +188,10 @@ class _Pairing:
         return order
 
     def _by_role(self, facts):
-        found: Dict[Any, List[Any]] = {}
+        by_role: Dict[Any, List[Any]] = {}
         for key, one in facts.items():
-            found.setdefault(one.role, []).append(key)
-        return found
+            by_role.setdefault(one.role, []).append(key)
+        return by_role
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -45,11 +45,11 @@ class Reading:
             return {}
         weights = [self._mapped[index] for index in self._trained]
         slot_name = self._layout.slot_name(rule, weights)
-        found = {index: self._layout.slots(self._mapped[index], slot_name) for index in self._trained}
-        self._check_slots(rule, slot_name, found)
+        slots = {index: self._layout.slots(self._mapped[index], slot_name) for index in self._trained}
+        self._check_slots(rule, slot_name, slots)
         result = {}
         for number, role in enumerate(rule.slots):
-            names = {index: listed[number] for index, listed in found.items() if listed}
+            names = {index: listed[number] for index, listed in slots.items() if listed}
             result[role] = {index: self._slot(index, name, role, convention) for index, name in names.items()}
         return result
 
@@ -63,15 +63,15 @@ class Reading:
             self._report.notes.append(f"{name} is left out, because an optimizer without momentum does not read it.")
         return value
 
-    def _check_slots(self, rule, slot_name, found):
-        counts = {len(names) for names in found.values()}
+    def _check_slots(self, rule, slot_name, slots):
+        counts = {len(names) for names in slots.values()}
         if counts - {0, len(rule.slots)} or counts == {0}:
             raise ConversionError(
                 f"The optimizer has the rule of v1's {rule.v1_class}, which keeps {list(rule.slots)} for each "
-                f"variable. The checkpoint has {sum(found.values(), []) or 'none'} under the name {slot_name!r}. "
+                f"variable. The checkpoint has {sum(slots.values(), []) or 'none'} under the name {slot_name!r}. "
                 "It may come from another rule, or from an optimizer with another name (pass `optimizer_name=`)."
             )
-        for index, names in found.items():
+        for index, names in slots.items():
             if not names:
                 self._report.problems.append(
                     f"{self._run.name(index)} has no slots in the checkpoint, so it was not trained there. Its slots "
@@ -102,17 +102,17 @@ class Reading:
             )
         return result
 
-    def iterations(self, given):
+    def iterations(self, passed):
         """Return the number of steps made: as given, or from the graph's counter, or from Adam's powers."""
         name = self._layout.counter("iterations")
         counter = None if name is None else int(self._file.value(self._layout.take(name)))
         by_powers = self._steps_by_powers() if self._run.rule == "adam" else None
-        steps = next((value for value in (given, counter, by_powers) if value is not None), None)
+        steps = next((value for value in (passed, counter, by_powers) if value is not None), None)
         if steps is None:
             raise ConversionError(
                 "The checkpoint has no `global_step`. Pass the number of steps made as `iterations=`."
             )
-        source = name if given is None and counter is not None else "(iterations)"
+        source = name if passed is None and counter is not None else "(iterations)"
         self._report.add(source, "iterations", np.int64(steps))
         return steps
 
@@ -120,10 +120,10 @@ class Reading:
         """Return the number of steps in the bias correction of v1's Adam, or None if its powers have underflowed."""
         steps = None
         for name, beta in zip(("beta1_power", "beta2_power"), self._run.betas):
-            found = self._layout.counter(name)
-            if found is None:
+            counter = self._layout.counter(name)
+            if counter is None:
                 raise ConversionError(f"The checkpoint has no {name}, which v1's Adam keeps.")
-            power = float(self._file.value(self._layout.take(found)))
+            power = float(self._file.value(self._layout.take(counter)))
             if 1e-30 < power < 1.0:
                 steps = int(round(math.log(power) / math.log(float(np.float32(beta))))) - 1
         return steps
@@ -162,11 +162,11 @@ class Reading:
             self._report.add(weight_sum, "weight_sum", np.float32(state.weight_sum))
 
     def _read_sums(self, state, is_taken):
-        found = {index: self._beside(index, "accum") for index in self._trained}
-        lacking = [self._run.name(index) for index, name in found.items() if name is None]
-        if lacking and len(lacking) < len(found):
+        accumulators = {index: self._beside(index, "accum") for index in self._trained}
+        lacking = [self._run.name(index) for index, name in accumulators.items() if name is None]
+        if lacking and len(lacking) < len(accumulators):
             self._report.problems.append(f"{lacking} had no gradient in the static graph, and no accumulator.")
-        for index, name in found.items():
+        for index, name in accumulators.items():
             rows = self._beside(index, "accum_rows")
             if name is not None:
                 state.sparse[index] = rows is not None

@@ -105,18 +105,20 @@ class Layout:
         if missing:
             raise ConversionError(f"`names` has {missing}, which the static graph does not have.")
 
-    def _find_accum(self, given):
-        found = [name[: -len("/micro_step")] for name in self.shapes if name.endswith("/micro_step")]
-        found = sorted(name for name in found if name + "/weight_sum" in self.shapes)
-        if given is not None:
-            if given not in found:
-                raise ConversionError(f"The checkpoint has no `AccumOptimizer` called {given!r}. It has: {found}.")
-            return given
-        if len(found) > 1:
+    def _find_accum(self, accum_name):
+        scopes = [name[: -len("/micro_step")] for name in self.shapes if name.endswith("/micro_step")]
+        scopes = sorted(name for name in scopes if name + "/weight_sum" in self.shapes)
+        if accum_name is not None:
+            if accum_name not in scopes:
+                raise ConversionError(
+                    f"The checkpoint has no `AccumOptimizer` called {accum_name!r}. It has: {scopes}."
+                )
+            return accum_name
+        if len(scopes) > 1:
             raise ConversionError(
-                f"The checkpoint has several `AccumOptimizer`s. Pass the model's as `accum_name`, one of {found}."
+                f"The checkpoint has several `AccumOptimizer`s. Pass the model's as `accum_name`, one of {scopes}."
             )
-        return found[0] if found else None
+        return scopes[0] if scopes else None
 
     def weights(self):
         """Return {name: shape} of possible weights: all variables except slots, sums and counters."""
@@ -143,29 +145,29 @@ class Layout:
     def belonging(self, weight, suffix):
         """Return the name of the variable that belongs to `weight` and ends in `suffix`, in any scope, or None."""
         ends = "/" + weight + "/" + suffix
-        found = [name for name in self._by_leaf.get(suffix.rpartition("/")[2], ()) if ("/" + name).endswith(ends)]
+        names = [name for name in self._by_leaf.get(suffix.rpartition("/")[2], ()) if ("/" + name).endswith(ends)]
         # `net/w/Adam` belongs to `net/w`, not to `w`.
-        same_leaf = self._by_leaf.get(weight.rpartition("/")[2], ()) if found else ()
+        same_leaf = self._by_leaf.get(weight.rpartition("/")[2], ()) if names else ()
         longer = [other for other in same_leaf if other.endswith("/" + weight)]
-        found = [
-            name for name in found if not any(("/" + name).endswith("/" + other + "/" + suffix) for other in longer)
+        names = [
+            name for name in names if not any(("/" + name).endswith("/" + other + "/" + suffix) for other in longer)
         ]
-        if len(found) > 1:
-            direct = [name for name in found if name == weight + "/" + suffix]
+        if len(names) > 1:
+            direct = [name for name in names if name == weight + "/" + suffix]
             if not direct:
-                raise ConversionError(f"The {suffix} of {weight} is ambiguous. Found: {sorted(found)}.")
-            found = direct
-        return found[0] if found else None
+                raise ConversionError(f"The {suffix} of {weight} is ambiguous. Found: {sorted(names)}.")
+            names = direct
+        return names[0] if names else None
 
     def slots(self, weight, slot_name):
         """Return the names of a weight's slots, in the order of creation."""
-        found = []
+        names = []
         for number in range(len(self.shapes)):
             name = self.belonging(weight, slot_name if not number else f"{slot_name}_{number}")
             if name is None:
                 break
-            found.append(name)
-        return found
+            names.append(name)
+        return names
 
     def slot_name(self, rule, weights):
         """Return the name of the slots of `rule`: as given, or v1's default, or the one that all `weights` share."""
@@ -173,8 +175,8 @@ class Layout:
             return self._optimizer_name
         if any(self.belonging(weight, rule.v1_name) for weight in weights):
             return rule.v1_name
-        known = set(OF_OPTIMIZERS)
-        beside = [self._suffixes(weight) - known for weight in weights]
+        of_optimizers = set(OF_OPTIMIZERS)
+        beside = [self._suffixes(weight) - of_optimizers for weight in weights]
         common = sorted(set.intersection(*beside)) if beside else []
         return common[0] if len(common) == 1 else rule.v1_name
 
@@ -192,12 +194,12 @@ class Layout:
         ending = "global_step" if name == "iterations" else name
         if ending in self.shapes:
             return ending
-        found = [other for other in self.shapes if re.search(r"/{}(_\d+)?$".format(ending), other)]
-        if len(found) > 1:
+        names = [other for other in self.shapes if re.search(r"/{}(_\d+)?$".format(ending), other)]
+        if len(names) > 1:
             raise ConversionError(
-                f"The model's {ending} is ambiguous. Pass `names={{{name!r}: …}}`, one of {sorted(found)}."
+                f"The model's {ending} is ambiguous. Pass `names={{{name!r}: …}}`, one of {sorted(names)}."
             )
-        return found[0] if found else None
+        return names[0] if names else None
 
     def of_cycle(self, name):
         """Return the name of `micro_step` or `weight_sum` of the cycle, or None if nothing accumulates."""
@@ -239,8 +241,8 @@ def write(path, values):
 def _tell_checkpoint_state(folder, name):
     """Make the written checkpoint the latest in its folder, so that a session finds it."""
     state = tf.train.get_checkpoint_state(folder)
-    known = state.all_model_checkpoint_paths if state else ()
-    before = [path for path in known if os.path.basename(path) != name]
+    paths = state.all_model_checkpoint_paths if state else ()
+    before = [path for path in paths if os.path.basename(path) != name]
     told = tf.compat.v1.train.generate_checkpoint_state_proto(folder, name, before + [name])
     begun = os.path.join(folder, f".checkpoint.{os.getpid()}")
     with open(begun, "w", encoding="utf-8") as file:

@@ -94,7 +94,7 @@ def library_number(name: str) -> Tuple[Any, int]:
 def _facts(name, shape, components, siblings):
     scope, _, leaf = name.rpartition("/")
     role = _ROLE_OF_LEAF.get(leaf)
-    words = {word for found, _ in components[: -1 if role else None] for word in found}
+    words = {word for words_of_component, _ in components[: -1 if role else None] for word in words_of_component}
     places = [(sorted(siblings[place]).index(number), len(siblings[place])) for place, number in _numbers(components)]
     return Facts(
         role=_by_shape(role, leaf, shape),

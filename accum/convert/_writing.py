@@ -89,13 +89,13 @@ class KnownLayout:
 
 def names_in_checkpoint(run, names, file, layout):
     """Return a list of the names in a checkpoint of the static graph, or None, of the run's variables."""
-    found = layout.weights()
+    shapes = layout.weights()
     # The slots of an optimizer that is not known, such as BERT's `kernel/adam_m`, have the shapes of weights
-    slots = [name for name in found if name.rpartition("/")[0] in found]
-    kept = sorted(layout.not_ignored(set(found) - set(slots)), key=natural)
+    slots = [name for name in shapes if name.rpartition("/")[0] in shapes]
+    kept = sorted(layout.not_ignored(set(shapes) - set(slots)), key=natural)
     order = file.creation_order(kept)
     candidates = _names.Candidates(order or kept, order is not None)
-    return _names.match(run.wanted, found, _v1.of_variables(names), candidates)
+    return _names.match(run.wanted, shapes, _v1.of_variables(names), candidates)
 
 
 def names_of_weights(run, names, file, optimizer_name, accum_name):
@@ -104,11 +104,11 @@ def names_of_weights(run, names, file, optimizer_name, accum_name):
     if file is not None:
         layout = _v1.Layout(file.shapes, names, optimizer_name, accum_name)
         return names_in_checkpoint(run, names, file, layout)
-    given = dict(enumerate(name for name, _ in run.wanted))
-    given.update(_names.said(run.wanted, said))
-    found = {given[index]: shape for index, (_, shape) in enumerate(run.wanted) if given[index] is not None}
-    _names.check(run.wanted, found, given)
-    return [given[index] for index in range(len(run.wanted))]
+    mapping = dict(enumerate(name for name, _ in run.wanted))
+    mapping.update(_names.said(run.wanted, said))
+    shapes = {mapping[index]: shape for index, (_, shape) in enumerate(run.wanted) if mapping[index] is not None}
+    _names.check(run.wanted, shapes, mapping)
+    return [mapping[index] for index in range(len(run.wanted))]
 
 
 class Writing:
@@ -230,8 +230,8 @@ class Writing:
 
     def rows_there(self):
         """Return {index: whether its gradient is sparse in the static graph}, as far as the layout shows it."""
-        found = {index: self._layout.has_rows(self._mapped[index]) for index in self._trained()}
-        return {index: has_rows for index, has_rows in found.items() if has_rows is not None}
+        has_rows_of = {index: self._layout.has_rows(self._mapped[index]) for index in self._trained()}
+        return {index: has_rows for index, has_rows in has_rows_of.items() if has_rows is not None}
 
     def rest(self):
         """Copy the other variables of `like` with their values, so that the checkpoint is complete."""

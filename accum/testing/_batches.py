@@ -11,10 +11,10 @@ from accum._tf import tf
 def full_batches(data, batch_size, steps):
     """Return a list of the first `steps` full batches (x, y, sample_weight), starting over when the data end."""
     batches = _batches_of_arrays(data, batch_size) if _holds_arrays(data) else _batches_given(data, batch_size)
-    found = list(itertools.islice(batches, steps))
-    if not found:
+    first = list(itertools.islice(batches, steps))
+    if not first:
         raise ValueError(f"`data` must hold at least one batch. Received: {data!r}.")
-    return [found[step % len(found)] for step in range(steps)]
+    return [first[step % len(first)] for step in range(steps)]
 
 
 def micro_batches(batch, accum_steps, micro_batch_size):

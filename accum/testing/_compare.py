@@ -117,13 +117,13 @@ def compare(
     by_step = [_divergences(ours, theirs, pairs, step, float(tolerance)) for step in steps]
     if not any(by_step):
         raise ValueError("The recordings have nothing in common to compare: no step with a loss or a variable in both.")
-    worst = [max(found, key=_excess) if found else None for found in by_step]
-    first = next((found for found in worst if found and _excess(found) > 1.0), None)
+    worst = [max(divergences, key=_excess) if divergences else None for divergences in by_step]
+    first = next((divergence for divergence in worst if divergence and _excess(divergence) > 1.0), None)
     if first is None:
-        _check_trained(ours, theirs, [found.step for found in worst if found])
+        _check_trained(ours, theirs, [divergence.step for divergence in worst if divergence])
     return Comparison(
         first=first,
-        largest=max((found for found in worst if found), key=_excess),
+        largest=max((divergence for divergence in worst if divergence), key=_excess),
         tolerance=float(tolerance),
         steps=steps,
         only_in_a=sorted(set(ours.steps) - set(steps)),
@@ -148,17 +148,17 @@ def _check_trained(ours, theirs, compared):
 
 
 def _divergences(ours, theirs, pairs, step, tolerance):
-    found = []
+    divergences = []
     if step in ours.losses and step in theirs.losses:
         (loss, error), (other, other_error) = ours.losses[step], theirs.losses[step]
         allowed = tolerance * _scale(other) + error + other_error
-        found.append(Divergence(step, "loss", _difference(loss, other), allowed))
+        divergences.append(Divergence(step, "loss", _difference(loss, other), allowed))
     if step in ours.fingerprints and step in theirs.fingerprints:
         for pair in pairs:
             row, other = ours.fingerprints[step][pair.index_a], theirs.fingerprints[step][pair.index_b]
             allowed = tolerance * _scale(other[0] / math.sqrt(max(pair.size, 1)))
-            found.append(Divergence(step, pair.name_a, distance(row, other, pair.size), allowed))
-    return found
+            divergences.append(Divergence(step, pair.name_a, distance(row, other, pair.size), allowed))
+    return divergences
 
 
 def _difference(ours, theirs):
@@ -182,47 +182,47 @@ def _curves(ours, theirs, steps, worst):
         "steps": steps,
         "loss_a": [ours.losses.get(step, nothing)[0] for step in steps],
         "loss_b": [theirs.losses.get(step, nothing)[0] for step in steps],
-        "deviation": [_excess(found) if found else math.nan for found in worst],
+        "deviation": [_excess(divergence) if divergence else math.nan for divergence in worst],
     }
 
 
-def _verdict(found):
-    compared = f"{len(found.steps)} steps ({found.steps[0]} to {found.steps[-1]}), {len(found.pairs)} variables"
+def _verdict(comparison):
+    first, largest, steps = comparison.first, comparison.largest, comparison.steps
+    compared = f"{len(steps)} steps ({steps[0]} to {steps[-1]}), {len(comparison.pairs)} variables"
     worst = (
-        f"{_named(found.largest.what)} at step {found.largest.step}, by {found.largest.size:.1e} where "
-        f"{found.largest.allowed:.1e} is allowed"
+        f"{_named(largest.what)} at step {largest.step}, by {largest.size:.1e} where {largest.allowed:.1e} is allowed"
     )
-    if found.first is None:
+    if first is None:
         lines = [f"No divergence in {compared}; the largest difference: {worst}."]
     else:
         lines = [
             (
-                f"First divergence: step {found.first.step}, {_named(found.first.what)}, by {found.first.size:.1e} "
-                f"where {found.first.allowed:.1e} is allowed."
+                f"First divergence: step {first.step}, {_named(first.what)}, by {first.size:.1e} "
+                f"where {first.allowed:.1e} is allowed."
             ),
             f"Largest: {worst}. Compared: {compared}.",
         ]
-        if found.first.step == 0:
+        if first.step == 0:
             lines.append("The runs start from different values: use the same ones, or pair the variables with `names`.")
     return lines
 
 
-def _caveats(found):
+def _caveats(comparison):
     lines = []
-    for where, names in (("first", found.unmatched_a), ("second", found.unmatched_b)):
+    for where, names in (("first", comparison.unmatched_a), ("second", comparison.unmatched_b)):
         if names:
             lines.append(
                 f"Without a counterpart, so not compared: {_listed(names)} of the {where}. Pair them with `names`, "
                 "or leave them out with `ignore`."
             )
-    by_order = [f"{pair.name_a} with {pair.name_b}" for pair in found.pairs if pair.how == "order"]
+    by_order = [f"{pair.name_a} with {pair.name_b}" for pair in comparison.pairs if pair.how == "order"]
     if by_order:
         lines.append(f"Paired by their order, because the names differ: {_listed(by_order)}.")
-    for where, steps in (("first", found.only_in_a), ("second", found.only_in_b)):
+    for where, steps in (("first", comparison.only_in_a), ("second", comparison.only_in_b)):
         if steps:
             lines.append(f"Only in the {where}: {len(steps)} steps, from {steps[0]} to {steps[-1]}.")
-    if found.has_losses[0] != found.has_losses[1]:
-        lines.append("Only the {} has losses.".format("first" if found.has_losses[0] else "second"))
+    if comparison.has_losses[0] != comparison.has_losses[1]:
+        lines.append("Only the {} has losses.".format("first" if comparison.has_losses[0] else "second"))
     return lines
 
 

@@ -39,13 +39,13 @@ def suspects(pair, batch, parts, tolerance, diverged, excess):
     layers = [layer for layer in _tf.layers_of(pair.full) if not isinstance(layer, tf.keras.metrics.Metric)]
     if pair.whole_batch:
         is_exact = _tf.BATCH_NORMS if "batch_norm" in pair.whole_batch else ()
-        found = _layer_suspects([layer for layer in layers if not isinstance(layer, is_exact)], pair.moved_in_calls)
-        return found or _whatever_is_left(pair, excess)
-    found = loss_suspects(pair.full, batch, parts, pair.options, max(1e-4, 10.0 * tolerance, 10.0 * pair.tolerance))
-    found += _layer_suspects(layers, pair.moved_in_calls)
-    found += _duplicate_suspects(pair.full, layers, batch, diverged)
-    found += _model_suspects(pair)
-    return found or _whatever_is_left(pair, excess)
+        suspects = _layer_suspects([layer for layer in layers if not isinstance(layer, is_exact)], pair.moved_in_calls)
+        return suspects or _whatever_is_left(pair, excess)
+    suspects = loss_suspects(pair.full, batch, parts, pair.options, max(1e-4, 10.0 * tolerance, 10.0 * pair.tolerance))
+    suspects += _layer_suspects(layers, pair.moved_in_calls)
+    suspects += _duplicate_suspects(pair.full, layers, batch, diverged)
+    suspects += _model_suspects(pair)
+    return suspects or _whatever_is_left(pair, excess)
 
 
 def _layer_suspects(layers, moved_in_calls):
@@ -58,7 +58,7 @@ def _layer_suspects(layers, moved_in_calls):
         if kind is not None:
             kinds.setdefault(kind, []).append(layer)
             inner.update(id(part) for part in _tf.layers_of(layer))
-    return [Suspect(_listed(found), *kind) for kind, found in kinds.items()]
+    return [Suspect(_listed(names), *kind) for kind, names in kinds.items()]
 
 
 def _own_variables(layer):
@@ -157,9 +157,9 @@ def _listed(layers):
 
 
 def _model_suspects(pair):
-    model, found = pair.full, []
+    model, suspects = pair.full, []
     if type(model).train_step is not tf.keras.Model.train_step:
-        found.append(
+        suspects.append(
             Suspect(
                 f"`train_step` of {type(model).__name__}",
                 "any change that it makes to gradients before `apply_gradients`, such as clipping, is made for each "
@@ -170,7 +170,7 @@ def _model_suspects(pair):
             )
         )
     if _tf.is_loss_scale_optimizer(model.optimizer):
-        found.append(
+        suspects.append(
             Suspect(
                 "the loss scale",
                 "an overflow costs the full batch its step, but accumulation only one micro-batch",
@@ -178,14 +178,14 @@ def _model_suspects(pair):
             )
         )
     if pair.options.get("reduction") == "sum" and model.losses:
-        found.append(
+        suspects.append(
             Suspect(
                 "regularisation",
                 "with reduction='sum' its losses count once per micro-batch",
                 "Use reduction='mean', or divide them by `accum_steps`",
             )
         )
-    return found
+    return suspects
 
 
 _NO_MEAN = Suspect(
@@ -205,16 +205,16 @@ _ACROSS_EXAMPLES = Suspect(
 
 def _whatever_is_left(pair, excess):
     """The causes that no part of the model shows. Rounding comes first: it can be tried without reading any code."""
-    found = _rounding(pair, excess)
-    found.append(_ACROSS_EXAMPLES if pair.whole_batch else _NO_MEAN)
-    return found
+    suspects = _rounding(pair, excess)
+    suspects.append(_ACROSS_EXAMPLES if pair.whole_batch else _NO_MEAN)
+    return suspects
 
 
 def _rounding(pair, excess):
-    found = []
+    suspects = []
     short = sorted({"float16", "bfloat16"} & _tf.compute_dtypes(pair.full))
     if short:
-        found.append(
+        suspects.append(
             Suspect(
                 "rounding",
                 f"layers compute in {' and '.join(short)}, where the rounding error of a large step is about as "
@@ -225,7 +225,7 @@ def _rounding(pair, excess):
         )
     optimizer = _tf.without_loss_scale(pair.full.optimizer)
     if any(BY_GRADIENT_SIZE.search(cls.__name__) for cls in type(optimizer).__mro__):
-        found.append(
+        suspects.append(
             Suspect(
                 "rounding",
                 f"{type(optimizer).__name__} divides by the size of the gradient, so where the true gradient is 0, "
@@ -233,8 +233,8 @@ def _rounding(pair, excess):
                 "Check with SGD, or with a larger `epsilon`",
             )
         )
-    if not found and excess <= SMALL_EXCESS:
-        found.append(
+    if not suspects and excess <= SMALL_EXCESS:
+        suspects.append(
             Suspect(
                 "rounding",
                 f"the largest deviation is only {excess:.2g} tolerances, and micro-batches add up in another order",
@@ -242,4 +242,4 @@ def _rounding(pair, excess):
                 "stays, or pass a larger `tolerance=`",
             )
         )
-    return found
+    return suspects

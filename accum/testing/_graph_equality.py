@@ -217,11 +217,11 @@ def _as_far_off(others: List[List[Values]], expected: List[Values], report: Equa
 
 def _sensitivity(whole: _Program, wrong: Values, expected: Values, tolerance: float) -> float:
     """Return by how many tolerances a run that drops micro-batches differs from the full batch."""
-    found = max(deviation(wrong[name], expected[name]) / (tolerance * scale(expected[name])) for name in whole.trained)
-    if found < ENOUGH:
+    gap = max(deviation(wrong[name], expected[name]) / (tolerance * scale(expected[name])) for name in whole.trained)
+    if gap < ENOUGH:
         raise ValueError(
             "The check can't tell a wrong step from rounding: a run that drops all micro-batches of a step but the "
-            f"first ends only {found:.2g} tolerances away from the full batch, and at least {ENOUGH:.0f} are needed. "
+            f"first ends only {gap:.2g} tolerances away from the full batch, and at least {ENOUGH:.0f} are needed. "
             "Train with a larger learning rate or for more `steps`, or give examples that differ more."
         )
-    return found
+    return gap

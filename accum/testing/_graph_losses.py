@@ -34,16 +34,16 @@ def means_over_different_counts(graph: tf.Graph) -> List[str]:
 
 def _means_in(total: tf.Operation) -> List[tf.Operation]:
     """Return the scalar means that an op adds up, with or without constant factors."""
-    found, waiting = [], [total]
+    ops, waiting = [], [total]
     while waiting:
         op = waiting.pop()
         if op.type == "Mean" or op.type in DIVISIONS and _depends_on_data(op.inputs[1]):
-            found.append(op)
+            ops.append(op)
         elif op.type in DIVISIONS:
             waiting.append(op.inputs[0].op)
         elif op.type in ADDS + SCALES:
             waiting += [tensor.op for tensor in reversed(list(op.inputs))]
-    return found
+    return ops
 
 
 def _count(mean: tf.Operation) -> Optional[Hashable]:
@@ -84,14 +84,14 @@ def _depends_on_data(tensor: tf.Tensor, ends: Any = ()) -> bool:
 
 
 def _sources(last: tf.Operation, ends: Any = ()) -> Set[tf.Operation]:
-    found: Set[tf.Operation] = set()
+    reached: Set[tf.Operation] = set()
     waiting = [last]
     while waiting:
         op = waiting.pop()
-        if op not in found and op.type not in ends:
-            found.add(op)
+        if op not in reached and op.type not in ends:
+            reached.add(op)
             waiting += _tf.sources_of(op, with_control=False)
-    return found
+    return reached
 
 
 def _gradient_scopes(op: tf.Operation, names: List[str]) -> Set[str]:

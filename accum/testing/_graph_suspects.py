@@ -17,12 +17,12 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
 
     `rounded` are the diverged variables that are as far off if only the order of the examples changes.
     """
-    found = []
+    suspects = []
     off = {deviation.variable for deviation in report.diverged}
     ops = whole.graph.get_operations()
     is_random = any(op.type.startswith(RANDOM) and "initializer" not in op.name.lower() for op in ops)
     if rounded and not is_random:  # random numbers go by the place of an example
-        found.append(
+        suspects.append(
             Suspect(
                 f"rounding, in {', '.join(f'`{name}`' for name in rounded)}",
                 "the full batch with its examples in another order ends about as far off. A gradient may be zero but "
@@ -32,9 +32,9 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
             )
         )
         if off == set(rounded):
-            return found
+            return suspects
     if "global_step" in off:
-        found.append(
+        suspects.append(
             Suspect(
                 "`global_step`",
                 "it counts micro-batches, so schedules run `accum_steps` times too fast",
@@ -43,7 +43,7 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
         )
     names = unordered_variables(whole)
     if names:
-        found.append(
+        suspects.append(
             Suspect(
                 "the full batch itself",
                 f"it reads and changes these variables in no fixed order: {names}",
@@ -52,7 +52,7 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
         )
     is_clipped = any("clip_by_" in op.name for op in ops)
     if is_clipped and any(map(_looks_up_rows, ops)):
-        found.append(
+        suspects.append(
             Suspect(
                 "clipping over an embedding",
                 "an id repeats in the full batch, which takes the slices of its row one by one for the norm",
@@ -61,7 +61,7 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
             )
         )
     elif is_clipped:
-        found.append(
+        suspects.append(
             Suspect(
                 "clipping",
                 "clipping before the `AccumOptimizer` acts on each micro-batch",
@@ -69,7 +69,7 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
             )
         )
     if parts.graph.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS):
-        found.append(
+        suspects.append(
             Suspect(
                 "ops in UPDATE_OPS",
                 "they run with each micro-batch",
@@ -77,7 +77,7 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
             )
         )
     if is_random:
-        found.append(
+        suspects.append(
             Suspect(
                 "random ops, such as dropout",
                 "they draw new numbers for each micro-batch",
@@ -86,14 +86,14 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
         )
     means = means_over_different_counts(parts.graph)
     if means:
-        found.append(
+        suspects.append(
             Suspect(
                 "a sum of losses",
                 f"`{means[0]}` and `{means[1]}` are means over different things, so no weight is right for both",
                 'Pass `minimize([losses], weight=[counts])`, as in the guide "Losses with several denominators"',
             )
         )
-    found.append(
+    suspects.append(
         Suspect(
             "the loss",
             "it may be a mean over something else than examples, or depend on several of them together, as batch "
@@ -101,7 +101,7 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
             "Pass what it counts as `weight=`, or split the batch by `accum.compat.v1.value_and_gradients`",
         )
     )
-    return found
+    return suspects
 
 
 def _looks_up_rows(op: tf.Operation) -> bool:

@@ -107,13 +107,13 @@ def _check_names(ours, theirs, names, ignore):
         raise TypeError(f"`names` must be a dict of names to names. Received: {names!r}.")
     if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
         raise TypeError(f"`ignore` must be a list of names. Received: {ignore!r}.")
-    known = {var.name for var in ours}, {var.name for var in theirs}
-    for argument, given, there in (
-        ("The keys of `names`", names, known[0]),
-        ("The values of `names`", names.values(), known[1]),
-        ("`ignore`", ignore, known[0] | known[1]),
+    names_of = {var.name for var in ours}, {var.name for var in theirs}
+    for argument, passed, there in (
+        ("The keys of `names`", names, names_of[0]),
+        ("The values of `names`", names.values(), names_of[1]),
+        ("`ignore`", ignore, names_of[0] | names_of[1]),
     ):
-        missing = sorted(set(given) - there)
+        missing = sorted(set(passed) - there)
         if missing:
             raise ValueError(
                 f"{argument} must be names of recorded variables. Received: {missing}; there are {sorted(there)}."

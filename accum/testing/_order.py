@@ -77,20 +77,20 @@ class _Ops:
                 self.after_updates |= self.descendants(op)
 
     def descendants(self, op: tf.Operation) -> Set[int]:
-        found, waiting = set(), [op]
+        reached, waiting = set(), [op]
         while waiting:
             op = waiting.pop()
-            if id(op) not in found:
-                found.add(id(op))
+            if id(op) not in reached:
+                reached.add(id(op))
                 waiting += self._users.get(id(op), [])
-        return found
+        return reached
 
     def updates_of(self) -> Dict[str, List[tf.Operation]]:
         """Return the updates of each variable, by its name."""
-        found: Dict[str, List[tf.Operation]] = {}
+        by_target: Dict[str, List[tf.Operation]] = {}
         for op in self.updates:
-            found.setdefault(_target(op.inputs[0]), []).append(op)
-        return found
+            by_target.setdefault(_target(op.inputs[0]), []).append(op)
+        return by_target
 
     def readers_of(self, name: str) -> List[tf.Operation]:
         """Return the ops that use the value of a variable.

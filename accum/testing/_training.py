@@ -120,8 +120,8 @@ def _compared(pair, batches, cut, tolerance, split):
             variables = [var for name, var in zip(pair.names, pair.full.weights) if name in names]
             excess = diverged[0].size / diverged[0].allowed
             suspects = _diagnosis.suspects(pair, batch, parts, tolerance, variables, excess)
-            found = {"diverged_at": step, "diverged": diverged, "suspects": suspects}
-            return EqualityReport(steps=step, deviations=deviations, **found, **made)
+            outcome = {"diverged_at": step, "diverged": diverged, "suspects": suspects}
+            return EqualityReport(steps=step, deviations=deviations, **outcome, **made)
         trained = [(name, theirs) for name, theirs in zip(pair.names, full) if name in pair.trained]
         lost = [name for name, theirs in trained if not np.all(np.isfinite(wide(theirs)))]
         if lost:

@@ -119,8 +119,8 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         graph = tf.compat.v1.get_default_graph()
         if isinstance(self._loss, str):
             self._loss = graph.get_tensor_by_name(self._loss)
-        given = tf.compat.v1.trainable_variables() if self._given is None else self._given
-        variables = list(given() if callable(given) else given)
+        watched = tf.compat.v1.trainable_variables() if self._given is None else self._given
+        variables = list(watched() if callable(watched) else watched)
         if not variables:
             raise ValueError("There is no variable to record: pass `variables`, or build the graph before the session.")
         self._variables = dict(zip(names_of(variables), variables))

@@ -54,16 +54,18 @@ def _perform(parser, arguments):
         check(parser, arguments.plot)
     try:
         names = _names(arguments.names)
-        found = compare(arguments.a, arguments.b, tolerance=arguments.tolerance, names=names, ignore=arguments.ignore)
+        comparison = compare(
+            arguments.a, arguments.b, tolerance=arguments.tolerance, names=names, ignore=arguments.ignore
+        )
         if arguments.plot is not None:
-            plot.draw(found, (arguments.a, arguments.b), arguments.plot)
+            plot.draw(comparison, (arguments.a, arguments.b), arguments.plot)
     except (OSError, TypeError, ValueError) as error:
         print(f"python -m accum compare: {error}", file=sys.stderr)
         return 2
-    print(found)
+    print(comparison)
     if arguments.plot is not None:
         print(f"Curves: {arguments.plot}")
-    return 0 if found.agrees else 1
+    return 0 if comparison.agrees else 1
 
 
 def _names(path):

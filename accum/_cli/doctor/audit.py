@@ -39,7 +39,7 @@ def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: st
 
     `locked` is the lock of this line and Python: what it holds is the newest that could be installed on `locked_on`.
     """
-    found = []
+    advisories = []
     for name in sorted(set(packages) & set(record["packages"])):
         for entry in record["packages"][name]:
             hit = _range(entry["ranges"], packages[name])
@@ -50,8 +50,8 @@ def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: st
                 says = _says(name, packages[name], outlook, fix, locked.get(name), locked_on)
                 says += _where(entry.get("part"))
                 about = {field: entry.get(field) for field in ("id", "aliases", "severity", "part")}
-                found.append(Advisory(name, packages[name], outlook=outlook, fixed_by=fix, says=says, **about))
-    return found
+                advisories.append(Advisory(name, packages[name], outlook=outlook, fixed_by=fix, says=says, **about))
+    return advisories
 
 
 def _range(ranges, version):
@@ -117,7 +117,7 @@ def is_open(advisory: Dict[str, Any]) -> bool:
 
 def text(report: Dict[str, Any]) -> str:
     """The audit as text: for each package, the advisories under the version that fixes them, the worst rated first."""
-    snapshot, found = report["snapshot"], report["advisories"]
+    snapshot, advisories = report["snapshot"], report["advisories"]
     lines = [f"{name}: {value}" for name, value in report.get("audited", {}).items()]
     lines += [
         f"Advisories as of {snapshot['date']}, {report['days_old']} days ago. Nothing newer is known here.",
@@ -125,16 +125,16 @@ def text(report: Dict[str, Any]) -> str:
     ]
     lines += textwrap.wrap(snapshot.get("limits", ""), 100)
     for name, version in sorted(report["looked_up"].items(), key=lambda pair: (pair[0] != "tensorflow", pair[0])):
-        of_package = [advisory for advisory in found if advisory["package"] == name]
+        of_package = [advisory for advisory in advisories if advisory["package"] == name]
         if of_package:
             lines += ["", f"{name} {version}: {_counted(len(of_package))}, {_summary(of_package)}"]
             lines += _grouped(of_package)
     lines += _accepted(report)
-    clean = len(report["looked_up"]) - len({advisory["package"] for advisory in found})
+    clean = len(report["looked_up"]) - len({advisory["package"] for advisory in advisories})
     of_all = f"{clean} of {len(report['looked_up'])} packages looked up have none in this database"
-    lines += ["", f"{_counted(len(found))}; {of_all}."]
+    lines += ["", f"{_counted(len(advisories))}; {of_all}."]
     if "accepted_list" in report:
-        lines += [f"{sum(map(is_open, found))} of them not accepted by {report['accepted_list']}."]
+        lines += [f"{sum(map(is_open, advisories))} of them not accepted by {report['accepted_list']}."]
     return "\n".join(lines)
 
 

@@ -55,8 +55,8 @@ class Case:
 
     def __init__(self, facts, trial):
         self.facts, self.trial = facts, trial
-        self.found = [facts.packages[name][0] for name in DISTRIBUTIONS if name in facts.packages]
-        self.holder = self.found[0] if self.found else None
+        self.distributions = [facts.packages[name][0] for name in DISTRIBUTIONS if name in facts.packages]
+        self.holder = self.distributions[0] if self.distributions else None
         self.version = trial.version or (self.holder.version if self.holder else None)
         self.line = installed.line(self.version) if self.version else None
         self.minor = installed.line(facts.python)
@@ -102,8 +102,8 @@ def findings(case):
 def _interpreter(case):
     facts = case.facts
     if facts.system not in matrix.SYSTEMS:
-        known = ", ".join(matrix.SYSTEMS.values())
-        yield problem(f"This system, {facts.system}, is not supported. Supported are: {known}.")
+        supported = ", ".join(matrix.SYSTEMS.values())
+        yield problem(f"This system, {facts.system}, is not supported. Supported are: {supported}.")
     if facts.implementation != "CPython":
         yield problem(f"TensorFlow has no wheels for {facts.implementation}.", "use CPython")
     if facts.bits != 64:
@@ -119,8 +119,8 @@ def _combination(case):
     elif case.line is None and case.trial.stage == "tensorflow":
         yield problem("TensorFlow is not installed.", case.install())
     elif not case.is_known:
-        known = f"1.15 and 2.2 to {matrix.LINES[-1]}"
-        yield problem(f"TensorFlow {case.version} is not supported. Supported are {known}.", case.install())
+        supported = f"1.15 and 2.2 to {matrix.LINES[-1]}"
+        yield problem(f"TensorFlow {case.version} is not supported. Supported are {supported}.", case.install())
     elif not case.is_in_matrix and system in matrix.SYSTEMS:
         there = matrix.pythons(case.line, system)
         said = f"TensorFlow {case.line} with Python {python} is not supported on {matrix.SYSTEMS[system]}: "
@@ -133,8 +133,8 @@ def _order(python):
 
 
 def _rivals(case):
-    shells = {"tensorflow", "tensorflow-cpu"} & {package.name for package in case.found}
-    rivals = [package for package in case.found if not (shells and package.name in VARIANTS)]
+    shells = {"tensorflow", "tensorflow-cpu"} & {package.name for package in case.distributions}
+    rivals = [package for package in case.distributions if not (shells and package.name in VARIANTS)]
     names = " and ".join(f"{package.name} {package.version}" for package in rivals)
     if len(rivals) > 1:
         same = len({package.version for package in rivals}) == 1
@@ -145,7 +145,7 @@ def _rivals(case):
     elif case.holder and case.trial.version and installed.line(case.holder.version) != case.line:
         said = f"The package metadata say {names}, but Python imports {case.trial.version} ({case.trial.file})."
         yield problem(said, "remove the one that you do not want, or its folder from PYTHONPATH")
-    for package in case.found:
+    for package in case.distributions:
         if package.name.startswith("tf-nightly"):
             yield problem(f"{package.name} is a nightly build, which is not supported.", case.install())
         twice = case.facts.packages[package.name]
@@ -180,7 +180,7 @@ def _pins(case):
 
 def _requirements(case):
     pinned = [name for name, _, _ in matrix.pins(case.line)] if case.is_known else []
-    for holder in case.found:
+    for holder in case.distributions:
         for name, limits in installed.requirements(holder):
             package = case.package(name)
             if package and name not in pinned and not installed.fits(package.version, limits):

@@ -146,8 +146,8 @@ def _lock(arguments, parser, record, case, platform_):
     """(system or None for all, lock) that --pins names; exit with a usage error if there is none."""
     name = drift.name(case, record) if arguments.pins == HERE else arguments.pins
     if name not in record["locks"]:
-        known = "There is no lock for this environment" if name is None else f"There is no lock named {name}"
-        parser.error(f"{known}. Names are like py39-tf2.10; known are those in MATRIX.md.")
+        reason = "There is no lock for this environment" if name is None else f"There is no lock named {name}"
+        parser.error(f"{reason}. Names are like py39-tf2.10; known are those in MATRIX.md.")
     lock = locks.lock(record, name)
     if not platform_:
         return None, lock
@@ -205,8 +205,8 @@ def _keras_config():
 
 def diagnosis(case):
     """The report, as `--json` prints it."""
-    found = checks.findings(case)
-    has_problem = any(finding.level == "problem" for finding in found)
+    findings = checks.findings(case)
+    has_problem = any(finding.level == "problem" for finding in findings)
     works = case.trial.error is None
     verdict = "not supported" if not case.is_in_matrix else "broken" if not works else "not supported"
     interfaces = (
@@ -219,14 +219,14 @@ def diagnosis(case):
         "system": case.facts.system,
         "python": case.facts.python,
         "tensorflow": case.version,
-        "distributions": {package.name: package.version for package in case.found},
+        "distributions": {package.name: package.version for package in case.distributions},
         "keras": case.keras,
         "import_seconds": case.trial.seconds,
         "faces": interfaces if case.is_known else [],
         "constraints": remedies.constraints(case.line) if case.is_known else None,
         "install": case.install(),
         "lock": drift.report(case, locks.read()),
-        "findings": [dict(finding._asdict()) for finding in found],
+        "findings": [dict(finding._asdict()) for finding in findings],
     }
 
 

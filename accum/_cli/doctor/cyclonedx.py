@@ -52,10 +52,10 @@ def _hashes(file):
 
 def _vulnerability(advisory, purls, source):
     ref = purls[advisory.package]
-    found: Dict[str, Any] = {"bom-ref": f"{advisory.id} {ref}", "id": advisory.id, "source": {"name": source}}
+    vulnerability: Dict[str, Any] = {"bom-ref": f"{advisory.id} {ref}", "id": advisory.id, "source": {"name": source}}
     if advisory.severity in ("critical", "high", "medium", "low"):
-        found["ratings"] = [{"severity": advisory.severity}]
+        vulnerability["ratings"] = [{"severity": advisory.severity}]
     references: List[Any] = [{"id": name, "source": {"name": source}} for name in advisory.aliases]
-    found.update({"references": references} if references else {})
-    found.update(recommendation=advisory.says, affects=[{"ref": ref}])
-    return found
+    vulnerability.update({"references": references} if references else {})
+    vulnerability.update(recommendation=advisory.says, affects=[{"ref": ref}])
+    return vulnerability

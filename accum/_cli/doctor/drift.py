@@ -32,21 +32,21 @@ def name(case, record) -> Optional[str]:
 
 def pins(case, record) -> Dict[str, str]:
     """{package: version} of the lock of an environment; {} if there is none."""
-    found = name(case, record)
-    return locks.lock(record, found).packages[case.facts.system] if found else {}
+    lock_name = name(case, record)
+    return locks.lock(record, lock_name).packages[case.facts.system] if lock_name else {}
 
 
 def newest_tensorflow(case, record) -> str:
     """The newest patch in the locks of this line, Python and system, whether of `tensorflow` or of `tensorflow-cpu`."""
-    found = locks.base(name(case, record)), name(case, record)
-    of_cells = [locks.lock(record, cell).packages.get(case.facts.system) for cell in found]
+    lock_names = locks.base(name(case, record)), name(case, record)
+    of_cells = [locks.lock(record, cell).packages.get(case.facts.system) for cell in lock_names]
     return max((locks.tensorflow(pins) for pins in of_cells if pins), key=installed.key)
 
 
 def report(case, record) -> Optional[Dict[str, Any]]:
     """The differences, as `--json` prints them; None if there is no lock."""
-    found = name(case, record)
-    if found is None:
+    lock_name = name(case, record)
+    if lock_name is None:
         return None
     here = {package: of[0].version for package, of in case.facts.packages.items()}
     locked = pins(case, record)
@@ -54,11 +54,11 @@ def report(case, record) -> Optional[Dict[str, Any]]:
     differ = {package: pair for package, pair in differ.items() if pair[0] != pair[1]}
     newer = newer_than(locked, here)
     missing = [package for package in sorted(locked) if package not in here]
-    file, keeps = f"{found}.txt", " --keep-newer" if newer else ""
-    mend = f"python -m accum doctor --pins {found} --platform {case.facts.system}{keeps} > {file}"
+    file, keeps = f"{lock_name}.txt", " --keep-newer" if newer else ""
+    mend = f"python -m accum doctor --pins {lock_name} --platform {case.facts.system}{keeps} > {file}"
     mend += f" && python -m pip install --no-deps --require-hashes -r {file}"
     return {
-        "name": found,
+        "name": lock_name,
         "date": record["date"],
         "packages": len(locked),
         "differ": differ,

@@ -25,13 +25,13 @@ def canonical(name):
 
 def packages(path=None):
     """{name: [Package, ...]} on a module search path; Python imports the first of each list."""
-    found: Dict[Any, Any] = {}
+    packages: Dict[Any, Any] = {}
     for folder in _unique(sys.path if path is None else path):
         for entry in _entries(folder):
             package = _read(os.path.join(folder, entry), folder)
             if package is not None:
-                found.setdefault(package.name, []).append(package)
-    return found
+                packages.setdefault(package.name, []).append(package)
+    return packages
 
 
 def _unique(path):

@@ -40,17 +40,17 @@ def read() -> Dict[str, Optional[str]]:
         return json.load(file)["licenses"]
 
 
-def of(expression: Optional[str], words, known: Optional[str]) -> License:
+def of(expression: Optional[str], words, recorded: Optional[str]) -> License:
     """The license of a package.
 
     Args:
         expression: the field License-Expression of its metadata.
         words: what its field License and its classifiers say.
-        known: what `read` has for it.
+        recorded: what `read` has for it.
     """
-    said = [text for text in [expression, *words, known] if text and text.upper() != "UNKNOWN" and len(text) < 100]
+    said = [text for text in [expression, *words, recorded] if text and text.upper() != "UNKNOWN" and len(text) < 100]
     for text in said:
-        if text == expression or (text == known and _is_expression(text)):
+        if text == expression or (text == recorded and _is_expression(text)):
             return License(text, text)
         if text.lower() in _EXPRESSIONS:
             return License(_EXPRESSIONS[text.lower()], text)

@@ -141,10 +141,10 @@ def _runs(python, abis, minor):
     return number == str(minor) and bool(own & set(abis))
 
 
-def built(record, found: Lock, system) -> List[str]:
+def built(record, lock_: Lock, system) -> List[str]:
     """The packages that have no wheel for a system: an installer compiles or packs them from their sources."""
-    pins = found.packages.get(system, {})
-    return [name for name, version in pins.items() if not files(record, found.cell, system, name, version)[0].is_wheel]
+    pins = lock_.packages.get(system, {})
+    return [name for name, version in pins.items() if not files(record, lock_.cell, system, name, version)[0].is_wheel]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -166,17 +166,17 @@ def marker(systems, among) -> Optional[str]:
     return text[1:-1] if len(terms) == 1 and text.startswith("(") else text
 
 
-def _versions(found: Lock):
+def _versions(lock_: Lock):
     """[(package, version, the systems that install it)]"""
     merged: Dict[Any, List[str]] = {}
-    for system, pins in found.packages.items():
+    for system, pins in lock_.packages.items():
         for name, version in pins.items():
             merged.setdefault((name, version), []).append(system)
     return [(name, version, merged[name, version]) for name, version in sorted(merged)]
 
 
-def _files_of(record, found, systems, name, version):
-    chosen = [file for system in systems for file in files(record, found.cell, system, name, version)]
+def _files_of(record, lock_, systems, name, version):
+    chosen = [file for system in systems for file in files(record, lock_.cell, system, name, version)]
     return sorted(set(chosen), key=lambda file: (not file.is_wheel, file.name))
 
 
@@ -184,17 +184,17 @@ def _files_of(record, found, systems, name, version):
 # The two forms
 
 
-def only(found: Lock, system) -> Lock:
+def only(lock_: Lock, system) -> Lock:
     """The lock for one system alone."""
-    return found._replace(packages={system: found.packages[system]}, absent={})
+    return lock_._replace(packages={system: lock_.packages[system]}, absent={})
 
 
-def siblings(record, found: Lock) -> List[str]:
+def siblings(record, lock_: Lock) -> List[str]:
     """What the lock of `tensorflow` or `tensorflow-cpu` says if the other one has another patch on Linux x86_64."""
-    plain = base(found.cell)
+    plain = base(lock_.cell)
     if (
-        found.cell not in (plain, plain + "-cpu")
-        or "linux" not in found.packages
+        lock_.cell not in (plain, plain + "-cpu")
+        or "linux" not in lock_.packages
         or plain + "-cpu" not in record["locks"]
     ):
         return []
@@ -205,36 +205,36 @@ def siblings(record, found: Lock) -> List[str]:
     return [f"The newest patches differ: {patches} (locks {plain} and {plain}-cpu)."]
 
 
-def without(found: Lock, names) -> Lock:
+def without(lock_: Lock, names) -> Lock:
     """The lock without some of its packages."""
-    left = {system: {n: v for n, v in pins.items() if n not in names} for system, pins in found.packages.items()}
-    return found._replace(packages=left)
+    left = {system: {n: v for n, v in pins.items() if n not in names} for system, pins in lock_.packages.items()}
+    return lock_._replace(packages=left)
 
 
-def head(record, found: Lock) -> List[str]:
+def head(record, lock_: Lock) -> List[str]:
     """What a lock says first, as lines of comment."""
-    python = f"3.{minor(found.cell)}"
-    names = ", ".join(SYSTEMS[system][0] for system in SYSTEMS if system in found.packages)
+    python = f"3.{minor(lock_.cell)}"
+    names = ", ".join(SYSTEMS[system][0] for system in SYSTEMS if system in lock_.packages)
     lines = [
-        f"TensorFlow {line(found.cell)} for Python {python} on {names}, as of {record['date']}.",
-        "Written by scripts/user/write_locks.py from constraints/tf{}.txt; see docs/pins.md.".format(line(found.cell)),
+        f"TensorFlow {line(lock_.cell)} for Python {python} on {names}, as of {record['date']}.",
+        "Written by scripts/user/write_locks.py from constraints/tf{}.txt; see docs/pins.md.".format(line(lock_.cell)),
     ]
-    lines += siblings(record, found)
+    lines += siblings(record, lock_)
     for system in SYSTEMS:
-        if system in found.absent:
-            lines.append(f"No TensorFlow on {SYSTEMS[system][0]}: {found.absent[system]}.")
-        elif built(record, found, system):
-            lines.append(f"No wheels on {SYSTEMS[system][0]}, built there: {', '.join(built(record, found, system))}.")
+        if system in lock_.absent:
+            lines.append(f"No TensorFlow on {SYSTEMS[system][0]}: {lock_.absent[system]}.")
+        elif built(record, lock_, system):
+            lines.append(f"No wheels on {SYSTEMS[system][0]}, built there: {', '.join(built(record, lock_, system))}.")
     return lines
 
 
-def requirements(record, found: Lock) -> str:
+def requirements(record, lock_: Lock) -> str:
     """A requirements file with hashes, for `pip install --require-hashes --no-deps -r`."""
-    lines = ["# " + text for text in head(record, found)]
-    for name, version, systems in _versions(found):
-        where = _marker_of(found, name, systems)
+    lines = ["# " + text for text in head(record, lock_)]
+    for name, version, systems in _versions(lock_):
+        where = _marker_of(lock_, name, systems)
         start = f"{name}=={version}" + (f" ; {where}" if where else "")
-        lines.append(hashed(start, _files_of(record, found, systems, name, version)))
+        lines.append(hashed(start, _files_of(record, lock_, systems, name, version)))
     return "\n".join(lines) + "\n"
 
 
@@ -244,12 +244,12 @@ def hashed(requirement: str, files: List[File]) -> str:
     return " \\\n".join([requirement] + [f"    --hash=sha256:{sha}" for sha in hashes])
 
 
-def _marker_of(found, name, systems):
+def _marker_of(lock_, name, systems):
     """The marker of a package. TensorFlow's excludes other systems only, so that it fails where it has no files."""
-    where = marker(systems, found.packages)
+    where = marker(systems, lock_.packages)
     if where is None or not re.fullmatch(r"tensorflow(-cpu|-macos)?", name):
         return where
-    others = [system for system in found.packages if system not in systems]
+    others = [system for system in lock_.packages if system not in systems]
     return marker(systems, list(SYSTEMS)) if name == "tensorflow-macos" else _not(others)
 
 
@@ -258,16 +258,16 @@ def _not(systems):
     return " and ".join(f"({text})" if len(either) > 1 and " or " in text else text for text in either)
 
 
-def pylock(record, found: Lock, url: Optional[str] = None) -> str:
+def pylock(record, lock_: Lock, url: Optional[str] = None) -> str:
     """A PEP 751 lock. Files are looked for in `wheelhouse/` beside it, or below `url`."""
-    lines = ["# " + text for text in head(record, found)]
-    lines += ['lock-version = "1.0"', 'created-by = "accum"', f'requires-python = "==3.{minor(found.cell)}.*"']
-    lines += ["environments = ["] + [f'    "{SYSTEMS[s][1]}",' for s in SYSTEMS if s in found.packages] + ["]"]
-    for name, version, systems in _versions(found):
+    lines = ["# " + text for text in head(record, lock_)]
+    lines += ['lock-version = "1.0"', 'created-by = "accum"', f'requires-python = "==3.{minor(lock_.cell)}.*"']
+    lines += ["environments = ["] + [f'    "{SYSTEMS[s][1]}",' for s in SYSTEMS if s in lock_.packages] + ["]"]
+    for name, version, systems in _versions(lock_):
         lines += ["", "[[packages]]", f'name = "{name}"', f'version = "{version}"']
-        where = marker(systems, found.packages)
+        where = marker(systems, lock_.packages)
         lines += [f'marker = "{where}"'] if where else []
-        of_package = _files_of(record, found, systems, name, version)
+        of_package = _files_of(record, lock_, systems, name, version)
         lines += [f"sdist = {_table(file, url)}" for file in of_package if not file.is_wheel]
         wheels = [f"    {_table(file, url)}," for file in of_package if file.is_wheel]
         lines += ["wheels = ["] + wheels + ["]"] if wheels else []

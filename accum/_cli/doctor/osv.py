@@ -38,19 +38,19 @@ def read(path: str) -> Dict[str, Any]:
         Unreadable: if the path has no such files, or one of them is malformed.
     """
     dates: List[str] = []
-    found: List[Any] = []
+    pairs: List[Any] = []
     for name, content in _files(path):
         try:
             document = json.loads(content.decode("utf-8"))
             dates.append(_date(document["modified"]))
-            found += [] if document.get("withdrawn") else _entries(document)
+            pairs += [] if document.get("withdrawn") else _entries(document)
         except MALFORMED as error:
             raise Unreadable(
                 f"{name} is not an advisory in the OSV format ({type(error).__name__}: {error})."
             ) from None
     if not dates:
         raise Unreadable(f"{path} has no .json files. Advisories in YAML must be converted to JSON first.")
-    return {"date": max(dates), "source": os.path.basename(os.path.abspath(path)), "packages": _merged(found)}
+    return {"date": max(dates), "source": os.path.basename(os.path.abspath(path)), "packages": _merged(pairs)}
 
 
 def _date(text):
@@ -121,22 +121,22 @@ def _ranges(affected):
     of_versions = [part for part in affected.get("ranges") or [] if part["type"] == "ECOSYSTEM"]
     if not of_versions:
         return [[str(version), None, str(version)] for version in affected.get("versions") or []]
-    found: List[Any] = []
+    ranges: List[Any] = []
     for event in (event for part in of_versions for event in part["events"]):
         if "introduced" in event:
-            found.append([str(event["introduced"]), None, None])
+            ranges.append([str(event["introduced"]), None, None])
         elif "fixed" in event:
-            found[-1][1] = str(event["fixed"])
+            ranges[-1][1] = str(event["fixed"])
         elif "last_affected" in event:
-            found[-1][2] = str(event["last_affected"])
-    return found
+            ranges[-1][2] = str(event["last_affected"])
+    return ranges
 
 
-def _merged(found):
+def _merged(pairs):
     """{package: [entry]}: one entry for each flaw, as the first name of TensorFlow and the first advisory have it."""
     merged: Dict[str, Dict[str, Any]] = {}
-    for package, entry in sorted(found, key=lambda pair: pair[0]):
+    for package, entry in sorted(pairs, key=lambda pair: pair[0]):
         flaws = merged.setdefault(TENSORFLOW[0] if package in TENSORFLOW else package, {})
-        known = flaws.setdefault(entry["id"], entry)
-        known["severity"] = known["severity"] or entry["severity"]
+        flaw = flaws.setdefault(entry["id"], entry)
+        flaw["severity"] = flaw["severity"] or entry["severity"]
     return {package: [flaws[name] for name in sorted(flaws)] for package, flaws in merged.items()}

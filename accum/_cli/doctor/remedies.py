@@ -22,8 +22,8 @@ def constraints(line):
 def pinned_patch(path, name):
     """The newest version of a package that a constraints file pins, or None."""
     with open(path, encoding="utf-8") as file:
-        found = re.findall(rf"(?m)^{re.escape(name)}==([\d.]+\d)(?:;|$)", file.read())
-    return max(found, key=installed.key, default=None)
+        versions = re.findall(rf"(?m)^{re.escape(name)}==([\d.]+\d)(?:;|$)", file.read())
+    return max(versions, key=installed.key, default=None)
 
 
 def install(line, system, name=None, keras_2=False, options="", patch=None):

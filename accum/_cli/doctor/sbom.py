@@ -67,23 +67,26 @@ def of_environment(packages, record, lock: Optional[locks.Lock], system: str) ->
         system: as in the matrix.
     """
     locked = lock.packages.get(system, {}) if lock else {}
-    known = licenses.read()
+    recorded = licenses.read()
     components = []
     for name in sorted(packages):
         package = packages[name][0]
         is_locked = lock is not None and locked.get(name) == package.version
         files = locks.files(record, lock.cell, system, name, package.version) if is_locked and lock else []
-        license_ = licenses.of(package.license_expression, package.license_words, known.get(name))
+        license_ = licenses.of(package.license_expression, package.license_words, recorded.get(name))
         components.append(Component(name, package.version, license_, files))
     return components
 
 
 def of_lock(record, lock: locks.Lock, system: str) -> List[Component]:
     """The components that a lock installs on a system."""
-    known = licenses.read()
+    recorded = licenses.read()
     return [
         Component(
-            name, version, licenses.of(None, [], known.get(name)), locks.files(record, lock.cell, system, name, version)
+            name,
+            version,
+            licenses.of(None, [], recorded.get(name)),
+            locks.files(record, lock.cell, system, name, version),
         )
         for name, version in sorted(lock.packages[system].items())
     ]

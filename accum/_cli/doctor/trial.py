@@ -58,10 +58,10 @@ def run(timeout):
         process.kill()
         output, complaints = process.communicate()
         error = f"the import did not finish within {timeout:g} seconds"
-    found = {"stage": "tensorflow"}
+    result = {"stage": "tensorflow"}
     for said in re.findall(f"(?m)^{_MARK}(.+?)\r?$", output.decode("utf-8", "replace")):
-        found.update(json.loads(said))
-    told = {field: found.get(field) for field in Trial._fields[:5]}
+        result.update(json.loads(said))
+    told = {field: result.get(field) for field in Trial._fields[:5]}
     return Trial(**told, error=error, ending=complaints.decode("utf-8", "replace")[-20000:] if error else "")
 
 

@@ -74,10 +74,10 @@ def wrapper(call, surroundings):
     """Rewrite `GAOptimizerWrapper` of 0.3.0, whose defaults are 4 micro-batches and the mean."""
     arguments = Arguments(call, OPTIMIZER)
     _only(arguments, OPTIMIZER + ("n_gradients",))
-    given = arguments.code("reduction") if "reduction" in arguments.names else '"MEAN"'
-    if given.strip("\"'") not in ("MEAN", "SUM"):
+    reduction = arguments.code("reduction") if "reduction" in arguments.names else '"MEAN"'
+    if reduction.strip("\"'") not in ("MEAN", "SUM"):
         raise NotUnderstood(
-            f'any `reduction` but "MEAN" is a sum in that version, and the value of `{given}` is not known'
+            f'any `reduction` but "MEAN" is a sum in that version, and the value of `{reduction}` is not known'
         )
     return Change(_edit_optimizer, ("import accum",), NOTE_OPTIMIZER)
 

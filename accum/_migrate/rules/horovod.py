@@ -23,8 +23,8 @@ BESIDE = (
 def distributed_optimizer(call, surroundings):
     """Report every call that accumulates: the reduction over workers must move to another place in the program."""
     surroundings.require_not_unpacked(call, ARGUMENT)
-    given = [arg for arg in call.args if arg.keyword and arg.keyword.value == ARGUMENT]
-    if not given or is_off(given[0].value):
+    passed = [arg for arg in call.args if arg.keyword and arg.keyword.value == ARGUMENT]
+    if not passed or is_off(passed[0].value):
         return None
     raise NotUnderstood(REASON)
 

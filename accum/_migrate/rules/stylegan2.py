@@ -21,10 +21,10 @@ MADE = REASON
 
 def optimizer(call, surroundings):
     """Report every call that accumulates: gradients are registered for each GPU, and applied somewhere else."""
-    given = [arg for arg in call.args if arg.keyword and arg.keyword.value == ARGUMENT]
-    if given and is_off(given[0].value):
+    passed = [arg for arg in call.args if arg.keyword and arg.keyword.value == ARGUMENT]
+    if passed and is_off(passed[0].value):
         return None
-    if given or any(arg.star for arg in call.args):
+    if passed or any(arg.star for arg in call.args):
         raise NotUnderstood(REASON)
     return None
 
