@@ -32,15 +32,15 @@ def result(files=(), missed=(), weak=(), others=()):
 
 def test_the_list_holds_enough_of_each_kind():
     entries = accumulators.checked(accumulators.read(accumulators.LIST))
-    assert sum(bool(each["files"]) for each in entries) >= 40
-    assert sum(not each["files"] for each in entries) >= 40
-    assert {each["set"] for each in entries} == set(accumulators.SETS)
+    assert sum(bool(entry["files"]) for entry in entries) >= 40
+    assert sum(not entry["files"] for entry in entries) >= 40
+    assert {entry["set"] for entry in entries} == set(accumulators.SETS)
 
 
 def test_every_entry_of_the_list_is_measured():
-    keys = [[each[key] for key in sorted(accumulators.KEYS)] for each in accumulators.read(accumulators.LIST)]
+    keys = [[entry[key] for key in sorted(accumulators.KEYS)] for entry in accumulators.read(accumulators.LIST)]
     assert keys == [
-        [each[key] for key in sorted(accumulators.KEYS)] for each in accumulators.read(accumulators.RESULTS)
+        [entry[key] for key in sorted(accumulators.KEYS)] for entry in accumulators.read(accumulators.RESULTS)
     ]
 
 

@@ -95,8 +95,8 @@ def test_the_command_for_a_gpu_runs_without_one(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(networks, "work", lambda task: json.loads(json.dumps(networks.work_here(task))))
     assert networks.main(["gpu", "--smoke", "--json", str(tmp_path / "found.json")]) == 0
-    found = json.loads((tmp_path / "found.json").read_text())
-    rows = {(each["task"]["what"], row.get("run")): row for each in found["results"] for row in each["rows"]}
+    measured = json.loads((tmp_path / "found.json").read_text())
+    rows = {(result["task"]["what"], row.get("run")): row for result in measured["results"] for row in result["rows"]}
     assert {what for what, _ in rows} == {"memory", "time", "auto", "fit"}
     assert rows["memory", "full batch"]["host_mib"] > -1  # the kernel's count lags behind by some pages a thread
     assert max(rows["time", '"all"']["apart"]) < 1e-3 < min(rows["time", "plain splitting"]["apart"])
@@ -160,7 +160,7 @@ def test_the_page_on_cost_quotes_what_was_measured():
     for row in result["memory"]:
         if (row["workload"], row["face"]) == ("conv", "optimizer"):
             peaks.setdefault(row["kind"], []).append(row["peak_mib"])
-    told = {kind: f"{sorted(found)[len(found) // 2]:,.0f}" for kind, found in peaks.items()}
+    told = {kind: f"{sorted(sizes)[len(sizes) // 2]:,.0f}" for kind, sizes in peaks.items()}
     words = " ".join(page.split())
     assert (
         f"was {told['full batch']} MiB with 4,096 images at once, and {told['accumulated']} MiB with 64 micro-" in words
@@ -182,17 +182,17 @@ def test_the_pages_show_what_was_measured_of_networks():
 def test_other_measurements_change_every_row_of_the_pages():
     import pages
 
-    known = networks_measured(pages)
-    for row in [row for result in known["results"] for row in result["rows"]]:
+    recorded = networks_measured(pages)
+    for row in [row for result in recorded["results"] for row in result["rows"]]:
         row.update({key: 2 * row.get(key, 0) for key in ("host_mib", "device_mib")})
         row["plan"] = row.get("plan") and {key: 3 * value for key, value in row["plan"].items()}
         row["first"] = row.get("first") and [2 * seconds for seconds in row["first"]]
         row["clocks"] = row.get("clocks") and [[2 * seconds for seconds in clock] for clock in row["clocks"]]
         row["later"] = [[2 * seconds for seconds in clock] for clock in row.get("later", [])]
-    changed = [line.split(":")[0] for line in pages.changes(known)]
+    changed = [line.split(":")[0] for line in pages.changes(recorded)]
     rows = {page: 0 for page, _, _ in pages.TABLES}
     for page, _, rows_from in pages.TABLES:
-        rows[page] += len(rows_from(known["results"]))
+        rows[page] += len(rows_from(recorded["results"]))
     sentences = {page: changed.count(page) - count for page, count in rows.items()}
     assert sentences.pop("docs/whole-batch.md") > 0
     assert sentences == {"README.md": 0, "docs/index.md": 0, "benchmarks/README.md": 0}

@@ -55,12 +55,12 @@ def test_learning_rate_callbacks_and_early_stopping_do_what_they_do_with_the_ful
 
     histories, weights = [], []
     for model, size in both(optimizer):
-        given = [
+        callback_list = [
             callbacks.LearningRateScheduler(lambda epoch, rate: rate * (4.0 if epoch == 2 else 0.9)),
             callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e9),
             callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
         ]
-        options = {"validation_data": VALIDATION, "shuffle": False, "verbose": 0, "callbacks": given}
+        options = {"validation_data": VALIDATION, "shuffle": False, "verbose": 0, "callbacks": callback_list}
         histories.append(model.fit(X, Y, batch_size=size, epochs=9, **options).history)
         weights.append(model.get_weights())
     assert 3 <= len(histories[0]["loss"]) < 9  # it stopped early
@@ -173,8 +173,8 @@ def test_backup_and_restore_goes_on_with_the_cycle_that_the_epoch_left(tmp_path)
     def fit(*more):
         model = accumulating_model(3, last_cycle="carry")
         model.compile(tf.keras.optimizers.Adam(0.1), "mse")
-        given = [BackupAndRestore(str(tmp_path / "backup"))] + list(more)
-        model.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=given)
+        callbacks = [BackupAndRestore(str(tmp_path / "backup"))] + list(more)
+        model.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
         return model
 
     with pytest.raises(KeyboardInterrupt):

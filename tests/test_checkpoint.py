@@ -194,7 +194,7 @@ def test_other_accum_steps_on_resume_keep_iterations_and_finish_the_cycle_begun(
     assert steps == [1, 1, 2, 2, 3, 3, 4]
 
 
-def run_graph(use_resource, given, restore=None, save=None):
+def run_graph(use_resource, grads_of_steps, restore=None, save=None):
     """The weights and the global step of a static graph that was given some gradients."""
     with tf.Graph().as_default(), tf1.Session() as session:
         with tf1.variable_scope("net", use_resource=use_resource):
@@ -207,7 +207,7 @@ def run_graph(use_resource, given, restore=None, save=None):
         session.run(tf1.global_variables_initializer())
         if restore:
             saver.restore(session, restore)
-        for grads in given:
+        for grads in grads_of_steps:
             session.run(train_op, dict(zip(fed, grads)))
         if save:
             saver.save(session, save)

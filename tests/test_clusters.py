@@ -19,9 +19,9 @@ def page():
 def names_of(word):
     """The names that the block of the page with `word` in it makes."""
     (block,) = [block for block in blocks(PAGE) if word in block]
-    found = {}
-    exec(compile(block, PAGE, "exec"), found)
-    return found
+    names = {}
+    exec(compile(block, PAGE, "exec"), names)
+    return names
 
 
 def test_tf_config_by_hand_is_one():
@@ -41,9 +41,9 @@ def test_hosts_become_tf_config():
 def test_tensorflow_reads_the_variables_of_slurm(monkeypatch):
     for name in ("PROCID", "STEP_NUM_TASKS", "STEP_NODELIST", "STEP_TASKS_PER_NODE"):
         monkeypatch.setenv(f"SLURM_{name}", "")  # what the block sets is undone
-    found = names_of("SlurmClusterResolver")
-    assert found["cluster"] == {"worker": ["node1:8888", "node2:8888"]}
-    assert (found["resolver"].task_type, found["resolver"].task_id) == ("worker", 1)
+    names = names_of("SlurmClusterResolver")
+    assert names["cluster"] == {"worker": ["node1:8888", "node2:8888"]}
+    assert (names["resolver"].task_type, names["resolver"].task_id) == ("worker", 1)
 
 
 def test_the_job_of_kubernetes_has_what_its_operator_needs():

@@ -22,21 +22,21 @@ def told(config):
 
 @pytest.mark.keras_face
 def test_the_defaults_of_keras_optimizers_are_recorded(record_property):
-    found = {name: told(getattr(tf.keras.optimizers, name)().get_config()) for name in KERAS}
-    record_property("keras defaults", json.dumps(found, sort_keys=True))
+    defaults = {name: told(getattr(tf.keras.optimizers, name)().get_config()) for name in KERAS}
+    record_property("keras defaults", json.dumps(defaults, sort_keys=True))
     if legacy_family() not in (None, tf.keras.optimizers):
-        found = {name: told(getattr(legacy_family(), name)().get_config()) for name in KERAS}
-        record_property("keras legacy defaults", json.dumps(found, sort_keys=True))
-    assert found["Adagrad"]["initial_accumulator_value"] == 0.1 and found["Adam"]["epsilon"] == 1e-7
+        defaults = {name: told(getattr(legacy_family(), name)().get_config()) for name in KERAS}
+        record_property("keras legacy defaults", json.dumps(defaults, sort_keys=True))
+    assert defaults["Adagrad"]["initial_accumulator_value"] == 0.1 and defaults["Adam"]["epsilon"] == 1e-7
 
 
 def test_the_defaults_of_graph_optimizers_are_recorded(record_property):
-    found = {}
+    defaults = {}
     for name in GRAPH:
         parameters = inspect.signature(getattr(tf1.train, name).__init__).parameters.values()
-        found[name] = told({parameter.name: parameter.default for parameter in parameters})
-    record_property("graph defaults", json.dumps(found, sort_keys=True))
-    assert found["AdamOptimizer"]["epsilon"] == 1e-8 and found["RMSPropOptimizer"]["epsilon"] == 1e-10
+        defaults[name] = told({parameter.name: parameter.default for parameter in parameters})
+    record_property("graph defaults", json.dumps(defaults, sort_keys=True))
+    assert defaults["AdamOptimizer"]["epsilon"] == 1e-8 and defaults["RMSPropOptimizer"]["epsilon"] == 1e-10
 
 
 @pytest.mark.keras_face

@@ -179,7 +179,7 @@ def test_rows_of_a_sparse_gradient_go_on(tmp_path):
     table = np.arange(8.0, dtype="float32").reshape(4, 2)
     parts = [([0, 2], 1.0), ([2], 2.0), ([3, 3], 4.0)]  # micro-batches of one cycle: rows, and what each row gets
 
-    def graph(given, restore=None, save=None):
+    def graph(slices, restore=None, save=None):
         with tf.Graph().as_default(), tf1.Session() as session:
             var = tf1.get_variable("table", initializer=table)
             rows, value = tf1.placeholder(tf.int32, [None]), tf1.placeholder(tf.float32, [])
@@ -189,7 +189,7 @@ def test_rows_of_a_sparse_gradient_go_on(tmp_path):
             session.run(tf1.global_variables_initializer())
             if restore:
                 saver.restore(session, restore)
-            for fed in given:
+            for fed in slices:
                 session.run(train_op, dict(zip((rows, value), fed)))
             if save:
                 saver.save(session, save)
@@ -200,8 +200,8 @@ def test_rows_of_a_sparse_gradient_go_on(tmp_path):
             tf.keras.optimizers.SGD(1.0), 3, "sum"
         )
 
-    def feed(var, optimizer, given):
-        for rows, value in given:
+    def feed(var, optimizer, slices):
+        for rows, value in slices:
             grad = tf.IndexedSlices(tf.fill([len(rows), 2], value), tf.constant(rows), tf.constant([4, 2]))
             optimizer.apply_gradients([(grad, var)])
         return var.numpy()
@@ -236,8 +236,8 @@ def run_sparse_graph(rule, rows, restore=None, save=None):
         session.run(tf1.global_variables_initializer())
         if restore:
             saver.restore(session, restore)
-        for given in rows:
-            session.run(train_op, {fed: given})
+        for indices in rows:
+            session.run(train_op, {fed: indices})
         if save:
             saver.save(session, save)
         return session.run(var)
@@ -249,8 +249,8 @@ def sparse_keras(rule, family, **options):
 
 
 def feed_rows(var, optimizer, rows):
-    for given in rows:
-        grad = tf.IndexedSlices(tf.ones([len(given), 2]), tf.constant(given), tf.constant([4, 2]))
+    for indices in rows:
+        grad = tf.IndexedSlices(tf.ones([len(indices), 2]), tf.constant(indices), tf.constant([4, 2]))
         optimizer.apply_gradients([(grad, var)])
     return var.numpy()
 
@@ -383,7 +383,7 @@ CLOCKS = [pytest.param(True, id="model", marks=pytest.mark.slow), pytest.param(F
 def test_batch_normalisation_goes_on_in_mid_cycle(tmp_path, follows):
     parts = np.random.RandomState(1).normal(size=(3, 4, 2)).astype("float32") * [[[1.0]], [[2.0]], [[3.0]]] + [1.0, 2.0]
 
-    def graph(given, restore=None, save=None):
+    def graph(batches, restore=None, save=None):
         with tf.Graph().as_default(), tf1.Session() as session:
             x = tf1.placeholder(tf.float32, [None, 2])
             outputs = tf1.layers.batch_normalization(x, momentum=0.75, training=True, name="norm")
@@ -394,7 +394,7 @@ def test_batch_normalisation_goes_on_in_mid_cycle(tmp_path, follows):
             session.run(tf1.global_variables_initializer())
             if restore:
                 saver.restore(session, restore)
-            for batch in given:
+            for batch in batches:
                 session.run(train_op, {x: batch})
             if save:
                 saver.save(session, save)
@@ -414,8 +414,8 @@ def test_batch_normalisation_goes_on_in_mid_cycle(tmp_path, follows):
             else:
                 self.optimizer = accum.GradientAccumulateOptimizer(self.optimizer, 3)
 
-        def feed(self, given):
-            for batch in given:
+        def feed(self, batches):
+            for batch in batches:
                 if follows:
                     self.model.train_on_batch(batch, np.zeros([4]))
                     continue

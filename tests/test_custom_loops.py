@@ -16,8 +16,8 @@ layers = tf.keras.layers
 legacy = legacy_family()
 
 
-def dense(units, inputs, weights, **given):
-    layer = layers.Dense(units, **given)
+def dense(units, inputs, weights, **kwargs):
+    layer = layers.Dense(units, **kwargs)
     layer.build((None, inputs))
     layer.set_weights(weights)
     return layer
@@ -178,8 +178,8 @@ def test_a_gradient_may_be_missing_at_any_place_of_the_list(place, is_traced):
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=3)
     grads = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
     for micro_step, row in enumerate(grads):
-        given = [None if (micro_step, i) in ((1, place), (2, (place + 1) % 3)) else g for i, g in enumerate(row)]
-        take(optimizer, variables, given, is_traced)
+        with_none = [None if (micro_step, i) in ((1, place), (2, (place + 1) % 3)) else g for i, g in enumerate(row)]
+        take(optimizer, variables, with_none, is_traced)
     grads[1, place] = grads[2, (place + 1) % 3] = 0.0
     np.testing.assert_allclose([v.numpy()[0] for v in variables], -grads.mean(axis=0), rtol=1e-6)
 

@@ -35,8 +35,8 @@ def uses(node, dtype):
 
 def ops_with(graph, dtype, anywhere=True):
     """How often each kind of op has this dtype, in or out; with `anywhere` False, those not put on the host only."""
-    found = [node for node in nodes_of(graph) if uses(node, dtype) and node.op not in CONTROL_FLOW]
-    return Counter(node.op for node in found if anywhere or not node.device.endswith("/device:CPU:0"))
+    nodes = [node for node in nodes_of(graph) if uses(node, dtype) and node.op not in CONTROL_FLOW]
+    return Counter(node.op for node in nodes if anywhere or not node.device.endswith("/device:CPU:0"))
 
 
 def traced(optimizer, is_sparse=False, **options):
@@ -77,10 +77,10 @@ def test_a_micro_step_needs_no_float64(what, options, call):
 @pytest.fixture
 def metal(monkeypatch):
     """A Mac whose TensorFlow has a GPU, for all that the library asks."""
-    known = tf.config.experimental.list_physical_devices
+    real = tf.config.experimental.list_physical_devices
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(
-        tf.config.experimental, "list_physical_devices", lambda kind=None: ["GPU"] if kind == "GPU" else known(kind)
+        tf.config.experimental, "list_physical_devices", lambda kind=None: ["GPU"] if kind == "GPU" else real(kind)
     )
 
 

@@ -63,7 +63,7 @@ def examine(folder, alone, *arguments):
 
 
 def problems(report):
-    return [(found["what"], found["change"]) for found in report["findings"] if found["level"] == "problem"]
+    return [(finding["what"], finding["change"]) for finding in report["findings"] if finding["level"] == "problem"]
 
 
 def test_without_tensorflow_it_says_how_to_install_the_newest(tmp_path, alone):
@@ -221,17 +221,17 @@ def test_this_cell_is_supported():
 def diagnose(packages, system="linux", python="3.11.7", environ=(), keras_config=(), requires=(), **said):
     """The report on an environment of these packages ({name: version}), in which everything imports."""
     holder = next((packages[name] for name in checks.DISTRIBUTIONS if name in packages), None)
-    found = {
+    installed_packages = {
         name: [installed.Package(name, version, list(requires), "/site-packages")] for name, version in packages.items()
     }
-    facts = checks.Facts(system, python, 64, "CPython", found, dict(environ), dict(keras_config))
+    facts = checks.Facts(system, python, 64, "CPython", installed_packages, dict(environ), dict(keras_config))
     facts = facts._replace(**{field: said.pop(field) for field in ("bits", "implementation") if field in said})
     tried = trial.Trial(holder, None, "/site-packages/tensorflow/__init__.py", 1.0, "done", None, "")
     return command.diagnosis(checks.Case(facts, tried._replace(**said)))
 
 
 def what(report):
-    return [(found["level"], found["what"]) for found in report["findings"]]
+    return [(finding["level"], finding["what"]) for finding in report["findings"]]
 
 
 SUPPORTED = {
@@ -387,9 +387,9 @@ REFUSED = {
 def test_these_are_not_and_it_says_what_to_change(name):
     environment, says, change = REFUSED[name]
     report = diagnose(**environment)
-    ((found, remedy),) = problems(report)
+    ((problem, remedy),) = problems(report)
     assert report["verdict"] in ("not supported", "broken")
-    assert says in found and change in remedy
+    assert says in problem and change in remedy
 
 
 WARNED = {
@@ -416,8 +416,8 @@ WARNED = {
 def test_what_may_work_is_a_warning(name):
     environment, says = WARNED[name]
     report = diagnose(**environment)
-    ((level, found),) = what(report)
-    assert (report["verdict"], level) == ("supported", "warning") and says in found
+    ((level, warning),) = what(report)
+    assert (report["verdict"], level) == ("supported", "warning") and says in warning
     if name.startswith("exact"):  # it works, so nothing sends the user back to the older patch
         assert report["findings"][0]["change"] is None
 
@@ -449,8 +449,8 @@ def test_versions_are_compared_as_pip_does(version, limits, fits):
 
 
 def test_a_package_that_is_there_twice_is_a_problem():
-    found = [installed.Package("tensorflow", version, [], "/one") for version in ("2.10.0", "2.15.1")]
-    facts = checks.Facts("linux", "3.11.7", 64, "CPython", {"tensorflow": found}, {}, {})
+    copies = [installed.Package("tensorflow", version, [], "/one") for version in ("2.10.0", "2.15.1")]
+    facts = checks.Facts("linux", "3.11.7", 64, "CPython", {"tensorflow": copies}, {}, {})
     tried = trial.Trial("2.15.1", None, None, 1.0, "done", None, "")
     said = [finding.what for finding in checks.findings(checks.Case(facts, tried))]
     assert "tensorflow is installed twice, as 2.10.0 and 2.15.1." in said

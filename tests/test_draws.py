@@ -350,8 +350,8 @@ def test_a_function_draws_the_same_for_every_size():
 
     first, second = gradient(40)
     assert np.abs(first - second).max() > 1e-3
-    for found in (gradient(7), gradient(1), gradient(7, whole_batch="batch_norm")):
-        np.testing.assert_allclose(found, [first, second], rtol=0, atol=2e-6)
+    for grad in (gradient(7), gradient(1), gradient(7, whole_batch="batch_norm")):
+        np.testing.assert_allclose(grad, [first, second], rtol=0, atol=2e-6)
 
 
 v1 = tf.compat.v1
@@ -443,10 +443,10 @@ class Sampling(layers.Layer):
 class Losses(tf.keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.losses = []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.found.append(logs["loss"])
+        self.losses.append(logs["loss"])
 
 
 @pytest.mark.keras_face
@@ -463,7 +463,7 @@ def test_on_replicas_the_batches_of_a_cycle_draw_apart_even_if_places_are_unknow
         model.compile(tf.keras.optimizers.SGD(0.0), "mse")
     losses = Losses()
     model.fit(np.zeros((32, 6), np.float32), np.zeros((32, 1), np.float32), batch_size=8, verbose=0, callbacks=[losses])
-    assert len(set(losses.found)) == 4  # the means of the cycle so far
+    assert len(set(losses.losses)) == 4  # the means of the cycle so far
 
 
 class CallsTwice(tf.keras.Model):

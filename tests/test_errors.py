@@ -98,8 +98,8 @@ def test_graph_face_refuses_what_is_no_optimizer(optimizer):
         accum.compat.v1.AccumOptimizer(optimizer, 2)
 
 
-def micro_step(grads_and_vars, accum_steps=2, **given):
-    accum.GradientAccumulateOptimizer("SGD", accum_steps).apply_gradients(grads_and_vars, **given)
+def micro_step(grads_and_vars, accum_steps=2, **kwargs):
+    accum.GradientAccumulateOptimizer("SGD", accum_steps).apply_gradients(grads_and_vars, **kwargs)
 
 
 @pytest.mark.law("L17")

@@ -77,13 +77,13 @@ def gather(folder, *more):
     """Run the script; the states of Linux' cells that are anything but "not run", and the page."""
     evidence.main(["--work-dir", str(folder), "--root", str(folder)] + list(more))
     records = json.loads((folder / "records" / "evidence.json").read_text(encoding="utf-8"))
-    found = {
+    outcomes = {
         (system, name): state
         for system, states in evidence.states(records, SOURCES).items()
         for name, state in states.items()
         if state != "not run"
     }
-    return found, (folder / "MATRIX.md").read_text(encoding="utf-8")
+    return outcomes, (folder / "MATRIX.md").read_text(encoding="utf-8")
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -91,8 +91,8 @@ def gather(folder, *more):
 
 
 def test_a_suite_that_passed_is_shown_with_its_numbers_and_versions(work):
-    found, page = gather(work(junit(PASSED + SKIPPED + XFAILED)))
-    assert found == {("linux", CELL): "passed"}
+    outcomes, page = gather(work(junit(PASSED + SKIPPED + XFAILED)))
+    assert outcomes == {("linux", CELL): "passed"}
     row = "| py311-tf2.15 | passed | native |  | 2 | 1 | 1 | 0 | 62 | 3.11.7 |"
     row += " 2.15.1 |  | 1.26.4 |  | 0.1.0 | abcdef0123 |"
     assert "\n" + row in page
@@ -108,10 +108,10 @@ def test_the_page_says_which_tests_were_selected(options, words, work):
 
 def test_every_selection_of_tox_ini_has_a_name():
     with open(os.path.join(ROOT, "tox.ini"), encoding="utf-8") as file:
-        given = re.findall(r"PYTEST_ADDOPTS = (.*)", file.read())
+        addopts = re.findall(r"PYTEST_ADDOPTS = (.*)", file.read())
     with_a_default = re.compile(r"{env:ACCUM_\w+_TESTS:(.*)}")
     by_ci_run = {'-m "not deferred"'}
-    assert {with_a_default.sub(r"\1", options) for options in given} | by_ci_run == set(evidence.TESTS)
+    assert {with_a_default.sub(r"\1", options) for options in addopts} | by_ci_run == set(evidence.TESTS)
 
 
 def test_what_ran_under_wine_or_emulated_is_never_shown_as_native(work):
@@ -156,8 +156,8 @@ def test_the_results_that_ci_leaves_of_windows_are_gathered_too(work):
         (work.folder / "wine" / "results").mkdir(exist_ok=True)
         (work.folder / name).rename(work.folder / "wine" / "results" / name)
         (work.folder / name).mkdir()
-    found, _ = gather(work(junit(PASSED), cell="py36-tf2.2"))
-    assert found == {("windows", CELL): "passed", ("linux", "py36-tf2.2"): "passed"}
+    outcomes, _ = gather(work(junit(PASSED), cell="py36-tf2.2"))
+    assert outcomes == {("windows", CELL): "passed", ("linux", "py36-tf2.2"): "passed"}
 
 
 FAILURES = {
@@ -174,8 +174,8 @@ FAILURES = {
 
 @pytest.mark.parametrize("name", sorted(FAILURES))
 def test_anything_wrong_with_a_report_is_a_failure(name, work):
-    found, page = gather(work(FAILURES[name]))
-    assert found == {("linux", CELL): "failed"}
+    outcomes, page = gather(work(FAILURES[name]))
+    assert outcomes == {("linux", CELL): "failed"}
     assert "| **failed** |" in page
     assert not pins.freezes(str(work.folder / "freeze"), str(work.folder / "junit"))
 
@@ -192,8 +192,8 @@ NOT_RUN = {
 
 @pytest.mark.parametrize("name", sorted(NOT_RUN))
 def test_what_did_not_run_is_not_shown(name, work, capsys):
-    found, page = gather(work(**NOT_RUN[name]))
-    assert found == {}
+    outcomes, page = gather(work(**NOT_RUN[name]))
+    assert outcomes == {}
     assert "passed |" not in page.replace("| passed | skipped |", "") and "failed**" not in page.split("## Linux")[1]
     assert "Left out: " in capsys.readouterr().out
 
@@ -225,15 +225,15 @@ def test_a_report_without_a_freeze_proves_nothing(work):
 def test_with_nothing_every_cell_is_not_run(tmp_path):
     for name in ("docs", "records"):
         (tmp_path / name).mkdir()
-    found, page = gather(tmp_path)
-    assert found == {}
+    outcomes, page = gather(tmp_path)
+    assert outcomes == {}
     for system, name in matrix.SYSTEMS.items():
         assert f"## {name}\n\n{len(matrix.cells(system))} not run, of {len(matrix.cells(system))} environments." in page
 
 
 def test_a_result_of_other_sources_is_old(work):
-    found, page = gather(work(junit(PASSED), sources="0123456789abcdef"))
-    assert found == {("linux", CELL): "old"} and "passed (old)" in page.split("## Linux")[1]
+    outcomes, page = gather(work(junit(PASSED), sources="0123456789abcdef"))
+    assert outcomes == {("linux", CELL): "old"} and "passed (old)" in page.split("## Linux")[1]
 
 
 def test_results_stay_and_those_of_other_machines_come_in(work):
@@ -245,8 +245,8 @@ def test_results_stay_and_those_of_other_machines_come_in(work):
     elsewhere.write_text(
         json.dumps({"windows": {CELL: record}, "linux": {CELL: dict(record, date="2026-11-20T08:00Z")}})
     )
-    found, _ = gather(work.folder, "--merge", str(elsewhere))
-    assert found == {("linux", CELL): "passed", ("windows", CELL): "failed"}
+    outcomes, _ = gather(work.folder, "--merge", str(elsewhere))
+    assert outcomes == {("linux", CELL): "passed", ("windows", CELL): "failed"}
 
 
 FROZEN = {"date": "2026-11-21T08:00Z", "python": "3.11.7", "commit": None, "sources": SOURCES, "packages": PACKAGES}

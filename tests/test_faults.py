@@ -57,7 +57,9 @@ def network(may_fail=True, normalises=False):
     hidden = MayFail()(hidden) if may_fail else hidden
     model = tf.keras.Model(inputs, layers.Dense(2)(hidden))
     random = np.random.RandomState(1)
-    model.set_weights([0.5 * random.normal(size=np.shape(each)) + (np.ndim(each) == 1) for each in model.get_weights()])
+    model.set_weights(
+        [0.5 * random.normal(size=np.shape(weight)) + (np.ndim(weight) == 1) for weight in model.get_weights()]
+    )
     return model
 
 
@@ -67,8 +69,8 @@ def values(variables):
 
 def inner_state(optimizer):
     """The values of all variables of a Keras optimizer."""
-    known = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-    return values(known)
+    variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    return values(variables)
 
 
 def momentum():
@@ -79,11 +81,11 @@ def trained_plainly(normalises=False):
     """The trainable weights after each step of plain Keras on full batches."""
     model = network(False, normalises)
     model.compile(momentum(), "mse", run_eagerly=True)
-    found = []
+    states = []
     for x, y in zip(X, Y):
         model.train_on_batch(x, y)
-        found.append(values(model.trainable_variables))
-    return found
+        states.append(values(model.trainable_variables))
+    return states
 
 
 def assert_same(one, other):
@@ -152,7 +154,7 @@ def test_the_n_th_layer_or_its_gradient_fails_in_fit(options, eagerly, messages)
     tf.keras.backend.clear_session()
     gc.collect()
     if LINE >= (2, 4) or not (eagerly and normalises):  # TF 2.2 never frees a custom gradient that fails eagerly
-        assert [each() for each in references if each() is not None] == []
+        assert [reference() for reference in references if reference() is not None] == []
     assert [said for said in messages if "never used" in said] == []
 
 

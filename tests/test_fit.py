@@ -244,8 +244,8 @@ SPLITS = {
 def test_masks_count_whatever_structure_the_targets_have(outputs, targets, weights, how):
     options, batch_size = SPLITS[how]
     y = in_structure(targets, SEQUENCES, 2.0 * SEQUENCES)
-    each = np.repeat(WEIGHTS, 3).reshape(20, 3)
-    sample_weight = in_structure(weights, each, each[::-1])
+    per_position = np.repeat(WEIGHTS, 3).reshape(20, 3)
+    sample_weight = in_structure(weights, per_position, per_position[::-1])
     full = masked_in_structure(outputs)
     model = accum.GradientAccumulateModel.from_model(masked_in_structure(outputs), **options)
     for one, size in ((full, 20), (model, batch_size)):

@@ -20,8 +20,8 @@ def functional():
     return tf.keras.Model(inputs, layers.Dense(2)(hidden()(inputs)))
 
 
-def hidden(**given):
-    return layers.Dense(4, activation="tanh", use_bias=False, **given)
+def hidden(**kwargs):
+    return layers.Dense(4, activation="tanh", use_bias=False, **kwargs)
 
 
 def sequential():

@@ -43,11 +43,11 @@ needs_places = pytest.mark.skipif(sys.version_info < (3, 8), reason="the ends of
 
 @needs_places
 def test_each_change_is_one_that_a_person_could_make():
-    found = generated_mutants.Source("path.py", SOURCE).mutants
-    changes = {SOURCE[each.start : each.end]: each.text for each in found}
+    mutants = generated_mutants.Source("path.py", SOURCE).mutants
+    changes = {SOURCE[mutant.start : mutant.end]: mutant.text for mutant in mutants}
     assert changes == MUTANTS
-    for each in found:
-        changed = SOURCE[: each.start] + each.text + SOURCE[each.end :]
+    for mutant in mutants:
+        changed = SOURCE[: mutant.start] + mutant.text + SOURCE[mutant.end :]
         compile(changed, "path.py", "exec")
         assert changed.count("\n") == SOURCE.count("\n")  # no other line moves
 
@@ -56,9 +56,9 @@ def test_each_change_is_one_that_a_person_could_make():
 def test_a_mutant_keeps_its_name_where_other_functions_change():
     one = generated_mutants.Source("path.py", SOURCE).mutants
     other = generated_mutants.Source("path.py", "def before(a):\n    return a == 1\n" + SOURCE).mutants
-    names = {generated_mutants.key_of(each, one) for each in one}
+    names = {generated_mutants.key_of(mutant, one) for mutant in one}
     assert len(names) == len(one)
-    assert names < {generated_mutants.key_of(each, other) for each in other}
+    assert names < {generated_mutants.key_of(mutant, other) for mutant in other}
 
 
 @needs_places

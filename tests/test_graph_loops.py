@@ -230,10 +230,10 @@ def test_what_slim_does_to_gradients_can_be_done_to_the_accumulated_one():
     theirs = trained_by_slim(momentum(), create_train_op, transform_grads_fn=clip)
     ours = trained_by_slim(wrapped(transform=clip), create_train_op)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
-    each = trained_by_slim(
+    per_micro_batch = trained_by_slim(
         wrapped(), create_train_op, transform_grads_fn=clip
     )  # slim transforms each micro-batch, as it says
-    assert np.abs(each - theirs).max() > 1e-3
+    assert np.abs(per_micro_batch - theirs).max() > 1e-3
 
 
 @pytest.mark.law("L7")

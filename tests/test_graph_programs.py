@@ -306,12 +306,12 @@ def test_averages_of_moving_statistics_see_those_of_the_step():
         optimizer.after_step(lambda: average.apply(tf1.model_variables()))
         train_op = optimizer.minimize(loss, problem.step, weight=problem.size)
         ours = problem.run(train_op, MICRO, [average.average(var) for var in tf1.model_variables()])
-    for found, statistic in zip(ours, [np.mean, np.var]):
+    for moving_value, statistic in zip(ours, [np.mean, np.var]):
         moving = averaged = np.zeros(5)
         for x, _ in FULL:
             moving = 0.9 * moving + 0.1 * statistic(x.astype("float64"), axis=0)
             averaged = 0.5 * averaged + 0.5 * moving
-        np.testing.assert_allclose(found, averaged, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(moving_value, averaged, rtol=0, atol=2e-6)
 
 
 @pytest.mark.law("L17")

@@ -263,9 +263,9 @@ def test_two_replicas_with_different_numbers_of_examples():
                 _, pairs = build(data, tf.constant(Y)[start:end])
                 return [tf.convert_to_tensor(grad) for grad, _ in pairs]
 
-            found = [strategy.experimental_local_results(grads) for grads in getattr(strategy, RUN)(of_replica)]
+            of_replicas = [strategy.experimental_local_results(grads) for grads in getattr(strategy, RUN)(of_replica)]
             session.run(tf1.global_variables_initializer())
-            return session.run(found)
+            return session.run(of_replicas)
 
     theirs, ours = gradients_by_replica(in_one(squares)), gradients_by_replica(in_micro_batches(squares, 3))
     assert len(ours) == len(theirs) == 3
@@ -375,8 +375,8 @@ def test_a_graph_with_a_loop_is_imported_again(tmp_path):
     with tf.Graph().as_default() as graph, tf1.Session() as session:
         tf1.train.import_meta_graph(path + ".meta").restore(session, path)
         for _ in range(2):
-            found, _ = session.run([value.name, train_op.name], dict(feeds))
-        assert found == expected and len(graph.get_collection(KEYS.WHILE_CONTEXT)) == 1
+            value_in_loop, _ = session.run([value.name, train_op.name], dict(feeds))
+        assert value_in_loop == expected and len(graph.get_collection(KEYS.WHILE_CONTEXT)) == 1
 
 
 # ----------------------------------------------------------------------------------------------------------------

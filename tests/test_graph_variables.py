@@ -70,7 +70,7 @@ REF_AND_RESOURCE = [pytest.param(False, id="ref", marks=pytest.mark.line), pytes
 def test_a_partitioned_table_with_sparse_gradients_is_saved_in_mid_cycle(tmp_path, cuts, use_resource):
     batches = [[0, 1, 5], [5, 6], [2, 0], [6]]
 
-    def run(optimizer, given, restore=None, save=None):
+    def run(optimizer, batches, restore=None, save=None):
         with tf.Graph().as_default(), tf1.Session() as session:
             partitioner = tf1.fixed_size_partitioner(max(cuts), axis=int(np.argmax(cuts)))
             with tf1.variable_scope("net", partitioner=partitioner, use_resource=use_resource):
@@ -85,7 +85,7 @@ def test_a_partitioned_table_with_sparse_gradients_is_saved_in_mid_cycle(tmp_pat
             saver = tf1.train.Saver()
             if restore:
                 saver.restore(session, restore)
-            for batch in given:
+            for batch in batches:
                 session.run(train_op, {fed: batch})
             if save:
                 saver.save(session, save)

@@ -218,8 +218,8 @@ def test_losses_with_several_denominators():
             session.run(tf1.global_variables_initializer())
             ((grad, var),) = pairs
             var.load(np.random.RandomState(5).normal(size=(12, 4)), session)
-            found, dense = session.run([value, tf.convert_to_tensor(grad)])
-            return [found], {var.op.name: dense}, {}
+            loss_value, dense = session.run([value, tf.convert_to_tensor(grad)])
+            return [loss_value], {var.op.name: dense}, {}
 
     assert apart(step("whole"), step("plain")) < 2e-6
     assert apart(step("split"), step("plain")) > 1e-2
@@ -239,7 +239,7 @@ def test_dropout_is_the_same_when_a_micro_batch_is_computed_again():
     """Against plain TensorFlow with the masks that were drawn. Each example has its own."""
     with tf.Graph().as_default(), tf1.Session() as session:
         images = tf.constant(IMAGES)
-        given = tf1.placeholder(tf.float32, [N, 3, 3, 4])
+        mask_placeholder = tf1.placeholder(tf.float32, [N, 3, 3, 4])
 
         def network(images, mask=None):
             with tf1.variable_scope("net", reuse=tf1.AUTO_REUSE):
@@ -261,14 +261,14 @@ def test_dropout_is_the_same_when_a_micro_batch_is_computed_again():
         value, pairs = accum.compat.v1.value_and_gradients(
             network, images, micro_batch_size=3, whole_batch="all", loss=noted
         )
-        plain = loss(network(images, given), images)
+        plain = loss(network(images, mask_placeholder), images)
         their_pairs = tf1.train.Optimizer(False, "n").compute_gradients(plain)
         session.run(tf1.global_variables_initializer())
         ours, mask = session.run([[value] + [grad for grad, _ in pairs], masks[0]])
-        theirs = session.run([plain] + [grad for grad, _ in their_pairs], {given: mask})
+        theirs = session.run([plain] + [grad for grad, _ in their_pairs], {mask_placeholder: mask})
         for one, other in zip(ours, theirs):
             np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * max(np.abs(other).max(), 1e-2))
-        assert len({each.tobytes() for each in mask}) == N
+        assert len({example.tobytes() for example in mask}) == N
         assert session.run(masks[0]).tobytes() != mask.tobytes()
 
 

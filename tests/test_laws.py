@@ -31,13 +31,13 @@ def marks_of(path):
 
 def marks():
     """`{law: names of the files that mark a test with it}`."""
-    found = {}
+    tests_of_law = {}
     for folder, _, names in os.walk(HERE):
         for name in sorted(names):
             if name.endswith(".py"):
                 for law in marks_of(os.path.join(folder, name)):
-                    found.setdefault(law, []).append(name)
-    return found
+                    tests_of_law.setdefault(law, []).append(name)
+    return tests_of_law
 
 
 LAWS, MARKS = headings(), marks()

@@ -53,15 +53,15 @@ PUBLIC = {
 
 def modules():
     """{full name: path} of every module; `compat` lies beside the package and is `accum.compat` in it."""
-    found = {}
+    paths = {}
     for folder in ("accum", "compat"):
         for path in glob.glob(os.path.join(ROOT, folder, "**", "*.py"), recursive=True):
             parts = os.path.relpath(path, ROOT)[: -len(".py")].split(os.sep)
             if parts[:2] == ["accum", "compat"]:
                 continue  # the link, for editors
             parts = parts[:-1] if parts[-1] == "__init__" else parts
-            found[".".join(parts if parts[0] == "accum" else ["accum"] + parts)] = path
-    return found
+            paths[".".join(parts if parts[0] == "accum" else ["accum"] + parts)] = path
+    return paths
 
 
 MODULES = modules()

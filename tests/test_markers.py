@@ -34,8 +34,12 @@ def environment(platform, python):
 
 def needed(lines, platform, python):
     """The requirements of those lines whose markers hold."""
-    found = [requirements.Requirement(line) for line in lines]
-    return [each for each in found if each.marker is None or each.marker.evaluate(environment(platform, python))]
+    wanted = [requirements.Requirement(line) for line in lines]
+    return [
+        requirement
+        for requirement in wanted
+        if requirement.marker is None or requirement.marker.evaluate(environment(platform, python))
+    ]
 
 
 def tox_lines(cell):
@@ -65,7 +69,7 @@ def tensorflow_of(cell, platform):
 @pytest.mark.parametrize("platform", sorted(PLATFORMS))
 def test_tox_installs_the_one_tensorflow_that_a_platform_has(platform):
     for cell in CELLS.cells(platform):
-        names = [each.name for each in needed(tox_lines(cell), platform, CELLS.parts(cell)[1])]
+        names = [requirement.name for requirement in needed(tox_lines(cell), platform, CELLS.parts(cell)[1])]
         builds = [name for name in names if re.match(r"tensorflow(-cpu|-intel|-macos)?$", name)]
         assert builds == [tensorflow_of(cell, platform)], cell
         assert ("tf-keras" in names) == cell.endswith("-keras2")
@@ -96,13 +100,15 @@ def test_the_extra_asks_for_one_tensorflow_that_a_platform_has(platform):
         if line >= (2, 13) or platform != "macos-arm":
             newest[python] = max(newest.get(python, (0, 0)), line)
     for python, (major, minor) in newest.items():
-        found = [each for each in needed(extra(), platform, python) if each.name == "tensorflow"]
-        assert len(found) == 1, (python, found)
-        assert found[0].specifier.contains(f"{major}.{minor}.0"), (python, found)
+        tensorflows = [
+            requirement for requirement in needed(extra(), platform, python) if requirement.name == "tensorflow"
+        ]
+        assert len(tensorflows) == 1, (python, tensorflows)
+        assert tensorflows[0].specifier.contains(f"{major}.{minor}.0"), (python, tensorflows)
 
 
 @pytest.mark.parametrize("python", range(6, 14))
 @pytest.mark.parametrize("platform", sorted(PLATFORMS))
 def test_the_extra_limits_protobuf_for_pythons_whose_tensorflow_was_built_before_its_version_4(platform, python):
-    names = [each.name for each in needed(extra(), platform, python)]
+    names = [requirement.name for requirement in needed(extra(), platform, python)]
     assert ("protobuf" in names) == (python < 8)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.line, pytest.mark.keras_face]
 
 def graphs_alive():
     gc.collect()
-    return [known for known in gc.get_objects() if issubclass(type(known), tf.Graph)]
+    return [obj for obj in gc.get_objects() if issubclass(type(obj), tf.Graph)]
 
 
 def train_by_a_function():
@@ -32,9 +32,9 @@ def train_by_a_function():
 def test_what_was_traced_is_freed_with_its_optimizer():
     train_by_a_function()  # makes what is made once
     before = graphs_alive()  # kept, so that no new graph gets the identity of an old one
-    known = {id(graph) for graph in before}
+    earlier = {id(graph) for graph in before}
     train_by_a_function()
-    assert [graph for graph in graphs_alive() if id(graph) not in known] == []
+    assert [graph for graph in graphs_alive() if id(graph) not in earlier] == []
 
 
 def sums_doubled(grads_and_vars):

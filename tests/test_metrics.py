@@ -239,7 +239,9 @@ def said(*args, **kwargs):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         stepped(*args, wrap=split, **kwargs)
-    return [str(each.message) for each in caught if "is updated once for each micro-batch" in str(each.message)]
+    return [
+        str(warning.message) for warning in caught if "is updated once for each micro-batch" in str(warning.message)
+    ]
 
 
 @pytest.mark.line

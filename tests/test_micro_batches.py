@@ -89,8 +89,8 @@ def trained(model, data, compile_with=None, fit_with=None, optimizer=None):
     if not {"jit_compile", "steps_per_execution"} & set(compile_with or {}):
         options.update(of_an_oracle(model))
     model.compile(made, **dict(options, **(compile_with or {})))
-    given = dict({"batch_size": BATCH}, **(fit_with or {}))
-    history = model.fit(**data, **given, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[counting]).history
+    fit_options = dict({"batch_size": BATCH}, **(fit_with or {}))
+    history = model.fit(**data, **fit_options, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[counting]).history
     return model.get_weights(), {name: values for name, values in history.items() if name != "lr"}, calls
 
 
@@ -363,7 +363,7 @@ def test_eagerly_the_variables_are_compared_in_the_first_batch_after_compile_alo
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model.fit(X, Y, batch_size=BATCH, verbose=0)
-        said.append([str(each.message) for each in caught if "changes variables" in str(each.message)])
+        said.append([str(warning.message) for warning in caught if "changes variables" in str(warning.message)])
     assert [len(lines) for lines in said] == [1, 1] and "average" in said[0][0]
 
 
@@ -759,7 +759,7 @@ def test_activity_regularization_is_that_of_the_full_batch_or_warns():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours.train_on_batch(X[:8], Y[:8])
-    assert any("Before Keras 3.13, the regularization" in str(each.message) for each in caught) == SUMS_ACTIVITIES
+    assert any("Before Keras 3.13, the regularization" in str(warning.message) for warning in caught) == SUMS_ACTIVITIES
     apart = max(np.abs(mine - whole).max() for mine, whole in zip(ours.get_weights(), plain.get_weights()))
     assert apart > 1e-3 if SUMS_ACTIVITIES else apart < 2e-6
 

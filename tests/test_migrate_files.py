@@ -79,7 +79,7 @@ def test_every_other_byte_stays(their, name, capsys):
 
 @needs_libcst
 def test_folders_are_searched_but_for_what_is_hidden_installed_or_linked(their, tmp_path, capsys):
-    found = [their("a.py"), their("package/deep/b.py")]
+    written = [their("a.py"), their("package/deep/b.py")]
     left = [
         their(name) for name in (".tox/c.py", "env/lib/c.py", "site-packages/c.py", ".c.py", "c.txt", "package/c.pyi")
     ]
@@ -87,8 +87,8 @@ def test_folders_are_searched_but_for_what_is_hidden_installed_or_linked(their, 
     elsewhere = their("../elsewhere/d.py")
     os.symlink(str(elsewhere), str(tmp_path / "linked.py"))
     os.symlink(str(elsewhere.parent), str(tmp_path / "linked"))
-    assert migrate("--write", tmp_path, found[0]) == 0
-    assert [path.read_bytes() for path in found] == [AFTER] * 2
+    assert migrate("--write", tmp_path, written[0]) == 0
+    assert [path.read_bytes() for path in written] == [AFTER] * 2
     assert {path.read_bytes() for path in left + [elsewhere]} == {BEFORE}
 
 
@@ -305,7 +305,7 @@ def test_the_last_line_counts_what_was_looked_at_rewritten_and_left(their, name,
     content["c.py"] = BEFORE + b'left = GradientAccumulateOptimizer("sgd")\n'
     content["d.py"] = b"import tensorflow as tf\nprint 'gradient accumulation'\n"
     names, options, line = SUMMARIES[name]
-    paths = [their(each, content[each]) for each in names if each in content] + [their("x.txt", b"x = 1\n")]
+    paths = [their(name, content[name]) for name in names if name in content] + [their("x.txt", b"x = 1\n")]
     assert migrate(*options + paths) == int(len(set(names) - {"a.py", "x.txt"}) > 0)
     assert capsys.readouterr().err.splitlines()[-1] == line
 
@@ -444,9 +444,9 @@ def test_the_content_counts_more_than_the_owner(their, error, monkeypatch, capsy
     paths, asked, stat_of = [their("a.py"), their("b.py")], [], os.stat
 
     def of_another(path, **options):
-        found = stat_of(path, **options)
+        result = stat_of(path, **options)
         is_theirs = str(path) in map(str, paths)
-        return os.stat_result(found[:4] + (found[4] + 1, found[5] + 1) + found[6:]) if is_theirs else found
+        return os.stat_result(result[:4] + (result[4] + 1, result[5] + 1) + result[6:]) if is_theirs else result
 
     def refuse(path, user, group):
         asked.append((user, group))

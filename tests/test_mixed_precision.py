@@ -178,5 +178,5 @@ def test_a_recording_has_the_steps_that_a_loss_scale_lets_through(tmp_path):
     with accum.testing.record(tmp_path / "a.json") as recorder:
         callbacks = [recorder.keras_callback()]
         model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=2, verbose=0, callbacks=callbacks)
-    found = accum.testing.compare(recorder.path, recorder.path)
-    assert found.steps == [0, 1, 2]
+    comparison = accum.testing.compare(recorder.path, recorder.path)
+    assert comparison.steps == [0, 1, 2]

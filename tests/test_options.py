@@ -145,9 +145,9 @@ def test_an_epoch_that_ends_within_a_cycle_says_how_many_updates_it_makes(recwar
     for _ in range(2):
         model.fit(data, steps_per_epoch=steps, verbose=0)
         model.optimizer.reset()
-    found = [str(one.message) for one in recwarn if "ends within a cycle" in str(one.message)]
+    messages = [str(one.message) for one in recwarn if "ends within a cycle" in str(one.message)]
     assert int(model.optimizer.iterations) == 2 * updates
-    assert len(found) == (said is not None) and all(said in one and "steps_per_epoch" in one for one in found)
+    assert len(messages) == (said is not None) and all(said in one and "steps_per_epoch" in one for one in messages)
 
 
 @pytest.mark.law("L17")
@@ -157,8 +157,8 @@ def test_batches_that_are_not_split_are_told_once(recwarn, size, is_said):
     model.compile("sgd", "mse", run_eagerly=True)
     for _ in range(2):
         model.fit(X[:8], Y[:8], batch_size=4, verbose=0)
-    found = [str(one.message) for one in recwarn if "No batch is split" in str(one.message)]
-    assert len(found) == is_said and all(f"micro_batch_size={size}, batch_size=4" in one for one in found)
+    messages = [str(one.message) for one in recwarn if "No batch is split" in str(one.message)]
+    assert len(messages) == is_said and all(f"micro_batch_size={size}, batch_size=4" in one for one in messages)
 
 
 def batched(drop_remainder):
@@ -185,8 +185,8 @@ def test_the_data_tell_what_a_batch_has(recwarn, options, size, received):
     model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=size)
     model.compile("sgd", "mse", run_eagerly=True)
     model.fit(verbose=0, **options())
-    found = [str(one.message) for one in recwarn if "No batch is split" in str(one.message)]
-    assert [one.split("Received: ")[1] for one in found] == ([received + "."] if received else [])
+    messages = [str(one.message) for one in recwarn if "No batch is split" in str(one.message)]
+    assert [one.split("Received: ")[1] for one in messages] == ([received + "."] if received else [])
 
 
 @pytest.mark.law("L17")
@@ -215,8 +215,8 @@ def test_an_update_of_more_than_the_batch_that_was_meant_is_told_once(recwarn, s
     model.compile("sgd", "mse", run_eagerly=True)
     for _ in range(2):
         model.fit(X[:8], Y[:8], batch_size=4, verbose=0)
-    found = [str(one.message) for one in recwarn if "leave out `accum_steps`" in str(one.message)]
-    assert len(found) == is_said and all("Each update counts 8 examples" in one for one in found)
+    messages = [str(one.message) for one in recwarn if "leave out `accum_steps`" in str(one.message)]
+    assert len(messages) == is_said and all("Each update counts 8 examples" in one for one in messages)
 
 
 @pytest.mark.law("L17")
@@ -290,8 +290,8 @@ def test_an_epoch_shorter_than_a_cycle_says_so(recwarn, last_cycle, said):
     model = accum.GradientAccumulateModel.from_model(net(), 8, last_cycle=last_cycle)
     model.compile("sgd", "mse")
     model.fit(X, Y, batch_size=4, epochs=2, verbose=0)  # 6 batches
-    found = [str(one.message) for one in recwarn if "fewer batches than a cycle" in str(one.message)]
-    assert len(found) == (said is not None)
+    messages = [str(one.message) for one in recwarn if "fewer batches than a cycle" in str(one.message)]
+    assert len(messages) == (said is not None)
     if said:
-        assert said in found[0] and "accum_steps=8, 6 batches" in found[0]
+        assert said in messages[0] and "accum_steps=8, 6 batches" in messages[0]
     assert int(model.optimizer.iterations) == {"flush": 2, "drop": 0, "carry": 1}[last_cycle]

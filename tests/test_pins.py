@@ -320,8 +320,8 @@ def test_wrong_arguments_are_usage(name, capsys):
 
 
 def case_of(packages, python="3.9.18", system="linux", environ=()):
-    found = {name: [checks.installed.Package(name, version, [], "/s")] for name, version in packages.items()}
-    facts = checks.Facts(system, python, 64, "CPython", found, dict(environ), {})
+    installed = {name: [checks.installed.Package(name, version, [], "/s")] for name, version in packages.items()}
+    facts = checks.Facts(system, python, 64, "CPython", installed, dict(environ), {})
     return checks.Case(facts, trial.Trial(None, None, None, None, "done", None, ""))
 
 
@@ -453,7 +453,10 @@ def advisories(database):
 
 
 def outlooks(advisories, packages, locked):
-    return {found.id: (found.outlook, found.says) for found in audit.find(advisories, packages, locked, "2026-11-21")}
+    return {
+        advisory.id: (advisory.outlook, advisory.says)
+        for advisory in audit.find(advisories, packages, locked, "2026-11-21")
+    }
 
 
 def test_a_database_has_the_date_of_its_newest_change_and_no_withdrawn_advisory(advisories):
@@ -553,9 +556,9 @@ def test_the_table_of_tensorflow_s_own_flaws_agrees_with_records_of_them():
     ],
 )
 def test_a_flaw_of_tensorflow_says_what_fixes_it_on_this_line(version, newest, flaw, says):
-    found = outlooks(fixes.read(), {"tensorflow": version}, {"tensorflow": newest})
-    assert says is None or found[flaw][1].startswith(says)
-    assert (flaw in found) == (says is not None)
+    outlook_of = outlooks(fixes.read(), {"tensorflow": version}, {"tensorflow": newest})
+    assert says is None or outlook_of[flaw][1].startswith(says)
+    assert (flaw in outlook_of) == (says is not None)
 
 
 def test_an_audit_without_a_database_is_of_tensorflow_and_says_so():
@@ -623,9 +626,9 @@ def test_an_audit_groups_by_the_version_that_fixes_and_puts_the_worst_first(monk
     ]
     database = write_database(tmp_path / "made", made)
     status, text = audit_of(monkeypatch, capsys, {"tensorflow": "2.10.0"}, "--advisories", database)
-    found = re.findall(r"(?m)^ +(Fixed in|Never fixed|TEST-\d+)(.*)", text)
+    matches = re.findall(r"(?m)^ +(Fixed in|Never fixed|TEST-\d+)(.*)", text)
     assert status == 1 and "3 to be fixed by an upgrade to 2.10.1, 1 never fixed here" in text
-    assert [" ".join((name + rest).split()) for name, rest in found] == [
+    assert [" ".join((name + rest).split()) for name, rest in matches] == [
         "Fixed in 2.10.1: 3",
         "TEST-11 critical",
         "TEST-10 low",
@@ -637,16 +640,16 @@ def test_an_audit_groups_by_the_version_that_fixes_and_puts_the_worst_first(monk
 
 @pytest.mark.parametrize("until, status, says", [("2999-01-01", 0, "until 2999-01-01"), ("2020-01-01", 1, "EXPIRED")])
 def test_what_is_accepted_does_not_fail_an_audit_until_its_last_day(monkeypatch, capsys, tmp_path, until, status, says):
-    known = [entry["id"] for entry in fixes.read()["packages"]["tensorflow"]]
-    path = accepted_list(tmp_path, [{"ids": known + ["CVE-1-1"], "reason": "our own data", "until": until, "by": "me"}])
+    ids = [entry["id"] for entry in fixes.read()["packages"]["tensorflow"]]
+    path = accepted_list(tmp_path, [{"ids": ids + ["CVE-1-1"], "reason": "our own data", "until": until, "by": "me"}])
     done, text = audit_of(monkeypatch, capsys, {"tensorflow": "2.10.0"}, "--accept", path)
     assert done == status and f"accepted until {until}" in text and says in text
     assert "accepted by me" in text and "our own data" in text and "CVE-1-1" in text.split("Accepted but not found")[1]
 
 
 def test_what_is_not_accepted_fails_an_audit_and_is_counted(monkeypatch, capsys, tmp_path):
-    known = [entry["id"] for entry in fixes.read()["packages"]["tensorflow"]]
-    path = accepted_list(tmp_path, [{"ids": known[:-1], "reason": "our own data", "until": "2999-01-01"}])
+    ids = [entry["id"] for entry in fixes.read()["packages"]["tensorflow"]]
+    path = accepted_list(tmp_path, [{"ids": ids[:-1], "reason": "our own data", "until": "2999-01-01"}])
     done, text = audit_of(monkeypatch, capsys, {"tensorflow": "1.15.0"}, "--accept", path, python="3.7.16")
     assert done == 1 and "1 of them not accepted by accepted.json." in text
 
@@ -696,13 +699,13 @@ def test_a_vector_is_rated_by_its_base_score(vector):
 
 
 def test_the_page_on_old_versions_has_the_numbers_of_the_table():
-    found = audit.find(fixes.read(), {"tensorflow": "1.15.5"}, {"tensorflow": "1.15.5"}, "2026-11-22")
+    advisories = audit.find(fixes.read(), {"tensorflow": "1.15.5"}, {"tensorflow": "1.15.5"}, "2026-11-22")
     before = audit.find(fixes.read(), {"tensorflow": "1.15.0"}, {"tensorflow": "1.15.5"}, "2026-11-22")
-    own = sum(advisory.part is None for advisory in found)
+    own = sum(advisory.part is None for advisory in advisories)
     with open(os.path.join(ROOT, "docs", "old-tensorflow.md"), encoding="utf-8") as file:
         page = " ".join(file.read().split())
-    assert f"1.15.5, it lists {len(found)}" in page and f"fixes for {len(before) - len(found)} more" in page
-    assert f"{own} are in TensorFlow itself, and {len(found) - own} in libraries" in page
+    assert f"1.15.5, it lists {len(advisories)}" in page and f"fixes for {len(before) - len(advisories)} more" in page
+    assert f"{own} are in TensorFlow itself, and {len(advisories) - own} in libraries" in page
 
 
 def test_an_audit_that_finds_nothing_exits_with_0(tmp_path):
@@ -720,8 +723,8 @@ def test_a_flaw_says_which_patch_of_the_line_fixes_it_or_that_none_does(advisori
 
 
 def test_a_patch_that_a_python_has_no_wheels_of_is_no_fix(advisories):
-    found = outlooks(advisories, {"tensorflow": "2.6.2"}, {"tensorflow": "2.6.2"})
-    assert found["TEST-2026-0003"] == (
+    outlook_of = outlooks(advisories, {"tensorflow": "2.6.2"}, {"tensorflow": "2.6.2"})
+    assert outlook_of["TEST-2026-0003"] == (
         audit.NOT_HERE,
         "fixed in 2.6.5, but 2.6.2 was the newest for this TensorFlow and Python on 2026-11-21",
     )
@@ -729,10 +732,10 @@ def test_a_patch_that_a_python_has_no_wheels_of_is_no_fix(advisories):
 
 def test_only_the_package_tensorflow_has_the_patches_of_1_15(advisories, record):
     newest = drift.newest_tensorflow(case_of({"tensorflow-cpu": "1.15.0"}, "3.7.16"), record)
-    found = outlooks(advisories, {"tensorflow": "1.15.0"}, {"tensorflow": newest})
-    here = [says for outlook, says in found.values() if outlook == audit.HERE]
+    outlook_of = outlooks(advisories, {"tensorflow": "1.15.0"}, {"tensorflow": newest})
+    here = [says for outlook, says in outlook_of.values() if outlook == audit.HERE]
     assert here and all("of the package tensorflow" in says for says in here)
-    assert audit.NOT_HERE not in {outlook for outlook, _ in found.values()}
+    assert audit.NOT_HERE not in {outlook for outlook, _ in outlook_of.values()}
 
 
 MADE = {
@@ -752,8 +755,8 @@ def test_ranges_hold_their_first_version_and_not_their_fix(name):
     ranges, version, outlook = MADE[name]
     entry = {"id": "TEST-1", "aliases": [], "severity": None, "ranges": ranges}
     made = {"packages": {"tensorflow": [entry]}}
-    found = audit.find(made, {"tensorflow": version}, {"tensorflow": "2.4.4"}, "2026-11-21")
-    assert [advisory.outlook for advisory in found] == ([outlook] if outlook else [])
+    advisories = audit.find(made, {"tensorflow": version}, {"tensorflow": "2.4.4"}, "2026-11-21")
+    assert [advisory.outlook for advisory in advisories] == ([outlook] if outlook else [])
 
 
 def bill(name, system, record, **more):
@@ -787,8 +790,8 @@ def test_a_bill_of_a_lock_has_its_packages_hashes_licenses_and_origins(name, sys
 
 @pytest.mark.parametrize("name,system", BILLS)
 def test_spdx_says_the_same_as_cyclonedx(name, system, record):
-    found = bill(name, system, record, url="https://wheels.example/")
-    document, other = json.loads(spdx.text(found)), json.loads(cyclonedx.text(found))
+    components = bill(name, system, record, url="https://wheels.example/")
+    document, other = json.loads(spdx.text(components)), json.loads(cyclonedx.text(components))
     subject, packages = document["packages"][0], document["packages"][1:]
     versions = {part["name"]: part["version"] for part in other["components"]}
     assert {package["name"]: package["versionInfo"] for package in packages} == versions
@@ -808,10 +811,10 @@ def test_spdx_says_the_same_as_cyclonedx(name, system, record):
 
 @pytest.mark.parametrize("form", ["cyclonedx", "spdx"])
 def test_a_bill_lists_advisories_under_the_package_that_has_them(form, advisories, record):
-    found = bill("py39-tf2.10", "linux", record)
+    components = bill("py39-tf2.10", "linux", record)
     pins = locks.lock(record, "py39-tf2.10").packages["linux"]
     audited = audit.find(advisories, pins, pins, record["date"])
-    document = json.loads({"cyclonedx": cyclonedx, "spdx": spdx}[form].text(found, audited, "invented"))
+    document = json.loads({"cyclonedx": cyclonedx, "spdx": spdx}[form].text(components, audited, "invented"))
     if form == "cyclonedx":
         said = {(flaw["id"], flaw["affects"][0]["ref"]) for flaw in document["vulnerabilities"]}
         assert {flaw["source"]["name"] for flaw in document["vulnerabilities"]} == {"invented"}
@@ -838,7 +841,7 @@ def test_each_package_of_the_locks_has_a_line_on_its_license(record):
 
 
 @pytest.mark.parametrize(
-    "expression, words, known, says",
+    "expression, words, recorded, says",
     [
         ("MIT OR Apache-2.0", ["x"], "MIT", ("MIT OR Apache-2.0", "MIT OR Apache-2.0")),
         (None, ["Apache 2.0", "Apache Software License"], None, ("Apache-2.0", "Apache 2.0")),
@@ -849,8 +852,8 @@ def test_each_package_of_the_locks_has_a_line_on_its_license(record):
         (None, [], "Apache-2.0 OR BSD-2-Clause", ("Apache-2.0 OR BSD-2-Clause", "Apache-2.0 OR BSD-2-Clause")),
     ],
 )
-def test_a_license_is_an_expression_only_where_its_words_are_clear(expression, words, known, says):
-    assert tuple(licenses.of(expression, words, known)) == says
+def test_a_license_is_an_expression_only_where_its_words_are_clear(expression, words, recorded, says):
+    assert tuple(licenses.of(expression, words, recorded)) == says
 
 
 @pytest.mark.every_merge
@@ -942,7 +945,7 @@ def test_the_main_tests_passed_with_each_patch_that_is_locked_although_tox_runs_
             locked, kept = locks.lock(record, name).packages["linux"], patches[name]
             assert locked[package] == version and kept["tests"] == "main"
             assert kept["passed"] > 1000 and kept["failed"] == 0
-            assert {each: locked[each] for each in kept["packages"]} == kept["packages"]
+            assert {package: locked[package] for package in kept["packages"]} == kept["packages"]
         with open(os.path.join(ROOT, "constraints", f"tf{line}.txt"), encoding="utf-8") as file:
             assert pins.patches_passed(line) in file.read()
 

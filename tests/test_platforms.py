@@ -250,13 +250,15 @@ def test_a_job_with_a_python_that_no_runner_has_runs_in_an_image_with_it(workflo
     text = read(".github", "workflows", workflow)
     jobs = re.split(r"(?m)^  (?=[\w-]+:$)", text.split("\njobs:\n")[1])
     images = 0
-    for each in [job for job in jobs if "runs-on: ubuntu" in job]:
-        names = re.findall(r"py3\d+-tf[\w.-]+", text if "inputs.locks" in each else each)
+    for linux_job in [job for job in jobs if "runs-on: ubuntu" in job]:
+        names = re.findall(r"py3\d+-tf[\w.-]+", text if "inputs.locks" in linux_job else linux_job)
         needed = {name[:5] for name in names if name.startswith(OLD_PYTHONS)}
-        container = re.findall(r"(?m)^    container: \$\{\{ (.*) \}\}$", each)
-        given = re.findall(rf"startsWith\(matrix\.{of}, '(py3\d-)'\) && 'python:3\.(\d)-\w+'", "".join(container))
-        assert needed <= {python for python, _ in given if python in OLD_PYTHONS}
-        assert all(python == f"py3{minor}-" for python, minor in given)
+        container = re.findall(r"(?m)^    container: \$\{\{ (.*) \}\}$", linux_job)
+        python_of_image = re.findall(
+            rf"startsWith\(matrix\.{of}, '(py3\d-)'\) && 'python:3\.(\d)-\w+'", "".join(container)
+        )
+        assert needed <= {python for python, _ in python_of_image if python in OLD_PYTHONS}
+        assert all(python == f"py3{minor}-" for python, minor in python_of_image)
         images += len(needed)
     assert images and re.search(r"(?m)^env:\n  UV_PYTHON_PREFERENCE: system\b", text)
 

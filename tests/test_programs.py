@@ -52,10 +52,10 @@ def test_every_program_that_ran_agrees_resumes_and_exports():
 
 
 def test_every_evaluation_is_that_of_the_full_batch_and_training_changes_it():
-    found = {name: record for name, record in script.records().items() if "evaluated" in record}
-    assert len(found) >= 10
-    assert found.pop("east")["rounded"]  # predicts from variables that are not compared either; the page says so
-    for name, record in found.items():
+    evaluated = {name: record for name, record in script.records().items() if "evaluated" in record}
+    assert len(evaluated) >= 10
+    assert evaluated.pop("east")["rounded"]  # predicts from variables that are not compared either; the page says so
+    for name, record in evaluated.items():
         assert record["evaluated"] <= 1e-5 < 100 * 1e-5 < record["evaluation_moved"], name
 
 
@@ -89,12 +89,12 @@ def test_a_row_says_what_a_record_does():
 
 
 def test_what_runs_on_tensorflow_2_is_a_part_of_a_record_and_stays_when_1_15_runs_again():
-    found = {"one": dict(RECORD), "other": dict(RECORD)}
-    script.keep(found, "one", dict(RECORD, tensorflow="2.10.1", agreement=4e-7), is_tf2=True)
-    script.keep(found, "other", dict(RECORD, failed="no contrib", tensorflow="2.10.1"), is_tf2=True)
-    script.keep(found, "one", dict(RECORD, agreement=5e-7), is_tf2=False)
-    assert found["one"]["agreement"] == 5e-7 and found["one"]["also"]["2.10.1"]["agreement"] == 4e-7
-    page = script.page(found)
+    records = {"one": dict(RECORD), "other": dict(RECORD)}
+    script.keep(records, "one", dict(RECORD, tensorflow="2.10.1", agreement=4e-7), is_tf2=True)
+    script.keep(records, "other", dict(RECORD, failed="no contrib", tensorflow="2.10.1"), is_tf2=True)
+    script.keep(records, "one", dict(RECORD, agreement=5e-7), is_tf2=False)
+    assert records["one"]["agreement"] == 5e-7 and records["one"]["also"]["2.10.1"]["agreement"] == 4e-7
+    page = script.page(records)
     assert "| 1.15.0, 2.10.1 |" in page and "| one | 2.10.1 | 4e-07 | 1e-01 | yes | **no** |  |" in page
     assert "| other | 2.10.1 | can't run: no contrib |" in page and "Not tried" not in page
 
@@ -138,8 +138,8 @@ def test_a_tree_is_that_of_the_newest_commit_and_a_missing_repository_is_named(t
     subprocess.run(git + ["add", "."], check=True)
     subprocess.run(git + ["commit", "-qm", "m"], check=True)
     program = script.PROGRAMS["tf_unet"]._replace(inside="inside")
-    found = script.git_directory(str(tmp_path), "owner/name")
-    assert len(script.make_tree(found, str(tmp_path / "tree"), program)) == 40
+    repository = script.git_directory(str(tmp_path), "owner/name")
+    assert len(script.make_tree(repository, str(tmp_path / "tree"), program)) == 40
     assert (tmp_path / "tree" / "inside" / "file.py").read_text() == "pass\n"
     with pytest.raises(script.Failed, match="not in the folder"):
         script.git_directory(str(tmp_path), "owner/other")

@@ -45,9 +45,9 @@ def proving():
 def test_random_cases_make_the_steps_of_the_full_batch(kind, proving):
     if kind != "graph" and not HAS_KERAS_API:
         pytest.skip("this line has no Keras optimizers that accumulate")
-    found, failure = proving.prove(kind, COUNTS[kind], seed=1)
+    counts, failure = proving.prove(kind, COUNTS[kind], seed=1)
     assert failure is None, failure
-    assert found["cases"] >= COUNTS[kind] and found["L4"] + found["L18"] > 0
+    assert counts["cases"] >= COUNTS[kind] and counts["L4"] + counts["L18"] > 0
 
 
 MISTAKES = {
@@ -78,7 +78,7 @@ def test_a_case_fails_if_the_optimizer_does_something_else(mistake, proving, mon
 @pytest.mark.keras_face
 def test_a_failure_is_a_script_that_reproduces_it(proving, monkeypatch):
     real = proving.fed.cycles.steps_of
-    monkeypatch.setattr(proving.fed.cycles, "steps_of", lambda case, given: [None for _ in real(case, given)])
+    monkeypatch.setattr(proving.fed.cycles, "steps_of", lambda case, dtype: [None for _ in real(case, dtype)])
     _, failure = proving.prove("optimizer", 40, seed=1)
     first, _, script = failure.partition("\n")
     assert first.startswith("# Deviation: law L3: 1 steps were counted, not 0")

@@ -32,20 +32,20 @@ def blocks(page):
     """
     before, after = r"(?:<!-- first:\n(.*?)-->\n+)?", r"(?:\n+<!-- then:\n(.*?)-->)?"
     with open(os.path.join(ROOT, *page.split("/")), encoding="utf-8") as file:
-        found = re.findall(before + r"```python\n(.*?)```" + after, file.read(), re.DOTALL)
-    return ["".join(parts) for parts in found]
+        blocks = re.findall(before + r"```python\n(.*?)```" + after, file.read(), re.DOTALL)
+    return ["".join(parts) for parts in blocks]
 
 
 def said_first(block):
     """The first TensorFlow line on which a block runs, by its comment `# TensorFlow 2.10 or later`."""
-    found = re.search(r"(?m)^# TensorFlow (\d+)\.(\d+) (?:or later|to)\b", block)
-    return (int(found.group(1)), int(found.group(2))) if found else (1, 0)
+    match = re.search(r"(?m)^# TensorFlow (\d+)\.(\d+) (?:or later|to)\b", block)
+    return (int(match.group(1)), int(match.group(2))) if match else (1, 0)
 
 
 def said_last(block):
     """The last one, by its comment `# TensorFlow 1.15 to 2.15`."""
-    found = re.search(r"(?m)^# TensorFlow [\d.]+ to (\d+)\.(\d+)\b", block)
-    return (int(found.group(1)), int(found.group(2))) if found else (9, 9)
+    match = re.search(r"(?m)^# TensorFlow [\d.]+ to (\d+)\.(\d+)\b", block)
+    return (int(match.group(1)), int(match.group(2))) if match else (9, 9)
 
 
 def marks(block):

@@ -111,10 +111,10 @@ def test_a_difference_is_estimated_and_never_missed(tmp_path):
         steps = [{"w": base + 1e-3 * difference} for difference in differences]
         recorded(tmp_path / "a.json", steps, overwrite=True)
         recorded(tmp_path / "b.json", [{"w": base}] * len(steps), overwrite=True)
-        found = compare(tmp_path / "a.json", tmp_path / "b.json")
+        comparison = compare(tmp_path / "a.json", tmp_path / "b.json")
         true = 1e-3 * np.sqrt(np.mean(differences**2, axis=1))
         allowed = 1e-5 * max(1.0, np.sqrt(np.mean(base**2)))
-        ratios = np.array(found.curves["deviation"]) * allowed / true
+        ratios = np.array(comparison.curves["deviation"]) * allowed / true
         assert ratios.min() > 0.1 and ratios.max() < 2.5, kind
         if kind != "constant":  # those are all one direction
             assert abs(np.sqrt(np.mean(ratios**2)) - 1.0) < 0.33, kind
@@ -136,9 +136,9 @@ def test_fit_of_micro_batches_is_recorded_as_the_full_batch(tmp_path, by_numpy):
             model.fit(X, Y, validation_data=(X, 2.0 * Y), epochs=epochs, **fit)
         steps = lines(tmp_path / "keras.json")[2:]  # before it is closed
     assert [step["step"] for step in steps] == list(range(10))
-    found = compare(tmp_path / "keras.json", by_numpy, tolerance=2e-6, names={"unit/kernel": "w"})
-    assert found.agrees and found.steps == list(range(10)) and found.has_losses == (True, True)
-    assert [pair.how for pair in found.pairs] == ["names"]
+    comparison = compare(tmp_path / "keras.json", by_numpy, tolerance=2e-6, names={"unit/kernel": "w"})
+    assert comparison.agrees and comparison.steps == list(range(10)) and comparison.has_losses == (True, True)
+    assert [pair.how for pair in comparison.pairs] == ["names"]
     with pytest.raises(ValueError, match="records one run"):
         model.optimizer.iterations.assign(2)
         model.fit(X, Y, verbose=0, callbacks=callbacks)
@@ -153,8 +153,8 @@ def test_keras_in_a_static_graph_is_recorded(tmp_path, by_numpy):
     with record(tmp_path / "keras.json") as recorder:
         callbacks = [recorder.keras_callback()]
         model.fit(X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
-    found = compare(tmp_path / "keras.json", by_numpy, tolerance=2e-6)
-    assert found.agrees and found.steps == list(range(10)) and found.has_losses == (True, True)
+    comparison = compare(tmp_path / "keras.json", by_numpy, tolerance=2e-6)
+    assert comparison.agrees and comparison.steps == list(range(10)) and comparison.has_losses == (True, True)
 
 
 @pytest.mark.keras_face
@@ -210,9 +210,9 @@ def test_a_session_is_recorded_step_by_step(tmp_path, by_numpy, accum_steps):
                 session.run(train_op, {x: X[start : start + size], y: Y[start : start + size]})
     steps = lines(tmp_path / "graph.json")[2:]
     assert [step["step"] for step in steps] == [0, 1, 2, 3]
-    found = compare(tmp_path / "graph.json", by_numpy, tolerance=2e-6)
-    assert found.first is None and len(found.pairs) == 1 and found.pairs[0].how == "name"
-    assert found.only_in_b == [4, 5, 6, 7, 8, 9] and "Only in the second: 6 steps, from 4 to 9" in str(found)
+    comparison = compare(tmp_path / "graph.json", by_numpy, tolerance=2e-6)
+    assert comparison.first is None and len(comparison.pairs) == 1 and comparison.pairs[0].how == "name"
+    assert comparison.only_in_b == [4, 5, 6, 7, 8, 9] and "Only in the second: 6 steps, from 4 to 9" in str(comparison)
 
 
 @pytest.mark.law("L17")
@@ -241,21 +241,21 @@ def drifting(at=None, by=1e-2):
 
 def test_the_first_divergence_and_the_largest_are_found(tmp_path):
     a, b = recorded(tmp_path / "a.json", drifting()), recorded(tmp_path / "b.json", drifting(at=7))
-    found = compare(a, b)
-    assert not found.agrees and found.first.step == 7 and found.first.what == "b"
-    assert 0.4e-2 < found.first.size < 2.5e-2
-    assert found.largest.what == "b" and found.largest.size >= found.first.size
+    comparison = compare(a, b)
+    assert not comparison.agrees and comparison.first.step == 7 and comparison.first.what == "b"
+    assert 0.4e-2 < comparison.first.size < 2.5e-2
+    assert comparison.largest.what == "b" and comparison.largest.size >= comparison.first.size
     assert compare(a, b, tolerance=0.1).agrees
     assert compare(a, b, ignore=["b"]).agrees
-    assert "First divergence: step 7, `b`, by" in str(found)
+    assert "First divergence: step 7, `b`, by" in str(comparison)
 
 
 @pytest.mark.parametrize("loss,says", [(0.26, "step 4, the loss, by 1.0e-02"), (float("nan"), "by inf")])
 def test_a_loss_that_diverges_is_named(tmp_path, loss, says):
     steps = drifting()
     steps[3] = (loss, steps[3][1])
-    found = compare(recorded(tmp_path / "a.json", drifting()), recorded(tmp_path / "b.json", steps))
-    assert found.first.step == 4 and found.first.what == "loss" and says in str(found)
+    comparison = compare(recorded(tmp_path / "a.json", drifting()), recorded(tmp_path / "b.json", steps))
+    assert comparison.first.step == 4 and comparison.first.what == "loss" and says in str(comparison)
 
 
 def test_the_rounding_of_a_loss_is_allowed_for(tmp_path):
@@ -263,9 +263,9 @@ def test_the_rounding_of_a_loss_is_allowed_for(tmp_path):
         with record(tmp_path / name) as recorder:
             recorder.step(loss)
             recorder.step(loss, loss_error=1e-4)
-    found = compare(tmp_path / "a.json", tmp_path / "b.json")
-    assert found.first.step == 1 and compare(tmp_path / "a.json", tmp_path / "b.json", tolerance=1.1e-4).agrees
-    assert found.curves["deviation"][1] < 1.0
+    comparison = compare(tmp_path / "a.json", tmp_path / "b.json")
+    assert comparison.first.step == 1 and compare(tmp_path / "a.json", tmp_path / "b.json", tolerance=1.1e-4).agrees
+    assert comparison.curves["deviation"][1] < 1.0
 
 
 def test_what_is_no_number_in_both_agrees(tmp_path):
@@ -295,8 +295,8 @@ def test_runs_that_start_from_different_values_diverge_though_one_has_not_traine
     for name, value in (("a.json", 0.0), ("b.json", 1.0)):
         with record(tmp_path / name) as recorder:
             recorder.step(variables={"a": [value]}, step=0)
-    found = compare(tmp_path / "a.json", tmp_path / "b.json")
-    assert not found.agrees and "start from different values" in str(found)
+    comparison = compare(tmp_path / "a.json", tmp_path / "b.json")
+    assert not comparison.agrees and "start from different values" in str(comparison)
 
 
 @pytest.mark.keras_face
@@ -329,11 +329,11 @@ A, B, C = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0]), np.ones((2, 2))
 )
 def test_variables_find_their_counterparts_and_none_is_dropped_in_silence(tmp_path, theirs, options, pairs, unmatched):
     a = recorded(tmp_path / "a.json", [{"a:0": A, "b:0": B, "c:0": C}])
-    found = compare(a, recorded(tmp_path / "b.json", [theirs]), **options)
-    assert {pair.name_a: pair.name_b for pair in found.pairs} == pairs
-    assert (found.unmatched_a, found.unmatched_b) == unmatched
-    assert found.first is None and found.agrees == (unmatched == ([], []))
-    assert all("`names`" in str(found) and name in str(found) for names in unmatched for name in names)
+    comparison = compare(a, recorded(tmp_path / "b.json", [theirs]), **options)
+    assert {pair.name_a: pair.name_b for pair in comparison.pairs} == pairs
+    assert (comparison.unmatched_a, comparison.unmatched_b) == unmatched
+    assert comparison.first is None and comparison.agrees == (unmatched == ([], []))
+    assert all("`names`" in str(comparison) and name in str(comparison) for names in unmatched for name in names)
 
 
 @pytest.mark.law("L17")
@@ -477,8 +477,8 @@ def test_a_run_that_is_killed_leaves_its_steps(tmp_path):
         assert lines(path)[-1]["step"] == number  # neither closed nor flushed
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])  # killed in the middle of a line
-    found = compare(path, recorded(tmp_path / "b.json", drifting()))
-    assert found.agrees and found.steps == list(range(1, 10)) and found.only_in_b == [10]
+    comparison = compare(path, recorded(tmp_path / "b.json", drifting()))
+    assert comparison.agrees and comparison.steps == list(range(1, 10)) and comparison.only_in_b == [10]
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -22,9 +22,9 @@ def read(path):
         return file.read()
 
 
-def counts(**given):
+def counts(**kwargs):
     return dict(
-        dict.fromkeys(scorecard.OUTCOMES, 0), **{name.replace("_", " "): count for name, count in given.items()}
+        dict.fromkeys(scorecard.OUTCOMES, 0), **{name.replace("_", " "): count for name, count in kwargs.items()}
     )
 
 
@@ -45,7 +45,7 @@ def test_every_case_of_ours_passes():
 
 
 @pytest.mark.parametrize(
-    "given, largest, text, is_clear",
+    "outcomes, largest, text, is_clear",
     [
         (counts(passed=12), [1e-7], "12 / 12", True),
         (counts(passed=8, inexact=4), [0.31], "8 / 12, off by 0.31", False),
@@ -57,8 +57,8 @@ def test_every_case_of_ours_passes():
         (counts(), [], "–", True),
     ],
 )
-def test_what_a_cell_says(given, largest, text, is_clear):
-    assert scorecard._said(given, largest) == (text, is_clear)
+def test_what_a_cell_says(outcomes, largest, text, is_clear):
+    assert scorecard._said(outcomes, largest) == (text, is_clear)
 
 
 def test_a_cell_without_a_note_is_refused():
@@ -69,9 +69,9 @@ def test_a_cell_without_a_note_is_refused():
 
 @pytest.mark.parametrize("law", sorted(cases.LAWS))
 def test_cases_of_a_law_are_enough_and_always_the_same(law):
-    found = [case for case in cases.cases() if case["law"] == law]
-    assert len(found) >= 15
-    assert repr(found) == repr([case for case in cases.cases() if case["law"] == law])  # NaN equals nothing
+    of_law = [case for case in cases.cases() if case["law"] == law]
+    assert len(of_law) >= 15
+    assert repr(of_law) == repr([case for case in cases.cases() if case["law"] == law])  # NaN equals nothing
 
 
 class Ours:
@@ -94,7 +94,7 @@ class Ours:
     def take(self, grads, weight):
         self._held.append(grads)
         if len(self._held) == self._case["accum_steps"]:
-            self.apply([sum(each) / len(each) for each in zip(*self._held)])
+            self.apply([sum(grads) / len(grads) for grads in zip(*self._held)])
             self._held = []
 
     def weights(self):
@@ -119,8 +119,8 @@ def case_of(law, optimizer="sgd"):
 
 def test_the_judge_passes_what_is_right_and_measures_what_is_not():
     assert judge.judge(Ours, case_of("L1"))["outcome"] == "passed"
-    found = judge.judge(Wrong, case_of("L1"))
-    assert found["outcome"] == "inexact" and 1e-4 < found["deviation"] < 1e-2
+    verdict = judge.judge(Wrong, case_of("L1"))
+    assert verdict["outcome"] == "inexact" and 1e-4 < verdict["deviation"] < 1e-2
 
 
 def test_the_judge_leaves_out_what_follows_from_the_first_row():

@@ -110,7 +110,7 @@ def steps_of(model):
 @pytest.mark.slow
 @pytest.mark.law("L3")
 @pytest.mark.parametrize(
-    "make,given",
+    "make,make_arguments",
     [
         (InList, lambda: [[sgd(), sgd()]]),
         (InDict, lambda: [{"g": sgd(), "d": sgd()}]),
@@ -119,9 +119,9 @@ def steps_of(model):
         (MadeInInit, lambda: ["adam"]),
     ],
 )
-def test_optimizers_are_found_wherever_a_model_keeps_them(make, given):
+def test_optimizers_are_found_wherever_a_model_keeps_them(make, make_arguments):
     model = from_model(make(), accum_steps=4)
-    model.compile(*given())
+    model.compile(*make_arguments())
     model.fit(X, Y, batch_size=2, verbose=0)  # 8 micro-batches
     assert steps_of(model) == 2
 
@@ -493,27 +493,27 @@ def test_a_decorated_train_step_equals_the_full_batch_for_each_model_and_compile
 
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
-    "given,hint",
+    "kwargs,hint",
     [
         ({"acum_steps": 4}, "Did you mean `accum_steps`"),
         ({"gradient_accumulation_steps": 4}, "Did you mean `accum_steps`"),
         ({"foo": 1}, "`foo` is an unknown argument. Received: foo=1"),
     ],
 )
-def test_an_unknown_argument_is_refused_with_the_name_that_was_meant(given, hint):
+def test_an_unknown_argument_is_refused_with_the_name_that_was_meant(kwargs, hint):
     plain = functional()
     with pytest.raises(TypeError, match=hint):
-        accum.GradientAccumulateModel(accum_steps=2, inputs=plain.inputs, outputs=plain.outputs, **given)
+        accum.GradientAccumulateModel(accum_steps=2, inputs=plain.inputs, outputs=plain.outputs, **kwargs)
     with pytest.raises(TypeError, match=hint):
-        from_model(plain, 2, **given)
+        from_model(plain, 2, **kwargs)
 
 
 @pytest.mark.law("L17")
 def test_a_model_without_accum_steps_warns_that_nothing_accumulates():
     plain = functional()
     for make in (
-        lambda **given: accum.GradientAccumulateModel.from_model(plain, **given),
-        lambda **given: accum.GradientAccumulateModel(inputs=plain.inputs, outputs=plain.outputs, **given),
+        lambda **kwargs: accum.GradientAccumulateModel.from_model(plain, **kwargs),
+        lambda **kwargs: accum.GradientAccumulateModel(inputs=plain.inputs, outputs=plain.outputs, **kwargs),
     ):
         with pytest.warns(UserWarning, match="`accum_steps` was not given") as caught:
             make()
@@ -608,7 +608,7 @@ def said_of_losses(kind, way, run_eagerly):
         for _ in range(2):
             data = list(TOKENS), y
             model.fit(*data, batch_size=batch_size, validation_data=data, shuffle=False, verbose=0)
-    return [str(each.message) for each in caught if "losses" in str(each.message)]
+    return [str(warning.message) for warning in caught if "losses" in str(warning.message)]
 
 
 @pytest.mark.law("L5")
@@ -868,7 +868,7 @@ def said_of_changes(model, **options):
         model.compile(sgd(), "mse", **options)
         for _ in range(2):
             model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
-    return [str(each.message) for each in caught if "once per micro-batch" in str(each.message)]
+    return [str(warning.message) for warning in caught if "once per micro-batch" in str(warning.message)]
 
 
 @pytest.mark.law("L2")

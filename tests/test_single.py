@@ -110,7 +110,7 @@ def said_of_missing_gradients(optimizer, is_traced):
             (tf.function(apply) if is_traced else apply)()
     finally:
         tf.get_logger().removeHandler(handler)
-    said += [str(each.message) for each in caught]
+    said += [str(warning.message) for warning in caught]
     return [line.split("[")[0] for line in said if "radients do not exist" in line]
 
 

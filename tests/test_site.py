@@ -25,11 +25,11 @@ def read(path):
 
 def pages():
     """The site's pages in Markdown, from the root of the repository."""
-    found = ["benchmarks/README.md", "MATRIX.md"]
+    pages = ["benchmarks/README.md", "MATRIX.md"]
     for folder, _, names in os.walk(DOCS):
         within = os.path.relpath(folder, ROOT).replace(os.sep, "/")
-        found += [f"{within}/{name}" for name in names if name.endswith(".md")]
-    return found
+        pages += [f"{within}/{name}" for name in names if name.endswith(".md")]
+    return pages
 
 
 @pytest.mark.line
@@ -103,7 +103,7 @@ def test_a_drawing_follows_the_system_and_the_theme_that_the_reader_chose(path):
     light, dark = colours[""], colours["@media (prefers-color-scheme: dark) { "]
     assert colours['body[data-theme="light"] '] == light and colours['body[data-theme="dark"] '] == dark != light
     selectors = re.findall(r"([^{}]+){(?! *\.)", style)
-    assert len(selectors) > 5 and [each for each in selectors if f".{of}" not in each] == []
+    assert len(selectors) > 5 and [selector for selector in selectors if f".{of}" not in selector] == []
     repeated = "".join(re.findall(r'(?s)<g id="[^"]*">(.*?)</g>', text))  # by <use>, where selectors see no ancestors
     assert all(f".{name} {{" in style for name in re.findall('class="([^"]*)"', repeated))
     assert [name for name in re.findall('class="([^"]*)"', repeated) if f".{of} .{name}" in style] == []
@@ -120,7 +120,7 @@ def test_no_two_drawings_have_an_id_in_common():
         used = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', text)
         assert {one or other for one, other in used} <= set(own), path
         ids += own
-    assert len(ids) == len(set(ids)) > 10 and all("-" in each for each in ids)  # nor has a page's own part
+    assert len(ids) == len(set(ids)) > 10 and all("-" in id_ for id_ in ids)  # nor has a page's own part
 
 
 GUIDES = sorted(name for name in os.listdir(os.path.join(DOCS, "guides")) if name.endswith(".md"))

@@ -40,7 +40,7 @@ def union(cycle):
     return total[rows] / np.float32(len(cycle)), np.array(rows)
 
 
-def run(optimizer, given, is_traced):
+def run(optimizer, slices_of_steps, is_traced):
     table = tf.Variable(np.ones((ROWS, WIDTH), "float32"))
 
     def step(values, indices):
@@ -49,7 +49,7 @@ def run(optimizer, given, is_traced):
 
     if is_traced:
         step = tf.function(step, input_signature=[tf.TensorSpec([None, WIDTH]), tf.TensorSpec([None], tf.int64)])
-    for values, indices in given:
+    for values, indices in slices_of_steps:
         step(tf.constant(values), tf.constant(indices, tf.int64))
     return table.numpy()
 
@@ -75,9 +75,9 @@ def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken
     )
     empty = tf.fill([ROWS, WIDTH], np.nan) if is_dense else as_slices(tf.fill([1, WIDTH], np.nan), [5])
     others = [slices([0, 1], seed=3), slices([1, 2], seed=4)]
-    weights, given = [1.0, 2.0], [as_slices(*other) for other in others]
+    weights, grads = [1.0, 2.0], [as_slices(*other) for other in others]
     weights.insert(place, 0.0)
-    given.insert(place, empty)
+    grads.insert(place, empty)
     mean = np.zeros((ROWS, WIDTH), "float32")
     for weight, (values, rows) in zip([1.0, 2.0], others):
         mean[rows] += np.float32(weight / 3) * values
@@ -88,7 +88,7 @@ def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken
     first = as_slices(*slices([0, 5, 3], seed=5))
     for _ in range(3):
         optimizer.apply_gradients([(first, table)])
-    for grad, weight in zip(given, weights):
+    for grad, weight in zip(grads, weights):
         optimizer.apply_gradients([(grad, table)], weight=weight)
     inner.apply_gradients([(first, twin)])
     inner.apply_gradients([(as_slices(mean[touched], touched), twin)])
@@ -103,9 +103,9 @@ def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken
 @pytest.mark.parametrize("pattern", sorted(INDICES))
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_sparse_rows_reach_the_inner_optimizer_as_their_union(make, pattern, is_traced):
-    given = [slices(indices, seed) for seed, indices in enumerate(INDICES[pattern])]
-    expected = run(make(), [union(given[:2]), union(given[2:])], is_traced)
-    ours = run(accum.GradientAccumulateOptimizer(make(), accum_steps=K), given, is_traced)
+    grads = [slices(indices, seed) for seed, indices in enumerate(INDICES[pattern])]
+    expected = run(make(), [union(grads[:2]), union(grads[2:])], is_traced)
+    ours = run(accum.GradientAccumulateOptimizer(make(), accum_steps=K), grads, is_traced)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-7)
 
 
@@ -117,9 +117,9 @@ def test_sparse_rows_reach_the_inner_optimizer_as_their_union(make, pattern, is_
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_a_running_mean_hands_over_the_touched_rows_alone(make, pattern):
     """A row of zeros is not the same: Ftrl would take back its weights, and momentum go on moving it."""
-    given = [slices(indices, seed) for seed, indices in enumerate(INDICES[pattern])]
-    expected = run(make(), [union(given[:2]), union(given[2:])], False)
-    ours = run(accum.GradientAccumulateOptimizer(make(), accum_steps=K, reduction="running_mean"), given, False)
+    grads = [slices(indices, seed) for seed, indices in enumerate(INDICES[pattern])]
+    expected = run(make(), [union(grads[:2]), union(grads[2:])], False)
+    ours = run(accum.GradientAccumulateOptimizer(make(), accum_steps=K, reduction="running_mean"), grads, False)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-6)
 
 
@@ -128,7 +128,7 @@ def test_a_running_mean_hands_over_the_touched_rows_alone(make, pattern):
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 @pytest.mark.parametrize("pattern", sorted(INDICES))
 def test_sparse_rows_in_a_session(pattern, use_resource, reduction):
-    given = [slices(indices, seed) for seed, indices in enumerate(INDICES[pattern])]
+    grads = [slices(indices, seed) for seed, indices in enumerate(INDICES[pattern])]
 
     def trained(wraps, fed_slices):
         with tf.Graph().as_default(), tf1.Session() as session:
@@ -144,9 +144,9 @@ def test_sparse_rows_in_a_session(pattern, use_resource, reduction):
                 session.run(train_op, dict(zip([values, indices], one)))
             return session.run(table)
 
-    expected = trained(False, [union(given[:2]), union(given[2:])])
+    expected = trained(False, [union(grads[:2]), union(grads[2:])])
     atol = 2e-7 if reduction == "mean" else 5e-7  # a running mean is rounded at each micro step
-    np.testing.assert_allclose(trained(True, given), expected, rtol=0, atol=atol)
+    np.testing.assert_allclose(trained(True, grads), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.every_merge
@@ -155,11 +155,11 @@ def test_sparse_rows_in_a_session(pattern, use_resource, reduction):
 @pytest.mark.keras_face
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_reset_discards_the_rows_of_the_cycle_and_that_they_were_touched(make):
-    given = [slices([0, 2], 0), slices([2, 3], 1), slices([4, 2], 2)]
-    expected = run(make(), [union(given[1:])], False)
+    grads = [slices([0, 2], 0), slices([2, 3], 1), slices([4, 2], 2)]
+    expected = run(make(), [union(grads[1:])], False)
     optimizer = accum.GradientAccumulateOptimizer(make(), accum_steps=K)
     table = tf.Variable(np.ones((ROWS, WIDTH), "float32"))
-    for place, (values, indices) in enumerate(given):
+    for place, (values, indices) in enumerate(grads):
         grad = tf.IndexedSlices(values, tf.constant(indices, tf.int64), tf.constant([ROWS, WIDTH], tf.int64))
         optimizer.apply_gradients([(grad, table)])
         if place == 0:

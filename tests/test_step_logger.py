@@ -62,11 +62,11 @@ class Oracle:
         parts = np.split(np.arange(start, start + sum(sizes)), np.cumsum(sizes)[:-1])
         shares, sizes = np.array(sizes) / sum(sizes), np.array(sizes)
         grads = [self.gradient(part) for part in parts]
-        grad = sum(share * each for share, each in zip(shares, grads))
+        grad = sum(share * grad_of_part for share, grad_of_part in zip(shares, grads))
         # Both expectations, solved as two linear equations.
         system = np.array([[1.0, (shares / sizes).sum()], [1.0, (shares**2 / sizes).sum()]])
         if len(sizes) > 1:
-            seen = [sum(share * (each**2).sum() for share, each in zip(shares, grads)), (grad**2).sum()]
+            seen = [sum(share * (grad_of_part**2).sum() for share, grad_of_part in zip(shares, grads)), (grad**2).sum()]
             squared, variance = np.linalg.solve(system, seen)
             self.squared, self.variance = 2 / 3 * self.squared + squared, 2 / 3 * self.variance + variance
         everything = np.concatenate(parts)
@@ -377,12 +377,12 @@ def test_a_model_that_cannot_be_followed_raises():
 
 def test_the_estimates_are_unbiased_for_micro_batches_of_any_size():
     random, sizes = np.random.RandomState(0), np.array([1, 2, 5])
-    shares, found = sizes / sizes.sum(), []
+    shares, estimates = sizes / sizes.sum(), []
     for _ in range(4000):
         grads = 2.0 + random.normal(size=3) * 3.0 / np.sqrt(sizes)
         norms = (sizes * grads**2).sum(), 8.0, 3.0, 8.0, 3.0, (shares @ grads) ** 2
-        found.append(estimate(SquaredNorms(*norms)))
-    np.testing.assert_allclose(np.mean(found, axis=0), [9.0, 4.0], rtol=0.05)
+        estimates.append(estimate(SquaredNorms(*norms)))
+    np.testing.assert_allclose(np.mean(estimates, axis=0), [9.0, 4.0], rtol=0.05)
 
 
 def test_estimates_that_do_not_exist_are_left_out_of_the_average():

@@ -54,7 +54,7 @@ def stored(*names, by_later_lines=False):
 
     A file of Keras is read by the line that wrote it and by later ones. `by_later_lines` includes those of later lines.
     """
-    found = []
+    parameters = []
     for folder in FOLDERS:
         files = os.listdir(path_of(folder))
         for name in names:
@@ -64,8 +64,8 @@ def stored(*names, by_later_lines=False):
                     for part, unread, why in UNREAD
                     if unread and part in folder + "-" + name
                 ]
-                found.append(pytest.param(folder, name, id=folder + "-" + name, marks=marks))
-    return found
+                parameters.append(pytest.param(folder, name, id=folder + "-" + name, marks=marks))
+    return parameters
 
 
 def path_of(folder, name=""):

@@ -91,15 +91,15 @@ def test_on_one_device_it_is_the_unfused_layer():
 
 
 def test_the_swap_keeps_what_was_synchronized():
-    found = [(layers.BatchNormalization(), False)]
+    norms = [(layers.BatchNormalization(), False)]
     old = None if IS_KERAS_3 else layers.experimental.SyncBatchNormalization
     if old is not None:
-        found.append((old(), True))
+        norms.append((old(), True))
     if IS_KERAS_3 or "synchronized" in layers.BatchNormalization().get_config() or "synchronized" in old().get_config():
-        found.append((layers.BatchNormalization(synchronized=True), True))
-    model = tf.keras.Sequential([layers.Dense(3, input_shape=(3,))] + [layer for layer, _ in found])
+        norms.append((layers.BatchNormalization(synchronized=True), True))
+    model = tf.keras.Sequential([layers.Dense(3, input_shape=(3,))] + [layer for layer, _ in norms])
     swapped = accum.replace_batchnorm_layers(model, 2)
-    for layer, (_, expected) in zip(swapped.layers[1:], found):
+    for layer, (_, expected) in zip(swapped.layers[1:], norms):
         assert isinstance(layer, accum.AccumBatchNormalization)
         assert layer.get_config()["synchronized"] is expected
     np.testing.assert_array_equal(swapped.predict(X), model.predict(X))

@@ -430,19 +430,19 @@ def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in
     ],
 )
 def test_what_cannot_be_checked_is_refused(arguments, said):
-    given = dict({"build_model": maker(), "data": (X, Y), "accum_steps": 3}, **arguments)
+    kwargs = dict({"build_model": maker(), "data": (X, Y), "accum_steps": 3}, **arguments)
     with pytest.raises((TypeError, ValueError), match=said):
-        assert_accumulation_equals_full_batch(**given)
+        assert_accumulation_equals_full_batch(**kwargs)
 
 
 @needs_keras_face
 @pytest.mark.law("L17")
 def test_a_function_that_makes_no_new_model_is_refused():
-    known = maker()()
+    same_model = maker()()
     with pytest.raises(TypeError, match="`build_model` must be a function"):
-        assert_accumulation_equals_full_batch(known, (X, Y), 2)
+        assert_accumulation_equals_full_batch(same_model, (X, Y), 2)
     with pytest.raises(ValueError, match="new model at each call"):
-        assert_accumulation_equals_full_batch(lambda: known, (X, Y), 2)
+        assert_accumulation_equals_full_batch(lambda: same_model, (X, Y), 2)
     units = iter([1, 2])
     with pytest.raises(ValueError, match="the same model at each call"):
         assert_accumulation_equals_full_batch(maker(lambda: layers.Dense(next(units))), (X, Y), 2)
@@ -548,15 +548,15 @@ def imports_within(package):
     files = {
         path.stem: ast.parse(path.read_text("utf-8")) for path in pathlib.Path(package.__file__).parent.glob("*.py")
     }
-    found = {}
+    imports = {}
     for name, tree in files.items():
         statements = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         imported = {
             node.module.rpartition(".")[2] for node in statements if node.module.startswith(package.__name__ + ".")
         }
         imported.update(alias.name for node in statements if node.module == package.__name__ for alias in node.names)
-        found[name] = imported & set(files)
-    return found
+        imports[name] = imported & set(files)
+    return imports
 
 
 def test_no_module_of_the_prover_imports_one_that_imports_it():

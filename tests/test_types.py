@@ -23,13 +23,13 @@ def functions_of(value):
     """{name: function} of what is called of a public function or class, where it is accum's own and not inherited."""
     if not inspect.isclass(value):
         return {value.__name__: value}
-    found = {}
+    functions = {}
     for name, member in vars(value).items():
         member = getattr(member, "fget", None) or getattr(member, "__func__", member)
         is_shown = not name.startswith("_") or name in ("__init__", "__call__")
         if is_shown and inspect.isfunction(member) and member.__module__.startswith("accum."):
-            found[name] = inspect.unwrap(member)
-    return found
+            functions[name] = inspect.unwrap(member)
+    return functions
 
 
 def without_type(value):

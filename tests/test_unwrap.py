@@ -102,8 +102,8 @@ def test_a_plain_model_goes_on_as_one_that_has_never_accumulated(how, make, opti
     oracle.set_weights(plain.get_weights())
     for var, value in zip(state_of(oracle), before):
         var.assign(value)
-    for each in (plain, oracle):
-        each.fit(X[:10], Y[:10], batch_size=10, verbose=0)
+    for trained_model in (plain, oracle):
+        trained_model.fit(X[:10], Y[:10], batch_size=10, verbose=0)
     assert int(plain.optimizer.iterations.numpy()) == steps + 1  # one batch, one step
     for ours, theirs in zip(plain.get_weights(), oracle.get_weights()):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
@@ -124,13 +124,13 @@ import tensorflow as tf
 model = tf.keras.models.load_model(sys.argv[1]) if sys.argv[3] == "keras" else tf.saved_model.load(sys.argv[1])
 x = np.load(sys.argv[2])
 if sys.argv[3] == "keras":
-    found = model.predict(x)
+    outputs = model.predict(x)
     steps = int(model.optimizer.iterations.numpy())
     assert steps == int(sys.argv[4]) or not sys.argv[1].endswith((".h5", ".keras")), steps
-    model.fit(x, found, verbose=0)
+    model.fit(x, outputs, verbose=0)
 else:
-    found = list(model.signatures["serving_default"](tf.constant(x)).values())[0].numpy()
-np.save(sys.argv[2], found)
+    outputs = list(model.signatures["serving_default"](tf.constant(x)).values())[0].numpy()
+np.save(sys.argv[2], outputs)
 assert not [name for name in sys.modules if name.split(".")[0] == "accum"]
 """
 FORMATS = ["export"] if exceptions.IS_KERAS_3 else ["tf", "h5"]

@@ -66,13 +66,13 @@ def outcomes(files, steps, folder):
         universal_newlines=True,
     )
     assert done.returncode in (0, 1), done.stdout[-3000:]
-    found = {}
+    outcomes = {}
     for case in ElementTree.parse(str(report)).getroot().iter("testcase"):
         kinds = {child.tag for child in case}
         failed, skipped = kinds & {"failure", "error"}, "skipped" in kinds
         name = case.get("classname").split(".")[-1] + "." + case.get("name")
-        found[name] = "failed" if failed else "skipped" if skipped else "passed"
-    return found
+        outcomes[name] = "failed" if failed else "skipped" if skipped else "passed"
+    return outcomes
 
 
 def differences(files, steps, folder, plain, expected):

@@ -574,8 +574,8 @@ def test_weights_of_micro_batches_count_with_barriers():
         net = NormalisesByHand()
 
         def masked(images, mask):
-            each = tf.reduce_mean(net(images) ** 2, axis=1)
-            return tf.math.divide_no_nan(tf.reduce_sum(mask * each), tf.reduce_sum(mask))
+            losses = tf.reduce_mean(net(images) ** 2, axis=1)
+            return tf.math.divide_no_nan(tf.reduce_sum(mask * losses), tf.reduce_sum(mask))
 
         if how is None:
             with tf.GradientTape() as tape:
@@ -642,8 +642,8 @@ def test_each_replica_takes_the_statistics_of_its_part_of_the_batch():
         return getattr(strategy, RUN)(of_replica)
 
     def results(**how):
-        found = map(strategy.experimental_local_results, of_replicas(**how))
-        return [one for both in found for one in both]
+        of_passes = map(strategy.experimental_local_results, of_replicas(**how))
+        return [one for both in of_passes for one in both]
 
     plain = results()
     assert apart(results(whole_batch="batch_norm"), plain) < 1e-4  # the gradients of kernels nearly cancel

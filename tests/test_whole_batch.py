@@ -347,16 +347,16 @@ def test_mobile_net():
     images = np.random.RandomState(2).normal(size=(6, 32, 32, 3))
     with policy_of("float64"):
         weights = [np.array(weight) for weight in made().get_weights()]
-        found = []
+        runs = []
         for wrap in (unchanged, split(3)):
             model = made()
             model.set_weights(weights)
             model = wrap(model)
             model.compile(tf.keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy", **EAGERLY)
             model.train_on_batch(images, CLASSES[:6])
-            found.append((model, model.get_weights(), {}))
-    assert_same(*found)
-    assert differs((None, weights), found[0])
+            runs.append((model, model.get_weights(), {}))
+    assert_same(*runs)
+    assert differs((None, weights), runs[0])
 
 
 @pytest.mark.line
@@ -527,10 +527,10 @@ def test_on_a_gpu_what_crosses_barriers_is_kept_on_the_host(how, monkeypatch):
 @pytest.mark.line
 def test_rows_of_embeddings_stay_rows():
     """The gradient of a table that is used twice, before and after a barrier, has its rows of both."""
-    found = []
+    grads = []
 
     def taken(grads_and_vars):
-        found.extend(grad for grad, var in grads_and_vars if tuple(var.shape) == (6, 3))
+        grads.extend(grad for grad, var in grads_and_vars if tuple(var.shape) == (6, 3))
         return grads_and_vars
 
     def table():
@@ -543,7 +543,7 @@ def test_rows_of_embeddings_stay_rows():
     y = np.repeat(Y[:, None], 4, axis=1)
     ours = trained(table, TOKENS, y, dict(EAGERLY, loss="mse"), split(transform=taken))
     assert_same(ours, trained(table, TOKENS, y, dict(EAGERLY, loss="mse")))
-    assert found and all(isinstance(grad, tf.IndexedSlices) for grad in found)
+    assert grads and all(isinstance(grad, tf.IndexedSlices) for grad in grads)
 
 
 @pytest.mark.line
@@ -572,8 +572,8 @@ def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
     ours, plain = (trained(alone, X, Y, compile_with, wrap) for wrap in (split(whole_batch="loss"), unchanged))
     assert_same(ours, plain)
     for method in ("evaluate", "predict"):
-        given = (X,) if method == "predict" else (X, Y)
-        results = [getattr(model, method)(*given, batch_size=BATCH, verbose=0) for model, _, _ in (ours, plain)]
+        data = (X,) if method == "predict" else (X, Y)
+        results = [getattr(model, method)(*data, batch_size=BATCH, verbose=0) for model, _, _ in (ours, plain)]
         np.testing.assert_allclose(results[0], results[1], rtol=2e-5, atol=2e-5)
 
     class Wraps(layers.Layer):
@@ -930,10 +930,10 @@ def test_the_config_keeps_it():
 def test_the_gradient_is_the_finite_difference():
     """In float64, of a loss of the whole batch by the weights before and between barriers."""
     with policy_of("float64"):
-        found = []
+        grads = []
 
         def taken(grads_and_vars):
-            found.extend(np.array(grad) for grad, _ in grads_and_vars)
+            grads.extend(np.array(grad) for grad, _ in grads_and_vars)
             return grads_and_vars
 
         def loss_of(weights):
@@ -950,7 +950,7 @@ def test_the_gradient_is_the_finite_difference():
         ours = split(5, transform=taken)(model)
         ours.compile(tf.keras.optimizers.SGD(0.0), covariance, **EAGERLY)
         ours.train_on_batch(X[:12].astype("float64"), Y[:12].astype("float64"))
-        for index, grad in zip(trainable, found):
+        for index, grad in zip(trainable, grads):
             place = tuple(size // 2 for size in grad.shape)
             sides = []
             for sign in (1.0, -1.0):

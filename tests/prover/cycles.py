@@ -39,7 +39,7 @@ def initial(case):
 
 def steps_of(case, micro_batches) -> List[Optional[Step]]:
     """Return for each micro-batch the step that is made after it, or None."""
-    found: List[Optional[Step]] = []
+    steps: List[Optional[Step]] = []
     made, held, is_spoiled, taken = 0, [], False, 0
     for micro_batch in micro_batches:
         step = None
@@ -49,12 +49,12 @@ def steps_of(case, micro_batches) -> List[Optional[Step]]:
             is_spoiled = is_spoiled or (spoils and case["nonfinite"] == "skip_cycle")
             held, taken = held + [micro_batch], taken + 1
         ends = taken == accum_steps(case, made) or (micro_batch.get("then") == "flush" and taken)
-        if ends and not is_spoiled and sum(_weight(each) for each in held) > 0:
+        if ends and not is_spoiled and sum(_weight(micro_batch) for micro_batch in held) > 0:
             step, made = _step(case, held), made + 1
         if ends or micro_batch.get("then") == "reset":
             held, is_spoiled, taken = [], False, 0
-        found.append(step)
-    return found
+        steps.append(step)
+    return steps
 
 
 def accum_steps(case, made) -> int:
@@ -94,10 +94,16 @@ def _combined(case, held, place, dtype):
 
     A gradient of weight 0 adds nothing, even if it is not finite, but its rows are touched.
     """
-    pairs = [(each["grads"][place], dtype(_weight(each))) for each in held if each["grads"][place] is not None]
+    pairs = [
+        (micro_batch["grads"][place], dtype(_weight(micro_batch)))
+        for micro_batch in held
+        if micro_batch["grads"][place] is not None
+    ]
     if not pairs:
         return None
-    divisor = dtype(1) if case["reduction"] == "sum" else dtype(sum(dtype(_weight(each)) for each in held))
+    divisor = (
+        dtype(1) if case["reduction"] == "sum" else dtype(sum(dtype(_weight(micro_batch)) for micro_batch in held))
+    )
     if not isinstance(pairs[0][0], Rows):
         parts = [weight * grad.astype(dtype) for grad, weight in pairs if weight > 0]
         total = sum(parts, np.zeros_like(pairs[0][0], dtype))

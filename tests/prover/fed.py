@@ -62,7 +62,7 @@ def _same(one, other):
 def micro_batches_of(case):
     """Return the micro-batches with their values, as `cycles` reads them."""
     random = np.random.RandomState(case["seed"] + 1)
-    found = []
+    micro_batches = []
     for place, drawn in enumerate(case["micro_batches"]):
         grads = []
         for variable, kind in zip(case["variables"], drawn["grads"]):
@@ -77,8 +77,8 @@ def micro_batches_of(case):
         if what is not None and grads[number] is not None:
             values = grads[number].values if isinstance(grads[number], cycles.Rows) else grads[number]
             values[(0,) * values.ndim] = float(what)
-        found.append(dict(drawn, grads=grads))
-    return found
+        micro_batches.append(dict(drawn, grads=grads))
+    return micro_batches
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -199,13 +199,13 @@ class _Fed:
 
     def of(self, grads, weight=None):
         """Return a feed dict."""
-        found = {self.weight: 1.0 if weight is None else weight}
+        feeds = {self.weight: 1.0 if weight is None else weight}
         for place, grad in zip(self._places, grads):
             if isinstance(grad, cycles.Rows):
-                found.update({place[0]: grad.values, place[1]: grad.indices})
+                feeds.update({place[0]: grad.values, place[1]: grad.indices})
             else:
-                found[place] = grad
-        return found
+                feeds[place] = grad
+        return feeds
 
 
 def _bare_graph(case, steps):

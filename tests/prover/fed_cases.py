@@ -131,16 +131,16 @@ def _bad(draw, count, width):
 
 def laws(case):
     """Return the laws that a case is about."""
-    found = {"L1", "L2", "L3"}
+    laws_of_case = {"L1", "L2", "L3"}
     micro_batches = case["micro_batches"]
-    found |= {"L4"} if case["reduction"] != "mean" else set()
-    found |= {"L5"} if micro_batches[0]["weight"] is not None else set()
-    found |= {"L6"} if any(each["then"] for each in micro_batches) else set()
-    found |= {"L7"} if any("clip" in name for name in case["arguments"]) else set()
+    laws_of_case |= {"L4"} if case["reduction"] != "mean" else set()
+    laws_of_case |= {"L5"} if micro_batches[0]["weight"] is not None else set()
+    laws_of_case |= {"L6"} if any(micro_batch["then"] for micro_batch in micro_batches) else set()
+    laws_of_case |= {"L7"} if any("clip" in name for name in case["arguments"]) else set()
     sparse = any(variable["is_sparse"] for variable in case["variables"])
-    found |= {"L8"} if sparse or any(None in each["grads"] for each in micro_batches) else set()
-    found |= {"L9"} if case["bad"] else set()
-    found |= {"L12"} if case["resume"] is not None else set()
-    found |= {"L14"} if case["accum_steps"] == 1 else set()
-    found |= {"L15"} if case["face"] == "explicit" else set()
-    return found
+    laws_of_case |= {"L8"} if sparse or any(None in micro_batch["grads"] for micro_batch in micro_batches) else set()
+    laws_of_case |= {"L9"} if case["bad"] else set()
+    laws_of_case |= {"L12"} if case["resume"] is not None else set()
+    laws_of_case |= {"L14"} if case["accum_steps"] == 1 else set()
+    laws_of_case |= {"L15"} if case["face"] == "explicit" else set()
+    return laws_of_case

@@ -43,12 +43,12 @@ OPTIMIZERS = [
 def model_cases(draw, modes=("accum_steps", "micro_batch_size", "whole_batch")):
     mode = draw(st.sampled_from(modes))
     kind = draw(st.sampled_from(sorted(models.INPUTS)))
-    known = [name for name in models.layers_for(kind) if mode == "whole_batch" or name != "batch_norm"]
+    supported = [name for name in models.layers_for(kind) if mode == "whole_batch" or name != "batch_norm"]
     name, arguments = draw(st.sampled_from(_optimizers(kind)))
     case = {
         "input": kind,
         "has_second_input": draw(st.integers(0, 4)) == 0,
-        "layers": draw(st.lists(st.sampled_from(known), max_size=4)),
+        "layers": draw(st.lists(st.sampled_from(supported), max_size=4)),
         "outputs": draw(st.sampled_from([1, 1, 2])),
         "is_per_token": kind in ("sequence", "tokens") and draw(st.booleans()),
         "optimizer": name,
@@ -77,7 +77,11 @@ def _optimizers(kind):
     """Return the optimizers whose plain run is an oracle: clipping, and Keras 3, see each duplicate row of a batch."""
     if kind != "tokens":
         return OPTIMIZERS
-    return [each for each in OPTIMIZERS if each == ("SGD", {}) or not (IS_KERAS_3 or "clip" in str(each[1]))]
+    return [
+        optimizer
+        for optimizer in OPTIMIZERS
+        if optimizer == ("SGD", {}) or not (IS_KERAS_3 or "clip" in str(optimizer[1]))
+    ]
 
 
 @st.composite
@@ -125,16 +129,16 @@ def _loss(draw, mode, case):
 
 def laws(case):
     """Return the laws that a case is about."""
-    found = {"L1", "L2", "L3", "L5"}
-    found |= {"L6"} if "last_cycle" in case["options"] else set()
-    found |= {"L7"} if any("clip" in name for name in case["arguments"]) else set()
-    found |= {"L8"} if case["input"] == "tokens" else set()
-    found |= {"L10"} if case["precision"] in models.LOW_PRECISION else set()
-    found |= {"L11"} if case["replicas"] > 1 else set()
-    found |= {"L12"} if case["resume"] is not None else set()
-    found |= {"L13"} if "batch_norm" in case["layers"] else set()
-    found |= {"L14"} if case["options"].get("accum_steps") == 1 else set()
-    found |= {"L18"} if "micro_batch_size" in case["options"] else set()
-    found |= {"L19"} if "whole_batch" in case["options"] else set()
-    found |= {"L20"} if "dropout" in case["layers"] else set()
-    return found
+    laws_of_case = {"L1", "L2", "L3", "L5"}
+    laws_of_case |= {"L6"} if "last_cycle" in case["options"] else set()
+    laws_of_case |= {"L7"} if any("clip" in name for name in case["arguments"]) else set()
+    laws_of_case |= {"L8"} if case["input"] == "tokens" else set()
+    laws_of_case |= {"L10"} if case["precision"] in models.LOW_PRECISION else set()
+    laws_of_case |= {"L11"} if case["replicas"] > 1 else set()
+    laws_of_case |= {"L12"} if case["resume"] is not None else set()
+    laws_of_case |= {"L13"} if "batch_norm" in case["layers"] else set()
+    laws_of_case |= {"L14"} if case["options"].get("accum_steps") == 1 else set()
+    laws_of_case |= {"L18"} if "micro_batch_size" in case["options"] else set()
+    laws_of_case |= {"L19"} if "whole_batch" in case["options"] else set()
+    laws_of_case |= {"L20"} if "dropout" in case["layers"] else set()
+    return laws_of_case

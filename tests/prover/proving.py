@@ -38,7 +38,7 @@ def prove(kind, count, seed):
       error and a script with the smallest such case.
     """
     strategy, module, laws = KINDS[kind]
-    found, failed = collections.Counter(), [None]
+    counts, failed = collections.Counter(), [None]
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -57,14 +57,14 @@ def prove(kind, count, seed):
         except Exception:
             failed[:] = [case]  # Hypothesis ends with the smallest
             raise
-        found.update(laws(case))
-        found["cases"] += 1
+        counts.update(laws(case))
+        counts["cases"] += 1
 
     try:
         case_holds()
     except Exception as error:
-        return found, f"# {type(error).__name__}: {error}\n{script_of(module, failed[0])}"
-    return found, None
+        return counts, f"# {type(error).__name__}: {error}\n{script_of(module, failed[0])}"
+    return counts, None
 
 
 def script_of(module, case):

@@ -102,11 +102,11 @@ def _plain(case, batches, cycles, order):
       order: -1 reverses the examples of each batch.
     """
     model = _compiled(case, models.model_of(case, order))
-    found = [model.get_weights()]
+    weights = [model.get_weights()]
     for cycle in cycles:
         _train(model, _joined([batches[number] for number in cycle], order))
-        found.append(model.get_weights())
-    return found
+        weights.append(model.get_weights())
+    return weights
 
 
 def _joined(batches, order=1):
@@ -133,13 +133,13 @@ def _ours(case, batches):
     if case["how"] == "fit":
         return _fitted(case, batches)
     with tempfile.TemporaryDirectory() as folder:  # Keras restores slots when it creates them
-        model, found = _new(case), []
+        model, states = _new(case), []
         for number, batch in enumerate(batches):
             _train(model, batch)
             if case["resume"] == number:
                 model = _resumed(case, model, os.path.join(folder, "run"))
-            found.append(_state(model))
-        return found
+            states.append(_state(model))
+        return states
 
 
 def _resumed(case, model, path):
@@ -155,13 +155,13 @@ class _AfterBatches(tf.keras.callbacks.Callback):
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.states = []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.found.append(_state(self.model))
+        self.states.append(_state(self.model))
 
     def on_epoch_end(self, epoch, logs=None):
-        self.found[-1] = _state(self.model)
+        self.states[-1] = _state(self.model)
 
 
 def _fitted(case, batches):
@@ -169,7 +169,7 @@ def _fitted(case, batches):
     with mirrored().scope() if case["replicas"] > 1 else contextlib.ExitStack():
         model = _new(case)
     model.fit(_dataset(case, batches), epochs=case["epochs"], verbose=0, callbacks=[after])
-    return after.found
+    return after.states
 
 
 def _dataset(case, batches):

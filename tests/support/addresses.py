@@ -5,9 +5,9 @@ import socket
 
 def free_addresses(count):
     sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    addresses = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
+    for listener in sockets:
+        listener.bind(("localhost", 0))
+    addresses = [f"localhost:{listener.getsockname()[1]}" for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return addresses

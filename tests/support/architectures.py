@@ -345,10 +345,10 @@ def read(folder):
         path, ours = _path(folder, name), KerasSide(name, is_named)
         proposal = proposal_of(path, ours)
         accum.convert.from_v1(path, ours.model, ours.optimizer, proposal)
-        found, expected = ours.feed(range(STOP, END)).logits(), np.load(path + ".npy")
-        is_close.append(np.allclose(found, expected, rtol=1e-6, atol=1e-6))
+        logits, expected = ours.feed(range(STOP, END)).logits(), np.load(path + ".npy")
+        is_close.append(np.allclose(logits, expected, rtol=1e-6, atol=1e-6))
         layers = "named" if is_named else "numbered"
-        print(f"{path} -> {tf.__version__}  {name:8} {layers} layers  off by {np.abs(found - expected).max():.1e}")
+        print(f"{path} -> {tf.__version__}  {name:8} {layers} layers  off by {np.abs(logits - expected).max():.1e}")
     return all(is_close)
 
 

@@ -95,8 +95,8 @@ def _step(rule, g, state, t, begun_by):
 def micro_gradients(weights, number):
     """Return the float32 gradients of micro-batch `number`."""
     start = SIZE * number % len(X)
-    found = gradients([np.asarray(value, np.float64) for value in weights], X[start:][:SIZE], Y[start:][:SIZE])
-    return [grad.astype(np.float32) for grad in found]
+    grads = gradients([np.asarray(value, np.float64) for value in weights], X[start:][:SIZE], Y[start:][:SIZE])
+    return [grad.astype(np.float32) for grad in grads]
 
 
 def distance(weights, expected):

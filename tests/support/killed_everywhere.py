@@ -49,10 +49,10 @@ def fit(folder, reach):
     begin = int(made.numpy()) * SIZE
     model.fit(X[begin:], Y[begin:], batch_size=SIZE, shuffle=False, verbose=0, callbacks=[Save()])
     inner = model.optimizer.optimizer
-    known = inner.variables() if callable(inner.variables) else inner.variables
+    variables = inner.variables() if callable(inner.variables) else inner.variables
     # TF 2.2 makes restored variables in another order, and leaves the optimizer's name out of some of theirs.
-    known = sorted(known, key=lambda var: getattr(var, "path", var.name).split("SGD/")[-1])
-    return [var.numpy() for var in list(model.weights) + known]
+    variables = sorted(variables, key=lambda var: getattr(var, "path", var.name).split("SGD/")[-1])
+    return [var.numpy() for var in list(model.weights) + variables]
 
 
 def graph(features, targets, **options):

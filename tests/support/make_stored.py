@@ -114,7 +114,11 @@ def session(run, restore=None, save=None, replicas=1):
     fed, strategy = run["fed"], mirrored() if replicas > 1 else None
     config = tf1.ConfigProto(device_count={"CPU": 2})
     with tf.Graph().as_default(), tf1.Session(config=config) as session:
-        given = [tf1.placeholder(tf.float32), tf1.placeholder(tf.int32, [2]), tf1.placeholder(tf.float32, [2, 2])]
+        placeholders = [
+            tf1.placeholder(tf.float32),
+            tf1.placeholder(tf.int32, [2]),
+            tf1.placeholder(tf.float32, [2, 2]),
+        ]
         with strategy.scope() if strategy else contextlib.ExitStack():
             first = [np.full_like(w, 7.0) if restore else np.array(w) for w in fed["start"]]
             make = lambda name, value: tf1.get_variable(
@@ -126,8 +130,8 @@ def session(run, restore=None, save=None, replicas=1):
             optimizer = accum.compat.v1.AccumOptimizer(inner, run["accum_steps"])
 
         def micro_step():
-            dense, part = _share(tf.reshape(given[0], [3, 2]), given[2], replicas)
-            sparse = tf.IndexedSlices(given[2][part], given[1][part], tf.constant([5, 2]))
+            dense, part = _share(tf.reshape(placeholders[0], [3, 2]), placeholders[2], replicas)
+            sparse = tf.IndexedSlices(placeholders[2][part], placeholders[1][part], tf.constant([5, 2]))
             return optimizer.apply_gradients([(dense, variables[0]), (sparse, variables[1])], step)
 
         done = getattr(strategy, RUN)(micro_step) if strategy else micro_step()
@@ -137,7 +141,7 @@ def session(run, restore=None, save=None, replicas=1):
         if restore:
             saver.restore(session, restore)
         for number in after(run) if restore else before(run):
-            session.run(train_op, dict(zip(given, [fed[name][number] for name in ("dense", "rows", "values")])))
+            session.run(train_op, dict(zip(placeholders, [fed[name][number] for name in ("dense", "rows", "values")])))
         if save:
             saver.save(session, save, write_meta_graph=False, write_state=False)
         return session.run(variables)
@@ -181,7 +185,7 @@ class OptimizerRun:
             self.variables = [variable(value, name) for value, name in zip(first, ["dense", "table"])]
             self.optimizer = make() if make else accumulating(run, module)
         self.checkpoint = tf.train.Checkpoint(variables=self.variables, optimizer=self.optimizer)
-        on_replicas = lambda *given: strategy.run(self._micro_step, args=given)
+        on_replicas = lambda *args: strategy.run(self._micro_step, args=args)
         self._take = tf.function(on_replicas) if strategy else self._micro_step
 
     def _micro_step(self, gradient, rows, values):
@@ -266,8 +270,8 @@ def pack(path):
 
 def families():
     """Return {name of a kind of checkpoints: the module of this line's optimizers that have it}."""
-    found = {"keras-3": tf.keras.optimizers} if IS_KERAS_3 else {"legacy": legacy_family(), "new": new_family()}
-    return {name: module for name, module in found.items() if module is not None and HAS_KERAS_API}
+    families = {"keras-3": tf.keras.optimizers} if IS_KERAS_3 else {"legacy": legacy_family(), "new": new_family()}
+    return {name: module for name, module in families.items() if module is not None and HAS_KERAS_API}
 
 
 def store(folder):

@@ -60,28 +60,28 @@ def new_family():
 
 def families(pick=lambda module: module):
     """Return pytest parameters: `pick(module)` for the modules of Keras' optimizers and of separate legacy ones."""
-    found = {"keras": tf.keras.optimizers}
+    modules = {"keras": tf.keras.optimizers}
     if LINE >= (2, 11) and not IS_KERAS_3:
-        found["legacy"] = tf.keras.optimizers.legacy
-    return [pytest.param(pick(module), id=name) for name, module in found.items()]
+        modules["legacy"] = tf.keras.optimizers.legacy
+    return [pytest.param(pick(module), id=name) for name, module in modules.items()]
 
 
 def slot_families():
     """Return pytest parameters: the modules of the optimizers that keep slots and of those built from a list."""
-    found = {"legacy": legacy_family(), "new": new_family()}
-    return [pytest.param(module, id=name) for name, module in found.items() if module is not None]
+    families = {"legacy": legacy_family(), "new": new_family()}
+    return [pytest.param(module, id=name) for name, module in families.items() if module is not None]
 
 
 def mainly(parameters, *chosen):
     """Return pytest parameters, marked `line` except those whose id, or value if they have none, is `chosen`."""
-    found = []
-    for each in parameters:
-        if not hasattr(each, "marks"):
-            each = pytest.param(*each) if isinstance(each, tuple) else pytest.param(each)
-        name = each.id or (each.values if len(each.values) > 1 else each.values[0])
-        marks = list(each.marks) + ([] if name in chosen else [pytest.mark.line])
-        found.append(pytest.param(*each.values, id=each.id, marks=marks))
-    return found
+    chosen_parameters = []
+    for parameter in parameters:
+        if not hasattr(parameter, "marks"):
+            parameter = pytest.param(*parameter) if isinstance(parameter, tuple) else pytest.param(parameter)
+        name = parameter.id or (parameter.values if len(parameter.values) > 1 else parameter.values[0])
+        marks = list(parameter.marks) + ([] if name in chosen else [pytest.mark.line])
+        chosen_parameters.append(pytest.param(*parameter.values, id=parameter.id, marks=marks))
+    return chosen_parameters
 
 
 def _label(*parts):
@@ -93,7 +93,7 @@ def keras_optimizers(but=()):
 
     Its variants differ between lines, not between Pythons.
     """
-    seen, found = set(), []
+    seen, optimizers = set(), []
     for family, module in _keras_modules().items():
         for name, cls in _classes(module):
             if cls in seen or name in but or (name == "Muon" and KERAS < (3, 15)):  # earlier, Muon itself fails
@@ -102,24 +102,24 @@ def keras_optimizers(but=()):
             for arguments in [{}] + KERAS_VARIANTS.get(name, []):
                 make = lambda cls=cls, arguments=arguments: cls(learning_rate=0.05, **arguments)
                 marks = pytest.mark.line if arguments else ()
-                found.append(pytest.param(make, id=_label(family, name, *sorted(arguments)), marks=marks))
-    return found
+                optimizers.append(pytest.param(make, id=_label(family, name, *sorted(arguments)), marks=marks))
+    return optimizers
 
 
 def graph_optimizers():
     """Return pytest parameters: functions of a global step that make a `tf.compat.v1.train` optimizer."""
-    found = []
+    optimizers = []
     for name, cls in _classes(tf1.train):
         if not name.endswith("Optimizer") or name in NOT_ALONE:
             continue
         for arguments in GRAPH_ARGUMENTS.get(name, [{}]):
 
             def make(step, cls=cls, arguments=arguments):
-                given = dict(arguments, global_step=step) if "AdagradDA" in cls.__name__ else arguments
-                return cls(0.05, **given)
+                accepted = dict(arguments, global_step=step) if "AdagradDA" in cls.__name__ else arguments
+                return cls(0.05, **accepted)
 
-            found.append(pytest.param(make, id=_label(name, *sorted(arguments))))
-    return found
+            optimizers.append(pytest.param(make, id=_label(name, *sorted(arguments))))
+    return optimizers
 
 
 def random_gradients(count, shapes, seed=0):

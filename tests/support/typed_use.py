@@ -47,7 +47,7 @@ def static_graph(loss: tf.Tensor, global_step: tf.Variable) -> Tuple[tf.Operatio
 
 def tools(model: accum.GradientAccumulateModel, build_model: Callable[[], tf.keras.Model]) -> List[str]:
     report = accum.convert.from_v1("checkpoint", model, names={"dense/kernel": None})
-    found = accum.testing.compare("a.json", "b.json", tolerance=1e-6)
-    assert found.agrees and accum.testing.assert_accumulation_equals_full_batch(build_model, ([], []), 4).is_equal
+    comparison = accum.testing.compare("a.json", "b.json", tolerance=1e-6)
+    assert comparison.agrees and accum.testing.assert_accumulation_equals_full_batch(build_model, ([], []), 4).is_equal
     accum.testing.compare("a.json", "b.json", tolerance="1e-6")  # type: ignore[arg-type]
     return report.problems

@@ -29,13 +29,13 @@ _MARK = "accum doctor: "
 _CODE = """
 import importlib, json, time
 start = time.time()
-found = importlib.import_module("tensorflow")
+tensorflow = importlib.import_module("tensorflow")
 seconds = time.time() - start
 def say(**facts):
     print("\\n" + {mark!r} + json.dumps(facts), flush=True)
-version, file = getattr(found, "__version__", None), getattr(found, "__file__", None)
+version, file = getattr(tensorflow, "__version__", None), getattr(tensorflow, "__file__", None)
 say(stage="keras", version=version, file=file, seconds=round(seconds, 1))
-keras = getattr(found, "keras", None)  # loads lazily from TensorFlow 2.6 on
+keras = getattr(tensorflow, "keras", None)  # loads lazily from TensorFlow 2.6 on
 keras = getattr(keras, "__version__", None) or getattr(keras, "version", lambda: None)()
 say(stage="accum", keras=keras)
 importlib.import_module("accum")

@@ -64,14 +64,14 @@ def plain(case):
 def micro_batches_of(case):
     """Return the micro-batches with their values, as `cycles` reads them."""
     random = np.random.RandomState(case["seed"] + 1)
-    found = []
+    micro_batches = []
     for place, drawn in enumerate(case["micro_batches"]):
         grads = [_values(random, *pair) for pair in zip(case["variables"], drawn["grads"])]
         if place in case["bad"]:
             values = grads[0].values if isinstance(grads[0], cycles.Rows) else grads[0]
             values[(0,) * values.ndim] = float(case["bad"][place])
-        found.append(dict(drawn, grads=grads))
-    return found
+        micro_batches.append(dict(drawn, grads=grads))
+    return micro_batches
 
 
 def _values(random, variable, kind):
@@ -122,64 +122,64 @@ def _random(case):
 
 def _turns(law, kind, count, optimizers=COMMON, **changes):
     """Return `count` cases with the optimizers in turn; K changes with each round."""
-    found = []
+    cases = []
     for place in range(count):
         number = 2 + (place // len(optimizers) + place) % 3
-        found.append(
+        cases.append(
             _case(law, kind, place, optimizers[place % len(optimizers)], **dict({"accum_steps": number}, **changes))
         )
-    return found
+    return cases
 
 
 def _averages():
-    found = _turns("L2", "use_ema", 8)
-    for case in found:
+    cases = _turns("L2", "use_ema", 8)
+    for case in cases:
         every = [None, 2][case["place"] % 2]
         case["arguments"] = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": every}
-    return found
+    return cases
 
 
 def _sizes():
-    found = _turns("L5", "", 24)
-    for case in found:
+    cases = _turns("L5", "", 24)
+    for case in cases:
         random = _random(case)
         for micro_batch in case["micro_batches"]:
             micro_batch["weight"] = float(random.randint(1, 5))
-    return found
+    return cases
 
 
 def _ends(then, kind):
     """Two epochs, each one cycle and a part of one."""
-    found = _turns("L6", kind, 12)
-    for case in found:
+    cases = _turns("L6", kind, 12)
+    for case in cases:
         number = case["accum_steps"] + 1 + _random(case).randint(case["accum_steps"] - 1)
         epoch = [_micro_batch(DENSE) for _ in range(number - 1)] + [_micro_batch(DENSE, then=then)]
-        case["micro_batches"] = [dict(each) for each in epoch + epoch]
-    return found
+        case["micro_batches"] = [dict(micro_batch) for micro_batch in epoch + epoch]
+    return cases
 
 
 def _clipping():
     options = [{"clipnorm": 0.5}, {"clipvalue": 0.2}, {"global_clipnorm": 0.7}]
-    return [case for each in options for case in _turns("L7", list(each)[0], 8, arguments=each)]
+    return [case for arguments in options for case in _turns("L7", list(arguments)[0], 8, arguments=arguments)]
 
 
 def _missing():
     """The second variable has a gradient in some micro-batches, and in some cycles in none."""
-    found = _turns("L8", "none", 12)
-    for case in found:
+    cases = _turns("L8", "none", 12)
+    for case in cases:
         random = _random(case)
         for micro_batch in case["micro_batches"]:
             micro_batch["grads"] = ["dense", None if random.randint(2) else "dense"]
-    return found
+    return cases
 
 
 def _rows():
-    found = _turns("L8", "rows", 12, variables=ROWS)
-    for case in found:
+    cases = _turns("L8", "rows", 12, variables=ROWS)
+    for case in cases:
         random = _random(case)
         for micro_batch in case["micro_batches"]:
             micro_batch["grads"] = [[int(row) for row in random.randint(0, 5, random.randint(1, 5))], "dense"]
-    return found
+    return cases
 
 
 def _not_finite(case):
@@ -188,32 +188,32 @@ def _not_finite(case):
 
 def _restored():
     """A NaN in the first cycle, after which the user sets the weights back. Gradient descent keeps nothing else."""
-    found = _turns("L9", "restore", 12, ["sgd"])
-    for case in found:
+    cases = _turns("L9", "restore", 12, ["sgd"])
+    for case in cases:
         case["bad"] = {int(_random(case).randint(case["accum_steps"])): _not_finite(case)}
         case["micro_batches"][case["accum_steps"] - 1]["then"] = "restore"
-    return found
+    return cases
 
 
 def _skipped():
-    found = _turns("L9", "skip", 12, nonfinite="skip_micro")
-    for case in found:
+    cases = _turns("L9", "skip", 12, nonfinite="skip_micro")
+    for case in cases:
         case["bad"] = {int(_random(case).randint(len(case["micro_batches"]))): _not_finite(case)}
-    return found
+    return cases
 
 
 def _resumed():
-    found = _turns("L12", "", 24)
-    for case in found:
+    cases = _turns("L12", "", 24)
+    for case in cases:
         case["resume"] = case["accum_steps"] + int(_random(case).randint(case["accum_steps"] - 1))
-    return found
+    return cases
 
 
 def _statistics():
-    found = _turns("L13", "", 20, ["none"])
-    for case in found:
+    cases = _turns("L13", "", 20, ["none"])
+    for case in cases:
         case.update({"shape": [3] if case["place"] % 2 else [2, 2, 3], "examples": 4})
-    return found
+    return cases
 
 
 def _schedules():

@@ -42,10 +42,10 @@ def judge(peer, case):
     return {"outcome": outcome, "deviation": deviation, "error": error}
 
 
-def _is_off(found):
+def _is_off(verdict):
     """Whether a case fails by more than another rounding of a gradient near zero explains."""
-    deviation = found["deviation"]
-    return found["outcome"] != "passed" and (not isinstance(deviation, float) or deviation > LEAST)
+    deviation = verdict["deviation"]
+    return verdict["outcome"] != "passed" and (not isinstance(deviation, float) or deviation > LEAST)
 
 
 def _is_absent(peer, case):
@@ -61,8 +61,8 @@ def _measured(peer, case):
     """Return (the largest deviation, whether all are within the tolerance, an error or None)."""
     if case["law"] == "L13":
         inputs = cases.inputs_of(case)
-        found, expected = peer.batch_norm(case, inputs, [np.concatenate(parts) for parts in inputs])
-        return _compared([(one, other, other) for one, other in zip(found, expected)]) + (None,)
+        statistics, expected = peer.batch_norm(case, inputs, [np.concatenate(parts) for parts in inputs])
+        return _compared([(one, other, other) for one, other in zip(statistics, expected)]) + (None,)
     micro_batches = cases.micro_batches_of(case)
     steps = cycles.steps_of(case, micro_batches)
     if case["law"] == "L2":
@@ -78,7 +78,7 @@ def _measured(peer, case):
     exact = _full_batch(peer, case, micro_batches, [step and step.grads for step in steps])
     rounded = _full_batch(peer, case, micro_batches, [step and step.rounded for step in steps])
     made = [step is not None for step in steps]
-    at_steps = [each for each, is_made in zip(zip(seen, exact, rounded), made) if is_made]
+    at_steps = [step for step, is_made in zip(zip(seen, exact, rounded), made) if is_made]
     error = None
     if case["law"] == "L3" and clocks != np.cumsum(made).tolist():
         error = "after {} steps the clock reads {}".format(sum(made), clocks[-1])
@@ -123,10 +123,10 @@ def _moved(run, steps, micro_batches):
     changes = []
     for place, micro_batch in enumerate(micro_batches):
         # Before the first micro-batch some libraries have no slots yet.
-        before = [np.array(each) for each in run.weights() + (run.slots() if place else [])]
+        before = [np.array(value) for value in run.weights() + (run.slots() if place else [])]
         run.take(micro_batch["grads"], micro_batch["weight"])
         if steps[place] is None:
-            after = [np.array(each) for each in run.weights() + (run.slots() if place else [])]
+            after = [np.array(value) for value in run.weights() + (run.slots() if place else [])]
             changes.append((after, before, before))
     largest, _ = _compared(changes)
     return largest, largest == 0
@@ -135,9 +135,9 @@ def _moved(run, steps, micro_batches):
 def _compared(triples):
     """Return the largest difference of (found, expected, expected with other rounding), and whether all are small."""
     largest, is_within = 0.0, True
-    for found, exact, rounded in triples:
-        for one, other, near in zip(found, exact, rounded):
-            one, other, near = (np.asarray(each, np.float64) for each in (one, other, near))
+    for ours, exact, rounded in triples:
+        for one, other, near in zip(ours, exact, rounded):
+            one, other, near = (np.asarray(value, np.float64) for value in (one, other, near))
             with np.errstate(invalid="ignore"):
                 apart = np.where(~np.isfinite(one) & ~np.isfinite(other), 0.0, np.abs(one - other))
                 rounding = np.where(np.isfinite(other) & np.isfinite(near), np.abs(other - near), 0.0)

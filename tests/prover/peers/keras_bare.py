@@ -107,18 +107,18 @@ class KerasPeer(base.Peer):
 
 def slots_of(optimizer):
     """Return the variables of a bare optimizer, without its clock, which is the first."""
-    found = optimizer.variables if IS_KERAS_3 else optimizer.weights
-    return [np.asarray(var.numpy()) for var in found[1:]]
+    variables = optimizer.variables if IS_KERAS_3 else optimizer.weights
+    return [np.asarray(var.numpy()) for var in variables[1:]]
 
 
 def moved_by(layer, batches):
     """Return the moving statistics of `layer` after each cycle; each part of a cycle is one call."""
-    found = []
+    statistics = []
     for parts in batches:
         for part in parts:
             layer(tf.constant(part), training=True)
-        found.append([layer.moving_mean.numpy(), layer.moving_variance.numpy()])
-    return found
+        statistics.append([layer.moving_mean.numpy(), layer.moving_variance.numpy()])
+    return statistics
 
 
 def moved_by_whole(whole):

@@ -79,8 +79,8 @@ class Graph(base.Peer):
 
     def slots(self):
         names = self.optimizer.get_slot_names()
-        found = [self.optimizer.get_slot(var, name) for var in self.variables for name in names]
-        return self.session.run([slot for slot in found if slot is not None])
+        slots = [self.optimizer.get_slot(var, name) for var in self.variables for name in names]
+        return self.session.run([slot for slot in slots if slot is not None])
 
     def resumed(self, folder):
         path = self._saver.save(self.session, folder + "/run")
@@ -170,9 +170,9 @@ def _moved(batches, accum_steps):
             updates = []
         train_op = tf.group(optimizer.minimize(loss), *updates)
         session.run(tf1.global_variables_initializer())
-        found = []
+        statistics = []
         for parts in batches:
             for part in parts:
                 session.run(train_op, {x: np.asarray(part)})
-            found.append(session.run([layer.moving_mean, layer.moving_variance]))
-        return found
+            statistics.append(session.run([layer.moving_mean, layer.moving_variance]))
+        return statistics
