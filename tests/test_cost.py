@@ -69,7 +69,7 @@ def without_scalars(made):
 @pytest.mark.law("L16")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("accum_steps", [2, 32])
-def test_keras_face_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
+def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
     bare = made_by(micro_steps, tf.keras.optimizers.Adam())
     ours = made_by(micro_steps, accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), accum_steps), accum_steps)
     added = ours - bare
@@ -98,7 +98,7 @@ def test_each_replica_has_one_accumulator_a_variable():
 @pytest.mark.law("L16")
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("accum_steps", [2, 32])
-def test_graph_face_makes_one_accumulator_a_variable_whatever_k_is(accum_steps, is_sparse):
+def test_graph_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps, is_sparse):
     with tf.Graph().as_default():
         variable = tf1.get_variable("w", initializer=np.ones((7, 3), np.float32))
         grad = tf.ones([7, 3])

@@ -15,8 +15,8 @@ import accum
 from accum.__main__ import main
 from accum._cli import log_lines
 
-KERAS_FACES = ["optimizer", "model"] if hasattr(accum, "GradientAccumulateModel") else []
-FACES = KERAS_FACES + ["v1"]  # v1 last: it is on its way in the meantime
+KERAS_APIS = ["optimizer", "model"] if hasattr(accum, "GradientAccumulateModel") else []
+APIS = KERAS_APIS + ["v1"]  # v1 last: it is on its way in the meantime
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 # 1437 training images are 5 batches and a rest of 157: an unfinished cycle of 64 + 64 + 29 in each epoch.
 ARGUMENTS = ["demo", "--batch-size", "256", "--accum-steps", "4", "--epochs", "2", "--seed", "3"]
@@ -33,8 +33,8 @@ def _end_command(process):
     return output
 
 
-def _in_process(face, folder):
-    arguments = ARGUMENTS + ["--face", face]
+def _in_process(api, folder):
+    arguments = ARGUMENTS + ["--face", api]
     if HAS_MATPLOTLIB:
         arguments += ["--plot", str(folder / "curves.png")]
     with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -56,14 +56,14 @@ def demo(tmp_path_factory):
     v1 runs as a command, beside the others, which need no process of their own around those of their runs: each
     process that imports TensorFlow costs up to 5 s.
     """
-    folders = {face: tmp_path_factory.mktemp(face) for face in FACES}
+    folders = {api: tmp_path_factory.mktemp(api) for api in APIS}
     process = _start_command(folders["v1"])
     outputs = {}
 
-    def run(face):
-        if face not in outputs:
-            outputs[face] = _end_command(process) if face == "v1" else _in_process(face, folders[face])
-        return outputs[face], folders[face]
+    def run(api):
+        if api not in outputs:
+            outputs[api] = _end_command(process) if api == "v1" else _in_process(api, folders[api])
+        return outputs[api], folders[api]
 
     yield run
     process.wait()
@@ -71,15 +71,15 @@ def demo(tmp_path_factory):
 
 
 @pytest.fixture
-def rows(demo, face):
+def rows(demo, api):
     """Full batch, accumulated, micro-batch."""
-    return _table(demo(face)[0])
+    return _table(demo(api)[0])
 
 
 @pytest.mark.weekly
 @pytest.mark.law("L1")
 @pytest.mark.slow
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 def test_the_accumulated_run_ends_at_the_weights_of_the_full_batch(rows):
     assert float(rows[1]["weight deviation"]) < 1e-5
     assert float(rows[1]["final loss"]) == pytest.approx(float(rows[0]["final loss"]), abs=1e-5)
@@ -87,20 +87,20 @@ def test_the_accumulated_run_ends_at_the_weights_of_the_full_batch(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 def test_the_micro_batches_alone_end_elsewhere(rows):
     assert float(rows[2]["weight deviation"]) > 1e-2
 
 
 @pytest.mark.law("L3")
 @pytest.mark.slow
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 def test_the_updates_are_those_of_the_full_batch(rows):
     assert [int(row["updates"]) for row in rows] == [2 * 6, 2 * 6, 2 * 23]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("api", APIS)
 def test_the_table_names_each_run_and_what_it_cost(rows):
     assert [row["run"] for row in rows] == ["full batch 256", "accumulated 4 x 64", "micro-batch 64"]
     for row in rows:
@@ -110,8 +110,8 @@ def test_the_table_names_each_run_and_what_it_cost(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("face", FACES)
-def test_every_face_trains_alike(demo, rows):
+@pytest.mark.parametrize("api", APIS)
+def test_every_api_trains_alike(demo, rows):
     for ours, graph in zip(rows, _table(demo("v1")[0])):
         assert float(ours["final loss"]) == pytest.approx(float(graph["final loss"]), abs=1e-5)
 
@@ -125,7 +125,7 @@ def test_the_curves_are_drawn_where_matplotlib_is_installed(demo):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_MATPLOTLIB, reason="the curves need the `plot` extra")
-@pytest.mark.skipif(not KERAS_FACES, reason="this TensorFlow has no Keras API")
+@pytest.mark.skipif(not KERAS_APIS, reason="this TensorFlow has no Keras API")
 def test_the_curves_are_drawn_in_the_file_asked_for(demo):
     output, folder = demo("model")
     assert (folder / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -216,8 +216,8 @@ def test_a_plot_that_is_there_needs_no_writable_folder(read_only, tmp_path, caps
     assert "a.json" in capsys.readouterr().err  # what is wrong is the recording
 
 
-@pytest.mark.skipif(bool(KERAS_FACES), reason="this TensorFlow has every face")
-def test_a_face_that_this_tensorflow_lacks_is_refused(capsys):
+@pytest.mark.skipif(bool(KERAS_APIS), reason="this TensorFlow has every API")
+def test_an_api_that_this_tensorflow_lacks_is_refused(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["demo", "--face", "model"])
     assert stopped.value.code == 2

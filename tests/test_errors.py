@@ -35,7 +35,7 @@ IDS = [repr(options) for options, _, _ in OPTIONS]
 @pytest.mark.law("L17")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("options,error,words", OPTIONS, ids=IDS)
-def test_keras_face_refuses(options, error, words):
+def test_keras_api_refuses(options, error, words):
     with pytest.raises(error) as caught:
         accum.GradientAccumulateOptimizer("SGD", **options)
     assert words in str(caught.value)
@@ -43,7 +43,7 @@ def test_keras_face_refuses(options, error, words):
 
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("options,error,words", OPTIONS, ids=IDS)
-def test_graph_face_refuses(options, error, words):
+def test_graph_api_refuses(options, error, words):
     with tf.Graph().as_default(), pytest.raises(error) as caught:
         accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), **options)
     assert words in str(caught.value)
@@ -61,7 +61,7 @@ def test_graph_face_refuses(options, error, words):
         ({"use_agc": True, "eps": -1}, ValueError, "`eps` must be a number > 0"),
     ],
 )
-def test_model_face_refuses_before_anything_is_built(options, error, words):
+def test_model_api_refuses_before_anything_is_built(options, error, words):
     inputs = tf.keras.Input((3,))
     with pytest.raises(error) as caught:
         accum.GradientAccumulateModel(inputs=inputs, outputs=tf.keras.layers.Dense(2)(inputs), **options)
@@ -71,14 +71,14 @@ def test_model_face_refuses_before_anything_is_built(options, error, words):
 @pytest.mark.law("L17")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("optimizer", [None, 3, tf.Variable, object()], ids=["None", "int", "class", "object"])
-def test_keras_face_refuses_what_is_no_optimizer(optimizer):
+def test_keras_api_refuses_what_is_no_optimizer(optimizer):
     with pytest.raises(TypeError, match="must be a Keras optimizer, its name or its config"):
         accum.GradientAccumulateOptimizer(optimizer, 2)
 
 
 @pytest.mark.law("L17")
 @pytest.mark.keras_face
-def test_keras_face_points_a_graph_optimizer_to_its_face():
+def test_keras_api_points_a_graph_optimizer_to_its_api():
     with pytest.raises(TypeError, match="accum.compat.v1.AccumOptimizer"):
         accum.GradientAccumulateOptimizer(tf1.train.AdamOptimizer(), 2)
 
@@ -93,7 +93,7 @@ def test_accumulating_twice_is_refused():
 
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("optimizer", [None, "adam", object()], ids=["None", "str", "object"])
-def test_graph_face_refuses_what_is_no_optimizer(optimizer):
+def test_graph_api_refuses_what_is_no_optimizer(optimizer):
     with pytest.raises(TypeError, match="must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer"):
         accum.compat.v1.AccumOptimizer(optimizer, 2)
 
@@ -257,7 +257,7 @@ def test_other_variables_in_a_second_minimize_are_refused():
 
 @pytest.mark.law("L17")
 @pytest.mark.keras_face
-def test_graph_face_refuses_eager_execution():
+def test_graph_api_refuses_eager_execution():
     variable = tf.Variable([0.0])
     optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
     with pytest.raises(RuntimeError, match="accum.GradientAccumulateOptimizer"):
@@ -266,14 +266,14 @@ def test_graph_face_refuses_eager_execution():
 
 @pytest.mark.law("L17")
 @pytest.mark.skipif(new_family() is None, reason="every Keras optimizer of this line works in a static graph")
-def test_graph_face_refuses_a_keras_optimizer_that_would_move_nothing_but_its_counter():
+def test_graph_api_refuses_a_keras_optimizer_that_would_move_nothing_but_its_counter():
     with tf.Graph().as_default(), pytest.raises(TypeError, match="only its counter is run: use one of `tf.compat"):
         accum.compat.v1.AccumOptimizer(new_family().SGD(0.1), 2)
 
 
 @pytest.mark.law("L17")
 @pytest.mark.keras_face
-def test_graph_face_refuses_a_traced_function_such_as_the_train_step_of_fit():
+def test_graph_api_refuses_a_traced_function_such_as_the_train_step_of_fit():
     optimizer, variable = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2), tf.Variable([1.0])
 
     @tf.function
@@ -285,7 +285,7 @@ def test_graph_face_refuses_a_traced_function_such_as_the_train_step_of_fit():
 
 
 @pytest.mark.law("L17")
-def test_graph_face_refuses_a_loss_without_trainable_variables():
+def test_graph_api_refuses_a_loss_without_trainable_variables():
     with tf.Graph().as_default():
         optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
         with pytest.raises(ValueError):
@@ -295,7 +295,7 @@ def test_graph_face_refuses_a_loss_without_trainable_variables():
 
 
 @pytest.mark.law("L17")
-def test_graph_face_refuses_a_schedule_without_a_clock():
+def test_graph_api_refuses_a_schedule_without_a_clock():
     with tf.Graph().as_default():
         variable = tf1.get_variable("w", initializer=[0.0])
         optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), {0: 1, 5: 2})

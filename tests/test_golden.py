@@ -92,7 +92,7 @@ def test_golden_gradients_agree_with_finite_differences():
 @pytest.mark.law("L5")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
-def test_optimizer_face_follows_the_golden_trajectory(rule, family, is_traced, follows):
+def test_optimizer_api_follows_the_golden_trajectory(rule, family, is_traced, follows):
     variables = [tf.Variable(w) for w in golden_problem()[2]]
     optimizer = accum.GradientAccumulateOptimizer(KERAS[rule](family), accum_steps=len(RAGGED))
 
@@ -116,7 +116,7 @@ def test_optimizer_face_follows_the_golden_trajectory(rule, family, is_traced, f
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.keras_face
-def test_model_face_follows_the_golden_trajectory_through_fit(rule, family, follows):
+def test_model_api_follows_the_golden_trajectory_through_fit(rule, family, follows):
     plain = golden_model()
     model = accum.GradientAccumulateModel(len(RAGGED), inputs=plain.inputs, outputs=plain.outputs)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -140,7 +140,7 @@ def test_model_face_follows_the_golden_trajectory_through_fit(rule, family, foll
     "is_resource", [pytest.param(False, id="ref", marks=pytest.mark.line), pytest.param(True, id="resource")]
 )
 @pytest.mark.parametrize("is_driven", [False, True], ids=["conditional", "explicit"])
-def test_graph_face_follows_the_golden_trajectory_in_a_session(rule, is_resource, is_driven, follows):
+def test_graph_api_follows_the_golden_trajectory_in_a_session(rule, is_resource, is_driven, follows):
     with tf.Graph().as_default(), tf1.Session() as session:
         x, y = tf1.placeholder(tf.float32, [None, 5]), tf1.placeholder(tf.int32, [None])
         first = golden_problem()[2]

@@ -14,7 +14,7 @@ import accum
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COUNTS = {"optimizer": 60, "graph": 12, "model": 8}
 FED = {
-    "face": "optimizer",
+    "api": "optimizer",
     "optimizer": "SGD",
     "family": "legacy" if legacy_family() else "new",
     "arguments": {"momentum": 0.9},

@@ -99,7 +99,7 @@ def test_a_block_that_only_defines_something_is_followed_by_code_that_uses_it():
     assert idle == []
 
 
-def test_readme_has_a_block_for_each_face():
+def test_readme_has_a_block_for_each_api():
     for name in ("GradientAccumulateModel.from_model(", "GradientAccumulateOptimizer(", "AccumOptimizer("):
         assert any(name in block for block in blocks("README.md"))
 

@@ -22,13 +22,13 @@ Y = RANDOM.normal(size=(37, 1)).astype("float32")
 FIRST = RANDOM.normal(size=(5, 1)).astype("float32")
 
 
-def through_fit(scope, batch_size, accum_steps, face="model", rate=0.1, count=37, **compiling):
+def through_fit(scope, batch_size, accum_steps, api="model", rate=0.1, count=37, **compiling):
     """The weights and the optimizer after two epochs; in a plain model the cycle goes over their end."""
     with scope:
         inputs = tf.keras.Input((5,))
         outputs = tf.keras.layers.Dense(1, use_bias=False)(inputs)
         optimizer = tf.keras.optimizers.SGD(rate, momentum=0.9)
-        if face == "model":
+        if api == "model":
             model = accum.GradientAccumulateModel(accum_steps, inputs=inputs, outputs=outputs)
         else:
             model = tf.keras.Model(inputs, outputs)
@@ -67,7 +67,7 @@ def steps_per_execution(request):
 
 
 def test_fit_of_the_optimizer_wrapper_on_two_replicas_equals_fit_on_one_device():
-    ours = through_fit(mirrored().scope(), 6, 3, face="optimizer", count=36)[0]
+    ours = through_fit(mirrored().scope(), 6, 3, api="optimizer", count=36)[0]
     assert_equal(ours, on_one_device(18, count=36))
 
 

@@ -97,9 +97,9 @@ def neighbours(cell, cells):
 def _interface(test):
     """The name of a golden test as readers see it: static graph in a session[…]."""
     name, bracket, case = test.partition("[")
-    for word, other in (("test_", ""), ("_follows_the_golden_trajectory", ""), ("graph_face", "static_graph")):
+    for word, other in (("test_", ""), ("_follows_the_golden_trajectory", ""), ("graph_api", "static_graph")):
         name = name.replace(word, other)
-    return name.replace("_face", "").replace("_", " ") + bracket + case
+    return name.replace("_api", "").replace("_", " ") + bracket + case
 
 
 def _number(value):

@@ -86,7 +86,7 @@ def _step(case, held):
 def _is_bare(case, held):
     """Whether the bare optimizer is given the gradients as they are (law L14), with duplicate rows."""
     has_options = case["nonfinite"] != "propagate" or held[0]["weight"] is not None
-    return case["accum_steps"] == 1 and case["face"] != "explicit" and not has_options
+    return case["accum_steps"] == 1 and case["api"] != "explicit" and not has_options
 
 
 def _combined(case, held, place, dtype):

@@ -28,7 +28,7 @@ def check(case):
     """Raise `Deviation` unless the steps are those of the full batch."""
     micro_batches = micro_batches_of(case)
     steps = cycles.steps_of(case, micro_batches)
-    run = _run_optimizer if case["face"] == "optimizer" else _run_graph
+    run = _run_optimizer if case["api"] == "optimizer" else _run_graph
     with tempfile.TemporaryDirectory() as folder:  # Keras restores slots when it creates them
         seen, clock = run(case, micro_batches, folder)
     exact = _bare(case, [step and step.grads for step in steps])
@@ -92,7 +92,7 @@ def make_bare(case):
 
 def _bare(case, steps):
     """Return the variables after each micro-batch, when the bare optimizer is given the gradients of the steps."""
-    return _bare_keras(case, steps) if case["face"] == "optimizer" else _bare_graph(case, steps)
+    return _bare_keras(case, steps) if case["api"] == "optimizer" else _bare_graph(case, steps)
 
 
 def _bare_keras(case, steps):
@@ -251,7 +251,7 @@ class _GraphRun:
         )
         weight = self._fed.weight if case["micro_batches"][0]["weight"] is not None else None
         self._ops = self._train_op = None
-        if case["face"] == "explicit":
+        if case["api"] == "explicit":
             self._ops = optimizer.accumulation_ops(
                 grads_and_vars=self._fed.pairs, global_step=self._step, weight=weight
             )

@@ -2,7 +2,7 @@
 
 A case is a dict of plain values:
 
-    "face": "optimizer", or "conditional" or "explicit" for the two ways of a static graph
+    "api": "optimizer", or "conditional" or "explicit" for the two ways of a static graph
     "optimizer", "family", "arguments": the inner optimizer, by its name in `FAMILIES`
     "accum_steps", "reduction", "nonfinite": the options
     "variables": list of {"shape", "is_sparse"}
@@ -52,21 +52,21 @@ ROWS = 5
 
 
 @st.composite
-def fed_cases(draw, faces=("optimizer", "conditional", "explicit")):
-    face = draw(st.sampled_from(faces))
-    name, family, arguments = draw(_inner(face))
+def fed_cases(draw, apis=("optimizer", "conditional", "explicit")):
+    api = draw(st.sampled_from(apis))
+    name, family, arguments = draw(_inner(api))
     variables = draw(st.lists(_variable(), min_size=1, max_size=3))
-    nonfinite = draw(st.sampled_from(["propagate", "skip_micro", "skip_cycle"])) if face != "explicit" else "propagate"
+    nonfinite = draw(st.sampled_from(["propagate", "skip_micro", "skip_cycle"])) if api != "explicit" else "propagate"
     count = draw(st.integers(1, 12))
     is_weighted = draw(st.booleans())
-    accum_steps = draw(_accum_steps() if face != "explicit" else st.integers(1, 5))
+    accum_steps = draw(_accum_steps() if api != "explicit" else st.integers(1, 5))
     # A bare Keras 3 optimizer, which K = 1 is, can raise an error for duplicate rows.
-    is_unique = IS_KERAS_3 and face == "optimizer" and accum_steps == 1
+    is_unique = IS_KERAS_3 and api == "optimizer" and accum_steps == 1
     # Before 2.14, averages of the weights need a gradient for each variable that the optimizer was built with.
-    may_lack = face == "optimizer" and (LINE >= (2, 14) or "use_ema" not in arguments)
+    may_lack = api == "optimizer" and (LINE >= (2, 14) or "use_ema" not in arguments)
     micro_batches = [draw(_micro_batch(variables, may_lack, is_weighted, is_unique)) for _ in range(count)]
     return {
-        "face": face,
+        "api": api,
         "optimizer": name,
         "family": family,
         "arguments": arguments,
@@ -74,7 +74,7 @@ def fed_cases(draw, faces=("optimizer", "conditional", "explicit")):
         "reduction": draw(st.sampled_from(["mean", "mean", "sum", "running_mean"])),
         "nonfinite": nonfinite,
         "variables": variables,
-        "resource": draw(st.booleans()) if face != "optimizer" else True,
+        "resource": draw(st.booleans()) if api != "optimizer" else True,
         "micro_batches": micro_batches,
         "bad": draw(_bad(count, len(variables))),
         # A new-style Nadam of Keras 2 keeps a counter in Python, which no checkpoint holds.
@@ -84,8 +84,8 @@ def fed_cases(draw, faces=("optimizer", "conditional", "explicit")):
 
 
 @st.composite
-def _inner(draw, face):
-    if face != "optimizer":
+def _inner(draw, api):
+    if api != "optimizer":
         name = draw(st.sampled_from(sorted(GRAPH)))
         return name, "graph", dict(draw(st.sampled_from(GRAPH[name])))
     family = draw(st.sampled_from([name for name in ("legacy", "new") if FAMILIES[name] is not None]))
@@ -142,5 +142,5 @@ def laws(case):
     laws_of_case |= {"L9"} if case["bad"] else set()
     laws_of_case |= {"L12"} if case["resume"] is not None else set()
     laws_of_case |= {"L14"} if case["accum_steps"] == 1 else set()
-    laws_of_case |= {"L15"} if case["face"] == "explicit" else set()
+    laws_of_case |= {"L15"} if case["api"] == "explicit" else set()
     return laws_of_case

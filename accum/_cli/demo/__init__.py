@@ -4,7 +4,7 @@ command    the arguments, checked before anything is trained
 settings   the settings, and the runs that follow from them
 data       the digits, split and ordered by a seed
 network    the network, with initial weights drawn by NumPy
-faces      the training, through each interface of the library
+apis       the training, through each API of the library
 runs       one process per run, and its measurements
 report     the table
 plot       the loss curves

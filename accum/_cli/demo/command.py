@@ -5,7 +5,7 @@ import sys
 
 from accum._cli import plot_file, requirements
 from accum._cli.demo import plot, report
-from accum._cli.demo.settings import FACES, MICRO_BATCHES, WHOLE_BATCH, Settings
+from accum._cli.demo.settings import APIS, MICRO_BATCHES, WHOLE_BATCH, Settings
 from accum._migrate import pipes
 
 DEFAULT_PLOT = "accum-demo.png"
@@ -26,7 +26,8 @@ def add_parser(commands):
     add = parser.add_argument
     add(
         "--face",
-        choices=FACES,
+        dest="api",
+        choices=APIS,
         help="accumulate through accum.compat.v1, GradientAccumulateOptimizer or GradientAccumulateModel (v1 on "
         "TensorFlow 1.15)",
     )
@@ -65,15 +66,15 @@ _positive.__name__ = _seed.__name__ = "int"  # argparse says "invalid int value"
 
 def _check(parser, arguments):
     """Check the arguments as far as that needs no TensorFlow, and fill in what was left out."""
-    accumulates = arguments.face is not None or arguments.accum_steps is not None
+    accumulates = arguments.api is not None or arguments.accum_steps is not None
     if accumulates and (arguments.micro_batch_size is not None or arguments.whole_batch is not None):
         parser.error("--micro-batch-size and --whole-batch can't go together with --face and --accum-steps.")
     arguments.batch_size = arguments.batch_size or 256
     arguments.accum_steps = arguments.accum_steps or STEPS
     arguments.whole_batch = arguments.whole_batch or "all"
     arguments.micro_batch_size = arguments.micro_batch_size or min(MICRO_BATCH, arguments.batch_size)
-    if arguments.face is None:
-        arguments.face = "model" if accumulates else MICRO_BATCHES
+    if arguments.api is None:
+        arguments.api = "model" if accumulates else MICRO_BATCHES
     if accumulates and arguments.batch_size % arguments.accum_steps:
         numbers = f"{arguments.batch_size} and {arguments.accum_steps}"
         parser.error(f"--batch-size must be divisible by --accum-steps. Received: {numbers}.")
@@ -92,10 +93,10 @@ def _perform(parser, arguments):
     from accum import _tf  # needs TensorFlow; parsing the arguments does not
     from accum._cli.demo import runs
 
-    if not _tf.HAS_KERAS_API and arguments.face != "v1":
-        if arguments.face != MICRO_BATCHES:
-            parser.error(f"--face {arguments.face} needs TensorFlow 2.2 or later. Use --face v1.")
-        arguments.face = "v1"
+    if not _tf.HAS_KERAS_API and arguments.api != "v1":
+        if arguments.api != MICRO_BATCHES:
+            parser.error(f"--face {arguments.api} needs TensorFlow 2.2 or later. Use --face v1.")
+        arguments.api = "v1"
     path = arguments.plot
     settings = Settings(*(getattr(arguments, field) for field in Settings._fields))
     try:

@@ -20,7 +20,7 @@ def draw(settings, outcomes, path):
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    measured = settings.face == MICRO_BATCHES and all(outcome.training_mib for outcome in outcomes)
+    measured = settings.api == MICRO_BATCHES and all(outcome.training_mib for outcome in outcomes)
     figure = Figure(figsize=(11, 5) if measured else (8, 5))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(1, 2 if measured else 1, 1)
@@ -54,11 +54,11 @@ def _curve(axes, outcome, **style):
 
 
 def _label(axes, settings, largest):
-    if settings.face == MICRO_BATCHES:
+    if settings.api == MICRO_BATCHES:
         axes.set_title(f"Full batch and micro-batches: weights differ by {largest:.1e} at most", fontsize=11)
     else:
         axes.set_title(
-            f"Handwritten digits, --face {settings.face}: the accumulated weights end\nwithin {largest:.1e} of the "
+            f"Handwritten digits, --face {settings.api}: the accumulated weights end\nwithin {largest:.1e} of the "
             "full batch's"
         )
     axes.set_xlabel("epoch")
@@ -68,7 +68,7 @@ def _label(axes, settings, largest):
     axes.grid(True, which="both", alpha=0.25)
     axes.spines["top"].set_visible(False)
     axes.spines["right"].set_visible(False)
-    if settings.face == MICRO_BATCHES:
+    if settings.api == MICRO_BATCHES:
         axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13))
     else:
         axes.legend(frameon=False)

@@ -69,7 +69,7 @@ def _memory_note(outcomes):
 
 
 def _conclusion(outcomes, settings):
-    if settings.face != MICRO_BATCHES:
+    if settings.api != MICRO_BATCHES:
         return []
     full = outcomes[0]
     lines = [

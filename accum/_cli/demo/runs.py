@@ -13,7 +13,7 @@ from typing import List, NamedTuple, Optional
 import numpy as np
 
 from accum._cli import requirements
-from accum._cli.demo import data, faces, memory
+from accum._cli.demo import apis, data, memory
 from accum._cli.demo.settings import MICRO_BATCHES, Run, runs_to_compare
 from accum._tf import tf
 
@@ -136,17 +136,17 @@ def _outcome(settings, run):
     tf.get_logger().setLevel("ERROR")
     warnings.simplefilter("ignore")
     train, test = data.load(settings.seed)
-    face = faces.BY_NAME[settings.face](run, settings)
-    if settings.face == MICRO_BATCHES:
+    api = apis.BY_NAME[settings.api](run, settings)
+    if settings.api == MICRO_BATCHES:
         # TensorFlow needs time and memory to trace and start any training, whatever the batch. The last batch is a
         # single example: the graph is then traced for any size.
-        face.warm_up(data.Examples(train.images[:7], train.labels[:7]))
+        api.warm_up(data.Examples(train.images[:7], train.labels[:7]))
     progress = _Progress(run.label, settings.epochs * -(-len(train.labels) // run.batch_size))
     idle_mib, start = memory.peak_mib(), time.perf_counter()
-    losses = face.train(train, settings.epochs, progress)
+    losses = api.train(train, settings.epochs, progress)
     seconds, peak_mib = time.perf_counter() - start, memory.peak_mib()
-    accuracy = np.mean(np.argmax(face.logits(test.images), axis=-1) == test.labels)
-    numbers = float(accuracy), face.weights(), int(face.updates()), seconds, peak_mib, idle_mib
+    accuracy = np.mean(np.argmax(api.logits(test.images), axis=-1) == test.labels)
+    numbers = float(accuracy), api.weights(), int(api.updates()), seconds, peak_mib, idle_mib
     return Outcome(run, losses, *numbers)
 
 

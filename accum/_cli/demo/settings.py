@@ -2,9 +2,9 @@
 
 from typing import NamedTuple, Optional
 
-FACES = ("v1", "optimizer", "model")
+APIS = ("v1", "optimizer", "model")
 MICRO_BATCHES = "micro-batches"
-"""In place of a face: one model that splits each batch itself."""
+"""In place of an API: one model that splits each batch itself."""
 
 WHOLE_BATCH = ("none", "batch_norm", "loss", "all")
 LEARNING_RATE = 0.1
@@ -15,7 +15,7 @@ RESIDUAL_LEARNING_RATE = 0.05
 class Settings(NamedTuple):
     """The arguments of the command; `batch_size` is the number of examples per step."""
 
-    face: str
+    api: str
     accum_steps: int
     batch_size: int
     epochs: int
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 def runs_to_compare(settings):
     """Full batch, accumulated batch and micro-batch; or full batch, micro-batches, and those without `whole_batch`."""
     size, steps = settings.batch_size, settings.accum_steps
-    if settings.face == MICRO_BATCHES:
+    if settings.api == MICRO_BATCHES:
         micro, whole = settings.micro_batch_size, settings.whole_batch
         # Same examples, updates and learning rate: only what a micro-batch sees of its batch differs.
         label = f"micro-batches of {micro}"

@@ -95,7 +95,7 @@ def _case(law, kind, place, optimizer, **changes):
         "law": law,
         "kind": kind,
         "place": place,
-        "face": "optimizer",
+        "api": "optimizer",
         "optimizer": optimizer,
         "arguments": {},
         "accum_steps": accum_steps,

@@ -1,4 +1,4 @@
-"""The training, through each interface ("face") of the library; a run without `accum_steps` uses plain TensorFlow.
+"""The training, through each API of the library; a run without `accum_steps` uses plain TensorFlow.
 
 The classes share the same methods, so that the caller need not know which one is used.
 """
@@ -17,7 +17,7 @@ from accum.compat.v1 import AccumOptimizer
 MOMENTUM = 0.9
 
 
-class GraphFace:
+class GraphAPI:
     """A static graph and its Session, with `accum.compat.v1.AccumOptimizer`."""
 
     def __init__(self, run, settings):
@@ -68,8 +68,8 @@ class GraphFace:
         return self._session.run(self._logits, {self._images: images})
 
 
-class _KerasFace:
-    """What the two Keras faces share: the model, and what is read from it."""
+class _KerasAPI:
+    """What the two Keras APIs share: the model, and what is read from it."""
 
     def __init__(self, run, settings):
         self.run = run
@@ -91,7 +91,7 @@ class _KerasFace:
         return self._model(images).numpy()
 
 
-class OptimizerFace(_KerasFace):
+class OptimizerAPI(_KerasAPI):
     """A custom loop around a `tf.function`, with `GradientAccumulateOptimizer`."""
 
     def __init__(self, run, settings):
@@ -125,7 +125,7 @@ class OptimizerFace(_KerasFace):
             self._optimizer.flush()
 
 
-class ModelFace(_KerasFace):
+class ModelAPI(_KerasAPI):
     """`fit` of a `GradientAccumulateModel`."""
 
     def __init__(self, run, settings):
@@ -158,7 +158,7 @@ class ModelFace(_KerasFace):
         return [float(loss) for loss in history.history["loss"]]
 
 
-class MicroBatchFace(ModelFace):
+class MicroBatchAPI(ModelAPI):
     """`fit` of a `GradientAccumulateModel` that splits each batch itself, with batch normalisation in the network."""
 
     def _make_model(self, settings):
@@ -188,22 +188,22 @@ class MicroBatchFace(ModelFace):
         return np.concatenate([self._model(part, training=False).numpy() for part in np.array_split(images, 24)])
 
 
-def _train_by_loop(face, examples, epochs, progress):
+def _train_by_loop(api, examples, epochs, progress):
     losses = []
     for _ in range(epochs):
         total, count = 0.0, 0
-        for batch in batches(examples, face.run.batch_size):
-            total += float(face.micro_step(batch)) * len(batch.labels)
+        for batch in batches(examples, api.run.batch_size):
+            total += float(api.micro_step(batch)) * len(batch.labels)
             count += len(batch.labels)
             progress(total / count)
-        face.end_epoch()
+        api.end_epoch()
         losses.append(total / count)
     return losses
 
 
 BY_NAME: Dict[str, Any] = {
-    "v1": GraphFace,
-    "optimizer": OptimizerFace,
-    "model": ModelFace,
-    MICRO_BATCHES: MicroBatchFace,
+    "v1": GraphAPI,
+    "optimizer": OptimizerAPI,
+    "model": ModelAPI,
+    MICRO_BATCHES: MicroBatchAPI,
 }
