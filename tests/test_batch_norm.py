@@ -172,7 +172,7 @@ def test_training_may_be_a_tensor():
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# By a model's clock
+# By a model's step counter
 
 
 def model_of(layers, run_eagerly=False, **options):
@@ -216,7 +216,7 @@ FIRST, SECOND = list(range(12)), list(range(12, 18))  # 18 examples in micro-bat
         ("carry", [FIRST, SECOND + list(range(4)), list(range(4, 16))], "mean"),
     ],
 )
-def test_the_layer_follows_the_models_clock(last_cycle, cycles, reduction):
+def test_the_layer_follows_the_models_step_counter(last_cycle, cycles, reduction):
     x, layer = examples((3,), 18), accum.AccumBatchNormalization()
     model = model_of([layer], accum_steps=3, last_cycle=last_cycle, reduction=reduction)
     model.fit(x, np.zeros((18, 1)), batch_size=4, epochs=2, shuffle=False, verbose=0)

@@ -39,12 +39,12 @@ def results(tmp_path_factory):
         with open(str(logs / f"{job}{task}"), "w") as log:
             command = [sys.executable, SCRIPT, cluster, job, str(task)]
             processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment))
-    clock = threading.Timer(PATIENCE, lambda: [process.kill() for process in processes])
-    clock.start()
+    timer = threading.Timer(PATIENCE, lambda: [process.kill() for process in processes])
+    timer.start()
     try:
         lines = [processes[1].stdout.readline() for _ in range(2)]
     finally:
-        clock.cancel()
+        timer.cancel()
         for process in processes:
             process.kill()
             process.communicate()

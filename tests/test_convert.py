@@ -375,11 +375,11 @@ def test_what_is_not_the_model_s_is_ignored_by_pattern(tmp_path):
 
 
 NORM = ["norm/gamma", "norm/beta", "norm/moving_mean", "norm/moving_variance"]
-CLOCKS = [pytest.param(True, id="model", marks=pytest.mark.slow), pytest.param(False, id="layer alone")]
+COUNTERS = [pytest.param(True, id="model", marks=pytest.mark.slow), pytest.param(False, id="layer alone")]
 
 
 @pytest.mark.law("L13")
-@pytest.mark.parametrize("follows", CLOCKS)
+@pytest.mark.parametrize("follows", COUNTERS)
 def test_batch_normalisation_goes_on_in_mid_cycle(tmp_path, follows):
     parts = np.random.RandomState(1).normal(size=(3, 4, 2)).astype("float32") * [[[1.0]], [[2.0]], [[3.0]]] + [1.0, 2.0]
 

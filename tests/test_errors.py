@@ -295,7 +295,7 @@ def test_graph_api_refuses_a_loss_without_trainable_variables():
 
 
 @pytest.mark.law("L17")
-def test_graph_api_refuses_a_schedule_without_a_clock():
+def test_graph_api_refuses_a_schedule_without_a_step_counter():
     with tf.Graph().as_default():
         variable = tf1.get_variable("w", initializer=[0.0])
         optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), {0: 1, 5: 2})

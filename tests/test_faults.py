@@ -302,15 +302,15 @@ class Program:
         )
         hidden = tf.tanh(tf.matmul(self.x, w1))
         loss = tf.reduce_mean((tf.matmul(may_fail(hidden) if optimizer else hidden, w2) - self.y) ** 2)
-        self.clock = tf1.train.get_or_create_global_step()
+        self.global_step = tf1.train.get_or_create_global_step()
         inner = tf1.train.MomentumOptimizer(0.05, 0.9)
         self.wrapped = accum.compat.v1.AccumOptimizer(inner, PARTS) if optimizer else inner
         if explicit:
-            self.ops = self.wrapped.accumulation_ops(loss, global_step=self.clock)
+            self.ops = self.wrapped.accumulation_ops(loss, global_step=self.global_step)
         else:
-            self.train_op = self.wrapped.minimize(loss, global_step=self.clock)
+            self.train_op = self.wrapped.minimize(loss, global_step=self.global_step)
         self.weights = [w1, w2]
-        self.moving = [w1, w2, self.clock] + [inner.get_slot(var, "momentum") for var in self.weights]
+        self.moving = [w1, w2, self.global_step] + [inner.get_slot(var, "momentum") for var in self.weights]
 
 
 @pytest.mark.parametrize("resource", [False, True], ids=["ref", "resource"])
@@ -340,7 +340,7 @@ def test_the_n_th_layer_or_its_gradient_fails_in_a_session(explicit, resource):
         for number in each_fault(step, lambda: session.run(program.moving)):
             assert_near(session.run(program.weights), plain[number])
             made.append(number)
-        assert int(session.run(program.clock)) == len(made)
+        assert int(session.run(program.global_step)) == len(made)
 
 
 def fill_up(save):

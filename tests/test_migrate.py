@@ -175,8 +175,8 @@ def test_a_rewritten_keras_optimizer_sums_or_takes_the_mean_as_before(migrate, n
 
 
 @pytest.mark.law("L4")
-@pytest.mark.parametrize("name,factor,clock", [("h2g-net", 1, 2), ("tensorpack", 2, 4)])
-def test_a_rewritten_graph_optimizer_sums_or_takes_the_mean_as_before(migrate, name, factor, clock):
+@pytest.mark.parametrize("name,factor,step_count", [("h2g-net", 1, 2), ("tensorpack", 2, 4)])
+def test_a_rewritten_graph_optimizer_sums_or_takes_the_mean_as_before(migrate, name, factor, step_count):
     with tf.Graph().as_default(), tf1.Session() as session:
         optimizer = executed(migrate, name)["optimizer"]
         variable = tf1.get_variable("variable", [3], initializer=tf1.zeros_initializer())
@@ -187,7 +187,7 @@ def test_a_rewritten_graph_optimizer_sums_or_takes_the_mean_as_before(migrate, n
             session.run(train_op, {fed: grad})
         moved, steps = session.run([variable, global_step])
     np.testing.assert_allclose(moved, -0.1 * 2 * factor * GRADIENTS.astype("float64").mean(0), rtol=0, atol=2e-6)
-    assert steps == clock
+    assert steps == step_count
 
 
 @pytest.mark.law("L1")

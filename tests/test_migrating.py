@@ -50,7 +50,7 @@ def positions(optimizer):
 
 @pytest.mark.law("L3")
 @pytest.mark.keras_face
-def test_a_clock_of_micro_batches_makes_adam_s_first_step_smaller():
+def test_a_step_counter_of_micro_batches_makes_adam_s_first_step_smaller():
     """As up to GradientAccumulator 0.4 and with Horovod: bias is corrected by t = K, where the moments are of t = 1."""
     m, v = 0.1, 0.001
     theirs = 0.1 * np.sqrt(1 - 0.999**K) / (1 - 0.9**K) * m / (np.sqrt(v) + 1e-7)

@@ -26,7 +26,7 @@ def keras_variables(optimizer):
 @pytest.mark.law("L3")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("make", keras_optimizers())
-def test_keras_weights_slots_and_clocks_rest_between_steps(make):
+def test_keras_weights_slots_and_step_counters_rest_between_steps(make):
     inner = make()
     variables = keras_weights(random_gradients(1, SHAPES, seed=1)[0])
     optimizer = accum.GradientAccumulateOptimizer(inner, accum_steps=K)
@@ -57,7 +57,7 @@ def test_keras_weights_slots_and_clocks_rest_between_steps(make):
     "use_resource", [pytest.param(False, id="ref", marks=pytest.mark.slow), pytest.param(True, id="resource")]
 )
 @pytest.mark.parametrize("make", graph_optimizers())
-def test_graph_weights_slots_and_clocks_rest_between_steps(make, use_resource):
+def test_graph_weights_slots_and_step_counters_rest_between_steps(make, use_resource):
     with tf.Graph().as_default(), tf1.Session() as session:
         step = tf1.train.get_or_create_global_step()
         with tf1.variable_scope("net", use_resource=use_resource):

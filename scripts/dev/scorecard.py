@@ -272,7 +272,7 @@ def _off(largest):
         return ""
     if "not finite" in largest:
         return "NaN"
-    return "off by {:.2g}".format(max(largest)) if max(largest) > 1e-5 else ""  # a wrong clock may do no harm
+    return "off by {:.2g}".format(max(largest)) if max(largest) > 1e-5 else ""  # a wrong step counter may do no harm
 
 
 def main():

@@ -30,12 +30,12 @@ def check(case):
     steps = cycles.steps_of(case, micro_batches)
     run = _run_optimizer if case["api"] == "optimizer" else _run_graph
     with tempfile.TemporaryDirectory() as folder:  # Keras restores slots when it creates them
-        seen, clock = run(case, micro_batches, folder)
+        seen, step_count = run(case, micro_batches, folder)
     exact = _bare(case, [step and step.grads for step in steps])
     rounded = _bare(case, [step and step.rounded for step in steps])
     made = sum(step is not None for step in steps)
-    if clock != made:
-        raise Deviation(f"law L3: {clock} steps were counted, not {made}")
+    if step_count != made:
+        raise Deviation(f"law L3: {step_count} steps were counted, not {made}")
     before = cycles.initial(case)
     for place, (ours, true, other) in enumerate(zip(seen, exact, rounded)):
         if steps[place] is None and not all(map(_same, ours, before)):
@@ -222,7 +222,7 @@ def _bare_graph(case, steps):
 
 
 def _run_graph(case, micro_batches, folder):
-    seen, path, clock, taken = [], None, 0, 0
+    seen, path, step_count, taken = [], None, 0, 0
     parts = [micro_batches]
     if case["resume"] is not None:
         parts = [micro_batches[: case["resume"] + 1], micro_batches[case["resume"] + 1 :]]
@@ -234,9 +234,9 @@ def _run_graph(case, micro_batches, folder):
             if path is not None:
                 saver.restore(session, path)
             seen += [run.take(micro_batch) for micro_batch in part]
-            clock, taken = run.clock(), run.taken
+            step_count, taken = run.step_count(), run.taken
             path = saver.save(session, os.path.join(folder, "run"))
-    return seen, clock
+    return seen, step_count
 
 
 class _GraphRun:
@@ -276,5 +276,5 @@ class _GraphRun:
             self.taken = 0
         return self._session.run(self._fed.variables)
 
-    def clock(self):
+    def step_count(self):
         return int(self._session.run(self._step))

@@ -50,12 +50,12 @@ class Peer:
     def set_weights(self, values):
         raise NotImplementedError
 
-    def clock(self):
+    def step_count(self):
         """Return how many steps the library's public counter reads."""
         raise NotImplementedError
 
     def slots(self):
-        """Return the bare optimizer's variables as arrays, without clocks and sums of gradients."""
+        """Return the bare optimizer's variables as arrays, without step counters and sums of gradients."""
         raise NotImplementedError
 
     def resumed(self, folder):

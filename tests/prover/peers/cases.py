@@ -38,7 +38,7 @@ CYCLES = 3
 LAWS = {
     "L1": "Equivalence: K micro-batches make the full batch's step, for each optimizer",
     "L2": "Quiet between steps: weights, slots and averages do not change",
-    "L3": "Clocks and schedules count steps",
+    "L3": "Step counters and schedules count steps",
     "L4": "Sums, where the mean is not wanted",
     "L5": "Micro-batches of unequal size",
     "L6": "An unfinished last cycle",

@@ -22,7 +22,7 @@ def judge(peer, case):
     "outcome" is "passed", "inexact", "raises", "absent" (there is no such optimizer, option or situation, accumulating
     or not), "not offered", or "as L1" (what fails here fails already in the plain case with the same optimizer and K);
     "deviation" is the largest difference from the full batch, "not finite" or None; "error" is what was raised, or
-    which clock is wrong.
+    which step counter is wrong.
     """
     offers = peer.not_offered.get("{law} {kind}".format(**case), peer.not_offered.get(case["law"]))
     if _is_absent(peer, case):
@@ -71,7 +71,7 @@ def _measured(peer, case):
             return _moved(run, steps, micro_batches) + (None,)
         finally:
             run.close()
-    seen, clocks = _seen(peer, case, micro_batches)
+    seen, step_counts = _seen(peer, case, micro_batches)
     if case["law"] == "L12":  # the oracle is the uninterrupted run
         whole, _ = _seen(peer, dict(case, resume=None), micro_batches)
         return _compared(zip(seen, whole, whole)) + (None,)
@@ -80,14 +80,14 @@ def _measured(peer, case):
     made = [step is not None for step in steps]
     at_steps = [step for step, is_made in zip(zip(seen, exact, rounded), made) if is_made]
     error = None
-    if case["law"] == "L3" and clocks != np.cumsum(made).tolist():
-        error = "after {} steps the clock reads {}".format(sum(made), clocks[-1])
+    if case["law"] == "L3" and step_counts != np.cumsum(made).tolist():
+        error = "after {} steps the step counter reads {}".format(sum(made), step_counts[-1])
     return _compared(at_steps) + (error,)
 
 
 def _seen(peer, case, micro_batches):
-    """Return the weights and the clock after each micro-batch."""
-    seen, clocks = [], []
+    """Return the weights and the step counter after each micro-batch."""
+    seen, step_counts = [], []
     run = peer.start(case, cycles.initial(case))
     with tempfile.TemporaryDirectory() as folder:  # Keras restores slots when it creates them
         try:
@@ -100,10 +100,10 @@ def _seen(peer, case, micro_batches):
                 if case["resume"] == place:
                     run = run.resumed(folder)
                 seen.append(run.weights())
-                clocks.append(int(run.clock()) if case["law"] == "L3" else None)
+                step_counts.append(int(run.step_count()) if case["law"] == "L3" else None)
         finally:
             run.close()
-    return seen, clocks
+    return seen, step_counts
 
 
 def _full_batch(peer, case, micro_batches, steps):

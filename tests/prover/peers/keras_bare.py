@@ -87,7 +87,7 @@ class KerasPeer(base.Peer):
         for var, value in zip(self.variables, values):
             var.assign(value)
 
-    def clock(self):
+    def step_count(self):
         return int(self.optimizer.iterations)
 
     def slots(self):
@@ -106,7 +106,7 @@ class KerasPeer(base.Peer):
 
 
 def slots_of(optimizer):
-    """Return the variables of a bare optimizer, without its clock, which is the first."""
+    """Return the variables of a bare optimizer, without its step counter, which is the first."""
     variables = optimizer.variables if IS_KERAS_3 else optimizer.weights
     return [np.asarray(var.numpy()) for var in variables[1:]]
 

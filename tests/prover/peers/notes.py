@@ -73,7 +73,7 @@ NOTES = {
         "L8 rows": "The sums of a micro-batch's rows are applied on that micro-batch, not at the end of the cycle.",
         "L9 restore": "The sum is cleared where it equals what was applied. NaN equals nothing, so it stays; Inf goes.",
         "L9 skip": NO_SKIP,
-        "L12": "A checkpoint of the wrapper holds sums and the count, but not the inner optimizer's slots and clock.",
+        "L12": "A checkpoint of the wrapper holds sums and count, not the inner optimizer's slots and step counter.",
         "L13": (
             "`AccumBatchNormalization`: the mean is that of the full batch. The variance is the mean of the "
             "micro-batches' variances, without the variance between their means."

@@ -77,7 +77,7 @@ class MultiSteps(base.Peer):
     def set_weights(self, values):
         self._values = [jnp.asarray(value) for value in values]
 
-    def clock(self):
+    def step_count(self):
         return int(self.state.gradient_step)
 
     def slots(self):

@@ -74,7 +74,7 @@ class Graph(base.Peer):
     def set_weights(self, values):
         self.session.run(self._set, dict(zip(self._values, values)))
 
-    def clock(self):
+    def step_count(self):
         return int(self.session.run(self.step))
 
     def slots(self):

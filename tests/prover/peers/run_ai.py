@@ -101,7 +101,7 @@ class RunAI(base.Peer):
     def set_weights(self, values):
         K.batch_set_value(list(zip(self.variables, values)))
 
-    def clock(self):
+    def step_count(self):
         return int(K.get_value(self._wrapped.iterations))
 
     def slots(self):

@@ -71,8 +71,8 @@ UNKNOWN_LENGTH = {
 @pytest.mark.keras_face
 @pytest.mark.parametrize("is_traced", MAINLY_EAGER)
 @pytest.mark.parametrize("case", sorted(UNKNOWN_LENGTH))
-def test_clocks_stand_still_where_a_generator_ends(case, is_traced):
-    """Keras calls its train function once more. Its own clock moves then, on TF 2.15 and in Keras 3."""
+def test_step_counters_stand_still_where_a_generator_ends(case, is_traced):
+    """Keras calls its train function once more. Its own step counter moves then, on TF 2.15 and in Keras 3."""
     batch_size, options = UNKNOWN_LENGTH[case]
     random = np.random.RandomState(0)
     x, y = random.normal(size=(10, 3)).astype("float32"), random.normal(size=(10, 1)).astype("float32")
