@@ -70,9 +70,9 @@ def without_scalars(made):
 @pytest.mark.keras_face
 @pytest.mark.parametrize("accum_steps", [2, 32])
 def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
-    bare = made_by(micro_steps, tf.keras.optimizers.Adam())
+    plain = made_by(micro_steps, tf.keras.optimizers.Adam())
     ours = made_by(micro_steps, accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), accum_steps), accum_steps)
-    added = ours - bare
+    added = ours - plain
     # micro_step, length, weight_sum, the length asked for, and whether the last micro step made a step
     assert sum(count for (shape, _), count in added.items() if shape == ()) == 5
     assert without_scalars(added) == Counter(SHAPES)
@@ -82,17 +82,17 @@ def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
 @pytest.mark.keras_face
 @pytest.mark.parametrize("accum_steps", [2, 8])
 def test_a_model_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
-    bare, ours = made_by(a_cycle_of_a_model), made_by(a_cycle_of_a_model, accum_steps)
-    assert without_scalars(ours - bare) == Counter([(5, 4), (4,), (4, 3), (3,)])
+    plain, ours = made_by(a_cycle_of_a_model), made_by(a_cycle_of_a_model, accum_steps)
+    assert without_scalars(ours - plain) == Counter([(5, 4), (4,), (4, 3), (3,)])
 
 
 @pytest.mark.law("L16")
 @pytest.mark.law("L11")
 @pytest.mark.keras_face
 def test_each_replica_has_one_accumulator_a_variable():
-    bare = made_by(micro_step_on_replicas, tf.keras.optimizers.Adam)
+    plain = made_by(micro_step_on_replicas, tf.keras.optimizers.Adam)
     ours = made_by(micro_step_on_replicas, lambda: accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), 32))
-    assert without_scalars(ours - bare) == Counter(SHAPES * R)
+    assert without_scalars(ours - plain) == Counter(SHAPES * R)
 
 
 @pytest.mark.law("L16")

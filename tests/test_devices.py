@@ -143,10 +143,10 @@ def test_a_train_step_needs_no_float64_and_counts_on_the_host(metal):
         spec = tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])
         return tf.function(lambda x, y: model.train_step((x, y))).get_concrete_function(*spec).graph
 
-    bare = graph_of(None, tf.keras.layers.BatchNormalization())
+    plain = graph_of(None, tf.keras.layers.BatchNormalization())
     ours = graph_of(4, accum.AccumBatchNormalization())
-    assert not ops_with(ours, tf.float64) - ops_with(bare, tf.float64)
-    assert not ops_with(ours, tf.int64, anywhere=False) - ops_with(bare, tf.int64, anywhere=False)
+    assert not ops_with(ours, tf.float64) - ops_with(plain, tf.float64)
+    assert not ops_with(ours, tf.int64, anywhere=False) - ops_with(plain, tf.int64, anywhere=False)
 
 
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
@@ -165,7 +165,7 @@ def test_a_static_graph_needs_no_float64(is_sparse):
 
 
 def graph_of_split(make, *options):
-    """The graph of a train step whose batch is split, or of the bare model's."""
+    """The graph of a train step whose batch is split, or of the plain model's."""
     model = make()
     model = accum.GradientAccumulateModel.from_model(model, **options[0]) if options else model
     model.compile(inner(), "mse")
@@ -188,9 +188,9 @@ def dense_with_norm():
 @pytest.mark.parametrize("whole_batch", [(), "all"], ids=["micro-batches", "whole batch"])
 def test_a_split_batch_puts_no_float64_and_no_int64_state_on_a_metal_gpu(metal, whole_batch):
     with tf.device("/device:CPU:1"):  # in the place of the GPU
-        bare = graph_of_split(dense_with_norm)
+        plain = graph_of_split(dense_with_norm)
         ours = graph_of_split(dense_with_norm, {"micro_batch_size": 2, "whole_batch": whole_batch})
-    assert not ops_with(ours, tf.float64) - ops_with(bare, tf.float64)
-    more = ops_with(ours, tf.int64, anywhere=False) - ops_with(bare, tf.int64, anywhere=False)
+    assert not ops_with(ours, tf.float64) - ops_with(plain, tf.float64)
+    more = ops_with(ours, tf.int64, anywhere=False) - ops_with(plain, tf.int64, anywhere=False)
     # those of `TensorArray.concat`, which it takes on the host
     assert not more - Counter(Const=len(empty_constants(ours, tf.int64)))

@@ -1,4 +1,4 @@
-"""C cycles of K micro steps equal C steps of the bare optimizer on the same float32 means (law L1)."""
+"""C cycles of K micro steps equal C steps of the plain optimizer on the same float32 means (law L1)."""
 
 import functools
 
@@ -49,18 +49,18 @@ def run_keras(optimizer, gradients, first, is_traced):
 @pytest.mark.law("L1")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("make", keras_optimizers())
-def test_keras_optimizers_make_the_bare_step(make):
-    is_equal_to_the_bare_step(make, is_traced=False)
+def test_keras_optimizers_make_the_plain_step(make):
+    is_equal_to_the_plain_step(make, is_traced=False)
 
 
 @pytest.mark.law("L1")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("make", mainly(keras_optimizers(), "keras-Adam", "legacy-Adam"))
-def test_keras_optimizers_make_the_bare_step_in_a_function(make):
-    is_equal_to_the_bare_step(make, is_traced=True)
+def test_keras_optimizers_make_the_plain_step_in_a_function(make):
+    is_equal_to_the_plain_step(make, is_traced=True)
 
 
-def is_equal_to_the_bare_step(make, is_traced):
+def is_equal_to_the_plain_step(make, is_traced):
     first = random_gradients(1, SHAPES, seed=1)[0]
     gradients = random_gradients(K * CYCLES, SHAPES)
     expected = run_keras(make(), means_of(gradients), first, is_traced)
@@ -79,7 +79,7 @@ def run_graph(make, gradients, first, use_resource, how):
         step = tf1.train.get_or_create_global_step()
         optimizer = make(step)
         pairs = list(zip(fed, variables))
-        if how == "bare":
+        if how == "plain":
             micro_step, apply = optimizer.apply_gradients(pairs, step), None
         elif how == "conditional":
             wrapped = accum.compat.v1.AccumOptimizer(optimizer, accum_steps=K)
@@ -108,20 +108,20 @@ def run_graph(make, gradients, first, use_resource, how):
 )
 @pytest.mark.line
 @pytest.mark.parametrize("make", graph_optimizers())
-def test_graph_optimizers_make_the_bare_step(make, use_resource, how):
+def test_graph_optimizers_make_the_plain_step(make, use_resource, how):
     first = random_gradients(1, SHAPES, seed=1)[0]
     gradients = random_gradients(K * CYCLES, SHAPES)
     weights, steps = run_graph(make, gradients, first, use_resource, how)
     assert steps == CYCLES
-    for ours, theirs in zip(weights, bare_graph_weights(make, use_resource)):
+    for ours, theirs in zip(weights, plain_graph_weights(make, use_resource)):
         np.testing.assert_array_equal(ours, theirs)
 
 
 @functools.lru_cache(maxsize=None)
-def bare_graph_weights(make, use_resource):
+def plain_graph_weights(make, use_resource):
     """One oracle for both ways to drive the optimizer."""
     first = random_gradients(1, SHAPES, seed=1)[0]
-    return run_graph(make, means_of(random_gradients(K * CYCLES, SHAPES)), first, use_resource, "bare")[0]
+    return run_graph(make, means_of(random_gradients(K * CYCLES, SHAPES)), first, use_resource, "plain")[0]
 
 
 def mlp():

@@ -86,7 +86,7 @@ class Ours:
     def start(cls, case, initial):
         return cls(case, initial)
 
-    bare = start
+    plain = start
 
     def apply(self, grads):
         self._values = [value - cases.RATE * (1 + self._mistake) * grad for value, grad in zip(self._values, grads)]

@@ -1,4 +1,4 @@
-"""K = 1 as a plain int is the bare optimizer (law L14)."""
+"""K = 1 as a plain int is the plain optimizer (law L14)."""
 
 import logging
 import warnings
@@ -21,7 +21,7 @@ SHAPES = [(3, 2), (2,)]
 @pytest.mark.law("L14")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("make", keras_optimizers())
-def test_keras_single_micro_step_is_the_bare_optimizer_to_the_bit(make):
+def test_keras_single_micro_step_is_the_plain_optimizer_to_the_bit(make):
     first, gradients = random_gradients(1, SHAPES, seed=1)[0], random_gradients(3, SHAPES)
 
     def run(optimizer):

@@ -315,7 +315,7 @@ def embedding(optimizer):
     ],
     ids=["Adagrad", "Adam", "clipnorm", "clipvalue"],
 )
-def test_duplicate_rows_are_named_where_the_bare_optimizer_does_not_add_them_up(optimizer, is_line, said):
+def test_duplicate_rows_are_named_where_the_plain_optimizer_does_not_add_them_up(optimizer, is_line, said):
     arguments = embedding(optimizer), (REPEATED, Y[:6]), 2
     if not is_line:
         assert assert_accumulation_equals_full_batch(*arguments).is_equal

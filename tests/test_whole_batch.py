@@ -1099,7 +1099,7 @@ def test_outputs_without_a_batch_axis_are_refused():
 
 
 @pytest.mark.line
-def test_an_optimizer_that_does_not_accumulate_stays_bare():
+def test_an_optimizer_that_does_not_accumulate_stays_plain():
     """No accumulators: a checkpoint has the variables of a plain optimizer."""
     ours, plain = (trained(dense, X, Y, dict(EAGERLY, loss="mse"), wrap)[0] for wrap in (split(), unchanged))
     variables = [

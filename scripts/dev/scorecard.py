@@ -52,14 +52,14 @@ ROWS = [
     ("L9", "skip", "A micro-batch with NaN or Inf is skipped"),
     ("L12", None, "A run saved in mid-cycle goes on"),
     ("L13", None, "Moving statistics of batch normalisation"),
-    ("L14", None, "K = 1 is the bare optimizer"),
+    ("L14", None, "K = 1 is the plain optimizer"),
 ]
 """(law, kind or None for all, how users call it)."""
 HEAD = """\
 # Scorecard
 
 `python scripts/dev/scorecard.py` writes this page: the same small cases, run with accum and with other ways to
-accumulate gradients. The oracle is always the full batch with the *bare* optimizer of the same library; for a resumed
+accumulate gradients. The oracle is always the full batch with the *plain* optimizer of the same library; for a resumed
 run it is the uninterrupted run. Most cases have two variables of up to ten weights of order 1, K from 2 to 4
 micro-batches and three steps. Each differs from plain accumulation in one respect.
 

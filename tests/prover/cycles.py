@@ -74,7 +74,7 @@ def _values(grad):
 
 
 def _step(case, held):
-    if _is_bare(case, held):
+    if _is_passthrough(case, held):
         return Step(held[0]["grads"], held[0]["grads"])
 
     def combined(dtype):
@@ -83,8 +83,8 @@ def _step(case, held):
     return Step(combined(np.float64), combined(np.float32))
 
 
-def _is_bare(case, held):
-    """Whether the bare optimizer is given the gradients as they are (law L14), with duplicate rows."""
+def _is_passthrough(case, held):
+    """Whether the plain optimizer is given the gradients as they are (law L14), with duplicate rows."""
     has_options = case["nonfinite"] != "propagate" or held[0]["weight"] is not None
     return case["accum_steps"] == 1 and case["api"] != "explicit" and not has_options
 

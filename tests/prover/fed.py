@@ -1,4 +1,4 @@
-"""Feed the gradients of a case to an accumulating optimizer, and those of the full batch to the bare one."""
+"""Feed the gradients of a case to an accumulating optimizer, and those of the full batch to the plain one."""
 
 import os
 import tempfile
@@ -31,8 +31,8 @@ def check(case):
     run = _run_optimizer if case["api"] == "optimizer" else _run_graph
     with tempfile.TemporaryDirectory() as folder:  # Keras restores slots when it creates them
         seen, step_count = run(case, micro_batches, folder)
-    exact = _bare(case, [step and step.grads for step in steps])
-    rounded = _bare(case, [step and step.rounded for step in steps])
+    exact = _plain(case, [step and step.grads for step in steps])
+    rounded = _plain(case, [step and step.rounded for step in steps])
     made = sum(step is not None for step in steps)
     if step_count != made:
         raise Deviation(f"law L3: {step_count} steps were counted, not {made}")
@@ -85,19 +85,19 @@ def micro_batches_of(case):
 # Full batch
 
 
-def make_bare(case):
+def make_plain(case):
     """Return the inner optimizer."""
     return getattr(FAMILIES[case["family"]], case["optimizer"])(0.1, **case["arguments"])
 
 
-def _bare(case, steps):
-    """Return the variables after each micro-batch, when the bare optimizer is given the gradients of the steps."""
-    return _bare_keras(case, steps) if case["api"] == "optimizer" else _bare_graph(case, steps)
+def _plain(case, steps):
+    """Return the variables after each micro-batch, when the plain optimizer is given the gradients of the steps."""
+    return _plain_keras(case, steps) if case["api"] == "optimizer" else _plain_graph(case, steps)
 
 
-def _bare_keras(case, steps):
+def _plain_keras(case, steps):
     variables = keras_weights(cycles.initial(case))
-    optimizer = make_bare(case)
+    optimizer = make_plain(case)
     if case["family"] == "new":
         optimizer.build(variables)  # for all that will ever have a gradient
     seen = []
@@ -110,7 +110,7 @@ def _bare_keras(case, steps):
 
 
 def _clipped(case, grads):
-    """Before TF 2.4, `apply_gradients` of the bare optimizer does not clip; `minimize` does."""
+    """Before TF 2.4, `apply_gradients` of the plain optimizer does not clip; `minimize` does."""
     if LINE >= (2, 4):
         return grads
     norm, value = (case["arguments"].get(name) for name in ("clipnorm", "clipvalue"))
@@ -144,7 +144,7 @@ def _tensor(case, grad):
 
 def _wrapped(case):
     return accum.GradientAccumulateOptimizer(
-        make_bare(case), case["accum_steps"], case["reduction"], nonfinite=case["nonfinite"]
+        make_plain(case), case["accum_steps"], case["reduction"], nonfinite=case["nonfinite"]
     )
 
 
@@ -174,7 +174,7 @@ def _resumed(case, variables, optimizer, folder):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Ours, and the bare optimizer, in a static graph
+# Ours, and the plain optimizer, in a static graph
 
 
 class _Fed:
@@ -208,10 +208,10 @@ class _Fed:
         return feeds
 
 
-def _bare_graph(case, steps):
+def _plain_graph(case, steps):
     with tf.Graph().as_default(), tf1.Session() as session:
         fed = _Fed(case)
-        train_op = make_bare(case).apply_gradients(fed.pairs)
+        train_op = make_plain(case).apply_gradients(fed.pairs)
         session.run(tf1.global_variables_initializer())
         seen = []
         for grads in steps:
@@ -247,7 +247,7 @@ class _GraphRun:
         self._fed = _Fed(case)
         self._step = tf1.train.get_or_create_global_step()
         optimizer = accum.compat.v1.AccumOptimizer(
-            make_bare(case), case["accum_steps"], case["reduction"], nonfinite=case["nonfinite"]
+            make_plain(case), case["accum_steps"], case["reduction"], nonfinite=case["nonfinite"]
         )
         weight = self._fed.weight if case["micro_batches"][0]["weight"] is not None else None
         self._ops = self._train_op = None

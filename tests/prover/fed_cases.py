@@ -60,7 +60,7 @@ def fed_cases(draw, apis=("optimizer", "conditional", "explicit")):
     count = draw(st.integers(1, 12))
     is_weighted = draw(st.booleans())
     accum_steps = draw(_accum_steps() if api != "explicit" else st.integers(1, 5))
-    # A bare Keras 3 optimizer, which K = 1 is, can raise an error for duplicate rows.
+    # A plain Keras 3 optimizer, which K = 1 is, can raise an error for duplicate rows.
     is_unique = IS_KERAS_3 and api == "optimizer" and accum_steps == 1
     # Before 2.14, averages of the weights need a gradient for each variable that the optimizer was built with.
     may_lack = api == "optimizer" and (LINE >= (2, 14) or "use_ema" not in arguments)

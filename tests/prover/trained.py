@@ -55,7 +55,7 @@ def steps_of(case):
     makes a step even then.
     """
     options = dict({"accum_steps": 1, "last_cycle": "flush"}, **case["options"])
-    is_bare = options["accum_steps"] == 1
+    is_passthrough = options["accum_steps"] == 1
     cycles, held, made = [], [], []
     for _ in range(case["epochs"]):
         for number in range(len(case["sizes"])):
@@ -63,7 +63,7 @@ def steps_of(case):
             is_last = case["how"] == "fit" and number == len(case["sizes"]) - 1
             is_full = len(held) == accum_steps(options, len(cycles))
             is_ended = is_full or (is_last and options["last_cycle"] == "flush")
-            if is_ended and (is_bare or any(case["sizes"][n] for n in held)):
+            if is_ended and (is_passthrough or any(case["sizes"][n] for n in held)):
                 cycles.append(held)
             if is_full or (is_last and options["last_cycle"] != "carry"):
                 held = []

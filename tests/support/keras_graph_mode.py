@@ -40,8 +40,8 @@ def trained(make_optimizer, batch_size):
     return model.get_weights()
 
 
-def compare(name, bare, wrapped):
-    off = max(np.abs(one - other).max() for one, other in zip(trained(bare, 12), trained(wrapped, 4)))
+def compare(name, plain, wrapped):
+    off = max(np.abs(one - other).max() for one, other in zip(trained(plain, 12), trained(wrapped, 4)))
     print(name, f"is {off:.1e} from the full batch")
     assert off <= 2e-6
 

@@ -271,7 +271,7 @@ def text(report):
         ("pins", report["constraints"]),
         ("install", report["install"]),
         ("lock", report["lock"] and drift.text(report["lock"])),
-        ("mend", report["lock"] and report["lock"]["mend"]),
+        ("fix", report["lock"] and report["lock"]["mend"]),
     ]
     if report["tensorflow"] is None:
         rows[3] = ("TensorFlow", "not found")

@@ -55,8 +55,8 @@ def report(case, record) -> Optional[Dict[str, Any]]:
     newer = newer_than(locked, here)
     missing = [package for package in sorted(locked) if package not in here]
     file, keeps = f"{lock_name}.txt", " --keep-newer" if newer else ""
-    mend = f"python -m accum doctor --pins {lock_name} --platform {case.facts.system}{keeps} > {file}"
-    mend += f" && python -m pip install --no-deps --require-hashes -r {file}"
+    fix = f"python -m accum doctor --pins {lock_name} --platform {case.facts.system}{keeps} > {file}"
+    fix += f" && python -m pip install --no-deps --require-hashes -r {file}"
     return {
         "name": lock_name,
         "date": record["date"],
@@ -64,7 +64,7 @@ def report(case, record) -> Optional[Dict[str, Any]]:
         "differ": differ,
         "newer": newer,
         "missing": missing,
-        "mend": mend if missing or set(differ) - set(newer) else None,
+        "mend": fix if missing or set(differ) - set(newer) else None,
     }
 
 

@@ -1,7 +1,7 @@
 """The scorecard's cases, and adapters that run them with other ways to accumulate, for `scripts/dev/scorecard.py`.
 
     cases     a fixed set of small cases for each law, in NumPy
-    judge     one case against one adapter: the oracle is the full batch with the bare optimizer of the same library
+    judge     one case against one adapter: the oracle is the full batch with the plain optimizer of the same library
     notes     what the page says about a library, with its source
     others    one adapter a file, each imported only where its library is installed
 

@@ -27,8 +27,8 @@ class Peer:
         raise NotImplementedError
 
     @classmethod
-    def bare(cls, case, initial):
-        """Return an object with `apply(grads)`, `weights()` and `set_weights(values)`: the library's bare optimizer."""
+    def plain(cls, case, initial):
+        """Return an object with `apply(grads)`, `weights()` and `set_weights(values)`: the plain optimizer."""
         raise NotImplementedError
 
     def take(self, grads, weight):
@@ -55,7 +55,7 @@ class Peer:
         raise NotImplementedError
 
     def slots(self):
-        """Return the bare optimizer's variables as arrays, without step counters and sums of gradients."""
+        """Return the plain optimizer's variables as arrays, without step counters and sums of gradients."""
         raise NotImplementedError
 
     def resumed(self, folder):
@@ -64,7 +64,7 @@ class Peer:
 
     @classmethod
     def batch_norm(cls, case, batches, whole):
-        """Return ([moving mean, moving variance] after each cycle, the same of the bare layer at the full batch).
+        """Return ([moving mean, moving variance] after each cycle, the same of the plain layer at the full batch).
 
         Args:
           batches: for each cycle the list of its micro-batches' inputs.

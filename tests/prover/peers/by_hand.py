@@ -2,10 +2,10 @@
 
 import tensorflow as tf
 
-from prover.peers import keras_bare
+from prover.peers import keras_plain
 
 
-class DividedSum(keras_bare.KerasPeer):
+class DividedSum(keras_plain.KerasPeer):
     """Gradients are added to variables; after K of them their sum is divided by K and applied."""
 
     title = "By hand, the sum divided by K"
@@ -14,7 +14,7 @@ class DividedSum(keras_bare.KerasPeer):
 
     @classmethod
     def start(cls, case, initial):
-        return cls(case, initial, keras_bare.make(case))
+        return cls(case, initial, keras_plain.make(case))
 
     def __init__(self, case, initial, optimizer):
         super().__init__(case, initial, optimizer)
@@ -22,7 +22,7 @@ class DividedSum(keras_bare.KerasPeer):
         self._count = 0
 
     def take(self, grads, weight):
-        for total, grad in zip(self._sums, keras_bare.tensors_of(self.case, grads)):
+        for total, grad in zip(self._sums, keras_plain.tensors_of(self.case, grads)):
             total.assign_add(self._part(grad))
         self._count += 1
         if self._count == self.case["accum_steps"]:

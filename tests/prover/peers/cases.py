@@ -47,7 +47,7 @@ LAWS = {
     "L9": "NaN and Inf do not stay",
     "L12": "A run resumed in mid-cycle",
     "L13": "Moving statistics of batch normalisation",
-    "L14": "K = 1 is the bare optimizer",
+    "L14": "K = 1 is the plain optimizer",
 }
 
 

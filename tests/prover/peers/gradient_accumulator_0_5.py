@@ -5,10 +5,10 @@ import numpy as np
 import tensorflow as tf
 
 from prover import cycles
-from prover.peers import keras_bare
+from prover.peers import keras_plain
 
 
-class OptimizerWrapper(keras_bare.KerasPeer):
+class OptimizerWrapper(keras_plain.KerasPeer):
     title = "GradientAccumulator, optimizer"
     packages = ("gradient-accumulator", "tensorflow")
     not_offered = {"L5": True, "L6 flush": False, "L6 drop": True, "L9 skip": False}
@@ -16,7 +16,7 @@ class OptimizerWrapper(keras_bare.KerasPeer):
     @classmethod
     def start(cls, case, initial):
         optimizer = gradient_accumulator.GradientAccumulateOptimizer(
-            optimizer=keras_bare.make(case), accum_steps=case["accum_steps"], reduction=case["reduction"].upper()
+            optimizer=keras_plain.make(case), accum_steps=case["accum_steps"], reduction=case["reduction"].upper()
         )
         return cls(case, initial, optimizer)
 
@@ -34,9 +34,9 @@ class OptimizerWrapper(keras_bare.KerasPeer):
     @classmethod
     def batch_norm(cls, case, batches, whole):
         layer = gradient_accumulator.AccumBatchNormalization(
-            accum_steps=case["accum_steps"], momentum=keras_bare.MOMENTUM
+            accum_steps=case["accum_steps"], momentum=keras_plain.MOMENTUM
         )
-        return keras_bare.moved_by(layer, batches), keras_bare.moved_by_whole(whole)
+        return keras_plain.moved_by(layer, batches), keras_plain.moved_by_whole(whole)
 
 
 class Products(tf.keras.layers.Layer):
@@ -56,7 +56,7 @@ class Products(tf.keras.layers.Layer):
         return total
 
 
-class ModelWrapper(keras_bare.KerasPeer):
+class ModelWrapper(keras_plain.KerasPeer):
     """A model whose gradients are its inputs; a micro-batch of weight n has n equal examples."""
 
     title = "GradientAccumulator, model"
@@ -82,7 +82,7 @@ class ModelWrapper(keras_bare.KerasPeer):
 
     @classmethod
     def start(cls, case, initial):
-        return cls(case, initial, keras_bare.make(case))
+        return cls(case, initial, keras_plain.make(case))
 
     def take(self, grads, weight):
         """The wrapper asks for zeros where a variable has no gradient, so None is an input of zeros."""

@@ -107,14 +107,14 @@ def _seen(peer, case, micro_batches):
 
 
 def _full_batch(peer, case, micro_batches, steps):
-    bare, seen = peer.bare(case, cycles.initial(case)), []
+    plain, seen = peer.plain(case, cycles.initial(case)), []
     for micro_batch, grads in zip(micro_batches, steps):
         if grads is not None:
-            bare.apply(grads)
+            plain.apply(grads)
         if micro_batch["then"] == "restore":
-            bare.set_weights(cycles.initial(case))
-        seen.append(bare.weights())
-    bare.close()
+            plain.set_weights(cycles.initial(case))
+        seen.append(plain.weights())
+    plain.close()
     return seen
 
 

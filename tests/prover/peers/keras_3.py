@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from prover.peers import keras_bare
+from prover.peers import keras_plain
 
 
-class Keras3(keras_bare.KerasPeer):
+class Keras3(keras_plain.KerasPeer):
     title = "Keras 3"
     packages = ("keras", "tensorflow")
     not_offered = {
@@ -20,7 +20,7 @@ class Keras3(keras_bare.KerasPeer):
 
     @classmethod
     def start(cls, case, initial):
-        return cls(case, initial, keras_bare.make(case, gradient_accumulation_steps=case["accum_steps"]))
+        return cls(case, initial, keras_plain.make(case, gradient_accumulation_steps=case["accum_steps"]))
 
     def slots(self):
         mine = [var for var in self.optimizer.variables[1:] if "gradient_accumulator" not in var.name]

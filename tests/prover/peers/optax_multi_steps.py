@@ -58,7 +58,7 @@ class MultiSteps(base.Peer):
         return cls(case, initial, optax.MultiSteps(make(case), case["accum_steps"], use_grad_mean=is_mean, **skips))
 
     @classmethod
-    def bare(cls, case, initial):
+    def plain(cls, case, initial):
         return cls(case, initial, make(case))
 
     def _updated(self, grads, state, values):

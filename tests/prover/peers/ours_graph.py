@@ -23,7 +23,7 @@ MOMENTUM = 0.5
 
 
 class Graph(base.Peer):
-    """A graph with a session, placeholders for gradients, and the bare optimizer."""
+    """A graph with a session, placeholders for gradients, and the plain optimizer."""
 
     optimizers = tuple(NAMES)
     cannot_occur = ("L8 none",)
@@ -59,7 +59,7 @@ class Graph(base.Peer):
         return self.optimizer
 
     @classmethod
-    def bare(cls, case, initial):
+    def plain(cls, case, initial):
         return Graph(case, initial)
 
     def apply(self, grads, weight=None):

@@ -53,11 +53,11 @@ class RunAI(base.Peer):
     not_offered = {"L4": True, "L5": True, "L6": False, "L9 skip": False, "L13": False}
     cannot_occur = ("L8 none",)
 
-    def __init__(self, case, initial, is_bare=False):
+    def __init__(self, case, initial, is_passthrough=False):
         K.clear_session()
-        self.case, self.is_bare, self.optimizer = case, is_bare, make(case)
+        self.case, self.is_passthrough, self.optimizer = case, is_passthrough, make(case)
         wrapped = self.optimizer
-        if not is_bare:
+        if not is_passthrough:
             wrapped = runai.ga.keras.optimizers.Optimizer(self.optimizer, steps=case["accum_steps"])
         self.variables = [K.variable(value, name="v{}".format(place)) for place, value in enumerate(initial)]
         places, loss = [], 0.0
@@ -83,8 +83,8 @@ class RunAI(base.Peer):
         return cls(case, initial)
 
     @classmethod
-    def bare(cls, case, initial):
-        return cls(case, initial, is_bare=True)
+    def plain(cls, case, initial):
+        return cls(case, initial, is_passthrough=True)
 
     def apply(self, grads):
         inputs = []

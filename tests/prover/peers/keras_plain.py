@@ -29,7 +29,7 @@ MOMENTUM = 0.5
 
 
 def make(case, **options):
-    """Return the bare optimizer; `options` are further arguments of its class."""
+    """Return the plain optimizer; `options` are further arguments of its class."""
     name, arguments = NAMES[case["optimizer"]]
     arguments = dict(arguments, **options)
     rate = cases.RATE
@@ -71,7 +71,7 @@ class KerasPeer(base.Peer):
             optimizer.build(self.variables)
 
     @classmethod
-    def bare(cls, case, initial):
+    def plain(cls, case, initial):
         return KerasPeer(case, initial, make(case))
 
     def apply(self, grads):
@@ -106,7 +106,7 @@ class KerasPeer(base.Peer):
 
 
 def slots_of(optimizer):
-    """Return the variables of a bare optimizer, without its step counter, which is the first."""
+    """Return the variables of a plain optimizer, without its step counter, which is the first."""
     variables = optimizer.variables if IS_KERAS_3 else optimizer.weights
     return [np.asarray(var.numpy()) for var in variables[1:]]
 
