@@ -11,8 +11,8 @@ spec = importlib.util.spec_from_file_location("scorecard", os.path.join(ROOT, "s
 scorecard = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(scorecard)
 
-from prover import cycles  # noqa: E402
-from prover.peers import cases, judge  # noqa: E402
+from property_tests import cycles  # noqa: E402
+from property_tests.peers import cases, judge  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.weekly]
 

@@ -559,7 +559,7 @@ def imports_within(package):
     return imports
 
 
-def test_no_module_of_the_prover_imports_one_that_imports_it():
+def test_no_module_of_accum_testing_imports_one_that_imports_it():
     left = imports_within(accum.testing)
     assert "_diagnosis" in left["_training"]
     while any(not (imported & set(left)) for imported in left.values()):

@@ -19,7 +19,7 @@ def record(name):
 def counts():
     """The table, in Markdown."""
     cells = [cell for system in record("evidence").values() for cell in system.values()]
-    mutants, cases = record("mutants"), record("prover")
+    mutants, cases = record("mutants"), record("random-cases")
     trained = sum(each["counts"]["cases"] for each in cases if each["kind"] == "model")
     programs, trees = record("programs"), record("accumulators")
     ran = [one for one in programs.values() if "agreement" in one]

@@ -4,7 +4,7 @@
     python scripts/dev/scorecard.py page FILES       writes records/scorecard.json and docs/scorecard.md
     python scripts/dev/scorecard.py page             writes docs/scorecard.md anew
 
-`tox run -m scorecard` runs all of them. Only the notes are written by hand, in tests/prover/peers/notes.py.
+`tox run -m scorecard` runs all of them. Only the notes are written by hand, in tests/property_tests/peers/notes.py.
 """
 
 import argparse
@@ -23,8 +23,8 @@ if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-from prover import peers  # noqa: E402
-from prover.peers import cases, notes  # noqa: E402
+from property_tests import peers  # noqa: E402
+from property_tests.peers import cases, notes  # noqa: E402
 
 DATA = os.path.join(ROOT, "records", "scorecard.json")
 PAGE = os.path.join(ROOT, "docs", "scorecard.md")
@@ -93,17 +93,17 @@ One row of one library, in an environment that has it, case by case:
 python scripts/dev/scorecard.py run --peer keras3 --law L8 --kind none --verbose
 ```
 
-The cases are in `tests/prover/peers/cases.py`, with fixed seeds, and each library has one short adapter beside it.
+The cases are in `tests/property_tests/peers/cases.py`, with fixed seeds; each library has a short adapter beside it.
 """
 
 
 def adapter(name):
     module, _, cls = peers.ADAPTERS[name].partition(":")
-    return getattr(importlib.import_module("prover.peers." + module), cls)
+    return getattr(importlib.import_module("property_tests.peers." + module), cls)
 
 
 def run(arguments):
-    from prover.peers.judge import judge
+    from property_tests.peers.judge import judge
 
     found = []
     for name in arguments.peer:

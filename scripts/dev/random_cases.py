@@ -1,10 +1,10 @@
-"""Prove the laws on thousands of random cases, and write the page about it.
+"""Check the laws on thousands of random cases, and write the page about it.
 
-    python scripts/dev/prove.py run --cases 1000 --seed 1 --of optimizer graph --json FILE
-    python scripts/dev/prove.py page FILE [FILE ...]
+    python scripts/dev/random_cases.py run --cases 1000 --seed 1 --of optimizer graph --json FILE
+    python scripts/dev/random_cases.py page FILE [FILE ...]
 
 `run` needs an environment with TensorFlow and Hypothesis. It shrinks a failure to a script that reproduces it, and
-prints that. `page` adds the counts of the files to records/prover.json, and writes docs/prover.md from it.
+prints that. `page` adds the counts of the files to records/random-cases.json, and writes docs/prover.md from it.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 KINDS = ("optimizer", "graph", "model")
-DATA, PAGE = os.path.join(ROOT, "records", "prover.json"), os.path.join(ROOT, "docs", "prover.md")
+DATA, PAGE = os.path.join(ROOT, "records", "random-cases.json"), os.path.join(ROOT, "docs", "prover.md")
 BEGIN, END = "<!-- counts -->\n", "<!-- end of counts -->\n"
 WORDS = {
     "optimizer": "gradients fed to a Keras optimizer",
@@ -26,12 +26,12 @@ WORDS = {
 
 
 def run(arguments):
-    """Prove the kinds asked for, and return the number of those that failed."""
+    """Check the kinds asked for, and return the number of those that failed."""
     # In place of this script's folder, whose modules are not for the tests.
     sys.path[:1] = [os.path.join(ROOT, folder) for folder in (os.path.join("tests", "support"), "tests", "")]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
-    from prover import proving
+    from property_tests import runner
     from replicas import look_often_for_the_end_of_replicas, make_cpus
 
     tf.get_logger().setLevel("ERROR")
@@ -40,7 +40,7 @@ def run(arguments):
     failures = 0
     for kind in arguments.of:
         start = time.time()
-        counts, failure = proving.prove(kind, arguments.cases, arguments.seed)
+        counts, failure = runner.run(kind, arguments.cases, arguments.seed)
         shown = json.dumps(counts, sort_keys=True)
         print(f"TensorFlow {tf.__version__}, {kind}: {shown} in {time.time() - start:.0f} s", flush=True)
         failures += failure is not None
@@ -116,7 +116,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command")
     commands.required = True
-    command = commands.add_parser("run", help="prove cases on the installed TensorFlow")
+    command = commands.add_parser("run", help="check cases on the installed TensorFlow")
     command.add_argument("--cases", type=int, default=100, help="how many of each kind")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--of", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help=", ".join(KINDS))

@@ -3,8 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from prover import cycles
-from prover.peers import base, cases
+from property_tests import cycles
+from property_tests.peers import base, cases
 
 IS_KERAS_3 = str(getattr(tf.keras, "__version__", "2")).startswith("3")
 NAMES = {

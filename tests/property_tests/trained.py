@@ -10,9 +10,9 @@ from exceptions import IS_KERAS_3
 from replicas import mirrored
 
 import accum
-from prover import models
-from prover.cycles import accum_steps
-from prover.fed import Deviation, alike
+from property_tests import models
+from property_tests.cycles import accum_steps
+from property_tests.fed import Deviation, alike
 
 TOLERANCE = {"float32": 2e-6, "float64": 2e-6, "barriers": 2e-5, "low": 3e-4}
 """For weights of order 1."""

@@ -1,4 +1,4 @@
-"""Random cases against the full batch, a few of those that scripts/dev/prove.py draws by the thousand."""
+"""Random cases against the full batch, a few of those that scripts/dev/random_cases.py draws by the thousand."""
 
 import importlib.util
 import io
@@ -31,21 +31,21 @@ FED = {
 
 
 @pytest.fixture
-def proving():
+def runner():
     pytest.importorskip("hypothesis", reason="only some environments of the matrix install Hypothesis")
-    import prover.proving
+    import property_tests.runner
 
-    return prover.proving
+    return property_tests.runner
 
 
 @pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("kind", sorted(COUNTS))
-def test_random_cases_make_the_steps_of_the_full_batch(kind, proving):
+def test_random_cases_make_the_steps_of_the_full_batch(kind, runner):
     if kind != "graph" and not HAS_KERAS_API:
         pytest.skip("this line has no Keras optimizers that accumulate")
-    counts, failure = proving.prove(kind, COUNTS[kind], seed=1)
+    counts, failure = runner.run(kind, COUNTS[kind], seed=1)
     assert failure is None, failure
     assert counts["cases"] >= COUNTS[kind] and counts["L4"] + counts["L18"] > 0
 
@@ -60,45 +60,47 @@ MISTAKES = {
 @pytest.mark.slow
 @pytest.mark.keras_face
 @pytest.mark.parametrize("mistake", sorted(MISTAKES))
-def test_a_case_fails_if_the_optimizer_does_something_else(mistake, proving, monkeypatch):
+def test_a_case_fails_if_the_optimizer_does_something_else(mistake, runner, monkeypatch):
     options, said = MISTAKES[mistake]
     real = accum.GradientAccumulateOptimizer
-    proving.fed.check(FED)
+    runner.fed.check(FED)
 
     def mistaken(inner, accum_steps, reduction, **others):
         return real(inner, **dict({"accum_steps": accum_steps, "reduction": reduction}, **others, **options))
 
     monkeypatch.setattr(accum, "GradientAccumulateOptimizer", mistaken)
-    with pytest.raises(proving.fed.Deviation, match=said):
-        proving.fed.check(FED)
+    with pytest.raises(runner.fed.Deviation, match=said):
+        runner.fed.check(FED)
 
 
 @pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.keras_face
-def test_a_failure_is_a_script_that_reproduces_it(proving, monkeypatch):
-    real = proving.fed.cycles.steps_of
-    monkeypatch.setattr(proving.fed.cycles, "steps_of", lambda case, dtype: [None for _ in real(case, dtype)])
-    _, failure = proving.prove("optimizer", 40, seed=1)
+def test_a_failure_is_a_script_that_reproduces_it(runner, monkeypatch):
+    real = runner.fed.cycles.steps_of
+    monkeypatch.setattr(runner.fed.cycles, "steps_of", lambda case, dtype: [None for _ in real(case, dtype)])
+    _, failure = runner.run("optimizer", 40, seed=1)
     first, _, script = failure.partition("\n")
     assert first.startswith("# Deviation: law L3: 1 steps were counted, not 0")
-    with pytest.raises(proving.fed.Deviation, match="law L3"):
+    with pytest.raises(runner.fed.Deviation, match="law L3"):
         exec(compile(script, "script", "exec"), {})
     case = re.search(r"'micro_batches': \[(.*?)\]\s*,\s*'nonfinite'", script, re.DOTALL).group(1)
     assert case.count("grads") == 1  # shrunk
 
 
 def _script():
-    spec = importlib.util.spec_from_file_location("prove", os.path.join(ROOT, "scripts", "dev", "prove.py"))
+    spec = importlib.util.spec_from_file_location(
+        "random_cases", os.path.join(ROOT, "scripts", "dev", "random_cases.py")
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def test_the_page_shows_the_counts_that_were_recorded():
-    prove = _script()
-    with io.open(prove.PAGE, encoding="utf-8") as file:
+    script = _script()
+    with io.open(script.PAGE, encoding="utf-8") as file:
         text = file.read()
-    shown = text[text.index(prove.BEGIN) + len(prove.BEGIN) : text.index(prove.END)]
-    records = prove._read(prove.DATA)
-    assert shown == prove.tables(records)
+    shown = text[text.index(script.BEGIN) + len(script.BEGIN) : text.index(script.END)]
+    records = script._read(script.DATA)
+    assert shown == script.tables(records)

@@ -17,7 +17,7 @@ import zlib
 
 import numpy as np
 
-from prover import cycles
+from property_tests import cycles
 
 COMMON = ["sgd", "momentum", "nesterov", "adam", "rmsprop", "adagrad"]
 OPTIMIZERS = COMMON + [

@@ -3,7 +3,7 @@
 import numpy as np
 
 import accum
-from prover.peers import keras_plain
+from property_tests.peers import keras_plain
 
 
 class Accum(keras_plain.KerasPeer):

@@ -4,8 +4,8 @@ import gradient_accumulator
 import numpy as np
 import tensorflow as tf
 
-from prover import cycles
-from prover.peers import keras_plain
+from property_tests import cycles
+from property_tests.peers import keras_plain
 
 
 class OptimizerWrapper(keras_plain.KerasPeer):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from prover.peers import keras_plain
+from property_tests.peers import keras_plain
 
 
 class Keras3(keras_plain.KerasPeer):

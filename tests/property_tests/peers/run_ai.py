@@ -6,8 +6,8 @@ import numpy as np
 import runai.ga.keras
 import tensorflow as tf
 
-from prover import cycles
-from prover.peers import base, cases
+from property_tests import cycles
+from property_tests.peers import base, cases
 
 NAMES = {
     "sgd": ("SGD", {}),

@@ -5,13 +5,13 @@ import pprint
 
 import hypothesis
 
-from prover import fed, fed_cases, model_cases, trained
+from property_tests import fed, fed_cases, model_cases, trained
 
 SCRIPT = """\
 import sys
 
 sys.path[:0] = ["tests", "tests/support"]
-from prover import {module}
+from property_tests import {module}
 
 {module}.check(
 {case}
@@ -22,10 +22,10 @@ KINDS = {
     "graph": (fed_cases.fed_cases(("conditional", "explicit")), fed, fed_cases.laws),
     "model": (model_cases.model_cases(), trained, model_cases.laws),
 }
-"""What can be proved: the cases, the module that checks them, and the laws that they are about."""
+"""What can be checked: the cases, the module that checks them, and the laws that they are about."""
 
 
-def prove(kind, count, seed):
+def run(kind, count, seed):
     """Check random cases.
 
     Args:

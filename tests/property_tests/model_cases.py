@@ -24,7 +24,7 @@ A case is a dict of plain values:
 from exceptions import IS_KERAS_3, LINE
 from hypothesis import strategies as st
 
-from prover import models
+from property_tests import models
 
 OPTIMIZERS = [
     ("SGD", {}),

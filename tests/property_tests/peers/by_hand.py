@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from prover.peers import keras_plain
+from property_tests.peers import keras_plain
 
 
 class DividedSum(keras_plain.KerasPeer):

@@ -4,8 +4,8 @@ import tempfile
 
 import numpy as np
 
-from prover import cycles
-from prover.peers import cases
+from property_tests import cycles
+from property_tests.peers import cases
 
 TOLERANCE = 2e-6
 ROUNDING = 8.0

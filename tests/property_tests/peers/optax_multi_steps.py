@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from prover.peers import base, cases
+from property_tests.peers import base, cases
 
 NAMES = {
     "sgd": lambda rate: optax.sgd(rate),

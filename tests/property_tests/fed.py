@@ -10,8 +10,8 @@ from optimizers import built, keras_weights
 
 import accum
 import accum.compat.v1
-from prover import cycles
-from prover.fed_cases import FAMILIES
+from property_tests import cycles
+from property_tests.fed_cases import FAMILIES
 
 tf1 = tf.compat.v1
 

@@ -3,8 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from prover import cycles
-from prover.peers import base, cases
+from property_tests import cycles
+from property_tests.peers import base, cases
 
 tf1 = tf.compat.v1
 NAMES = {
