@@ -154,8 +154,8 @@ def test_a_static_graph_clips_by_names():
         optimizer = accum.compat.v1.AccumOptimizer(inner, accum_steps=2, transform=clipping)
         train_op = optimizer.apply_gradients([(fed[name], variables[name]) for name in sorted(first)])
         session.run(tf1.global_variables_initializer())
-        for place in range(2):
-            session.run(train_op, {fed[name]: grads[name][place] for name in first})
+        for index in range(2):
+            session.run(train_op, {fed[name]: grads[name][index] for name in first})
         ended = session.run(variables)
     for name, kind in (("net/depthwise", "depthwise"), ("net/w", "dense"), ("head/w", None)):
         mean = np.mean(grads[name], axis=0)
@@ -205,8 +205,8 @@ def full_batch_step(excluded):
 
 
 def assert_near(ours, theirs):
-    for place, (one, other) in enumerate(zip(ours, theirs)):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6, err_msg=f"{place}: {LAYOUT[place]}")
+    for index, (one, other) in enumerate(zip(ours, theirs)):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6, err_msg=f"{index}: {LAYOUT[index]}")
 
 
 @pytest.mark.law("L7")

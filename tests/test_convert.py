@@ -456,8 +456,8 @@ def test_batch_normalisation_goes_on_in_mid_cycle(tmp_path, follows):
 def save_graph(path, names, dtype=tf.float32, global_step=7):
     """Save a checkpoint of variables {name: shape}, each filled with its place in the order given."""
     with tf.Graph().as_default(), tf1.Session() as session:
-        for place, (name, shape) in enumerate(names.items()):
-            tf1.get_variable(name, initializer=tf.fill(shape, tf.cast(place, dtype)))
+        for index, (name, shape) in enumerate(names.items()):
+            tf1.get_variable(name, initializer=tf.fill(shape, tf.cast(index, dtype)))
         if global_step is not None:
             tf1.get_variable("global_step", initializer=tf.constant(global_step, tf.int64))
         session.run(tf1.global_variables_initializer())

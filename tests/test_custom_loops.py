@@ -171,16 +171,16 @@ def take(optimizer, variables, grads, is_traced):
 
 @pytest.mark.law("L8")
 @pytest.mark.parametrize(
-    "place,is_traced", [pytest.param(0, True, marks=pytest.mark.line), (0, False), (1, False), (2, False)]
+    "index,is_traced", [pytest.param(0, True, marks=pytest.mark.line), (0, False), (1, False), (2, False)]
 )
-def test_a_gradient_may_be_missing_at_any_place_of_the_list(place, is_traced):
+def test_a_gradient_may_be_missing_at_any_place_of_the_list(index, is_traced):
     variables = [tf.Variable([0.0]) for _ in range(3)]
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=3)
     grads = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
     for micro_step, row in enumerate(grads):
-        with_none = [None if (micro_step, i) in ((1, place), (2, (place + 1) % 3)) else g for i, g in enumerate(row)]
+        with_none = [None if (micro_step, i) in ((1, index), (2, (index + 1) % 3)) else g for i, g in enumerate(row)]
         take(optimizer, variables, with_none, is_traced)
-    grads[1, place] = grads[2, (place + 1) % 3] = 0.0
+    grads[1, index] = grads[2, (index + 1) % 3] = 0.0
     np.testing.assert_allclose([v.numpy()[0] for v in variables], -grads.mean(axis=0), rtol=1e-6)
 
 

@@ -185,13 +185,15 @@ def read_only(tmp_path, monkeypatch):
 
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
-    "plot,place", [("folder.png", None), ("there.png", "there.png"), ("new.png", ".")], ids=["folder", "file", "new"]
+    "plot,read_only_name",
+    [("folder.png", None), ("there.png", "there.png"), ("new.png", ".")],
+    ids=["folder", "file", "new"],
 )
 @pytest.mark.parametrize("command", [["demo"], ["compare", "a.json", "b.json"]], ids=["demo", "compare"])
-def test_a_plot_that_can_t_be_written_is_refused_at_once(command, plot, place, read_only, tmp_path, capsys):
+def test_a_plot_that_can_t_be_written_is_refused_at_once(command, plot, read_only_name, read_only, tmp_path, capsys):
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "there.png").write_bytes(b"")
-    read_only(place or "nothing")
+    read_only(read_only_name or "nothing")
     with pytest.raises(SystemExit) as stopped:
         main(command + ["--plot", plot])
     assert stopped.value.code == 2

@@ -38,10 +38,10 @@ MUTANTS = {
     "first, rest": "rest, first",
     "not rest": "bool(rest)",
 }
-needs_places = pytest.mark.skipif(sys.version_info < (3, 8), reason="the ends of nodes are known since Python 3.8")
+needs_spans = pytest.mark.skipif(sys.version_info < (3, 8), reason="the ends of nodes are known since Python 3.8")
 
 
-@needs_places
+@needs_spans
 def test_each_change_is_one_that_a_person_could_make():
     mutants = generated_mutants.Source("path.py", SOURCE).mutants
     changes = {SOURCE[mutant.start : mutant.end]: mutant.text for mutant in mutants}
@@ -52,7 +52,7 @@ def test_each_change_is_one_that_a_person_could_make():
         assert changed.count("\n") == SOURCE.count("\n")  # no other line moves
 
 
-@needs_places
+@needs_spans
 def test_a_mutant_keeps_its_name_where_other_functions_change():
     one = generated_mutants.Source("path.py", SOURCE).mutants
     other = generated_mutants.Source("path.py", "def before(a):\n    return a == 1\n" + SOURCE).mutants
@@ -61,11 +61,11 @@ def test_a_mutant_keeps_its_name_where_other_functions_change():
     assert names < {generated_mutants.key_of(mutant, other) for mutant in other}
 
 
-@needs_places
+@needs_spans
 def test_a_seed_draws_from_every_part_of_the_sources_in_turns():
     drawn = [key for key, _ in generated_mutants.drawn(0)]
-    for place, part in enumerate(generated_mutants.PARTS):
-        assert drawn[place].startswith(part + "/")
+    for index, part in enumerate(generated_mutants.PARTS):
+        assert drawn[index].startswith(part + "/")
     assert drawn == [key for key, _ in generated_mutants.drawn(0)]
     assert drawn != [key for key, _ in generated_mutants.drawn(1)]
 

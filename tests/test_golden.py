@@ -81,11 +81,11 @@ def test_golden_gradients_agree_with_finite_differences():
         return np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(12), y])
 
     for index, grad in enumerate(make_golden.gradients(weights, x, y)):
-        for place in np.ndindex(*grad.shape):
+        for position in np.ndindex(*grad.shape):
             up, down = ([w.copy() for w in weights] for _ in range(2))
-            up[index][place] += 1e-5
-            down[index][place] -= 1e-5
-            assert abs((loss(up) - loss(down)) / 2e-5 - grad[place]) < 1e-8
+            up[index][position] += 1e-5
+            down[index][position] -= 1e-5
+            assert abs((loss(up) - loss(down)) / 2e-5 - grad[position]) < 1e-8
 
 
 @pytest.mark.law("L1")

@@ -190,8 +190,8 @@ def test_one_state_for_each_micro_batch_is_exact_and_a_common_one_is_not():
             session.run(tf1.global_variables_initializer())
             states = [np.zeros(ROWS, "float32")] * K
             for number, part in enumerate(X.reshape(-1, ROWS)):
-                place = number % K if keeps_one_each else 0
-                states[place], _ = session.run([following, train_op], {x: part, state: states[place]})
+                index = number % K if keeps_one_each else 0
+                states[index], _ = session.run([following, train_op], {x: part, state: states[index]})
             return session.run(weight)
 
     assert abs(train(True) - by_numpy()) < 2e-6

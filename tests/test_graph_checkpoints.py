@@ -24,15 +24,15 @@ GRADIENTS = np.random.RandomState(0).normal(size=(6, 4)).astype("float32")
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("counting", [False, True], ids=["saved with steps", "saved in mid-cycle"])
 def test_a_process_killed_in_mid_cycle_resumes_and_ends_on_the_same_bits(tmp_path, counting):
-    folder, place = str(tmp_path / "killed"), 2 * killed.K + 2  # in the third cycle, two micro-batches are taken in
-    command = [sys.executable, SCRIPT, folder, "counting" if counting else "plain", str(place)]
+    folder, index = str(tmp_path / "killed"), 2 * killed.K + 2  # in the third cycle, two micro-batches are taken in
+    command = [sys.executable, SCRIPT, folder, "counting" if counting else "plain", str(index)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert int(process.stdout.readline()) == place
+    assert int(process.stdout.readline()) == index
     process.kill()
     process.communicate()
     begun = []
     resumed = killed.train(folder, counting, begun.append)
-    assert begun[0] == (place if counting else 2 * killed.K)
+    assert begun[0] == (index if counting else 2 * killed.K)
     for one, other in zip(resumed, killed.train(str(tmp_path / "whole"), counting)):
         np.testing.assert_array_equal(one, other)
 

@@ -33,10 +33,10 @@ def trajectory(optimizer, gradients, every=1, finish=None):
     variables = [tf.Variable(value, name=name) for value, name in zip(FIRST, ("kernel", "bias"))]
     step = traced(optimizer, variables)
     seen = []
-    for place, grads in enumerate(gradients, start=1):
+    for index, grads in enumerate(gradients, start=1):
         before = [v.numpy() for v in variables]
         step(*map(tf.constant, grads))
-        if place % every == 0:
+        if index % every == 0:
             seen.append(np.concatenate([v.numpy().ravel() for v in variables]))
         else:
             assert all((v.numpy() == value).all() for v, value in zip(variables, before))
@@ -346,10 +346,10 @@ def test_rows_reach_it_sparse_or_dense_if_it_knows_no_others(classes, sparse):
     expected, seen = FIRST[0].copy(), np.zeros((4, 3), "float32")
     for cycle in (0, 2):
         mean = np.zeros((4, 3), "float32")
-        for place in (cycle, cycle + 1):
-            rows = tf.constant(ROWS[place])
-            micro_step(tf.IndexedSlices(tf.constant(values[place][0]), rows, tf.constant([4, 3])))
-            np.add.at(mean, ROWS[place], values[place][0] / 2)
+        for index in (cycle, cycle + 1):
+            rows = tf.constant(ROWS[index])
+            micro_step(tf.IndexedSlices(tf.constant(values[index][0]), rows, tf.constant([4, 3])))
+            np.add.at(mean, ROWS[index], values[index][0] / 2)
         seen += mean
         touched = slice(None) if sparse == "dense" else sorted(set(ROWS[cycle] + ROWS[cycle + 1]))
         expected[touched] -= 0.1 * (mean[touched] + 0.5 * seen[touched])

@@ -369,10 +369,10 @@ def test_messages_lead_to_titles_that_the_guide_has():
 def test_links_to_the_sections_that_became_pages_still_lead_there():
     docs = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs")
     with open(os.path.join(docs, "migrating.md"), encoding="utf-8") as file:
-        places = dict(re.findall(r'<a id="([\w-]+)"></a>(?:<a id="[\w-]+"></a>)*\[[^]]*\]\(([\w/.-]+)', file.read()))
+        page_of = dict(re.findall(r'<a id="([\w-]+)"></a>(?:<a id="[\w-]+"></a>)*\[[^]]*\]\(([\w/.-]+)', file.read()))
     pages = {"migrating/" + name for name in os.listdir(os.path.join(docs, "migrating"))}
-    assert set(places.values()) == pages
-    assert places["horovod"] == "migrating/horovod.md" and places["loops-of-your-own"] == "migrating/loops.md"
+    assert set(page_of.values()) == pages
+    assert page_of["horovod"] == "migrating/horovod.md" and page_of["loops-of-your-own"] == "migrating/loops.md"
 
 
 def fail(*arguments, **options):

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.keras_face
 
 
 @pytest.mark.law("L10")
-@pytest.mark.parametrize("place", mainly([None, 0, 1, 2], 1))
+@pytest.mark.parametrize("index", mainly([None, 0, 1, 2], 1))
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 @pytest.mark.parametrize("family", families())
-def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_traced, place):
+def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_traced, index):
     variable = tf.Variable([0.0])
     optimizer = loss_scale_optimizer(accum.GradientAccumulateOptimizer(family.SGD(1.0), accum_steps=3), 1024.0)
 
@@ -27,8 +27,8 @@ def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_
 
     micro_step = tf.function(micro_step) if is_traced else micro_step
     factors = [1.0, 2.0, 6.0]
-    if place is not None:
-        factors.insert(place, np.inf)
+    if index is not None:
+        factors.insert(index, np.inf)
     for factor in factors:
         micro_step(tf.constant(factor))
     np.testing.assert_array_equal(variable.numpy(), [-3.0])

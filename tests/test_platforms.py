@@ -43,8 +43,8 @@ def test_lines_are_one_cell_of_each_line_and_every_python():
     labels = CELLS.labels()
     assert len(labels[""]) == 50
     assert set(labels["lines"]) < set(labels[""])
-    for place in (0, 1):  # every Python, and every line exactly once
-        parts = [[name.split("-")[place] for name in labels[label]] for label in ("lines", "")]
+    for index in (0, 1):  # every Python, and every line exactly once
+        parts = [[name.split("-")[index] for name in labels[label]] for label in ("lines", "")]
         assert set(parts[0]) == set(parts[1])
     assert len(parts[0]) == len(set(parts[0])) == 14
 

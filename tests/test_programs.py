@@ -130,11 +130,11 @@ def test_changes_are_counted_and_those_that_no_longer_fit_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_tree_is_that_of_the_newest_commit_and_a_missing_repository_is_named(tmp_path):
-    place = tmp_path / "owner+name" / "repo"
-    place.mkdir(parents=True)
-    git = ["git", "-C", str(place), "-c", "user.name=n", "-c", "user.email=n@example.org"]
+    checkout = tmp_path / "owner+name" / "repo"
+    checkout.mkdir(parents=True)
+    git = ["git", "-C", str(checkout), "-c", "user.name=n", "-c", "user.email=n@example.org"]
     subprocess.run(git + ["init", "-q"], check=True)
-    (place / "file.py").write_text("pass\n")
+    (checkout / "file.py").write_text("pass\n")
     subprocess.run(git + ["add", "."], check=True)
     subprocess.run(git + ["commit", "-qm", "m"], check=True)
     program = script.PROGRAMS["tf_unet"]._replace(inside="inside")

@@ -75,8 +75,8 @@ def hashed(i, j):
 
 def test_a_fingerprint_is_what_its_formula_says(tmp_path):
     large = np.zeros((3, BLOCK), "float32")
-    places = [0, 5, BLOCK - 1, BLOCK, 2 * BLOCK + 7]
-    large.reshape(-1)[places] = [1.5, -2.0, 0.25, 3.0, -1.0]
+    indices = [0, 5, BLOCK - 1, BLOCK, 2 * BLOCK + 7]
+    large.reshape(-1)[indices] = [1.5, -2.0, 0.25, 3.0, -1.0]
     variables = {
         "small": np.array([[1, -2], [3, 4]], "int64"),
         "large": large,

@@ -95,11 +95,11 @@ def test_weights_that_sum_to_zero_make_no_step(move, reduction):
 
 
 @pytest.mark.law("L5")
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_an_empty_micro_batch_of_weight_zero_counts_for_nothing(move, place):
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_an_empty_micro_batch_of_weight_zero_counts_for_nothing(move, index):
     gradients, weights = [list(g) for g in G], [1.0, 2.0, 3.0]
-    gradients[place], weights[place] = [np.nan, np.nan], 0.0
-    finite = [i for i in range(3) if i != place]
+    gradients[index], weights[index] = [np.nan, np.nan], 0.0
+    finite = [i for i in range(3) if i != index]
     expected = -np.average([G[i] for i in finite], axis=0, weights=[weights[i] for i in finite])
     np.testing.assert_allclose(move(gradients, weights=weights), expected, rtol=1e-6)
 
@@ -131,31 +131,31 @@ def test_transform_acts_once_on_the_mean(move):
 
 
 BAD = [np.nan, np.inf, -np.inf]
-PLACES = mainly([(bad, place) for bad in BAD for place in (0, 1, 2)], *[(np.nan, 0), (np.inf, 1), (-np.inf, 2)])
+PLACES = mainly([(bad, index) for bad in BAD for index in (0, 1, 2)], *[(np.nan, 0), (np.inf, 1), (-np.inf, 2)])
 
 
 @pytest.mark.law("L9")
-@pytest.mark.parametrize("bad,place", PLACES)
-def test_skip_micro_takes_one_more(move, bad, place):
+@pytest.mark.parametrize("bad,index", PLACES)
+def test_skip_micro_takes_one_more(move, bad, index):
     gradients = [list(g) for g in G]
-    gradients.insert(place, [bad, 1.0])
+    gradients.insert(index, [bad, 1.0])
     moved = move(gradients, accum_steps=3, nonfinite="skip_micro")
     np.testing.assert_allclose(moved, -np.mean(G, axis=0), rtol=1e-6)
 
 
 @pytest.mark.law("L9")
 @pytest.mark.parametrize(
-    "bad,place,reduction",
+    "bad,index,reduction",
     mainly(
-        [(bad, place, "mean") for bad in BAD for place in (0, 1, 2)] + [(bad, 1, "running_mean") for bad in BAD],
+        [(bad, index, "mean") for bad in BAD for index in (0, 1, 2)] + [(bad, 1, "running_mean") for bad in BAD],
         (np.nan, 0, "mean"),
         (np.inf, 2, "mean"),
         (-np.inf, 1, "running_mean"),
     ),
 )
-def test_skip_cycle_makes_no_step_and_the_next_is_clean(move, bad, place, reduction):
+def test_skip_cycle_makes_no_step_and_the_next_is_clean(move, bad, index, reduction):
     gradients = [list(g) for g in G]
-    gradients[place] = [1.0, bad]
+    gradients[index] = [1.0, bad]
     moved = move(gradients + G, accum_steps=3, nonfinite="skip_cycle", reduction=reduction)
     np.testing.assert_allclose(moved, -np.mean(G, axis=0), rtol=1e-6)
 

@@ -62,9 +62,9 @@ def configuration(monkeypatch, **address):
     for name, value in address.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    place = importlib.util.spec_from_file_location("conf", os.path.join(DOCS, "conf.py"))
-    module = importlib.util.module_from_spec(place)
-    place.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("conf", os.path.join(DOCS, "conf.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -135,9 +135,9 @@ def test_a_guide_ends_with_what_checks_the_reader_s_own_program_in_ci(guide):
 
 
 def notebooks():
-    place = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "dev", "notebooks.py"))
-    module = importlib.util.module_from_spec(place)
-    place.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "dev", "notebooks.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

@@ -66,9 +66,9 @@ OPTIMIZERS = [
 @pytest.mark.law("L8")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("is_dense", [False, True], ids=["rows", "dense"])
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("make", [param for param in OPTIMIZERS if param.id.endswith("SGD")])
-def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken_in(make, place, is_dense):
+def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken_in(make, index, is_dense):
     """Its rows are in the full batch's slices, with the value 0: momentum goes on moving them."""
     as_slices = lambda values, rows: tf.IndexedSlices(
         values, tf.constant(rows, tf.int64), tf.constant([ROWS, WIDTH], tf.int64)
@@ -76,8 +76,8 @@ def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken
     empty = tf.fill([ROWS, WIDTH], np.nan) if is_dense else as_slices(tf.fill([1, WIDTH], np.nan), [5])
     others = [slices([0, 1], seed=3), slices([1, 2], seed=4)]
     weights, grads = [1.0, 2.0], [as_slices(*other) for other in others]
-    weights.insert(place, 0.0)
-    grads.insert(place, empty)
+    weights.insert(index, 0.0)
+    grads.insert(index, empty)
     mean = np.zeros((ROWS, WIDTH), "float32")
     for weight, (values, rows) in zip([1.0, 2.0], others):
         mean[rows] += np.float32(weight / 3) * values
@@ -159,10 +159,10 @@ def test_reset_discards_the_rows_of_the_cycle_and_that_they_were_touched(make):
     expected = run(make(), [union(grads[1:])], False)
     optimizer = accum.GradientAccumulateOptimizer(make(), accum_steps=K)
     table = tf.Variable(np.ones((ROWS, WIDTH), "float32"))
-    for place, (values, indices) in enumerate(grads):
+    for index, (values, indices) in enumerate(grads):
         grad = tf.IndexedSlices(values, tf.constant(indices, tf.int64), tf.constant([ROWS, WIDTH], tf.int64))
         optimizer.apply_gradients([(grad, table)])
-        if place == 0:
+        if index == 0:
             optimizer.reset()
     np.testing.assert_allclose(table.numpy(), expected, rtol=0, atol=2e-7)
 
@@ -220,13 +220,13 @@ def test_sparse_argument_says_what_the_inner_optimizer_receives(sparse, expected
 
 @pytest.mark.law("L8")
 @pytest.mark.keras_face
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_missing_gradient_counts_as_zero_in_its_cycle(place):
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_missing_gradient_counts_as_zero_in_its_cycle(index):
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=3)
     for _ in range(2):  # the second meets what the first left in the buffers
         for micro_step in range(3):
-            grad = None if micro_step == place else tf.constant([3.0])
+            grad = None if micro_step == index else tf.constant([3.0])
             optimizer.apply_gradients([(tf.constant([1.0]), one), (grad, other)])
     np.testing.assert_allclose([one.numpy(), other.numpy()], [[-2.0], [-4.0]])
 

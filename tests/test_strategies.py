@@ -220,8 +220,8 @@ def test_a_row_that_any_replica_has_touched_is_touched_after_a_restore(tmp_path,
     plain, expected = family.SGD(0.1, momentum=0.9), tf.Variable(tf.ones([5, 1]))
     for cycle in (TOUCHED[:2], TOUCHED[2:]):
         grad = sparse_gradient(np.ravel(cycle))
-        rows, places = tf.unique(grad.indices)
-        mean = tf.math.unsorted_segment_sum(grad.values, places, tf.size(rows)) / 2.0
+        rows, segments = tf.unique(grad.indices)
+        mean = tf.math.unsorted_segment_sum(grad.values, segments, tf.size(rows)) / 2.0
         plain.apply_gradients([(tf.IndexedSlices(mean, rows, tf.constant([5, 1], tf.int64)), expected)])
     _, checkpoint = run(before, TOUCHED[:3])
     resumed, _ = run(after, TOUCHED[3:], checkpoint.save(str(tmp_path / "at")))

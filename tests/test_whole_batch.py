@@ -951,13 +951,13 @@ def test_the_gradient_is_the_finite_difference():
         ours.compile(tf.keras.optimizers.SGD(0.0), covariance, **EAGERLY)
         ours.train_on_batch(X[:12].astype("float64"), Y[:12].astype("float64"))
         for index, grad in zip(trainable, grads):
-            place = tuple(size // 2 for size in grad.shape)
+            position = tuple(size // 2 for size in grad.shape)
             sides = []
             for sign in (1.0, -1.0):
                 moved = [np.array(weight) for weight in weights]
-                moved[index][place] += sign * 1e-5
+                moved[index][position] += sign * 1e-5
                 sides.append(loss_of(moved))
-            np.testing.assert_allclose(grad[place], (sides[0] - sides[1]) / 2e-5, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(grad[position], (sides[0] - sides[1]) / 2e-5, rtol=1e-5, atol=1e-7)
 
 
 def own_train_step(loss_of, model_class=tf.keras.Model):

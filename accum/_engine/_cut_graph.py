@@ -86,7 +86,7 @@ class CutGraph:
         self._library = _tf.Library(trace.graph, self._graph_def)
         self._captures = {key: outside for outside, key in trace.captures}
         self._aliases: Dict[Key, Key] = {}
-        self._places: Dict[str, int] = {}
+        self._order_of: Dict[str, int] = {}
         self.states: Dict[Key, tf.Tensor] = {}
         self.drawn: Set[str] = set()
         self.assigned: List[Assigned] = []
@@ -129,7 +129,7 @@ class CutGraph:
                     for key in self._inputs(self._nodes[name]) + waits.get(name, []):
                         if _tf.name_of(key) not in done:
                             stack.append((_tf.name_of(key), False))
-        self._places = {name: number for number, name in enumerate(self._ordered)}
+        self._order_of = {name: number for number, name in enumerate(self._ordered)}
 
     def level(self, key: Key) -> Optional[int]:
         """Return the level of a tensor, None if it does not depend on the batch."""
@@ -226,11 +226,11 @@ class CutGraph:
         """Return the name of the operation whose gradient an operation computes, or None."""
         if not name.startswith(SCOPE + "/"):
             return None
-        place = len(name)
-        while place > 0:
-            place = name.rfind("_grad/", 0, place)
-            if place > 0 and name[len(SCOPE) + 1 : place] in self._nodes:
-                return name[len(SCOPE) + 1 : place]
+        end = len(name)
+        while end > 0:
+            end = name.rfind("_grad/", 0, end)
+            if end > 0 and name[len(SCOPE) + 1 : end] in self._nodes:
+                return name[len(SCOPE) + 1 : end]
         return None
 
     # ------------------------------------------------------------------------------------------------------------
@@ -534,7 +534,7 @@ class CutGraph:
             elif name not in names:
                 names.add(name)
                 stack += self._inputs(node)
-        order = sorted(names, key=self._places.__getitem__)
+        order = sorted(names, key=self._order_of.__getitem__)
         return Phase(level, list(fetches), list(effects), order, list(feeds))
 
     # ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from accum import _check, _tf
 from accum._engine._batch import Size
-from accum._tf import CheckpointOnly, Place, RandomOp, Scalar, Source, tf
+from accum._tf import CheckpointOnly, GraphContext, RandomOp, Scalar, Source, tf
 
 
 def uniform_seed() -> tf.Tensor:
@@ -67,7 +67,7 @@ class _Rows(NamedTuple):
 
     begin: Size
     count: Any  # a `Size`; a tuple has a `count` of another type
-    place: Place  # where they are known
+    context: GraphContext  # where they are known
 
 
 class Draws:
@@ -95,7 +95,7 @@ class Draws:
         sets_seeds_back: bool = True,
     ) -> None:
         self._new_seed = new_seed
-        self._place = _tf.place_in_graph()
+        self._context = _tf.current_graph_context()
         self._seed: Optional[tf.Tensor] = None
         self._total = total
         self._base = base
@@ -117,7 +117,7 @@ class Draws:
           count: how many they are.
         """
         before = self._rows
-        self._rows = _Rows(begin, count, _tf.place_in_graph())
+        self._rows = _Rows(begin, count, _tf.current_graph_context())
         try:
             if before is not None:
                 yield
@@ -151,7 +151,7 @@ class Draws:
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:
         assert self._rows is not None
         # TensorFlow calls a function for other micro-batches, and other batches, without tracing it again.
-        if any(map(_tf.is_function, _tf.graphs_within(self._rows.place[0]))):
+        if any(map(_tf.is_function, _tf.graphs_within(self._rows.context[0]))):
             self._others.append(op.output.op.name)
             return None
         if not self._sets_seeds_back and _tf.advances_its_seed(op):
@@ -159,7 +159,7 @@ class Draws:
             return None
         self.number += 1
         shape = _static_shape(op)
-        is_in_loop = _tf.is_in_loop_within(self._rows.place)
+        is_in_loop = _tf.is_in_loop_within(self._rows.context)
         is_shared = bool(shape) and not self._is_of_examples(shape)
         if op.kind is None or is_in_loop or (is_shared and self._may_be_of_examples(shape[1:])):
             self._others.append(op.output.op.name)
@@ -195,7 +195,7 @@ class Draws:
 
     def _seed_of_batch(self) -> tf.Tensor:
         if self._seed is None:
-            with _tf.at_place(self._place):
+            with _tf.in_graph_context(self._context):
                 self._seed = self._new_seed()
         return self._seed
 

@@ -85,9 +85,9 @@ class FoundStatistics:
                 replaced.update(self._replace_pair(pairs[op.name], replaced))
         self._marks.unknown = self._others()
         for op in self._ops if replaced else ():
-            for place, tensor in enumerate(op.inputs):
+            for index, tensor in enumerate(op.inputs):
                 if tensor.name in replaced:
-                    _tf.replace_input(op, place, replaced[tensor.name])
+                    _tf.replace_input(op, index, replaced[tensor.name])
         self._marks.losses = [(replaced.get(loss.name, loss), is_sum) for loss, is_sum in self._marks.losses]
         return [replaced.get(tensor.name, tensor) for tensor in outputs]
 

@@ -37,9 +37,9 @@ def rows_of_group(
     ends = tf.pad(tf.cumsum(tf.cast(counts, tf.int32)), [[1, 0], [0, 0]])  # (replicas + 1, tensors)
     first = number // group_size * group_size
     bounds = [ends[number], ends[number + 1], ends[first], ends[first + group_size], ends[-1]]
-    places = [_Rows(context, *[bound[place] for bound in bounds]) for place in range(len(tensors))]
-    rows = [place.of_group(tf.stop_gradient(tensor)) for place, tensor in zip(places, tensors)]
-    floats = [place for place, tensor in enumerate(tensors) if tensor.dtype.is_floating]
+    gathers = [_Rows(context, *[bound[index] for bound in bounds]) for index in range(len(tensors))]
+    rows = [gather.of_group(tf.stop_gradient(tensor)) for gather, tensor in zip(gathers, tensors)]
+    floats = [index for index, tensor in enumerate(tensors) if tensor.dtype.is_floating]
 
     @custom_gradient
     def linked(*_: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
@@ -48,17 +48,17 @@ def rows_of_group(
             own_weight = weight()
             own_weight = tf.cast(1.0 if own_weight is None else own_weight, tf.float32)
             grads = []
-            for place, grad_of_row in zip(floats, upstream):
+            for index, grad_of_row in zip(floats, upstream):
                 exact = tf.cast(grad_of_row, _tf.at_least_float32(grad_of_row.dtype))
                 factor = tf.cast(own_weight, exact.dtype)
-                total = tf.math.divide_no_nan(places[place].of_replica(factor * exact), factor)
+                total = tf.math.divide_no_nan(gathers[index].of_replica(factor * exact), factor)
                 grads.append(tf.cast(total, grad_of_row.dtype))
             return grads
 
-        return [tf.identity(rows[place]) for place in floats], grad
+        return [tf.identity(rows[index]) for index in floats], grad
 
-    for place, tensor in zip(floats, linked(*[tensors[place] for place in floats]) if floats else []):
-        rows[place] = tensor
+    for index, tensor in zip(floats, linked(*[tensors[index] for index in floats]) if floats else []):
+        rows[index] = tensor
     return rows
 
 
@@ -67,7 +67,7 @@ def _counts(context: tf.distribute.ReplicaContext, number: tf.Tensor, tensors: S
     own = tf.cast(tf.concat([tf.shape(tensor) for tensor in tensors], axis=0), tf.float32)
     is_own = tf.equal(tf.range(_replicas.count()), number)
     shapes = context.all_reduce(SUM, tf.where(is_own[:, tf.newaxis], own, tf.zeros_like(own)))
-    firsts = [sum(tensor.shape.rank for tensor in tensors[:place]) for place in range(len(tensors))]
+    firsts = [sum(tensor.shape.rank for tensor in tensors[:index]) for index in range(len(tensors))]
     others = [axis for axis in range(sum(tensor.shape.rank for tensor in tensors)) if axis not in firsts]
     checks: List[Optional[tf.Operation]] = []
     if others and not _tf.is_compiled_by_xla_here():  # which can't raise
@@ -119,10 +119,10 @@ class _Rows:
         return self._summed(tensor, self._group, self._own)
 
     def _summed(
-        self, tensor: tf.Tensor, place: Tuple[tf.Tensor, tf.Tensor], wanted: Tuple[tf.Tensor, tf.Tensor]
+        self, tensor: tf.Tensor, span: Tuple[tf.Tensor, tf.Tensor], wanted: Tuple[tf.Tensor, tf.Tensor]
     ) -> tf.Tensor:
         """Put `tensor` in its place among the rows of all replicas, add these up, and return those that are wanted."""
-        rows = tf.stack([place[0], self._count - place[1]])
+        rows = tf.stack([span[0], self._count - span[1]])
         others = tf.zeros([tensor.shape.rank - 1, 2], tf.int32)
         padded = tf.pad(tensor, tf.concat([rows[tf.newaxis], others], axis=0))
         return self._context.all_reduce(SUM, padded)[wanted[0] : wanted[1]]

@@ -125,7 +125,7 @@ def _some(values: Sequence[int], number: int) -> Sequence[int]:
     """Return at most `number` of sorted values, spread evenly, with the last."""
     if len(values) <= number:
         return values
-    return [values[round(place * (len(values) - 1) / (number - 1))] for place in range(number)]
+    return [values[round(index * (len(values) - 1) / (number - 1))] for index in range(number)]
 
 
 def read_again(

@@ -263,7 +263,7 @@ class SegmentedFunction:
             key for key in dict.fromkeys(trace.outputs) if key in phase.fetches and (cut.level(key) or 0) == level
         ]
         added = [key for key in losses if key in phase.fetches]
-        places = self._places(crossing, lambda key: self._is_done(key, level))
+        reusable = self._reusable(crossing, lambda key: self._is_done(key, level))
 
         def combined(
             value: Callable[[Key], tf.Tensor],
@@ -271,7 +271,7 @@ class SegmentedFunction:
             moment: Callable[[Key], tf.Tensor],
         ) -> _Forward:
             return _Forward(
-                [Kept(value(key), places.get(key)) for key in crossing],
+                [Kept(value(key), reusable.get(key)) for key in crossing],
                 [JoinedRows(value(key)) for key in outputs],
                 [Sum(part_of_loss(key)) for key in added],
                 [PooledFinite(*[moment(key) for key in mark.moments]) for _, mark in ends],
@@ -305,15 +305,15 @@ class SegmentedFunction:
             self._zeros[kind] = self._segments.zeros(key)
         return self._zeros[kind]
 
-    def _places(self, keys: Sequence[Key], is_done: Callable[[Key], bool]) -> Dict[Key, KeptTensors]:
+    def _reusable(self, keys: Sequence[Key], is_done: Callable[[Key], bool]) -> Dict[Key, KeptTensors]:
         """Return {key of a tensor that a loop makes: a tensor of the same shape that this loop reads last}."""
         free = [stored.kept for key, stored in self._stored.items() if key not in self._of_wholes and is_done(key)]
         reusable = {}
         for key in keys:
-            place = next((kept for kept in free if kept.is_like(self._segments.spec(key))), None)
-            if place is not None:
-                reusable[key] = place
-                free.remove(place)
+            match = next((kept for kept in free if kept.is_like(self._segments.spec(key))), None)
+            if match is not None:
+                reusable[key] = match
+                free.remove(match)
         return reusable
 
     def _run_whole(self, mark: WholeMark, phase: Phase) -> None:
@@ -435,11 +435,11 @@ class SegmentedFunction:
         own_rows = [key for key in phase.fetches if key in rows]
         late = [key for key in phase.fetches if key in cut.late or key in part_grads]
         summed = [key for key in phase.fetches if key in sums]
-        places = self._places(late, lambda key: self._is_done_backward(key, level))
+        reusable = self._reusable(late, lambda key: self._is_done_backward(key, level))
 
         def combined(value: Callable[[Key], tf.Tensor], added: Callable[[Key], tf.Tensor]) -> _Backward:
             return _Backward(
-                [Kept(value(key), places.get(key)) for key in late],
+                [Kept(value(key), reusable.get(key)) for key in late],
                 [Sum(added(key)) for key in summed],
                 [SlicesSum(value(key), value(rows[key][0]), rows[key][1]) for key in own_rows],
             )

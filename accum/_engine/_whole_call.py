@@ -98,21 +98,21 @@ def whole_call(
     with _tf.control_flow_of_tf(2):  # whose loops free what they have kept as soon as nobody needs it
         outputs, losses = run.forward()
     outputs = [_with_examples(tensor, batch.count) for tensor in outputs]
-    floats = [place for place, tensor in enumerate(outputs) if is_differentiable(tensor)]
+    floats = [index for index, tensor in enumerate(outputs) if is_differentiable(tensor)]
 
     def backward(upstream: Sequence[tf.Tensor]) -> List[Optional[Gradient]]:
         by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)
-        for place, grad in zip(floats, upstream):
-            by_outputs[place] = grad
+        for index, grad in zip(floats, upstream):
+            by_outputs[index] = grad
         with _tf.control_flow_of_tf(2):
             grads = run.backward(by_outputs, upstream[len(floats) :])
         grads = [divided(grad, None, source.dtype.base_dtype) for grad, source in zip(grads, sources)]
         # All or none: an optimizer of a graph would move the last layers while earlier ones may yet fail.
         return list(tf.tuple(grads)) if any(grad is not None for grad in grads) else grads
 
-    linked = with_gradient([outputs[place] for place in floats] + losses, sources, inputs, backward)
-    for place, tensor in zip(floats, linked):
-        outputs[place] = tensor
+    linked = with_gradient([outputs[index] for index in floats] + losses, sources, inputs, backward)
+    for index, tensor in zip(floats, linked):
+        outputs[index] = tensor
     return outputs, linked[len(floats) :]
 
 

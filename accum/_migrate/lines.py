@@ -41,7 +41,7 @@ def _broken(code, line):
     spans_of_calls = []
     for call in _calls(wrapper.module):
         spans = [_span(positions[arg]) for arg in call.args]
-        if spans and {place for span in spans for place, _ in span} == {number}:
+        if spans and {first_line for span in spans for first_line, _ in span} == {number}:
             spans_of_calls.append((_span(positions[call.func])[1], [(start, end) for (_, start), (_, end) in spans]))
     for opening, columns in sorted(spans_of_calls):  # the outermost first
         new = _split(line, columns, opening, number, wrapper.module.default_indent)

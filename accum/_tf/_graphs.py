@@ -197,11 +197,11 @@ def is_loop_body(graph: tf.Graph) -> bool:
     return type(graph).__name__ == "WhileBodyFuncGraph"
 
 
-Place = Tuple[Optional[tf.Graph], Any]
+GraphContext = Tuple[Optional[tf.Graph], Any]
 """A graph, and a conditional or loop of TF 1 in it."""
 
 
-def place_in_graph() -> Place:
+def current_graph_context() -> GraphContext:
     """Return where operations are created now: the graph, and the conditional or loop of TF 1 in it."""
     if tf.executing_eagerly():
         return None, None
@@ -210,18 +210,18 @@ def place_in_graph() -> Place:
 
 
 @contextlib.contextmanager
-def at_place(place: Place) -> Iterator[None]:
-    """Create operations where `place_in_graph` returned `place`, from code in functions, conditionals and loops."""
-    graph, context = place
+def in_graph_context(graph_context: GraphContext) -> Iterator[None]:
+    """Create operations in a `GraphContext`, from code in functions, conditionals and loops."""
+    graph, context = graph_context
     assert graph is not None
     with graph.as_default(), tf.control_dependencies(None):
         graph._set_control_flow_context(context)  # has no public name; what follows restores it
         yield
 
 
-def is_in_loop_within(place: Place) -> bool:
-    """Whether operations are created now in a loop that has begun since `place_in_graph` returned `place`."""
-    outer, outermost = place
+def is_in_loop_within(graph_context: GraphContext) -> bool:
+    """Whether operations are created now in a loop that has begun since `graph_context` was taken."""
+    outer, outermost = graph_context
     if any(map(is_loop_body, graphs_within(outer))):
         return True
     context = tf.compat.v1.get_default_graph()._get_control_flow_context()

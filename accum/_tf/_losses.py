@@ -83,8 +83,8 @@ def recording_losses(container: Any, y_true: Any, y_pred: Any) -> Iterator[List[
             stack.enter_context(when_built(container, record))
         yield calls
     if not IS_KERAS_3:
-        places = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
-        entries = zip(container._output_names, container._losses, *places)
+        structures = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
+        entries = zip(container._output_names, container._losses, *structures)
         calls.extend(LossCall._make((*entry, None)) for entry in entries if not (entry[1] is None or entry[2] is None))
 
 

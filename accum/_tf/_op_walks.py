@@ -77,7 +77,7 @@ def assigned_handles(graph: Any, operations: Iterable[tf.Operation]) -> Set[int]
     if calls:
         library = {function.signature.name: function for function in graph.as_graph_def().library.function}
         for op in calls:
-            handles.update(id(op.inputs[place]) for place in _assigned_arguments(library, op.get_attr("f").name))
+            handles.update(id(op.inputs[index]) for index in _assigned_arguments(library, op.get_attr("f").name))
     return handles
 
 
@@ -123,17 +123,17 @@ def _may_assign(op: tf.Operation) -> bool:
         reads: Sequence[int] = op.get_attr("_read_only_resource_inputs")
     except ValueError:  # called where nothing orders operations automatically
         reads = ()
-    return any(tensor.dtype == tf.resource and place not in reads for place, tensor in enumerate(op.inputs))
+    return any(tensor.dtype == tf.resource and index not in reads for index, tensor in enumerate(op.inputs))
 
 
 def _assigned_arguments(library: Dict[str, Any], name: str) -> Set[int]:
     """Return the places of the arguments of a function to which it assigns."""
     function = library[name]
-    places = {argument.name: place for place, argument in enumerate(function.signature.input_arg)}
+    index_of_argument = {argument.name: index for index, argument in enumerate(function.signature.input_arg)}
     assigned: Set[str] = set()
     for node in function.node_def:
         if is_assignment(node.op):
             assigned.add(node.input[0])
         elif node.op in _CALLS:
-            assigned.update(node.input[place] for place in _assigned_arguments(library, node.attr["f"].func.name))
-    return {places[name] for name in assigned if name in places}
+            assigned.update(node.input[index] for index in _assigned_arguments(library, node.attr["f"].func.name))
+    return {index_of_argument[name] for name in assigned if name in index_of_argument}

@@ -43,8 +43,8 @@ def at_least_float32(dtype: tf.DType) -> tf.DType:
 
 def summed_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     """Return a sparse gradient in which each row occurs once, with the sum of its slices."""
-    rows, places = tf.unique(grad.indices)
-    values = tf.math.unsorted_segment_sum(grad.values, places, tf.size(rows))
+    rows, segments = tf.unique(grad.indices)
+    values = tf.math.unsorted_segment_sum(grad.values, segments, tf.size(rows))
     return tf.IndexedSlices(values, rows, grad.dense_shape)
 
 

@@ -233,7 +233,7 @@ def _unmatched(message, wanted, shapes, mapping, passed, candidates):
         if name is None or not _is_wrong(wanted[index][1], shapes[name], index in passed)
     }
     lost = {index: one for index, one in enumerate(wanted) if index not in fits}
-    left = [(place, name, shapes[name]) for place, name in enumerate(order) if name not in fits.values()]
+    left = [(index, name, shapes[name]) for index, name in enumerate(order) if name not in fits.values()]
     said_by_user = {index: mapping[index] for index in passed if index in fits}
     ours = {index: one for index, one in enumerate(wanted) if index not in said_by_user}
     theirs = {name: shapes[name] for name in order if name not in said_by_user.values()}

@@ -69,7 +69,7 @@ class _Pairing:
             arrangement(self._theirs[name], self._ours[index][1]) is not None
             and (one.role == other.role or None in (one.role, other.role))
             and one.is_of_norm == other.is_of_norm
-            and all(ours == theirs for ours, theirs in zip(one.places, other.places))
+            and all(ours == theirs for ours, theirs in zip(one.positions, other.positions))
         )
 
     def _score(self, index, name):
@@ -176,11 +176,11 @@ class _Pairing:
 
         A functional model lists its layers by depth, so a shortcut comes after layers that were made later.
         """
-        places: Dict[Any, List[Any]] = {}
+        indices_of_kind: Dict[Any, List[Any]] = {}
         for index, (name, _) in self._ours.items():
-            places.setdefault(library_number(name)[0], []).append(index)
+            indices_of_kind.setdefault(library_number(name)[0], []).append(index)
         order = list(self._ours)
-        for kind, indices in places.items():
+        for kind, indices in indices_of_kind.items():
             if kind is not None:
                 numbers = {index: library_number(self._ours[index][0])[1] for index in indices}
                 for index, moved in zip(indices, sorted(indices, key=numbers.__getitem__)):
@@ -208,7 +208,7 @@ def passed_back(wanted, pairs):
 def lists(lost, left):
     """Return lines with the variables of both sides that match nothing, by position, with their shapes."""
     lines = ["The model's:"] + [f"  [{index}] {name} {list(shape)}" for index, (name, shape) in lost.items()]
-    return lines + ["The static graph's:"] + [f"  [{place}] {name} {list(shape)}" for place, name, shape in left]
+    return lines + ["The static graph's:"] + [f"  [{index}] {name} {list(shape)}" for index, name, shape in left]
 
 
 def as_text(proposal, names):

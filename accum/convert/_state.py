@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 class Norm(NamedTuple):
     """The index of the moving variance, and the moments (count, mean, variance divided by count) so far."""
 
-    variance_place: int
+    variance_index: int
     moments: Any
 
 

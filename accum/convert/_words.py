@@ -55,14 +55,14 @@ class Facts(NamedTuple):
       role: "matrix", "offset", "scale", "mean" or "variance"; None if the name does not tell.
       is_of_norm: whether it belongs to a normalisation.
       words: the words of its scopes and of a leaf that names no role.
-      places: for each numbered scope, outermost first, its position among its siblings and their number.
+      positions: for each numbered scope, outermost first, its position among its siblings and their number.
       scope: the name without its leaf, if the leaf names a role; otherwise None.
     """
 
     role: Optional[str]
     is_of_norm: bool
     words: FrozenSet[str]
-    places: Tuple[Tuple[int, int], ...]
+    positions: Tuple[Tuple[int, int], ...]
     scope: Optional[str]
 
 
@@ -71,8 +71,8 @@ def facts_of(shapes: Dict[Any, Tuple[str, Tuple[int, ...]]]) -> Dict[Any, Facts]
     split = {key: [_parts(part) for part in name.split("/")] for key, (name, _) in shapes.items()}
     siblings: Dict[Any, Set[int]] = {}
     for components in split.values():
-        for place, number in _numbers(components):
-            siblings.setdefault(place, set()).add(number)
+        for position, number in _numbers(components):
+            siblings.setdefault(position, set()).add(number)
     return {key: _facts(name, shape, split[key], siblings) for key, (name, shape) in shapes.items()}
 
 
@@ -95,12 +95,14 @@ def _facts(name, shape, components, siblings):
     scope, _, leaf = name.rpartition("/")
     role = _ROLE_OF_LEAF.get(leaf)
     words = {word for words_of_component, _ in components[: -1 if role else None] for word in words_of_component}
-    places = [(sorted(siblings[place]).index(number), len(siblings[place])) for place, number in _numbers(components)]
+    positions = [
+        (sorted(siblings[position]).index(number), len(siblings[position])) for position, number in _numbers(components)
+    ]
     return Facts(
         role=_by_shape(role, leaf, shape),
         is_of_norm=leaf in _OF_NORM or "norm" in (components[-2][0] if len(components) > 1 else ()),
         words=frozenset(words),
-        places=tuple(place for place in places if place[1] > 1),
+        positions=tuple(position for position in positions if position[1] > 1),
         scope=scope if role else None,
     )
 

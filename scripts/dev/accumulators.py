@@ -73,8 +73,8 @@ def git_directory(folder, repository):
     Raises:
       Broken: there is none.
     """
-    for place in PLACES:
-        path = os.path.join(folder, repository.replace("/", "+"), place)
+    for parent in PLACES:
+        path = os.path.join(folder, repository.replace("/", "+"), parent)
         if os.path.isfile(os.path.join(path, "HEAD")):
             return path
     raise Broken(f"{repository}: no git directory in {folder}")

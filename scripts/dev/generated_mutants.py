@@ -89,23 +89,23 @@ class Source(ast.NodeVisitor):
             self._starts.append(self._starts[-1] + len(line))
         self.visit(ast.parse(text))
 
-    def _place(self, node):
+    def _span(self, node):
         start = self._starts[node.lineno - 1] + node.col_offset
         return start, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def _text(self, node):
-        start, end = self._place(node)
+        start, end = self._span(node)
         return self._bytes[start:end].decode("utf-8")
 
-    def _add(self, operator, node, text, place=None):
+    def _add(self, operator, node, text, span=None):
         if self._functions:  # what runs at import reaches every test
-            start, end = place or self._place(node)
+            start, end = span or self._span(node)
             text += "\n" * (self._bytes[start:end].count(b"\n") - text.count("\n"))  # no other line moves
             self.mutants.append(Mutant(self._path, ".".join(self._names), operator, node.lineno, start, end, text))
 
     def _replace_between(self, operator, node, before, after, table):
         """Replace the token that stands between two nodes."""
-        start, end = self._place(before)[1], self._place(after)[0]
+        start, end = self._span(before)[1], self._span(after)[0]
         between = self._bytes[start:end].decode("utf-8")
         for token in sorted(table, key=len, reverse=True):
             pattern = r"\b{}\b" if token[0].isalpha() else r"{}"
@@ -205,9 +205,9 @@ class Source(ast.NodeVisitor):
         one, other = (node.args + [None, None])[:2]
         is_plain = other is not None and not any(isinstance(arg, ast.Starred) for arg in (one, other))
         if is_plain and name not in SYMMETRIC + ASKED:
-            place = self._place(one)[0], self._place(other)[1]
-            between = self._bytes[self._place(one)[1] : self._place(other)[0]].decode("utf-8")
-            self._add("swapped arguments", node, self._text(other) + between + self._text(one), place)
+            span = self._span(one)[0], self._span(other)[1]
+            between = self._bytes[self._span(one)[1] : self._span(other)[0]].decode("utf-8")
+            self._add("swapped arguments", node, self._text(other) + between + self._text(one), span)
         self.generic_visit(node)
 
 
@@ -300,12 +300,12 @@ def make_map(arguments):
     cover.save()
     data = cover.get_data()
     passed = sorted(test for test, seconds in watch.seconds.items() if seconds < 1e6)
-    places = {test: place for place, test in enumerate(passed)}
+    index_of_test = {test: index for index, test in enumerate(passed)}
     lines = {}
     for path in data.measured_files():
         found = {}
         for line, tests in data.contexts_by_lineno(path).items():
-            reached = sorted(places[test] for test in tests if test in places)
+            reached = sorted(index_of_test[test] for test in tests if test in index_of_test)
             if reached:
                 found[str(line)] = reached
         lines[os.path.relpath(os.path.realpath(path), os.path.realpath(folder))] = found
@@ -331,7 +331,7 @@ def tests_for(mutant, known):
     """
     lines = known["lines"].get(mutant.path, {})
     reached = set(lines.get(str(mutant.line), []))
-    around = {place for places in lines.values() for place in places} - reached
+    around = {index for indices in lines.values() for index in indices} - reached
     chosen, total = [], 0.0
     for test, seconds in _varied(reached, known) + (_varied(around, known) if reached else []):
         if chosen and (total + seconds > SECONDS or len(chosen) == TESTS):
@@ -341,12 +341,12 @@ def tests_for(mutant, known):
     return chosen, total
 
 
-def _varied(places, known):
+def _varied(indices, known):
     rounds, ordered = {}, []
-    for place in sorted(places, key=lambda place: known["seconds"][place]):
-        name = known["tests"][place].split("[")[0]
+    for index in sorted(indices, key=lambda index: known["seconds"][index]):
+        name = known["tests"][index].split("[")[0]
         rounds[name] = rounds.get(name, 0) + 1
-        ordered.append((rounds[name], known["seconds"][place], known["tests"][place]))
+        ordered.append((rounds[name], known["seconds"][index], known["tests"][index]))
     return [(test, seconds) for _, seconds, test in sorted(ordered)]
 
 
@@ -483,7 +483,7 @@ def section(records):
     for part in PARTS:
         found = [each["outcome"] for key, each in records.items() if key.startswith(part + "/")]
         rows.append([f"`{part}`", len(found)] + [found.count(outcome) for outcome in outcomes])
-    rows.append(["together"] + [sum(row[place] for row in rows) for place in range(1, 6)])
+    rows.append(["together"] + [sum(row[index] for row in rows) for index in range(1, 6)])
     dates = sorted({each["date"] for each in records.values()})
     versions = sorted({each["tensorflow"] for each in records.values()})
     text = f"\nRun {' to '.join(sorted({dates[0], dates[-1]}))} on TensorFlow {' and '.join(versions)}.\n\n"

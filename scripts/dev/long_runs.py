@@ -98,8 +98,8 @@ def run_session(count):
         train_op = optimizer.apply_gradients([(fed, weights)], step)
         session.run(tf1.global_variables_initializer())
         tf1.get_default_graph().finalize()
-        for place in range(count):
-            session.run(train_op, {fed: np.full(5, place % 2, "float32")})
+        for index in range(count):
+            session.run(train_op, {fed: np.full(5, index % 2, "float32")})
             course.advance()
         check("the number of steps", session.run(step) == count // K)
         check("the weights", np.allclose(session.run(weights), 1.0 - 0.5e-4 * (count // K), atol=1e-2))
@@ -120,8 +120,8 @@ def run_loop(count):
     def micro_step(grad):
         optimizer.apply_gradients([(grad, var)])
 
-    for place in range(count):
-        micro_step(tf.constant(np.full(5, place % 2, "float32")))
+    for index in range(count):
+        micro_step(tf.constant(np.full(5, index % 2, "float32")))
         course.advance()
     check("the number of steps", int(optimizer.iterations) == count // K)
     check("the weights", np.allclose(var.numpy(), 1.0 - 0.5e-4 * (count // K), atol=1e-2))

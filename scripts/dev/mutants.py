@@ -108,11 +108,11 @@ def _mutant(name, body):
 MUTANTS = read()
 
 
-def edited(mutant, place):
+def edited(mutant, path_of):
     """{path: text} of the files that a mutant changes; `place` maps the name of a file to its path."""
     texts = {}
     for name, old, new in mutant.edits:
-        path = place(name)
+        path = path_of(name)
         if path not in texts:
             if not os.path.isfile(path):
                 raise Broken(f"{mutant.name}: there is no file {name}")

@@ -115,17 +115,17 @@ def _panel(top, system, found, records):
     passed = _passed(found, records)
     parts = [_text(LEFT, top - 30, matrix.SYSTEMS[system], size=14, weight="bold")]
     parts.append(_text(LEFT + 215, top - 30, passed, size=12, fill=GREY))
-    for place, (line, keras_2) in enumerate(columns()):
-        centre = LEFT + place * WIDTH + (WIDTH - GAP) / 2
+    for index, (line, keras_2) in enumerate(columns()):
+        centre = LEFT + index * WIDTH + (WIDTH - GAP) / 2
         parts.append(_text(centre, top - 6, line, size=10, fill=GREY, anchor="middle"))
         if keras_2:
             parts.append(_text(centre, top - 17, "keras2", size=7.5, fill=GREY, anchor="middle"))
     for row, python in enumerate(PYTHONS):
         y = top + row * HEIGHT
         parts.append(_text(LEFT - 8, y + 14, "py " + python, size=10, fill=GREY, anchor="end"))
-        for place, (line, keras_2) in enumerate(columns()):
+        for index, (line, keras_2) in enumerate(columns()):
             name = matrix.cell(python, line, keras_2)
-            x = LEFT + place * WIDTH
+            x = LEFT + index * WIDTH
             if name not in found:
                 dot = '<circle cx="{}" cy="{}" r="1.2" fill="#c3c9cf"/>'
                 parts.append(dot.format(x + (WIDTH - GAP) / 2, y + (HEIGHT - GAP) / 2))
@@ -173,8 +173,8 @@ def draw(states, records):
         _text(LEFT, 34, "accum: what ran on which TensorFlow and Python", size=17, weight="bold"),
     ]
     parts += _legend(50)
-    for place, (system, found) in enumerate(states.items()):
-        parts += _panel(TOP + 52 + place * panel, system, found, records.get(system, {}))
+    for index, (system, found) in enumerate(states.items()):
+        parts += _panel(TOP + 52 + index * panel, system, found, records.get(system, {}))
     return "\n".join(parts + ["</svg>"]) + "\n"
 
 
@@ -196,7 +196,7 @@ OURS, OTHERS = "#1a7f4b", "#b9c1c9"
 
 
 def memory_and_time(result):
-    """Median peak memory in MiB by kind of run, and the mean over networks of the time of a cycle by contender."""
+    """Median peak memory in MiB by kind of run, and the mean over networks of the time of a cycle by baseline."""
     peaks, ratios = {}, {}
     for row in result["memory"]:
         if (row["workload"], row["face"]) == ("conv", "optimizer"):
@@ -212,8 +212,8 @@ def _bars(top, title, bars, values, shown):
     """Horizontal bars below a title."""
     parts = [_text(24, top, title, size=15, weight="bold")]
     longest = max(values[key] for key, _, _ in bars)
-    for place, (key, label, is_ours) in enumerate(bars):
-        y, length = top + 14 + place * 28, 330 * values[key] / longest
+    for index, (key, label, is_ours) in enumerate(bars):
+        y, length = top + 14 + index * 28, 330 * values[key] / longest
         weight = "bold" if is_ours else "normal"
         parts.append(_text(232, y + 15, label, size=13, anchor="end", weight=weight))
         parts.append(

@@ -81,12 +81,12 @@ def git_directory(folder, repository):
 
 def make_tree(git, folder, program):
     """Write the Python files of the newest commit to a folder. Returns the commit."""
-    place = os.path.join(folder, program.inside)
-    os.makedirs(place)
+    inside = os.path.join(folder, program.inside)
+    os.makedirs(inside)
     # Other files can be large, and a snapshot may lack them.
     command = ["git", "--git-dir", git, "archive", "HEAD:" + program.subtree, "*.py"]
     archive = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    subprocess.run(["tar", "x", "-C", place], input=archive.stdout, check=True)
+    subprocess.run(["tar", "x", "-C", inside], input=archive.stdout, check=True)
     head = subprocess.run(["git", "--git-dir", git, "rev-parse", "HEAD"], stdout=subprocess.PIPE, check=True)
     return head.stdout.decode().strip()
 
@@ -139,8 +139,8 @@ def run(name, folder, python, is_tf2):
     """Run a program. Returns its record."""
     program = PROGRAMS[name]
     record = {"repository": program.repository, "what": program.what}
-    with tempfile.TemporaryDirectory() as place:
-        trees = [os.path.join(place, kind) for kind in ("full", "micro")]
+    with tempfile.TemporaryDirectory() as temporary:
+        trees = [os.path.join(temporary, kind) for kind in ("full", "micro")]
         git = git_directory(folder, program.repository)
         for tree in trees:
             record["commit"] = make_tree(git, tree, program)
@@ -148,13 +148,13 @@ def run(name, folder, python, is_tf2):
         record["added"] += program.added
         for tree in trees if is_tf2 else []:
             modernize(tree)
-        out = os.path.join(place, "out.json")
+        out = os.path.join(temporary, "out.json")
         paths = [os.path.join(tree, program.folder) for tree in trees]
         command = [python, "-c", START, os.path.join(ROOT, "scripts", "dev", "programs_run.py"), name, *paths, out]
         environment = dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL="3")
         try:
             done = subprocess.run(
-                command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIME
+                command, cwd=temporary, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIME
             )
         except subprocess.TimeoutExpired:
             raise Failed(f"it took more than {TIME} s") from None

@@ -210,7 +210,7 @@ def exports(own, ours, theirs, batch, path, folder):
         tf1.train.Saver().restore(session, path)
         restored = session.run(ours, own._feed(batch))
         fed = tf.nest.flatten(own._fed)
-        inputs = {str(place): tensor for place, tensor in enumerate(fed)}
+        inputs = {str(index): tensor for index, tensor in enumerate(fed)}
         tf1.saved_model.simple_save(session, os.path.join(folder, "export"), inputs, {"loss": ours})
         names = [tensor.name for tensor in fed] + [ours.name]
     with tf.Graph().as_default(), tf1.Session() as session:

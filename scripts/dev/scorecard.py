@@ -112,7 +112,7 @@ def run(arguments):
         for case in chosen:
             if arguments.kind is None or case["kind"] == arguments.kind:
                 results.append(
-                    dict(judge(peer, case), **{key: case[key] for key in ("law", "kind", "place", "optimizer")})
+                    dict(judge(peer, case), **{key: case[key] for key in ("law", "kind", "index", "optimizer")})
                 )
                 if arguments.verbose:
                     print(json.dumps(results[-1]), flush=True)
@@ -158,7 +158,7 @@ def _counts(results):
         measured = [each for each in mine if each["deviation"] is not None and each["outcome"] != "as L1"]
         if measured:
             worst = max(measured, key=lambda result: _as_number(result["deviation"]))
-            entry.update({"largest": _rounded(worst["deviation"]), "worst": worst["place"]})
+            entry.update({"largest": _rounded(worst["deviation"]), "worst": worst["index"]})
         errors = [result["error"] for result in mine if result["error"]]
         if errors:
             entry["error"] = errors[0]

@@ -78,7 +78,7 @@ def _step(case, held):
         return Step(held[0]["grads"], held[0]["grads"])
 
     def combined(dtype):
-        return [_combined(case, held, place, dtype) for place in range(len(held[0]["grads"]))]
+        return [_combined(case, held, index, dtype) for index in range(len(held[0]["grads"]))]
 
     return Step(combined(np.float64), combined(np.float32))
 
@@ -89,15 +89,15 @@ def _is_passthrough(case, held):
     return case["accum_steps"] == 1 and case["api"] != "explicit" and not has_options
 
 
-def _combined(case, held, place, dtype):
+def _combined(case, held, index, dtype):
     """Return the sum or mean of the gradients of one variable, computed in `dtype`, as float32.
 
     A gradient of weight 0 adds nothing, even if it is not finite, but its rows are touched.
     """
     pairs = [
-        (micro_batch["grads"][place], dtype(_weight(micro_batch)))
+        (micro_batch["grads"][index], dtype(_weight(micro_batch)))
         for micro_batch in held
-        if micro_batch["grads"][place] is not None
+        if micro_batch["grads"][index] is not None
     ]
     if not pairs:
         return None

@@ -37,16 +37,16 @@ def check(case):
     if step_count != made:
         raise Deviation(f"law L3: {step_count} steps were counted, not {made}")
     before = cycles.initial(case)
-    for place, (ours, true, other) in enumerate(zip(seen, exact, rounded)):
-        if steps[place] is None and not all(map(_same, ours, before)):
-            raise Deviation(f"law L2: micro-batch {place} makes no step, but variables have changed")
+    for index, (ours, true, other) in enumerate(zip(seen, exact, rounded)):
+        if steps[index] is None and not all(map(_same, ours, before)):
+            raise Deviation(f"law L2: micro-batch {index} makes no step, but variables have changed")
         for number, (mine, whole, near) in enumerate(zip(ours, true, other)):
             with np.errstate(invalid="ignore"):
                 allowed = TOLERANCE * np.maximum(1.0, np.abs(whole)) + ROUNDING * np.abs(whole - near)
                 is_near = (np.abs(mine - whole) <= allowed) | alike(mine, whole)
             if not is_near.all():
                 off = np.abs(mine - whole).max()
-                raise Deviation(f"law L1: after micro-batch {place}, variable {number} is {off:.2e} off")
+                raise Deviation(f"law L1: after micro-batch {index}, variable {number} is {off:.2e} off")
         before = ours
 
 
@@ -63,7 +63,7 @@ def micro_batches_of(case):
     """Return the micro-batches with their values, as `cycles` reads them."""
     random = np.random.RandomState(case["seed"] + 1)
     micro_batches = []
-    for place, drawn in enumerate(case["micro_batches"]):
+    for index, drawn in enumerate(case["micro_batches"]):
         grads = []
         for variable, kind in zip(case["variables"], drawn["grads"]):
             shape = list(variable["shape"])
@@ -73,7 +73,7 @@ def micro_batches_of(case):
             else:
                 values = np.asarray(random.normal(size=shape), "float32")
                 grads.append(None if kind is None else values)
-        number, what = case["bad"].get(place, (0, None))
+        number, what = case["bad"].get(index, (0, None))
         if what is not None and grads[number] is not None:
             values = grads[number].values if isinstance(grads[number], cycles.Rows) else grads[number]
             values[(0,) * values.ndim] = float(what)
@@ -152,14 +152,14 @@ def _run_optimizer(case, micro_batches, folder):
     variables = keras_weights(cycles.initial(case))
     optimizer = built(_wrapped(case), variables)
     seen = []
-    for place, micro_batch in enumerate(micro_batches):
+    for index, micro_batch in enumerate(micro_batches):
         pairs = [(_tensor(case, grad), var) for grad, var in zip(micro_batch["grads"], variables)]
         weight = micro_batch["weight"]
         optimizer.apply_gradients(pairs, **({} if weight is None else {"weight": weight}))
         if micro_batch["then"]:
             getattr(optimizer, micro_batch["then"])()
         seen.append([var.numpy() for var in variables])
-        if case["resume"] == place:
+        if case["resume"] == index:
             variables, optimizer = _resumed(case, variables, optimizer, folder)
     return seen, int(optimizer.iterations)
 
@@ -182,29 +182,31 @@ class _Fed:
 
     def __init__(self, case):
         self.variables = [
-            tf1.get_variable(f"v{place}", initializer=value, use_resource=case["resource"])
-            for place, value in enumerate(cycles.initial(case))
+            tf1.get_variable(f"v{index}", initializer=value, use_resource=case["resource"])
+            for index, value in enumerate(cycles.initial(case))
         ]
-        self._places = []
+        self._placeholders = []
         self.pairs = []
         for variable, var in zip(case["variables"], self.variables):
             if variable["is_sparse"]:
-                place = tf1.placeholder(tf.float32, [None] + variable["shape"][1:]), tf1.placeholder(tf.int64, [None])
-                grad = tf.IndexedSlices(place[0], place[1], tf.constant(variable["shape"], tf.int64))
+                placeholder = tf1.placeholder(tf.float32, [None] + variable["shape"][1:]), tf1.placeholder(
+                    tf.int64, [None]
+                )
+                grad = tf.IndexedSlices(placeholder[0], placeholder[1], tf.constant(variable["shape"], tf.int64))
             else:
-                place = grad = tf1.placeholder(tf.float32, variable["shape"])
-            self._places.append(place)
+                placeholder = grad = tf1.placeholder(tf.float32, variable["shape"])
+            self._placeholders.append(placeholder)
             self.pairs.append((grad, var))
         self.weight = tf1.placeholder(tf.float32, [])
 
     def of(self, grads, weight=None):
         """Return a feed dict."""
         feeds = {self.weight: 1.0 if weight is None else weight}
-        for place, grad in zip(self._places, grads):
+        for placeholder, grad in zip(self._placeholders, grads):
             if isinstance(grad, cycles.Rows):
-                feeds.update({place[0]: grad.values, place[1]: grad.indices})
+                feeds.update({placeholder[0]: grad.values, placeholder[1]: grad.indices})
             else:
-                feeds[place] = grad
+                feeds[placeholder] = grad
         return feeds
 
 

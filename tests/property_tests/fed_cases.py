@@ -125,8 +125,8 @@ def _micro_batch(draw, variables, may_lack, is_weighted, is_unique):
 def _bad(draw, count, width):
     if draw(st.integers(0, 4)):
         return {}
-    place = st.tuples(st.integers(0, width - 1), st.sampled_from(["nan", "inf"]))
-    return draw(st.dictionaries(st.integers(0, count - 1), place, min_size=1, max_size=2))
+    position = st.tuples(st.integers(0, width - 1), st.sampled_from(["nan", "inf"]))
+    return draw(st.dictionaries(st.integers(0, count - 1), position, min_size=1, max_size=2))
 
 
 def laws(case):

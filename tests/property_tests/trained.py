@@ -29,14 +29,14 @@ def check(case):
         seen = _ours(case, batches)
     if len(seen) != len(expected):
         raise Deviation(f"law L18: {len(seen)} batches were seen, not {len(expected)}")
-    for place, ((made, weights), steps) in enumerate(zip(seen, expected)):
+    for index, ((made, weights), steps) in enumerate(zip(seen, expected)):
         if made != steps:
-            raise Deviation(f"law L3: after batch {place}, {made} steps were counted, not {steps}")
+            raise Deviation(f"law L3: after batch {index}, {made} steps were counted, not {steps}")
         for number, trio in enumerate(zip(weights, plain[steps], reordered[steps])):
-            _compare(case, place, number, *trio)
+            _compare(case, index, number, *trio)
 
 
-def _compare(case, place, number, ours, whole, reordered):
+def _compare(case, index, number, ours, whole, reordered):
     kind = case["precision"] if "whole_batch" not in case["options"] else "barriers"
     kind = "low" if case["precision"] in models.LOW_PRECISION else kind
     with np.errstate(invalid="ignore"):
@@ -45,7 +45,7 @@ def _compare(case, place, number, ours, whole, reordered):
         is_near = (np.abs(ours - whole) <= allowed) | alike(ours, whole)
     if not is_near.all():
         off = np.abs(ours - whole).max()
-        raise Deviation(f"law L1: after batch {place}, weight {number} is {off:.2e} off")
+        raise Deviation(f"law L1: after batch {index}, weight {number} is {off:.2e} off")
 
 
 def steps_of(case):

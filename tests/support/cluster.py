@@ -62,8 +62,8 @@ def asynchronous(target):
             while IS_CHIEF and session.run(done) < 2:
                 pass
             values = session.run([weights, step])
-        place = optimizer.get_slot(weights, "accum").device
-        report("asynchronous", [float(values[0][0]), int(values[1]), place])
+        device = optimizer.get_slot(weights, "accum").device
+        report("asynchronous", [float(values[0][0]), int(values[1]), device])
 
 
 def synchronous(target):

@@ -14,7 +14,7 @@ K, MICRO_STEPS = 4, 24
 GRADIENTS = np.random.RandomState(0).normal(size=(MICRO_STEPS, 5)).astype("float32")
 
 
-def train(folder, counts_micro_steps, report=lambda place: None):
+def train(folder, counts_micro_steps, report=lambda index: None):
     """Continue from the checkpoint in `folder`, if there is one. Returns the weights and Adam's moment."""
     with tf.Graph().as_default():
         step = tf1.train.get_or_create_global_step()
@@ -26,15 +26,15 @@ def train(folder, counts_micro_steps, report=lambda place: None):
         position = step if counts_micro_steps else step * K + optimizer.micro_step
         moment = inner.get_slot(weights, "m")
         with tf1.train.MonitoredTrainingSession(checkpoint_dir=folder, save_checkpoint_steps=1) as session:
-            for place in range(session.run(position), MICRO_STEPS):
-                report(place)
-                session.run(train_op, {fed: GRADIENTS[place]})
+            for index in range(session.run(position), MICRO_STEPS):
+                report(index)
+                session.run(train_op, {fed: GRADIENTS[index]})
             return session.run([weights, moment])
 
 
-def wait_to_be_killed(place):
-    if place == int(sys.argv[3]):
-        print(place, flush=True)
+def wait_to_be_killed(index):
+    if index == int(sys.argv[3]):
+        print(index, flush=True)
         time.sleep(60)
 
 

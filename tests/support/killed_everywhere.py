@@ -20,8 +20,8 @@ RANDOM = np.random.RandomState(0)
 X, Y = (RANDOM.normal(size=(MICRO_STEPS * SIZE, width)).astype("float32") for width in (5, 2))
 
 
-def part(place):
-    return slice(place * SIZE, (place + 1) * SIZE)
+def part(index):
+    return slice(index * SIZE, (index + 1) * SIZE)
 
 
 def fit(folder, reach):
@@ -77,14 +77,14 @@ class Reach(tf1.train.SessionRunHook):
         self._step = tf1.train.get_global_step()
 
     def after_create_session(self, session, coord):
-        self._place = int(session.run(self._step))
+        self._index = int(session.run(self._step))
 
     def before_run(self, context):
-        self._reach(2 * self._place)
+        self._reach(2 * self._index)
 
     def after_run(self, context, values):
-        self._reach(2 * self._place + 1)
-        self._place += 1
+        self._reach(2 * self._index + 1)
+        self._index += 1
 
 
 def monitored_session(folder, reach):
@@ -95,8 +95,8 @@ def monitored_session(folder, reach):
         hooks = [Reach(reach)]
         with tf1.train.MonitoredTrainingSession(checkpoint_dir=folder, hooks=hooks, save_checkpoint_steps=1) as session:
             read = lambda fetches: session.run_step_fn(lambda step_context: step_context.session.run(fetches))
-            for place in range(int(read(step)), MICRO_STEPS):
-                session.run(train_op, {features: X[part(place)], targets: Y[part(place)]})
+            for index in range(int(read(step)), MICRO_STEPS):
+                session.run(train_op, {features: X[part(index)], targets: Y[part(index)]})
             return read(ending)
 
 
@@ -125,8 +125,8 @@ def in_process(kind, folder, dies_at=None):
     child = os.fork()
     if child == 0:
 
-        def reach(place):
-            if place == dies_at:
+        def reach(index):
+            if index == dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
@@ -154,13 +154,13 @@ def kill_everywhere(kind, folder):
     whole = os.path.join(folder, "whole")
     os.makedirs(whole)
     assert in_process(kind, whole) is None
-    for place in range(2 * MICRO_STEPS):
-        killed = os.path.join(folder, str(place))
+    for index in range(2 * MICRO_STEPS):
+        killed = os.path.join(folder, str(index))
         os.makedirs(killed)
-        assert in_process(kind, killed, dies_at=place) == signal.SIGKILL, place
+        assert in_process(kind, killed, dies_at=index) == signal.SIGKILL, index
         assert in_process(kind, killed) is None
         for mine, theirs in zip(ended(killed), ended(whole)):
-            np.testing.assert_array_equal(mine, theirs, err_msg=f"killed at {place / 2} micro steps")
+            np.testing.assert_array_equal(mine, theirs, err_msg=f"killed at {index / 2} micro steps")
     return 2 * MICRO_STEPS
 
 

@@ -131,7 +131,7 @@ def random_gradients(count, shapes, seed=0):
 def keras_weights(values):
     """Create the variables of a custom loop. Keras 3 has its own class, whose names some optimizers use."""
     if IS_KERAS_3:
-        return [tf.keras.Variable(value, name=f"weight_{place}") for place, value in enumerate(values)]
+        return [tf.keras.Variable(value, name=f"weight_{index}") for index, value in enumerate(values)]
     return [tf.Variable(value) for value in values]
 
 

@@ -36,11 +36,11 @@ def draw(settings, outcomes, path):
 
 def _bars(axes, outcomes):
     values = [outcome.training_mib for outcome in outcomes]
-    places = range(len(outcomes))[::-1]
-    axes.barh(places, values, color=COLORS[: len(outcomes)], height=0.55)
-    for place, outcome in zip(places, outcomes):
-        axes.text(0, place + 0.33, outcome.run.label, va="bottom")
-        axes.text(outcome.training_mib, place, f" {outcome.training_mib:,.0f} MiB", va="center")
+    heights = range(len(outcomes))[::-1]
+    axes.barh(heights, values, color=COLORS[: len(outcomes)], height=0.55)
+    for height, outcome in zip(heights, outcomes):
+        axes.text(0, height + 0.33, outcome.run.label, va="bottom")
+        axes.text(outcome.training_mib, height, f" {outcome.training_mib:,.0f} MiB", va="center")
     axes.set_title("Memory for training")
     axes.set_xlim(0, 1.25 * max(values))
     axes.set_ylim(-0.5, len(outcomes) - 0.2)

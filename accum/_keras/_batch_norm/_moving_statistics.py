@@ -90,7 +90,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
             return self._count(moments)
         self._followed[_replicas.replica_number()] = optimizer, number + 1
         internals_of(optimizer).add_listener(self)
-        return self._place(number).receive(moments)
+        return self._accumulator_of_call(number).receive(moments)
 
     def receive_whole(self, moments: Moments) -> Wait:
         """Accumulate the moments of one call over all micro-batches of a batch, or update with them at once."""
@@ -106,13 +106,13 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
 
     def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Wait:
         self.follow(self._following()[0])
-        return true_after([place.keep(is_first) for place in self.places])
+        return true_after([accumulator.keep(is_first) for accumulator in self.places])
 
     def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Wait:
         self.follow(self._following()[0])
-        return self._move([place.whole(is_first, has_latest) for place in self.places])
+        return self._move([accumulator.whole(is_first, has_latest) for accumulator in self.places])
 
-    def _place(self, number: int) -> MomentsAccumulator:
+    def _accumulator_of_call(self, number: int) -> MomentsAccumulator:
         with tf.init_scope():
             if number == len(self.places):
                 self.places.append(self._new_moments(f"place_{number}"))
@@ -183,7 +183,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         if not follows:
             self._begin_alone()
             self.calls.assign(float(micro_step))
-        for var, value in zip(self._place(0).total if follows else self.alone.total, moments):
+        for var, value in zip(self._accumulator_of_call(0).total if follows else self.alone.total, moments):
             var.assign(tf.cast(value, var.dtype))
 
     # ------------------------------------------------------------------------------------------------------------

@@ -154,8 +154,8 @@ class StepRecorder:
 
     def _add(self, vector: tf.Tensor) -> Wait:
         """Add to the row of the present cycle. Returns what to wait for."""
-        place = tf.cast(tf.minimum(_replicas.local_variable(self._cycles).read_value(), float(ROWS)), tf.int32)
-        return _replicas.local_variable(self._rows).scatter_nd_add([[place]], [vector])
+        row = tf.cast(tf.minimum(_replicas.local_variable(self._cycles).read_value(), float(ROWS)), tf.int32)
+        return _replicas.local_variable(self._rows).scatter_nd_add([[row]], [vector])
 
     @_tf.untouched_by_autograph
     def sums_of(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> tf.Tensor:

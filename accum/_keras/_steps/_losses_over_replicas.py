@@ -71,10 +71,10 @@ class ReplicaLosses:
         leaves = tf.nest.flatten(structure)
         masks = [getattr(leaf, "_keras_mask", None) for leaf in leaves]
         gathered: List[Leaf] = list(leaves) + masks
-        places = [place for place, leaf in enumerate(gathered) if _has_axis(leaf)]
-        tensors = [tf.convert_to_tensor(gathered[place]) for place in places]
-        for place, tensor in zip(places, rows_of_group(tensors, self._group_size, self._weight)):
-            gathered[place] = tensor
+        indices = [index for index, leaf in enumerate(gathered) if _has_axis(leaf)]
+        tensors = [tf.convert_to_tensor(gathered[index]) for index in indices]
+        for index, tensor in zip(indices, rows_of_group(tensors, self._group_size, self._weight)):
+            gathered[index] = tensor
         for tensor, mask in zip(gathered, gathered[len(leaves) :]):
             if mask is not None:
                 tensor._keras_mask = mask

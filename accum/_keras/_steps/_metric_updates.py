@@ -47,11 +47,11 @@ class MetricUpdate(NamedTuple):
           weight: the sum of their weights, None if numbers were added up.
         """
         leaves = tf.nest.flatten(self.arguments)
-        for place, (how, (total, mask)) in enumerate(zip(self.combined_by, totals)):
+        for index, (how, (total, mask)) in enumerate(zip(self.combined_by, totals)):
             if mask is not None:
                 total._keras_mask = mask
             if how is not None:
-                leaves[place] = divided(total, weight, None) if how == _MEAN else total
+                leaves[index] = divided(total, weight, None) if how == _MEAN else total
         args, kwargs = tf.nest.pack_sequence_as(self.arguments, leaves)
         self.metric.update_state(*args, **kwargs)
 

@@ -32,10 +32,10 @@ class TracedCall(NamedTuple):
         """Return the outputs of the model, given those of the segments."""
         count = len(tensors) - len(self.attached)
         outputs = list(tensors[:count])
-        for place in {place for place, _ in self.attached}:
-            outputs[place] = tf.identity(outputs[place])
-        for (place, name), tensor in zip(self.attached, tensors[count:]):
-            setattr(outputs[place], name, tensor)
+        for index in {index for index, _ in self.attached}:
+            outputs[index] = tf.identity(outputs[index])
+        for (index, name), tensor in zip(self.attached, tensors[count:]):
+            setattr(outputs[index], name, tensor)
         return tf.nest.pack_sequence_as(self.structure, outputs)
 
 
@@ -80,10 +80,10 @@ def traced_call(
             outputs = _tf.called_as_in_fit(call, *args, **kwargs)
         flat = [_dense(tensor) for tensor in tf.nest.flatten(outputs)]
         attached = [
-            (place, name, value) for place, one in enumerate(flat) for name, value in _tf.attached(one, is_eager)
+            (index, name, value) for index, one in enumerate(flat) for name, value in _tf.attached(one, is_eager)
         ]
         seen["structure"] = tf.nest.map_structure(lambda _: None, outputs)
-        seen["attached"] = [(place, name) for place, name, _ in attached]
+        seen["attached"] = [(index, name) for index, name, _ in attached]
         return flat + [value for _, _, value in attached]
 
     variables = [_replicas.local_variable(_tf.native(var)) for var in model.trainable_variables]
@@ -177,18 +177,18 @@ def _at_once(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., Nested
     def call(*args: object, **kwargs: object) -> Nested:
         _require_here(layer, marks)
         leaves = tf.nest.flatten((args, kwargs))
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0]
+        indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0]
         structure: List[Nested] = []
 
         def whole(*tensors: tf.Tensor) -> List[tf.Tensor]:
             own_leaves = list(leaves)
-            for place, tensor in zip(places, tensors):
-                own_leaves[place] = tensor
+            for index, tensor in zip(indices, tensors):
+                own_leaves[index] = tensor
             own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), own_leaves)
             structure.append(own(*own_args, **own_kwargs))
             return tf.nest.flatten(structure[0])
 
-        parts = marks.at_whole(whole, [leaves[place] for place in places])
+        parts = marks.at_whole(whole, [leaves[index] for index in indices])
         return tf.nest.pack_sequence_as(structure[0], parts)
 
     return call

@@ -2,7 +2,7 @@
 
 A case has the keys that `cycles.steps_of` reads, and
 
-    "law", "kind", "place": which case it is; most laws have one kind, ""
+    "law", "kind", "index": which case it is; most laws have one kind, ""
     "optimizer", "arguments": a name in `OPTIMIZERS`; clipping, "inverse_time" (a schedule) or "use_ema"
     "variables": list of {"shape", "is_sparse"}
     "micro_batches": list of {"grads": for each variable "dense", None or rows; "weight"; "then"}
@@ -58,18 +58,18 @@ def cases():
 
 def plain(case):
     """Return the case of L1 with the same optimizer, K and seed."""
-    return _case("L1", "", case["place"], case["optimizer"], accum_steps=case["accum_steps"], seed=case["seed"])
+    return _case("L1", "", case["index"], case["optimizer"], accum_steps=case["accum_steps"], seed=case["seed"])
 
 
 def micro_batches_of(case):
     """Return the micro-batches with their values, as `cycles` reads them."""
     random = np.random.RandomState(case["seed"] + 1)
     micro_batches = []
-    for place, drawn in enumerate(case["micro_batches"]):
+    for index, drawn in enumerate(case["micro_batches"]):
         grads = [_values(random, *pair) for pair in zip(case["variables"], drawn["grads"])]
-        if place in case["bad"]:
+        if index in case["bad"]:
             values = grads[0].values if isinstance(grads[0], cycles.Rows) else grads[0]
-            values[(0,) * values.ndim] = float(case["bad"][place])
+            values[(0,) * values.ndim] = float(case["bad"][index])
         micro_batches.append(dict(drawn, grads=grads))
     return micro_batches
 
@@ -88,13 +88,13 @@ def inputs_of(case):
     return [[random.normal(size=shape).astype("float32") for _ in range(case["accum_steps"])] for _ in range(CYCLES)]
 
 
-def _case(law, kind, place, optimizer, **changes):
-    accum_steps = changes.pop("accum_steps", 2 + place % 3)
+def _case(law, kind, index, optimizer, **changes):
+    accum_steps = changes.pop("accum_steps", 2 + index % 3)
     variables = changes.pop("variables", DENSE)
     case = {
         "law": law,
         "kind": kind,
-        "place": place,
+        "index": index,
         "api": "optimizer",
         "optimizer": optimizer,
         "arguments": {},
@@ -105,7 +105,7 @@ def _case(law, kind, place, optimizer, **changes):
         "micro_batches": [_micro_batch(variables) for _ in range(CYCLES * accum_steps)],
         "bad": {},
         "resume": None,
-        "seed": zlib.crc32("{} {} {}".format(law, kind, place).encode()) % 2**31,
+        "seed": zlib.crc32("{} {} {}".format(law, kind, index).encode()) % 2**31,
     }
     case.update(changes)
     return case
@@ -123,10 +123,10 @@ def _random(case):
 def _turns(law, kind, count, optimizers=COMMON, **changes):
     """Return `count` cases with the optimizers in turn; K changes with each round."""
     cases = []
-    for place in range(count):
-        number = 2 + (place // len(optimizers) + place) % 3
+    for index in range(count):
+        number = 2 + (index // len(optimizers) + index) % 3
         cases.append(
-            _case(law, kind, place, optimizers[place % len(optimizers)], **dict({"accum_steps": number}, **changes))
+            _case(law, kind, index, optimizers[index % len(optimizers)], **dict({"accum_steps": number}, **changes))
         )
     return cases
 
@@ -134,7 +134,7 @@ def _turns(law, kind, count, optimizers=COMMON, **changes):
 def _averages():
     cases = _turns("L2", "use_ema", 8)
     for case in cases:
-        every = [None, 2][case["place"] % 2]
+        every = [None, 2][case["index"] % 2]
         case["arguments"] = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": every}
     return cases
 
@@ -183,7 +183,7 @@ def _rows():
 
 
 def _not_finite(case):
-    return [float("nan"), float("inf")][case["place"] % 2]
+    return [float("nan"), float("inf")][case["index"] % 2]
 
 
 def _restored():
@@ -212,7 +212,7 @@ def _resumed():
 def _statistics():
     cases = _turns("L13", "", 20, ["none"])
     for case in cases:
-        case.update({"shape": [3] if case["place"] % 2 else [2, 2, 3], "examples": 4})
+        case.update({"shape": [3] if case["index"] % 2 else [2, 2, 3], "examples": 4})
     return cases
 
 

@@ -50,8 +50,8 @@ class Products(tf.keras.layers.Layer):
     def call(self, inputs):
         inputs, total = list(inputs), 0.0
         for var, is_sparse in zip(self.mine, self._are_sparse):
-            place = tf.gather(var, inputs.pop(0)) if is_sparse else var
-            product = place * inputs.pop(0)
+            rows = tf.gather(var, inputs.pop(0)) if is_sparse else var
+            product = rows * inputs.pop(0)
             total += tf.reduce_sum(product, axis=list(range(1, len(product.shape))))
         return total
 

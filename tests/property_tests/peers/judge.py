@@ -91,13 +91,13 @@ def _seen(peer, case, micro_batches):
     run = peer.start(case, cycles.initial(case))
     with tempfile.TemporaryDirectory() as folder:  # Keras restores slots when it creates them
         try:
-            for place, micro_batch in enumerate(micro_batches):
+            for index, micro_batch in enumerate(micro_batches):
                 run.take(micro_batch["grads"], micro_batch["weight"])
                 if micro_batch["then"] == "restore":
                     run.set_weights(cycles.initial(case))
                 elif micro_batch["then"]:
                     getattr(run, micro_batch["then"])()
-                if case["resume"] == place:
+                if case["resume"] == index:
                     run = run.resumed(folder)
                 seen.append(run.weights())
                 step_counts.append(int(run.step_count()) if case["law"] == "L3" else None)
@@ -121,12 +121,12 @@ def _full_batch(peer, case, micro_batches, steps):
 def _moved(run, steps, micro_batches):
     """Return by how much weights and slots move where no step is made."""
     changes = []
-    for place, micro_batch in enumerate(micro_batches):
+    for index, micro_batch in enumerate(micro_batches):
         # Before the first micro-batch some libraries have no slots yet.
-        before = [np.array(value) for value in run.weights() + (run.slots() if place else [])]
+        before = [np.array(value) for value in run.weights() + (run.slots() if index else [])]
         run.take(micro_batch["grads"], micro_batch["weight"])
-        if steps[place] is None:
-            after = [np.array(value) for value in run.weights() + (run.slots() if place else [])]
+        if steps[index] is None:
+            after = [np.array(value) for value in run.weights() + (run.slots() if index else [])]
             changes.append((after, before, before))
     largest, _ = _compared(changes)
     return largest, largest == 0

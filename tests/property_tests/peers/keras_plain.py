@@ -43,7 +43,7 @@ def make(case, **options):
 
 def variables_of(values):
     if IS_KERAS_3:
-        return [tf.keras.Variable(value, name="weight_{}".format(place)) for place, value in enumerate(values)]
+        return [tf.keras.Variable(value, name="weight_{}".format(index)) for index, value in enumerate(values)]
     return [tf.Variable(value) for value in values]
 
 

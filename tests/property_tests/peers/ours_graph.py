@@ -34,7 +34,7 @@ class Graph(base.Peer):
         with self._graph.as_default():
             self._values = [tf1.placeholder(tf.float32, variable["shape"]) for variable in case["variables"]]
             self.variables = [
-                tf1.get_variable("v{}".format(place), initializer=value) for place, value in enumerate(initial)
+                tf1.get_variable("v{}".format(index), initializer=value) for index, value in enumerate(initial)
             ]
             self._set = [tf1.assign(*pair) for pair in zip(self.variables, self._values)]
             self._feeds, self.grads = zip(*[_placeholders(variable) for variable in case["variables"]])
@@ -64,8 +64,8 @@ class Graph(base.Peer):
 
     def apply(self, grads, weight=None):
         feed = {} if weight is None else {self.weight: weight}
-        for places, grad in zip(self._feeds, grads):
-            feed.update(zip(places, grad if isinstance(grad, cycles.Rows) else [grad]))
+        for placeholders, grad in zip(self._feeds, grads):
+            feed.update(zip(placeholders, grad if isinstance(grad, cycles.Rows) else [grad]))
         self.session.run(self.train_op, feed)
 
     def weights(self):
@@ -96,8 +96,8 @@ class Graph(base.Peer):
 def _placeholders(variable):
     """Return the placeholders of a gradient, and the gradient."""
     if not variable["is_sparse"]:
-        place = tf1.placeholder(tf.float32, variable["shape"])
-        return [place], place
+        placeholder = tf1.placeholder(tf.float32, variable["shape"])
+        return [placeholder], placeholder
     indices, values = tf1.placeholder(tf.int64, [None]), tf1.placeholder(tf.float32, [None] + variable["shape"][1:])
     return [indices, values], tf.IndexedSlices(values, indices, tf.constant(variable["shape"], tf.int64))
 

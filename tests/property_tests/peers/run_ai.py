@@ -59,14 +59,14 @@ class RunAI(base.Peer):
         wrapped = self.optimizer
         if not is_passthrough:
             wrapped = runai.ga.keras.optimizers.Optimizer(self.optimizer, steps=case["accum_steps"])
-        self.variables = [K.variable(value, name="v{}".format(place)) for place, value in enumerate(initial)]
-        places, loss = [], 0.0
+        self.variables = [K.variable(value, name="v{}".format(index)) for index, value in enumerate(initial)]
+        placeholders, loss = [], 0.0
         for variable, var in zip(case["variables"], self.variables):
             if variable["is_sparse"]:
-                places.append(K.placeholder([None], dtype="int32"))
-                var = tf.gather(var, places[-1])
-            places.append(K.placeholder(var.shape.as_list()))
-            loss += K.sum(var * places[-1])
+                placeholders.append(K.placeholder([None], dtype="int32"))
+                var = tf.gather(var, placeholders[-1])
+            placeholders.append(K.placeholder(var.shape.as_list()))
+            loss += K.sum(var * placeholders[-1])
         self._wrapped = wrapped
         updates = wrapped.get_updates(loss, self.variables)
         for name in ("iterations", "m_schedule"):
@@ -76,7 +76,7 @@ class RunAI(base.Peer):
         self.session = tf.Session(graph=initialize.graph)  # the one that Keras made may hold the ops as they were
         K.set_session(self.session)
         self.session.run(initialize)
-        self._train = K.function(places, [loss], updates=updates)
+        self._train = K.function(placeholders, [loss], updates=updates)
 
     @classmethod
     def start(cls, case, initial):
