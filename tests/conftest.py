@@ -1,4 +1,4 @@
-"""What every test file shares: two logical CPUs, no drawing, and the table of what a cell cannot do."""
+"""What every test file shares: two logical CPUs, no drawing, and the table of what an environment cannot do."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "keras_face: needs Keras' `train_step`, which TF 1.15 never calls")
     config.addinivalue_line(
         "markers",
-        "slow: starts processes, exports models, or differs little between lines; runs on a subset of the cells",
+        "slow: starts processes, exports models, or differs little between lines; runs on a subset of the environments",
     )
     config.addinivalue_line("markers", "line: differs between lines of TensorFlow alone; runs on one Python of each")
     config.addinivalue_line(

@@ -47,7 +47,7 @@ def test_tensorflow_reads_the_variables_of_slurm(monkeypatch):
 
 
 def test_the_job_of_kubernetes_has_what_its_operator_needs():
-    yaml = pytest.importorskip("yaml", reason="comes with the packages of two cells")
+    yaml = pytest.importorskip("yaml", reason="comes with the packages of two environments")
     job = yaml.safe_load(page().partition("```yaml\n")[2].partition("```")[0])
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "TFJob")
     worker = job["spec"]["tfReplicaSpecs"]["Worker"]

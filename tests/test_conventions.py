@@ -1,4 +1,4 @@
-"""What TensorFlow's own optimizers are by default on a line: written into the cell's report, for people who migrate."""
+"""What TensorFlow's own optimizers are by default on a line: recorded for people who migrate."""
 
 import inspect
 import json

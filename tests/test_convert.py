@@ -4,12 +4,12 @@ import json
 import os
 import sys
 
-import convert_cells as cells
+import convert_environments as environments
 import numpy as np
 import optimizers
 import pytest
 import tensorflow as tf
-from convert_cells import EPSILON, STEPS, STOP, Keras, distance, oracle, run_graph
+from convert_environments import EPSILON, STEPS, STOP, Keras, distance, oracle, run_graph
 
 import accum
 import accum.compat.v1
@@ -21,7 +21,7 @@ tf1 = tf.compat.v1
 
 pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.weekly]
 
-END = cells.K * STEPS
+END = environments.K * STEPS
 FAMILIES = (
     {"legacy": optimizers.legacy_family(), "new": optimizers.new_family()} if hasattr(accum, "GAModelWrapper") else {}
 )
@@ -31,7 +31,7 @@ ELSEWHERE = {"legacy": ["rmsprop", "adagrad"], "new": ["rmsprop", "rmsprop with 
 CASES = [
     pytest.param(rule, family, id=f"{family}-{rule}")
     for family in FAMILIES
-    for rule in cells.RULES
+    for rule in environments.RULES
     if rule not in ELSEWHERE[family] and not (family == "new" and IS_PREVIEW and rule == "centered rmsprop")
 ]
 
@@ -72,7 +72,7 @@ def test_keras_ends_the_run_of_a_static_graph(saved, rule, family):
     assert (report.iterations, report.micro_step) == (2, 5)
     assert (int(run.optimizer.iterations.numpy()), int(run.optimizer.micro_step)) == (2, 5)
     run.feed(range(STOP, END))
-    assert distance(run.values(), oracle(rule, "graph")) <= cells.TOLERANCE
+    assert distance(run.values(), oracle(rule, "graph")) <= environments.TOLERANCE
     assert (int(run.optimizer.iterations.numpy()), int(run.optimizer.micro_step)) == (STEPS, 0)
 
 
@@ -84,7 +84,7 @@ def test_a_static_graph_ends_the_run_of_keras(tmp_path, rule, family):
     run = Keras(rule, FAMILIES[family]).feed(range(STOP))
     to_v1(run.variables, path, run.optimizer)
     assert tf.train.latest_checkpoint(str(tmp_path)) == path
-    assert distance(run_graph(rule, range(STOP, END), restore=path), oracle(rule, "keras")) <= cells.TOLERANCE
+    assert distance(run_graph(rule, range(STOP, END), restore=path), oracle(rule, "keras")) <= environments.TOLERANCE
 
 
 @pytest.mark.law("L12")
@@ -103,7 +103,7 @@ def test_a_run_may_go_there_and_back_again(saved, tmp_path):
 def test_a_dry_run_changes_nothing(saved, tmp_path):
     run = default("momentum").forget()
     report = from_v1(saved("momentum"), run.variables, run.optimizer, dry_run=True)
-    assert len(report.entries) == 3 * len(cells.NAMES) + 3
+    assert len(report.entries) == 3 * len(environments.NAMES) + 3
     assert {float(var.numpy().flat[0]) for var in run.variables} == {7.0}
     assert (int(run.optimizer.iterations.numpy()), int(run.optimizer.micro_step)) == (0, 0)
     assert len(to_v1(run.variables, str(tmp_path / "run"), run.optimizer, dry_run=True).entries) == len(report.entries)
@@ -129,28 +129,28 @@ def test_a_plain_run_goes_on_in_a_plain_optimizer(tmp_path):
     run = Keras("momentum", tf.keras.optimizers, accum_steps=1).forget()
     from_v1(path, run.variables, run.optimizer.optimizer)
     expected = run_graph("momentum", range(6), accum_steps=1)
-    assert distance(run.feed(range(3, 6)).values(), expected) <= cells.TOLERANCE
+    assert distance(run.feed(range(3, 6)).values(), expected) <= environments.TOLERANCE
 
 
 @pytest.mark.law("L12")
 def test_what_an_optimizer_had_begun_is_forgotten(saved, tmp_path):
     run = default("momentum").feed(range(3))
     path = str(tmp_path / "between")
-    run_graph("momentum", range(2 * cells.K), save=path)  # between two cycles
+    run_graph("momentum", range(2 * environments.K), save=path)  # between two cycles
     from_v1(path, run.variables, run.optimizer)
     assert int(run.optimizer.micro_step) == 0
     expected = oracle("momentum", "graph")
-    assert distance(run.feed(range(2 * cells.K, END)).values(), expected) <= cells.TOLERANCE
+    assert distance(run.feed(range(2 * environments.K, END)).values(), expected) <= environments.TOLERANCE
 
 
 @pytest.mark.law("L5")
 def test_micro_batches_count_on_in_another_unit(saved):
     run = default("sgd").forget()
-    from_v1(saved("sgd"), run.variables, run.optimizer, micro_batch_weight=cells.SIZE)
+    from_v1(saved("sgd"), run.variables, run.optimizer, micro_batch_weight=environments.SIZE)
     for number in range(STOP, END):
-        grads = map(tf.constant, cells.micro_gradients(run.values(), number))
-        run.optimizer.apply_gradients(list(zip(grads, run.variables)), weight=float(cells.SIZE))
-    assert distance(run.values(), oracle("sgd", "graph")) <= cells.TOLERANCE
+        grads = map(tf.constant, environments.micro_gradients(run.values(), number))
+        run.optimizer.apply_gradients(list(zip(grads, run.variables)), weight=float(environments.SIZE))
+    assert distance(run.values(), oracle("sgd", "graph")) <= environments.TOLERANCE
 
 
 @pytest.mark.law("L5")
@@ -158,7 +158,7 @@ def test_units_that_differ_are_noticed(saved, tmp_path):
     inputs = tf.keras.Input((5,))
     hidden = tf.keras.layers.Dense(4, name="hidden")(inputs)
     outputs = tf.keras.layers.Dense(3, name="outputs")(hidden)
-    model = accum.GradientAccumulateModel(cells.K, inputs=inputs, outputs=outputs)
+    model = accum.GradientAccumulateModel(environments.K, inputs=inputs, outputs=outputs)
     model.compile(tf.keras.optimizers.SGD(0.5), "mse")
     with pytest.raises(Disagreement, match="have a weight of 1 each"):
         from_v1(saved("sgd"), model)
@@ -171,7 +171,7 @@ def test_units_that_differ_are_noticed(saved, tmp_path):
     for name, value in values(str(tmp_path / "back")).items():
         np.testing.assert_array_equal(values(str(tmp_path / "like"))[name], value)
     restored = run_graph("sgd", range(STOP, END), restore=str(tmp_path / "back"))
-    assert distance(restored, oracle("sgd", "graph")) <= cells.TOLERANCE
+    assert distance(restored, oracle("sgd", "graph")) <= environments.TOLERANCE
 
 
 @pytest.mark.law("L8")
@@ -230,7 +230,7 @@ def run_sparse_graph(rule, rows, restore=None, save=None):
     with tf.Graph().as_default(), tf1.Session() as session:
         var = tf1.get_variable("table", initializer=np.ones((4, 2), "float32"))
         fed = tf1.placeholder(tf.int32, [None])
-        optimizer = accum.compat.v1.AccumOptimizer(cells.RULES[rule][0](), 2)
+        optimizer = accum.compat.v1.AccumOptimizer(environments.RULES[rule][0](), 2)
         loss = tf.reduce_sum(tf.gather(var, fed))
         train_op, saver = optimizer.minimize(loss, tf1.train.get_or_create_global_step()), tf1.train.Saver()
         session.run(tf1.global_variables_initializer())
@@ -244,8 +244,8 @@ def run_sparse_graph(rule, rows, restore=None, save=None):
 
 
 def sparse_keras(rule, family, **options):
-    table = cells.variable(np.ones((4, 2), "float32"), "table")
-    return table, accum.GradientAccumulateOptimizer(cells.RULES[rule][1](family), 2, **options)
+    table = environments.variable(np.ones((4, 2), "float32"), "table")
+    return table, accum.GradientAccumulateOptimizer(environments.RULES[rule][1](family), 2, **options)
 
 
 def feed_rows(var, optimizer, rows):
@@ -465,7 +465,7 @@ def save_graph(path, names, dtype=tf.float32, global_step=7):
 
 
 def variables(*named):
-    return [cells.variable(np.zeros(shape, "float32"), name) for name, shape in named]
+    return [environments.variable(np.zeros(shape, "float32"), name) for name, shape in named]
 
 
 KERAS = [("dense_4/kernel", [2, 2]), ("dense_4/bias", [2]), ("dense_5/kernel", [2, 2]), ("dense_5/bias", [2])]
@@ -791,7 +791,7 @@ def test_epsilon_elsewhere_is_said_with_both_formulas_and_by_how_much(saved, tmp
         assert 1e-4 < off < 1e-2
         # What is said of the next step bounds what happens to the weights, whose steps are about 0.1.
         away = distance(run.feed(range(STOP, END)).values(), oracle(rule, "graph"))
-        assert cells.TOLERANCE < away < 0.2 * off
+        assert environments.TOLERANCE < away < 0.2 * off
 
 
 @pytest.mark.law("L17")
@@ -836,7 +836,7 @@ def test_momentum_needs_a_rate_that_stands_still(saved):
     assert "with a learning rate of 0:" in refused(saved("momentum"), run.variables, run.optimizer)
     schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.25])
     inner = tf.keras.optimizers.SGD(schedule, 0.9)
-    optimizer = accum.GradientAccumulateOptimizer(inner, cells.K)
+    optimizer = accum.GradientAccumulateOptimizer(inner, environments.K)
     assert "follows a schedule" in refused(saved("momentum"), run.variables, optimizer, Disagreement)
     report = from_v1(saved("momentum"), run.variables, optimizer, strict=False)
     assert {entry.arithmetic for entry in report.entries} == {"", "* -0.25 (learning rate)"}
@@ -963,7 +963,7 @@ def test_from_file_to_file_and_back(saved, command):
     status, said = command("to-v1", "keras", "graph", "--like", saved("momentum"))
     assert status == 0 and "2 steps, 5 micro steps of the next cycle." in said
     expected = oracle("momentum", "graph")
-    assert distance(run_graph("momentum", range(STOP, END), restore="graph"), expected) <= cells.TOLERANCE
+    assert distance(run_graph("momentum", range(STOP, END), restore="graph"), expected) <= environments.TOLERANCE
 
 
 @pytest.mark.law("L17")

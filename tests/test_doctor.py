@@ -1,4 +1,4 @@
-"""`python -m accum doctor`: on environments made of metadata, of modules that fail, and on the cell itself."""
+"""`python -m accum doctor`: on environments made of metadata, of modules that fail, and on the environment itself."""
 
 import json
 import os
@@ -196,7 +196,7 @@ def test_only_the_command_line_gets_in_without_tensorflow(tmp_path, alone):
 
 
 @pytest.mark.slow
-def test_this_cell_is_supported():
+def test_this_environment_is_supported():
     parent = os.path.dirname(os.path.dirname(os.path.abspath(accum.__file__)))
     done = subprocess.run(
         [sys.executable, "-m", "accum", "doctor", "--json"],
@@ -207,7 +207,7 @@ def test_this_cell_is_supported():
     )
     report = json.loads(done.stdout)
     assert (report["verdict"], done.returncode, problems(report)) == ("supported", 0, [])
-    assert report["cell"] in [name for name, _, _, _ in matrix.cells(HERE)]
+    assert report["cell"] in [name for name, _, _, _ in matrix.environments(HERE)]
     assert report["faces"] == (["accum", "accum.compat.v1"] if hasattr(accum, "FlushCallback") else ["accum.compat.v1"])
     with open(report["constraints"]) as file:  # it exists on this machine, and pins this line
         assert f"\ntensorflow=={installed.line(report['tensorflow'])}" in file.read()
@@ -259,7 +259,7 @@ SUPPORTED = {
 }
 
 
-CELLS = {
+ENVIRONMENTS = {
     "linux": "py311-tf2.15",
     "linux on arm": "py311-tf2.15",
     "windows": "py311-tf2.12",
@@ -268,12 +268,12 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(CELLS))
+@pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
 def test_the_environment_has_the_name_that_tox_gives_it_on_its_system(name):
     environment = SUPPORTED[name]
     report = diagnose(**environment)
-    assert report["cell"] == CELLS[name]
-    assert report["cell"] in [cell for cell, _, _, _ in matrix.cells(environment.get("system", "linux"))]
+    assert report["cell"] == ENVIRONMENTS[name]
+    assert report["cell"] in [env_name for env_name, _, _, _ in matrix.environments(environment.get("system", "linux"))]
 
 
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
@@ -468,7 +468,7 @@ def expand(text):
     return [name for part in match.group(2).split(",") for name in expand(match.group(1) + part + match.group(3))]
 
 
-def tox_cells():
+def tox_environments():
     with open(os.path.join(ROOT, "tox.ini"), encoding="utf-8") as file:
         source = re.sub(r"(?m)^\s*#.*\n", "", file.read())
     env_list = re.search(r"(?m)^env_list =\n((?: +.+\n)+)", source).group(1).split()
@@ -476,13 +476,13 @@ def tox_cells():
     return {name for text in env_list + v1 for name in expand(text) if "-tf" in name}
 
 
-def test_tox_and_the_data_name_the_same_cells():
-    cells = matrix.cells()
-    tested = tox_cells()
-    assert tested <= {name for name, _, _, _ in cells}
+def test_tox_and_the_data_name_the_same_environments():
+    env_names = matrix.environments()
+    tested = tox_environments()
+    assert tested <= {name for name, _, _, _ in env_names}
     lines = {name.split("-tf")[1].split("-")[0] for name in tested}
     assert {line for line in matrix.LINES if not matrix.has_keras_3(line)} <= lines
-    assert {name for name, line, _, keras_2 in cells if line in lines and not keras_2} <= tested
+    assert {name for name, line, _, keras_2 in env_names if line in lines and not keras_2} <= tested
 
 
 @pytest.mark.parametrize("line", matrix.LINES)

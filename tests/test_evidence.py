@@ -22,7 +22,7 @@ from matrix import data as matrix  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.weekly]
 
-CELL = "py311-tf2.15"
+ENV_NAME = "py311-tf2.15"
 SOURCES = freeze.source_digest()
 
 PASSED = "<testcase name='one'/><testcase name='two'/>"
@@ -56,17 +56,17 @@ PACKAGES = {
 
 @pytest.fixture
 def work(tmp_path):
-    """A function that leaves what a run of a cell leaves; there is nothing yet."""
+    """A function that leaves what a run of an environment leaves; there is nothing yet."""
     for name in ("freeze", "junit", "docs", "records"):
         (tmp_path / name).mkdir()
 
-    def leave(report, cell=CELL, **fields):
-        frozen = {"cell": cell, "arguments": [], "date": "2026-11-21T08:00Z", "system": "linux", "python": "3.11.7"}
+    def leave(report, env_name=ENV_NAME, **fields):
+        frozen = {"cell": env_name, "arguments": [], "date": "2026-11-21T08:00Z", "system": "linux", "python": "3.11.7"}
         frozen.update(commit="abcdef0123", sources=SOURCES, packages=PACKAGES)
         frozen.update(fields)
-        (tmp_path / "freeze" / (cell + ".json")).write_text(json.dumps(frozen))
+        (tmp_path / "freeze" / (env_name + ".json")).write_text(json.dumps(frozen))
         if report is not None:
-            (tmp_path / "junit" / (cell + ".xml")).write_text(report)
+            (tmp_path / "junit" / (env_name + ".xml")).write_text(report)
         return tmp_path
 
     leave.folder = tmp_path
@@ -74,7 +74,7 @@ def work(tmp_path):
 
 
 def gather(folder, *more):
-    """Run the script; the states of Linux' cells that are anything but "not run", and the page."""
+    """Run the script; the states of Linux' environments that are anything but "not run", and the page."""
     evidence.main(["--work-dir", str(folder), "--root", str(folder)] + list(more))
     records = json.loads((folder / "records" / "evidence.json").read_text(encoding="utf-8"))
     outcomes = {
@@ -92,7 +92,7 @@ def gather(folder, *more):
 
 def test_a_suite_that_passed_is_shown_with_its_numbers_and_versions(work):
     outcomes, page = gather(work(junit(PASSED + SKIPPED + XFAILED)))
-    assert outcomes == {("linux", CELL): "passed"}
+    assert outcomes == {("linux", ENV_NAME): "passed"}
     row = "| py311-tf2.15 | passed | native |  | 2 | 1 | 1 | 0 | 62 | 3.11.7 |"
     row += " 2.15.1 |  | 1.26.4 |  | 0.1.0 | abcdef0123 |"
     assert "\n" + row in page
@@ -126,7 +126,7 @@ def test_what_ran_under_wine_or_emulated_is_never_shown_as_native(work):
     assert "py311-tf2.15: passed under Wine 10.0, 2 tests passed" in drawn
 
 
-def test_a_run_by_hand_with_another_patch_is_no_record_of_the_cell(work):
+def test_a_run_by_hand_with_another_patch_is_no_record_of_the_environment(work):
     folder = work(junit(PASSED))
     evidence.main(["--patches", str(folder), "--root", str(folder)])
     work(junit(FAILED), date="2026-11-20T08:00Z")  # an older run
@@ -156,8 +156,8 @@ def test_the_results_that_ci_leaves_of_windows_are_gathered_too(work):
         (work.folder / "wine" / "results").mkdir(exist_ok=True)
         (work.folder / name).rename(work.folder / "wine" / "results" / name)
         (work.folder / name).mkdir()
-    outcomes, _ = gather(work(junit(PASSED), cell="py36-tf2.2"))
-    assert outcomes == {("windows", CELL): "passed", ("linux", "py36-tf2.2"): "passed"}
+    outcomes, _ = gather(work(junit(PASSED), env_name="py36-tf2.2"))
+    assert outcomes == {("windows", ENV_NAME): "passed", ("linux", "py36-tf2.2"): "passed"}
 
 
 FAILURES = {
@@ -175,7 +175,7 @@ FAILURES = {
 @pytest.mark.parametrize("name", sorted(FAILURES))
 def test_anything_wrong_with_a_report_is_a_failure(name, work):
     outcomes, page = gather(work(FAILURES[name]))
-    assert outcomes == {("linux", CELL): "failed"}
+    assert outcomes == {("linux", ENV_NAME): "failed"}
     assert "| **failed** |" in page
     assert not pins.freezes(str(work.folder / "freeze"), str(work.folder / "junit"))
 
@@ -183,10 +183,10 @@ def test_anything_wrong_with_a_report_is_a_failure(name, work):
 NOT_RUN = {
     "broken off": {"report": None},
     "not the whole suite": {"report": junit(PASSED), "arguments": ["tests/test_fit.py"]},
-    "unknown cell": {"report": junit(PASSED), "cell": "py35-tf2.15"},
-    "no wheel there": {"report": junit(PASSED), "cell": "py36-tf2.2", "system": "macos-arm64"},
+    "unknown environment": {"report": junit(PASSED), "env_name": "py35-tf2.15"},
+    "no wheel there": {"report": junit(PASSED), "env_name": "py36-tf2.2", "system": "macos-arm64"},
     "unknown system": {"report": junit(PASSED), "system": "freebsd-x86_64"},
-    "no cell": {"report": junit(PASSED), "cell": "lint"},
+    "no environment": {"report": junit(PASSED), "env_name": "lint"},
 }
 
 
@@ -198,42 +198,43 @@ def test_what_did_not_run_is_not_shown(name, work, capsys):
     assert "Left out: " in capsys.readouterr().out
 
 
-def test_what_failed_is_listed_by_cell_and_test(work, capsys):
+def test_what_failed_is_listed_by_environment_and_test(work, capsys):
     said = "def test_five():&#10;>   assert 1 == 2&#10;E   assert 1 == 2"
     failed = "<testcase classname='tests.test_five' name='test_five[1]'><failure message='no'>{}</failure></testcase>"
     work(junit(PASSED + failed.format(said) + ERROR, failures="1", errors="1"))
-    work(junit(PASSED + SKIPPED), cell="py310-tf2.8")
-    work("cut o", cell="py36-tf2.2")
+    work(junit(PASSED + SKIPPED), env_name="py310-tf2.8")
+    work("cut o", env_name="py36-tf2.2")
     junit_folder = ["--junit", str(work.folder / "junit")]
     assert reports.main(junit_folder) is True
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == CELL + ": tests.test_five::test_five[1]" and lines[3] == "    E   assert 1 == 2"
-    assert lines[4:6] == [CELL + ": six", "    no"]
+    assert lines[0] == ENV_NAME + ": tests.test_five::test_five[1]" and lines[3] == "    E   assert 1 == 2"
+    assert lines[4:6] == [ENV_NAME + ": six", "    no"]
     assert lines[6:] == ["py36-tf2.2: the whole suite", "    its report can't be read", "3 reports, 3 tests failed"]
-    for cell in (CELL, "py36-tf2.2"):
-        work(junit(PASSED), cell=cell)
+    for env_name in (ENV_NAME, "py36-tf2.2"):
+        work(junit(PASSED), env_name=env_name)
     assert reports.main(junit_folder) is False
     assert capsys.readouterr().out == "3 reports, 0 tests failed\n"
 
 
 def test_a_report_without_a_freeze_proves_nothing(work):
     work(junit(PASSED))
-    os.remove(str(work.folder / "freeze" / (CELL + ".json")))
+    os.remove(str(work.folder / "freeze" / (ENV_NAME + ".json")))
     assert gather(work.folder)[0] == {}
 
 
-def test_with_nothing_every_cell_is_not_run(tmp_path):
+def test_with_nothing_every_environment_is_not_run(tmp_path):
     for name in ("docs", "records"):
         (tmp_path / name).mkdir()
     outcomes, page = gather(tmp_path)
     assert outcomes == {}
     for system, name in matrix.SYSTEMS.items():
-        assert f"## {name}\n\n{len(matrix.cells(system))} not run, of {len(matrix.cells(system))} environments." in page
+        count = len(matrix.environments(system))
+        assert f"## {name}\n\n{count} not run, of {count} environments." in page
 
 
 def test_a_result_of_other_sources_is_old(work):
     outcomes, page = gather(work(junit(PASSED), sources="0123456789abcdef"))
-    assert outcomes == {("linux", CELL): "old"} and "passed (old)" in page.split("## Linux")[1]
+    assert outcomes == {("linux", ENV_NAME): "old"} and "passed (old)" in page.split("## Linux")[1]
 
 
 def test_results_stay_and_those_of_other_machines_come_in(work):
@@ -243,10 +244,10 @@ def test_results_stay_and_those_of_other_machines_come_in(work):
     record = evidence.record(dict(json.loads(json.dumps(FROZEN))), dict(COUNTS, failed=1))
     elsewhere = work.folder / "elsewhere.json"
     elsewhere.write_text(
-        json.dumps({"windows": {CELL: record}, "linux": {CELL: dict(record, date="2026-11-20T08:00Z")}})
+        json.dumps({"windows": {ENV_NAME: record}, "linux": {ENV_NAME: dict(record, date="2026-11-20T08:00Z")}})
     )
     outcomes, _ = gather(work.folder, "--merge", str(elsewhere))
-    assert outcomes == {("linux", CELL): "passed", ("windows", CELL): "failed"}
+    assert outcomes == {("linux", ENV_NAME): "passed", ("windows", ENV_NAME): "failed"}
 
 
 FROZEN = {"date": "2026-11-21T08:00Z", "python": "3.11.7", "commit": None, "sources": SOURCES, "packages": PACKAGES}
@@ -258,12 +259,12 @@ def test_the_picture_shows_the_same(work):
     root = ElementTree.parse(str(work.folder / "docs" / "matrix.svg")).getroot()
     space = {"svg": "http://www.w3.org/2000/svg"}
     uses = [use.get("href") for use in root.iterfind("svg:use", space)]
-    every = sum(len(matrix.cells(system)) for system in matrix.SYSTEMS)
+    every = sum(len(matrix.environments(system)) for system in matrix.SYSTEMS)
     legend = ["#cell-passed", "#cell-old", "#cell-failed", "#cell-not-run"]
     assert uses[:4] == legend
     assert uses[4:].count("#cell-passed") == 1 and uses[4:].count("#cell-not-run") == every - 1
     assert root.get("role") == "img"
-    assert f"Linux x86_64: 1 of {len(matrix.cells())} passed" in root.find("svg:desc", space).text
+    assert f"Linux x86_64: 1 of {len(matrix.environments())} passed" in root.find("svg:desc", space).text
     titles = [title.text for title in root.iterfind("svg:use/svg:title", space)]
     assert "py311-tf2.15: passed, 2 tests passed, 0 failed, 2026-11-21T08:00Z" in titles
 
@@ -276,12 +277,12 @@ WHOLE = junit(PASSED)
 
 
 def leave_line(work, line="2.15", other=None, without=None, report=WHOLE):
-    for name, of, python, keras_2 in matrix.cells():
+    for name, of, python, keras_2 in matrix.environments():
         if of == line and not keras_2 and python != without:
             packages = dict(PACKAGES)
             if python == "3.9":
                 packages.update(other or {})
-            work(report, cell=name, python=python + ".1", packages=packages)
+            work(report, env_name=name, python=python + ".1", packages=packages)
 
 
 def write_pins(work, monkeypatch, *arguments):
@@ -320,7 +321,7 @@ def test_no_pins_from_what_did_not_pass(report, work, monkeypatch):
     leave_line(work)
     work(report)
     if report is None:
-        os.remove(str(work.folder / "junit" / (CELL + ".xml")))
+        os.remove(str(work.folder / "junit" / (ENV_NAME + ".xml")))
     assert write_pins(work, monkeypatch, "2.15") == (1, None)
 
 
@@ -331,8 +332,8 @@ def test_no_pins_from_a_part_of_a_line(work, monkeypatch, capsys):
 
 
 def make_python(work, status):
-    """Stand in for the Python of each cell's environment: it ends in `status`, whatever it is to run."""
-    for name, of, _, _ in matrix.cells():
+    """Stand in for the Python of each environment's environment: it ends in `status`, whatever it is to run."""
+    for name, of, _, _ in matrix.environments():
         if of == "2.15":
             python = work.folder / name / "bin" / "python"
             python.parent.mkdir(parents=True)
@@ -371,13 +372,13 @@ def test_no_pins_from_an_environment_in_which_plain_tensorflow_fails(work, monke
     leave_line(work, report=None)
     make_python(work, 1)
     assert write_pins(work, monkeypatch, "2.15", "--unproven") == (1, None)
-    assert CELL + ": plain TensorFlow fails in it." in capsys.readouterr().err
+    assert ENV_NAME + ": plain TensorFlow fails in it." in capsys.readouterr().err
 
 
 def test_no_pins_without_tests_from_an_environment_that_is_gone(work, monkeypatch, capsys):
     leave_line(work, report=None)
     assert write_pins(work, monkeypatch, "2.15", "--unproven") == (1, None)
-    assert CELL + ": the environment no longer exists" in capsys.readouterr().err
+    assert ENV_NAME + ": the environment no longer exists" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -386,19 +387,19 @@ def test_no_pins_without_tests_from_an_environment_that_is_gone(work, monkeypatc
 
 def test_a_freeze_names_this_environment_and_removes_the_last_report(tmp_path):
     (tmp_path / "junit").mkdir()
-    report = tmp_path / "junit" / (CELL + ".xml")
+    report = tmp_path / "junit" / (ENV_NAME + ".xml")
     report.write_text(junit(PASSED))
     command = [
         sys.executable,
         os.path.join(ROOT, "scripts", "dev", "freeze.py"),
         str(tmp_path),
-        CELL,
+        ENV_NAME,
         "-k",
         "one",
     ]
     subprocess.check_call(command, env=dict(os.environ, PYTEST_ADDOPTS='-m "not slow"'))
     assert not report.exists()
-    frozen = json.loads((tmp_path / "freeze" / (CELL + ".json")).read_text(encoding="utf-8"))
+    frozen = json.loads((tmp_path / "freeze" / (ENV_NAME + ".json")).read_text(encoding="utf-8"))
     assert frozen["arguments"] == ["-k", "one"] and frozen["options"] == '-m "not slow"'
     assert frozen["sources"] == SOURCES
     assert frozen["python"] == "{}.{}.{}".format(*sys.version_info)
@@ -425,7 +426,7 @@ def test_what_is_committed_is_what_the_records_say():
     with open(os.path.join(ROOT, "records", "evidence.json"), encoding="utf-8") as file:
         records = json.load(file)
     # Written when the sources were those of some of the records, or of none.
-    digests = {kept["sources"] for cells in records.values() for kept in cells.values()} | {"none"}
+    digests = {kept["sources"] for env_names in records.values() for kept in env_names.values()} | {"none"}
     with open(os.path.join(ROOT, "MATRIX.md"), encoding="utf-8") as file:
         page = file.read()
     with open(os.path.join(ROOT, "docs", "matrix.svg"), encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Cells of other systems on Linux x86_64: they have the files of their system, and results say what they ran under."""
+"""Environments of other systems on Linux x86_64: they have the files of their system; results name what ran them."""
 
 import json
 import os
@@ -9,8 +9,8 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [os.path.join(ROOT, "scripts", folder) for folder in ("dev", "release")]
 
-import cells as CELLS  # noqa: E402
 import emulated  # noqa: E402
+import environments as ENVIRONMENTS  # noqa: E402
 import foreign  # noqa: E402
 import wine  # noqa: E402
 
@@ -23,27 +23,29 @@ pytestmark = [
 WINDOWS, AARCH64 = wine.Windows(), emulated.Aarch64()
 
 
-def test_every_windows_cell_from_python_3_8_on_has_an_interpreter():
-    assert [cell for cell in CELLS.cells("windows") if cell not in foreign.possible(WINDOWS)] == [
-        cell for cell in CELLS.cells("windows") if CELLS.parts(cell)[1] < 8
-    ]
+def test_every_windows_environment_from_python_3_8_on_has_an_interpreter():
+    assert [
+        env_name for env_name in ENVIRONMENTS.env_names("windows") if env_name not in foreign.possible(WINDOWS)
+    ] == [env_name for env_name in ENVIRONMENTS.env_names("windows") if ENVIRONMENTS.parts(env_name)[1] < 8]
 
 
 def test_every_line_for_aarch64_has_a_python_of_some_debian():
-    lines = [CELLS.parts(cell)[0] for cell in CELLS.cells("linux-arm64")]
-    assert [CELLS.parts(cell)[0] for cell in foreign.lines(AARCH64)] == sorted(set(lines))
+    lines = [ENVIRONMENTS.parts(env_name)[0] for env_name in ENVIRONMENTS.env_names("linux-arm64")]
+    assert [ENVIRONMENTS.parts(env_name)[0] for env_name in foreign.lines(AARCH64)] == sorted(set(lines))
 
 
-def test_lines_are_one_cell_of_each_line_that_can_run():
-    expected = {CELLS.parts(cell)[0] for cell in foreign.possible(WINDOWS)}
-    assert [CELLS.parts(cell)[0] for cell in foreign.lines(WINDOWS)] == sorted(expected)
+def test_lines_are_one_environment_of_each_line_that_can_run():
+    expected = {ENVIRONMENTS.parts(env_name)[0] for env_name in foreign.possible(WINDOWS)}
+    assert [ENVIRONMENTS.parts(env_name)[0] for env_name in foreign.lines(WINDOWS)] == sorted(expected)
     assert {"py39-tf2.10", "py311-tf2.15", "py38-tf2.2"} < set(foreign.lines(WINDOWS))
 
 
-@pytest.mark.parametrize("system, cell", [(WINDOWS, "py36-tf2.2"), (AARCH64, "py310-tf2.10"), (AARCH64, "py39-tf2.9")])
-def test_a_cell_that_cannot_run_is_refused(system, cell):
-    with pytest.raises(foreign.Failed, match="CELL must be one of: .*Received: " + cell):
-        foreign.chosen(system, ["py39-tf2.10", cell])
+@pytest.mark.parametrize(
+    "system, env_name", [(WINDOWS, "py36-tf2.2"), (AARCH64, "py310-tf2.10"), (AARCH64, "py39-tf2.9")]
+)
+def test_an_environment_that_cannot_run_is_refused(system, env_name):
+    with pytest.raises(foreign.Failed, match="ENVIRONMENT must be one of: .*Received: " + env_name):
+        foreign.chosen(system, ["py39-tf2.10", env_name])
 
 
 def test_links_are_copied_as_git_makes_them_on_the_system(tmp_path):
@@ -60,27 +62,30 @@ def test_links_are_copied_as_git_makes_them_on_the_system(tmp_path):
 
 @pytest.mark.parametrize("system, root", [(WINDOWS, "root"), (AARCH64, "bullseye")], ids=["windows", "aarch64"])
 def test_a_result_says_under_what_and_of_which_commit_it_is(tmp_path, monkeypatch, system, root):
-    cell, left = "py39-tf2.10", tmp_path / root / "cell" / "work"
-    for kind, name, text in (("freeze", cell + ".json", '{"cell": "py39-tf2.10"}'), ("junit", cell + ".xml", "<x/>")):
+    env_name, left = "py39-tf2.10", tmp_path / root / "environment" / "work"
+    for kind, name, text in (
+        ("freeze", env_name + ".json", '{"cell": "py39-tf2.10"}'),
+        ("junit", env_name + ".xml", "<x/>"),
+    ):
         (left / kind).mkdir(parents=True)
         (left / kind / name).write_text(text)
-    monkeypatch.setattr(type(system), "under", lambda self, folder, cell: "a layer 10.0")
+    monkeypatch.setattr(type(system), "under", lambda self, folder, env_name: "a layer 10.0")
     monkeypatch.setattr(foreign.freeze, "commit", lambda: "abcdef0123")
-    foreign.keep_results(system, str(tmp_path), cell)
-    frozen = json.loads((tmp_path / "results" / "freeze" / (cell + ".json")).read_text())
-    assert frozen == {"cell": cell, "under": "a layer 10.0", "commit": "abcdef0123"}
-    assert (tmp_path / "results" / "junit" / (cell + ".xml")).read_text() == "<x/>"
+    foreign.keep_results(system, str(tmp_path), env_name)
+    frozen = json.loads((tmp_path / "results" / "freeze" / (env_name + ".json")).read_text())
+    assert frozen == {"cell": env_name, "under": "a layer 10.0", "commit": "abcdef0123"}
+    assert (tmp_path / "results" / "junit" / (env_name + ".xml")).read_text() == "<x/>"
 
 
 def test_an_earlier_report_is_not_taken_for_that_of_a_run_that_was_broken_off(tmp_path, monkeypatch):
-    cell = "py38-tf2.4"
+    env_name = "py38-tf2.4"
     (tmp_path / "results" / "junit").mkdir(parents=True)
-    earlier = tmp_path / "results" / "junit" / (cell + ".xml")
+    earlier = tmp_path / "results" / "junit" / (env_name + ".xml")
     earlier.write_text("<x/>")
-    (tmp_path / "root" / "cell" / "work" / "freeze").mkdir(parents=True)
-    (tmp_path / "root" / "cell" / "work" / "freeze" / (cell + ".json")).write_text("{}")
-    monkeypatch.setattr(wine.Windows, "under", lambda self, folder, cell: "Wine 10.0")
-    foreign.keep_results(WINDOWS, str(tmp_path), cell)
+    (tmp_path / "root" / "environment" / "work" / "freeze").mkdir(parents=True)
+    (tmp_path / "root" / "environment" / "work" / "freeze" / (env_name + ".json")).write_text("{}")
+    monkeypatch.setattr(wine.Windows, "under", lambda self, folder, env_name: "Wine 10.0")
+    foreign.keep_results(WINDOWS, str(tmp_path), env_name)
     assert not earlier.exists()
 
 
@@ -91,13 +96,13 @@ RECORDS = {
 }
 
 
-def test_the_cell_whose_turn_it_is_failed_or_ran_longest_ago(monkeypatch):
+def test_the_environment_whose_turn_it_is_failed_or_ran_longest_ago(monkeypatch):
     records = dict(RECORDS)
     monkeypatch.setattr(foreign, "records_of", lambda system: records)
     for expected in ("py39-tf2.9", "py39-tf2.10", "py38-tf2.4"):
         assert foreign.chosen(WINDOWS, ["turn"]) == [expected]
         del records[expected]
-    with pytest.raises(foreign.Failed, match="No cell of windows has a record"):
+    with pytest.raises(foreign.Failed, match="No environment of windows has a record"):
         foreign.chosen(WINDOWS, ["turn"])
 
 
@@ -107,10 +112,10 @@ REPORT = "<testsuite tests='1'><testcase classname='a' name='b'>{}</testcase></t
 @pytest.mark.parametrize(
     "content, status", [("", 0), ("<failure/>", 1), (None, 1)], ids=["passes", "fails", "ends early"]
 )
-def test_the_exit_status_says_whether_a_cell_passed(tmp_path, monkeypatch, content, status):
+def test_the_exit_status_says_whether_an_environment_passed(tmp_path, monkeypatch, content, status):
     started = []
 
-    def pytest_of_a_cell(root, command, environment, log, minutes):
+    def pytest_of_an_environment(root, command, environment, log, minutes):
         started.append(command)
         if "-c" in command and content is not None:
             foreign.write(
@@ -120,9 +125,9 @@ def test_the_exit_status_says_whether_a_cell_passed(tmp_path, monkeypatch, conte
         return True
 
     monkeypatch.setattr(foreign, "needed", lambda system: None)
-    monkeypatch.setattr(emulated.Aarch64, "make", lambda self, folder, cell: None)
-    monkeypatch.setattr(foreign, "prepare", lambda system, folder, cell: {"PYTEST_ADDOPTS": ""})
-    monkeypatch.setattr(foreign, "logged", pytest_of_a_cell)
+    monkeypatch.setattr(emulated.Aarch64, "make", lambda self, folder, env_name: None)
+    monkeypatch.setattr(foreign, "prepare", lambda system, folder, env_name: {"PYTEST_ADDOPTS": ""})
+    monkeypatch.setattr(foreign, "logged", pytest_of_an_environment)
     os.makedirs(AARCH64.place(str(tmp_path), "py39-tf2.10"))
     assert foreign.main(AARCH64, "", ["run", str(tmp_path), "py39-tf2.10", "--pytest", "tests/test_laws.py"]) == status
     assert len([command for command in started if "-c" in command]) == 1
@@ -139,7 +144,7 @@ def test_under_wine_tests_that_end_early_are_started_once_more(tmp_path, monkeyp
 def test_a_root_is_made_once_and_anew_if_it_was_not_completed(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
-        wine.Windows, "make_root", lambda self, root, cell: made.append(os.path.exists(root)) or os.mkdir(root)
+        wine.Windows, "make_root", lambda self, root, env_name: made.append(os.path.exists(root)) or os.mkdir(root)
     )
     for _ in range(2):
         WINDOWS.make(str(tmp_path), "py39-tf2.10")

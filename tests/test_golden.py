@@ -56,7 +56,7 @@ def family(request):
 
 @pytest.fixture
 def follows(rule, record_property):
-    """A function that a trajectory must pass; how far off it is, and where it ends, stands in the cell's report."""
+    """A function that a trajectory must pass; its distance and its end are recorded in the report."""
 
     def follows(trajectory):
         golden = golden_trajectory(rule)

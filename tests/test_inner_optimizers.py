@@ -372,5 +372,5 @@ ADDONS = {
 @pytest.mark.law("L2")
 @pytest.mark.parametrize("name", sorted(ADDONS))
 def test_tensorflow_addons_optimizers_make_the_plain_step(name):
-    tfa = pytest.importorskip("tensorflow_addons", reason="TensorFlow Addons is installed on some cells only")
+    tfa = pytest.importorskip("tensorflow_addons", reason="TensorFlow Addons is installed on some environments only")
     assert_the_same_steps(lambda: ADDONS[name](tfa))

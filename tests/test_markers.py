@@ -14,7 +14,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "scripts", "dev"))
 pytestmark = pytest.mark.slow
 
-import cells as CELLS  # noqa: E402
+import environments as ENVIRONMENTS  # noqa: E402
 
 PLATFORMS = {
     "linux": ("linux", "x86_64"),
@@ -42,25 +42,25 @@ def needed(lines, platform, python):
     ]
 
 
-def tox_lines(cell):
-    """The requirements that the factors of a cell select in tox.ini, without constraints."""
+def tox_lines(env_name):
+    """The requirements that the factors of an environment select in tox.ini, without constraints."""
     config = configparser.ConfigParser(interpolation=None)
     config.read(os.path.join(ROOT, "tox.ini"), encoding="utf-8")
-    factors, lines = set(cell.split("-")), []
+    factors, lines = set(env_name.split("-")), []
     for line in re.sub(r"(?m)^#.*\n", "", config["testenv"]["deps"]).strip().splitlines():
         condition, _, rest = line.partition(": ")
         selects = not rest or any(
             all((part[0] == "!") != (part.lstrip("!") in factors) for part in choice.split("-"))
-            for choice in CELLS.expanded(condition)
+            for choice in ENVIRONMENTS.expanded(condition)
         )
         if selects and not (rest or line).startswith("-c "):
             lines.append(rest or line)
     return lines
 
 
-def tensorflow_of(cell, platform):
-    """The name under which a platform has the TensorFlow of a cell."""
-    line, _, flavour = CELLS.parts(cell)
+def tensorflow_of(env_name, platform):
+    """The name under which a platform has the TensorFlow of an environment."""
+    line, _, flavour = ENVIRONMENTS.parts(env_name)
     if platform == "linux" and flavour != "keras2":
         return "tensorflow-cpu"
     return "tensorflow-macos" if platform in ("macos-arm", "metal") and line <= (2, 12) else "tensorflow"
@@ -68,12 +68,14 @@ def tensorflow_of(cell, platform):
 
 @pytest.mark.parametrize("platform", sorted(PLATFORMS))
 def test_tox_installs_the_one_tensorflow_that_a_platform_has(platform):
-    for cell in CELLS.cells(platform):
-        names = [requirement.name for requirement in needed(tox_lines(cell), platform, CELLS.parts(cell)[1])]
+    for env_name in ENVIRONMENTS.env_names(platform):
+        names = [
+            requirement.name for requirement in needed(tox_lines(env_name), platform, ENVIRONMENTS.parts(env_name)[1])
+        ]
         builds = [name for name in names if re.match(r"tensorflow(-cpu|-intel|-macos)?$", name)]
-        assert builds == [tensorflow_of(cell, platform)], cell
-        assert ("tf-keras" in names) == cell.endswith("-keras2")
-        assert ("tensorflow-metal" in names) == (platform == "metal"), cell
+        assert builds == [tensorflow_of(env_name, platform)], env_name
+        assert ("tf-keras" in names) == env_name.endswith("-keras2")
+        assert ("tensorflow-metal" in names) == (platform == "metal"), env_name
         assert "tensorflow-addons" not in names or platform == "linux"
         assert {"pytest", "tf-slim"} < set(names)
 
@@ -95,8 +97,8 @@ def extra():
 def test_the_extra_asks_for_one_tensorflow_that_a_platform_has(platform):
     """Every Python for which the platform has a TensorFlow gets one range of versions that holds its newest line."""
     newest = {}
-    for cell in CELLS.cells(platform):
-        line, python, _ = CELLS.parts(cell)
+    for env_name in ENVIRONMENTS.env_names(platform):
+        line, python, _ = ENVIRONMENTS.parts(env_name)
         if line >= (2, 13) or platform != "macos-arm":
             newest[python] = max(newest.get(python, (0, 0)), line)
     for python, (major, minor) in newest.items():

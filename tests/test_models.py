@@ -321,7 +321,7 @@ BERT = [
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("name,labels,weight", BERT, ids=[name for name, _, _ in BERT])
 def test_a_hugging_face_model_s_own_loss_and_train_step_equal_the_full_batch(name, labels, weight):
-    transformers = pytest.importorskip("transformers", reason="installed in two cells")
+    transformers = pytest.importorskip("transformers", reason="installed in two environments")
     config = transformers.BertConfig(
         vocab_size=WORDS,
         hidden_size=16,

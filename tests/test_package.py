@@ -26,7 +26,7 @@ NO_TENSORFLOW = "raise ModuleNotFoundError(\"No module named 'tensorflow'\", nam
 
 
 def run_with(tensorflow_source, tmp_path, *arguments):
-    """Run Python where TensorFlow is this module; None: the cell's own."""
+    """Run Python where TensorFlow is this module; None: the environment's own."""
     if tensorflow_source is not None:
         (tmp_path / "tensorflow.py").write_text(tensorflow_source)
     parent = os.path.dirname(os.path.dirname(os.path.abspath(accum.__file__)))

@@ -88,9 +88,9 @@ def test_doctor_prints_the_lock_that_is_written(written):
     assert printed == (written / "pylock.py311-tf2_18-keras2.toml").read_text()
 
 
-def test_each_cell_has_a_lock_for_each_system_on_which_it_exists(record):
+def test_each_environment_has_a_lock_for_each_system_on_which_it_exists(record):
     for system in matrix.SYSTEMS:
-        for name, _, _, _ in matrix.cells(system):
+        for name, _, _, _ in matrix.environments(system):
             assert system in locks.lock(record, name).packages, (name, system)
 
 
@@ -941,7 +941,7 @@ def test_the_main_tests_passed_with_each_patch_that_is_locked_although_tox_runs_
         patches = json.load(file)
     assert pins.OWN_PATCHES
     for (line, package), version in pins.OWN_PATCHES.items():
-        for name in [name for name, of, _, _ in matrix.cells() if of == line]:
+        for name in [name for name, of, _, _ in matrix.environments() if of == line]:
             locked, kept = locks.lock(record, name).packages["linux"], patches[name]
             assert locked[package] == version and kept["tests"] == "main"
             assert kept["passed"] > 1000 and kept["failed"] == 0

@@ -22,11 +22,11 @@ pytestmark = [
 
 sys.path[:0] = [os.path.join(ROOT, "scripts", folder) for folder in ("dev", "release")]
 
-import cells as CELLS  # noqa: E402
+import environments as ENVIRONMENTS  # noqa: E402
 import turn  # noqa: E402
 import wheels  # noqa: E402
 
-PLATFORMS = sorted(CELLS.PLATFORMS)
+PLATFORMS = sorted(ENVIRONMENTS.PLATFORMS)
 
 
 def read(*parts):
@@ -36,11 +36,11 @@ def read(*parts):
 
 def job(platform):
     """The text of a job of the workflow."""
-    return re.search(r"(?s)\n  {}:\n(.*?)(?=\n  [\w-]+:\n|$)".format(platform), read(CELLS.WORKFLOW)).group(1)
+    return re.search(r"(?s)\n  {}:\n(.*?)(?=\n  [\w-]+:\n|$)".format(platform), read(ENVIRONMENTS.WORKFLOW)).group(1)
 
 
-def test_lines_are_one_cell_of_each_line_and_every_python():
-    labels = CELLS.labels()
+def test_lines_are_one_environment_of_each_line_and_every_python():
+    labels = ENVIRONMENTS.labels()
     assert len(labels[""]) == 50
     assert set(labels["lines"]) < set(labels[""])
     for index in (0, 1):  # every Python, and every line exactly once
@@ -53,36 +53,38 @@ ALL_TESTS = ['-m ""', '-m "{env:ACCUM_DEEP_TESTS:}"', '-m "{env:ACCUM_NEWEST_TES
 
 
 def larger_tiers():
-    """The cells, as tox.ini lists them, that run more than what every cell does."""
+    """The environments, as tox.ini lists them, that run more than what every environment does."""
     listed = re.findall(r"(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = (.*)$", read("tox.ini"))
     assert {options for _, options in listed} == set(ALL_TESTS) | {'-m "{env:ACCUM_LINE_TESTS:not slow}"'}
-    return [cell for names, _ in listed for cell in names.split(",")]
+    return [env_name for names, _ in listed for env_name in names.split(",")]
 
 
 def test_what_differs_between_lines_runs_on_one_python_of_each():
-    labels = CELLS.labels()
+    labels = ENVIRONMENTS.labels()
     lines = {name.split("-")[1] for label in ("", "v1", "beyond") for name in labels[label]}
-    assert sorted(cell.split("-")[1] for cell in larger_tiers()) == sorted(lines)
+    assert sorted(env_name.split("-")[1] for env_name in larger_tiers()) == sorted(lines)
 
 
 def test_every_landing_runs_all_tests_on_some_lines_and_the_main_ones_on_every_line():
     """Of Keras 2 the oldest and the newest line, the newest of Keras 3, and TF 1."""
     listed = dict(re.findall(r"(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = (.*)$", read("tox.ini")))
-    of_all_tests = [cell for names, options in listed.items() if options in ALL_TESTS for cell in names.split(",")]
-    deep = CELLS.labels()["deep"]
+    of_all_tests = [
+        env_name for names, options in listed.items() if options in ALL_TESTS for env_name in names.split(",")
+    ]
+    deep = ENVIRONMENTS.labels()["deep"]
     assert sorted(of_all_tests) == sorted(deep)
-    assert [listed[cell] for cell in ("py36-tf2.2", "py311-tf2.15")] == ALL_TESTS[1:]
+    assert [listed[env_name] for env_name in ("py36-tf2.2", "py311-tf2.15")] == ALL_TESTS[1:]
     assert listed["py311-tf2.21"] == listed["py36-tf2.2"]
-    assert [cell.split("-")[1] for cell in deep] == ["tf1.15", "tf2.2", "tf2.15", "tf2.21"]
+    assert [env_name.split("-")[1] for env_name in deep] == ["tf1.15", "tf2.2", "tf2.15", "tf2.21"]
     assert set(deep) < set(turn.always())
     run = read(".ci", "run")
     assert 'export ACCUM_DEEP_TESTS="not deferred"' in run
     assert 'export ACCUM_LINE_TESTS="not slow and not line"' in run and "scripts/dev/turn.py" in run
 
 
-def test_every_landing_runs_cells_of_the_larger_tiers():
-    assert {cell.replace("-keras2", "") for cell in turn.always()} < set(larger_tiers())
-    assert set(CELLS.labels()["lines"]) < set(turn.always())
+def test_every_landing_runs_environments_of_the_larger_tiers():
+    assert {env_name.replace("-keras2", "") for env_name in turn.always()} < set(larger_tiers())
+    assert set(ENVIRONMENTS.labels()["lines"]) < set(turn.always())
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -91,31 +93,33 @@ def test_every_landing_runs_cells_of_the_larger_tiers():
 PASS = {"passed": 1, "failed": 0, "seconds": 1, "date": "2026-11-21T08:00Z"}
 
 
-def test_every_cell_has_run_after_as_many_landings_as_it_says():
-    records = {cell: dict(PASS) for cell in turn.others()}
+def test_every_environment_has_run_after_as_many_landings_as_it_says():
+    records = {env_name: dict(PASS) for env_name in turn.others()}
     for merge in range(turn.MERGES):
-        records.update({cell: dict(PASS, date=f"2026-11-22T0{merge}:00Z") for cell in turn.turn(records)})
+        records.update({env_name: dict(PASS, date=f"2026-11-22T0{merge}:00Z") for env_name in turn.turn(records)})
     assert {record["date"] for record in records.values()}.isdisjoint([PASS["date"]])
 
 
 def test_what_failed_and_what_never_ran_come_first():
-    records = {cell: dict(PASS, date=f"2026-11-21T{at:02}:00Z") for at, cell in enumerate(turn.others()[1:])}
+    records = {env_name: dict(PASS, date=f"2026-11-21T{at:02}:00Z") for at, env_name in enumerate(turn.others()[1:])}
     failed = turn.others()[-1]
     records[failed]["failed"] = 1
     assert set(turn.turn(records)[:2]) == {turn.others()[0], failed}
 
 
-def test_cells_that_run_side_by_side_begin_with_the_longest():
+def test_environments_that_run_side_by_side_begin_with_the_longest():
     seconds = {"py36-tf2.3": 3, "py36-tf2.4": 5, "py36-tf2.2": 4}
-    records = {cell: dict(PASS, seconds=passed) for cell, passed in seconds.items()}
+    records = {env_name: dict(PASS, seconds=passed) for env_name, passed in seconds.items()}
     new = "py39-tf2.9"
     assert turn.longest_first([new] + list(seconds), records) == ["py36-tf2.2", "py36-tf2.4", "py36-tf2.3", new]
 
 
-def test_a_landing_prints_the_cells_that_it_runs_as_tox_takes_them(capsys):
+def test_a_landing_prints_the_environments_that_it_runs_as_tox_takes_them(capsys):
     assert turn.main() == 0
     printed = capsys.readouterr().out.strip().split(",")
-    assert len(printed) == len(set(printed)) and set(turn.always()) < set(printed) <= set(CELLS.cells("linux"))
+    assert len(printed) == len(set(printed)) and set(turn.always()) < set(printed) <= set(
+        ENVIRONMENTS.env_names("linux")
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -123,9 +127,9 @@ def test_a_landing_prints_the_cells_that_it_runs_as_tox_takes_them(capsys):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_workflow_has_one_job_for_each_cell_of_a_platform(platform):
-    listed = re.findall(r"py3[\w.-]+", re.search(r"(?s)        cell: \[(.*?)\]", job(platform)).group(1))
-    assert listed == CELLS.cells(platform)
+def test_the_workflow_has_one_job_for_each_environment_of_a_platform(platform):
+    listed = re.findall(r"py3[\w.-]+", re.search(r"(?s)        environment: \[(.*?)\]", job(platform)).group(1))
+    assert listed == ENVIRONMENTS.env_names(platform)
     assert len(set(listed)) == len(listed) <= 256  # what a matrix may hold
 
 
@@ -133,10 +137,10 @@ def test_the_rules_here_and_the_data_that_the_package_brings_say_the_same():
     spec = importlib.util.spec_from_file_location("matrix", os.path.join(ROOT, "accum", "_cli", "doctor", "matrix.py"))
     matrix = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(matrix)
-    systems = {platform: platform for platform in CELLS.PLATFORMS if platform != "metal"}
+    systems = {platform: platform for platform in ENVIRONMENTS.PLATFORMS if platform != "metal"}
     systems.update({"macos-intel": "macos-x86_64", "macos-arm": "macos-arm64"})
     for platform, system in systems.items():
-        assert set(CELLS.cells(platform)) == {name for name, _, _, _ in matrix.cells(system)}
+        assert set(ENVIRONMENTS.env_names(platform)) == {name for name, _, _, _ in matrix.environments(system)}
 
 
 # (platform, TensorFlow line, Pythons), as published
@@ -163,8 +167,8 @@ EXIST = [
 
 
 @pytest.mark.parametrize("platform,line,pythons", EXIST)
-def test_the_cells_of_a_line_are_those_that_are_published(platform, line, pythons):
-    parts = [CELLS.parts(cell) for cell in CELLS.cells(platform)]
+def test_the_environments_of_a_line_are_those_that_are_published(platform, line, pythons):
+    parts = [ENVIRONMENTS.parts(env_name) for env_name in ENVIRONMENTS.env_names(platform)]
     assert [python for tf, python, flavour in parts if tf == line and flavour != "keras2"] == pythons
 
 
@@ -187,25 +191,25 @@ def test_what_has_no_wheel_is_built_unless_it_is_tensorflow(said, package):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_package_index_has_wheels_for_the_cells_of_a_platform_and_no_others(platform):
+def test_the_package_index_has_wheels_for_the_environments_of_a_platform_and_no_others(platform):
     record = json.loads(read("records", "wheels.json"))["cells"][platform]
-    assert sorted(cell for cell, pins in record.items() if pins) == sorted(CELLS.cells(platform))
+    assert sorted(env_name for env_name, pins in record.items() if pins) == sorted(ENVIRONMENTS.env_names(platform))
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_index_gives_each_cell_its_own_line(platform):
+def test_the_index_gives_each_environment_its_own_line(platform):
     record = json.loads(read("records", "wheels.json"))["cells"][platform]
-    for cell in CELLS.cells(platform):
-        major, minor = CELLS.parts(cell)[0]
+    for env_name in ENVIRONMENTS.env_names(platform):
+        major, minor = ENVIRONMENTS.parts(env_name)[0]
         versions = [
-            value for name, value in record[cell].items() if re.match(r"tensorflow(-cpu|-intel|-macos)?$", name)
+            value for name, value in record[env_name].items() if re.match(r"tensorflow(-cpu|-intel|-macos)?$", name)
         ]
-        assert versions and all(value.startswith(f"{major}.{minor}.") for value in versions), cell
+        assert versions and all(value.startswith(f"{major}.{minor}.") for value in versions), env_name
 
 
 def test_each_line_has_known_good_pins_and_tox_uses_them():
     tox = read("tox.ini")
-    for line in {CELLS.parts(cell)[0] for cell in CELLS.cells("linux")}:
+    for line in {ENVIRONMENTS.parts(env_name)[0] for env_name in ENVIRONMENTS.env_names("linux")}:
         name = "tf{}.{}".format(*line)
         assert "tensorflow==" in read("constraints", name + ".txt")
         assert f"{name}: -c {{env:ACCUM_CONSTRAINTS:constraints}}/{name}.txt" in tox
@@ -244,9 +248,9 @@ OLD_PYTHONS = ("py36-", "py37-")
 """The Pythons that neither a runner has nor uv fetches."""
 
 
-@pytest.mark.parametrize("workflow, of", [("across-tensorflow.yml", "lock"), ("platforms.yml", "cell")])
+@pytest.mark.parametrize("workflow, of", [("across-tensorflow.yml", "lock"), ("platforms.yml", "environment")])
 def test_a_job_with_a_python_that_no_runner_has_runs_in_an_image_with_it(workflow, of):
-    """Each job that runs on Linux, and on which `matrix.lock` or `matrix.cell` names such a Python."""
+    """Each job that runs on Linux, and on which `matrix.lock` or `matrix.environment` names such a Python."""
     text = read(".github", "workflows", workflow)
     jobs = re.split(r"(?m)^  (?=[\w-]+:$)", text.split("\njobs:\n")[1])
     images = 0

@@ -72,7 +72,7 @@ def test_a_block_runs_as_it_stands(page, block):
     if not said_first(block) <= exceptions.LINE <= said_last(block):
         pytest.skip("the block says that it needs another TensorFlow")
     if "import transformers" in block:
-        pytest.importorskip("transformers", reason="installed in two cells")
+        pytest.importorskip("transformers", reason="installed in two environments")
     if "MirroredStrategy()" in block:
         _run_on_two_replicas(block)
     else:
@@ -146,10 +146,12 @@ def test_the_files_that_contributing_names_are_there():
 
 
 def test_the_environments_and_labels_that_contributing_names_are_those_of_tox():
-    spec = importlib.util.spec_from_file_location("cells_of_tox", os.path.join(ROOT, "scripts", "dev", "cells.py"))
-    cells = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(cells)
-    labels, text = cells.labels(), read("CONTRIBUTING.md")
+    spec = importlib.util.spec_from_file_location(
+        "environments_of_tox", os.path.join(ROOT, "scripts", "dev", "environments.py")
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    labels, text = module.labels(), read("CONTRIBUTING.md")
     environments = set(re.findall(r"(?m)^\[testenv:(\S+)\]", read("tox.ini"))).union(*labels.values())
     named = re.findall(r"tox run (?:[^`\n]*? )?-e ([\w.-]+)", text) + re.findall(r"\bpy3\d+-tf[\w.-]*\w", text)
     assert "lint" in named and set(named) <= environments

@@ -143,7 +143,7 @@ CASES = {  # the model, x, y, what it is compiled with
 }
 
 
-def on_every_cell(names, *chosen):
+def on_every_environment(names, *chosen):
     """Names as parameters, whose tests run on one Python of each line alone unless they are `chosen`."""
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.line) for name in names]
 
@@ -185,7 +185,7 @@ def differs(ours, plain):
     return any(np.abs(mine - whole).max() > 1e-3 for mine, whole in zip(ours[1], plain[1]))
 
 
-@pytest.mark.parametrize("name", on_every_cell(CASES, "sequential", "contrastive"))
+@pytest.mark.parametrize("name", on_every_environment(CASES, "sequential", "contrastive"))
 def test_the_step_is_that_of_the_full_batch(name):
     make, x, y, compile_with = CASES[name]
     compile_with = dict(compile_with, **EAGERLY)
@@ -194,7 +194,7 @@ def test_the_step_is_that_of_the_full_batch(name):
 
 
 @pytest.mark.parametrize(
-    "name", on_every_cell(["residual", "u-net, batch Dice", "contrastive", "covariance"], "contrastive")
+    "name", on_every_environment(["residual", "u-net, batch Dice", "contrastive", "covariance"], "contrastive")
 )
 @pytest.mark.filterwarnings("ignore:Batch normalization updates")
 def test_without_it_micro_batches_differ(name):
@@ -1045,7 +1045,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("name", on_every_cell(MORE))
+@pytest.mark.parametrize("name", on_every_environment(MORE))
 def test_functional_models_of_every_kind(name):
     make, x, y = MORE[name]
     compile_with = dict(EAGERLY, loss="mse")

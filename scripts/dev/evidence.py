@@ -1,12 +1,12 @@
 """Gather what tox measured into MATRIX.md: `python scripts/dev/evidence.py`.
 
-Each cell of tox leaves a freeze and a JUnit report. They become a record of the cell on its system in
+Each environment of tox leaves a freeze and a JUnit report. They become a record of the environment on its system in
 records/evidence.json, beside the records of other systems and earlier runs; `--merge FILE` adds the records of another
-machine. MATRIX.md and docs/matrix.svg are written from all records. A cell without a record is "not run".
+machine. MATRIX.md and docs/matrix.svg are written from all records. An environment without a record is "not run".
 
 `--patches FOLDER` keeps, in records/patches.json, the records of freezes and reports that were made by hand with a
-patch that no cell runs (`OWN_PATCHES` in scripts/release/pins.py), under the name of the cell that has the same line
-and Python:
+patch that no environment runs (`OWN_PATCHES` in scripts/release/pins.py), under the name of the environment that has
+the same line and Python:
 
     python -m pip install -c constraints/tf1.15.txt . tensorflow pytest tf-slim
     export PYTEST_ADDOPTS='-m "not slow and not line"'
@@ -39,7 +39,7 @@ TESTS = {
 
 
 def record(frozen, counted):
-    """The record of a cell's run."""
+    """The record of an environment's run."""
     packages = frozen["packages"]
     versions = {name: packages[name]["version"] for name in PACKAGES if name in packages}
     if "tensorflow" not in versions:
@@ -51,7 +51,7 @@ def record(frozen, counted):
 
 
 def collect(work_dir):
-    """Returns ({system: {cell: record}}, [what was left out, and why])."""
+    """Returns ({system: {environment: record}}, [what was left out, and why])."""
     records, left_out = {}, []
     folders = {name: os.path.join(work_dir, name) for name in ("freeze", "junit")}
     names = {name: _names(folder) for name, folder in folders.items()}
@@ -62,7 +62,7 @@ def collect(work_dir):
             continue
         with open(os.path.join(folders["freeze"], name + ".json"), encoding="utf-8") as file:
             frozen = json.load(file)
-        if name not in {cell for cell, _, _, _ in matrix.cells(frozen["system"])}:
+        if name not in {env_name for env_name, _, _, _ in matrix.environments(frozen["system"])}:
             left_out.append(f"{name}: not in the matrix on {frozen['system']}")
         elif frozen["arguments"]:
             left_out.append(f"{name}: only part of the suite ran: {' '.join(frozen['arguments'])}")
@@ -79,8 +79,8 @@ def _names(folder):
 
 def merge(records, others):
     """Add to `records` those of `others` that are not older, and not worth less."""
-    for system, cells in others.items():
-        for name, other in cells.items():
+    for system, env_names in others.items():
+        for name, other in env_names.items():
             there = records.setdefault(system, {}).get(name)
             if there is None or (there["date"] <= other["date"] and not _is_worth_less(other, there)):
                 records[system][name] = other
@@ -105,9 +105,11 @@ def state(kept, sources):
 
 
 def states(records, sources):
-    """{system: {cell: state}} of every cell of the matrix."""
+    """{system: {environment: state}} of every environment of the matrix."""
     return {
-        system: {name: state(records.get(system, {}).get(name), sources) for name, _, _, _ in matrix.cells(system)}
+        system: {
+            name: state(records.get(system, {}).get(name), sources) for name, _, _, _ in matrix.environments(system)
+        }
         for system in matrix.SYSTEMS
     }
 
@@ -129,8 +131,8 @@ def summary(found, records):
     return "{}, of {} environments".format(", ".join(parts), len(values))
 
 
-def _row(cells):
-    return f"| {' | '.join((str(cell) for cell in cells))} |"
+def _row(env_names):
+    return f"| {' | '.join((str(env_name) for env_name in env_names))} |"
 
 
 def _word(found, records, name):
@@ -145,7 +147,7 @@ def grid(system, found, records):
     lines.append("|---" * (len(picture.PYTHONS) + 1) + "|")
     for line, keras_2 in picture.columns():
         if matrix.pythons(line, system):
-            names = [matrix.cell(python, line, keras_2) for python in picture.PYTHONS]
+            names = [matrix.env_name(python, line, keras_2) for python in picture.PYTHONS]
             lines.append(_row([picture.label(line, keras_2)] + [_word(found, records, name) for name in names]))
     return lines
 
@@ -155,7 +157,7 @@ DETAILS += ("TensorFlow", "Keras", "NumPy", "protobuf", "accum", "commit", "date
 
 
 def details(found, records):
-    """A table of the cells that have run."""
+    """A table of the environments that have run."""
     lines = [_row(DETAILS), "|---" * len(DETAILS) + "|"]
     for name, what in found.items():
         if name not in records:
@@ -167,7 +169,7 @@ def details(found, records):
         row += [kept[field] for field in DETAILS[4:9]]
         row += [kept["python"], packages.get("tensorflow"), keras, packages.get("numpy"), packages.get("protobuf")]
         row += [kept["version"], kept["commit"], kept["date"][:10]]
-        lines.append(_row("" if cell is None else cell for cell in row))
+        lines.append(_row("" if env_name is None else env_name for env_name in row))
     return lines
 
 
@@ -247,7 +249,9 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work-dir", default=os.path.join(ROOT, ".tox"), help="where freeze/ and junit/ are")
     parser.add_argument("--merge", action="append", default=[], metavar="FILE", help="an evidence.json from elsewhere")
-    parser.add_argument("--patches", metavar="FOLDER", help="keep records of a patch that no cell runs, nothing else")
+    parser.add_argument(
+        "--patches", metavar="FOLDER", help="keep records of a patch that no environment runs, nothing else"
+    )
     parser.add_argument(
         "--root", default=ROOT, help="where docs/ and records/ are and MATRIX.md goes (default: this checkout)"
     )

@@ -1,9 +1,11 @@
-"""Record the packages of a tox cell before its tests run: `python scripts/dev/freeze.py WORK_DIR ENV_NAME [ARGUMENTS]`.
+"""Record the packages of a tox environment before its tests run.
 
-The cell's own Python, 3.6 included, runs it, so it needs only the standard library. It writes
+    python scripts/dev/freeze.py WORK_DIR ENV_NAME [ARGUMENTS]
+
+The environment's own Python, 3.6 included, runs it, so it needs only the standard library. It writes
 WORK_DIR/freeze/ENV_NAME.json and removes WORK_DIR/junit/ENV_NAME.xml. So a report beside a freeze always belongs to the
 same run, and an interrupted run leaves no report. ARGUMENTS are those passed to pytest to run only part of the suite;
-PYTEST_ADDOPTS are those by which tox.ini selects the tests of a cell by their marks.
+PYTEST_ADDOPTS are those by which tox.ini selects the tests of an environment by their marks.
 """
 
 import datetime

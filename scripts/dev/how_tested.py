@@ -18,15 +18,15 @@ def record(name):
 
 def counts():
     """The table, in Markdown."""
-    cells = [cell for system in record("evidence").values() for cell in system.values()]
+    env_names = [env_name for system in record("evidence").values() for env_name in system.values()]
     mutants, cases = record("mutants"), record("random-cases")
     trained = sum(each["counts"]["cases"] for each in cases if each["kind"] == "model")
     programs, trees = record("programs"), record("accumulators")
     ran = [one for one in programs.values() if "agreement" in one]
     rows = [
-        ("environments with recorded results", f"{len(cells)}"),
-        ("tests that passed in the one with the most", f"{max(cell['passed'] for cell in cells):,}"),
-        ("tests that failed in any of them", f"{sum(cell['failed'] for cell in cells)}"),
+        ("environments with recorded results", f"{len(env_names)}"),
+        ("tests that passed in the one with the most", f"{max(env_name['passed'] for env_name in env_names):,}"),
+        ("tests that failed in any of them", f"{sum(env_name['failed'] for env_name in env_names)}"),
         ("planted mistakes, and those that a test caught", f"{len(mutants)}, {sum(map(is_caught, mutants.values()))}"),
         (
             "random cases, and those that train a model",

@@ -1,7 +1,7 @@
-"""Compare the numbers of the cells that tox ran: `python scripts/dev/numerics.py` writes docs/numbers.md.
+"""Compare the numbers of the environments that tox ran: `python scripts/dev/numerics.py` writes docs/numbers.md.
 
-Each test of a golden trajectory leaves its distance from NumPy's and its final weights in the JUnit report of its cell.
-The tests of conventions leave the defaults of TensorFlow's own optimizers. Nothing is typed by hand.
+Each test of a golden trajectory leaves its distance from NumPy's and its final weights in the JUnit report of its
+environment. The tests of conventions leave the defaults of TensorFlow's own optimizers. Nothing is typed by hand.
 """
 
 import argparse
@@ -16,7 +16,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 HEAD = """\
 # The same numbers everywhere
 
-`python scripts/dev/numerics.py` writes this page from the test reports of {cells} environments on {system}. Nothing
+`python scripts/dev/numerics.py` writes this page from the test reports of {count} environments on {system}. Nothing
 here is typed by hand.
 
 ## Golden trajectories
@@ -65,10 +65,10 @@ def read(path):
     return golden, conventions
 
 
-def cells_of(folder, system):
-    """[(cell, line, python, golden, conventions)] of the reports in a folder, in the order of the matrix."""
+def environments_of(folder, system):
+    """[(environment, line, python, golden, conventions)] of the reports in a folder, in the order of the matrix."""
     found = []
-    for name, line, python, _ in matrix.cells(system):
+    for name, line, python, _ in matrix.environments(system):
         path = os.path.join(folder, name + ".xml")
         if os.path.exists(path):
             found.append((name, line, python) + read(path))
@@ -76,21 +76,21 @@ def cells_of(folder, system):
 
 
 def difference(one, other):
-    """The largest difference between the weights of two cells in the tests that both ran; None without such tests."""
+    """The largest difference between the weights of two environments in tests that both ran, or None."""
     shared = sorted(set(one) & set(other))
     differences = [abs(a - b) for test in shared for a, b in zip(one[test]["weights"], other[test]["weights"])]
     return max(differences) if differences else None
 
 
-def neighbours(cell, cells):
-    """Returns (the cell of the previous line, the cell of the previous Python), each None if it did not run."""
-    name, line, python = cell[:3]
-    alike = [other for other in cells if other[0].endswith("-keras2") == name.endswith("-keras2")]
+def neighbours(env_name, env_names):
+    """Returns the environments of the previous line and of the previous Python; None if it did not run."""
+    name, line, python = env_name[:3]
+    alike = [other for other in env_names if other[0].endswith("-keras2") == name.endswith("-keras2")]
     minor = lambda other: int(other[2].split(".")[1])
     lines = [known for known in matrix.LINES[: matrix.LINES.index(line)] if any(known == other[1] for other in alike)]
     before = [other for other in alike if lines and other[1] == lines[-1]]
-    before = min(before, key=lambda other: abs(minor(other) - minor(cell)), default=None)
-    younger = [other for other in alike if other[1] == line and minor(other) < minor(cell)]
+    before = min(before, key=lambda other: abs(minor(other) - minor(env_name)), default=None)
+    younger = [other for other in alike if other[1] == line and minor(other) < minor(env_name)]
     return before, max(younger, key=minor, default=None)
 
 
@@ -106,28 +106,28 @@ def _number(value):
     return "–" if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
-def table(cells):
+def table(env_names):
     """Lines of the table of deviations."""
     lines = [
         "| environment | trajectories | from NumPy | in | from the previous TensorFlow | from the previous Python |"
     ]
     lines.append("|---" * 6 + "|")
-    for cell in cells:
-        golden = cell[3]
+    for env_name in env_names:
+        golden = env_name[3]
         if not golden:
-            lines.append(f"| {cell[0]} | 0 | – | – | – | – |")
+            lines.append(f"| {env_name[0]} | 0 | – | – | – | – |")
             continue
         worst = max(golden, key=lambda test: golden[test]["off"])
-        apart = [other and difference(golden, other[3]) for other in neighbours(cell, cells)]
+        apart = [other and difference(golden, other[3]) for other in neighbours(env_name, env_names)]
         lines.append(
             "| {} | {} | {} | {} | {} | {} |".format(
-                cell[0],
+                env_name[0],
                 len(golden),
                 _number(golden[worst]["off"]),
                 _interface(worst),
                 *[
                     f"{_number(value)} ({other[0]})" if other and value is not None else "–"
-                    for value, other in zip(apart, neighbours(cell, cells))
+                    for value, other in zip(apart, neighbours(env_name, env_names))
                 ],
             )
         )
@@ -140,25 +140,25 @@ def _leaves(value, path=()):
     return [(path, value)]
 
 
-def changes(cells):
-    """Lines that list the changes in conventions from each cell to the next that reports them."""
+def changes(env_names):
+    """Lines that list the changes in conventions from each environment to the next that reports them."""
     last, lines = {}, []
-    for cell in cells:
-        for what, told in sorted(cell[4].items()):
-            kind = what + (" (tf-keras)" if cell[0].endswith("-keras2") else "")
+    for env_name in env_names:
+        for what, told in sorted(env_name[4].items()):
+            kind = what + (" (tf-keras)" if env_name[0].endswith("-keras2") else "")
             for path, value in _leaves(told):
                 key = (kind,) + path
                 if key in last and last[key] != value:
                     where = f"{kind}: {' '.join(path)}"
-                    lines.append(f"- {where}: {last[key]} → {value}, from {cell[0]} on")
+                    lines.append(f"- {where}: {last[key]} → {value}, from {env_name[0]} on")
                 last[key] = value
     return lines or ["- Nothing changes in these environments."]
 
 
-def page(cells, system):
+def page(env_names, system):
     """The text of docs/numbers.md."""
-    head = HEAD.format(cells=len(cells), system=matrix.SYSTEMS[system])
-    return head + "\n".join(table(cells)) + "\n" + CONVENTIONS + "\n".join(changes(cells)) + "\n" + STANDING
+    head = HEAD.format(count=len(env_names), system=matrix.SYSTEMS[system])
+    return head + "\n".join(table(env_names)) + "\n" + CONVENTIONS + "\n".join(changes(env_names)) + "\n" + STANDING
 
 
 def main(argv=None):
@@ -167,12 +167,12 @@ def main(argv=None):
     parser.add_argument("--system", default="linux", choices=sorted(matrix.SYSTEMS))
     parser.add_argument("--output", default=os.path.join(ROOT, "docs", "numbers.md"))
     arguments = parser.parse_args(argv)
-    cells = cells_of(arguments.junit, arguments.system)
-    if not cells:
-        parser.error(f"no report of a cell in {arguments.junit}")
+    env_names = environments_of(arguments.junit, arguments.system)
+    if not env_names:
+        parser.error(f"no report of an environment in {arguments.junit}")
     with open(arguments.output, "w", encoding="utf-8", newline="\n") as file:
-        file.write(page(cells, arguments.system))
-    print(f"{len(cells)} cells, {sum(len(cell[3]) for cell in cells)} trajectories")
+        file.write(page(env_names, arguments.system))
+    print(f"{len(env_names)} environments, {sum(len(env_name[3]) for env_name in env_names)} trajectories")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def _panel(top, system, found, records):
         y = top + row * HEIGHT
         parts.append(_text(LEFT - 8, y + 14, "py " + python, size=10, fill=GREY, anchor="end"))
         for index, (line, keras_2) in enumerate(columns()):
-            name = matrix.cell(python, line, keras_2)
+            name = matrix.env_name(python, line, keras_2)
             x = LEFT + index * WIDTH
             if name not in found:
                 dot = '<circle cx="{}" cy="{}" r="1.2" fill="#c3c9cf"/>'
@@ -152,7 +152,7 @@ def _legend(y):
 
 
 def draw(states, records):
-    """The SVG text, from {system: {cell: state}} and {system: {cell: record}}. On a card, for any background."""
+    """The SVG text, from {system: {name: state}} and {system: {name: record}}. On a card, for any background."""
     panel = len(PYTHONS) * HEIGHT + PANEL_GAP
     width = LEFT + len(columns()) * WIDTH + 24
     height = TOP + len(states) * panel

@@ -1,6 +1,6 @@
-"""Read JUnit reports. `python scripts/dev/reports.py` lists the failures in the cells that tox ran.
+"""Read JUnit reports. `python scripts/dev/reports.py` lists the failures in the environments that tox ran.
 
-Cells that run in parallel print thousands of lines. This prints only which tests failed, and why.
+Environments that run in parallel print thousands of lines. This prints only which tests failed, and why.
 """
 
 import argparse
@@ -59,16 +59,18 @@ def failures(path):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="List what failed in the cells that tox ran; exit with 1 if any did.")
+    parser = argparse.ArgumentParser(
+        description="List what failed in the environments that tox ran; exit with 1 if any did."
+    )
     parser.add_argument("--junit", default=os.path.join(ROOT, ".tox", "junit"), help="the folder of reports")
     folder = parser.parse_args(argv).junit
     if not os.path.isdir(folder):
         parser.error(f"no folder {folder}")
     names = sorted(os.listdir(folder))
     found = [(os.path.splitext(name)[0], failures(os.path.join(folder, name))) for name in names]
-    for cell, tests in found:
+    for env_name, tests in found:
         for test, said in tests:
-            print("{}: {}\n    {}".format(cell, test, "\n    ".join(said.strip().splitlines()[-LINES:])))
+            print("{}: {}\n    {}".format(env_name, test, "\n    ".join(said.strip().splitlines()[-LINES:])))
     print(f"{len(names)} reports, {sum(len(tests) for _, tests in found)} tests failed")
     return any(tests for _, tests in found)
 

@@ -1,9 +1,10 @@
-"""Choose what a merge runs: `python scripts/dev/turn.py` prints its cells, longest first, for `tox run-parallel -e`.
+"""Choose what a merge runs: `python scripts/dev/turn.py` prints its environments, longest first, for tox.
 
-The cells of tox.ini's labels `lines` and `ci-beyond` always run: every TensorFlow line and every Python. Each of the
-others differs from one of them only by Python. They take turns, a twentieth at a time: first those that failed or never
-ran, then those that ran longest ago, according to records/evidence.json. That file is committed, so a shallow clone and
-an unpacked source distribution choose the same cells, and the turn moves on with each merge that updates it.
+The environments of tox.ini's labels `lines` and `ci-beyond` always run: every TensorFlow line and every Python. Each of
+the others differs from one of them only by Python. They take turns, a twentieth at a time: first those that failed or
+never ran, then those that ran longest ago, according to records/evidence.json. That file is committed, so a shallow
+clone and an unpacked source distribution choose the same environments, and the turn moves on with each merge that
+updates it.
 """
 
 import json
@@ -11,47 +12,47 @@ import os
 import sys
 from typing import Dict, List, Optional
 
-import cells
+import environments
 import reports
 
-EVIDENCE = os.path.join(cells.ROOT, "records", "evidence.json")
+EVIDENCE = os.path.join(environments.ROOT, "records", "evidence.json")
 ALWAYS = ("lines", "ci-beyond")
 TAKE_TURNS = ("", "v1")
 MERGES = 20
-"""After this many merges, each cell has run."""
+"""After this many merges, each environment has run."""
 
 
 def always() -> List[str]:
-    """The cells that every merge runs."""
-    known = cells.labels()
-    return [cell for label in ALWAYS for cell in known[label]]
+    """The environments that every merge runs."""
+    known = environments.labels()
+    return [env_name for label in ALWAYS for env_name in known[label]]
 
 
 def others() -> List[str]:
-    """The cells that take turns."""
-    known = cells.labels()
-    return [cell for label in TAKE_TURNS for cell in known[label] if cell not in always()]
+    """The environments that take turns."""
+    known = environments.labels()
+    return [env_name for label in TAKE_TURNS for env_name in known[label] if env_name not in always()]
 
 
 def last_pass(record: Optional[dict]) -> str:
-    """When a cell ran, or "" if it did not pass then."""
+    """When an environment ran, or "" if it did not pass then."""
     return record["date"] if record is not None and reports.is_pass(record) else ""
 
 
 def turn(records: Dict[str, dict]) -> List[str]:
-    """The cells whose turn it is, according to the records of this system."""
-    waiting = sorted(others(), key=lambda cell: (last_pass(records.get(cell)), cells.parts(cell)))
+    """The environments whose turn it is, according to the records of this system."""
+    waiting = sorted(others(), key=lambda env_name: (last_pass(records.get(env_name)), environments.parts(env_name)))
     return waiting[: -(-len(waiting) // MERGES)]
 
 
 def longest_first(chosen: List[str], records: Dict[str, dict]) -> List[str]:
-    """Sort the cells so that, running in parallel, no long one is left alone at the end.
+    """Sort the environments so that, running in parallel, no long one is left alone at the end.
 
     Those that run all tests come first: what was recorded of the others may have been more than they run now.
     """
-    all_tests = cells.labels()["deep"]
-    seconds = {cell: records[cell]["seconds"] if cell in records else 0 for cell in chosen}
-    return sorted(chosen, key=lambda cell: (cell not in all_tests, -seconds[cell]))
+    all_tests = environments.labels()["deep"]
+    seconds = {env_name: records[env_name]["seconds"] if env_name in records else 0 for env_name in chosen}
+    return sorted(chosen, key=lambda env_name: (env_name not in all_tests, -seconds[env_name]))
 
 
 def main() -> int:
@@ -59,8 +60,8 @@ def main() -> int:
         records = json.load(file).get("linux", {})
     now = turn(records)
     print(f"Their turn, {len(now)} of {len(others())}:", file=sys.stderr)
-    for cell in now:
-        print(f"    {cell}, which passed {last_pass(records.get(cell)) or 'never'}", file=sys.stderr)
+    for env_name in now:
+        print(f"    {env_name}, which passed {last_pass(records.get(env_name)) or 'never'}", file=sys.stderr)
     print(",".join(longest_first(always() + now, records)))
     return 0
 

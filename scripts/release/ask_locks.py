@@ -1,7 +1,7 @@
-"""Ask the package index for what is locked: for each cell and system, the exact packages and the sha256 of their files.
+"""Ask the package index for what is locked: for each environment and system, the exact packages and their sha256.
 
     python scripts/release/ask_locks.py ask                ask for all, and write accum/_cli/doctor/locks.json
-    python scripts/release/ask_locks.py ask py36-tf1.15    the same for this cell, or more, and its flavours only
+    python scripts/release/ask_locks.py ask py36-tf1.15    the same for this environment, or more, and its flavours only
     python scripts/release/ask_locks.py check              whether it fits the constraints; needs no network
 
 write_locks.py makes files for pip of it. On Linux x86_64 a lock has the versions in constraints/, with which the tests
@@ -62,10 +62,10 @@ def _any(marker):
 
 
 @functools.lru_cache(maxsize=None)
-def cells():
-    """{cell: (line, python, flavour)} of all locks."""
+def env_names():
+    """{environment: (line, python, flavour)} of all locks."""
     found = {}
-    for name, line, python, is_keras_2 in matrix.cells():
+    for name, line, python, is_keras_2 in matrix.environments():
         found[name] = (line, python, "keras2" if is_keras_2 else "")
         if not is_keras_2:
             found[name + "-cpu"] = (line, python, "cpu")
@@ -82,9 +82,9 @@ SYSTEMS_OF = {"cpu": ("linux",), "metal": ("macos-arm64",)}
 # Asking
 
 
-def ask(cell, system):
-    """{package: version} of a cell without flavour, or why there is none. accum itself requires only NumPy."""
-    line, python, _ = cells()[cell]
+def ask(env_name, system):
+    """{package: version} of an environment without flavour, or why there is none. accum itself requires only NumPy."""
+    line, python, _ = env_names()[env_name]
     if python not in matrix.pythons(line, system):
         return f"no wheels of TensorFlow {line} for Python {python}"
     _, limits = pinned(line)
@@ -143,8 +143,8 @@ def _read(path):
 
 
 def ask_all(names):
-    """{(cell, system): what `ask` answers}"""
-    asked = [(cell, system) for cell in names for system in TARGETS]
+    """{(environment, system): what `ask` answers}"""
+    asked = [(env_name, system) for env_name in names for system in TARGETS]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         return dict(zip(asked, pool.map(_told, asked)))
 
@@ -163,9 +163,9 @@ def _told(pair):
 def ask_files(answers):
     """{package: {version: {file: sha256}}} of all versions in the answers: the wheels that fit, or the sources."""
     wanted = {}
-    for (cell, _), pins in answers.items():
+    for (env_name, _), pins in answers.items():
         if not isinstance(pins, str):
-            wanted.setdefault(cells()[cell][1], set()).update(_with_flavours(cell, pins))
+            wanted.setdefault(env_names()[env_name][1], set()).update(_with_flavours(env_name, pins))
     batches = [(python, batch) for python, pins in sorted(wanted.items()) for batch in _batches(pins)]
     found = {}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -175,11 +175,11 @@ def ask_files(answers):
     return found
 
 
-def _with_flavours(cell, pins):
-    """The pins of a cell and of its flavours."""
-    more = {("tensorflow-cpu", _cpu_pin(cell, pins))} if "tensorflow" in pins else set()
+def _with_flavours(env_name, pins):
+    """The pins of an environment and of its flavours."""
+    more = {("tensorflow-cpu", _cpu_pin(env_name, pins))} if "tensorflow" in pins else set()
     for name, flavour in (("tf-keras", "keras2"), ("tensorflow-metal", "metal")):
-        more |= {(name, _flavour_pin(name, cell))} if f"{cell}-{flavour}" in cells() else set()
+        more |= {(name, _flavour_pin(name, env_name))} if f"{env_name}-{flavour}" in env_names() else set()
     return set(pins.items()) | more
 
 
@@ -190,13 +190,13 @@ def ask_pips():
     return {version: {name: sha for name, sha in files.items() if name.endswith(".whl")} for version, files in wheels}
 
 
-def _cpu_pin(cell, pins):
-    line, python, _ = cells()[cell]
+def _cpu_pin(env_name, pins):
+    line, python, _ = env_names()[env_name]
     return of_python(line, python).get("tensorflow-cpu", pins["tensorflow"])
 
 
-def _flavour_pin(name, cell):
-    line, python, _ = cells()[cell]
+def _flavour_pin(name, env_name):
+    line, python, _ = env_names()[env_name]
     return matrix.METAL.get(line) if name == "tensorflow-metal" else of_python(line, python).get(name)
 
 
@@ -246,19 +246,19 @@ def recorded(answers, files, before=None):
 
     What was not asked for stays as it is in the record `before`, which then keeps its date: it is the older one.
     """
-    entries = {cell: {} for cell in cells()}
-    for cell, (line, python, flavour) in cells().items():
-        if (locks.base(cell), "linux") not in answers:
-            entries[cell] = before["locks"][cell]
+    entries = {env_name: {} for env_name in env_names()}
+    for env_name, (line, python, flavour) in env_names().items():
+        if (locks.base(env_name), "linux") not in answers:
+            entries[env_name] = before["locks"][env_name]
             continue
-        of_base = {system: answers[locks.base(cell), system] for system in TARGETS}
+        of_base = {system: answers[locks.base(env_name), system] for system in TARGETS}
         for system in SYSTEMS_OF.get(flavour, TARGETS):
             pins = of_base[system]
             if isinstance(pins, str):
-                entries[cell][system] = _reason(pins, line, python)
+                entries[env_name][system] = _reason(pins, line, python)
             else:
                 common = {} if (system, flavour) == ("linux", "") else of_base["linux"]
-                entries[cell][system] = locks.difference(_flavoured(cell, system, pins), common)
+                entries[env_name][system] = locks.difference(_flavoured(env_name, system, pins), common)
     version = subprocess.run(["uv", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout.split()[1]
     record = {"date": datetime.date.today().isoformat(), "with": "uv " + version, "files": files, "locks": entries}
     if before is not None:
@@ -283,34 +283,34 @@ def _reason(answer, line, python):
     raise SystemExit(f"TensorFlow {line} on Python {python}: {answer}")
 
 
-def _flavoured(cell, system, pins):
-    flavour = cells()[cell][2]
+def _flavoured(env_name, system, pins):
+    flavour = env_names()[env_name][2]
     pins = dict(pins)
     if flavour == "cpu":
-        pins["tensorflow-cpu"] = _cpu_pin(cell, pins)
+        pins["tensorflow-cpu"] = _cpu_pin(env_name, pins)
         del pins["tensorflow"]
     elif flavour:
         name = {"keras2": "tf-keras", "metal": "tensorflow-metal"}[flavour]
-        pins[name] = _flavour_pin(name, cell)
+        pins[name] = _flavour_pin(name, env_name)
     return pins
 
 
 def _used(record):
     """The files that a lock needs, out of all that were listed."""
     used = {"pip": record["files"]["pip"]}
-    for cell in record["locks"]:
-        found = locks.lock(record, cell)
+    for env_name in record["locks"]:
+        found = locks.lock(record, env_name)
         for system, pins in found.packages.items():
             for name, version in pins.items():
-                chosen = locks.files(record, cell, system, name, version)
+                chosen = locks.files(record, env_name, system, name, version)
                 if not chosen:
-                    raise SystemExit(f"{cell} on {system}: no file of {name} {version}")
+                    raise SystemExit(f"{env_name} on {system}: no file of {name} {version}")
                 used.setdefault(name, {}).setdefault(version, {}).update((file.name, file.sha256) for file in chosen)
     return {name: dict(sorted(versions.items())) for name, versions in sorted(used.items())}
 
 
 def written(record):
-    """JSON with one line per version and per cell and system, which gives readable diffs."""
+    """JSON with one line per version and per environment and system, which gives readable diffs."""
     text = json.dumps({key: record[key] for key in ("date", "with")}, indent=1)[:-2]
     for part in ("files", "locks"):
         blocks = []
@@ -327,26 +327,26 @@ def written(record):
 
 def problems(record):
     """What of the record does not fit constraints/."""
-    found = [f"no lock of {cell}" for cell in cells() if cell not in record["locks"]]
-    for cell, (line, python, _) in cells().items():
-        lock = locks.lock(record, cell)
+    found = [f"no lock of {env_name}" for env_name in env_names() if env_name not in record["locks"]]
+    for env_name, (line, python, _) in env_names().items():
+        lock = locks.lock(record, env_name)
         tested = of_python(line, python)
         pins = lock.packages.get("linux", {})
         found += [
-            f"{cell}: {name} is {version}, and {tested.get(name)} in constraints/"
+            f"{env_name}: {name} is {version}, and {tested.get(name)} in constraints/"
             for name, version in pins.items()
             if tested.get(name) != version
         ]
         found += [
-            f"{cell}: TensorFlow {locks.tensorflow(of_system)} on {system}"
+            f"{env_name}: TensorFlow {locks.tensorflow(of_system)} on {system}"
             for system, of_system in lock.packages.items()
             if not locks.tensorflow(of_system).startswith(line + ".")
         ]
         found += [
-            f"{cell}: no file of {name} on {system}"
+            f"{env_name}: no file of {name} on {system}"
             for system, of_system in lock.packages.items()
             for name, version in of_system.items()
-            if not locks.files(record, cell, system, name, version)
+            if not locks.files(record, env_name, system, name, version)
         ]
     return found
 
@@ -354,14 +354,14 @@ def problems(record):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["ask", "check"])
-    parser.add_argument("cells", nargs="*", metavar="CELL", help="of ask: without flavour (default: all)")
+    parser.add_argument("env_names", nargs="*", metavar="ENVIRONMENT", help="of ask: without flavour (default: all)")
     arguments = parser.parse_args(argv)
-    what, plain = arguments.what, [cell for cell, (_, _, flavour) in cells().items() if not flavour]
-    if not set(arguments.cells) <= set(plain):
-        parser.error(f"CELL must be a cell without flavour. Received: {' '.join(arguments.cells)}")
+    what, plain = arguments.what, [env_name for env_name, (_, _, flavour) in env_names().items() if not flavour]
+    if not set(arguments.env_names) <= set(plain):
+        parser.error(f"ENVIRONMENT must be an environment without flavour. Received: {' '.join(arguments.env_names)}")
     if what == "ask":
-        answers = ask_all(arguments.cells or plain)
-        before = locks.read() if arguments.cells else None
+        answers = ask_all(arguments.env_names or plain)
+        before = locks.read() if arguments.env_names else None
         text = written(recorded(answers, dict(ask_files(answers), pip=ask_pips()), before))
         with open(locks.PATH, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)

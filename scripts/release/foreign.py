@@ -1,8 +1,8 @@
-"""Run cells of the matrix that belong to another system, on Linux x86_64 in a root of their own.
+"""Run environments of the matrix that belong to another system, on Linux x86_64 in a root of their own.
 
-This is what scripts/release/wine.py and scripts/release/emulated.py share. A cell is what tox makes of it on its own
-system: the same dependencies, constraints, markers and tests, and the wheel of this checkout. Its results say under
-what it ran.
+This is what scripts/release/wine.py and scripts/release/emulated.py share. An environment is what tox makes of it on
+its own system: the same dependencies, constraints, markers and tests, and the wheel of this checkout. Its results say
+under what it ran.
 """
 
 import argparse
@@ -14,13 +14,13 @@ import tempfile
 from typing import List
 
 import _siblings  # noqa: F401
-import cells
+import environments
 import freeze
 import reports
 import wheels
 
-CELL = "/cell"
-"""Where a cell is, as its root sees it."""
+ENV_FOLDER = "/environment"
+"""Where an environment is, as its root sees it."""
 
 ENVIRONMENT = {
     "HOME": "/root",
@@ -39,10 +39,10 @@ class NoRoot(Failed):
 
 
 class System:
-    """A system whose cells can run here; subclasses say how."""
+    """A system whose environments can run here; subclasses say how."""
 
     platform = ""
-    """Its name in scripts/dev/cells.py and in results."""
+    """Its name in scripts/dev/environments.py and in results."""
     tools = ("debootstrap", "unshare", "git", "uv", "tox")
     """The commands that this machine must have."""
     environment = ENVIRONMENT
@@ -50,54 +50,54 @@ class System:
     attempts = 1
     """How often the tests are started if they end without a report."""
     packages = ()
-    """What pytest needs there beyond the dependencies of the cell, which are resolved for that system but run here."""
+    """What pytest needs there beyond tox's dependencies, which are resolved for that system but run here."""
 
-    def can_run(self, cell):
-        """Whether there is an interpreter for a cell of this system."""
+    def can_run(self, env_name):
+        """Whether there is an interpreter for an environment of this system."""
         raise NotImplementedError
 
-    def root(self, folder, cell):
-        """The folder of the root in which a cell runs."""
+    def root(self, folder, env_name):
+        """The folder of the root in which an environment runs."""
         return os.path.join(folder, "root")
 
-    def make_root(self, root, cell):
-        """Make the root of a cell in a folder that does not exist yet."""
+    def make_root(self, root, env_name):
+        """Make the root of an environment in a folder that does not exist yet."""
         raise NotImplementedError
 
-    def under(self, folder, cell):
-        """What runs the cells, with its version, such as "Wine 10.0"."""
+    def under(self, folder, env_name):
+        """What runs the environments, with its version, such as "Wine 10.0"."""
         raise NotImplementedError
 
-    def unpack_python(self, folder, cell):
-        """Put an interpreter into the cell; return (the folder of its packages, its version)."""
+    def unpack_python(self, folder, env_name):
+        """Put an interpreter into the environment; return (the folder of its packages, its version)."""
         raise NotImplementedError
 
     def python(self):
-        """The command, inside the root, that starts the cell's interpreter."""
+        """The command, inside the root, that starts the environment's interpreter."""
         raise NotImplementedError
 
     def inside(self, path):
-        """How the cell's Python calls a path inside the root."""
+        """How the environment's Python calls a path inside the root."""
         return path
 
     def write_link(self, path, target):
         """Make a link of the checkout as git does on this system."""
         os.symlink(target, path)
 
-    def make(self, folder, cell):
-        """Make the root of a cell, unless it is complete."""
-        root = self.root(folder, cell)
+    def make(self, folder, env_name):
+        """Make the root of an environment, unless it is complete."""
+        root = self.root(folder, env_name)
         complete = os.path.join(root, "complete")
         if not os.path.exists(complete):
             shutil.rmtree(root, ignore_errors=True)
             os.makedirs(folder, exist_ok=True)
-            say(f"the root for {cell}")
-            self.make_root(root, cell)
+            say(f"the root for {env_name}")
+            self.make_root(root, env_name)
             write(complete, b"")
 
-    def place(self, folder, cell, *parts):
-        """A path in the cell, as seen from here."""
-        return os.path.join(self.root(folder, cell), CELL.strip("/"), *parts)
+    def place(self, folder, env_name, *parts):
+        """A path in the environment, as seen from here."""
+        return os.path.join(self.root(folder, env_name), ENV_FOLDER.strip("/"), *parts)
 
 
 def run(command, **options):
@@ -129,26 +129,30 @@ def entered(root, command, environment):
     return isolated + ["env", "-i"] + settings + command
 
 
-def python_of(cell):
-    return f"3.{cells.parts(cell)[1]}"
+def python_of(env_name):
+    return f"3.{environments.parts(env_name)[1]}"
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# The cell
+# The environment
 
 
-def settings(cell):
-    """(dependencies, environment) of a cell, as tox says."""
-    command = ["tox", "config", "-q", "-e", cell, "-k", "deps", "set_env", "--format", "json"]
-    said = json.loads(subprocess.run(command, cwd=cells.ROOT, stdout=subprocess.PIPE, check=True).stdout)["env"][cell]
+def settings(env_name):
+    """(dependencies, environment) of an environment, as tox says."""
+    command = ["tox", "config", "-q", "-e", env_name, "-k", "deps", "set_env", "--format", "json"]
+    said = json.loads(subprocess.run(command, cwd=environments.ROOT, stdout=subprocess.PIPE, check=True).stdout)["env"][
+        env_name
+    ]
     return said["deps"], {name: value for name, value in said["set_env"].items() if not name.startswith("TOX_")}
 
 
 def copy_checkout(system, target):
     """Copy the checkout as git makes it on that system."""
-    names = run(["git", "-C", cells.ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]).split("\0")
+    names = run(["git", "-C", environments.ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]).split(
+        "\0"
+    )
     for name in names:
-        path, copy = os.path.join(cells.ROOT, name), os.path.join(target, name)
+        path, copy = os.path.join(environments.ROOT, name), os.path.join(target, name)
         if os.path.islink(path):
             os.makedirs(os.path.dirname(copy), exist_ok=True)
             system.write_link(copy, os.readlink(path))
@@ -169,11 +173,11 @@ def build_wheel(tree, target):
     return os.path.join(target, name)
 
 
-def install(system, cell, version, deps, wheel, site):
+def install(system, env_name, version, deps, wheel, site):
     """Install what tox would on that system; packages without a wheel there are built here, as pip would there."""
     pip = ["uv", "pip", "install", "--quiet", "--no-cache", "--target", site]
     pip += ["--python-platform", wheels.TAGS[system.platform], "--python-version", version]
-    pip += ["--python", python_of(cell)]
+    pip += ["--python", python_of(env_name)]
     command = list(pip)
     for dep in deps:
         command += ["--constraints", dep.split()[1]] if dep.startswith("-c ") else [dep]
@@ -183,7 +187,7 @@ def install(system, cell, version, deps, wheel, site):
     while True:
         binary = [option for name in wheels.WHEELS if name not in built for option in ("--only-binary", name)]
         try:
-            run(command + list(system.packages) + binary, cwd=cells.ROOT, env=plain)
+            run(command + list(system.packages) + binary, cwd=environments.ROOT, env=plain)
             break
         except Failed as failed:
             name = wheels.without_wheel(str(failed))
@@ -193,19 +197,19 @@ def install(system, cell, version, deps, wheel, site):
     run(pip + ["--no-deps", wheel])
 
 
-def prepare(system, folder, cell):
-    """Make the cell's folder in its root; return the environment of its tests."""
-    shutil.rmtree(system.place(folder, cell), ignore_errors=True)
-    os.makedirs(system.place(folder, cell))
-    deps, environment = settings(cell)
-    site, version = system.unpack_python(folder, cell)
-    tree = system.place(folder, cell, "tree")
+def prepare(system, folder, env_name):
+    """Make the environment's folder in its root; return the environment of its tests."""
+    shutil.rmtree(system.place(folder, env_name), ignore_errors=True)
+    os.makedirs(system.place(folder, env_name))
+    deps, environment = settings(env_name)
+    site, version = system.unpack_python(folder, env_name)
+    tree = system.place(folder, env_name, "tree")
     copy_checkout(system, tree)
     with tempfile.TemporaryDirectory() as built:
         source = os.path.join(built, "tree")
         shutil.copytree(tree, source, symlinks=True)
         wheel = build_wheel(source, os.path.join(built, "wheel"))
-        install(system, cell, version, deps, wheel, site)
+        install(system, env_name, version, deps, wheel, site)
     return environment
 
 
@@ -213,32 +217,32 @@ PYTEST = "import sys; sys.path.remove(''); import pytest; sys.exit(pytest.main(s
 """As the command `pytest` does: without the current folder on the path, whose `accum` is not the installed one."""
 
 
-def test(system, folder, cell, environment, arguments, log, minutes):
-    """Freeze and test a cell, and leave the results in its folder `work`; whether tests passed and none failed."""
-    work, tree = (system.inside(f"{CELL}/{name}") for name in ("work", "tree"))
-    frozen = system.place(folder, cell, "work", "freeze", cell + ".json")
+def test(system, folder, env_name, environment, arguments, log, minutes):
+    """Freeze and test an environment, and leave the results in its folder `work`; whether no test failed."""
+    work, tree = (system.inside(f"{ENV_FOLDER}/{name}") for name in ("work", "tree"))
+    frozen = system.place(folder, env_name, "work", "freeze", env_name + ".json")
     environment = dict(system.environment, **environment)
-    root = system.root(folder, cell)
-    freezing = system.python() + [f"{tree}/scripts/dev/freeze.py", work, cell] + arguments
+    root = system.root(folder, env_name)
+    freezing = system.python() + [f"{tree}/scripts/dev/freeze.py", work, env_name] + arguments
     for _ in range(system.attempts):
         if not os.path.exists(frozen) or not os.path.getsize(frozen):
             logged(root, freezing, environment, log, minutes)
-    report = system.place(folder, cell, "work", "junit", cell + ".xml")
-    testing = system.python() + ["-c", PYTEST] + (arguments or ["tests"]) + [f"--junitxml={work}/junit/{cell}.xml"]
+    report = system.place(folder, env_name, "work", "junit", env_name + ".xml")
+    testing = system.python() + ["-c", PYTEST] + (arguments or ["tests"]) + [f"--junitxml={work}/junit/{env_name}.xml"]
     for attempt in range(system.attempts):
         if os.path.exists(report):
             break
         if attempt:
-            say(f"{cell}: the tests ended without a report; once more")
+            say(f"{env_name}: the tests ended without a report; once more")
         if not logged(root, testing, environment, log, minutes):
-            say(f"{cell}: not done after {minutes} minutes")
+            say(f"{env_name}: not done after {minutes} minutes")
             return False
     return os.path.exists(report) and reports.is_pass(reports.counts(report))
 
 
 def logged(root, command, environment, log, minutes):
-    """Run a command in the cell's copy of the checkout; whether it ended in time."""
-    inside = entered(root, ["sh", "-c", f'cd {CELL}/tree && exec "$@"', "sh"] + command, environment)
+    """Run a command in the environment's copy of the checkout; whether it ended in time."""
+    inside = entered(root, ["sh", "-c", f'cd {ENV_FOLDER}/tree && exec "$@"', "sh"] + command, environment)
     with open(log, "ab") as file:
         try:
             subprocess.run(inside, stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=60 * minutes)
@@ -247,54 +251,54 @@ def logged(root, command, environment, log, minutes):
     return True
 
 
-def keep_results(system, folder, cell):
-    """Move a cell's freeze and report to FOLDER/results, and say there under what it ran."""
+def keep_results(system, folder, env_name):
+    """Move an environment's freeze and report to FOLDER/results, and say there under what it ran."""
     results = os.path.join(folder, "results")
     for kind, suffix in (("freeze", ".json"), ("junit", ".xml")):
-        kept = os.path.join(results, kind, cell + suffix)
-        left = system.place(folder, cell, "work", kind, cell + suffix)
+        kept = os.path.join(results, kind, env_name + suffix)
+        left = system.place(folder, env_name, "work", kind, env_name + suffix)
         os.makedirs(os.path.dirname(kept), exist_ok=True)
         if os.path.exists(kept):
             os.remove(kept)
         if os.path.exists(left):
             shutil.move(left, kept)
-    path = os.path.join(results, "freeze", cell + ".json")
+    path = os.path.join(results, "freeze", env_name + ".json")
     if not os.path.exists(path):
-        raise Failed(f"{cell}: Python did not start; see {os.path.join(folder, 'logs', cell + '.log')}")
+        raise Failed(f"{env_name}: Python did not start; see {os.path.join(folder, 'logs', env_name + '.log')}")
     with open(path, encoding="utf-8") as file:
         text = file.read()
     if not text:
-        raise Failed(f"{cell}: freeze.py did not finish; see {os.path.join(folder, 'logs', cell + '.log')}")
+        raise Failed(f"{env_name}: freeze.py did not finish; see {os.path.join(folder, 'logs', env_name + '.log')}")
     frozen = json.loads(text)
-    frozen.update(under=system.under(folder, cell), commit=freeze.commit())
+    frozen.update(under=system.under(folder, env_name), commit=freeze.commit())
     with open(path, "w", encoding="utf-8") as file:
         json.dump(frozen, file, indent=1, sort_keys=True)
 
 
-def run_cell(system, folder, cell, arguments, minutes, keep):
-    """Install, test, record and remove a cell; whether it passed.
+def run_environment(system, folder, env_name, arguments, minutes, keep):
+    """Install, test, record and remove an environment; whether it passed.
 
     `arguments` select a part of its tests, which is not recorded.
     """
-    log = os.path.join(folder, "logs", cell + ".log")
+    log = os.path.join(folder, "logs", env_name + ".log")
     os.makedirs(os.path.dirname(log), exist_ok=True)
     with open(log, "w", encoding="utf-8"):
         pass
     try:
-        system.make(folder, cell)
+        system.make(folder, env_name)
     except Failed as failed:
         raise NoRoot(str(failed)) from failed
-    say(f"{cell}: install")
-    environment = prepare(system, folder, cell)
-    say(f"{cell}: test with {environment['PYTEST_ADDOPTS']}, log in {log}")
-    passed = test(system, folder, cell, environment, arguments, log, minutes)
-    if not arguments:  # a part of the tests is no result of the cell
-        keep_results(system, folder, cell)
+    say(f"{env_name}: install")
+    environment = prepare(system, folder, env_name)
+    say(f"{env_name}: test with {environment['PYTEST_ADDOPTS']}, log in {log}")
+    passed = test(system, folder, env_name, environment, arguments, log, minutes)
+    if not arguments:  # a part of the tests is no result of the environment
+        keep_results(system, folder, env_name)
     if not keep:
-        shutil.rmtree(system.place(folder, cell))
+        shutil.rmtree(system.place(folder, env_name))
     with open(log, encoding="utf-8", errors="replace") as file:
         said = file.read().strip().splitlines()
-    say(f"{cell}: {said[-1] if said else 'no output'}")
+    say(f"{env_name}: {said[-1] if said else 'no output'}")
     return passed
 
 
@@ -303,48 +307,59 @@ def run_cell(system, folder, cell, arguments, minutes, keep):
 
 
 def possible(system):
-    """The cells of that system for whose Python there is an interpreter."""
-    return [cell for cell in cells.cells(system.platform) if system.can_run(cell)]
+    """The environments of that system for whose Python there is an interpreter."""
+    return [env_name for env_name in environments.env_names(system.platform) if system.can_run(env_name)]
 
 
 def lines(system):
-    """One cell of each line: that of the label `lines` or `ci-beyond` where possible, or else the newest Python."""
-    known, found = cells.labels(), {}
-    for cell in possible(system):
-        line, _, flavour = cells.parts(cell)
+    """One environment of each line: that of the label `lines` or `ci-beyond` if possible, else the newest Python."""
+    known, found = environments.labels(), {}
+    for env_name in possible(system):
+        line, _, flavour = environments.parts(env_name)
         if not flavour and (line not in found or found[line] not in known["lines"] + known["ci-beyond"]):
-            found[line] = cell
+            found[line] = env_name
     return [found[line] for line in sorted(found)]
 
 
 def records_of(system):
-    """{cell: record} of records/evidence.json."""
-    with open(os.path.join(cells.ROOT, "records", "evidence.json"), encoding="utf-8") as file:
+    """{environment: record} of records/evidence.json."""
+    with open(os.path.join(environments.ROOT, "records", "evidence.json"), encoding="utf-8") as file:
         return json.load(file).get(system.platform, {})
 
 
 def left(system):
-    """The cells without a record of these sources, those of Keras 2's lines first."""
+    """The environments without a record of these sources, those of Keras 2's lines first."""
     records = records_of(system)
     sources = freeze.source_digest()
-    waiting = [cell for cell in possible(system) if records.get(cell, {}).get("sources") != sources]
-    return sorted(waiting, key=lambda cell: (cells.parts(cell)[0] > (2, 15), cell not in lines(system)))
+    waiting = [env_name for env_name in possible(system) if records.get(env_name, {}).get("sources") != sources]
+    return sorted(
+        waiting, key=lambda env_name: (environments.parts(env_name)[0] > (2, 15), env_name not in lines(system))
+    )
 
 
 def turn(system):
-    """The cell whose turn it is, for `.ci/run`: of those that have run, one that failed, or that ran longest ago."""
+    """The environment whose turn it is, for `.ci/run`: of those that ran, one that failed, or the oldest."""
     found = records_of(system)
     if not found:
-        raise Failed(f"No cell of {system.platform} has a record in records/evidence.json.")
-    return [min(found, key=lambda cell: (reports.is_pass(found[cell]), found[cell]["date"], cells.parts(cell)))]
+        raise Failed(f"No environment of {system.platform} has a record in records/evidence.json.")
+    return [
+        min(
+            found,
+            key=lambda env_name: (
+                reports.is_pass(found[env_name]),
+                found[env_name]["date"],
+                environments.parts(env_name),
+            ),
+        )
+    ]
 
 
 def chosen(system, names):
     groups = {"lines": lines, "missing": left, "turn": turn}
-    found = [cell for name in names for cell in (groups[name](system) if name in groups else [name])]
-    unknown = [cell for cell in found if cell not in possible(system)]
+    found = [env_name for name in names for env_name in (groups[name](system) if name in groups else [name])]
+    unknown = [env_name for env_name in found if env_name not in possible(system)]
     if unknown:
-        raise Failed(f"CELL must be one of: {' '.join(possible(system))}. Received: {' '.join(unknown)}")
+        raise Failed(f"ENVIRONMENT must be one of: {' '.join(possible(system))}. Received: {' '.join(unknown)}")
     return found
 
 
@@ -365,9 +380,15 @@ def main(system, description, argv=None):
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "left"])
     parser.add_argument("folder", metavar="FOLDER", help="where the roots, logs and results are")
-    parser.add_argument("cells", nargs="*", metavar="CELL", help="names as in tox.ini, or `lines`, or `missing`")
-    parser.add_argument("--minutes", type=int, default=120, help="how long the tests of a cell may take (default: 120)")
-    parser.add_argument("--keep", action="store_true", help="leave the last cell in its root, under /cell")
+    parser.add_argument(
+        "env_names", nargs="*", metavar="ENVIRONMENT", help="names as in tox.ini, or `lines`, or `missing`"
+    )
+    parser.add_argument(
+        "--minutes", type=int, default=120, help="how long the tests of an environment may take (default: 120)"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the last environment in its root, under /environment"
+    )
     parser.add_argument("--pytest", default="", metavar="ARGUMENTS", help="for part of the suite; nothing is recorded")
     arguments = parser.parse_args(argv)
     folder = os.path.abspath(arguments.folder)
@@ -376,18 +397,20 @@ def main(system, description, argv=None):
         return 0
     try:
         needed(system)
-        wanted = chosen(system, arguments.cells)
+        wanted = chosen(system, arguments.env_names)
     except Failed as failed:
         parser.error(str(failed))
     status = 0
-    for cell in wanted:
+    for env_name in wanted:
         try:
-            if not run_cell(system, folder, cell, arguments.pytest.split(), arguments.minutes, arguments.keep):
+            if not run_environment(
+                system, folder, env_name, arguments.pytest.split(), arguments.minutes, arguments.keep
+            ):
                 status = 1
         except NoRoot as failed:
-            say(f"{cell}: {failed}")
+            say(f"{env_name}: {failed}")
             return 3
         except Failed as failed:
-            say(f"{cell}: {failed}")
+            say(f"{env_name}: {failed}")
             status = 1
     return status

@@ -32,8 +32,9 @@ SIBLINGS = ("tensorflow", "tensorflow-cpu")
 """Two names for one build: the tested version of one is pinned for both."""
 
 OWN_PATCHES = {("1.15", "tensorflow"): "1.15.5"}
-"""Patches that only one of the siblings has. The cells run the other, tensorflow-cpu; records/patches.json records that
-the main tests passed with these too, on each Python (`python scripts/dev/evidence.py --patches` adds to it)."""
+"""Patches that only one of the siblings has. The environments run the other, tensorflow-cpu; records/patches.json
+records that the main tests passed with these too, on each Python (`python scripts/dev/evidence.py --patches` adds to
+it)."""
 
 BY_MACHINE = ("tensorflow", "tensorflow-cpu", "tensorflow-io-gcs-filesystem")
 """What has other patch releases for Linux aarch64: pinned for x86_64 alone."""
@@ -58,7 +59,7 @@ def passed(path):
 
 
 def freezes(folder, junit):
-    """{cell: freeze} of the Linux cells whose tests passed; with `junit` None, of all."""
+    """{environment: freeze} of the Linux environments whose tests passed; with `junit` None, of all."""
     found = {}
     for entry in sorted(os.listdir(folder)):
         name, suffix = os.path.splitext(entry)
@@ -102,7 +103,7 @@ def needed(packages):
 def versions(line, frozen):
     """{package: {python: version}} and the names of those that are wheels for every platform."""
     merged, platform_wheels = {}, set()
-    for name, of, python, is_keras_2 in matrix.cells():
+    for name, of, python, is_keras_2 in matrix.environments():
         if of != line or (is_keras_2 and name not in frozen):
             continue
         if name not in frozen:
@@ -156,7 +157,7 @@ def patches_passed(line):
     for (of, package), version in OWN_PATCHES.items():
         if of == line:
             for python in matrix.pythons(line):
-                kept = records.get(matrix.cell(python, line, False), {})
+                kept = records.get(matrix.env_name(python, line, False), {})
                 if kept.get("packages", {}).get("tensorflow") != version or not reports.is_pass(kept):
                     raise Refused(
                         f"records/patches.json has no run of {package} {version} on Python {python} that passed"
@@ -172,7 +173,7 @@ def content(line, frozen, is_proven):
     merged, pure = versions(line, frozen)
     with open(os.path.join(FOLDER, "loose", f"tf{line}.txt"), encoding="utf-8") as file:
         loose = file.read().strip().splitlines()
-    dates = [frozen[name]["date"][:10] for name, of, _, _ in matrix.cells() if of == line and name in frozen]
+    dates = [frozen[name]["date"][:10] for name, of, _, _ in matrix.environments() if of == line and name in frozen]
     head = HEAD.format(
         line=line,
         first=pythons[0],
@@ -205,7 +206,7 @@ def main(argv=None):
     frozen = freezes(folder, junit)
     if arguments.unproven:
         frozen = working(arguments.work_dir, frozen)
-    measured = [line for name, line, _, _ in matrix.cells() if name in frozen]
+    measured = [line for name, line, _, _ in matrix.environments() if name in frozen]
     status = 0
     for line in arguments.lines or sorted(set(measured), key=matrix.LINES.index):
         try:

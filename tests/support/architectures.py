@@ -325,7 +325,7 @@ class KerasSide:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# From cell to cell
+# From environment to environment
 
 
 def write(folder):

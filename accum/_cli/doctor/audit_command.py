@@ -36,7 +36,12 @@ def write_bill_of_lock(arguments, parser, case, record, lock, system):
     advisory_list, _, advisories = _advisories(arguments, parser, case, record, pins, version)
     name = next(name for name in ("tensorflow", "tensorflow-cpu", "tensorflow-macos") if name in pins)
     _write_sbom(
-        arguments, f"lock {lock.cell} on {system}", sbom.of_lock(record, lock, system), advisory_list, advisories, name
+        arguments,
+        f"lock {lock.env_name} on {system}",
+        sbom.of_lock(record, lock, system),
+        advisory_list,
+        advisories,
+        name,
     )
     return 0
 

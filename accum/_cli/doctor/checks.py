@@ -64,9 +64,9 @@ class Case:
         self.is_in_matrix = self.is_known and self.minor in matrix.pythons(self.line, facts.system)
         self.wants_keras_2 = facts.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")  # as TensorFlow reads it
         self.is_keras_2 = self.wants_keras_2 and self.is_known and matrix.has_keras_3(self.line)
-        self.cell = matrix.cell(self.minor, self.line, self.wants_keras_2) if self.is_known else None
-        if self.cell is None and self.line:
-            self.cell = f"py{self.minor.replace('.', '')}-tf{self.line}"
+        self.env_name = matrix.env_name(self.minor, self.line, self.wants_keras_2) if self.is_known else None
+        if self.env_name is None and self.line:
+            self.env_name = f"py{self.minor.replace('.', '')}-tf{self.line}"
 
         self.keras = trial.keras
         if (

@@ -214,7 +214,7 @@ def diagnosis(case):
     )
     return {
         "verdict": verdict if has_problem or not works else "supported",
-        "cell": case.cell,
+        "cell": case.env_name,
         "accum": accum.__version__,
         "system": case.facts.system,
         "python": case.facts.python,

@@ -14,7 +14,7 @@ def name(case, record) -> Optional[str]:
     """The lock of an environment, such as "py39-tf2.10-cpu"; None if there is none."""
     if not case.is_known:
         return None
-    plain = matrix.cell(case.minor, case.line)
+    plain = matrix.env_name(case.minor, case.line)
     flavours = []
     if case.is_keras_2:
         flavours.append("-keras2")
@@ -39,8 +39,8 @@ def pins(case, record) -> Dict[str, str]:
 def newest_tensorflow(case, record) -> str:
     """The newest patch in the locks of this line, Python and system, whether of `tensorflow` or of `tensorflow-cpu`."""
     lock_names = locks.base(name(case, record)), name(case, record)
-    of_cells = [locks.lock(record, cell).packages.get(case.facts.system) for cell in lock_names]
-    return max((locks.tensorflow(pins) for pins in of_cells if pins), key=installed.key)
+    of_environments = [locks.lock(record, env_name).packages.get(case.facts.system) for env_name in lock_names]
+    return max((locks.tensorflow(pins) for pins in of_environments if pins), key=installed.key)
 
 
 def report(case, record) -> Optional[Dict[str, Any]]:

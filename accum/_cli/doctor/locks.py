@@ -1,4 +1,4 @@
-"""The locks: for each cell and system, the exact packages to install and the sha256 of their files.
+"""The locks: for each environment and system, the exact packages to install and the sha256 of their files.
 
 `locks.json` is their one source; scripts/release/ask_locks.py writes it. Here it is read, and written out in the two
 forms that installers take: a requirements file with hashes, and `pylock.<name>.toml` (PEP 751). Needs no TensorFlow.
@@ -29,13 +29,13 @@ _PLATFORM_TAGS = {
     "macos-x86_64": r"macosx_.*_(x86_64|universal2|intel)",
     "macos-arm64": r"macosx_.*_(arm64|universal2)",
 }
-_CELL = re.compile(r"py3(\d+)-tf(\d+\.\d+)(?:-(\w+))?")
+_ENV_NAME = re.compile(r"py3(\d+)-tf(\d+\.\d+)(?:-(\w+))?")
 
 
 class Lock(NamedTuple):
     """`packages`: {system: {package: version}}; `absent`: {system: why there is no TensorFlow}."""
 
-    cell: str
+    env_name: str
     packages: Dict[str, Dict[str, str]]
     absent: Dict[str, str]
 
@@ -55,46 +55,46 @@ def read(path: str = PATH) -> Any:
         return json.load(file)
 
 
-def minor(cell):
-    """The minor version of Python 3 that a cell is for."""
-    return int(_match(cell).group(1))
+def minor(env_name):
+    """The minor version of Python 3 that an environment is for."""
+    return int(_match(env_name).group(1))
 
 
-def line(cell):
-    """The TensorFlow line of a cell."""
-    return _match(cell).group(2)
+def line(env_name):
+    """The TensorFlow line of an environment."""
+    return _match(env_name).group(2)
 
 
-def _match(cell):
-    match = _CELL.fullmatch(cell)
+def _match(env_name):
+    match = _ENV_NAME.fullmatch(env_name)
     if match is None:
-        raise ValueError(f"cell must be named like py39-tf2.10. Received: {cell}")
+        raise ValueError(f"environment must be named like py39-tf2.10. Received: {env_name}")
     return match
 
 
-def base(cell):
-    """The cell without its flavour: py39-tf2.10 for py39-tf2.10-cpu."""
-    return "-".join(cell.split("-")[:2])
+def base(env_name):
+    """The environment without its flavour: py39-tf2.10 for py39-tf2.10-cpu."""
+    return "-".join(env_name.split("-")[:2])
 
 
-def lock(record, cell) -> Lock:
-    """The lock of a cell.
+def lock(record, env_name) -> Lock:
+    """The lock of an environment.
 
     `locks.json` holds of each system only what differs from Linux x86_64, and of a flavour what differs from its base.
     """
     packages: Dict[str, Dict[str, str]] = {}
     absent: Dict[str, str] = {}
-    for system, entry in record["locks"][cell].items():
+    for system, entry in record["locks"][env_name].items():
         if isinstance(entry, str):
             absent[system] = entry
         else:
-            like = record["locks"][base(cell)] if cell != base(cell) else {}
-            common = like.get("linux", {}) if system != "linux" or cell != base(cell) else {}
-            if cell == base(cell) and system != "linux":
-                common = record["locks"][cell]["linux"]
+            like = record["locks"][base(env_name)] if env_name != base(env_name) else {}
+            common = like.get("linux", {}) if system != "linux" or env_name != base(env_name) else {}
+            if env_name == base(env_name) and system != "linux":
+                common = record["locks"][env_name]["linux"]
             pins = dict(common, **entry)
             packages[system] = {name: pins[name] for name in sorted(pins) if pins[name] is not None}
-    return Lock(cell, packages, absent)
+    return Lock(env_name, packages, absent)
 
 
 def difference(pins, common):
@@ -113,9 +113,9 @@ def tensorflow(pins: Dict[str, str]) -> str:
 # Files
 
 
-def files(record, cell, system, package, version) -> List[File]:
-    """The files of a package for a cell and system: its wheels there, or else its sources."""
-    python = minor(cell)
+def files(record, env_name, system, package, version) -> List[File]:
+    """The files of a package for an environment and system: its wheels there, or else its sources."""
+    python = minor(env_name)
     of_version = [File(name, sha) for name, sha in sorted(record["files"][package][version].items())]
     wheels = [file for file in of_version if file.is_wheel and fits(file.name, python, system)]
     return wheels or [file for file in of_version if not file.is_wheel]
@@ -144,7 +144,9 @@ def _runs(python, abis, minor):
 def built(record, lock_: Lock, system) -> List[str]:
     """The packages that have no wheel for a system: an installer compiles or packs them from their sources."""
     pins = lock_.packages.get(system, {})
-    return [name for name, version in pins.items() if not files(record, lock_.cell, system, name, version)[0].is_wheel]
+    return [
+        name for name, version in pins.items() if not files(record, lock_.env_name, system, name, version)[0].is_wheel
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def _versions(lock_: Lock):
 
 
 def _files_of(record, lock_, systems, name, version):
-    chosen = [file for system in systems for file in files(record, lock_.cell, system, name, version)]
+    chosen = [file for system in systems for file in files(record, lock_.env_name, system, name, version)]
     return sorted(set(chosen), key=lambda file: (not file.is_wheel, file.name))
 
 
@@ -191,14 +193,14 @@ def only(lock_: Lock, system) -> Lock:
 
 def siblings(record, lock_: Lock) -> List[str]:
     """What the lock of `tensorflow` or `tensorflow-cpu` says if the other one has another patch on Linux x86_64."""
-    plain = base(lock_.cell)
+    plain = base(lock_.env_name)
     if (
-        lock_.cell not in (plain, plain + "-cpu")
+        lock_.env_name not in (plain, plain + "-cpu")
         or "linux" not in lock_.packages
         or plain + "-cpu" not in record["locks"]
     ):
         return []
-    full, cpu = (lock(record, cell).packages["linux"] for cell in (plain, plain + "-cpu"))
+    full, cpu = (lock(record, env_name).packages["linux"] for env_name in (plain, plain + "-cpu"))
     if tensorflow(full) == tensorflow(cpu):
         return []
     patches = f"tensorflow has {tensorflow(full)}, tensorflow-cpu has {tensorflow(cpu)}"
@@ -213,11 +215,13 @@ def without(lock_: Lock, names) -> Lock:
 
 def head(record, lock_: Lock) -> List[str]:
     """What a lock says first, as lines of comment."""
-    python = f"3.{minor(lock_.cell)}"
+    python = f"3.{minor(lock_.env_name)}"
     names = ", ".join(SYSTEMS[system][0] for system in SYSTEMS if system in lock_.packages)
     lines = [
-        f"TensorFlow {line(lock_.cell)} for Python {python} on {names}, as of {record['date']}.",
-        "Written by scripts/user/write_locks.py from constraints/tf{}.txt; see docs/pins.md.".format(line(lock_.cell)),
+        f"TensorFlow {line(lock_.env_name)} for Python {python} on {names}, as of {record['date']}.",
+        "Written by scripts/user/write_locks.py from constraints/tf{}.txt; see docs/pins.md.".format(
+            line(lock_.env_name)
+        ),
     ]
     lines += siblings(record, lock_)
     for system in SYSTEMS:
@@ -261,7 +265,7 @@ def _not(systems):
 def pylock(record, lock_: Lock, url: Optional[str] = None) -> str:
     """A PEP 751 lock. Files are looked for in `wheelhouse/` beside it, or below `url`."""
     lines = ["# " + text for text in head(record, lock_)]
-    lines += ['lock-version = "1.0"', 'created-by = "accum"', f'requires-python = "==3.{minor(lock_.cell)}.*"']
+    lines += ['lock-version = "1.0"', 'created-by = "accum"', f'requires-python = "==3.{minor(lock_.env_name)}.*"']
     lines += ["environments = ["] + [f'    "{SYSTEMS[s][1]}",' for s in SYSTEMS if s in lock_.packages] + ["]"]
     for name, version, systems in _versions(lock_):
         lines += ["", "[[packages]]", f'name = "{name}"', f'version = "{version}"']
@@ -282,6 +286,6 @@ def _table(file, url):
 FORMS = {"requirements": requirements, "pylock": pylock}
 
 
-def file_name(cell, form):
+def file_name(env_name, form):
     """The name of a lock as a file. PEP 751 allows no further dot between `pylock.` and `.toml`."""
-    return f"pylock.{cell.replace('.', '_')}.toml" if form == "pylock" else f"{cell}.txt"
+    return f"pylock.{env_name.replace('.', '_')}.toml" if form == "pylock" else f"{env_name}.txt"

@@ -1,6 +1,7 @@
 """The matrix as data: which TensorFlow lines run on which Pythons and systems, and which packages they need.
 
-Needs no TensorFlow. `python -m accum doctor` and the scripts read it; a test compares it with the cells of tox.ini.
+Needs no TensorFlow. `python -m accum doctor` and the scripts read it; a test compares it with the environments of
+tox.ini.
 """
 
 PYTHONS = {
@@ -123,15 +124,15 @@ def has_keras_api(line):
     return line != "1.15"
 
 
-def cell(python, line, keras_2=False):
-    """The name of a cell in tox.ini: py311-tf2.15, py311-tf2.16 (Keras 3) or py311-tf2.16-keras2."""
+def env_name(python, line, keras_2=False):
+    """The name of an environment in tox.ini: py311-tf2.15, py311-tf2.16 (Keras 3) or py311-tf2.16-keras2."""
     return "py{}-tf{}{}".format(python.replace(".", ""), line, "-keras2" if keras_2 and has_keras_3(line) else "")
 
 
-def cells(system="linux"):
-    """Every cell of a system as (name, line, python, whether it uses Keras 2 although Keras 3 is the default)."""
+def environments(system="linux"):
+    """The environments of a system as (name, line, python, whether it uses Keras 2 where Keras 3 is the default)."""
     return [
-        (cell(python, line, keras_2), line, python, keras_2)
+        (env_name(python, line, keras_2), line, python, keras_2)
         for line in LINES
         for keras_2 in ((False, True) if has_keras_3(line) else (False,))
         for python in pythons(line, system)

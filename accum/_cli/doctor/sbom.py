@@ -72,7 +72,7 @@ def of_environment(packages, record, lock: Optional[locks.Lock], system: str) ->
     for name in sorted(packages):
         package = packages[name][0]
         is_locked = lock is not None and locked.get(name) == package.version
-        files = locks.files(record, lock.cell, system, name, package.version) if is_locked and lock else []
+        files = locks.files(record, lock.env_name, system, name, package.version) if is_locked and lock else []
         license_ = licenses.of(package.license_expression, package.license_words, recorded.get(name))
         components.append(Component(name, package.version, license_, files))
     return components
@@ -86,7 +86,7 @@ def of_lock(record, lock: locks.Lock, system: str) -> List[Component]:
             name,
             version,
             licenses.of(None, [], recorded.get(name)),
-            locks.files(record, lock.cell, system, name, version),
+            locks.files(record, lock.env_name, system, name, version),
         )
         for name, version in sorted(lock.packages[system].items())
     ]

@@ -1,10 +1,10 @@
-"""List the cells of the matrix that exist on each platform, and write these lists into the workflow.
+"""List the environments of the matrix that exist on each platform, and write these lists into the workflow.
 
-tox.ini defines the cells; this file only knows for which cells TensorFlow is published on a platform. `wheels.py`
-checks that against the package index.
+tox.ini defines the environments; this file only knows for which environments TensorFlow is published on a platform.
+`wheels.py` checks that against the package index.
 
-    python scripts/dev/cells.py windows     prints the cells of a platform
-    python scripts/dev/cells.py --write     writes all lists into .github/workflows/platforms.yml
+    python scripts/dev/environments.py windows     prints the environments of a platform
+    python scripts/dev/environments.py --write     writes all lists into .github/workflows/platforms.yml
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Dict, List
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WORKFLOW = os.path.join(ROOT, ".github", "workflows", "platforms.yml")
-CELL = re.compile(r"py3(\d+)-tf(\d+)\.(\d+)(?:-(\w+))?$")
+ENV_NAME = re.compile(r"py3(\d+)-tf(\d+)\.(\d+)(?:-(\w+))?$")
 LABELS = ["v1", "", "beyond", "metal"]
 
 
@@ -31,7 +31,7 @@ def expanded(text: str) -> List[str]:
 
 
 def labels(path: str = os.path.join(ROOT, "tox.ini")) -> Dict[str, List[str]]:
-    """The cells under each label of tox.ini, and under "" those of `env_list`."""
+    """The environments under each label of tox.ini, and under "" those of `env_list`."""
     config = configparser.ConfigParser(interpolation=None)
     config.read(path, encoding="utf-8")
     text = re.sub(r"(?m)^#.*\n", "", config["tox"]["labels"].replace("\\\n", ""))
@@ -41,9 +41,9 @@ def labels(path: str = os.path.join(ROOT, "tox.ini")) -> Dict[str, List[str]]:
     return found
 
 
-def parts(cell: str):
-    """The sort key of a cell: (TensorFlow line, minor of Python 3, last factor or "")."""
-    minor, major, line, flavour = CELL.match(cell).groups()
+def parts(env_name: str):
+    """The sort key of an environment: (TensorFlow line, minor of Python 3, last factor or "")."""
+    minor, major, line, flavour = ENV_NAME.match(env_name).groups()
     return (int(major), int(line)), int(minor), flavour or ""
 
 
@@ -87,27 +87,27 @@ PLATFORMS = {
 }
 
 
-def cells(platform: str) -> List[str]:
-    """The cells that exist on a platform, by TensorFlow line and Python."""
+def env_names(platform: str) -> List[str]:
+    """The environments that exist on a platform, by TensorFlow line and Python."""
     known = labels()
-    candidates = {cell for label in LABELS for cell in known[label]}
-    return sorted((cell for cell in candidates if PLATFORMS[platform](*parts(cell))), key=parts)
+    candidates = {env_name for label in LABELS for env_name in known[label]}
+    return sorted((env_name for env_name in candidates if PLATFORMS[platform](*parts(env_name))), key=parts)
 
 
 def flow_list(platform: str, indent: int = 10) -> str:
-    """The cells as a list of YAML, wrapped."""
-    text = ", ".join(cells(platform))
+    """The environments as a list of YAML, wrapped."""
+    text = ", ".join(env_names(platform))
     margin = " " * indent
     return "[\n{}\n{}]".format(textwrap.fill(text, 118, initial_indent=margin, subsequent_indent=margin), margin[:-2])
 
 
 def with_lists(text: str) -> str:
-    """The text of the workflow with its lists of cells written anew."""
+    """The text of the workflow with its lists of environments written anew."""
     for platform in PLATFORMS:
-        pattern = r"(?s)(\n  {}:\n.*?\n        cell: )\[.*?\]".format(re.escape(platform))
+        pattern = r"(?s)(\n  {}:\n.*?\n        environment: )\[.*?\]".format(re.escape(platform))
         found = re.search(pattern, text)
         if found is None:
-            raise ValueError(f"the workflow has no job {platform} with a list of cells")
+            raise ValueError(f"the workflow has no job {platform} with a list of environments")
         text = text[: found.start()] + found.group(1) + flow_list(platform) + text[found.end() :]
     return text
 
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the lists into the workflow")
     arguments = parser.parse_args()
     if arguments.platform:
-        print("\n".join(cells(arguments.platform)))
+        print("\n".join(env_names(arguments.platform)))
     if arguments.write:
         with open(WORKFLOW, encoding="utf-8") as file:
             text = with_lists(file.read())

@@ -1,7 +1,7 @@
 """Pass a run, stopped in mid-cycle, from one TensorFlow to another: in one process (test_convert.py) or several (tox).
 
-    python tests/support/convert_cells.py write FOLDER    stop every run after 21 micro steps, and save it in FOLDER
-    python tests/support/convert_cells.py read FOLDER     continue the runs in FOLDER, and compare with the oracle
+    python tests/support/convert_environments.py write FOLDER    stop each run after 21 micro steps; save it in FOLDER
+    python tests/support/convert_environments.py read FOLDER     continue the runs, and compare with the oracle
 
 A static graph writes with its `Saver`, and Keras reads with `from_v1`. Keras writes with `to_v1`, and a plain `Saver`
 reads. If TensorFlow has Keras, this is the Keras side, unless the last argument is `graph`.
@@ -160,7 +160,7 @@ class Keras:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# From cell to cell
+# From environment to environment
 
 
 def write(folder, side):
