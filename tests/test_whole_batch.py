@@ -1,4 +1,4 @@
-"""What looks across examples sees the whole batch, although the model computes it in micro-batches (law L19).
+"""Operations that look across examples see the whole batch, although it is computed in micro-batches (law L19).
 
 The oracle is always plain Keras, which trains on the whole batch at once.
 """

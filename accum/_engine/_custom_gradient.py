@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own, which refer to a model no longer than a step is traced."""
+"""Functions with a custom gradient that release the model once the step has been traced."""
 
 import contextlib
 import threading

@@ -1,18 +1,18 @@
 """Cut a traced graph at its barriers into phases, each a part of the graph (law L19).
 
-The level of an operation is the largest number of barriers on a way to it; None if it does not depend on the batch.
-What differentiates an operation belongs to its level too. So there is a forward phase and a backward phase of each
-level, and the graph itself tells what each takes from others:
+The level of an operation is the largest number of barriers on any path to it, or None if it does not depend on the
+batch. The gradient of an operation belongs to the same level. So each level has a forward phase and a backward phase.
+The edges of the graph define the inputs that a phase takes from other phases:
 
     forward 0 -> forward 1 -> ... -> outputs -> loss -> ... -> backward 1 -> backward 0 -> weights
 
 Operations that do not depend on the batch, such as those that read a variable, are repeated in each phase that needs
 them. Their gradients are computed once, from sums over the micro-batches, in the phase `weights`.
 
-Three things in a graph are no function of its inputs, and become one:
-- A random operation takes the numbers of its examples among those of the batch; see `_draws`.
-- A variable to which the function assigns something that does not depend on the batch is read once, and assigned once.
-- What else could not be repeated is computed in the forward phase, and kept.
+Three kinds of operations are not functions of the graph's inputs, and are made so:
+- A random operation takes its examples' share of the random numbers of the batch; see `_draws`.
+- If the function assigns a value that does not depend on the batch, the variable is read once and assigned once.
+- Any other operation that can't be repeated runs in the forward phase, and its result is kept.
 """
 
 import functools

@@ -1,11 +1,11 @@
-"""Random numbers that belong to the example: a micro-batch draws its rows of what the batch would draw (law L20).
+"""Random numbers that belong to the examples: a micro-batch gets its rows of the batch's random numbers (law L20).
 
-TensorFlow's random operations return a function of a seed and of the place of a number in the result. So rows a to b of
-a draw are a draw from which the numbers before a are left out. A generator that counts does that by its counter, which
-advances by one for every few numbers; elsewhere the whole batch is drawn, and cut.
+The numbers of TensorFlow's random operations are a function of a seed and of their position in the result. So rows a to
+b can be drawn alone by skipping the numbers before a. A counter-based generator skips them by its counter, which
+advances by one for every few numbers. For other generators the whole batch is drawn, and sliced.
 
-Operations that have a state instead of a seed become ones without: their numbers are a function of the batch's seed, of
-how many operations have drawn before, and of the example.
+Operations with a state instead of a seed are replaced by stateless ones. Their numbers are a function of the batch's
+seed, of the number of random operations before them, and of the example.
 """
 
 import contextlib

@@ -1,13 +1,13 @@
-"""Find where a graph normalises by the statistics of its batch, and make barriers of these places (law L19).
+"""Find the operations that normalise by the statistics of a batch, and turn them into barriers (law L19).
 
-Two patterns are found, whoever has made them (`tf.nn`, tf-slim, Keras, a `tf.Module`):
+Two patterns are recognised, in any code that builds them (`tf.nn`, tf-slim, Keras, a `tf.Module`):
 
     FusedBatchNorm(x, scale, offset, …), in training
     mean = Mean(x),  variance = Mean(SquaredDifference(x, mean)),  over axes of which one is the batch
 
-The axis of the batch is the one whose length a trace does not know. What these operations return is replaced by what is
-computed from the moments of the whole batch. A reduction over the examples that is no part of such a pattern, but meets
-single examples again, can't be exact, and is named.
+The batch axis is the one whose length is unknown while tracing. The results of these operations are replaced by values
+computed from the moments of the whole batch. Any other reduction over the examples can't be exact if its result is
+combined with single examples again. Such reductions are reported by name.
 """
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -68,7 +68,7 @@ class FoundStatistics:
         self._marks = marks
         self._receive = receive
         self._ops = marks.graph.get_operations()
-        self._known: Set[str] = set()  # names of what is part of a pattern
+        self._of_patterns: Set[str] = set()  # names of what is part of a pattern
         self._inputs = {tensor.op.name for tensor in inputs}
         self._ours = self._reached(self._inputs)
         self._moved = self._with_another_axis_first()
@@ -153,7 +153,7 @@ class FoundStatistics:
         if share != 1.0:  # it returns moving averages, already moved
             mean = (1.0 - share) * op.inputs[3] + share * mean
             variance = (1.0 - share) * op.inputs[4] + share * variance
-        self._known.add(op.name)
+        self._of_patterns.add(op.name)
         return {
             op.outputs[0].name: tf.cast(outputs, op.outputs[0].dtype),
             op.outputs[1].name: tf.cast(mean, op.outputs[1].dtype),
@@ -167,7 +167,7 @@ class FoundStatistics:
         shape = [1 if axis in pair.axes else length for axis, length in enumerate(lengths)]
         self._require_shape(pair.variance, shape)
         _, whole = self._at_barrier(pair.values.name, values, Normalization(pair.axes, len(lengths), shape))
-        self._known.update(op.name for op in pair.means + [pair.variance])
+        self._of_patterns.update(op.name for op in pair.means + [pair.variance])
         return {
             op.outputs[0].name: tf.cast(tf.reshape(value, _shape_of(op, shape, pair.axes)), op.outputs[0].dtype)
             for op, value in [(mean, whole.mean) for mean in pair.means] + [(pair.variance, whole.variance)]
@@ -239,9 +239,9 @@ class FoundStatistics:
         for op in calls:
             if library is not None and library.normalizes(op.node_def):
                 raise Unrepeatable(
-                    "What looks across examples, such as batch normalization, can't be computed over the whole batch "
-                    "within a loop, a conditional or a function of its own: take it out of there, or leave out "
-                    f"`whole_batch`. Received: {op.name!r}."
+                    "An operation that looks across examples, such as batch normalization, can't be computed over the "
+                    "whole batch within a loop, a conditional or a function of its own: take it out of there, or "
+                    f"leave out `whole_batch`. Received: {op.name!r}."
                 )
 
     def _others(self) -> List[str]:
@@ -250,7 +250,9 @@ class FoundStatistics:
         rows = set(self._inputs)
         names: Dict[str, None] = {}
         for op in self._ops:
-            is_whole = op.name in self._known and op.type not in _tf.FUSED_BATCH_NORMS  # a statistic, now of the batch
+            is_whole = (
+                op.name in self._of_patterns and op.type not in _tf.FUSED_BATCH_NORMS
+            )  # a statistic, now of the batch
             if op.name not in self._ours or op.type in SIZES or op.name in self._marks.own or is_whole:
                 continue
             before = [tensor.op.name for tensor in op.inputs]

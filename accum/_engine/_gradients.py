@@ -1,4 +1,4 @@
-"""Arithmetic on gradients, which are tensors or `tf.IndexedSlices`: the rows of a gradient, whose indices may repeat.
+"""Arithmetic on gradients: tensors, or `tf.IndexedSlices`, which hold rows whose indices may repeat.
 
 Weight 0 gives 0 even for NaN, which is the mean of an empty micro-batch.
 """

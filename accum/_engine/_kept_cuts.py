@@ -1,16 +1,15 @@
 """Choose the cuts whose tensors are kept from the forward to the backward pass, by their bytes (law L19).
 
-A cut lies before each level. What crosses a kept cut is kept; what lies between two of them is computed again when the
-backward pass comes to that group of levels, and all of a group's tensors are then there at once. So the memory is
+There is a cut before each level. Tensors that cross a kept cut are stored. The levels between two kept cuts form a
+group. The backward pass recomputes a group when it reaches it, and then holds all its tensors. The memory is
 
     bytes of the kept cuts + bytes of the largest group
 
-The gradient by a tensor takes its place as soon as no level needs the tensor any more. Only where several levels use
-it are both there, between the last of them and the first.
+The gradient by a tensor reuses the memory of the tensor as soon as no level needs the tensor any more. If several
+levels use it, both exist between the last and the first of them.
 
-The level that makes a tensor needs it too, for the gradient of its own statistics. Computing it once more takes time,
-and reading it takes memory, because tensor and gradient are then there at once. So it is read where this does not
-exceed the memory that is needed elsewhere.
+The level that computes a tensor also needs it for the gradient of its own statistics. Recomputing it takes time.
+Keeping it takes memory, because tensor and gradient then exist at once. So it is kept if this does not raise the peak.
 
 With many equal cuts, about the square root of their number is kept.
 """

@@ -1,4 +1,4 @@
-"""The arithmetic of normalising by the statistics of a batch, of which only a part is at hand (law L19)."""
+"""Normalise a micro-batch by the statistics of its whole batch, and differentiate this (law L19)."""
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 

@@ -1,8 +1,8 @@
-"""Which variables had a gradient in the current cycle, as far as Python sees its micro steps.
+"""Record the variables that had a gradient in the current cycle, as far as Python sees its micro steps.
 
-A variable that has none in a whole cycle is not passed to the inner optimizer, as at the full batch: an optimizer with
-momentum would move it even with a gradient of zeros. In a graph, what is passed can't depend on the run. But eagerly,
-Python sees every gradient.
+A variable without a gradient in a whole cycle is not passed to the inner optimizer, just as in a full batch: an
+optimizer with momentum would move it even with a gradient of zeros. In a graph, the list of variables is fixed before
+the graph runs. In eager execution, Python sees every gradient.
 """
 
 import json

@@ -1,17 +1,17 @@
-"""A function of a batch that is computed in segments, so that what looks across examples sees the whole batch (L19).
+"""Compute a function of a batch in segments, so that operations across examples see the whole batch (law L19).
 
     batch -> segment: each micro-batch in turn -> barrier -> segment: each micro-batch in turn -> ... -> outputs
 
-All micro-batches come up to a barrier before any passes it. Barriers are means and variances over the batch, functions
-that are called with the whole batch at once, and the outputs, on which a loss is computed. A segment is a level of the
-traced function; see `_cut_graph`. What later segments need is kept for as long as they do; of what the gradient needs,
-only the tensors that cross a few cuts are; see `_kept_cuts`. The gradient goes through the segments in reverse. It
-computes the group of segments behind each kept cut again, and then each of them, with its gradient, micro-batch after
-micro-batch.
+All micro-batches reach a barrier before any of them passes it. Barriers are means and variances over the batch,
+functions that are called with the whole batch at once, and the outputs, from which a loss is computed. A segment is a
+level of the traced function; see `_cut_graph`. Tensors that later segments need are kept until the last of these has
+run. For the gradient, only the tensors that cross a few cuts are kept; see `_kept_cuts`. The backward pass goes through
+the segments in reverse. It first recomputes the group of segments behind each kept cut. Then it recomputes each segment
+of the group together with its gradient, one micro-batch after the other.
 
-The gradient of a mean or variance by the micro-batches is found like this. Let x be what is normalised, N the number of
-values of a feature in the whole batch, and let m and v be the gradients of the loss by mean and variance, which the
-later segment has added up over its micro-batches. The earlier segment differentiates, for each micro-batch,
+The gradient of a mean or variance by the micro-batches follows. Let x be the normalised tensor and N the number of
+values of a feature in the whole batch. Let m and v be the gradients of the loss by mean and variance, summed by the
+later segment over its micro-batches. The earlier segment differentiates, for each micro-batch,
 
     m * sum(x) / N + v * sum((x - mean)^2) / N
 
@@ -199,7 +199,7 @@ class SegmentedFunction:
         self._weight = weight
         self._stored: Dict[Key, _Stored] = {}
         self._kept: Dict[Key, _Stored] = {}  # what `forward` leaves to each run of `backward`
-        self._known: Dict[Key, tf.Tensor] = {}  # what is the same for all micro-batches
+        self._whole_values: Dict[Key, tf.Tensor] = {}  # what is the same for all micro-batches
         self._loss_grads: Dict[Optional[Key], Tuple[LossMark, tf.Tensor]] = {}
         cut = self._cut
         self._of_wholes = {key for phase in cut.wholes + cut.wholes_backward for key in phase.feeds}
@@ -211,9 +211,9 @@ class SegmentedFunction:
         cut, trace = self._cut, self._trace
         self._zeros: Dict[Tuple[tf.DType, Tuple[Optional[int], ...]], tf.Tensor] = {}
         if any(trace.seed in phase.feeds for phase in cut.forward + cut.wholes):
-            self._known[trace.seed] = self._seed_of_batch()
+            self._whole_values[trace.seed] = self._seed_of_batch()
         for key, handle in cut.states.items():
-            self._known[key] = _tf.read_handle(handle, cut.spec(key).dtype)
+            self._whole_values[key] = _tf.read_handle(handle, cut.spec(key).dtype)
         fetched: Dict[Key, Any] = {}
         losses = {loss.value: loss for loss in trace.losses}
         for level, phase in enumerate(cut.forward):
@@ -292,9 +292,9 @@ class SegmentedFunction:
             part = Moments(*own)
             whole = part if self._group_size == 1 else over_replicas(part, None, self._group_size)
             self._wholes[number] = whole
-            self._known.update(zip((mark.number, mark.mean, mark.variance), whole))
+            self._whole_values.update(zip((mark.number, mark.mean, mark.variance), whole))
             if mark.whole_count is not None and mark.whole_mean is not None:
-                self._known[mark.whole_count], self._known[mark.whole_mean] = whole.count, whole.mean
+                self._whole_values[mark.whole_count], self._whole_values[mark.whole_mean] = whole.count, whole.mean
         fetched.update({moments.mean: Moments(*own) for moments, own in zip(others, results.moments)})
 
     def _zeros_like(self, key: Key) -> tf.Tensor:
@@ -319,12 +319,12 @@ class SegmentedFunction:
     def _run_whole(self, mark: WholeMark, phase: Phase) -> None:
         """Compute what is called with the whole batch."""
         for key, input_key in zip(mark.arguments, mark.inputs):
-            self._known[key] = self._stored[input_key].kept.joined()
+            self._whole_values[key] = self._stored[input_key].kept.joined()
         results = self._segments.run(phase, self._feeds(phase, WHOLE))
         for key, result in zip(mark.parts, mark.results):
             self._stored[key] = _stored_whole(results[result])
         for key in mark.arguments:
-            del self._known[key]
+            del self._whole_values[key]
 
     def _part_of(self, loss: LossMark, value: tf.Tensor, index: Index) -> tf.Tensor:
         """Return the part of a micro-batch in a loss of the batch."""
@@ -339,8 +339,8 @@ class SegmentedFunction:
         feeds: Dict[Key, tf.Tensor] = {}
         leaves = None
         for key in phase.feeds:
-            if key in self._known:
-                feeds[key] = self._cast(key, self._known[key])
+            if key in self._whole_values:
+                feeds[key] = self._cast(key, self._whole_values[key])
             elif key in self._stored:
                 feeds[key] = self._cast(key, self._at(self._stored[key], index))
             elif key in trace.inputs:
@@ -458,16 +458,16 @@ class SegmentedFunction:
             if any(grad in summed for grad in mark.grads):
                 by_statistics = self._over_replicas([totals.get(grad) for grad in mark.grads])  # type: ignore[arg-type]
                 pairs = zip(mark.cotangents, by_statistics)
-                self._known.update({key: grad for key, grad in pairs if grad is not None and key is not None})
+                self._whole_values.update({key: grad for key, grad in pairs if grad is not None and key is not None})
         return [getattr(total, "values", total) for total in results.sums + results.rows] or after
 
     def _backward_whole(self, mark: WholeMark, phase: Phase, totals: Dict[Key, Gradient]) -> None:
         """Differentiate what is called with the whole batch."""
         for key, input_key in zip(mark.arguments, mark.inputs):
-            self._known[key] = self._stored[input_key].kept.joined()
+            self._whole_values[key] = self._stored[input_key].kept.joined()
         for cotangent, grad in zip(mark.result_cotangents, mark.part_grads):
             if cotangent is not None and grad is not None:
-                self._known[cotangent] = self._stored.pop(grad).kept.joined()
+                self._whole_values[cotangent] = self._stored.pop(grad).kept.joined()
         fetched = self._segments.run(phase, self._feeds(phase, WHOLE))
         for cotangent, grad in zip(mark.input_cotangents, mark.argument_grads):
             if cotangent is not None and grad is not None:
@@ -483,14 +483,14 @@ class SegmentedFunction:
             else:
                 totals[key] = _float32(value)
         for key in mark.arguments:
-            del self._known[key]
+            del self._whole_values[key]
 
     def _by_variables(self, totals: Dict[Key, Gradient]) -> List[Optional[Gradient]]:
         cut = self._cut
         feeds = {key: totals[key] for key in cut.weights.feeds if key in totals}
         for key in cut.weights.feeds:
-            if key in self._known:
-                feeds[key] = self._known[key]
+            if key in self._whole_values:
+                feeds[key] = self._whole_values[key]
             elif key in self._loss_grads:
                 feeds[key] = self._loss_grads[key][1]
         for key in feeds:

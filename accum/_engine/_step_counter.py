@@ -1,4 +1,4 @@
-"""What a cycle counts: its micro steps, its length, and whether the last micro step made a step."""
+"""The counters of a cycle: its micro steps, its length, and a flag for a step made by the last micro step."""
 
 from typing import Any, NamedTuple, Optional
 

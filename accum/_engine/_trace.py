@@ -1,9 +1,9 @@
 """Trace a function of a micro-batch once, with marks at its barriers, and with its gradient (law L19).
 
-While the function is traced, each barrier leaves a mark: the tensors that come up to it, and placeholders for what
-comes out of it, which depends on all micro-batches. The gradient is taken in the same graph, of the function's outputs
-and of what comes up to the barriers, each with a placeholder for its cotangent, the gradient of the loss of the batch
-by it. So one graph holds all that has to be computed, and what it takes from elsewhere is a placeholder.
+While the function is traced, each barrier leaves a mark: its input tensors, and placeholders for its results, which
+depend on all micro-batches. The same graph holds the gradient of the function's outputs and of the barriers' inputs.
+Each of these has a placeholder for its cotangent, the gradient of the batch's loss by it. So one graph holds the whole
+computation, and everything that it takes from elsewhere is a placeholder.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The call of a traced function with a whole batch, in micro-batches, whose gradient computes these again (law L19)."""
+"""Call a traced function with a whole batch, in micro-batches. The gradient recomputes each of them (law L19)."""
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 

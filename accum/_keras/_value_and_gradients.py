@@ -1,4 +1,4 @@
-"""The gradients of a whole batch in a loop of one's own, with the memory of one micro-batch (law L18)."""
+"""The gradients of a whole batch in a custom training loop, with the memory of one micro-batch (law L18)."""
 
 import functools
 from typing import Callable, List, Optional, Sequence, Tuple

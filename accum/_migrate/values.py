@@ -27,7 +27,7 @@ class Values:
     def __init__(self, module):
         visitor = _Given()
         module.visit(visitor)
-        self._given = visitor.values
+        self._values_of = visitor.values
 
     def require_number(self, node):
         """Raise `NotUnderstood` for a value that is not a number of micro-batches, or may be None."""
@@ -42,7 +42,7 @@ class Values:
     def _may_be_none(self, node, seen):
         name = _name(node)
         if is_none(node) or name is not None:
-            values = [] if name in seen else self._given.get(name, ())
+            values = [] if name in seen else self._values_of.get(name, ())
             return is_none(node) or any(self._may_be_none(value, seen | {name}) for value in values)
         if isinstance(node, cst.NamedExpr):
             return self._may_be_none(node.value, seen)

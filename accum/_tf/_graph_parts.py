@@ -137,7 +137,7 @@ class Library:
         self._graph = graph
         self._functions = {function.signature.name: function for function in graph_def.library.function}
         self._stateful: Dict[str, bool] = {}
-        self._found: Dict[str, Set[str]] = {}
+        self._ops_of: Dict[str, Set[str]] = {}
 
     def is_stateful(self, node: Node) -> bool:
         """Whether an operation may compute something else when it runs again, or has an effect."""
@@ -165,15 +165,15 @@ class Library:
         return any(_normalizes(body) or any(map(self.normalizes, body)) for body in bodies)
 
     def _within(self, name: str) -> Set[str]:
-        if name not in self._found:
-            self._found[name] = set()
+        if name not in self._ops_of:
+            self._ops_of[name] = set()
             for node in getattr(self._functions.get(name), "node_def", ()):
                 is_draw = node.op in STATEFUL_DRAWS or (node.op.startswith("Stateful") and node.op not in CALLS)
                 if is_draw or is_assignment(node.op):
-                    self._found[name].add(node.op)
+                    self._ops_of[name].add(node.op)
                 for inner in functions_of(node):
-                    self._found[name] |= self._within(inner)
-        return self._found[name]
+                    self._ops_of[name] |= self._within(inner)
+        return self._ops_of[name]
 
 
 def _normalizes(body: Sequence[Any]) -> bool:

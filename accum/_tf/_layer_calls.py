@@ -1,4 +1,4 @@
-"""How a functional model was built: with which `training` its layers were called."""
+"""Read the `training` argument with which the layers of a functional model were called."""
 
 import inspect
 from typing import Any, Dict, List, Optional, Tuple

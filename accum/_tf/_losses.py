@@ -1,4 +1,4 @@
-"""Unpack the data of a train step, and find what counts in the number by which its loss divides."""
+"""Unpack the data of a train step, and find the arguments that determine the denominator of its loss."""
 
 import contextlib
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple

@@ -1,4 +1,4 @@
-"""Random operations: note where code creates them, and draw a part of the numbers that they would draw."""
+"""Random operations: note their creation, and draw only a part of their numbers."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""What a train, test or predict step of Keras reads and calls, so that it can run on one micro-batch of a batch."""
+"""The objects that a Keras train, test or predict step reads and calls, so that it can run on one micro-batch."""
 
 import contextlib
 import importlib

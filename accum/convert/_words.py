@@ -1,4 +1,4 @@
-"""What the name of a variable says: its role in the layer, the words of its scopes, and the numbers of its layers."""
+"""Parse the name of a variable: its role in the layer, the words of its scopes, and the numbers of its layers."""
 
 import re
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple

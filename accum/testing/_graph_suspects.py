@@ -1,4 +1,4 @@
-"""What in a static graph can make micro-batches differ from the full batch."""
+"""Find the parts of a static graph that can make micro-batches differ from the full batch."""
 
 from typing import Any, List
 

@@ -111,7 +111,7 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
     def __init__(self, recorder, loss=None, variables=None):
         self._recorder = recorder
         self._loss = loss
-        self._given = variables
+        self._requested = variables
         self._losses = []
         self._runs = 0
 
@@ -119,7 +119,7 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         graph = tf.compat.v1.get_default_graph()
         if isinstance(self._loss, str):
             self._loss = graph.get_tensor_by_name(self._loss)
-        watched = tf.compat.v1.trainable_variables() if self._given is None else self._given
+        watched = tf.compat.v1.trainable_variables() if self._requested is None else self._requested
         variables = list(watched() if callable(watched) else watched)
         if not variables:
             raise ValueError("There is no variable to record: pass `variables`, or build the graph before the session.")

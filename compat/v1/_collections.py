@@ -1,4 +1,4 @@
-"""What a call of a function adds to the collections of a graph, and what of it is left there."""
+"""The additions of a function call to the collections of a graph, and a choice of those that stay."""
 
 from typing import Any, Callable, Dict, Iterable, List
 

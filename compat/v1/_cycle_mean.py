@@ -1,4 +1,4 @@
-"""The mean of a loss or metric over a cycle, which a step of several micro-batches has instead of that of its batch."""
+"""The mean of a loss or metric over the micro-batches of a cycle, which takes the place of the batch's value."""
 
 from typing import Any, List, NamedTuple, Optional, Union
 

@@ -1,8 +1,8 @@
 """The gradients of a whole batch in a static graph, with the memory of one micro-batch (law L18).
 
 A function is called twice: for the first micro-batch, and in the body of the loop over all others. Both calls share
-their variables, and together they leave in the graph what one call with the whole batch would: the same names, and in
-the collections nothing about one micro-batch.
+their variables. Together they leave the graph as one call with the whole batch would: with the same names, and without
+entries for a single micro-batch in the collections.
 """
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple

@@ -1,10 +1,10 @@
-"""A function of a whole batch in a static graph, of which batch normalisation and the loss see all examples (law L19).
+"""Compute a whole batch in a static graph, so that batch normalisation and the loss see all examples (law L19).
 
     function(micro-batch) -> ops in the graph -> their part that depends on the batch, traced as a function -> segments
 
-The function is called once, with the first micro-batch, and what it adds to the graph is only read. Of that, the part
-that depends on the batch is imported into the graph of a function, which is cut into segments. All else, such as what
-reads variables, stays where it is, so gradients by variables of any kind are those of the graph.
+The function is called once, with the first micro-batch, and the operations that it adds to the graph are only read. The
+part that depends on the batch is imported into the graph of a function, which is cut into segments. All other
+operations, such as reads of variables, stay where they are. So gradients by variables of any kind are the graph's own.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple

@@ -1,4 +1,4 @@
-"""`doctor --audit` and `doctor --sbom`: what is installed, from metadata alone, and what is known against it."""
+"""`doctor --audit` and `doctor --sbom`: list the installed packages from metadata alone, with their advisories."""
 
 import datetime
 import json

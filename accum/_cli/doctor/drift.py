@@ -1,4 +1,4 @@
-"""What an environment has that its lock has not: packages of other versions, and packages that are missing."""
+"""Compare an environment with its lock: packages of other versions, and missing packages."""
 
 from typing import Any, Dict, List, Optional
 

@@ -1,4 +1,4 @@
-"""Which packages are installed, from their metadata; nothing is imported.
+"""List the installed packages from their metadata; nothing is imported.
 
 The metadata are parsed here because `importlib.metadata` starts with Python 3.8, `pkg_resources` ended with setuptools
 81, and a package that is installed twice must be seen twice.

@@ -1,7 +1,7 @@
 """The license that a package declares, as an SPDX expression where its words are clear.
 
-An installed package tells it in its metadata. For the packages of the locks `licenses.json` has what the metadata of
-one of their versions say: null where they say nothing, and "BSD" where they do not say which.
+An installed package declares it in its metadata. For the packages of the locks, `licenses.json` holds the license from
+the metadata of one version: null if they declare none, and "BSD" if they do not name the variant.
 """
 
 import json

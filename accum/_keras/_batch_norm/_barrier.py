@@ -1,4 +1,4 @@
-"""Batch normalisation as a barrier: by the statistics of the whole batch, which its micro-batches share (law L19)."""
+"""Batch normalisation as a barrier: all micro-batches use the statistics of the whole batch (law L19)."""
 
 from typing import List, Optional, Sequence, Tuple, Union
 

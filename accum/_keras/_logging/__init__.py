@@ -1,1 +1,1 @@
-"""What is recorded and logged of each step."""
+"""Record and log the numbers of each step."""

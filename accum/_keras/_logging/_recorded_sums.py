@@ -1,4 +1,4 @@
-"""What is added up for each step that a `StepLogger` follows."""
+"""The sums that are recorded for each step that a `StepLogger` follows."""
 
 from typing import NamedTuple, Optional, Sequence
 

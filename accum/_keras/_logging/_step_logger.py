@@ -1,4 +1,4 @@
-"""A callback that logs what each step did: loss, gradient norm, examples, learning rate and gradient noise scale."""
+"""A callback that logs each step: loss, gradient norm, examples, learning rate and gradient noise scale."""
 
 import csv
 import math

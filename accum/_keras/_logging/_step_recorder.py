@@ -1,4 +1,4 @@
-"""Record what each step of a model did, in variables that Python reads once in a while.
+"""Record the numbers of each step of a model, in variables that Python reads at intervals.
 
 The recorder is part of the graph only while a `StepLogger` follows the model. Each replica keeps its own sums, so
 nothing is communicated:
@@ -48,7 +48,7 @@ class StepRecorder:
         self._at_end = at_end
         self._unwrapped: Optional[Callable[[Data], Logs]] = None  # a train step that the user has set on a plain model
         # Replica -> the sums of a batch that was split into micro-batches:
-        self._given: Dict[int, Tuple[tf.Tensor, bool, Optional[tf.Tensor]]] = {}
+        self._split_sums: Dict[int, Tuple[tf.Tensor, bool, Optional[tf.Tensor]]] = {}
         self._is_in_batch = False
         with tf.init_scope(), model.distribute_strategy.scope():
             width = len(Sums._fields)
@@ -172,10 +172,10 @@ class StepRecorder:
           grads: the gradients of the batch in the unit of the sums, if the call may have others; or None.
         """
         norm = None if grads is None else squared_norm(grads, self.compiled)
-        self._given[_replicas.replica_number()] = vector, is_weighted, norm
+        self._split_sums[_replicas.replica_number()] = vector, is_weighted, norm
 
     def _given_sums(self, grads: Sequence[Optional[Gradient]]) -> Optional[Sums]:
-        vector, is_weighted, norm = self._given.pop(_replicas.replica_number(), (None, None, None))
+        vector, is_weighted, norm = self._split_sums.pop(_replicas.replica_number(), (None, None, None))
         if vector is None:
             return None
         sums = Sums(*tf.unstack(vector))

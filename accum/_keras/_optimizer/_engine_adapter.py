@@ -20,7 +20,7 @@ class KerasAdapter(OptimizerAdapter):
     def __init__(self, wrapper: tf.keras.optimizers.Optimizer, name: str) -> None:
         self.name = name
         self._wrapper = wrapper
-        self._given: Dict[int, tf.Variable] = {}  # variable key -> the `keras.Variable` around it, in Keras 3
+        self._keras_variables: Dict[int, tf.Variable] = {}  # variable key -> the `keras.Variable` around it, in Keras 3
 
     def scalar(self, name: str, initial_value: tf.Tensor, per_replica: bool = False) -> tf.Variable:
         name = f"{self.name}/{name}"
@@ -54,7 +54,7 @@ class KerasAdapter(OptimizerAdapter):
         listed = list(grads_and_vars)
         if not _tf.WRAPS_VARIABLES or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in listed):
             return listed  # anything that is not a pair raises an error later, in `_check.pairs`
-        self._given.update((_tf.variable_key(var), var) for _, var in listed)
+        self._keras_variables.update((_tf.variable_key(var), var) for _, var in listed)
         return [(grad, _tf.native(var)) for grad, var in listed]
 
     def wrapped(
@@ -64,7 +64,7 @@ class KerasAdapter(OptimizerAdapter):
         return [(grad, self._as_given(var)) for grad, var in grads_and_vars]
 
     def _as_given(self, var: tf.Variable) -> tf.Variable:
-        return self._given.get(_tf.variable_key(var), var) if _tf.WRAPS_VARIABLES else var
+        return self._keras_variables.get(_tf.variable_key(var), var) if _tf.WRAPS_VARIABLES else var
 
     def prepare(self, variables: Sequence[tf.Variable], used: Sequence[tf.Variable] = ()) -> None:
         variables, used = ([self._as_given(var) for var in group] for group in (variables, used))

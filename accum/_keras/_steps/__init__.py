@@ -1,1 +1,1 @@
-"""The steps of a model: on one micro-batch, split, or with a whole batch, and what is watched meanwhile."""
+"""The steps of a model: on one micro-batch, split, or with a whole batch; and checks while they run."""

@@ -1,4 +1,4 @@
-"""Which metrics wait for the whole batch before they are updated, and what they wait with."""
+"""Choose the metrics that are updated once for the whole batch, and combine their arguments."""
 
 import inspect
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple

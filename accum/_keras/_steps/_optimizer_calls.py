@@ -1,4 +1,4 @@
-"""The calls of optimizers in a run of a model's train step: watched, and taken over from the parts of a batch."""
+"""Watch the optimizer calls of a model's train step, and take over their gradients for the whole batch."""
 
 import contextlib
 from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple

@@ -106,12 +106,12 @@ class RepeatableNoises:
     """The random numbers of all dropout and noise layers of a model, which is not changed."""
 
     def __init__(self) -> None:
-        self._known: Dict[int, Any] = {}  # id of a layer -> (itself, its `RepeatableNoise`)
+        self._noise_of_layer: Dict[int, Any] = {}  # id of a layer -> (itself, its `RepeatableNoise`)
 
     def find(self, model: tf.keras.Model) -> None:
         """Create the variables for the layers of a model, outside any trace."""
         for layer in _tf.layers_of(model) if _LAYERS else ():
-            if id(layer) not in self._known and any(type(layer).call is cls.call for cls in _LAYERS):
+            if id(layer) not in self._noise_of_layer and any(type(layer).call is cls.call for cls in _LAYERS):
                 configured = getattr(layer, "seed", None)
                 with tf.init_scope():
                     seed = (
@@ -119,16 +119,16 @@ class RepeatableNoises:
                         if configured is None
                         else int(configured)
                     )
-                    self._known[id(layer)] = layer, RepeatableNoise(layer, seed)
+                    self._noise_of_layer[id(layer)] = layer, RepeatableNoise(layer, seed)
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
         """Let the layers draw these numbers in this context."""
         with contextlib.ExitStack() as stack:
-            for layer, noise in self._known.values():
+            for layer, noise in self._noise_of_layer.values():
                 stack.enter_context(_tf.own_methods(layer, call=noise.call))
             yield
 
     @property
     def counters(self) -> List[tf.Variable]:
-        return [noise.counter for _, noise in self._known.values()]
+        return [noise.counter for _, noise in self._noise_of_layer.values()]

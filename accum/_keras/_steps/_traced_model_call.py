@@ -1,4 +1,4 @@
-"""The call of a Keras model, traced with marks where it looks across examples (law L19)."""
+"""Trace the call of a Keras model, with marks at the layers that look across examples (law L19)."""
 
 import contextlib
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -134,8 +134,9 @@ def _require_here(layer: tf.keras.layers.Layer, marks: Marks) -> None:
     if marks.is_here():
         return
     raise Unrepeatable(
-        "What looks across examples, such as batch normalization, can't be computed over the whole batch within a loop "
-        "or conditional, whose body may run any number of times: take it out of there, or leave out `whole_batch`. "
+        "An operation that looks across examples, such as batch normalization, can't be computed over the whole batch "
+        "within a loop or conditional, whose body may run any number of times: take it out of there, or leave out "
+        "`whole_batch`. "
         f"Received: {layer.name!r}."
     )
 

@@ -1,7 +1,7 @@
 """Create the variables of a train step before it is traced.
 
-A `tf.function` that creates variables is traced twice, and only the second trace is run. That of a step in segments
-takes long, so what Keras would create in the first one is created before: slots of the optimizer, and metrics.
+A `tf.function` that creates variables is traced twice, and only the second trace is run. Tracing a step in segments is
+slow. So the variables that Keras would create in the first trace (slots of the optimizer, metrics) are created before.
 """
 
 from typing import Callable, Iterator
