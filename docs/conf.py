@@ -120,7 +120,9 @@ def show_commands(app, docname, content):
     os.environ["COLUMNS"] = "100"
     parser = command_line._parser(is_doctor=False, prog="accum")
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    shown = [f"## {name}\n\n```text\n{each.format_help().rstrip()}\n```\n" for name, each in commands.choices.items()]
+    shown = [
+        f"## {name}\n\n```text\n{command.format_help().rstrip()}\n```\n" for name, command in commands.choices.items()
+    ]
     content[0] = content[0].replace("{commands}", "\n".join(shown))
 
 

@@ -110,12 +110,12 @@ def reported(folder):
     lines = done.stderr.splitlines()
     if done.returncode not in (0, 1) or not lines or "looked at" not in lines[-1]:
         raise Broken(f"the command ended with status {done.returncode}: {lines[-1:]}")
-    found = {}
+    lines_of_file = {}
     for line in lines[:-1] + done.stdout.splitlines():
         path = line[4:] if line.startswith("+++ ") else line.split(".py:")[0] + ".py"
         if path.startswith(folder):
-            found.setdefault(os.path.relpath(path, folder).replace(os.sep, "/"), []).append(line)
-    return found
+            lines_of_file.setdefault(os.path.relpath(path, folder).replace(os.sep, "/"), []).append(line)
+    return lines_of_file
 
 
 def measured(job):
@@ -124,10 +124,10 @@ def measured(job):
     with tempfile.TemporaryDirectory() as tree:
         tree = os.path.realpath(tree)
         extract(git_directory(folder, entry["repository"]), entry, tree)
-        found = reported(tree)
-    weak = [name for name, lines in found.items() if all("speaks of gradient accumulation" in line for line in lines)]
-    result = {"missed": sorted(set(entry["files"]) - set(found)), "weak": sorted(weak), "others": []}
-    result["others"] = sorted(set(found) - set(entry["files"]))
+        reports = reported(tree)
+    weak = [name for name, lines in reports.items() if all("speaks of gradient accumulation" in line for line in lines)]
+    result = {"missed": sorted(set(entry["files"]) - set(reports)), "weak": sorted(weak), "others": []}
+    result["others"] = sorted(set(reports) - set(entry["files"]))
     return dict(entry, **result)
 
 

@@ -16,8 +16,8 @@ LEFT_OUT = (".tox", ".venv", "build", "dist", "*.egg-info", "__pycache__")
 
 def command(text):
     """The line of the README that installs what the tests need and runs them, without its comment."""
-    (found,) = re.findall(r"(?m)^(python -m pip install .* && pytest)\s+#", text)
-    return found
+    (command,) = re.findall(r"(?m)^(python -m pip install .* && pytest)\s+#", text)
+    return command
 
 
 def main():

@@ -36,9 +36,9 @@ def labels(path: str = os.path.join(ROOT, "tox.ini")) -> Dict[str, List[str]]:
     config.read(path, encoding="utf-8")
     text = re.sub(r"(?m)^#.*\n", "", config["tox"]["labels"].replace("\\\n", ""))
     lines = [line.split("=", 1) for line in text.strip().splitlines()]
-    found = {name.strip(): expanded(value) for name, value in lines}
-    found[""] = expanded(config["tox"]["env_list"])
-    return found
+    names_of_label = {name.strip(): expanded(value) for name, value in lines}
+    names_of_label[""] = expanded(config["tox"]["env_list"])
+    return names_of_label
 
 
 def parts(env_name: str):
@@ -89,8 +89,8 @@ PLATFORMS = {
 
 def env_names(platform: str) -> List[str]:
     """The environments that exist on a platform, by TensorFlow line and Python."""
-    known = labels()
-    candidates = {env_name for label in LABELS for env_name in known[label]}
+    names_of_label = labels()
+    candidates = {env_name for label in LABELS for env_name in names_of_label[label]}
     return sorted((env_name for env_name in candidates if PLATFORMS[platform](*parts(env_name))), key=parts)
 
 
@@ -105,10 +105,10 @@ def with_lists(text: str) -> str:
     """The text of the workflow with its lists of environments written anew."""
     for platform in PLATFORMS:
         pattern = r"(?s)(\n  {}:\n.*?\n        environment: )\[.*?\]".format(re.escape(platform))
-        found = re.search(pattern, text)
-        if found is None:
+        match = re.search(pattern, text)
+        if match is None:
             raise ValueError(f"the workflow has no job {platform} with a list of environments")
-        text = text[: found.start()] + found.group(1) + flow_list(platform) + text[found.end() :]
+        text = text[: match.start()] + match.group(1) + flow_list(platform) + text[match.end() :]
     return text
 
 

@@ -118,9 +118,9 @@ WORDS = {"passed": "passed", "failed": "**failed**", "old": "passed (old)", "not
 WAYS = {"native": "", "Wine": " under Wine", "emulated": " emulated"}
 
 
-def summary(found, records):
+def summary(states_of, records):
     """How many environments are in which state, such as "2 passed under Wine, 75 not run, of 77 environments"."""
-    values = [(what, picture.way(records.get(name))) for name, what in found.items()]
+    values = [(what, picture.way(records.get(name))) for name, what in states_of.items()]
     names = {"passed": "passed", "old": "passed (old)", "failed": "failed", "not run": "not run"}
     parts = [
         f"{values.count((name, way))} {word}{how}"
@@ -135,20 +135,20 @@ def _row(env_names):
     return f"| {' | '.join((str(env_name) for env_name in env_names))} |"
 
 
-def _word(found, records, name):
-    if name not in found:
+def _word(states_of, records, name):
+    if name not in states_of:
         return "–"
-    return WORDS[found[name]] + WAYS[picture.way(records.get(name))]
+    return WORDS[states_of[name]] + WAYS[picture.way(records.get(name))]
 
 
-def grid(system, found, records):
+def grid(system, states_of, records):
     """A table of TensorFlow lines and Pythons."""
     lines = [_row(["TensorFlow"] + ["Python " + python for python in picture.PYTHONS])]
     lines.append("|---" * (len(picture.PYTHONS) + 1) + "|")
     for line, keras_2 in picture.columns():
         if matrix.pythons(line, system):
             names = [matrix.env_name(python, line, keras_2) for python in picture.PYTHONS]
-            lines.append(_row([picture.label(line, keras_2)] + [_word(found, records, name) for name in names]))
+            lines.append(_row([picture.label(line, keras_2)] + [_word(states_of, records, name) for name in names]))
     return lines
 
 
@@ -156,10 +156,10 @@ DETAILS = ("environment", "state", "run", "tests", "passed", "skipped", "xfailed
 DETAILS += ("TensorFlow", "Keras", "NumPy", "protobuf", "accum", "commit", "date")
 
 
-def details(found, records):
+def details(states_of, records):
     """A table of the environments that have run."""
     lines = [_row(DETAILS), "|---" * len(DETAILS) + "|"]
-    for name, what in found.items():
+    for name, what in states_of.items():
         if name not in records:
             continue
         kept = records[name]
@@ -207,12 +207,12 @@ TensorFlow, with reasons in `tests/support/exceptions.py`.
 def page(records, sources):
     """The text of MATRIX.md."""
     parts = [HEAD.format(alt=picture.ALT)]
-    for system, found in states(records, sources).items():
+    for system, states_of in states(records, sources).items():
         ran = records.get(system, {})
-        parts.append(f"## {matrix.SYSTEMS[system]}\n\n{summary(found, ran)}.\n")
-        parts.append("\n".join(grid(system, found, ran)) + "\n")
+        parts.append(f"## {matrix.SYSTEMS[system]}\n\n{summary(states_of, ran)}.\n")
+        parts.append("\n".join(grid(system, states_of, ran)) + "\n")
         if ran:
-            parts.append("\n".join(details(found, ran)) + "\n")
+            parts.append("\n".join(details(states_of, ran)) + "\n")
     return "\n".join(parts)
 
 
@@ -238,8 +238,8 @@ def _save(path, text):
 def keep_patches(folder, store):
     """Add the records of the runs in a folder, of Linux x86_64, to records/patches.json."""
     records = {"linux": _load(store) if os.path.exists(store) else {}}
-    found, left_out = collect(folder)
-    merge(records, {"linux": found.get("linux", {})})
+    collected, left_out = collect(folder)
+    merge(records, {"linux": collected.get("linux", {})})
     _save(store, json.dumps(records["linux"], indent=1, sort_keys=True) + "\n")
     for what in left_out:
         print("Left out: " + what)
@@ -260,9 +260,9 @@ def main(argv=None):
         return keep_patches(arguments.patches, os.path.join(arguments.root, "records", "patches.json"))
     store = os.path.join(arguments.root, "records", "evidence.json")
     records = _load(store) if os.path.exists(store) else {}
-    found, left_out = collect(arguments.work_dir)
+    collected, left_out = collect(arguments.work_dir)
     under_wine, too = collect(os.path.join(arguments.work_dir, "wine", "results"))  # where .ci/run has them
-    for others in [found, under_wine] + [_load(path) for path in arguments.merge]:
+    for others in [collected, under_wine] + [_load(path) for path in arguments.merge]:
         merge(records, others)
     sources = freeze.source_digest()
     _save(store, json.dumps(records, indent=1, sort_keys=True) + "\n")
@@ -270,8 +270,8 @@ def main(argv=None):
     _save(os.path.join(arguments.root, "docs", "matrix.svg"), drawing(records, sources))
     for what in left_out + too:
         print("Left out: " + what)
-    for system, found in states(records, sources).items():
-        print(f"{matrix.SYSTEMS[system]}: {summary(found, records.get(system, {}))}")
+    for system, states_of in states(records, sources).items():
+        print(f"{matrix.SYSTEMS[system]}: {summary(states_of, records.get(system, {}))}")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def _pure(wheel_text):
 
 def installed():
     """{name: {"version", "requires", "pure"}} of the packages in this environment."""
-    found = {}
+    packages = {}
     for folder in sys.path:
         if not os.path.isdir(folder):
             continue
@@ -94,8 +94,8 @@ def installed():
                 "requires": re.findall(r"(?m)^Requires-Dist: *(.+?)\s*$", head),
                 "pure": _pure(text),
             }
-            found.setdefault(name, about)  # the first on the path is the one that is imported
-    return found
+            packages.setdefault(name, about)  # the first on the path is the one that is imported
+    return packages
 
 
 def freeze(env_name, arguments):

@@ -109,9 +109,9 @@ class Source(ast.NodeVisitor):
         between = self._bytes[start:end].decode("utf-8")
         for token in sorted(table, key=len, reverse=True):
             pattern = r"\b{}\b" if token[0].isalpha() else r"{}"
-            found = re.search(pattern.format(re.escape(token).replace(r"\ ", r"\s+")), between)
-            if found:
-                text = between[: found.start()] + table[token] + between[found.end() :]
+            match = re.search(pattern.format(re.escape(token).replace(r"\ ", r"\s+")), between)
+            if match:
+                text = between[: match.start()] + table[token] + between[match.end() :]
                 self._add(operator, node, text, (start, end))
                 return
 
@@ -219,7 +219,7 @@ def mutants_of(path, root=ROOT):
 
 def key_of(mutant, mutants):
     """Name a mutant by what does not move when other functions change."""
-    alike = [each for each in mutants if (each.function, each.operator) == (mutant.function, mutant.operator)]
+    alike = [one for one in mutants if (one.function, one.operator) == (mutant.function, mutant.operator)]
     return f"{mutant.path} {mutant.function} {mutant.operator} {alike.index(mutant)}"
 
 
@@ -227,12 +227,12 @@ def drawn(seed):
     """Return [(key, Mutant)] of all parts, in the order in which they are taken."""
     queues = []
     for part in PARTS:
-        found = []
+        drawn_mutants = []
         for path in sorted(glob.glob(os.path.join(ROOT, part, "**", "*.py"), recursive=True)):
             mutants = mutants_of(os.path.relpath(path, ROOT).replace(os.sep, "/"))
-            found += [(key_of(each, mutants), each) for each in mutants]
-        random.Random(seed).shuffle(found)
-        queues.append(found)
+            drawn_mutants += [(key_of(mutant, mutants), mutant) for mutant in mutants]
+        random.Random(seed).shuffle(drawn_mutants)
+        queues.append(drawn_mutants)
     ordered = []
     while any(queues):
         ordered += [queue.pop() for queue in queues if queue]
@@ -303,12 +303,12 @@ def make_map(arguments):
     index_of_test = {test: index for index, test in enumerate(passed)}
     lines = {}
     for path in data.measured_files():
-        found = {}
+        reached_from = {}
         for line, tests in data.contexts_by_lineno(path).items():
             reached = sorted(index_of_test[test] for test in tests if test in index_of_test)
             if reached:
-                found[str(line)] = reached
-        lines[os.path.relpath(os.path.realpath(path), os.path.realpath(folder))] = found
+                reached_from[str(line)] = reached
+        lines[os.path.relpath(os.path.realpath(path), os.path.realpath(folder))] = reached_from
     with open(os.path.join(folder, "map.json"), "w", encoding="utf-8") as file:
         json.dump({"tests": passed, "seconds": [watch.seconds[test] for test in passed], "lines": lines}, file)
     return 0
@@ -323,17 +323,17 @@ def enter(folder):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def tests_for(mutant, known):
+def tests_for(mutant, coverage):
     """Return (tests, the seconds that they take): those that reach the line, then those that reach its file.
 
     What a cache keeps is reached by the first test alone. Quick ones come first, and each function before its other
     parameters.
     """
-    lines = known["lines"].get(mutant.path, {})
+    lines = coverage["lines"].get(mutant.path, {})
     reached = set(lines.get(str(mutant.line), []))
     around = {index for indices in lines.values() for index in indices} - reached
     chosen, total = [], 0.0
-    for test, seconds in _varied(reached, known) + (_varied(around, known) if reached else []):
+    for test, seconds in _varied(reached, coverage) + (_varied(around, coverage) if reached else []):
         if chosen and (total + seconds > SECONDS or len(chosen) == TESTS):
             break
         chosen.append(test)
@@ -341,12 +341,12 @@ def tests_for(mutant, known):
     return chosen, total
 
 
-def _varied(indices, known):
+def _varied(indices, coverage):
     rounds, ordered = {}, []
-    for index in sorted(indices, key=lambda index: known["seconds"][index]):
-        name = known["tests"][index].split("[")[0]
+    for index in sorted(indices, key=lambda index: coverage["seconds"][index]):
+        name = coverage["tests"][index].split("[")[0]
         rounds[name] = rounds.get(name, 0) + 1
-        ordered.append((rounds[name], known["seconds"][index], known["tests"][index]))
+        ordered.append((rounds[name], coverage["seconds"][index], coverage["tests"][index]))
     return [(test, seconds) for _, seconds, test in sorted(ordered)]
 
 
@@ -356,10 +356,10 @@ def _varied(indices, known):
 
 def run(arguments):
     folder = os.path.abspath(arguments.folder)
-    known = {"tests": [], "seconds": [], "lines": {}}
+    coverage = {"tests": [], "seconds": [], "lines": {}}
     if not arguments.tests:
         with open(os.path.join(folder, "map.json"), encoding="utf-8") as file:
-            known = json.load(file)
+            coverage = json.load(file)
     copy_sources(folder)
     subprocess.call([sys.executable, "-m", "compileall", "-q", "accum", "compat", "tests"], cwd=folder)
     commit = subprocess.check_output(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT).decode().strip()
@@ -377,7 +377,7 @@ def run(arguments):
         if left == 0:
             break
         left -= 1
-        tests, estimate = (arguments.tests, 3 * SECONDS) if arguments.tests else tests_for(mutant, known)
+        tests, estimate = (arguments.tests, 3 * SECONDS) if arguments.tests else tests_for(mutant, coverage)
         outcome, test, seconds = tried(mutant, tests, estimate, folder, arguments.marks)
         print("{:>8} {:>4.0f} s  {}  ({})".format(outcome, seconds, key, test), flush=True)
         if arguments.survivors and outcome != "killed":
@@ -481,22 +481,22 @@ def section(records):
     outcomes = ("killed", "timed out", "survived", "not reached")
     rows = []
     for part in PARTS:
-        found = [each["outcome"] for key, each in records.items() if key.startswith(part + "/")]
-        rows.append([f"`{part}`", len(found)] + [found.count(outcome) for outcome in outcomes])
+        outcomes_here = [record["outcome"] for key, record in records.items() if key.startswith(part + "/")]
+        rows.append([f"`{part}`", len(outcomes_here)] + [outcomes_here.count(outcome) for outcome in outcomes])
     rows.append(["together"] + [sum(row[index] for row in rows) for index in range(1, 6)])
-    dates = sorted({each["date"] for each in records.values()})
-    versions = sorted({each["tensorflow"] for each in records.values()})
+    dates = sorted({record["date"] for record in records.values()})
+    versions = sorted({record["tensorflow"] for record in records.values()})
     text = f"\nRun {' to '.join(sorted({dates[0], dates[-1]}))} on TensorFlow {' and '.join(versions)}.\n\n"
     text += "| sources | mutants | caught | out of time | survived | no quick test runs the line |\n"
     text += "|---|---:|---:|---:|---:|---:|\n"
     text += "".join("| " + " | ".join(map(str, row)) + " |\n" for row in rows)
-    left = [(key, each) for key, each in sorted(records.items()) if each["outcome"] in ("survived", "timed out")]
+    left = [(key, record) for key, record in sorted(records.items()) if record["outcome"] in ("survived", "timed out")]
     if left:
         text += "\n| what no test caught | became | why |\n|---|---|---|\n"
-    for key, each in left:
+    for key, record in left:
         path, function = key.split(" ")[:2]
-        why = each.get("why", "not explained yet")
-        text += f"| `{path}`, `{function}`: {_code(each['before'])} | {_code(each['after'])} | {why} |\n"
+        why = record.get("why", "not explained yet")
+        text += f"| `{path}`, `{function}`: {_code(record['before'])} | {_code(record['after'])} | {why} |\n"
     return text + "\n"
 
 

@@ -292,11 +292,11 @@ def read_record():
 
 
 def add(result):
-    kept = {(each["kind"], each["tensorflow"]): each for each in read_record()}
+    kept = {(result["kind"], result["tensorflow"]): result for result in read_record()}
     kept[result["kind"], result["tensorflow"]] = result
-    ordered = sorted(kept.values(), key=lambda each: (list(WORDS).index(each["kind"]), _line(each)))
+    ordered = sorted(kept.values(), key=lambda result: (list(WORDS).index(result["kind"]), _line(result)))
     with open(RECORD, "w", encoding="utf-8", newline="\n") as file:
-        file.write("[\n" + ",\n".join(" " + json.dumps(each, sort_keys=True) for each in ordered) + "\n]\n")
+        file.write("[\n" + ",\n".join(" " + json.dumps(result, sort_keys=True) for result in ordered) + "\n]\n")
 
 
 def _line(result):
@@ -307,10 +307,10 @@ def section(results):
     """The table, in Markdown."""
     text = "\n| what | TensorFlow | how many | MiB at a tenth, at the end | processor µs each, early, late | date |\n"
     text += "|---|---|---:|---:|---:|---|\n"
-    for each in results:
-        cells = [" ".join(f"{number:,.0f}" for number in each.get(name, ())) for name in ("mib", "microseconds")]
-        text += f"| {WORDS[each['kind']]} | {each['tensorflow']} | {each['count']:,} | {cells[0].replace(' ', ', ')} | "
-        text += f"{cells[1].replace(' ', ', ')} | {each['date']} |\n"
+    for row in results:
+        cells = [" ".join(f"{number:,.0f}" for number in row.get(name, ())) for name in ("mib", "microseconds")]
+        text += f"| {WORDS[row['kind']]} | {row['tensorflow']} | {row['count']:,} | {cells[0].replace(' ', ', ')} | "
+        text += f"{cells[1].replace(' ', ', ')} | {row['date']} |\n"
     return text + "\n"
 
 

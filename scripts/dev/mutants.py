@@ -211,8 +211,8 @@ def run(arguments):
         mutant for mutant in MUTANTS if (mutant.name in arguments.only if arguments.only else mutant.tensorflow == line)
     ]
     if arguments.missing:
-        known = read_results()
-        chosen = [mutant for mutant in chosen if not known.get(mutant.name, {}).get("caught")]
+        recorded = read_results()
+        chosen = [mutant for mutant in chosen if not recorded.get(mutant.name, {}).get("caught")]
     missed = []
     for mutant in chosen:
         try:
@@ -237,9 +237,9 @@ def run(arguments):
                 "seconds": seconds,
                 "caught": failure,
             }
-            known = {name: results[name] for name in names if name in results}
+            recorded = {name: results[name] for name in names if name in results}
             with open(RESULTS, "w", encoding="utf-8", newline="\n") as file:
-                file.write(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+                file.write(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
     if missed:
         print("Failed on the unchanged sources: " if arguments.unchanged else "Not caught: ", " ".join(missed))
     return 1 if missed else 0
@@ -247,14 +247,14 @@ def run(arguments):
 
 def check():
     """Print which mutants do not fit the sources. Returns the exit status."""
-    found = []
+    problems = []
     for mutant in MUTANTS:
         try:
             edited(mutant, in_checkout)
         except Broken as broken:
-            found.append(str(broken))
-    print("\n".join(found) or f"{len(MUTANTS)} mutants fit the sources.")
-    return 1 if found else 0
+            problems.append(str(broken))
+    print("\n".join(problems) or f"{len(MUTANTS)} mutants fit the sources.")
+    return 1 if problems else 0
 
 
 def page(results):

@@ -57,7 +57,7 @@ def read(path):
     """({test: {"off", "weights"}}, {what: defaults or steps}) of a JUnit report."""
     golden, conventions = {}, {}
     for case in ElementTree.parse(path).getroot().iter("testcase"):
-        said = {found.get("name"): json.loads(found.get("value")) for found in case.iter("property")}
+        said = {prop.get("name"): json.loads(prop.get("value")) for prop in case.iter("property")}
         if "golden" in said:
             golden[case.get("name")] = {"off": said["golden"]["off"], "weights": said["weights"]}
         else:
@@ -67,12 +67,12 @@ def read(path):
 
 def environments_of(folder, system):
     """[(environment, line, python, golden, conventions)] of the reports in a folder, in the order of the matrix."""
-    found = []
+    reports = []
     for name, line, python, _ in matrix.environments(system):
         path = os.path.join(folder, name + ".xml")
         if os.path.exists(path):
-            found.append((name, line, python) + read(path))
-    return found
+            reports.append((name, line, python) + read(path))
+    return reports
 
 
 def difference(one, other):
@@ -87,7 +87,11 @@ def neighbours(env_name, env_names):
     name, line, python = env_name[:3]
     alike = [other for other in env_names if other[0].endswith("-keras2") == name.endswith("-keras2")]
     minor = lambda other: int(other[2].split(".")[1])
-    lines = [known for known in matrix.LINES[: matrix.LINES.index(line)] if any(known == other[1] for other in alike)]
+    lines = [
+        other_line
+        for other_line in matrix.LINES[: matrix.LINES.index(line)]
+        if any(other_line == other[1] for other in alike)
+    ]
     before = [other for other in alike if lines and other[1] == lines[-1]]
     before = min(before, key=lambda other: abs(minor(other) - minor(env_name)), default=None)
     younger = [other for other in alike if other[1] == line and minor(other) < minor(env_name)]

@@ -91,13 +91,13 @@ def _cell(x, y, state, title):
     return form.format(_id(state), x, y, escape(title))
 
 
-def _passed(found, records):
+def _passed(states_of, records):
     """Such as "102 of 102 passed, 21 with the present sources, 7 of them under Wine", or "not run"."""
-    if all(state == "not run" for state in found.values()):
+    if all(state == "not run" for state in states_of.values()):
         return "not run"
-    fresh = sum(state == "passed" for state in found.values())
-    ways = [way(records.get(name)) for name, state in found.items() if state in ("passed", "old")]
-    said = f"{len(ways)} of {len(found)} passed"
+    fresh = sum(state == "passed" for state in states_of.values())
+    ways = [way(records.get(name)) for name, state in states_of.items() if state in ("passed", "old")]
+    said = f"{len(ways)} of {len(states_of)} passed"
     if fresh < len(ways):
         said += f", {fresh or 'none'} with the present sources"
     for name, words in (("Wine", "under Wine"), ("emulated", "emulated")):
@@ -110,9 +110,9 @@ def _letter(x, y, state, letter):
     return _text(x + WIDTH - GAP - 3, y + HEIGHT - GAP - 3, letter, size=8, fill=LOOKS[state][2], anchor="end")
 
 
-def _panel(top, system, found, records):
+def _panel(top, system, states_of, records):
     """A system's grid, lines from left to right and Pythons from top to bottom."""
-    passed = _passed(found, records)
+    passed = _passed(states_of, records)
     parts = [_text(LEFT, top - 30, matrix.SYSTEMS[system], size=14, weight="bold")]
     parts.append(_text(LEFT + 215, top - 30, passed, size=12, fill=GREY))
     for index, (line, keras_2) in enumerate(columns()):
@@ -126,18 +126,18 @@ def _panel(top, system, found, records):
         for index, (line, keras_2) in enumerate(columns()):
             name = matrix.env_name(python, line, keras_2)
             x = LEFT + index * WIDTH
-            if name not in found:
+            if name not in states_of:
                 dot = '<circle cx="{}" cy="{}" r="1.2" fill="#c3c9cf"/>'
                 parts.append(dot.format(x + (WIDTH - GAP) / 2, y + (HEIGHT - GAP) / 2))
                 continue
             kept = records.get(name)
-            title = f"{name}: {LOOKS[found[name]][3]}"
+            title = f"{name}: {LOOKS[states_of[name]][3]}"
             if kept:
                 title += f" under {kept['under']}" if "under" in kept else ""
                 title += ", {passed} tests passed, {failed} failed, {date}".format(**kept)
-            parts.append(_cell(x, y, found[name], title))
+            parts.append(_cell(x, y, states_of[name], title))
             if way(kept) in LETTERS:
-                parts.append(_letter(x, y, found[name], LETTERS[way(kept)]))
+                parts.append(_letter(x, y, states_of[name], LETTERS[way(kept)]))
     return parts
 
 
@@ -157,7 +157,8 @@ def draw(states, records):
     width = LEFT + len(columns()) * WIDTH + 24
     height = TOP + len(states) * panel
     said = "; ".join(
-        f"{matrix.SYSTEMS[system]}: {_passed(found, records.get(system, {}))}" for system, found in states.items()
+        f"{matrix.SYSTEMS[system]}: {_passed(states_of, records.get(system, {}))}"
+        for system, states_of in states.items()
     )
     parts = [
         (
@@ -173,8 +174,8 @@ def draw(states, records):
         _text(LEFT, 34, "accum: what ran on which TensorFlow and Python", size=17, weight="bold"),
     ]
     parts += _legend(50)
-    for index, (system, found) in enumerate(states.items()):
-        parts += _panel(TOP + 52 + index * panel, system, found, records.get(system, {}))
+    for index, (system, states_of) in enumerate(states.items()):
+        parts += _panel(TOP + 52 + index * panel, system, states_of, records.get(system, {}))
     return "\n".join(parts + ["</svg>"]) + "\n"
 
 
@@ -204,8 +205,8 @@ def memory_and_time(result):
     for row in result["times"]:
         if (row["accum_steps"], row["face"]) == (8, "optimizer"):
             ratios.setdefault(row["contender"], []).append(row["ratio"])
-    medians = {kind: sorted(found)[len(found) // 2] for kind, found in peaks.items()}
-    return medians, {name: sum(found) / len(found) for name, found in ratios.items()}
+    medians = {kind: sorted(values)[len(values) // 2] for kind, values in peaks.items()}
+    return medians, {name: sum(values) / len(values) for name, values in ratios.items()}
 
 
 def _bars(top, title, bars, values, shown):

@@ -166,15 +166,15 @@ def run(name, folder, python, is_tf2):
     return record
 
 
-def keep(found, name, record, is_tf2):
+def keep(kept, name, record, is_tf2):
     """Put a record among those found: what ran on 2.x is a part of the program's record, by the version."""
     if is_tf2:
         shared = ("repository", "what", "added", "removed")
         part = {key: value for key, value in record.items() if key not in shared}
-        found[name].setdefault("also", {})[part.pop("tensorflow")] = part
+        kept[name].setdefault("also", {})[part.pop("tensorflow")] = part
     else:
-        also = found.get(name, {}).get("also")
-        found[name] = dict(record, also=also) if also else record
+        also = kept.get(name, {}).get("also")
+        kept[name] = dict(record, also=also) if also else record
 
 
 def records():
@@ -279,15 +279,15 @@ def modern_row(name, version, part):
     return f"| {name} | {version} | {numbers} | {resumes(part)} | {exports} | {evaluated} |"
 
 
-def page(found):
-    rows = [row(name, record) for name, record in sorted(found.items())]
+def page(kept):
+    rows = [row(name, record) for name, record in sorted(kept.items())]
     modern = [
         modern_row(name, version, part)
-        for name, record in sorted(found.items())
+        for name, record in sorted(kept.items())
         for version, part in sorted(record.get("also", {}).items())
     ]
-    untried = sorted(name for name, record in found.items() if not record.get("also"))
-    notes = "\n".join(f"- {name}: {PROGRAMS[name].note}." for name in sorted(found) if has_note(name))
+    untried = sorted(name for name, record in kept.items() if not record.get("also"))
+    notes = "\n".join(f"- {name}: {PROGRAMS[name].note}." for name in sorted(kept) if has_note(name))
     others = "\n".join(f"- {name}: {reason}." for name, reason in sorted(CANNOT.items()))
     text = HEAD.format(steps=3) + "\n".join(rows) + f"\n\nNotes:\n\n{notes}\n\nNot run:\n\n" + others + "\n"
     text += MODERN_HEAD + "\n".join(modern) + "\n"
@@ -301,7 +301,7 @@ def main(argv=None):
     parser.add_argument("names", nargs="*", metavar="NAME", help="programs; all if left out")
     parser.add_argument("--python", default=sys.executable, help="an interpreter with TensorFlow 1.15")
     arguments = parser.parse_args(argv)
-    found, status = records(), 0
+    kept, status = records(), 0
     if arguments.what == "run":
         if arguments.folder is None:
             parser.error("`run` needs the folder of the git directories")
@@ -318,9 +318,9 @@ def main(argv=None):
                 record = {"repository": repository, "what": what, "failed": str(failed), "tensorflow": tensorflow}
                 status = 1
             print(name, json.dumps(record, sort_keys=True), flush=True)
-            keep(found, name, record, is_tf2)
-            write(RECORDS, json.dumps(found, indent=1, sort_keys=True) + "\n")
-    write(PAGE, page(found))
+            keep(kept, name, record, is_tf2)
+            write(RECORDS, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    write(PAGE, page(kept))
     return status
 
 

@@ -190,7 +190,7 @@ def go_on(micro, session, first, parts, folder):
 
 def evaluation(name, tree, batch, paths):
     """How far what the program predicts from the accumulating run is off what it predicts from the full batch's."""
-    found = []
+    results = []
     with tf.Graph().as_default(), imported_from(tree):
         tensors = tf.nest.map_structure(equality._placeholder, batch)
         outputs = tf.nest.flatten(PROGRAMS[name].run()[2](*tensors))
@@ -199,8 +199,8 @@ def evaluation(name, tree, batch, paths):
             with tf1.Session() as session:
                 session.run([tf1.local_variables_initializer(), tf1.tables_initializer()])
                 tf1.train.Saver().restore(session, path)
-                found.append({str(at): value for at, value in enumerate(session.run(outputs, feed))})
-    first, full, micro = found
+                results.append({str(at): value for at, value in enumerate(session.run(outputs, feed))})
+    first, full, micro = results
     return {"evaluated": furthest([micro], [full]), "evaluation_moved": furthest([full], [first])}
 
 

@@ -57,9 +57,9 @@ def _add(path, records):
     kept = {}
     for record in _read(path) + records:
         kept[record["tensorflow"], record["kind"], record["seed"]] = record
-    ordered = sorted(kept.values(), key=lambda each: (_line(each), each["kind"], each["seed"]))
+    ordered = sorted(kept.values(), key=lambda record: (_line(record), record["kind"], record["seed"]))
     with open(path, "w") as file:
-        file.write("[\n" + ",\n".join(json.dumps(each, sort_keys=True) for each in ordered) + "\n]\n")
+        file.write("[\n" + ",\n".join(json.dumps(record, sort_keys=True) for record in ordered) + "\n]\n")
 
 
 def _read(path):
@@ -91,14 +91,14 @@ def tables(records):
     dates = sorted(record["date"] for record in records)
 
     def count(name, what="cases", kinds=KINDS):
-        chosen = [each for each in records if name in (None, each["tensorflow"]) and each["kind"] in kinds]
-        return f"{sum(each['counts'].get(what, 0) for each in chosen):,}"
+        chosen = [record for record in records if name in (None, record["tensorflow"]) and record["kind"] in kinds]
+        return f"{sum(record['counts'].get(what, 0) for record in chosen):,}"
 
     rows = [["TensorFlow"] + [WORDS[kind] for kind in KINDS] + ["together"], ["---"] + ["---:"] * (len(KINDS) + 1)]
     for name in names + [None]:
         cells = [count(name, kinds=(kind,)) for kind in KINDS] + [count(name)]
         rows.append([name or "all"] + cells)
-    laws = sorted({law for each in records for law in each["counts"]} - {"cases"}, key=lambda law: int(law[1:]))
+    laws = sorted({law for record in records for law in record["counts"]} - {"cases"}, key=lambda law: int(law[1:]))
     by_law = [["law"] + names + ["together"], ["---"] + ["---:"] * (len(names) + 1)]
     by_law += [[law] + [count(name, law) for name in names] + [count(None, law)] for law in laws]
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"

@@ -20,13 +20,13 @@ def counts(path):
     except ElementTree.ParseError:
         return {"passed": 0, "skipped": 0, "xfailed": 0, "failed": 0, "seconds": 0}
     suites = list(root.iter("testsuite"))
-    found = {"passed": 0, "skipped": 0, "xfailed": 0, "failed": 0}
+    counts = {"passed": 0, "skipped": 0, "xfailed": 0, "failed": 0}
     for case in root.iter("testcase"):
-        found[_outcome(case)] += 1
+        counts[_outcome(case)] += 1
     said = sum(int(suite.get(name, 0)) for suite in suites for name in ("failures", "errors"))
-    found["failed"] = max(found["failed"], said)
-    found["seconds"] = round(sum(float(suite.get("time", 0)) for suite in suites))
-    return found
+    counts["failed"] = max(counts["failed"], said)
+    counts["seconds"] = round(sum(float(suite.get("time", 0)) for suite in suites))
+    return counts
 
 
 def _outcome(case):
@@ -49,13 +49,13 @@ def failures(path):
         root = ElementTree.parse(path).getroot()
     except ElementTree.ParseError:
         return [("the whole suite", "its report can't be read")]
-    found = []
+    failed = []
     for case in root.iter("testcase"):
         for kind in ("failure", "error"):
             for said in case.findall(kind):
                 test = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
-                found.append((test, said.text or said.get("message") or "no message"))
-    return found
+                failed.append((test, said.text or said.get("message") or "no message"))
+    return failed
 
 
 def main(argv=None):
@@ -67,12 +67,12 @@ def main(argv=None):
     if not os.path.isdir(folder):
         parser.error(f"no folder {folder}")
     names = sorted(os.listdir(folder))
-    found = [(os.path.splitext(name)[0], failures(os.path.join(folder, name))) for name in names]
-    for env_name, tests in found:
+    failures_of = [(os.path.splitext(name)[0], failures(os.path.join(folder, name))) for name in names]
+    for env_name, tests in failures_of:
         for test, said in tests:
             print("{}: {}\n    {}".format(env_name, test, "\n    ".join(said.strip().splitlines()[-LINES:])))
-    print(f"{len(names)} reports, {sum(len(tests) for _, tests in found)} tests failed")
-    return any(tests for _, tests in found)
+    print(f"{len(names)} reports, {sum(len(tests) for _, tests in failures_of)} tests failed")
+    return any(tests for _, tests in failures_of)
 
 
 if __name__ == "__main__":

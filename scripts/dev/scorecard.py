@@ -105,7 +105,7 @@ def adapter(name):
 def run(arguments):
     from property_tests.peers.judge import judge
 
-    found = []
+    summaries = []
     for name in arguments.peer:
         start, peer, results = time.time(), adapter(name), []
         chosen = [case for case in cases.cases() if not arguments.law or case["law"] in arguments.law]
@@ -116,13 +116,13 @@ def run(arguments):
                 )
                 if arguments.verbose:
                     print(json.dumps(results[-1]), flush=True)
-        found.append(summary(name, peer, results))
+        summaries.append(summary(name, peer, results))
         outcomes = collections.Counter(result["outcome"] for result in results)
         print("{}: {} in {:.0f} s".format(name, dict(outcomes), time.time() - start), flush=True)
     if arguments.json:
         os.makedirs(os.path.dirname(os.path.abspath(arguments.json)), exist_ok=True)
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1, sort_keys=True)
+            json.dump(summaries, file, indent=1, sort_keys=True)
             file.write("\n")
 
 
@@ -133,7 +133,7 @@ def summary(name, peer, results):
         "python": platform.python_version(),
         "packages": {package: _version(package) for package in peer.packages},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "laws": {law: _counts([each for each in results if each["law"] == law]) for law in cases.LAWS},
+        "laws": {law: _counts([result for result in results if result["law"] == law]) for law in cases.LAWS},
     }
 
 
@@ -151,19 +151,19 @@ def _version(package):
 
 def _counts(results):
     """Return {kind: counts, largest deviation, and the case that has it or an error}."""
-    found = {}
+    counts = {}
     for kind in sorted({result["kind"] for result in results}):
         mine = [result for result in results if result["kind"] == kind]
         entry = dict(collections.Counter(result["outcome"] for result in mine))
-        measured = [each for each in mine if each["deviation"] is not None and each["outcome"] != "as L1"]
+        measured = [result for result in mine if result["deviation"] is not None and result["outcome"] != "as L1"]
         if measured:
             worst = max(measured, key=lambda result: _as_number(result["deviation"]))
             entry.update({"largest": _rounded(worst["deviation"]), "worst": worst["index"]})
         errors = [result["error"] for result in mine if result["error"]]
         if errors:
             entry["error"] = errors[0]
-        found[kind] = entry
-    return found
+        counts[kind] = entry
+    return counts
 
 
 def _as_number(deviation):
@@ -212,10 +212,10 @@ def _environment(result):
 
 def _table(title, results):
     """Return the lines of a table and its notes."""
-    found, seen = [], []
+    rows, seen = [], []
     for law, kind, label in ROWS:
         cells = [_cell(result, law, kind, seen) for result in results]
-        found.append("| " + " | ".join([label] + cells) + " |")
+        rows.append("| " + " | ".join([label] + cells) + " |")
     versions = {}
     for result in results:
         versions.update(result["packages"])
@@ -223,7 +223,7 @@ def _table(title, results):
     dates = sorted({result["date"] for result in results})
     lines = ["## " + title, "", "Run on {} with Python {}: {}.".format(dates[-1], results[0]["python"], named), ""]
     lines += ["| | " + " | ".join(result["title"] for result in results) + " |", "|---" * (len(results) + 1) + "|"]
-    lines += found + [""]
+    lines += rows + [""]
     for result in results:
         general = notes.NOTES.get(result["peer"], {}).get("")
         if general:

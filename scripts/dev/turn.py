@@ -24,14 +24,14 @@ MERGES = 20
 
 def always() -> List[str]:
     """The environments that every merge runs."""
-    known = environments.labels()
-    return [env_name for label in ALWAYS for env_name in known[label]]
+    names_of_label = environments.labels()
+    return [env_name for label in ALWAYS for env_name in names_of_label[label]]
 
 
 def others() -> List[str]:
     """The environments that take turns."""
-    known = environments.labels()
-    return [env_name for label in TAKE_TURNS for env_name in known[label] if env_name not in always()]
+    names_of_label = environments.labels()
+    return [env_name for label in TAKE_TURNS for env_name in names_of_label[label] if env_name not in always()]
 
 
 def last_pass(record: Optional[dict]) -> str:

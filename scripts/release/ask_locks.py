@@ -45,9 +45,9 @@ def pinned(line):
     """[(package, version, marker)] of what a line's constraints pin, and the lines of its limits."""
     with open(os.path.join(ROOT, "constraints", f"tf{line}.txt"), encoding="utf-8") as file:
         limits, pins = file.read().split("# what was installed")
-    found = [re.match(r"([\w.-]+)==([^;\s]+)(?:; (.*))?$", text) for text in pins.strip().splitlines()]
+    matches = [re.match(r"([\w.-]+)==([^;\s]+)(?:; (.*))?$", text) for text in pins.strip().splitlines()]
     plain = [text for text in limits.splitlines() if text and not text.startswith("#")]
-    return [match.groups() for match in found], plain
+    return [match.groups() for match in matches], plain
 
 
 def of_python(line, python):
@@ -64,14 +64,14 @@ def _any(marker):
 @functools.lru_cache(maxsize=None)
 def env_names():
     """{environment: (line, python, flavour)} of all locks."""
-    found = {}
+    names = {}
     for name, line, python, is_keras_2 in matrix.environments():
-        found[name] = (line, python, "keras2" if is_keras_2 else "")
+        names[name] = (line, python, "keras2" if is_keras_2 else "")
         if not is_keras_2:
-            found[name + "-cpu"] = (line, python, "cpu")
+            names[name + "-cpu"] = (line, python, "cpu")
             if line in matrix.METAL and python in matrix.pythons(line, "macos-arm64") and python != "3.12":
-                found[name + "-metal"] = (line, python, "metal")
-    return found
+                names[name + "-metal"] = (line, python, "metal")
+    return names
 
 
 SYSTEMS_OF = {"cpu": ("linux",), "metal": ("macos-arm64",)}
@@ -167,12 +167,12 @@ def ask_files(answers):
         if not isinstance(pins, str):
             wanted.setdefault(env_names()[env_name][1], set()).update(_with_flavours(env_name, pins))
     batches = [(python, batch) for python, pins in sorted(wanted.items()) for batch in _batches(pins)]
-    found = {}
+    files_of = {}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for listed in pool.map(lambda pair: _listed(*pair), batches):
             for (name, version), files in listed.items():
-                found.setdefault(name, {}).setdefault(version, {}).update(files)
-    return found
+                files_of.setdefault(name, {}).setdefault(version, {}).update(files)
+    return files_of
 
 
 def _with_flavours(env_name, pins):
@@ -185,8 +185,8 @@ def _with_flavours(env_name, pins):
 
 def ask_pips():
     """{version: {file: sha256}} of PIPS."""
-    found = [_listed(python, {"pip": version}) for python, version in PIPS.items()]
-    wheels = [(version, files) for listed in found for (_, version), files in listed.items()]
+    listings = [_listed(python, {"pip": version}) for python, version in PIPS.items()]
+    wheels = [(version, files) for listed in listings for (_, version), files in listed.items()]
     return {version: {name: sha for name, sha in files.items() if name.endswith(".whl")} for version, files in wheels}
 
 
@@ -206,7 +206,7 @@ def _batches(pins):
     for name, version in sorted(pins):
         by_name.setdefault(name, []).append(version)
     most = max(map(len, by_name.values()))
-    return [{name: found[i] for name, found in by_name.items() if i < len(found)} for i in range(most)]
+    return [{name: versions[i] for name, versions in by_name.items() if i < len(versions)} for i in range(most)]
 
 
 def _listed(python, batch):
@@ -218,10 +218,10 @@ def _listed(python, batch):
         done = _run(command)
         if done.returncode:
             if len(batch) > 1:  # one of them can't be had on this Python alone: ask for each
-                found = {}
+                files_of = {}
                 for pin in batch.items():
-                    found.update(_listed(python, dict([pin])))
-                return found
+                    files_of.update(_listed(python, dict([pin])))
+                return files_of
             print(f"{batch} on Python {python}: {done.stderr}", file=sys.stderr)
             return {}
         return _files(_read(out))
@@ -229,12 +229,12 @@ def _listed(python, batch):
 
 def _files(text):
     """{(package, version): {file: sha256}} of what uv writes."""
-    found = {}
+    hashes = {}
     for block in text.split("[[packages]]")[1:]:
         name, version = (re.search(rf'(?m)^{key} = "(.+)"', block).group(1) for key in ("name", "version"))
         pairs = re.findall(r'url = "[^"]*/([^"/]+)".*?sha256 = "(\w+)"', block)
-        found[name, version] = {file.split("#")[0].replace("%2B", "+"): sha for file, sha in pairs}
-    return found
+        hashes[name, version] = {file.split("#")[0].replace("%2B", "+"): sha for file, sha in pairs}
+    return hashes
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -299,8 +299,8 @@ def _used(record):
     """The files that a lock needs, out of all that were listed."""
     used = {"pip": record["files"]["pip"]}
     for env_name in record["locks"]:
-        found = locks.lock(record, env_name)
-        for system, pins in found.packages.items():
+        locked = locks.lock(record, env_name)
+        for system, pins in locked.packages.items():
             for name, version in pins.items():
                 chosen = locks.files(record, env_name, system, name, version)
                 if not chosen:
@@ -327,28 +327,28 @@ def written(record):
 
 def problems(record):
     """What of the record does not fit constraints/."""
-    found = [f"no lock of {env_name}" for env_name in env_names() if env_name not in record["locks"]]
+    misfits = [f"no lock of {env_name}" for env_name in env_names() if env_name not in record["locks"]]
     for env_name, (line, python, _) in env_names().items():
         lock = locks.lock(record, env_name)
         tested = of_python(line, python)
         pins = lock.packages.get("linux", {})
-        found += [
+        misfits += [
             f"{env_name}: {name} is {version}, and {tested.get(name)} in constraints/"
             for name, version in pins.items()
             if tested.get(name) != version
         ]
-        found += [
+        misfits += [
             f"{env_name}: TensorFlow {locks.tensorflow(of_system)} on {system}"
             for system, of_system in lock.packages.items()
             if not locks.tensorflow(of_system).startswith(line + ".")
         ]
-        found += [
+        misfits += [
             f"{env_name}: no file of {name} on {system}"
             for system, of_system in lock.packages.items()
             for name, version in of_system.items()
             if not locks.files(record, env_name, system, name, version)
         ]
-    return found
+    return misfits
 
 
 def main(argv=None):
@@ -366,9 +366,9 @@ def main(argv=None):
         with open(locks.PATH, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
     record = locks.read()
-    found = problems(record)
-    print("\n".join(found) or f"{len(record['locks'])} locks fit the constraints.")
-    return 1 if found else 0
+    errors = problems(record)
+    print("\n".join(errors) or f"{len(record['locks'])} locks fit the constraints.")
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

@@ -313,12 +313,14 @@ def possible(system):
 
 def lines(system):
     """One environment of each line: that of the label `lines` or `ci-beyond` if possible, else the newest Python."""
-    known, found = environments.labels(), {}
+    names_of_label, env_of_line = environments.labels(), {}
     for env_name in possible(system):
         line, _, flavour = environments.parts(env_name)
-        if not flavour and (line not in found or found[line] not in known["lines"] + known["ci-beyond"]):
-            found[line] = env_name
-    return [found[line] for line in sorted(found)]
+        if not flavour and (
+            line not in env_of_line or env_of_line[line] not in names_of_label["lines"] + names_of_label["ci-beyond"]
+        ):
+            env_of_line[line] = env_name
+    return [env_of_line[line] for line in sorted(env_of_line)]
 
 
 def records_of(system):
@@ -339,15 +341,15 @@ def left(system):
 
 def turn(system):
     """The environment whose turn it is, for `.ci/run`: of those that ran, one that failed, or the oldest."""
-    found = records_of(system)
-    if not found:
+    records = records_of(system)
+    if not records:
         raise Failed(f"No environment of {system.platform} has a record in records/evidence.json.")
     return [
         min(
-            found,
+            records,
             key=lambda env_name: (
-                reports.is_pass(found[env_name]),
-                found[env_name]["date"],
+                reports.is_pass(records[env_name]),
+                records[env_name]["date"],
                 environments.parts(env_name),
             ),
         )
@@ -356,11 +358,11 @@ def turn(system):
 
 def chosen(system, names):
     groups = {"lines": lines, "missing": left, "turn": turn}
-    found = [env_name for name in names for env_name in (groups[name](system) if name in groups else [name])]
-    unknown = [env_name for env_name in found if env_name not in possible(system)]
+    env_names_chosen = [env_name for name in names for env_name in (groups[name](system) if name in groups else [name])]
+    unknown = [env_name for env_name in env_names_chosen if env_name not in possible(system)]
     if unknown:
         raise Failed(f"ENVIRONMENT must be one of: {' '.join(possible(system))}. Received: {' '.join(unknown)}")
-    return found
+    return env_names_chosen
 
 
 def say(text):

@@ -60,7 +60,7 @@ def passed(path):
 
 def freezes(folder, junit):
     """{environment: freeze} of the Linux environments whose tests passed; with `junit` None, of all."""
-    found = {}
+    freezes = {}
     for entry in sorted(os.listdir(folder)):
         name, suffix = os.path.splitext(entry)
         if suffix != ".json" or (junit is not None and not passed(os.path.join(junit, name + ".xml"))):
@@ -68,13 +68,13 @@ def freezes(folder, junit):
         with open(os.path.join(folder, entry), encoding="utf-8") as file:
             frozen = json.load(file)
         if frozen["system"] == "linux" and not frozen["arguments"]:
-            found[name] = frozen
-    return found
+            freezes[name] = frozen
+    return freezes
 
 
 def working(work_dir, frozen):
     """The environments in which smoke.py succeeds: plain TensorFlow may fail although it can be imported."""
-    found = {}
+    freezes = {}
     for name in sorted(frozen):
         python = os.path.join(work_dir, name, "bin", "python")
         command = [python, "-I", os.path.join(ROOT, "scripts", "release", "smoke.py")]
@@ -83,8 +83,8 @@ def working(work_dir, frozen):
         elif subprocess.call(command) != 0:
             print(f"{name}: plain TensorFlow fails in it.", file=sys.stderr)
         else:
-            found[name] = frozen[name]
-    return found
+            freezes[name] = frozen[name]
+    return freezes
 
 
 def needed(packages):

@@ -97,8 +97,8 @@ def resolve(platform, env_name, deps):
 
 def without_wheel(reason):
     """The package that uv had to leave out because it has no wheel; None if that is TensorFlow, or not the reason."""
-    found = re.search(r"Wheels are required for `([^`]+)`|([\w-]+)==\S+ has no usable wheels", reason)
-    name = found and (found.group(1) or found.group(2))
+    match = re.search(r"Wheels are required for `([^`]+)`|([\w-]+)==\S+ has no usable wheels", reason)
+    name = match and (match.group(1) or match.group(2))
     return None if not name or name.startswith("tensorflow") else name
 
 
@@ -129,19 +129,21 @@ def _resolved(platform, env_name, deps, built):
 
 def ask(platforms, only):
     """{platform: {environment: what it installs, or None}}, and {(platform, environment): why nothing fits}."""
-    known = environments.labels()
-    every = sorted({env_name for label in environments.LABELS for env_name in known[label]}, key=environments.parts)
+    names_of_label = environments.labels()
+    every = sorted(
+        {env_name for label in environments.LABELS for env_name in names_of_label[label]}, key=environments.parts
+    )
     deps = dependencies(every)
     asked = [(p, c) for p in platforms for c in every if (c.endswith("-metal")) == (p == "metal")]
     asked = [(p, c) for p, c in asked if not only or c in only]
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda pair: resolve(pair[0], pair[1], deps[pair[1]]), asked))
-    found, reasons = {platform: {} for platform in platforms}, {}
+    pins_of_platform, reasons = {platform: {} for platform in platforms}, {}
     for (platform, env_name), (pins, reason) in zip(asked, answers):
-        found[platform][env_name] = pins
+        pins_of_platform[platform][env_name] = pins
         if pins is None:
             reasons[platform, env_name] = reason
-    return found, reasons
+    return pins_of_platform, reasons
 
 
 def main():
@@ -150,23 +152,23 @@ def main():
     parser.add_argument("env_name", nargs="*", help="these only, printed and not written")
     arguments = parser.parse_args()
     platforms = [arguments.platform] if arguments.platform else list(TAGS)
-    found, reasons = ask(platforms, arguments.env_name)
+    answers, reasons = ask(platforms, arguments.env_name)
     wrong = 0
     for platform in platforms:
         said = set(environments.env_names(platform))
-        for env_name, pins in found[platform].items():
+        for env_name, pins in answers[platform].items():
             if (pins is not None) != (env_name in said):
                 wrong += 1
                 outcome = reasons.get((platform, env_name), "resolves, but is not listed")
                 print(f"{platform} {env_name}: {outcome}", file=sys.stderr)
-        resolved = sum(pins is not None for pins in found[platform].values())
-        print(f"{platform}: {resolved} of {len(found[platform])} environments resolve")
+        resolved = sum(pins is not None for pins in answers[platform].values())
+        print(f"{platform}: {resolved} of {len(answers[platform])} environments resolve")
     if arguments.platform:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(answers, indent=1))
     else:
         version = subprocess.run(["uv", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout.split()[1]
         record = {"asked": datetime.date.today().isoformat(), "with": "uv " + version, "tags": TAGS}
-        record.update(constraints=constraints_digest(), cells=found)
+        record.update(constraints=constraints_digest(), cells=answers)
         with open(RECORD, "w", encoding="utf-8") as file:
             file.write(_written(record))
     return 1 if wrong else 0

@@ -35,12 +35,12 @@ data = _load(os.path.join(ROOT, "accum", "_cli", "doctor", "locks.py"))
 
 def texts(record):
     """{file name: text} of all locks, in both forms, and of the last pips."""
-    found = {
+    files = {
         data.file_name(env_name, form): render(record, data.lock(record, env_name))
         for env_name in record["locks"]
         for form, render in data.FORMS.items()
     }
-    return dict(found, **{"pip.txt": pip_text(record)})
+    return dict(files, **{"pip.txt": pip_text(record)})
 
 
 def pip_text(record):
