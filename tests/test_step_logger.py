@@ -366,6 +366,20 @@ def test_of_a_cycle_that_began_elsewhere_only_the_step_is_logged(tmp_path):
     assert_logged({name: values[1:] for name, values in logger.history.items()}, dict(oracle.history, step=[3]))
 
 
+@pytest.mark.law("L12")
+def test_of_a_cycle_that_a_checkpoint_brings_only_the_step_is_logged(tmp_path):
+    model, _ = interrupted("carry", False, tmp_path)  # the second of four batches
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "state"))
+    resumed = accum.GradientAccumulateModel.from_model(plain_model(), accum_steps=4, last_cycle="carry")
+    resumed.compile(tf.keras.optimizers.SGD(0.0), "mse")
+    tf.train.Checkpoint(model=resumed, optimizer=resumed.optimizer).restore(path)
+    logger = accum.StepLogger(average_over=3, verbose=0)
+    resumed.fit(X[30:], Y[30:], batch_size=5, shuffle=False, verbose=0, callbacks=[logger])
+    assert logger.history["step"] == [2] and logger.history["gradient_norm"][0] > 0.0
+    for name in ("loss", "examples", "noise_scale"):
+        assert math.isnan(logger.history[name][0]), name
+
+
 def test_a_model_that_cannot_be_followed_raises():
     model = plain_model()
     model.compile("sgd", "mse")

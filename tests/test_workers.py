@@ -1,5 +1,6 @@
 """Workers in separate processes make the steps of one device, even if some are killed (laws L11, L12)."""
 
+import csv
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 import tensorflow as tf
 from addresses import free_addresses
 from exceptions import LINE
-from worker_problems import normalised_network, outcome, trained_with_validation
+from worker_problems import normalised_network, outcome, problem, trained_with_validation
 
 pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11"), pytest.mark.weekly]
 
@@ -129,3 +130,21 @@ def test_a_loss_over_workers_that_have_one_number_is_refused(tmp_path):
 @pytest.mark.law("L18")
 def test_workers_agree_on_a_smaller_micro_batch(tmp_path):
     assert_steps(job(tmp_path, "micro_batches", 2), LOOP)
+
+
+@pytest.mark.law("L11")
+def test_each_worker_logs_the_steps_of_all_workers(tmp_path):
+    result, steps = job(tmp_path, "logged", 2)
+    rows = np.reshape(result, [4, -1])
+    assert steps == 4
+    x, y, weights = problem()
+    with open(str(tmp_path / "steps.csv")) as file:
+        np.testing.assert_allclose([list(map(float, row)) for row in list(csv.reader(file))[1:]], rows, rtol=1e-6)
+    for number, row in enumerate(rows):  # each of 36 examples: three batches of 12, 6 for each worker, two at once
+        part = slice(36 * (number % 2), 36 * (number % 2) + 36)
+        error = x[part] @ weights - y[part]
+        gradients = 2.0 * error * x[part]  # of each example
+        norm = np.linalg.norm(gradients.mean(0))
+        np.testing.assert_allclose(row[:5], [number + 1, np.mean(error**2), norm, 36, 0.1], rtol=2e-5)
+        weights = weights - 0.1 * gradients.mean(0)[:, None]
+    assert np.isfinite(rows[0, 5])

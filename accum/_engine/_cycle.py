@@ -96,7 +96,11 @@ class Cycle:
     # Calls of an interface, on each replica
 
     def micro_step(
-        self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, is_reduced: bool = False
+        self,
+        grads_and_vars: GradsAndVars,
+        weight: Optional[Scalar] = None,
+        is_reduced: bool = False,
+        before: Callable[[], None] = lambda: None,
     ) -> tf.Operation:
         """Accumulate the gradients of one micro-batch and, if it is the last of its cycle, make the step.
 
@@ -106,6 +110,7 @@ class Cycle:
           weight: scalar >= 0 of any dtype, the weight of this replica's part of the micro-batch. None: 1 for all
             replicas together.
           is_reduced: whether the gradients are already the same on every replica.
+          before: function that is called when the state exists, before the micro step changes it.
 
         Returns:
           An op.
@@ -115,6 +120,7 @@ class Cycle:
                 "Gradients that are already reduced over replicas can't be weighted: pass each replica's own gradients."
             )
         grads, weight, entries = self._enter(grads_and_vars, weight)
+        before()
         call = self._ops(entries, weight is not None, is_reduced)
         return self._across(call.micro_step, grads, weight)
 

@@ -4,6 +4,8 @@ import contextlib
 import threading
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
+import numpy as np
+
 from accum import _tf
 from accum._engine._gradients import shifted
 from accum._tf import Gradient, Leaf, Nested, PerReplica, tf
@@ -100,6 +102,32 @@ def replica_number() -> int:
 def count() -> int:
     """Return the number of replicas of all workers."""
     return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def is_of_several_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether other processes have replicas of the strategy too."""
+    return strategy.num_replicas_in_sync != _tf.count_local_replicas(strategy)
+
+
+def sum_over_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
+    """Sum an array over the processes of a strategy. All of them call this, between steps.
+
+    Args:
+      strategy: a `tf.distribute.Strategy` of one or several workers.
+      value: float array, of the same shape on each worker.
+
+    Returns:
+      A float64 array of that shape.
+    """
+    if not is_of_several_workers(strategy):
+        return value
+    part = tf.constant(value / _tf.count_local_replicas(strategy), tf.float64)  # each replica adds its part
+
+    def all_reduced() -> tf.Tensor:
+        return tf.distribute.get_replica_context().all_reduce(SUM, part)
+
+    sums = tf.function(lambda: strategy.run(all_reduced))()
+    return strategy.experimental_local_results(sums)[0].numpy()
 
 
 def is_one_of_several() -> bool:

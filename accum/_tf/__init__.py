@@ -233,6 +233,7 @@ from accum._tf._strategies import (
     count_local_replicas,
     has_replicas_of_one_number,
     is_central_storage,
+    is_chief,
     is_parameter_server,
     per_replica_maker,
     separate_collectives,

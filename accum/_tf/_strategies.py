@@ -64,6 +64,11 @@ def count_local_replicas(strategy: tf.distribute.Strategy) -> int:
     return len(strategy.extended.worker_devices)
 
 
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process writes the files of a job: the first worker does, or the only process."""
+    return bool(strategy.extended.should_checkpoint)
+
+
 def has_replicas_of_one_number(strategy: tf.distribute.Strategy) -> bool:
     """Whether the replicas of each worker are numbered from 0, so that numbers don't tell replicas apart."""
     return VERSION < (2, 4) and strategy.num_replicas_in_sync != count_local_replicas(strategy)  # dies with 2.3

@@ -1,4 +1,7 @@
-"""One task of a TF 1 cluster, run by test_cluster.py: `cluster.py {addresses as JSON} job task`."""
+"""One task of a TF 1 cluster, run by test_cluster.py: `cluster.py {addresses as JSON} job task [folder last_step]`.
+
+With a folder, workers that wait for each other save there, and go on from what they find there.
+"""
 
 import json
 import sys
@@ -32,7 +35,7 @@ def build(accum_steps, make_inner):
     return step, weights, done, fed, inner, optimizer
 
 
-def session_of(target, hooks=()):
+def session_of(target, hooks=(), folder=None):
     """Create a monitored session, without the 30 seconds by default between a worker's checks for variables."""
     if not IS_CHIEF:
         missing = tf1.report_uninitialized_variables(tf1.global_variables())
@@ -41,7 +44,9 @@ def session_of(target, hooks=()):
                 if not len(session.run(missing)):
                     break
             time.sleep(0.1)
-    return tf1.train.MonitoredTrainingSession(target, is_chief=IS_CHIEF, hooks=hooks)
+    return tf1.train.MonitoredTrainingSession(
+        target, IS_CHIEF, folder, hooks=hooks, save_checkpoint_steps=10, save_summaries_secs=0, log_step_count_steps=0
+    )
 
 
 def asynchronous(target):
@@ -66,8 +71,8 @@ def asynchronous(target):
         report("asynchronous", [float(values[0][0]), int(values[1]), device])
 
 
-def synchronous(target):
-    """Train with steps that use one cycle of each worker. Reports weights and steps."""
+def synchronous(target, folder=None, last_step=SYNC_STEPS):
+    """Train with steps that use one cycle of each worker. Reports weights, steps, and the step at the beginning."""
     with tf.Graph().as_default() as graph, graph.container("synchronous"):
         step, weights, _, fed, inner, optimizer = build(
             len(GRADIENTS),
@@ -77,15 +82,16 @@ def synchronous(target):
         with tf1.device(tf1.train.replica_device_setter(cluster=CLUSTER, worker_device=worker)):
             ops = optimizer.accumulation_ops(grads_and_vars=[(fed, weights)], global_step=step)
         hooks = [inner.make_session_run_hook(IS_CHIEF)]
-        with session_of(target, hooks) as session:
+        with session_of(target, hooks, folder) as session:
             values = session.run([weights, step])
-            while values[1] < SYNC_STEPS or not IS_CHIEF:  # the test ends the other worker
+            begin = int(values[1])
+            while values[1] < last_step or not IS_CHIEF:  # the test ends the other worker
                 for grad in GRADIENTS:
                     session.run(ops.accumulate, {fed: [grad]})
                 session.run(ops.apply)
                 values = session.run([weights, step])
             # Report before the session closes. Its queue runner and the workers wait for each other, up to two minutes.
-            report("synchronous", [float(values[0][0]), int(values[1])])
+            report("synchronous", [float(values[0][0]), int(values[1]), begin])
 
 
 def report(name, result):
@@ -96,5 +102,8 @@ if __name__ == "__main__":
     server = tf1.train.Server(CLUSTER, job_name=JOB, task_index=TASK)
     if JOB == "ps":
         server.join()
-    asynchronous(server.target)
-    synchronous(server.target)
+    if sys.argv[4:]:
+        synchronous(server.target, sys.argv[4], int(sys.argv[5]))
+    else:
+        asynchronous(server.target)
+        synchronous(server.target)

@@ -140,8 +140,26 @@ def whole_batch(strategy):
     return tf.constant(outcome(model, trained_with_validation(model))), model.optimizer
 
 
+def logged(strategy):
+    """Run `fit` under a `StepLogger`, whose rows the job returns instead of weights."""
+    x, y, first = problem()
+    with strategy.scope():
+        inputs = tf.keras.Input((5,))
+        outputs = tf.keras.layers.Dense(1, use_bias=False)(inputs)
+        model = accum.GradientAccumulateModel(K, micro_batch_size=2, inputs=inputs, outputs=outputs)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        model.set_weights([first])
+    rows = []
+    logger = accum.StepLogger(os.path.join(TASK["folder"], "steps.csv"), verbose=0, on_step=rows.append)
+    data = sharded(tf.data.Dataset.from_tensor_slices((x, y)).batch(12).repeat())
+    model.fit(data, epochs=2, steps_per_epoch=6, verbose=0, callbacks=[logger])
+    assert rows == [dict(zip(logger.history, values)) for values in zip(*logger.history.values())]
+    return tf.constant([list(row.values()) for row in rows]), model.optimizer
+
+
 if __name__ == "__main__":
     look_often_for_the_end_of_replicas()
     jobs = {"loop": loop, "fit": fit, "epochs": epochs, "micro_batches": micro_batches, "whole_batch": whole_batch}
+    jobs["logged"] = logged
     weights, optimizer = jobs[TASK["what"]](STRATEGY())
     print(json.dumps([np.ravel(weights.numpy()).tolist(), int(optimizer.iterations.numpy())]), flush=True)

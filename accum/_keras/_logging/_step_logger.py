@@ -3,9 +3,10 @@
 import csv
 import math
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from accum import _check, _tf
+from accum._engine import _replicas
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import accumulation_of
 from accum._keras._logging._noise_scale import NONE, Estimate, NoiseScale, SquaredNorms, advice, estimate
@@ -32,6 +33,8 @@ class StepLogger(tf.keras.callbacks.Callback):
     loss that sums over examples. `fit` ends with a sentence that says whether a larger batch would still help,
     if the noise scale is certain enough for that.
 
+    With several workers, each of them has the rows of all workers together, and the first one writes the files.
+
     The model must be a `GradientAccumulateModel`, or be compiled with a `GradientAccumulateOptimizer`. Recording costs
     one pass over the gradients of each micro-batch. Without the callback, nothing is recorded and nothing is slower.
 
@@ -42,6 +45,9 @@ class StepLogger(tf.keras.callbacks.Callback):
         1 - 1 / average_over times as much as the one after it.
       verbose: 1 to print the sentence at the end of `fit`, 0 for nothing.
       append: whether to add to `filename` if it exists, as for a resumed run; False: write it anew.
+      on_step: function that is called with each row, a dict from the names above, and "step", to numbers, such as
+        `ray.train.report` or `wandb.log`; None: none. It gets several rows in turn after every second or so; with
+        several workers, on each of them, at the end of each epoch.
 
     Attributes:
       history: dict from each of the names above, and "step", to a list with one number per step. Keras' own `History`
@@ -49,8 +55,8 @@ class StepLogger(tf.keras.callbacks.Callback):
       summary: the sentence, after `fit`.
 
     Raises:
-      ValueError: in `fit`, the model does not accumulate, has several optimizers, or runs in graph mode or on several
-        workers.
+      ValueError: in `fit`, the model does not accumulate, has several optimizers, runs in graph mode, or uses parameter
+        servers.
 
     Source: McCandlish et al. 2018, An Empirical Model of Large-Batch Training, https://arxiv.org/abs/1812.06162
 
@@ -67,6 +73,7 @@ class StepLogger(tf.keras.callbacks.Callback):
         average_over: int = 100,
         verbose: int = 1,
         append: bool = False,
+        on_step: Optional[Callable[[Dict[str, float]], object]] = None,
     ) -> None:
         super().__init__()
         self.filename = filename
@@ -74,7 +81,9 @@ class StepLogger(tf.keras.callbacks.Callback):
         self.average_over = _check.accum_steps(average_over, "average_over")
         self.verbose = verbose
         self.append = append
+        self.on_step = on_step
         self._recorder: Any = None
+        self._has_workers, self._writes = False, True
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -97,12 +106,14 @@ class StepLogger(tf.keras.callbacks.Callback):
         self._remove()
         self._optimizer = _only_optimizer(model)
         self._why_none = _reason_for_no_noise_scale(model, self._optimizer)
+        self._has_workers = _replicas.is_of_several_workers(model.distribute_strategy)
+        self._writes = _tf.is_chief(model.distribute_strategy)
         self._recorder = StepRecorder(model, self._optimizer, self._end)
         self._recorder.attach()
 
     def _end(self) -> None:
         """Log the last steps and close the files, also after an exception, where nothing calls `on_train_end`."""
-        if self._is_training:
+        if self._is_training and not self._has_workers:  # an exception, of which other workers may not know
             self._read()
         self._is_training = False
         for opened in (self._file, self._writer):
@@ -119,12 +130,12 @@ class StepLogger(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs: Optional[Logs] = None) -> None:
         self._begin_anew()
         self._is_training = True
-        if self.filename is not None:
+        if self.filename is not None and self._writes:
             mode = "a" if self.append else "w"
             self._file = open(self.filename, mode, newline="", encoding="utf-8")  # noqa: SIM115, closed after training
             if self._file.tell() == 0:
                 csv.writer(self._file).writerow(COLUMNS)
-        if self.log_dir is not None:
+        if self.log_dir is not None and self._writes:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_epoch_begin(self, epoch: int, logs: Optional[Logs] = None) -> None:
@@ -135,7 +146,9 @@ class StepLogger(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Optional[Logs] = None) -> None:
         batches, self._last_batch = batch - self._last_batch, batch
         self._unread += batches
-        if self._unread + 2 * batches > ROWS or time.time() - self._last_read > SECONDS:
+        # Workers read together: they can't agree on the time.
+        is_time = not self._has_workers and time.time() - self._last_read > SECONDS
+        if self._unread + 2 * batches > ROWS or is_time:
             self._read()
 
     def on_epoch_end(self, epoch: int, logs: Optional[Logs] = None) -> None:
@@ -148,10 +161,11 @@ class StepLogger(tf.keras.callbacks.Callback):
                 logs["noise_scale"] = self._noise_scale.value
 
     def on_train_end(self, logs: Optional[Logs] = None) -> None:
+        self._read()
         self._end()
         self._remove()
         self.summary = self._summarized()
-        if self.verbose:
+        if self.verbose and self._writes:
             print(self.summary, flush=True)
 
     def on_test_end(self, logs: Optional[Logs] = None) -> None:
@@ -177,6 +191,9 @@ class StepLogger(tf.keras.callbacks.Callback):
             self._file.flush()
         if self._writer is not None:
             self._write_points(logged)
+        if self.on_step is not None:
+            for values in logged:
+                self.on_step(values)
 
     def _logged(self, row: Sums) -> Dict[str, float]:
         latest = NONE if self._why_none or row.steps > 1.0 else self._estimated(row)
@@ -239,11 +256,10 @@ class StepLogger(tf.keras.callbacks.Callback):
 def _only_optimizer(model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
     if _tf.in_static_graph():
         raise ValueError("`StepLogger` does not run in Keras' graph mode: enable eager execution.")
-    strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync != _tf.count_local_replicas(strategy) or _tf.is_parameter_server(strategy):
+    if _tf.is_parameter_server(model.distribute_strategy):
         raise ValueError(
-            f"`StepLogger` sees the replicas of one process only. Received: {type(strategy).__name__} with several "
-            "workers."
+            "`StepLogger` does not follow the workers of parameter servers. "
+            f"Received: {type(model.distribute_strategy).__name__}."
         )
     optimizers = accumulating_optimizers(model)
     if len(optimizers) != 1:

@@ -154,8 +154,17 @@ class StepRecorder:
 
     def _add(self, vector: tf.Tensor) -> Wait:
         """Add to the row of the present cycle. Returns what to wait for."""
-        row = tf.cast(tf.minimum(_replicas.local_variable(self._cycles).read_value(), float(ROWS)), tf.int32)
-        return _replicas.local_variable(self._rows).scatter_nd_add([[row]], [vector])
+        return _replicas.local_variable(self._rows).scatter_nd_add([[self._present()]], [vector])
+
+    def _present(self) -> tf.Tensor:
+        """Return the index of the present cycle's row, an int32 scalar."""
+        return tf.cast(tf.minimum(_replicas.local_variable(self._cycles).read_value(), float(ROWS)), tf.int32)
+
+    def _spoilt_if_begun_elsewhere(self, vector: tf.Tensor) -> tf.Tensor:
+        """Return `vector`, or NaN instead of sums: Keras 2 restores a cycle only when its first batch is computed."""
+        row = tf.gather(_replicas.local_variable(self._rows).read_value(), self._present())
+        is_first = tf.reduce_all(tf.equal(row, 0.0)) & (self._optimizer.micro_step > 0)
+        return tf.where(is_first & (tf.range(len(Sums._fields)) < _STEPS), float("nan"), vector)
 
     @_tf.untouched_by_autograph
     def sums_of(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> tf.Tensor:
@@ -214,7 +223,7 @@ class StepRecorder:
         vector = as_vector(sums._replace(squares=sums.squares * factor**2, examples=examples))
         if self._optimizer._cycle.plan.nonfinite == "skip_micro":
             vector = tf.where(tf.math.is_finite(vector[0]), vector, tf.zeros_like(vector))
-        self._add(vector)
+        self._add(self._spoilt_if_begun_elsewhere(vector))
 
     @property
     def _scale(self) -> float:
@@ -303,7 +312,10 @@ class StepRecorder:
                 part.assign_add(1.0)
 
     def collect(self) -> Tuple[List[Sums], int]:
-        """Return the steps since the last call, summed over replicas, and the number of cycles that did not fit."""
+        """Return the steps since the last call, summed over replicas, and the number of cycles that did not fit.
+
+        With several workers, all of them have to call this after the same batch.
+        """
         ended = int(self._parts(self._cycles)[0].numpy())
         rows = np.stack([part.numpy() for part in self._parts(self._rows)]).astype(np.float64)
         present = np.full_like(rows[:, 0], math.nan) if ended > ROWS else rows[:, ended]
@@ -311,7 +323,10 @@ class StepRecorder:
         self._begin_with(np.zeros_like(present) if is_between else present)
         rows = rows[:, : min(ended + is_between, ROWS)]
         rows = rows[:, rows[0, :, _STEPS] > 0.0]  # not the cycles that ended without a step
-        summed = np.concatenate([rows.sum(0)[:, :_STEPS], rows[0][:, _STEPS:]], axis=1)
+        sums = rows.sum(0)[:, :_STEPS]
+        if len(sums):
+            sums = _replicas.sum_over_workers(self._model.distribute_strategy, sums)
+        summed = np.concatenate([sums, rows[0][:, _STEPS:]], axis=1)
         return [Sums(*map(float, row)) for row in summed], max(ended - ROWS, 0)
 
     def _begin_with(self, present: np.ndarray) -> None:

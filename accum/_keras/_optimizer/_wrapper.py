@@ -182,11 +182,15 @@ class GradientAccumulateOptimizer:
         is_reduced = is_reduced and not self._takes_back()
         self.__dict__["_has_run"] = True
         listed = _check.pairs(listed)
-        if self._internals.recorder is not None:
-            self._internals.recorder.take([grad for grad, _ in listed], weight, is_reduced)
+
+        def record() -> None:
+            if self._internals.recorder is not None:
+                self._internals.recorder.take([grad for grad, _ in listed], weight, is_reduced)
+
         if self._cycle.is_passthrough and weight is None and not self._cycle.is_built:
+            record()
             return self._apply_passthrough(listed, is_reduced)
-        return self._returned(self._cycle.micro_step(listed, weight, is_reduced))
+        return self._returned(self._cycle.micro_step(listed, weight, is_reduced, record))
 
     def _apply_collected(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, **options: Any) -> None:
         return self.apply_gradients(grads_and_vars, weight=weight, **options)
