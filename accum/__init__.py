@@ -18,6 +18,7 @@ if needs_tensorflow():
         from accum._keras._batch_norm._layer import AccumBatchNormalization
         from accum._keras._batch_norm._replace import replace_batchnorm_layers
         from accum._keras._callbacks import AccumulationScheduler, FlushCallback
+        from accum._keras._logging._noise_scale_scheduler import NoiseScaleScheduler
         from accum._keras._logging._step_logger import StepLogger
         from accum._keras._model._model import GradientAccumulateModel
         from accum._keras._model._unwrap import unwrap
@@ -33,6 +34,7 @@ if needs_tensorflow():
             "GAOptimizerWrapper",
             "GradientAccumulateModel",
             "GradientAccumulateOptimizer",
+            "NoiseScaleScheduler",
             "StepLogger",
             "replace_batchnorm_layers",
             "unwrap",

@@ -41,6 +41,7 @@ class OfStaticGraphs(types.ModuleType):
         "GAOptimizerWrapper",
         "GradientAccumulateModel",
         "GradientAccumulateOptimizer",
+        "NoiseScaleScheduler",
         "StepLogger",
         "replace_batchnorm_layers",
         "unwrap",

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -36,6 +37,13 @@ def guide():
     return names
 
 
+def text_of(path):
+    if not os.path.exists(path):
+        return ""
+    with open(path) as file:
+        return file.read()
+
+
 def trained(folder, accum_steps=K, dies_at=None):
     """Run the guide's program. Return the weights, and what the workers have reported."""
     names = guide()
@@ -58,8 +66,10 @@ def trained(folder, accum_steps=K, dies_at=None):
 
         def on_train_batch_end(self, batch, logs=None):
             self.left -= 1
-            mark = os.path.join(folder, "has-died")
+            mark, reports = os.path.join(folder, "has-died"), os.path.join(folder, "reports")
             if self.left == 0 and train.get_context().get_world_rank() == 1 and not os.path.exists(mark):
+                while "epoch" not in text_of(reports):
+                    time.sleep(0.1)  # until Ray has the checkpoint of the first epoch
                 open(mark, "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -40,6 +40,7 @@ PUBLIC = {
     "GAOptimizerWrapper",
     "GradientAccumulateModel",
     "GradientAccumulateOptimizer",
+    "NoiseScaleScheduler",
     "StepLogger",
     "__version__",
     "adaptive_clip_grad",

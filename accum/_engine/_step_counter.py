@@ -19,10 +19,12 @@ class State(CheckpointOnly):
       accumulators: the `Accumulators`, one for each variable that had a gradient.
       seen: the `SeenGradients` of the cycle; it exists only while checkpoints have to keep them.
       draws: the `CycleDraws` of the cycle; it exists only if the model draws random numbers.
+      requested: int64 [], the length of the next cycle; it exists only after `keep_request`.
     """
 
     seen: Any
     draws: Any
+    requested: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,9 +59,10 @@ class StepCounter:
         self.plan = plan
         self.state = State()
         self.is_settable = is_settable
-        # Two variables that are not saved in checkpoints:
+        # Two variables that are not saved in checkpoints, but for `keep_request`:
         self.has_stepped: Optional[tf.Variable] = None
         self._requested: tf.Variable = None  # the length of the next cycle
+        self._keeps_request = False
         self._adapter = adapter
 
     def build(self) -> None:
@@ -69,6 +72,8 @@ class StepCounter:
             accum_steps = tf.constant(self.plan.accum_steps, tf.int64)
             self._requested = self._adapter.scalar("accum_steps", accum_steps)
             self.state.length = self._adapter.scalar("length", accum_steps)
+            if self._keeps_request:
+                self.state.requested = self._requested
         self.state.micro_step = self._adapter.scalar("micro_step", tf.constant(0, tf.int64))
         if not _tf.in_static_graph():
             self.has_stepped = self._adapter.scalar("has_stepped", tf.constant(False))
@@ -87,6 +92,17 @@ class StepCounter:
         self.plan = plan
         if self.is_built:
             _tf.set_variable(self._requested, plan.accum_steps)
+
+    def requested(self) -> Any:
+        """Return the length of the next cycle, which may have been restored, or its schedule. Not for static graphs."""
+        can_be_restored = self.is_settable and self.is_built
+        return int(_tf.native(self._requested).numpy()) if can_be_restored else self.plan.accum_steps
+
+    def keep_request(self) -> None:
+        """Save the length of the next cycle in checkpoints from now on."""
+        self._keeps_request = True
+        if self.is_built and self.is_settable:
+            self.state.requested = self._requested
 
     def read(self) -> Count:
         with tf.name_scope("step_counter"), _tf.on_host():

@@ -66,7 +66,8 @@ def count_local_replicas(strategy: tf.distribute.Strategy) -> int:
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process writes the files of a job: the first worker does, or the only process."""
-    return bool(strategy.extended.should_checkpoint)
+    is_alone = strategy.num_replicas_in_sync == count_local_replicas(strategy)
+    return is_alone or bool(strategy.extended.should_checkpoint)
 
 
 def has_replicas_of_one_number(strategy: tf.distribute.Strategy) -> bool:

@@ -120,13 +120,13 @@ def advice(noise_scale: float, examples: float) -> str:
     To reach the same loss takes a number of steps proportional to 1 + noise_scale / batch size.
     """
     saved = 1.0 - (1.0 + noise_scale / (2.0 * examples)) / (1.0 + noise_scale / examples)
-    now = f"The gradient noise scale is about {_rounded(noise_scale)} examples; a step has {_rounded(examples)}."
+    now = f"The gradient noise scale is about {rounded(noise_scale)} examples; a step has {rounded(examples)}."
     if noise_scale > examples:
         return f"{now} A larger batch would still help: twice the batch would need about {saved:.0%} fewer steps."
     return f"{now} A larger batch would help little: twice the batch would need only about {saved:.0%} fewer steps."
 
 
-def _rounded(number: float) -> str:
+def rounded(number: float) -> str:
     """Return a number with two digits that count, such as 2,900; below 1,000 as a whole number."""
     if number < 1000:
         return f"{number:.2g}" if number < 10 else f"{number:.0f}"
