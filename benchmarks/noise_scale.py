@@ -13,7 +13,7 @@ import warnings
 
 import numpy as np
 
-BATCH, BARS = 8, (0.3, 0.15, 0.1)
+BATCH, BARS = 8, (0.3, 0.2, 0.15)
 RUNS = {"always 2 x 8": (2, None), "always 16 x 8": (16, None), "2 x 8 to 16 x 8 by noise": (2, 16)}
 
 
@@ -64,7 +64,7 @@ def main():
         for seed in range(arguments.seeds):
             losses, updates, examples, lengths = train(tf, accum, name, seed, arguments.epochs)
             at = [next((n for n, loss in enumerate(losses) if loss <= bar), None) for bar in BARS]
-            reached.append([(np.nan, np.nan) if n is None else (updates[n], examples[n]) for n in at])
+            reached.append([(np.inf, np.inf) if n is None else (updates[n], examples[n]) for n in at])
             ends.append(lengths[-1])
             print(name, seed, lengths, ["%.3f" % loss for loss in losses[::5]], file=sys.stderr)
         cells = [
