@@ -130,6 +130,34 @@ def micro_batch_size(value: Any) -> Any:
     return int(value)
 
 
+def micro_batch_tokens(value: Any, micro_batch_size: Any, whole_batch: Sequence[str] = ()) -> Optional[int]:
+    """Return a number of tokens, after checking that it is an int >= 1 or None, and that nothing contradicts it."""
+    if value is None:
+        return None
+    tokens = accum_steps(value, "micro_batch_tokens")
+    if micro_batch_size is not None:
+        raise ValueError(
+            "A batch is split either by `micro_batch_tokens` or by `micro_batch_size`: pass one of them. Received: "
+            f"micro_batch_tokens={value!r}, micro_batch_size={micro_batch_size!r}."
+        )
+    if whole_batch:
+        raise ValueError(
+            "`whole_batch` needs micro-batches of one shape, and those of `micro_batch_tokens` differ in length: pass "
+            f"`micro_batch_size`. Received: micro_batch_tokens={value!r}, whole_batch={whole_batch!r}."
+        )
+    return tokens
+
+
+def sequence_lengths(value: Any, micro_batch_tokens: Optional[int]) -> Any:
+    """Return a function that tells the lengths of sequences, or None, after checking that it is needed."""
+    if value is not None and micro_batch_tokens is None:
+        raise ValueError(
+            "`sequence_lengths` tells `micro_batch_tokens` where sequences end: pass both. Received: "
+            f"sequence_lengths={value!r}, micro_batch_tokens=None."
+        )
+    return callable_or_none("sequence_lengths", value)
+
+
 WHOLE_BATCH = ("loss", "batch_norm")
 
 

@@ -26,8 +26,8 @@ class Batch:
 
     def __init__(self, data: Nested) -> None:
         self._data = data
-        self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(data)]
-        self._batched = [_has_axis(leaf) for leaf in self._leaves]
+        self._leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(data)]
+        self._batched = [has_axis(leaf) for leaf in self._leaves]
         counts = [_length(leaf) for leaf, batched in zip(self._leaves, self._batched) if batched]
         if not counts:
             raise ValueError(f"There is no batch to split into micro-batches: nothing has an axis. Received: {data!r}.")
@@ -82,7 +82,8 @@ def _components(leaf: Leaf) -> List[tf.Tensor]:
     return [leaf] if isinstance(leaf, tf.Tensor) else []
 
 
-def _as_tensor(leaf: Leaf) -> Leaf:
+def as_tensor(leaf: Leaf) -> Leaf:
+    """Return a leaf of a batch as a tensor, or unchanged if it is none."""
     if leaf is None or isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
         return leaf
     if hasattr(leaf, "__array__") or isinstance(leaf, tf.Variable):
@@ -95,7 +96,8 @@ def _as_tensor(leaf: Leaf) -> Leaf:
     return leaf
 
 
-def _has_axis(leaf: Leaf) -> bool:
+def has_axis(leaf: Leaf) -> bool:
+    """Whether a leaf of a batch, as a tensor, has a first axis."""
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         return True
     return isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0

@@ -62,12 +62,27 @@ class CycleDraws(CheckpointOnly):
         return [self.examples] + list(self.seeds)
 
 
+class Chosen(NamedTuple):
+    """Examples of a micro-batch that do not follow each other in the batch, and perhaps lack its last time steps.
+
+    Attributes:
+      places: int32 [count], their places in the batch.
+      length: int32 scalar tensor, the length of the time axis in the micro-batch.
+      padded: int32 scalar tensor, its length in the batch; None: there is none, or it is ragged.
+    """
+
+    places: tf.Tensor
+    length: tf.Tensor
+    padded: Optional[tf.Tensor]
+
+
 class _Rows(NamedTuple):
     """The examples that are computed: int scalars or int scalar tensors."""
 
     begin: Size
     count: Any  # a `Size`; a tuple has a `count` of another type
     context: GraphContext  # where they are known
+    chosen: "Optional[Chosen]" = None  # if they are not the examples from `begin` on
 
 
 class Draws:
@@ -109,15 +124,16 @@ class Draws:
         self._has_warned = False
 
     @contextlib.contextmanager
-    def of(self, begin: Size, count: Size) -> Iterator[None]:
+    def of(self, begin: Size, count: Size, chosen: Optional[Chosen] = None) -> Iterator[None]:
         """Let the code in this context, which computes some examples, draw their numbers.
 
         Args:
           begin: the place of the first of them in the batch.
           count: how many they are.
+          chosen: which they are, if they are not the examples from `begin` on.
         """
         before = self._rows
-        self._rows = _Rows(begin, count, _tf.current_graph_context())
+        self._rows = _Rows(begin, count, _tf.current_graph_context(), chosen)
         try:
             if before is not None:
                 yield
@@ -206,6 +222,8 @@ class Draws:
         begin, count = (tf.cast(number, tf.int64) for number in (self._rows.begin, self._rows.count))
         begin += self._before(op)
         shape = tf.cast(op.shape, tf.int64)
+        if self._rows.chosen is not None:
+            return self._chosen_rows(op, source, shape, count, self._rows.chosen)
         per_count = _tf.numbers_per_count(op.kind, dtype)
         if source.counter is None or per_count is None or self._compiled:
             return self._cut(op, source, shape, begin, count)
@@ -217,6 +235,47 @@ class Draws:
         # Always as many, because XLA has to know how many.
         flat = _tf.draw(op.kind, [size + per_count - 1], _tf.advanced(source, first // per_count), *_numbers(op))
         return tf.reshape(tf.slice(flat, [first % per_count], [size]), op.shape)
+
+    def _chosen_rows(
+        self, op: RandomOp, source: Source, shape: tf.Tensor, count: tf.Tensor, chosen: Chosen
+    ) -> tf.Tensor:
+        """Return the rows of examples that do not follow each other, without the time steps that were trimmed."""
+        assert op.kind is not None
+        kind: str = op.kind
+        rows = shape[0] // tf.maximum(count, 1)  # of each example
+        own = tf.concat([[rows], shape[1:]], 0)
+        whole = self._untrimmed(op, own, chosen)
+        places = tf.cast(chosen.places, tf.int64) + self._before(op)
+        per_count = _tf.numbers_per_count(kind, op.output.dtype)
+        if source.counter is None or per_count is None:
+            total = tf.reduce_max(places) + 1
+            drawn = _tf.draw(kind, tf.concat([[total * whole[0]], whole[1:]], 0), source, *_numbers(op))
+            drawn = tf.gather(tf.reshape(drawn, tf.concat([[total], whole], 0)), places)
+            sizes = tf.concat([[count], own], 0)
+            return tf.reshape(tf.slice(drawn, tf.zeros_like(sizes), sizes), op.shape)
+        size = tf.reduce_prod(whole)
+        # Only the numbers up to the last that is needed: if all of them follow each other, no others.
+        needed = tf.reduce_prod(own) if _is_prefix(op) else size
+
+        def drawn_at(place: tf.Tensor) -> tf.Tensor:
+            first = place * size
+            moved = _tf.advanced(source, first // per_count)
+            flat = _tf.draw(kind, [needed + per_count - 1], moved, *_numbers(op))
+            example = tf.slice(flat, [first % per_count], [needed])
+            return example if _is_prefix(op) else tf.slice(tf.reshape(example, whole), tf.zeros_like(own), own)
+
+        return tf.reshape(_of_each(drawn_at, places, op.output.dtype), op.shape)
+
+    @staticmethod
+    def _untrimmed(op: RandomOp, own: tf.Tensor, chosen: Chosen) -> tf.Tensor:
+        """Return the shape that an example of shape `own` has in the batch."""
+        if chosen.padded is None:
+            return own
+        following = _static_shape(op)[1:]
+        # Several rows of an example may be its time steps, as in `TimeDistributed`, if no other axis is the time.
+        may_be_time = tf.constant([None not in following] + [length is None for length in following])
+        is_time = may_be_time & tf.equal(own, tf.cast(chosen.length, tf.int64))
+        return tf.where(is_time, tf.cast(chosen.padded, tf.int64), own)
 
     def _before(self, op: RandomOp) -> Scalar:
         """Return how many examples were before those of the batch."""
@@ -243,6 +302,22 @@ class Draws:
         whole = _tf.draw(op.kind, whole_shape, source, *_numbers(op))
         first = tf.concat([[rows * begin], tf.zeros_like(shape[1:])], 0)
         return tf.slice(whole, tf.cast(first, op.shape.dtype), op.shape)
+
+
+def _is_prefix(op: RandomOp) -> bool:
+    """Whether the numbers of an example without its last time steps are the first ones of all of its numbers."""
+    return None not in _static_shape(op)[2:]
+
+
+def _of_each(function: Callable[[tf.Tensor], tf.Tensor], places: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return `function(place)` for each of `places`, stacked."""
+    results = tf.TensorArray(dtype, size=tf.size(places), infer_shape=False)
+    _, results = tf.while_loop(
+        lambda number, _: number < tf.size(places),
+        lambda number, kept: (number + 1, kept.write(number, function(places[number]))),
+        (tf.constant(0), results),
+    )
+    return results.stack()
 
 
 def _static_shape(op: RandomOp) -> List[Optional[int]]:

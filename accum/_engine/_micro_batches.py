@@ -140,8 +140,12 @@ class MicroBatches:
         elif not isinstance(loops, int) or loops > 0:
             states = _add_in_graph(returned, loops, leaves, states, self.compiled)
         self._is_within_loop = False
-        ended = [None if leaf is None else leaf.end(state, self.compiled) for leaf, state in zip(leaves, states)]
+        ended = [None if leaf is None else self._ended(leaf, state) for leaf, state in zip(leaves, states)]
         return tf.nest.pack_sequence_as(first, ended)
+
+    def _ended(self, leaf: Combined, state: Any) -> Any:
+        """Return the result for what is combined, from its loop variables after the last micro-batch."""
+        return leaf.end(state, self.compiled)
 
     def run_at_once(self, function: Callable[[Nested, Index], Nested]) -> Nested:
         """Run `function` once, on the whole batch and the index `WHOLE`, and return its results like `run`."""

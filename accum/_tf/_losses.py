@@ -3,6 +3,7 @@
 import contextlib
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
+from accum._tf._layers import comes_with_keras
 from accum._tf._steps import own_methods, when_built
 from accum._tf._version import IS_KERAS_3, VERSION, tf
 
@@ -70,17 +71,33 @@ class LossCall(NamedTuple):
 
 
 @contextlib.contextmanager
-def recording_losses(container: Any, y_true: Any, y_pred: Any) -> Iterator[List[LossCall]]:
-    """Record what the losses of a container are called with in this context, for outputs with a loss and a target."""
+def recording_losses(
+    container: Any, y_true: Any, y_pred: Any, changed: Optional[Callable[[LossCall, Any], Any]] = None
+) -> Iterator[List[LossCall]]:
+    """Record what the losses of a container are called with in this context, for outputs with a loss and a target.
+
+    Args:
+      container: Keras' container of compiled losses.
+      y_true, y_pred: what it will be called with.
+      changed: function of a call and of the loss that it returns -> the loss to be used instead. None: the same.
+    """
     calls: List[LossCall] = []
     with contextlib.ExitStack() as stack:
         if IS_KERAS_3:
 
             def record() -> None:
-                watched = [entry._replace(loss=_recorded(entry, calls)) for entry in container._flat_losses]
+                watched = [entry._replace(loss=_recorded(entry, calls, changed)) for entry in container._flat_losses]
                 stack.enter_context(own_methods(container, _flat_losses=watched))
 
             stack.enter_context(when_built(container, record))
+        elif changed is not None:
+
+            def change() -> None:
+                named = zip(container._output_names, container._losses)
+                losses = [loss and _ChangedLoss(name, loss, changed) for name, loss in named]
+                stack.enter_context(own_methods(container, _losses=losses))
+
+            stack.enter_context(when_built(container, change))
         yield calls
     if not IS_KERAS_3:
         structures = [tf.nest.flatten(part) for part in (container._conform_to_outputs(y_pred, y_true), y_pred)]
@@ -88,15 +105,58 @@ def recording_losses(container: Any, y_true: Any, y_pred: Any) -> Iterator[List[
         calls.extend(LossCall._make((*entry, None)) for entry in entries if not (entry[1] is None or entry[2] is None))
 
 
-def _recorded(entry: Any, calls: List[LossCall]) -> Callable[..., Any]:
+class _ChangedLoss:
+    """A loss of Keras 2 whose value is changed; all other attributes are its own."""
+
+    def __init__(self, name: str, loss: Any, changed: Callable[[LossCall, Any], Any]) -> None:
+        self._name = name
+        self._loss = loss
+        self._changed = changed
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        call = LossCall(self._name, self._loss, y_true, y_pred, sample_weight)
+        return self._changed(call, self._loss(y_true, y_pred, sample_weight=sample_weight))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loss, name)
+
+
+def _recorded(
+    entry: Any, calls: List[LossCall], changed: Optional[Callable[[LossCall, Any], Any]] = None
+) -> Callable[..., Any]:
     """Return the loss of an entry in Keras 3's list as a function that records its calls."""
 
     def loss(target: Any, output: Any, weights: Any = None) -> Any:
         name = entry.name or ".".join(map(str, entry.path))
         calls.append(LossCall(name, entry.loss, target, output, weights))
-        return entry.loss(target, output, weights)
+        value = entry.loss(target, output, weights)
+        return value if changed is None else changed(calls[-1], value)
 
     return loss
+
+
+def mask_of(output: Any) -> Any:
+    """Return the mask that layers have passed on to an output, or None; it has no public name."""
+    return getattr(output, "_keras_mask", None)
+
+
+def divides_by_counted(call: LossCall) -> bool:
+    """Whether a loss divides by fewer than all elements, such as the unmasked ones: see `counted_by_losses`."""
+    return _counted(*call[1:]) is not None
+
+
+def ignored_class(loss: Any) -> Optional[int]:
+    """Return the `ignore_class` of a loss, or None."""
+    is_sparse = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
+    return loss.get_config().get("ignore_class") if is_sparse else None
+
+
+def elements_of_users_loss(call: LossCall) -> Any:
+    """Return the losses before their reduction if the loss is not one of Keras, else None."""
+    function = getattr(call.loss, "fn", None)
+    if comes_with_keras(type(call.loss)) and (function is None or comes_with_keras(function)):
+        return None
+    return call.loss.call(call.target, call.output)
 
 
 def counted_by_losses(calls: List[LossCall]) -> List[Tuple[str, Optional[tf.Tensor]]]:
@@ -184,8 +244,7 @@ def _counted(loss: Any, target: Any, output: Any, weights: Any) -> Optional[tf.T
         return None
     if isinstance(output, tf.RaggedTensor):
         return _elements_of_ragged(output)
-    is_sparse = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
-    ignored = loss.get_config().get("ignore_class") if is_sparse else None
+    ignored = ignored_class(loss)
     if ignored is None:
         return mask
     taken = tf.cast(tf.not_equal(target, tf.cast(ignored, target.dtype)), tf.float32)

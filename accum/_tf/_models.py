@@ -192,6 +192,19 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
+def rank_of_input(layer: tf.keras.layers.Layer) -> Optional[int]:
+    """Return the number of axes of what a layer was built for, or None if it tells none."""
+    specs = [spec for spec in tf.nest.flatten(getattr(layer, "input_spec", None)) if spec is not None]
+    return specs[0].ndim if specs else None
+
+
+def output_shapes(model: tf.keras.Model, specs: Any) -> List[tf.TensorShape]:
+    """Return the shapes of the outputs of a model, given `tf.TensorSpec`s of its inputs."""
+    traced = tf.function(lambda inputs: model(inputs, training=False)).get_concrete_function(specs)
+    leaves = tf.nest.flatten(traced.structured_outputs)
+    return [leaf.shape for leaf in leaves if isinstance(leaf, (tf.Tensor, tf.TensorSpec))]
+
+
 def compute_dtypes(model: tf.keras.Model) -> Set[str]:
     """Return the names of the dtypes in which the layers of a model compute."""
     dtypes = [getattr(layer, "compute_dtype", None) or layer._compute_dtype for layer in layers_of(model)]  # 2.3's name

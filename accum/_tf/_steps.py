@@ -97,6 +97,33 @@ def intercepting_loss_scale(optimizer: Any, take: Callable[[List[Any], Callable[
     return own_methods(optimizer, apply_gradients=apply_gradients)
 
 
+def metrics_apply_masks() -> bool:
+    """Whether metrics leave out what the mask of an output leaves out, when no weights are passed.
+
+    In Keras 2, weights are passed then. The first releases of Keras 3 ignore the mask.
+    """
+    if not IS_KERAS_3:
+        return False
+    if not _APPLIES_MASKS:
+        with tf.init_scope():
+            metric, outputs = tf.keras.metrics.MeanAbsoluteError(), tf.constant([[[1.0], [3.0]]])
+            outputs._keras_mask = tf.constant([[True, False]])
+            metric.update_state(tf.zeros([1, 2, 1]), outputs)
+            _APPLIES_MASKS.append(float(metric.result()) < 1.5)
+    return _APPLIES_MASKS[0]
+
+
+_APPLIES_MASKS: List[bool] = []
+
+
+def averages_time_first(metric: Any) -> bool:
+    """Whether a metric averages values and weights over the time steps of each example before it adds them up.
+
+    The means of Keras 3 do.
+    """
+    return IS_KERAS_3 and isinstance(metric, tf.keras.metrics.Mean)
+
+
 def is_train_step_of_keras(train_step: Callable[..., Any]) -> bool:
     """Whether a train step is that of `tf.keras.Model`."""
     return getattr(train_step, "__func__", train_step) is tf.keras.Model.train_step

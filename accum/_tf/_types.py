@@ -81,6 +81,9 @@ MicroBatchWeight = Union[WeightRule, Callable[[Any, Any, Any], Scalar]]
 MicroBatchSize = Union[int, Auto, None]
 """The largest number of examples in a micro-batch, or "auto"."""
 
+SequenceLengths = Callable[[Any], Any]
+"""A function of x that returns the lengths of its examples, an int tensor of shape [examples]."""
+
 WholeBatch = Union[WholePart, Sequence[WholePart]]
 """What is computed over the whole batch."""
 

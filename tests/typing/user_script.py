@@ -16,6 +16,9 @@ def right(net: Any, inner: Any) -> None:
     model = accum.GradientAccumulateModel.from_model(
         net, micro_batch_size=8, whole_batch="all", replicas_per_group={"loss": None, "batch_norm": 2}
     )
+    model = accum.GradientAccumulateModel.from_model(
+        net, micro_batch_tokens=4096, sequence_lengths=lambda x: x["lengths"]
+    )
     size = model.micro_batch_size
     assert size is None or size == "auto" or int(size) > 0
     optimizer = accum.GradientAccumulateOptimizer("adam", accum_steps=4, reduction="sum", nonfinite="skip_micro")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from accum._keras._logging._step_recorder import StepRecorder
     from accum._keras._steps._losses_over_replicas import ReplicaLosses
     from accum._keras._steps._metric_results import StepMetrics
+    from accum._keras._steps._trimmed_time import TrimmedTime
     from accum._keras._steps._whole_batch_call import WholeBatchCall
 
 
@@ -44,10 +45,13 @@ class ModelAccumulation:
       calls: {number of a replica: what stands in for the calls of the model in the current step}.
       recorder: the `StepRecorder` of the current `fit`, or None.
       step_metrics: the `StepMetrics` of the current micro-batch, or None.
+      trimmed: the `TrimmedTime` of the current micro-batch, or None.
+      probed: a variable that is not 0 once the model has been found not to read padding, or None.
       start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
       is_state_watched: whether variables have been copied and compared since the last `compile`.
       told_of_state: names of variables of which a warning has told since then.
       told_of_metrics: names of metrics of which one has.
+      output_shapes: the shapes of the outputs for sequences of any length, if the model runs eagerly.
     """
 
     def __init__(self, options: ModelOptions, own_steps: Dict[str, Optional[Callable[[Data], Nested]]]) -> None:
@@ -58,7 +62,7 @@ class ModelAccumulation:
         groups = options.arguments["replicas_per_group"]
         self.replicas_per_group = _check.replicas_per_group(groups, self.whole_batch)
         self.recompute: bool = options.arguments["recompute"]
-        self.size = SizeInUse(options.arguments["micro_batch_size"])
+        self.size = SizeInUse(options.arguments["micro_batch_size"], options.arguments["micro_batch_tokens"])
         self.noises = RepeatableNoises()
         self.weight = WeightVariable()
         self.traces = Traces()
@@ -68,6 +72,8 @@ class ModelAccumulation:
         self.calls: Dict[int, "WholeBatchCall"] = {}
         self.recorder: Optional["StepRecorder"] = None
         self.step_metrics: Optional["StepMetrics"] = None
+        self.trimmed: Optional["TrimmedTime"] = None
+        self.probed: Optional[tf.Variable] = None
         self.start_of_seed: Optional[tf.Variable] = None
         self._told: Set[str] = set()
         self.begin_anew()
@@ -79,6 +85,7 @@ class ModelAccumulation:
         self.is_state_watched = False
         self.told_of_state: List[str] = []
         self.told_of_metrics: Set[str] = set()
+        self.output_shapes: Optional[List[tf.TensorShape]] = None
 
     def forget_calls_of(self, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
         """Forget that train steps have called some optimizers."""
@@ -99,6 +106,10 @@ class ModelAccumulation:
         """Return what computes the losses of the current step over the outputs of several replicas, or None."""
         whole = self.call_in_step()
         return None if whole is None else whole.replica_losses
+
+    def trimmed_time(self) -> Optional["TrimmedTime"]:
+        """Return the time axis of the current micro-batch, or None if nothing is trimmed."""
+        return self.trimmed
 
     def is_first_time(self, what: str) -> bool:
         """Whether this is the first call with `what`, for what is looked at or told once for each model."""

@@ -14,16 +14,23 @@ class SizeInUse:
 
     Args:
       given: what the user passed: None, an int >= 1 or "auto".
+      tokens: the largest number of tokens in a micro-batch, an int >= 1, or None.
 
     Attributes:
-      given: the same.
+      given, tokens: the same.
       fixed: the size if it is an int, else None.
     """
 
-    def __init__(self, given: Union[int, str, None]) -> None:
+    def __init__(self, given: Union[int, str, None], tokens: Optional[int] = None) -> None:
         self.given = _check.micro_batch_size(given)
+        self.tokens = _check.micro_batch_tokens(tokens, self.given)
         self.fixed: Optional[int] = None if self.is_auto else self.given
         self._limit = WHOLE_BATCH  # under "auto", the largest size that has not run out of memory
+
+    @property
+    def splits(self) -> bool:
+        """Whether the model computes its batches in micro-batches."""
+        return self.given is not None or self.tokens is not None
 
     @property
     def is_auto(self) -> bool:

@@ -38,6 +38,7 @@ from accum._tf import (
     Options,
     Reduction,
     ReplicasPerGroup,
+    SequenceLengths,
     Sparse,
     Transform,
     WholeBatch,
@@ -76,6 +77,13 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         runs for it: steps per epoch, logs, callbacks and schedules are those of the batch size. "auto": start with the
         whole batch; whenever memory runs out, halve the size and try the same batch again. None: do not split batches.
         With `accum_steps`, a cycle is that many batches.
+      micro_batch_tokens: instead of `micro_batch_size`, the largest number of tokens that are computed at once, padding
+        included, an int >= 1. The examples of each batch are sorted by length and put together by about equally many
+        tokens, and each micro-batch ends where its longest example does. Updates, logs and the order of predictions are
+        those of the batch. An example that is longer is computed alone. Predictions are 0 at padding.
+      sequence_lengths: with `micro_batch_tokens`, a function of x that returns the number of tokens in each example, an
+        int tensor of shape [examples]. None: ragged inputs, an "attention_mask" among the inputs, or layers of the
+        model that mask padding (`Embedding(…, mask_zero=True)`, `Masking`) tell.
       whole_batch: what is computed over the whole batch although it is split: "loss", "batch_norm", a tuple of them, or
         "all". "loss": the train step calls the model as if with the whole batch, so losses and metrics see all outputs
         at once; each micro-batch is computed twice. "batch_norm": this, and batch normalization uses the mean and
@@ -122,6 +130,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         accumulator_dtype: Optional[Dtype] = None,
         sparse: Sparse = "rows",
         micro_batch_size: MicroBatchSize = None,
+        micro_batch_tokens: Optional[int] = None,
+        sequence_lengths: Optional[SequenceLengths] = None,
         whole_batch: WholeBatch = (),
         replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
@@ -175,6 +185,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         accumulator_dtype: Optional[Dtype] = None,
         sparse: Sparse = "rows",
         micro_batch_size: MicroBatchSize = None,
+        micro_batch_tokens: Optional[int] = None,
+        sequence_lengths: Optional[SequenceLengths] = None,
         whole_batch: WholeBatch = (),
         replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
@@ -231,6 +243,11 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     @micro_batch_size.setter
     def micro_batch_size(self, size: Union[int, str]) -> None:
+        if self._accum.size.tokens is not None:
+            raise ValueError(
+                "The batches of this model are split by `micro_batch_tokens`: create another model with "
+                f"`micro_batch_size`. Received: {size!r}."
+            )
         if _check.micro_batch_size(size) is None:
             raise ValueError(
                 "`micro_batch_size` can't be removed from a model: set it to the size of the batches, which then are "
@@ -289,6 +306,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         shown = {"accum_steps": self._steps_in_use, "reduction": self._accum.options.for_optimizers["reduction"]}
         if self.micro_batch_size is not None:
             shown["micro_batch_size"] = self.micro_batch_size
+        if self._accum.size.tokens is not None:
+            shown["micro_batch_tokens"] = self._accum.size.tokens
         if self._accum.whole_batch:
             shown["whole_batch"] = self._accum.whole_batch
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
@@ -306,6 +325,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         steps, size = self._steps_in_use, self.micro_batch_size
         batches = "each batch" if steps == 1 else f"every {steps} batches" if isinstance(steps, int) else "each cycle"
         parts = "" if size is None else f"; batches are computed in micro-batches of at most {size} examples"
+        if self._accum.size.tokens is not None:
+            parts = f"; batches are computed in micro-batches of at most {self._accum.size.tokens} tokens"
         if size == "auto":
             parts = "; batches are split if memory runs out"
         line = f"Gradient accumulation: {self._accumulation()} (one update for {batches}{parts})"
@@ -415,7 +436,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         kwargs: Options,
     ) -> Callable[[Iterator[Data]], Nested]:
         """Return the function that Keras calls for each batch: its own, or one that tries smaller micro-batches."""
-        if self._accum.size.given is not None and self.run_eagerly:
+        if self._accum.size.splits and self.run_eagerly:
             with self.distribute_strategy.scope():
                 self._accum.noises.find(self)
         if not self._accum.size.is_auto:

@@ -81,12 +81,16 @@ class ModelOptimizers:
     def _watch_losses(self) -> None:
         """Let the compiled losses report the number by which they divide."""
         container = getattr(self._model, _tf.LOSS_CONTAINER, None)
-        weighs, splits = self._own.options.weighs_as_keras, self._own.size.given is not None
+        weighs, splits = self._own.options.weighs_as_keras, self._own.size.splits
         if container is None or isinstance(container, ReportingLoss) or not (weighs or splits):
             return
         report = self._own.weight.replace if weighs else None
         watched = ReportingLoss(
-            container, report, self._own.replica_losses, functools.partial(_tf.added_losses, self._model)
+            container,
+            report,
+            self._own.replica_losses,
+            functools.partial(_tf.added_losses, self._model),
+            self._own.trimmed_time,
         )
         _tf.set_untracked(self._model, _tf.LOSS_CONTAINER, watched)
 

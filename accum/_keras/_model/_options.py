@@ -22,13 +22,14 @@ from accum._tf import (
     Reduction,
     ReplicasPerGroup,
     Scalar,
+    SequenceLengths,
     Sparse,
     Transform,
     tf,
 )
 
 WEIGHTS = ("examples", "equal")
-FUNCTIONS = ("transform", "micro_batch_weight", "agc_exclude")
+FUNCTIONS = ("transform", "micro_batch_weight", "agc_exclude", "sequence_lengths")
 
 
 class ModelOptions:
@@ -65,21 +66,25 @@ class ModelOptions:
         accumulator_dtype: Optional[Dtype] = None,
         sparse: Sparse = "rows",
         micro_batch_size: MicroBatchSize = None,
+        micro_batch_tokens: Optional[int] = None,
+        sequence_lengths: Optional[SequenceLengths] = None,
         whole_batch: Any = (),
         replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
     ) -> "ModelOptions":
         """Check the arguments, with the error messages of law L17."""
         micro_batch_size = _check.micro_batch_size(micro_batch_size)
+        micro_batch_tokens = _check.micro_batch_tokens(micro_batch_tokens, micro_batch_size, whole_batch)
         whole_batch = _check.whole_batch(whole_batch, micro_batch_size)
+        sequence_lengths = _check.sequence_lengths(sequence_lengths, micro_batch_tokens)
         _check.replicas_per_group(replicas_per_group, whole_batch)
         recompute = _check.flag("recompute", recompute)
-        if accum_steps is _check.LEFT_OUT and micro_batch_size is not None:
+        if accum_steps is _check.LEFT_OUT and (micro_batch_size, micro_batch_tokens) != (None, None):
             accum_steps = 1
         if accum_steps is _check.LEFT_OUT:
             _check.warn(
-                "`accum_steps` was not given, so every batch makes a step and nothing accumulates: pass `accum_steps` "
-                "or `micro_batch_size`.",
+                "`accum_steps` was not given, so every batch makes a step and nothing accumulates: pass `accum_steps`, "
+                "`micro_batch_size` or `micro_batch_tokens`.",
             )
             accum_steps = 1
         agc_exclude = _check.names_or_function("agc_exclude", agc_exclude)

@@ -6,7 +6,7 @@ from typing import Any, Iterator, List, Optional, Union
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Size
-from accum._engine._draws import CycleDraws, Draws, number_of_step, uniform_seed
+from accum._engine._draws import Chosen, CycleDraws, Draws, number_of_step, uniform_seed
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._internals import internals_of
 from accum._tf import Nested, Scalar, tf
@@ -174,8 +174,8 @@ class BatchDraws:
             yield
 
     @contextlib.contextmanager
-    def of(self, begin: Size, count: Size) -> Iterator[None]:
-        """Let one micro-batch draw in this context: `count` examples from place `begin` of the batch on."""
+    def of(self, begin: Size, count: Size, chosen: Optional[Chosen] = None) -> Iterator[None]:
+        """Let one micro-batch draw in this context: `count` examples from place `begin` of the batch on, or chosen."""
         if self._is_eager:
             with self._model._accum.noises.drawing():
                 yield
@@ -183,7 +183,7 @@ class BatchDraws:
         for seed, value in zip(self._seeds, self._before) if not self._begins else ():
             seed.assign(value)
         self._begins = False
-        with self._draws.of(begin, count):
+        with self._draws.of(begin, count, chosen):
             yield
 
 

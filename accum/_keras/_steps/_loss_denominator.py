@@ -9,6 +9,7 @@ from accum._tf import KerasContainer, Nested, tf
 
 if TYPE_CHECKING:
     from accum._keras._steps._losses_over_replicas import ReplicaLosses
+    from accum._keras._steps._trimmed_time import TrimmedTime
 
 
 class ReportingLoss:
@@ -19,6 +20,7 @@ class ReportingLoss:
       report: function of the denominator, a float32 scalar tensor; None: report nothing.
       over_replicas: function that returns the `ReplicaLosses` of the current step, or None.
       added: function that returns the losses that layers have added.
+      trimmed: function that returns the `TrimmedTime` of the current micro-batch, or None.
 
     Attributes:
       container: the same.
@@ -32,11 +34,13 @@ class ReportingLoss:
         report: Optional[Callable[[tf.Tensor], None]],
         over_replicas: Callable[[], Optional["ReplicaLosses"]],
         added: Callable[[], Sequence[tf.Tensor]],
+        trimmed: Callable[[], Optional["TrimmedTime"]],
     ) -> None:
         self.container = container
         self._report = report
         self._over_replicas = over_replicas
         self._added = added
+        self._trimmed = trimmed
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
 
@@ -52,11 +56,15 @@ class ReportingLoss:
     def _computed(
         self, y_true: Nested, y_pred: Nested, sample_weight: Nested, *args: object, **kwargs: object
     ) -> tf.Tensor:
-        if self._report is None:
+        trimmed = self._trimmed()
+        if self._report is None and trimmed is None:
             return self.container(y_true, y_pred, sample_weight, *args, **kwargs)
         outputs, weights = _tf.without_empty_masks(y_pred, sample_weight)
-        with _tf.recording_losses(self.container, y_true, y_pred) as calls:
+        changed = None if trimmed is None else trimmed.scaled
+        with _tf.recording_losses(self.container, y_true, y_pred, changed) as calls:
             total = self.container(y_true, outputs, weights, *args, **kwargs)
+        if self._report is None:
+            return total
         named = _tf.counted_by_losses(calls)
         counted = [one for _, one in named]
         if counted and not any(one is None for one in counted):
@@ -153,7 +161,8 @@ def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
     container = getattr(model, _tf.LOSS_CONTAINER, None)
     options, arguments = model_options.for_optimizers, model_options.arguments
-    is_split_alone = arguments["micro_batch_size"] is not None and options["accum_steps"] == 1  # which is exact
+    is_split = (arguments["micro_batch_size"], arguments["micro_batch_tokens"]) != (None, None)
+    is_split_alone = is_split and options["accum_steps"] == 1  # which is exact
     if options["reduction"] != "sum" and not is_split_alone and _tf.adds_up_examples(container):
         _check.warn(
             "The gradient of a loss with reduction SUM or NONE is a sum over examples, so the mean over micro-batches "

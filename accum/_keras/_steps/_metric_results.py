@@ -90,13 +90,18 @@ class StepMetrics:
     def _update_state_of(self, metric: tf.keras.metrics.Metric) -> Callable[..., Wait]:
         update_state = metric.update_state
 
-        def update(*args: object, **kwargs: object) -> Wait:
+        def update(*args: Any, **kwargs: Any) -> Wait:
+            trimmed = self._model._accum.trimmed
+            if trimmed is not None:
+                trimmed.warn_of_metric(metric, args, kwargs)
             waiting = None if self._is_elsewhere() else update_of(metric, args, kwargs, self._count)
             if waiting is not None:
                 self._updates.append(waiting)
                 return None
             if looks_across_examples(metric) and not are_counts(args, kwargs):
                 self._warn_of_parts(metric)
+            if trimmed is not None:
+                args, kwargs = trimmed.reweighted(metric, args, kwargs)
             return update_state(*args, **kwargs)
 
         return update

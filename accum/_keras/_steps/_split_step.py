@@ -13,6 +13,7 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch, Size
 from accum._engine._combined import Pooled, Rows, Sum, gradient_sum
+from accum._engine._draws import Chosen
 from accum._engine._gradients import divided
 from accum._engine._micro_batches import FIRST, Index, MicroBatches
 from accum._engine._moments import Moments
@@ -63,18 +64,26 @@ class SplitStep:
         self, function: Callable[[Data, Index], Nested], data: Data, is_training: bool = False
     ) -> Nested:
         """Run `function(part, index)` on each micro-batch, as `MicroBatches.run` does."""
-        micro_batches = MicroBatches(Batch(data), self._size, self._compiled, self._as_function)
+        micro_batches = self._cut(data)
         self._cuts = micro_batches.cuts
         warn_of_eager_draws(self._model)
         draws = BatchDraws(self._model, micro_batches.batch.count, self._compiled, is_training)
 
         def with_draws(part: Data, index: Index) -> Nested:
-            with draws.of(micro_batches.begin(index), micro_batches.size_of(index)):
+            with draws.of(micro_batches.begin(index), micro_batches.size_of(index), self._chosen(index)):
                 return function(part, index)
 
         with draws.batch():
             draws.done = micro_batches.run(with_draws)
         return draws.done
+
+    def _cut(self, data: Data) -> MicroBatches:
+        """Cut a batch into micro-batches."""
+        return MicroBatches(Batch(data), self._size, self._compiled, self._as_function)
+
+    def _chosen(self, index: Index) -> Optional[Chosen]:
+        """Return which examples are in a micro-batch, or None if they follow each other in the batch."""
+        return None
 
     def _count_at(self, index: Index) -> Size:
         """Return the number of examples of a micro-batch."""

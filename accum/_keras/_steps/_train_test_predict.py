@@ -19,6 +19,7 @@ from accum._keras._steps._loss_denominator import (
 )
 from accum._keras._steps._optimizer_calls import Collector, TrainStep
 from accum._keras._steps._split_step import SplitStep
+from accum._keras._steps._token_step import TokenStep
 from accum._keras._steps._whole_batch_step import WholeBatchStep
 from accum._tf import Data, Logs, Nested, Scalar, tf
 
@@ -40,19 +41,25 @@ class ModelSteps:
         """Train on a batch. Returns the logs."""
         recorder = self.model._accum.recorder
         if recorder is None:
-            return self.for_size(self.model._accum.size.fixed).train(data)
+            return self._step().train(data)
         recorder.begin(data)
-        logs = self.for_size(self.model._accum.size.fixed).train(data)
+        logs = self._step().train(data)
         recorder.end(logs)
         return logs
 
     def test(self, data: Data) -> Logs:
         """Evaluate a batch. Returns the logs."""
-        return self.for_size(self.model._accum.size.fixed).test(data)
+        return self._step().test(data)
 
     def predict(self, data: Data) -> Nested:
         """Return the outputs of a batch."""
-        return self.for_size(self.model._accum.size.fixed).predict(data)
+        return self._step().predict(data)
+
+    def _step(self) -> Union["PlainStep", SplitStep]:
+        size = self.model._accum.size
+        if size.tokens is not None:
+            return TokenStep(self, size.tokens, self.model._accum.options.arguments["sequence_lengths"])
+        return self.for_size(size.fixed)
 
     def for_size(self, size: Optional[Size]) -> Union["PlainStep", SplitStep]:
         """Return the step for micro-batches of at most `size` examples, or for a batch that is not split.
@@ -73,7 +80,7 @@ class ModelSteps:
         The steps of evaluation and prediction are replaced if the model has a size for micro-batches.
         """
         steps = {"train_step": self.train} if self.model._accum.optimizers is not None else {}
-        if self.model._accum.size.given is not None:
+        if self.model._accum.size.splits:
             steps.update(test_step=self.test, predict_step=self.predict)
         for name, step in steps.items():
             self.model._accum.own_steps.setdefault(name, None)
@@ -127,7 +134,7 @@ class ModelSteps:
     @property
     def _may_split_losses(self) -> bool:
         """Whether the losses of a batch may be computed from those of its micro-batches."""
-        return self.model._accum.size.given is not None and not self.model._accum.whole_batch
+        return self.model._accum.size.splits and not self.model._accum.whole_batch
 
     @property
     def _splits_losses(self) -> bool:

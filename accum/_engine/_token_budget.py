@@ -1,0 +1,207 @@
+"""Micro-batches of sequences with about equally many tokens: sorted by length, cut by a budget, trimmed (law L18).
+
+    lengths [3 9 2 7], budget 12 -> order [1 3 0 2] -> [9] [7] [3 2] -> time axes of 9, 7 and 3 tokens
+
+A micro-batch of c examples of at most t tokens pays for c * t tokens, padding included. The examples of a batch are
+sorted by their lengths, the longest first, and each micro-batch takes as many of them as its budget allows. Its tensors
+end where its longest example does.
+
+Source: the idea of micro-batches by tokens is that of `seqlen_balancing` in verl, which balances them over workers.
+"""
+
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
+
+from accum._engine._batch import Batch, Size, as_tensor, has_axis
+from accum._engine._combined import Combined, Rows, SlicesSum
+from accum._engine._micro_batches import FIRST, WHOLE, Cuts, Index, MicroBatches
+from accum._tf import Leaf, Nested, tf
+
+SHORTEST = 2
+"""No time axis is trimmed to fewer tokens: an axis of length 1 may be one that is broadcast."""
+
+
+class Plan(NamedTuple):
+    """Which examples are in which micro-batch.
+
+    Attributes:
+      order: int32 [n], the places of the examples in the batch, the longest example first.
+      begins: int32 [k], the place in `order` at which each micro-batch begins.
+      sizes: int32 [k], the number of examples in each.
+      lengths: int32 [k], the length of the longest example in each.
+    """
+
+    order: tf.Tensor
+    begins: tf.Tensor
+    sizes: tf.Tensor
+    lengths: tf.Tensor
+
+
+def plan_of(lengths: tf.Tensor, budget: int) -> Plan:
+    """Cut a batch so that no micro-batch has more than `budget` tokens with padding, or else it has one example.
+
+    Args:
+      lengths: int32 [n], the number of tokens in each example, >= 1.
+      budget: int >= 1.
+    """
+    count = tf.size(lengths)
+    order = tf.argsort(lengths, direction="DESCENDING", stable=True)
+    ordered = tf.gather(lengths, order)
+    rooms = tf.maximum(budget // tf.maximum(ordered, 1), 1)  # how many examples fit after each that is the longest
+
+    def body(begin: tf.Tensor, number: tf.Tensor, begins: tf.TensorArray) -> Tuple[tf.Tensor, tf.Tensor, Any]:
+        return begin + rooms[begin], number + 1, begins.write(number, begin)
+
+    begins = tf.TensorArray(tf.int32, size=0, dynamic_size=True, element_shape=[])
+    start = tf.constant(0), tf.constant(0), begins
+    _, number, begins = tf.while_loop(lambda begin, *_: begin < count, body, start)
+    starts = begins.stack() if not tf.executing_eagerly() or int(number) else tf.zeros([0], tf.int32)
+    starts = tf.cond(number > 0, lambda: starts, lambda: tf.zeros([1], tf.int32))  # of a batch without examples
+    sizes = tf.concat([starts[1:], [count]], 0) - starts
+    longest = tf.gather(tf.concat([ordered, [1]], 0), starts)
+    return Plan(order, starts, sizes, longest)
+
+
+class Sequences(NamedTuple):
+    """The time axis of a batch.
+
+    Attributes:
+      lengths: int32 [n], the number of tokens in each example.
+      padded: the length of the time axis in the batch, an int or an int32 scalar tensor; None: all is ragged.
+      are_timed: whether axis 1 of each leaf of the data is the time, in the order of `tf.nest.flatten`.
+    """
+
+    lengths: tf.Tensor
+    padded: Any
+    are_timed: Sequence[bool]
+
+
+class TokenBatches(MicroBatches):
+    """The micro-batches of one batch of sequences, over which functions can run one after the other.
+
+    Args:
+      data: nested structure of tensors, the batch.
+      sequences: its time axis.
+      budget: int >= 1, the largest number of tokens in a micro-batch, padding included.
+      as_function: as for `MicroBatches`.
+      has_time: function of a tensor of a micro-batch -> whether axis 1 is the time, as far as can be told.
+
+    Attributes:
+      plan: the `Plan`.
+      padded: int32 scalar tensor, the length of the time axis in the batch, or None.
+    """
+
+    def __init__(
+        self,
+        data: Nested,
+        sequences: Sequences,
+        budget: int,
+        as_function: bool = False,
+        has_time: Callable[[tf.Tensor], bool] = lambda tensor: False,
+    ) -> None:
+        floor = SHORTEST if sequences.padded is None else tf.minimum(SHORTEST, sequences.padded)
+        self.plan = plan_of(tf.maximum(sequences.lengths, floor), budget)
+        self.padded = None if sequences.padded is None else tf.convert_to_tensor(sequences.padded)
+        self._lengths = sequences.lengths
+        self._are_timed = list(sequences.are_timed)
+        self._inverse = tf.argsort(self.plan.order)
+        self._has_time = has_time
+        data = tf.nest.map_structure(self._ordered, data)
+        super().__init__(Batch(data), 1, as_function=as_function)
+        self.cuts = Cuts(self.plan.sizes[0], tf.size(self.plan.sizes) - 1, 1)
+
+    def _ordered(self, leaf: Leaf) -> Leaf:
+        if isinstance(leaf, tf.SparseTensor):
+            raise ValueError(
+                "`micro_batch_tokens` sorts the examples of a batch, and can't sort a `tf.SparseTensor`: make it dense "
+                f"or ragged, or pass `micro_batch_size`. Received: {leaf!r}."
+            )
+        leaf = as_tensor(leaf)
+        return tf.gather(leaf, self.plan.order) if has_axis(leaf) else leaf
+
+    def _number(self, index: Index) -> Size:
+        return 0 if index is FIRST else index
+
+    def begin(self, index: Index) -> Size:
+        return 0 if index is WHOLE else self.plan.begins[self._number(index)]
+
+    def size_of(self, index: Index) -> Size:
+        return self.batch.count if index is WHOLE else self.plan.sizes[self._number(index)]
+
+    def length_of(self, index: Index) -> tf.Tensor:
+        """Return the length of the time axis of the micro-batch at `index`, an int32 scalar tensor."""
+        return self.plan.lengths[self._number(index)]
+
+    def places(self, index: Index) -> tf.Tensor:
+        """Return the places in the batch of the examples of the micro-batch at `index`, int32 of shape [its size]."""
+        return tf.slice(self.plan.order, [self.begin(index)], [self.size_of(index)])
+
+    def part(self, batch: Batch, index: Index) -> Nested:
+        return self.trimmed(super().part(batch, index), self.length_of(index))
+
+    def trimmed(self, part: Nested, length: tf.Tensor) -> Nested:
+        """Return some examples without what follows the first `length` tokens."""
+        leaves = zip(tf.nest.flatten(part), self._are_timed)
+        kept = [trim(leaf, length) if is_timed else leaf for leaf, is_timed in leaves]
+        return tf.nest.pack_sequence_as(part, kept)
+
+    def run(self, function: Callable[[Nested, Index], Nested], *args: Any, **kwargs: Any) -> Nested:
+        """Run `function` as `MicroBatches.run` does. `Rows` come back in the order and with the padding of the batch.
+
+        Padding is zeros.
+        """
+
+        def with_padding(part: Nested, index: Index) -> Nested:
+            returned = function(part, index)
+            for rows in tf.nest.flatten(returned):
+                if isinstance(rows, Rows) and not isinstance(rows, SlicesSum):
+                    rows.values = [self._with_padding(value, index) for value in rows.values]
+            return returned
+
+        return super().run(with_padding, *args, **kwargs)
+
+    def _with_padding(self, value: tf.Tensor, index: Index) -> tf.Tensor:
+        if self.padded is None or not self._has_time(value):
+            return value
+        lengths = tf.gather(self._lengths, self.places(index))
+        return pad(value, self.length_of(index), self.padded, lengths)
+
+    def _ended(self, leaf: Combined, state: List[Any]) -> Any:
+        ended = super()._ended(leaf, state)
+        if isinstance(leaf, Rows) and not isinstance(leaf, SlicesSum):
+            return tf.gather(ended, self._inverse)
+        return ended
+
+
+def trim(leaf: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
+    """Return the first `length` entries along axis 1."""
+    part = leaf[:, :length]
+    if not tf.executing_eagerly():  # whatever TensorFlow can tell of this micro-batch, others have another length
+        part = tf.slice(leaf, tf.stack([0, 0] + [0] * (leaf.shape.rank - 2)), _sizes(leaf, length))
+        part.set_shape([None, None] + leaf.shape.as_list()[2:])
+    return part
+
+
+def _sizes(leaf: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
+    return tf.stack([-1, length] + [-1] * (leaf.shape.rank - 2))
+
+
+def pad(value: tf.Tensor, length: tf.Tensor, padded: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """Return a tensor with `padded` entries along axis 1 instead of `length`, and with zeros where there is padding.
+
+    It is returned as it is if axis 1 has another length.
+
+    Args:
+      value: tensor of shape [count, length, ...].
+      length, padded: int32 scalar tensors.
+      lengths: int32 [count], where each example ends.
+    """
+    lengths = tf.where(tf.equal(tf.shape(value)[1], length), lengths, tf.shape(value)[1])
+    is_token = tf.sequence_mask(lengths, tf.shape(value)[1])
+    is_token = tf.reshape(is_token, tf.concat([tf.shape(is_token), tf.ones([value.shape.rank - 2], tf.int32)], 0))
+    value = tf.where(is_token, value, tf.zeros([], value.dtype))
+    lacking = tf.where(tf.equal(tf.shape(value)[1], length), padded - length, 0)
+    paddings = tf.stack([[0, 0], tf.stack([0, lacking])] + [[0, 0]] * (value.shape.rank - 2))
+    result = tf.pad(value, paddings)
+    if not tf.executing_eagerly():
+        result.set_shape([value.shape[0], None] + value.shape.as_list()[2:])
+    return result
