@@ -10,7 +10,7 @@ import accum
 from accum._cli import log_lines, requirements
 from accum._cli.doctor import command as doctor
 
-NEED_TENSORFLOW = ("convert", "demo", "verify")
+NEED_TENSORFLOW = ("convert", "demo", "fit-size", "verify")
 READER_GONE = 128 + 13  # what a shell reports for a process that SIGPIPE ended
 INTERRUPTED = 128 + 2  # and for one that Ctrl-C ended
 PROG = "python -m accum"
@@ -101,13 +101,13 @@ def _parser(is_doctor: bool, prog: str) -> argparse.ArgumentParser:
 
 
 def _add_others(commands: Any) -> None:
+    from accum._cli import fit_size, verify
     from accum._cli import migrate as migrate
-    from accum._cli import verify
     from accum._cli.compare import command as compare
     from accum._cli.convert import command as convert
     from accum._cli.demo import command as demo
 
-    for command in (demo, verify, compare, convert, migrate):
+    for command in (demo, verify, fit_size, compare, convert, migrate):
         command.add_parser(commands)
 
 

@@ -158,6 +158,22 @@ def sequence_lengths(value: Any, micro_batch_tokens: Optional[int]) -> Any:
     return callable_or_none("sequence_lengths", value)
 
 
+def memory_limit(value: Any, micro_batch_size: Any) -> Optional[int]:
+    """Return a number of bytes, after checking that it is an int >= 1 or None, and that it is used."""
+    if value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"`memory_limit` must be an int >= 1, in bytes, or None. Received: memory_limit={value!r}.")
+    if value < 1:
+        raise ValueError(f"`memory_limit` must be an int >= 1, in bytes, or None. Received: memory_limit={value!r}.")
+    if micro_batch_size != "auto":
+        raise ValueError(
+            "`memory_limit` chooses the size of micro-batches, so it needs micro_batch_size='auto'. Received: "
+            f"memory_limit={value!r}, micro_batch_size={micro_batch_size!r}."
+        )
+    return int(value)
+
+
 WHOLE_BATCH = ("loss", "batch_norm")
 
 

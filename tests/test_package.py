@@ -121,7 +121,7 @@ ImportError: libb.so.1: cannot open shared object file
 
 Failed to load the native TensorFlow runtime.
 See https://www.tensorflow.org/install/errors for some common causes and solutions.""")
-COMMANDS = ("compare", "convert", "demo", "doctor", "migrate", "verify")
+COMMANDS = ("compare", "convert", "demo", "doctor", "fit-size", "migrate", "verify")
 
 
 @pytest.mark.slow

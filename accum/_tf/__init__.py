@@ -115,6 +115,7 @@ from accum._tf._losses import (
     unpack_data,
     without_empty_masks,
 )
+from accum._tf._memory import Gauge, gauges
 from accum._tf._models import (
     Functional,
     batch_spec_of,
@@ -175,6 +176,7 @@ from accum._tf._optimizers import (
     LegacyOptimizer,
     NewOptimizer,
     aggregated,
+    build_with_loss_scale,
     copy_of,
     deserialize_keras_optimizer,
     get_keras_optimizer,

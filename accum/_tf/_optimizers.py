@@ -1,6 +1,6 @@
 """The families of optimizers."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from accum._tf._types import GradsAndVars
 from accum._tf._version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
@@ -172,3 +172,13 @@ def register_keras_class(cls: type, name: str) -> None:
 def is_optimizer_config(value: Any) -> bool:
     """Whether `value` is a config as returned by `tf.keras.optimizers.serialize`."""
     return isinstance(value, dict) and "class_name" in value
+
+
+def build_with_loss_scale(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Create the variables of an accumulating optimizer, and of the `LossScaleOptimizer` around it, if there is one.
+
+    Only that of Keras 3 has variables that it does not create with the optimizer itself.
+    """
+    without_loss_scale(optimizer).build(variables)
+    if IS_KERAS_3 and is_loss_scale_optimizer(optimizer) and not optimizer.built:
+        optimizer.build(variables)

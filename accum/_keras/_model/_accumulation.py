@@ -62,7 +62,11 @@ class ModelAccumulation:
         groups = options.arguments["replicas_per_group"]
         self.replicas_per_group = _check.replicas_per_group(groups, self.whole_batch)
         self.recompute: bool = options.arguments["recompute"]
-        self.size = SizeInUse(options.arguments["micro_batch_size"], options.arguments["micro_batch_tokens"])
+        self.size = SizeInUse(
+            options.arguments["micro_batch_size"],
+            tokens=options.arguments["micro_batch_tokens"],
+            memory_limit=options.arguments["memory_limit"],
+        )
         self.noises = RepeatableNoises()
         self.weight = WeightVariable()
         self.traces = Traces()

@@ -15,15 +15,22 @@ class SizeInUse:
     Args:
       given: what the user passed: None, an int >= 1 or "auto".
       tokens: the largest number of tokens in a micro-batch, an int >= 1, or None.
+      memory_limit: bytes in which micro-batches must fit under "auto"; None: what the device or the process has.
 
     Attributes:
       given, tokens: the same.
       fixed: the size if it is an int, else None.
+      memory_limit: the same.
+      measured: the number of examples in the largest batch for which memory was measured under "auto", or 0.
     """
 
-    def __init__(self, given: Union[int, str, None], tokens: Optional[int] = None) -> None:
+    def __init__(
+        self, given: Union[int, str, None], *, tokens: Optional[int] = None, memory_limit: Optional[int] = None
+    ) -> None:
         self.given = _check.micro_batch_size(given)
         self.tokens = _check.micro_batch_tokens(tokens, self.given)
+        self.memory_limit = memory_limit
+        self.measured = 0
         self.fixed: Optional[int] = None if self.is_auto else self.given
         self._limit = WHOLE_BATCH  # under "auto", the largest size that has not run out of memory
 
@@ -45,6 +52,20 @@ class SizeInUse:
     def in_use(self) -> Union[int, str, None]:
         """What a user sees: the given or reduced size, "auto" as long as whole batches fit, or None."""
         return self.given if self._limit == WHOLE_BATCH else self._limit
+
+    def is_to_be_measured(self, count: int) -> bool:
+        """Whether memory is to be measured before a batch of `count` examples is computed."""
+        return self._limit == WHOLE_BATCH and count > self.measured
+
+    def choose(self, size: int, described: str) -> None:
+        """Use a size that was chosen by measuring, and tell the user.
+
+        Args:
+          size: the number of examples, less than in the batch.
+          described: what was measured.
+        """
+        self._limit = size
+        _check.warn(f"`micro_batch_size` is {size} from now on: {described}.")
 
     def halve(self, count: int, error: Optional[BaseException]) -> None:
         """Halve the size after memory has run out.

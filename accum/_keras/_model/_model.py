@@ -74,9 +74,10 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
       transform, nonfinite, accumulator_dtype, sparse: as for `GradientAccumulateOptimizer`.
       micro_batch_size: the largest number of examples that are computed at once, an int >= 1. Each batch that
         `fit`, `evaluate` or `predict` receives is split into micro-batches of this size, inside of the step that Keras
-        runs for it: steps per epoch, logs, callbacks and schedules are those of the batch size. "auto": start with the
-        whole batch; whenever memory runs out, halve the size and try the same batch again. None: do not split batches.
-        With `accum_steps`, a cycle is that many batches.
+        runs for it: steps per epoch, logs, callbacks and schedules are those of the batch size. "auto": the largest
+        size that fits, as measured with few examples before the first step of training; if memory runs out all the
+        same, halve the size and try the same batch again. None: do not split batches. With `accum_steps`, a cycle is
+        that many batches.
       micro_batch_tokens: instead of `micro_batch_size`, the largest number of tokens that are computed at once, padding
         included, an int >= 1. The examples of each batch are sorted by length and put together by about equally many
         tokens, and each micro-batch ends where its longest example does. Updates, logs and the order of predictions are
@@ -94,6 +95,9 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         "batch_norm". Replicas 0 to n - 1 are the first group.
       recompute: with `whole_batch`, whether to keep only some of the tensors of the whole batch that batch
         normalization needs, and to compute the others again, for less memory. False: keep them, for speed.
+      memory_limit: with `micro_batch_size="auto"`, the bytes that training may use, an int >= 1: of each GPU, or
+        without one of the process, counted as its resident memory. None: nine tenths of what the GPU has, or of what
+        the machine, the cgroup of a container and `ulimit` leave to the process.
       inputs, outputs, name, trainable, dtype, dynamic, autocast: as for `tf.keras.Model` of the installed Keras.
 
     Raises:
@@ -135,6 +139,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         whole_batch: WholeBatch = (),
         replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
+        memory_limit: Optional[int] = None,
         inputs: Any = _check.LEFT_OUT,
         outputs: Any = _check.LEFT_OUT,
         name: Any = _check.LEFT_OUT,
@@ -190,6 +195,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         whole_batch: WholeBatch = (),
         replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
+        memory_limit: Optional[int] = None,
     ) -> "GradientAccumulateModel":
         """Create an accumulating model from any other model: functional, Sequential or subclassed.
 
@@ -253,8 +259,11 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 "`micro_batch_size` can't be removed from a model: set it to the size of the batches, which then are "
                 "not split. Received: None."
             )
-        self._accum.options.arguments["micro_batch_size"] = size
-        self._accum.size = SizeInUse(size)
+        arguments = self._accum.options.arguments
+        arguments["micro_batch_size"] = size
+        if size != "auto":
+            arguments["memory_limit"] = None
+        self._accum.size = SizeInUse(size, memory_limit=arguments["memory_limit"])
         self._accum.steps.replace()
         self._accum.traces.clear()
         _tf.forget_traces(self)
@@ -328,7 +337,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if self._accum.size.tokens is not None:
             parts = f"; batches are computed in micro-batches of at most {self._accum.size.tokens} tokens"
         if size == "auto":
-            parts = "; batches are split if memory runs out"
+            parts = "; batches are split if they do not fit into memory"
         line = f"Gradient accumulation: {self._accumulation()} (one update for {batches}{parts})"
         (given.get("print_fn") or print)(line)
 

@@ -71,6 +71,7 @@ class ModelOptions:
         whole_batch: Any = (),
         replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
+        memory_limit: Optional[int] = None,
     ) -> "ModelOptions":
         """Check the arguments, with the error messages of law L17."""
         micro_batch_size = _check.micro_batch_size(micro_batch_size)
@@ -79,6 +80,7 @@ class ModelOptions:
         sequence_lengths = _check.sequence_lengths(sequence_lengths, micro_batch_tokens)
         _check.replicas_per_group(replicas_per_group, whole_batch)
         recompute = _check.flag("recompute", recompute)
+        memory_limit = _check.memory_limit(memory_limit, micro_batch_size)
         if accum_steps is _check.LEFT_OUT and (micro_batch_size, micro_batch_tokens) != (None, None):
             accum_steps = 1
         if accum_steps is _check.LEFT_OUT:

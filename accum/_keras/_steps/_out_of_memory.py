@@ -1,4 +1,13 @@
-"""Steps that try the same batch again with smaller micro-batches when memory runs out (law L18, "auto").
+"""Steps whose micro-batches fit into memory (law L18, "auto").
+
+Before the first one, the memory of few examples is measured, and the largest size chosen that is expected to fit:
+
+    for a few sizes:
+        gradients(the first size + 1 examples, size)     # a remainder of one, and a micro-batch in the loop
+        note the peak of memory
+    restore the variables that a forward pass changes
+
+Where memory cannot be measured, or runs out all the same, the same batch is tried again with smaller micro-batches:
 
     batch = next(iterator)            # outside of the traced functions, so that it can be tried again
     kept = the variables that a forward pass changes
@@ -8,16 +17,35 @@
 The loop over attempts is in Python, because a graph can't catch an error.
 """
 
-from typing import Callable, Dict, Iterator, List, Optional, Sequence
+import contextlib
+import math
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from accum import _tf
+from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._batch import Batch, Size
+from accum._keras._model._micro_batch_size import WHOLE_BATCH
 from accum._keras._steps._changed_variables import warn_of_batch_norms
 from accum._keras._steps._draws_of_batch import counters_of
 from accum._keras._steps._loss_denominator import warn_of_unlike_losses
+from accum._keras._steps._measured_size import REACH, Peaks, chosen_size, evened, next_size
 from accum._keras._steps._split_step import SplitStep
-from accum._tf import Data, Leaf, Logs, Nested, PerReplica, tf
+from accum._tf import Data, Gauge, Leaf, Logs, Nested, PerReplica, tf
+
+MIB = 2**20
+
+
+class Trial(NamedTuple):
+    """A batch whose gradients can be computed without an update.
+
+    Attributes:
+      examples: the number of examples in the batch; of the replica that has most of them.
+      compute: function of the size of micro-batches, and of the number of examples, the first of the batch. Returns
+        whether memory sufficed.
+    """
+
+    examples: int
+    compute: Callable[[int, int], bool]
 
 
 class AutoSizedSteps:
@@ -55,15 +83,10 @@ class AutoSizedSteps:
     # ------------------------------------------------------------------------------------------------------------
 
     def _train(self, data: Data) -> Logs:
+        self._measure_once(data)
         totals = self._retrying(self._gradients, data)
-        try:
+        with _naming_lack_of_memory():
             logs = self._apply(totals)
-        except tf.errors.ResourceExhaustedError as error:
-            raise RuntimeError(
-                "Memory ran out while the optimizer made its step, so some weights may be updated and others not: "
-                "restore a checkpoint. Splitting the batch further does not help: the optimizer's variables and one "
-                "gradient have to fit beside the weights."
-            ) from error
         return self._first(logs)
 
     def _evaluate(self, data: Data) -> Logs:
@@ -82,15 +105,13 @@ class AutoSizedSteps:
 
     def _retrying(self, function: Callable[..., PerReplica], data: Data) -> PerReplica:
         """Call `function(data, size)` with smaller and smaller sizes until memory suffices."""
-        if hasattr(function, "get_concrete_function") and function not in self._traced:
-            function.get_concrete_function(data, self._argument())  # creates the variables that are missing
-            self._traced.append(function)
+        self._trace(function, data)
         kept = self._read(self._count_known())
         has_halved = False
         while True:
             result, error = None, None
             try:
-                result = function(data, self._argument())
+                result = function(data, *self._arguments(self._size.limit))
             except tf.errors.ResourceExhaustedError as raised:
                 error = raised
             if not self._has_failed_anywhere(error):
@@ -100,15 +121,29 @@ class AutoSizedSteps:
             has_halved = True
         if has_halved:
             self._size.report()
-            if "batch_norm" not in self._model._accum.whole_batch:
-                warn_of_batch_norms(self._model)
-            warn_of_unlike_losses(self._model)
+            self._warn_of_splitting()
         return result
 
-    def _argument(self) -> Size:
-        """Return the size as an argument. A tensor traces nothing anew, but XLA has to know it."""
-        limit = self._size.limit
-        return limit if _tf.is_compiled_by_xla(self._model) else tf.constant(limit)
+    def _trace(self, function: Callable[..., PerReplica], data: Data) -> None:
+        """Trace a function, which creates the variables that are missing, before any state is read."""
+        if hasattr(function, "get_concrete_function") and function not in self._traced:
+            function.get_concrete_function(data, *self._arguments(self._size.limit))
+            self._traced.append(function)
+
+    def _arguments(self, size: int, examples: int = WHOLE_BATCH) -> Tuple[Size, Optional[Size]]:
+        """Return the size and the number of a batch's first examples as arguments; None for all of them.
+
+        Tensors trace nothing anew, but XLA has to know the numbers.
+        """
+        if _tf.is_compiled_by_xla(self._model):
+            return size, None if examples == WHOLE_BATCH else examples
+        return tf.constant(size), tf.constant(examples)
+
+    def _warn_of_splitting(self) -> None:
+        """Warn of what differs from the full batch, now that batches are split."""
+        if "batch_norm" not in self._model._accum.whole_batch:
+            warn_of_batch_norms(self._model)
+        warn_of_unlike_losses(self._model)
 
     def _has_failed_anywhere(self, error: Optional[BaseException]) -> bool:
         """Whether memory ran out on any worker: all have to agree on a size."""
@@ -118,6 +153,26 @@ class AutoSizedSteps:
         flags = self._strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(_replicas.SUM, flag))
         return float(self._local(flags)[0]) > 0.0
 
+    def _can_agree(self) -> bool:
+        """Whether workers can agree on a size: TensorFlow 2.2 and 2.3 give the replicas of each the same numbers."""
+        is_alone = self._strategy.num_replicas_in_sync == _tf.count_local_replicas(self._strategy)
+        return is_alone or not _tf.has_replicas_of_one_number(self._strategy)
+
+    def _is_possible_everywhere(self, is_possible: bool) -> bool:
+        """Whether something is possible on all workers."""
+        return self._smallest(int(is_possible)) > 0
+
+    def _smallest(self, number: int) -> int:
+        """Return the smallest of the numbers of all workers."""
+        if self._strategy.num_replicas_in_sync == _tf.count_local_replicas(self._strategy):
+            return number
+
+        def numbers() -> tf.Tensor:
+            own = tf.one_hot(_replicas.number_among_all(), _replicas.count(), on_value=float(number))
+            return tf.distribute.get_replica_context().all_reduce(_replicas.SUM, own)
+
+        return int(tf.reduce_min(self._local(self._strategy.run(numbers))[0]))
+
     def _count(self, data: Data) -> int:
         """The number of examples of the replica that has most of them."""
         replicas = range(_tf.count_local_replicas(self._strategy))
@@ -126,6 +181,127 @@ class AutoSizedSteps:
             return tf.nest.map_structure(lambda leaf: self._local(leaf)[replica], data)
 
         return max(int(Batch(of(replica)).count) for replica in replicas)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # The size that fits
+
+    def _measure_once(self, data: Data) -> None:
+        """Choose the size of micro-batches by measuring small ones, before the first batch and any larger one."""
+        count = self._count(data)
+        # Eagerly, Python code of the user's would run more often, and its random numbers can't be set back.
+        if self._model.run_eagerly or not self._size.is_to_be_measured(count) or not self._can_agree():
+            return
+        self._size.measured = count
+        gauges = _tf.gauges(self._size.memory_limit)
+        if not self._is_possible_everywhere(bool(gauges) and count > 1):
+            return
+        self._trace(self._gradients, data)
+        kept = self._read(self._count_known())
+        try:
+            peaks = self._peaks(data, count, gauges)
+        except (tf.errors.OpError, ValueError) as error:  # such as of a loss that needs several examples
+            peaks = None
+            _check.warn(
+                "Memory could not be measured with a part of a batch, so `micro_batch_size` stays 'auto', which halves "
+                f"it whenever memory runs out. Received: {error!r}."
+            )
+        finally:
+            self._restore(kept)
+        if peaks is None:
+            return
+        size = evened(self._smallest(chosen_size(peaks, count)), count)
+        if size < count:
+            self._size.choose(size, described(peaks, gauges, size, count))
+            self._warn_of_splitting()
+
+    def _peaks(self, data: Data, count: int, gauges: Sequence[Gauge]) -> Optional[List[Peaks]]:
+        """Measure micro-batches of more and more examples. Returns the peaks of each gauge, for a batch of `count`.
+
+        None if memory runs out although it should suffice: then only halving finds a size.
+        """
+        self._create_slots()
+        bases = [gauge.now() for gauge in gauges]
+        totals = self._attempt(data, 1, 2)  # what is allocated only once is so in here
+        if totals is None:
+            return None
+        reserved = self._reserved(totals, gauges)
+        del totals
+        least, of_examples = 0, [0.0 for _ in gauges]
+        if self._model._accum.whole_batch:  # then tensors of the whole batch need memory too
+            least = max(2, math.ceil(count / REACH))
+            few, more = (self._measured(data, 1, examples, gauges) for examples in (least // 2, least))
+            if few is None or more is None:
+                return None
+            of_examples = [max(0, most - fewer) / (least - least // 2) for fewer, most in zip(few, more)]
+        weights = [_tf.native(var) for var in self._model.trainable_variables]
+        sums = sum(var.shape.num_elements() * var.dtype.size for var in weights)
+        peaks = [
+            Peaks(base + sums + reserve + int(slope * count), gauge.limit)
+            for gauge, base, reserve, slope in zip(gauges, bases, reserved, of_examples)
+        ]
+        size = 1
+        while size:
+            examples = max(least, size + 1)  # a remainder of one, and the loop, in which a sum is kept already
+            measured = self._measured(data, size, examples, gauges)
+            if measured is None:
+                return None
+            for own, gauge, peak, base, reserve, slope in zip(peaks, gauges, measured, bases, reserved, of_examples):
+                spread = int(gauge.spread * (peak - base + slope * (count - examples)))
+                own.add(size, base + spread + reserve)
+            size = self._smallest(next_size(peaks, count))
+        return peaks
+
+    def _create_slots(self) -> None:
+        """Create the variables of the optimizers, which need memory beside any micro-batch."""
+        optimizers = self._model._accum.optimizers
+        if len(optimizers) == 1:  # otherwise, only the train step knows which has which variables
+            with self._strategy.scope():
+                _tf.build_with_loss_scale(optimizers[0], self._model.trainable_variables)
+
+    def _reserved(self, totals: Nested, gauges: Sequence[Gauge]) -> List[int]:
+        """Trace the optimizer's step, and return the bytes to reserve for its first run.
+
+        TensorFlow optimizes and prepares the graph then, which needs about twice as much as the trace.
+        """
+        before = [gauge.now() for gauge in gauges]
+        traced: Any = self._apply
+        if len(self._model._accum.optimizers) == 1:
+            traced.get_concrete_function(totals)
+        return [2 * max(0, gauge.now() - earlier) for gauge, earlier in zip(gauges, before)]
+
+    def _measured(self, data: Data, size: int, examples: int, gauges: Sequence[Gauge]) -> Optional[List[int]]:
+        """Compute the gradients of the first examples. Returns the peak of each gauge, None if memory runs out."""
+        if _tf.is_compiled_by_xla(self._model) and self._attempt(data, size, examples) is None:
+            return None  # this has compiled it
+        for gauge in gauges:
+            gauge.begin()
+        if self._attempt(data, size, examples) is None:
+            return None
+        return [gauge.peak() for gauge in gauges]
+
+    @contextlib.contextmanager
+    def trying(self, data: Data) -> Iterator["Trial"]:
+        """Let the gradients of a batch be computed in this context, which sets the model's state back in the end."""
+        self._trace(self._gradients, data)
+        kept = self._read(self._count_known())
+        self._create_slots()
+
+        def compute(size: int, examples: int) -> bool:
+            return self._attempt(data, size, examples) is not None
+
+        try:
+            yield Trial(self._count(data), compute)
+        finally:
+            self._restore(kept)
+
+    def _attempt(self, data: Data, size: int, examples: int) -> Nested:
+        """Compute the gradients of the first examples of a batch. Returns None if memory runs out."""
+        result, error = None, None
+        try:
+            result = self._gradients(data, *self._arguments(size, examples))
+        except tf.errors.ResourceExhaustedError as raised:
+            error = raised
+        return None if self._has_failed_anywhere(error) else result
 
     # ------------------------------------------------------------------------------------------------------------
     # State
@@ -159,7 +335,8 @@ class AutoSizedSteps:
 
         return _tf.compiled_unless_eager(self._model, function)
 
-    def _on_gradients(self, data: Data, size: Size) -> Nested:
+    def _on_gradients(self, data: Data, size: Size, examples: Optional[Size]) -> Nested:
+        data = _first_examples(data, examples)
         step = self._steps[_replicas.replica_number()] = self._model._accum.steps.for_size(size)
         if self._model._accum.recorder is not None:
             self._model._accum.recorder.begin(data)
@@ -172,15 +349,51 @@ class AutoSizedSteps:
         _tf.count_batch(self._model, "_train_counter", logs)
         return logs
 
-    def _on_test(self, data: Data, size: Size) -> Logs:
+    def _on_test(self, data: Data, size: Size, examples: Optional[Size]) -> Logs:
+        del examples  # all
         logs = self._model._accum.steps.for_size(size).test(data)
         _tf.count_batch(self._model, "_test_counter", logs)
         return logs
 
-    def _on_predict(self, data: Data, size: Size) -> Nested:
+    def _on_predict(self, data: Data, size: Size, examples: Optional[Size]) -> Nested:
+        del examples  # all
         outputs = self._model._accum.steps.for_size(size).predict(data)
         _tf.count_batch(self._model, "_predict_counter", outputs)
         return outputs
+
+
+def described(peaks: Sequence[Peaks], gauges: Sequence[Gauge], size: int, count: int) -> str:
+    """Return what was measured, in words, by the gauge whose limit a whole batch would exceed most."""
+    own, gauge = max(zip(peaks, gauges), key=lambda pair: pair[0].estimate(count) / pair[0].limit)
+    parts = ", ".join(f"{point.peak / MIB:,.0f} MiB with {point.size}" for point in own.points)
+    unlike = "" if own.expected(1) <= own.limit else ", so that not even one example at a time may fit"
+    return (
+        f"{count} examples at once would need about {own.estimate(count) / MIB:,.0f} MiB of {gauge.name}, of which "
+        f"{own.limit / MIB:,.0f} MiB may be used (`memory_limit`){unlike}. Measured: {parts}"
+    )
+
+
+@_tf.untouched_by_autograph
+def _first_examples(data: Data, examples: Optional[Size]) -> Data:
+    """Return the first examples of a replica's part of a batch; None: all of them."""
+    if examples is None:
+        return data
+    batch = Batch(data)
+    is_known = isinstance(examples, int) and isinstance(batch.count, int)
+    return batch.part(0, min(examples, batch.count) if is_known else tf.minimum(examples, batch.count))
+
+
+@contextlib.contextmanager
+def _naming_lack_of_memory() -> Iterator[None]:
+    """Say in words what it means if the optimizer runs out of memory in this context."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise RuntimeError(
+            "Memory ran out while the optimizer made its step, so some weights may be updated and others not: "
+            "restore a checkpoint. Splitting the batch further does not help: the optimizer's variables and one "
+            "gradient have to fit beside the weights."
+        ) from error
 
 
 def _each_step(iterator: Iterator[Data], steps: int, function: Callable[[Data], Nested]) -> Nested:

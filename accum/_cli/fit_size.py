@@ -1,0 +1,112 @@
+"""`python -m accum fit-size`: measure the memory and time of each size of micro-batches on the user's own model."""
+
+import argparse
+import sys
+
+from accum._cli import named_function
+from accum._cli.error_text import one_line
+
+MIB = 2**20
+
+
+def add_parser(commands):
+    """Add `fit-size` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "fit-size",
+        help="find the size of micro-batches that fits into memory and is fastest",
+        description="Measure the peak memory and the time of one batch with micro-batches of 1, 2, 4, ... examples. "
+        "No weight is changed. Exit status: 0 if a size fits, 1 if none does, 2 if it cannot be measured.",
+    )
+    parser.add_argument(
+        "function",
+        metavar="MODULE:FUNCTION",
+        help="a function without arguments that returns (model, x, y) or (model, dataset), with a compiled model; "
+        + named_function.HELP,
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=_at_least_one,
+        default=32,
+        metavar="N",
+        help="examples in a batch of x and y (default: 32); a dataset has its own",
+    )
+    parser.add_argument(
+        "--memory-limit",
+        type=_at_least_one,
+        metavar="MIB",
+        help="MiB that training may use (default: nine tenths of what the device or the process has)",
+    )
+    parser.set_defaults(perform=_perform, check=lambda arguments: named_function.check(arguments.function))
+
+
+def _at_least_one(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be an int >= 1. Received: {text}")
+    return value
+
+
+_at_least_one.__name__ = "int"  # argparse uses the name in "invalid int value"
+
+
+class _Unusable(Exception):
+    """Raised if nothing can be measured on what the user named."""
+
+
+def _perform(arguments):
+    limit = None if arguments.memory_limit is None else arguments.memory_limit * MIB
+    try:
+        model, batch = _model_and_batch(arguments.function, arguments.batch_size)
+        try:
+            from accum.testing._sizes import measured_sizes
+
+            rows = measured_sizes(model, batch, limit)
+        except Exception as error:
+            raise _Unusable(f"the batch could not be measured: {one_line(error)}.") from error
+    except _Unusable as error:
+        print(f"python -m accum fit-size: {error}", file=sys.stderr)
+        return 2
+    return _print(rows)
+
+
+def _model_and_batch(named, batch_size):
+    """Call the user's function. Returns a compiled model, and a batch as `fit` gives it to a train step."""
+    module_name, name = named_function.split(named)
+    try:
+        function = getattr(named_function.module_of(module_name), name, None)
+    except (Exception, SystemExit) as error:
+        raise _Unusable(f"{module_name} could not be imported: {one_line(error)}.") from error
+    if not callable(function):
+        raise _Unusable(f"{module_name} has no function {name}.")
+    try:
+        given = function()
+    except (Exception, SystemExit) as error:
+        raise _Unusable(f"{named} failed: {one_line(error)}.") from error
+    if not isinstance(given, tuple) or len(given) not in (2, 3):
+        raise _Unusable(f"{named} must return (model, x, y) or (model, dataset). Received: {type(given).__name__}.")
+    if getattr(given[0], "optimizer", None) is None:
+        raise _Unusable(f"{named} must return a compiled model. Received: {given[0]!r}.")
+    from accum._tf import tf
+
+    dataset = given[1]
+    if len(given) == 3:
+        dataset = tf.data.Dataset.from_tensor_slices(tuple(given[1:])).batch(batch_size)
+    return given[0], next(iter(dataset))
+
+
+def _print(rows):
+    """Print the table. Returns the exit status."""
+    print("| size | peak, MiB | ms per example | |")
+    print("|---|---|---|---|")
+    for row in rows:
+        peak = f"{row.peak / MIB:,.0f}" if row.seconds is not None else f"about {row.peak / MIB:,.0f}"
+        time = "" if row.seconds is None else f"{1000 * row.seconds:.3f}"
+        print(f"| {row.size} | {peak} | {time} | {'' if row.fits else 'exceeds the limit'} |")
+    limit = f"{rows[0].limit / MIB:,.0f} MiB of {rows[0].memory} may be used."
+    fitting = [row for row in rows if row.fits and row.seconds is not None]
+    if not fitting:
+        print(f"{limit} Not even one example at a time fits.")
+        return 1
+    fastest = min(fitting, key=lambda row: row.seconds)
+    print(f"{limit} The fastest size that fits: micro_batch_size={fastest.size}")
+    return 0

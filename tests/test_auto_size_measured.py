@@ -1,0 +1,241 @@
+"""`micro_batch_size="auto"` measures memory before it trains, and leaves no trace of that (law L18)."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3
+
+import accum
+from accum import _tf
+from accum.__main__ import main
+
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.weekly]
+
+layers = tf.keras.layers
+MIB = 2**20
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.normal(size=(44, 3)).astype("float32"), RANDOM.normal(size=(44, 2)).astype("float32")
+BATCH = 22
+JIT = {"jit_compile": False} if IS_KERAS_3 else {}
+SUPPORT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support")
+
+
+class FakeGauge(_tf.Gauge):
+    """A device on which each example of a micro-batch needs 10 MiB, beside 100 MiB."""
+
+    name = "fake memory"
+    sizes = []
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def now(self):
+        return 90 * MIB
+
+    def peak(self):
+        return 100 * MIB + 10 * MIB * self.sizes[-1]
+
+
+@pytest.fixture
+def gauge(monkeypatch):
+    """Let every model measure a `FakeGauge`, which sees the sizes of micro-batches."""
+    from accum._keras._steps._out_of_memory import AutoSizedSteps
+
+    attempt = AutoSizedSteps._attempt
+
+    def seen(self, data, size, examples):
+        FakeGauge.sizes.append(size)
+        return attempt(self, data, size, examples)
+
+    monkeypatch.setattr(AutoSizedSteps, "_attempt", seen)
+    monkeypatch.setattr(_tf, "gauges", lambda limit: [FakeGauge(150 * MIB if limit is None else limit)])
+    FakeGauge.sizes = []
+    return FakeGauge
+
+
+def plain(dropout=0.0):
+    inputs = tf.keras.Input((3,))
+    hidden = layers.Dense(4, activation="tanh")(inputs)
+    hidden = layers.Dropout(dropout, seed=7)(hidden) if dropout else hidden
+    model = tf.keras.Model(inputs, layers.Dense(2)(accum.AccumBatchNormalization(momentum=0.5)(hidden)))
+    random = np.random.RandomState(1)
+    model.set_weights([0.5 * np.abs(random.normal(size=np.shape(weight))) for weight in model.get_weights()])
+    return model
+
+
+def trained(model):
+    model.compile(tf.keras.optimizers.Adam(0.05), "mse", metrics=["mae"], **JIT)
+    logs = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+    return [var.numpy() for var in model.weights] + [np.array(logs[name]) for name in ("loss", "mae")]
+
+
+@pytest.mark.line
+@pytest.mark.parametrize("options", [{}, {"whole_batch": "all"}], ids=["plain", "whole batch"])
+def test_the_whole_batch_is_that_of_plain_keras_after_measuring(gauge, options):
+    expected = trained(plain())
+    model = accum.GradientAccumulateModel.from_model(
+        plain(), micro_batch_size="auto", memory_limit=10000 * MIB, **options
+    )
+    got = trained(model)
+    assert len(gauge.sizes) >= 2
+    assert model.micro_batch_size == "auto"
+    for mine, theirs in zip(got, expected):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.line
+def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(gauge):
+    expected = trained(plain_with_keras_norm())
+    model = accum.GradientAccumulateModel.from_model(
+        plain_with_keras_norm(), micro_batch_size="auto", whole_batch="all"
+    )
+    with pytest.warns(UserWarning, match="`micro_batch_size` is 5 from now on.*320 MiB of fake memory, of which 150"):
+        got = trained(model)
+    assert model.micro_batch_size == 5
+    assert max(gauge.sizes) <= 5
+    for mine, theirs in zip(got, expected):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+    split = accum.GradientAccumulateModel.from_model(plain_with_keras_norm(), micro_batch_size=5)
+    assert np.max(np.abs(trained(split)[0] - expected[0])) > 1e-3  # where micro-batches normalise by themselves
+
+
+def plain_with_keras_norm():
+    inputs = tf.keras.Input((3,))
+    hidden = layers.BatchNormalization(momentum=0.5)(layers.Dense(4, activation="tanh")(inputs))
+    model = tf.keras.Model(inputs, layers.Dense(2)(hidden))
+    random = np.random.RandomState(1)
+    model.set_weights([0.5 * np.abs(random.normal(size=np.shape(weight))) for weight in model.get_weights()])
+    return model
+
+
+@pytest.mark.line
+def test_measuring_moves_no_random_numbers(gauge):
+    """Dropout draws as in a run that was told its size and measured nothing."""
+    tf.random.set_seed(5)
+    told = trained(accum.GradientAccumulateModel.from_model(plain(0.4), micro_batch_size=5))
+    assert gauge.sizes == []
+    tf.random.set_seed(5)
+    with pytest.warns(UserWarning, match="is 5 from now on"):
+        got = trained(accum.GradientAccumulateModel.from_model(plain(0.4), micro_batch_size="auto"))
+    assert max(gauge.sizes) <= 5
+    for mine, theirs in zip(got, told):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-7)  # other numbers differ by 1e-2
+
+
+def test_memory_is_measured_once_for_each_model_and_again_for_larger_batches(gauge):
+    model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto", memory_limit=10000 * MIB)
+    model.compile("sgd", "mse", **JIT)
+    attempts = []
+    for batch in (11, 11, 8, 44):
+        model.fit(X, Y, batch_size=batch, verbose=0)
+        attempts.append(len(gauge.sizes))
+    assert attempts[0] > 0
+    assert attempts[0] == attempts[1] == attempts[2] < attempts[3]
+
+
+def test_evaluation_and_prediction_measure_nothing(gauge):
+    model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto")
+    model.compile("sgd", "mse", **JIT)
+    model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+    model.predict(X, batch_size=BATCH, verbose=0)
+    assert gauge.sizes == []
+
+
+def test_a_model_that_cannot_compute_few_examples_trains_on_whole_batches_with_a_warning(gauge):
+    def of_pairs(y_true, y_pred):
+        paired = tf.reshape(y_pred - y_true, [-1, 2, 2])  # not of an odd number of examples
+        return tf.repeat(tf.reduce_mean(paired**2, axis=[1, 2]), 2)
+
+    def trained_by(model):
+        model.compile("sgd", of_pairs, **JIT)
+        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+        return [var.numpy() for var in model.weights]
+
+    expected = trained_by(plain())
+    model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto")
+    with pytest.warns(UserWarning, match="Memory could not be measured with a part of a batch"):
+        got = trained_by(model)
+    assert model.micro_batch_size == "auto"
+    for mine, theirs in zip(got, expected):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"micro_batch_size": "auto", "memory_limit": 0}, ValueError),
+        ({"micro_batch_size": "auto", "memory_limit": 1e9}, TypeError),
+        ({"micro_batch_size": 4, "memory_limit": 10**9}, ValueError),
+    ],
+    ids=["zero", "float", "a size that is told"],
+)
+def test_a_memory_limit_that_is_none_is_refused(options, error):
+    with pytest.raises(error, match="`memory_limit`"):
+        accum.GradientAccumulateModel.from_model(plain(), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.line
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`ulimit -v` is that of Linux")
+def test_under_ulimit_the_full_batch_dies_and_auto_makes_its_steps(tmp_path):
+    def run(kind, extra):
+        path = str(tmp_path / f"{kind}{extra}.npz")
+        command = [sys.executable, "-W", "ignore", os.path.join(SUPPORT, "limited.py"), kind, str(extra), path]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return done.returncode, path
+
+    assert run("plain", 1200)[0] != 0
+    (plain_status, plain_path), (auto_status, auto_path) = run("plain", 0), run("auto", 1200)
+    assert plain_status == auto_status == 0
+    expected, got = np.load(plain_path), np.load(auto_path)
+    assert 1 <= int(got["size"]) < 768
+    for name in expected.files:
+        if name != "size":
+            np.testing.assert_allclose(got[name], expected[name], rtol=2e-5, atol=2e-6)
+
+
+OF_USER = """
+import numpy as np
+import tensorflow as tf
+
+def make():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))])
+    model.compile("sgd", "mse", **{jit})
+    return model, np.ones((16, 3), "float32"), np.ones((16, 2), "float32")
+"""
+
+
+@pytest.fixture
+def file_of_user(tmp_path):
+    path = tmp_path / "of_user.py"
+    path.write_text(OF_USER.replace("{jit}", repr(JIT)))
+    return str(path)
+
+
+@pytest.mark.line
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="measures the process on Linux")
+def test_the_command_prints_each_size_and_the_fastest(file_of_user, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["fit-size", file_of_user + ":make", "--batch-size", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines if line.startswith("|")][2:] == ["1", "2", "4", "8"]
+    assert "The fastest size that fits: micro_batch_size=" in lines[-1]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="measures the process on Linux")
+def test_the_command_marks_what_exceeds_the_limit(file_of_user, capsys):
+    assert main(["fit-size", file_of_user + ":make", "--batch-size", "8", "--memory-limit", "1"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("exceeds the limit") == 4
+    assert "Not even one example at a time fits." in out
+
+
+def test_the_command_says_what_is_wrong(file_of_user, capsys):
+    assert main(["fit-size", file_of_user + ":absent"]) == 2
+    assert "has no function absent" in capsys.readouterr().err
