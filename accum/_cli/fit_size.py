@@ -90,7 +90,9 @@ def _model_and_batch(named, batch_size):
 
     dataset = given[1]
     if len(given) == 3:
-        dataset = tf.data.Dataset.from_tensor_slices(tuple(given[1:])).batch(batch_size)
+        # Several arrays are one structure; a list would become a tensor
+        parts = tuple(tuple(part) if isinstance(part, list) else part for part in given[1:])
+        dataset = tf.data.Dataset.from_tensor_slices(parts).batch(batch_size)
     return given[0], next(iter(dataset))
 
 

@@ -3,7 +3,7 @@
 import ctypes
 import os
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from accum._tf._version import tf
 
@@ -35,6 +35,14 @@ class Gauge:
     def peak(self) -> int:
         """Return the most that was in use since `begin`."""
         raise NotImplementedError
+
+    def is_blind(self, earlier: int) -> bool:
+        """Whether a peak from before hides how much of the limit is used: it is above the limit, and did not rise.
+
+        Args:
+          earlier: the peak when `begin` was called, in bytes.
+        """
+        return self.now() <= self.limit < self.peak() == earlier
 
 
 class ResidentMemory(Gauge):
@@ -93,6 +101,9 @@ class LargestResidentMemory(Gauge):
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
+    def is_blind(self, earlier: int) -> bool:
+        return self.limit < self.peak() == earlier
+
 
 class DeviceMemory(Gauge):
     """The memory that TensorFlow has allocated on the GPU that uses most, from TensorFlow 2.7 on."""
@@ -126,14 +137,15 @@ def gauges(memory_limit: Optional[int]) -> List[Gauge]:
     if sys.platform == "darwin":
         limit = int(SHARE * _physical()) if memory_limit is None else memory_limit
         return [LargestResidentMemory(limit)]
-    if not os.path.exists("/proc/self/status"):
+    used = _status()
+    if not {"VmRSS", "VmHWM"} <= set(used):  # another system, or a sandbox
         return []
     limit = int(SHARE * _available()) if memory_limit is None else memory_limit
     readers: List[Gauge] = [ResidentMemory(limit)] if limit else []
     space = _address_space()
     if space is not None:
-        used = _status()["VmSize"]  # mostly libraries, whose size does not vary
-        readers.append(AddressSpace(used + int(SHARE * (space - used))))
+        libraries = used["VmSize"]  # mostly libraries, whose size does not vary
+        readers.append(AddressSpace(libraries + int(SHARE * (space - libraries))))
     return readers
 
 
@@ -142,15 +154,33 @@ def gauges(memory_limit: Optional[int]) -> List[Gauge]:
 
 
 def _of_devices(memory_limit: Optional[int]) -> List[Gauge]:
-    devices = [device.name for device in tf.config.experimental.list_logical_devices("GPU")]
     if not hasattr(tf.config.experimental, "reset_memory_stats"):  # dies with 2.6
         return []
     limit = memory_limit
     if limit is None:
         total = _device_total()
         limit = None if total is None else int(SHARE * total)
-    names = [name.replace("/device:", "") for name in devices]
-    return [] if limit is None else [DeviceMemory(limit, names)]
+    names = _own_gpus()
+    return [] if limit is None or not names else [DeviceMemory(limit, names)]
+
+
+def _own_gpus() -> List[str]:
+    """Return the names of the GPUs of this process, such as "GPU:0"; other workers of a cluster have theirs."""
+    with tf.device("CPU:0"):
+        own = tf.DeviceSpec.from_string(tf.zeros(()).device)
+    return own_gpus([device.name for device in tf.config.experimental.list_logical_devices("GPU")], own.job, own.task)
+
+
+def own_gpus(names: Sequence[str], job: Optional[str], task: Optional[int]) -> List[str]:
+    """Return those of all GPUs that belong to a task, without the name of that task.
+
+    Args:
+      names: of devices, such as "/device:GPU:0", or "/job:worker/replica:0/task:1/device:GPU:0".
+      job: the kind of this task, such as "worker".
+      task: the number of this task.
+    """
+    specs = [tf.DeviceSpec.from_string(name) for name in names]
+    return [f"GPU:{spec.device_index}" for spec in specs if spec.job is None or (spec.job, spec.task) == (job, task)]
 
 
 def _device_total() -> Optional[int]:
@@ -182,9 +212,12 @@ def _device_total() -> Optional[int]:
 
 
 def _status() -> Dict[str, int]:
-    """Return the entries of /proc/self/status in bytes, as far as they are sizes."""
-    with open("/proc/self/status") as file:
-        words = [line.split() for line in file if line.startswith(("Vm", "Rss"))]
+    """Return the entries of /proc/self/status in bytes, as far as they are sizes; none on other systems."""
+    try:
+        with open("/proc/self/status") as file:
+            words = [line.split() for line in file if line.startswith(("Vm", "Rss"))]
+    except OSError:
+        return {}
     return {line[0].rstrip(":"): int(line[1]) * 1024 for line in words}
 
 
@@ -194,7 +227,7 @@ def _physical() -> int:
 
 def _available() -> int:
     """Return the bytes of resident memory that this process could have: of the machine and of its cgroups."""
-    own = _status()["VmRSS"]
+    own = _status().get("VmRSS", 0)
     limits = [_physical()]
     try:
         with open("/proc/meminfo") as file:
@@ -255,6 +288,8 @@ def _address_space() -> Optional[int]:
     unlimited: Any = resource.RLIM_INFINITY
     space, data = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     status = _status()
+    if not {"VmSize", "VmPeak", "VmData"} <= set(status):
+        return None
     others = status["VmSize"] - status["VmData"]  # libraries and files, which `ulimit -d` does not count
     limits = ([] if space == unlimited else [space]) + ([] if data == unlimited else [data + others])
     return min(limits) if limits else None

@@ -6,7 +6,7 @@ from typing import Iterator, List, NamedTuple, Optional
 from accum import _tf
 from accum._keras._model._model import GradientAccumulateModel
 from accum._keras._steps._measured_size import Peaks
-from accum._keras._steps._out_of_memory import AutoSizedSteps
+from accum._keras._steps._out_of_memory import AutoSizedSteps, Trial, begun
 from accum._tf import Data, tf
 
 
@@ -39,8 +39,17 @@ def measured_sizes(model: tf.keras.Model, batch: Data, memory_limit: Optional[in
       memory_limit: bytes, as for `GradientAccumulateModel`.
 
     Raises:
-      ValueError: memory can't be measured on this platform.
+      ValueError: memory can't be measured on this platform, or not for this model.
     """
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            "A model of several replicas can't be measured here. Build it outside of the scope of its strategy, and "
+            "divide --batch-size by the number of replicas."
+        )
+    if isinstance(model, GradientAccumulateModel) and model._accum.size.tokens is not None:
+        raise ValueError(
+            "A model with `micro_batch_tokens` has no size of micro-batches in examples. Return it without that option."
+        )
     if not isinstance(model, GradientAccumulateModel):
         model = GradientAccumulateModel.from_model(model, micro_batch_size="auto")
     gauges = _tf.gauges(memory_limit)
@@ -51,11 +60,10 @@ def measured_sizes(model: tf.keras.Model, batch: Data, memory_limit: Optional[in
 
 
 def _rows(steps: AutoSizedSteps, batch: Data, gauges: List[_tf.Gauge]) -> List[SizeRow]:
-    gauge = min(gauges, key=lambda one: one.limit - one.now())
     rows: List[SizeRow] = []
     with steps.trying(batch) as trial:
+        gauge = _tightest(gauges, trial)
         peaks, fits = Peaks(gauge.now(), gauge.limit), True
-        trial.compute(1, min(2, trial.examples))
         for size in _sizes_up_to(trial.examples):
             fits = fits and (not rows or peaks.expected(size) <= gauge.limit)
             seconds = None
@@ -70,6 +78,16 @@ def _rows(steps: AutoSizedSteps, batch: Data, gauges: List[_tf.Gauge]) -> List[S
             fits = fits and peak <= gauge.limit
             rows.append(SizeRow(size, peak, seconds, fits, gauge.limit, gauge.name))
     return rows
+
+
+def _tightest(gauges: List[_tf.Gauge], trial: Trial) -> _tf.Gauge:
+    """Return what measures the kind of memory of which least is left, after everything is allocated once."""
+    earlier = begun(gauges)
+    trial.compute(1, min(2, trial.examples))
+    usable = [gauge for gauge, peak in zip(gauges, earlier) if not gauge.is_blind(peak)]
+    if not usable:
+        raise ValueError("This process has used more memory before than it may now, which hides the peak of a batch.")
+    return min(usable, key=lambda one: one.limit - one.now())
 
 
 def _sizes_up_to(count: int) -> Iterator[int]:

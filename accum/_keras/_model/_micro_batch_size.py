@@ -53,9 +53,15 @@ class SizeInUse:
         """What a user sees: the given or reduced size, "auto" as long as whole batches fit, or None."""
         return self.given if self._limit == WHOLE_BATCH else self._limit
 
-    def is_to_be_measured(self, count: int) -> bool:
-        """Whether memory is to be measured before a batch of `count` examples is computed."""
-        return self._limit == WHOLE_BATCH and count > self.measured
+    def is_to_be_measured(self, count: int, is_alone: bool) -> bool:
+        """Whether memory is to be measured before a batch is computed.
+
+        Args:
+          count: the number of examples in the batch.
+          is_alone: whether there is no other worker. Several measure before the first batch only: later, `count` may
+            exceed what was measured on one of them, which would wait for the others forever.
+        """
+        return self._limit == WHOLE_BATCH and (count > self.measured if is_alone else self.measured == 0)
 
     def choose(self, size: int, described: str) -> None:
         """Use a size that was chosen by measuring, and tell the user.

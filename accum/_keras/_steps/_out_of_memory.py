@@ -48,6 +48,20 @@ class Trial(NamedTuple):
     compute: Callable[[int, int], bool]
 
 
+class Prepared(NamedTuple):
+    """What is known before the first measurement, of each kind of memory that can be measured.
+
+    Attributes:
+      gauges: what measures it.
+      bases: bytes in use before the first gradients.
+      reserved: bytes to reserve for the optimizer's first step.
+    """
+
+    gauges: List[Gauge]
+    bases: List[int]
+    reserved: List[int]
+
+
 class AutoSizedSteps:
     """Makes the functions that Keras calls for each batch, for a model whose micro-batches shrink.
 
@@ -117,7 +131,7 @@ class AutoSizedSteps:
             if not self._has_failed_anywhere(error):
                 break
             self._restore(kept)
-            self._size.halve(self._count(data), error)
+            self._size.halve(self._largest(self._count(data)), error)
             has_halved = True
         if has_halved:
             self._size.report()
@@ -147,7 +161,7 @@ class AutoSizedSteps:
 
     def _has_failed_anywhere(self, error: Optional[BaseException]) -> bool:
         """Whether memory ran out on any worker: all have to agree on a size."""
-        if self._strategy.num_replicas_in_sync == _tf.count_local_replicas(self._strategy):
+        if self._is_alone():
             return error is not None
         flag = tf.constant(0.0 if error is None else 1.0)
         flags = self._strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(_replicas.SUM, flag))
@@ -155,23 +169,31 @@ class AutoSizedSteps:
 
     def _can_agree(self) -> bool:
         """Whether workers can agree on a size: TensorFlow 2.2 and 2.3 give the replicas of each the same numbers."""
-        is_alone = self._strategy.num_replicas_in_sync == _tf.count_local_replicas(self._strategy)
-        return is_alone or not _tf.has_replicas_of_one_number(self._strategy)
+        return self._is_alone() or not _tf.has_replicas_of_one_number(self._strategy)
+
+    def _is_alone(self) -> bool:
+        """Whether all replicas are those of this process."""
+        return self._strategy.num_replicas_in_sync == _tf.count_local_replicas(self._strategy)
 
     def _is_possible_everywhere(self, is_possible: bool) -> bool:
         """Whether something is possible on all workers."""
         return self._smallest(int(is_possible)) > 0
 
     def _smallest(self, number: int) -> int:
-        """Return the smallest of the numbers of all workers."""
-        if self._strategy.num_replicas_in_sync == _tf.count_local_replicas(self._strategy):
+        """Return the smallest of the numbers of all workers, which are at most `WHOLE_BATCH`."""
+        if self._is_alone():
             return number
 
         def numbers() -> tf.Tensor:
             own = tf.one_hot(_replicas.number_among_all(), _replicas.count(), on_value=float(number))
             return tf.distribute.get_replica_context().all_reduce(_replicas.SUM, own)
 
-        return int(tf.reduce_min(self._local(self._strategy.run(numbers))[0]))
+        smallest = int(tf.reduce_min(self._local(self._strategy.run(numbers))[0]))
+        return min(smallest, WHOLE_BATCH)  # which is no float32
+
+    def _largest(self, number: int) -> int:
+        """Return the largest of the numbers of all workers that can agree, otherwise the number itself."""
+        return -self._smallest(-number) if self._can_agree() else number
 
     def _count(self, data: Data) -> int:
         """The number of examples of the replica that has most of them."""
@@ -186,19 +208,25 @@ class AutoSizedSteps:
     # The size that fits
 
     def _measure_once(self, data: Data) -> None:
-        """Choose the size of micro-batches by measuring small ones, before the first batch and any larger one."""
+        """Choose the size of micro-batches by measuring small ones, before the first batch and any larger one.
+
+        Whether workers go on depends only on what all of them have agreed on: otherwise some would wait forever.
+        """
         count = self._count(data)
         # Eagerly, Python code of the user's would run more often, and its random numbers can't be set back.
-        if self._model.run_eagerly or not self._size.is_to_be_measured(count) or not self._can_agree():
+        if self._model.run_eagerly or not self._can_agree():
             return
-        self._size.measured = count
+        if not self._size.is_to_be_measured(count, self._is_alone()):
+            return
+        self._size.measured = max(count, 1)
         gauges = _tf.gauges(self._size.memory_limit)
         if not self._is_possible_everywhere(bool(gauges) and count > 1):
             return
         self._trace(self._gradients, data)
         kept = self._read(self._count_known())
         try:
-            peaks = self._peaks(data, count, gauges)
+            ready = self._prepared(data, gauges, kept)
+            peaks = None if ready is None else self._peaks(data, count, ready)
         except (tf.errors.OpError, ValueError) as error:  # such as of a loss that needs several examples
             peaks = None
             _check.warn(
@@ -207,25 +235,44 @@ class AutoSizedSteps:
             )
         finally:
             self._restore(kept)
-        if peaks is None:
+        if peaks is None or ready is None:
             return
-        size = evened(self._smallest(chosen_size(peaks, count)), count)
-        if size < count:
-            self._size.choose(size, described(peaks, gauges, size, count))
-            self._warn_of_splitting()
+        own = chosen_size(peaks, count)
+        size = self._smallest(WHOLE_BATCH if own >= count else own)
+        if size == WHOLE_BATCH:
+            return
+        text = described(peaks, ready.gauges, size, count) if own < count else "memory of another worker is short"
+        self._size.choose(evened(size, self._largest(count)), text)
+        self._warn_of_splitting()
 
-    def _peaks(self, data: Data, count: int, gauges: Sequence[Gauge]) -> Optional[List[Peaks]]:
+    def _prepared(self, data: Data, gauges: Sequence[Gauge], kept: List[tf.Tensor]) -> Optional[Prepared]:
+        """Let everything be allocated that is so only once. None if that fails, or no gauge can be used.
+
+        Args:
+          data: a batch.
+          gauges: what to measure by.
+          kept: the state; that of variables which appear is added.
+        """
+        self._create_slots()
+        bases = [gauge.now() for gauge in gauges]
+        earlier = begun(gauges)
+        totals = self._attempt(data, 1, 2)
+        if totals is None:
+            return None
+        usable = [not gauge.is_blind(peak) for gauge, peak in zip(gauges, earlier)]
+        if not self._is_possible_everywhere(any(usable)):
+            return None
+        gauges = [gauge for gauge, is_usable in zip(gauges, usable) if is_usable]
+        reserved = self._reserved(totals, gauges)
+        kept.extend(self._read(self._count_known())[len(kept) :])  # of metrics that begin with the optimizer's step
+        return Prepared(gauges, [base for base, is_usable in zip(bases, usable) if is_usable], reserved)
+
+    def _peaks(self, data: Data, count: int, ready: Prepared) -> Optional[List[Peaks]]:
         """Measure micro-batches of more and more examples. Returns the peaks of each gauge, for a batch of `count`.
 
         None if memory runs out although it should suffice: then only halving finds a size.
         """
-        self._create_slots()
-        bases = [gauge.now() for gauge in gauges]
-        totals = self._attempt(data, 1, 2)  # what is allocated only once is so in here
-        if totals is None:
-            return None
-        reserved = self._reserved(totals, gauges)
-        del totals
+        gauges, bases, reserved = ready
         least, of_examples = 0, [0.0 for _ in gauges]
         if self._model._accum.whole_batch:  # then tensors of the whole batch need memory too
             least = max(2, math.ceil(count / REACH))
@@ -240,7 +287,7 @@ class AutoSizedSteps:
             for gauge, base, reserve, slope in zip(gauges, bases, reserved, of_examples)
         ]
         size = 1
-        while size:
+        while 0 < size < WHOLE_BATCH:
             examples = max(least, size + 1)  # a remainder of one, and the loop, in which a sum is kept already
             measured = self._measured(data, size, examples, gauges)
             if measured is None:
@@ -248,7 +295,8 @@ class AutoSizedSteps:
             for own, gauge, peak, base, reserve, slope in zip(peaks, gauges, measured, bases, reserved, of_examples):
                 spread = int(gauge.spread * (peak - base + slope * (count - examples)))
                 own.add(size, base + spread + reserve)
-            size = self._smallest(next_size(peaks, count))
+            fits = all(own.fits(count) for own in peaks)  # here; another worker may have to measure more
+            size = self._smallest(WHOLE_BATCH if fits else next_size(peaks, count))
         return peaks
 
     def _create_slots(self) -> None:
@@ -273,8 +321,7 @@ class AutoSizedSteps:
         """Compute the gradients of the first examples. Returns the peak of each gauge, None if memory runs out."""
         if _tf.is_compiled_by_xla(self._model) and self._attempt(data, size, examples) is None:
             return None  # this has compiled it
-        for gauge in gauges:
-            gauge.begin()
+        begun(gauges)
         if self._attempt(data, size, examples) is None:
             return None
         return [gauge.peak() for gauge in gauges]
@@ -295,13 +342,20 @@ class AutoSizedSteps:
             self._restore(kept)
 
     def _attempt(self, data: Data, size: int, examples: int) -> Nested:
-        """Compute the gradients of the first examples of a batch. Returns None if memory runs out."""
-        result, error = None, None
+        """Compute the gradients of the first examples of a batch. Returns None if memory runs out.
+
+        An error of another kind is raised, but where it is not, other workers return None.
+        """
+        result: Nested = None
+        error: Optional[Exception] = None
         try:
             result = self._gradients(data, *self._arguments(size, examples))
-        except tf.errors.ResourceExhaustedError as raised:
+        except (tf.errors.OpError, ValueError) as raised:
             error = raised
-        return None if self._has_failed_anywhere(error) else result
+        has_failed = self._has_failed_anywhere(error)
+        if error is not None and not isinstance(error, tf.errors.ResourceExhaustedError):
+            raise error
+        return None if has_failed else result
 
     # ------------------------------------------------------------------------------------------------------------
     # State
@@ -360,6 +414,13 @@ class AutoSizedSteps:
         outputs = self._model._accum.steps.for_size(size).predict(data)
         _tf.count_batch(self._model, "_predict_counter", outputs)
         return outputs
+
+
+def begun(gauges: Sequence[Gauge]) -> List[int]:
+    """Begin to measure. Returns the peaks so far, in bytes."""
+    for gauge in gauges:
+        gauge.begin()
+    return [gauge.peak() for gauge in gauges]
 
 
 def described(peaks: Sequence[Peaks], gauges: Sequence[Gauge], size: int, count: int) -> str:
