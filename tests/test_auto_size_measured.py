@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exceptions import IS_KERAS_3
+from replicas import mirrored
 
 import accum
 from accum import _tf
 from accum.__main__ import main
+from accum._tf import _memory
+from accum.testing._sizes import measured_sizes
 
 pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.weekly]
 
@@ -38,7 +41,7 @@ class FakeGauge(_tf.Gauge):
         return 90 * MIB
 
     def peak(self):
-        return 100 * MIB + 10 * MIB * self.sizes[-1]
+        return 100 * MIB + 10 * MIB * self.sizes[-1] if self.sizes else self.now()
 
 
 @pytest.fixture
@@ -127,6 +130,7 @@ def test_measuring_moves_no_random_numbers(gauge):
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-7)  # other numbers differ by 1e-2
 
 
+@pytest.mark.line
 def test_memory_is_measured_once_for_each_model_and_again_for_larger_batches(gauge):
     model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto", memory_limit=10000 * MIB)
     model.compile("sgd", "mse", **JIT)
@@ -138,6 +142,7 @@ def test_memory_is_measured_once_for_each_model_and_again_for_larger_batches(gau
     assert attempts[0] == attempts[1] == attempts[2] < attempts[3]
 
 
+@pytest.mark.line
 def test_evaluation_and_prediction_measure_nothing(gauge):
     model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto")
     model.compile("sgd", "mse", **JIT)
@@ -146,6 +151,7 @@ def test_evaluation_and_prediction_measure_nothing(gauge):
     assert gauge.sizes == []
 
 
+@pytest.mark.line
 def test_a_model_that_cannot_compute_few_examples_trains_on_whole_batches_with_a_warning(gauge):
     def of_pairs(y_true, y_pred):
         paired = tf.reshape(y_pred - y_true, [-1, 2, 2])  # not of an odd number of examples
@@ -163,6 +169,73 @@ def test_a_model_that_cannot_compute_few_examples_trains_on_whole_batches_with_a
     assert model.micro_batch_size == "auto"
     for mine, theirs in zip(got, expected):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("is_hidden", [True, False], ids=["hidden by an earlier peak", "risen"])
+@pytest.mark.line
+def test_a_peak_from_before_that_does_not_rise_is_not_taken_for_that_of_the_batch(gauge, monkeypatch, is_hidden):
+    growth = 0 if is_hidden else 1
+    monkeypatch.setattr(gauge, "peak", lambda self: 1000 * MIB + growth * len(self.sizes))
+    model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained(model)
+    assert model.micro_batch_size == ("auto" if is_hidden else 1)
+    assert any("is 1 from now on" in str(one.message) for one in caught) is not is_hidden
+
+
+@pytest.mark.parametrize("absent", ["VmHWM", "VmRSS", "VmPeak"])
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="measures the process on Linux")
+def test_a_system_that_does_not_tell_a_peak_has_no_gauge_for_it(monkeypatch, absent):
+    import resource
+
+    status = _memory._status()
+    assert len(_tf.gauges(None)) == 1
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**45, 2**45))
+    assert len(_tf.gauges(None)) == 2
+    status.pop(absent)
+    monkeypatch.setattr(_memory, "_status", lambda: dict(status))
+    assert len(_tf.gauges(None)) == (1 if absent == "VmPeak" else 0)
+
+
+def test_a_worker_measures_its_own_gpus():
+    assert _memory.own_gpus(["/device:GPU:0", "/device:GPU:1"], "localhost", 0) == ["GPU:0", "GPU:1"]
+    of_all = [
+        "/job:worker/replica:0/task:{}/device:GPU:{}".format(task, number) for task in (0, 1) for number in (0, 1)
+    ]
+    assert _memory.own_gpus(of_all, "worker", 1) == ["GPU:0", "GPU:1"]
+    assert _memory.own_gpus(of_all[:3], "worker", 1) == ["GPU:0"]
+
+
+class LateMetric(tf.keras.metrics.Metric):
+    """Begins its variable, at 5, with its result, which is part of the optimizer's step."""
+
+    late = None
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        pass
+
+    def result(self):
+        if self.late is None:
+            with tf.init_scope():
+                self.late = self.add_weight(name="late", shape=(), initializer=tf.keras.initializers.Constant(5.0))
+        return tf.identity(self.late)
+
+    def reset_states(self):
+        pass
+
+    reset_state = reset_states
+
+
+@pytest.mark.line
+def test_a_variable_that_begins_with_the_first_step_keeps_its_first_value(gauge):
+    def logged(model):
+        model.compile("sgd", "mse", metrics=[LateMetric(name="late")], **JIT)
+        return model.fit(X, Y, batch_size=BATCH, verbose=0).history["late"]
+
+    model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto", memory_limit=10000 * MIB)
+    assert logged(plain()) == logged(model) == [5.0]
+    assert gauge.sizes
 
 
 @pytest.mark.parametrize(
@@ -210,6 +283,19 @@ def make():
 """
 
 
+TWO_INPUTS = """
+import numpy as np
+import tensorflow as tf
+
+def make():
+    inputs = [tf.keras.Input((3,)), tf.keras.Input((2,))]
+    outputs = tf.keras.layers.Dense(2)(tf.keras.layers.Concatenate()(inputs))
+    model = tf.keras.Model(inputs, outputs)
+    model.compile("sgd", "mse", **{jit})
+    return model, [np.ones((8, 3), "float32"), np.ones((8, 2), "float32")], np.ones((8, 2), "float32")
+"""
+
+
 @pytest.fixture
 def file_of_user(tmp_path):
     path = tmp_path / "of_user.py"
@@ -239,3 +325,20 @@ def test_the_command_marks_what_exceeds_the_limit(file_of_user, capsys):
 def test_the_command_says_what_is_wrong(file_of_user, capsys):
     assert main(["fit-size", file_of_user + ":absent"]) == 2
     assert "has no function absent" in capsys.readouterr().err
+
+
+@pytest.mark.line
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="measures the process on Linux")
+def test_the_command_takes_several_arrays(tmp_path, capsys):
+    (tmp_path / "two_inputs.py").write_text(TWO_INPUTS.replace("{jit}", repr(JIT)))
+    assert main(["fit-size", str(tmp_path / "two_inputs.py") + ":make", "--batch-size", "2"]) == 0
+    assert "| 2 |" in capsys.readouterr().out
+
+
+def test_the_command_refuses_models_that_have_no_size_in_examples():
+    with pytest.raises(ValueError, match="Return it without that option"):
+        measured_sizes(accum.GradientAccumulateModel.from_model(plain(), micro_batch_tokens=10), (X, Y))
+    with mirrored().scope():
+        model = plain()
+    with pytest.raises(ValueError, match="outside of the scope of its strategy"):
+        measured_sizes(model, (X, Y))

@@ -132,6 +132,12 @@ def test_workers_agree_on_a_smaller_micro_batch(tmp_path):
     assert_steps(job(tmp_path, "micro_batches", 2), LOOP)
 
 
+@pytest.mark.law("L18")
+def test_workers_with_unequal_parts_that_fit_split_none_and_do_not_wait_for_each_other(tmp_path):
+    cycles = [slice(0, 7), slice(7, 16), slice(16, 26), slice(26, 37)]
+    assert_steps(job(tmp_path, "unequal_parts", 2), cycles)
+
+
 @pytest.mark.law("L11")
 def test_each_worker_logs_the_steps_of_all_workers(tmp_path):
     result, steps = job(tmp_path, "logged", 2)

@@ -131,6 +131,22 @@ def micro_batches(strategy):
     return model.weights[0], model.optimizer
 
 
+def unequal_parts(strategy):
+    """Run `fit` with `micro_batch_size="auto"`, where only the first worker's part of the second batch is larger."""
+    x, y, first = problem()
+    with strategy.scope():
+        inputs = tf.keras.Input((5,))
+        outputs = tf.keras.layers.Dense(1, use_bias=False)(inputs)
+        model = accum.GradientAccumulateModel(micro_batch_size="auto", inputs=inputs, outputs=outputs)
+        model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+        model.set_weights([first])
+    for batch in (slice(0, 7), slice(7, 16), slice(16, 26), slice(26, 37)):
+        part = sharded(tf.data.Dataset.from_tensor_slices((x[batch], y[batch])).batch(batch.stop - batch.start))
+        model.fit(part, epochs=1, verbose=0)
+    assert model.micro_batch_size == "auto", model.micro_batch_size
+    return model.weights[0], model.optimizer
+
+
 def whole_batch(strategy):
     """Run `fit` with the batch normalisation of the whole batch of all workers, and validation."""
     with strategy.scope():
@@ -159,7 +175,14 @@ def logged(strategy):
 
 if __name__ == "__main__":
     look_often_for_the_end_of_replicas()
-    jobs = {"loop": loop, "fit": fit, "epochs": epochs, "micro_batches": micro_batches, "whole_batch": whole_batch}
+    jobs = {
+        "loop": loop,
+        "fit": fit,
+        "epochs": epochs,
+        "micro_batches": micro_batches,
+        "unequal_parts": unequal_parts,
+        "whole_batch": whole_batch,
+    }
     jobs["logged"] = logged
     weights, optimizer = jobs[TASK["what"]](STRATEGY())
     print(json.dumps([np.ravel(weights.numpy()).tolist(), int(optimizer.iterations.numpy())]), flush=True)
