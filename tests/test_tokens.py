@@ -430,10 +430,11 @@ def test_xla_is_refused():
             ValueError,
             "`whole_batch` needs micro-batches of one shape",
         ),
+        ({"micro_batch_tokens": 9, "micro_batch_weight": "equal"}, ValueError, "would count their means alike"),
         ({"sequence_lengths": len, "accum_steps": 2}, ValueError, "`sequence_lengths` tells `micro_batch_tokens`"),
         ({"sequence_lengths": 3, "micro_batch_tokens": 9}, TypeError, "`sequence_lengths` must be a function or None"),
     ],
-    ids=["zero", "float", "size", "whole batch", "lengths alone", "lengths"],
+    ids=["zero", "float", "size", "whole batch", "equal weights", "lengths alone", "lengths"],
 )
 def test_bad_arguments(options, error, match):
     with pytest.raises(error, match=match):
@@ -445,3 +446,15 @@ def test_the_model_says_how_it_splits():
     assert f"micro_batch_tokens={BUDGET}" in repr(model)
     with pytest.raises(ValueError, match="split by `micro_batch_tokens`"):
         model.micro_batch_size = 3
+
+
+@pytest.mark.slow
+@pytest.mark.law("L5")
+def test_no_noise_scale_is_measured_between_micro_batches_sorted_by_length():
+    set_seeds()
+    model = accum.GradientAccumulateModel.from_model(scorer(), micro_batch_tokens=BUDGET)
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse", **NOT_COMPILED)
+    logger = accum.StepLogger(verbose=0)
+    model.fit(TOKENS, SCORES, batch_size=9, verbose=0, callbacks=[logger])
+    assert np.isnan(logger.history["noise_scale"]).all()
+    assert "sorts examples by length" in logger.summary

@@ -29,8 +29,8 @@ class StepLogger(tf.keras.callbacks.Callback):
       micro-batches with their mean. Batches much smaller than it make noisy updates, and a larger batch saves steps;
       batches much larger than it save next to none.
 
-    The noise scale is NaN where it can't be known: in a step of a single micro-batch, with `whole_batch`, and with a
-    loss that sums over examples. `fit` ends with a sentence that says whether a larger batch would still help,
+    The noise scale is NaN where it can't be known: in a step of a single micro-batch, with `whole_batch`, with
+    `micro_batch_tokens`, and with a loss that sums over examples. `fit` ends with a sentence that says whether a larger batch would still help,
     if the noise scale is certain enough for that.
 
     With several workers, each of them has the rows of all workers together, and the first one writes the files.
@@ -272,6 +272,8 @@ def _reason_for_no_noise_scale(model: tf.keras.Model, optimizer: tf.keras.optimi
     own = accumulation_of(model)
     if own is not None and own.whole_batch:
         return "with `whole_batch`, micro-batches have no losses of their own"
+    if own is not None and own.options.arguments["micro_batch_tokens"] is not None:
+        return "`micro_batch_tokens` sorts examples by length, so micro-batches are no random samples"
     if _tf.sums_over_examples(getattr(model, _tf.LOSS_CONTAINER, None)):
         return "the loss sums over examples; compile one that is a mean"
     replicas = model.distribute_strategy.num_replicas_in_sync

@@ -99,6 +99,12 @@ class ModelOptions:
         last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
         if not callable(micro_batch_weight):
             micro_batch_weight = _check.one_of("micro_batch_weight", micro_batch_weight, WEIGHTS)
+        if micro_batch_tokens is not None and micro_batch_weight == "equal" and reduction != "sum":
+            raise ValueError(
+                "`micro_batch_tokens` makes micro-batches of different sizes, and micro_batch_weight='equal' would "
+                "count their means alike: leave `micro_batch_weight` out, pass a function that counts what the loss "
+                "divides by, or pass `reduction='sum'` for a loss that is a sum."
+            )
         if micro_batch_weight != "equal" and _tf.in_static_graph():
             raise ValueError(
                 "Keras in graph mode never calls `train_step`, which would weight the micro-batches: compile a plain "
