@@ -458,3 +458,84 @@ def test_no_noise_scale_is_measured_between_micro_batches_sorted_by_length():
     model.fit(TOKENS, SCORES, batch_size=9, verbose=0, callbacks=[logger])
     assert np.isnan(logger.history["noise_scale"]).all()
     assert "sorts examples by length" in logger.summary
+
+
+@pytest.mark.line
+def test_a_weight_for_each_example_is_no_weight_for_tokens():
+    failing(
+        Reader,
+        reading(),
+        TAGS,
+        "Padding counts in the loss",
+        weights=np.ones([COUNT, 1], "float32"),
+        compiling={"loss": cross_entropy()},
+    )
+
+
+class Shifted(tf.keras.Model):
+    """A model of the next token, with a loss over the tokens but the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = layers.Embedding(WORDS, 8), layers.Dense(5)
+
+    def call(self, inputs):
+        return self.head(self.embedding(inputs["input_ids"])[:, :-1])
+
+    def train_step(self, data):
+        x, y, weights = data
+        with tf.GradientTape() as tape:
+            loss = self.compiled_loss(y[:, 1:], self(x, training=True), weights[:, 1:])
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.line
+@pytest.mark.skipif(IS_KERAS_3, reason="`compiled_loss` ended with Keras 2")
+def test_outputs_of_another_length_than_the_sequences_are_named():
+    weights = IS_TOKEN.astype("float32")
+    failing(Shifted, reading(), TAGS, "axis 1 of an", weights=weights, compiling={"loss": cross_entropy()})
+
+
+class LateReader(tf.keras.Model):
+    """A model that reads padding, as its outputs show after the first update only: they begin as zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = layers.Embedding(WORDS, 8), layers.Dense(1, kernel_initializer="zeros")
+
+    def call(self, inputs):
+        return self.head(tf.reduce_mean(self.embedding(inputs["input_ids"]), axis=1))
+
+
+@pytest.mark.line
+def test_outputs_that_say_nothing_of_padding_are_probed_again():
+    failing(LateReader, reading(), SCORES, "depend on its padding")
+
+
+@pytest.mark.line
+def test_a_model_with_noise_in_prediction_can_not_be_checked():
+    class Noisy(LateReader):
+        def call(self, inputs):
+            noise = tf.random.normal([tf.shape(inputs["input_ids"])[0], 1])
+            mask = tf.cast(inputs["attention_mask"], tf.float32)[..., None]
+            return self.head(tf.reduce_sum(mask * self.embedding(inputs["input_ids"]), axis=1)) + noise
+
+    with pytest.warns(UserWarning, match="draws random numbers in prediction"):
+        train(Noisy, reading(), SCORES, BUDGET, epochs=1, only_fit=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(IS_KERAS_3, reason="the train step of Keras 2")
+def test_a_model_that_is_not_called_with_x_can_not_be_checked():
+    class Picks(Shifted):
+        def call(self, inputs):
+            return self.head(self.embedding(inputs))
+
+        def train_step(self, data):
+            x, y, weights = data
+            return super().train_step((x["input_ids"], y, weights))
+
+    weights = np.where(IS_TOKEN, 1.0, 0.0).astype("float32")
+    with pytest.warns(UserWarning, match="calling it with x raises"), pytest.raises(tf.errors.InvalidArgumentError):
+        train(Picks, reading(), TAGS, BUDGET, weights=weights, epochs=1, only_fit=True)

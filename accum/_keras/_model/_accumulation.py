@@ -46,7 +46,7 @@ class ModelAccumulation:
       recorder: the `StepRecorder` of the current `fit`, or None.
       step_metrics: the `StepMetrics` of the current micro-batch, or None.
       trimmed: the `TrimmedTime` of the current micro-batch, or None.
-      probed: a variable that is not 0 once the model has been found not to read padding, or None.
+      probed: the variable that counts how often the model has been probed for whether it reads padding, or None.
       start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
       is_state_watched: whether variables have been copied and compared since the last `compile`.
       told_of_state: names of variables of which a warning has told since then.

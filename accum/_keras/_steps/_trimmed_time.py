@@ -5,11 +5,11 @@ are multiplied by the share of the time axis that is left, so that each micro-ba
 all of its padding.
 """
 
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._token_budget import TokenBatches
-from accum._tf import Data, Leaf, LossCall, Nested, Options, tf
+from accum._tf import Data, Leaf, LossCall, Nested, Options, RandomOp, tf
 
 
 class TrimmedTime:
@@ -62,7 +62,7 @@ class TrimmedTime:
         self._check_padding(call)
         if call.loss.reduction == "sum" or _tf.divides_by_counted(call):
             return value
-        return value * tf.cast(self._share(), value.dtype)
+        return value * tf.cast(self._share_of(call.output, f"output {call.name!r}"), value.dtype)
 
     def _check_target(self, call: LossCall) -> None:
         target, output = call.target, call.output
@@ -90,7 +90,7 @@ class TrimmedTime:
         if _tf.mask_of(call.output) is not None:
             return
         ignored = _tf.ignored_class(call.loss)
-        if call.weights is not None and (call.weights.shape.rank or 0) >= 2:
+        if self.has_time(call.weights):
             self._needs_zero_weights.append(call.name)
         elif ignored is not None:
             self._ignored.append((call.name, ignored))
@@ -106,10 +106,10 @@ class TrimmedTime:
         """Warn once of a metric that counts padding at the full batch."""
         outputs = [leaf for leaf in tf.nest.flatten(list(args[:2])) if self.has_time(leaf)]
         is_masked = _tf.metrics_apply_masks() and any(_tf.mask_of(leaf) is not None for leaf in outputs)
-        weights = _weights_among(args, kwargs)
+        has_weights = self.has_time(_weights_among(args, kwargs))
         warned = self._model._accum.told_of_metrics
         is_container = hasattr(metric, "metrics")  # the compiled ones of Keras 3
-        counts = len(args) > 1 and outputs and weights is None and not is_masked and not is_container
+        counts = len(args) > 1 and outputs and not has_weights and not is_masked and not is_container
         if counts and metric.name not in warned:
             warned.add(metric.name)
             _check.warn(
@@ -126,14 +126,21 @@ class TrimmedTime:
         weights = _weights_among(args, kwargs)
         if weights is None and _tf.mask_of(args[1]) is None:
             return args, kwargs
-        share = self._share()
+        share = self._share_of(args[1], f"metric {metric.name!r}")
         if weights is None:
             weights = tf.ones(tf.shape(args[1])[:2])
         return args[:2], dict(kwargs, sample_weight=tf.cast(weights, tf.float32) * share)
 
-    def _share(self) -> tf.Tensor:
-        """Return the share of the time axis that is left in the micro-batch."""
-        return tf.cast(self.length, tf.float32) / tf.cast(self.padded, tf.float32)
+    def _share_of(self, output: tf.Tensor, what: str) -> tf.Tensor:
+        """Return the share of the time axis that is left in the micro-batch, if that is axis 1 of the output."""
+        message = (
+            "`micro_batch_tokens` scales a mean over time steps by the share of them that it keeps, so axis 1 of an "
+            "output must be as long as the sequences: shift or shorten them before `fit` instead of in the step or in "
+            f"layers, or pass `micro_batch_size`. Received: {what} of another length."
+        )
+        check = tf.debugging.assert_equal(tf.shape(output)[1], self.length, message)
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.cast(tf.identity(self.length), tf.float32) / tf.cast(self.padded, tf.float32)
 
     # ------------------------------------------------------------------------------------------------------------
     # Checks of the values of a batch
@@ -151,7 +158,14 @@ class TrimmedTime:
         _, targets, weights = _tf.unpack_data(data)
         made: List[Any] = []
         if self._needs_zero_weights:
-            for leaf in _trimmed_among(weights, timed):
+            trimmed = _trimmed_among(weights, timed)
+            if not trimmed and self._model._accum.is_first_time("weights of padding"):
+                _check.warn(
+                    "`micro_batch_tokens` trims padding, and can't check that it has a weight of 0, because the train "
+                    "step computes the weights: pass them to `fit` as `sample_weight`, or make sure that they are 0 "
+                    f"there. Received: outputs {self._needs_zero_weights}."
+                )
+            for leaf in trimmed:
                 message = (
                     "Padding has a `sample_weight` other than 0, and `micro_batch_tokens` trims it: pass 0 there, or "
                     f"let layers pass a mask on. Received: outputs {self._needs_zero_weights}."
@@ -186,7 +200,10 @@ def _at_padding(leaf: tf.Tensor, lengths: tf.Tensor, otherwise: Any) -> tf.Tenso
 # Whether the model reads padding
 
 PROBED = 4
-"""How many examples are computed with and without padding, once."""
+"""How many examples are computed with and without padding, in one batch."""
+
+ATTEMPTS = 10
+"""In how many batches at most: outputs that are alike for all examples, or not finite, say nothing."""
 
 _READERS = frozenset(
     ["AdditiveAttention", "Attention", "AveragePooling1D", "Bidirectional", "Conv1D", "Flatten", "GRU"]
@@ -208,7 +225,7 @@ def check_batch_norms(model: tf.keras.Model) -> None:
 
 
 def is_probed(model: tf.keras.Model) -> Any:
-    """Return the variable that says whether a model has been found not to read padding."""
+    """Return the variable that counts the probes of a model. It is `ATTEMPTS` once one could tell."""
     if model._accum.probed is None:
         with tf.init_scope():
             model._accum.probed = _tf.new_counter("is_probed")
@@ -218,7 +235,7 @@ def is_probed(model: tf.keras.Model) -> Any:
 def probe(
     model: tf.keras.Model, batches: TokenBatches, lengths: tf.Tensor, of_replica: Callable[[Any], Any]
 ) -> List[Any]:
-    """Return operations that fail if some outputs of the model differ without the padding. They run once.
+    """Return operations that fail if some outputs of the model differ without the padding. They run until outputs can tell.
 
     Args:
       model: a `GradientAccumulateModel`.
@@ -231,20 +248,57 @@ def probe(
     begin = batches.batch.count - count
     own = tf.gather(lengths, tf.slice(batches.plan.order, [begin], [count]))
     longest = tf.maximum(tf.reduce_max(own), tf.minimum(2, batches.padded))
-    is_due = tf.equal(probed.read_value(), 0) & (count > 0) & (longest < batches.padded)
+    is_due = (probed.read_value() < ATTEMPTS) & (count > 0) & (longest < batches.padded)
 
     def compared() -> tf.Tensor:
         whole = batches.batch.part(begin, count)
         x = _tf.unpack_data(whole)[0]
         trimmed = _tf.unpack_data(batches.trimmed(whole, longest))[0]
-        checks = _differences(model, model(trimmed, training=False), model(x, training=False), own, longest)
+        outputs = _outputs_of(model, trimmed, x)
+        if outputs is None:
+            return tf.constant(False)
+        checks = _differences(model, *outputs, own, longest)
         with tf.control_dependencies([check for check in checks if check is not None]):
-            probed.assign(tf.ones([], tf.int64))
+            probed.assign_add(tf.where(_tells(outputs[0]), tf.constant(ATTEMPTS, tf.int64), tf.ones([], tf.int64)))
             return tf.constant(True)
 
     if tf.executing_eagerly():
         return [compared()] if bool(is_due) else []
     return [tf.cond(is_due, compared, lambda: tf.constant(False))]
+
+
+def _outputs_of(model: tf.keras.Model, trimmed: Nested, whole: Nested) -> Optional[Tuple[Nested, Nested]]:
+    """Return the outputs of a model without and with padding; None, with a warning, if they can't be compared."""
+    random: List[str] = []
+    outputs: Optional[Tuple[Nested, Nested]]
+
+    def noted(op: RandomOp) -> None:
+        random.append(op.output.op.name)
+
+    try:
+        with _tf.replacing_random_ops(noted):
+            outputs = model(trimmed, training=False), model(whole, training=False)
+        why = f"it draws random numbers in prediction: {_check.shown(random)}" if random else ""
+    except Exception as error:  # the train step may call the model in another way
+        outputs, why = None, f"calling it with x raises {type(error).__name__}"
+    if not why:
+        return outputs
+    if model._accum.is_first_time("probe of padding"):
+        _check.warn(
+            "`micro_batch_tokens` trims padding, and can't check whether the outputs of the model depend on it, "
+            f"because {why}. The update is that of the full batch if they do not."
+        )
+    return None
+
+
+def _tells(outputs: Nested) -> tf.Tensor:
+    """Return whether outputs are finite and differ between examples, so that they could show what the model reads."""
+    told = tf.constant(True)
+    for output in tf.nest.flatten(outputs):
+        if isinstance(output, tf.Tensor) and output.dtype.is_floating and output.shape.rank:
+            values = tf.cast(output, tf.float32)
+            told &= tf.reduce_all(tf.math.is_finite(values)) & tf.reduce_any(tf.not_equal(values, values[:1]))
+    return told
 
 
 def _differences(
