@@ -271,7 +271,7 @@ class Draws:
         """Return the shape that an example of shape `own` has in the batch."""
         if chosen.padded is None:
             return own
-        following = _static_shape(op)[1:]
+        following = _tf.drawn_shape(op)[1:]
         # Several rows of an example may be its time steps, as in `TimeDistributed`, if no other axis is the time.
         may_be_time = tf.constant([None not in following] + [length is None for length in following])
         is_time = may_be_time & tf.equal(own, tf.cast(chosen.length, tf.int64))
@@ -306,7 +306,7 @@ class Draws:
 
 def _is_prefix(op: RandomOp) -> bool:
     """Whether the numbers of an example without its last time steps are the first ones of all of its numbers."""
-    return None not in _static_shape(op)[2:]
+    return None not in _tf.drawn_shape(op)[2:]
 
 
 def _of_each(function: Callable[[tf.Tensor], tf.Tensor], places: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

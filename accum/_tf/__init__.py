@@ -199,6 +199,7 @@ from accum._tf._random_ops import (
     advanced,
     advances_its_seed,
     draw,
+    drawn_shape,
     next_seed_of_operation,
     numbers_per_count,
     own_seed,

@@ -109,6 +109,30 @@ def _random_op(kind: str, inputs: Sequence[Any], output: Any) -> Optional[Random
     return RandomOp(None, output, None, None, ()) if kind in _OTHERS + _PYTHON else None
 
 
+def drawn_shape(op: RandomOp) -> List[Optional[int]]:
+    """Return the lengths of axes that an operation draws, as far as they are known.
+
+    TensorFlow 2.2 does not follow the axes of other tensors of which a shape is made, as those of `SpatialDropout1D`.
+    """
+    shape: List[Optional[int]] = [None] if op.output.shape.rank is None else op.output.shape.as_list()
+    made = op.shape.op if isinstance(op.shape, tf.Tensor) else None
+    if made is None or made.type != "Pack" or len(made.inputs) != len(shape):
+        return shape
+    return [_length_of(axis) if length is None else length for length, axis in zip(shape, made.inputs)]
+
+
+def _length_of(axis: Any) -> Optional[int]:
+    """Return a length that is taken from the shape of a tensor, if that is known."""
+    if axis.op.type != "StridedSlice" or axis.op.inputs[0].op.type != "Shape":
+        return None
+    shape = axis.op.inputs[0].op.inputs[0].shape
+    begin = tf.get_static_value(axis.op.inputs[1])
+    if shape.rank is None or begin is None or len(begin) != 1 or axis.shape.rank != 0:
+        return None
+    length: Optional[int] = shape.as_list()[int(begin[0])]
+    return length
+
+
 class _OfThread(threading.local):
     """What replaces random operations in this thread."""
 

@@ -30,8 +30,8 @@ class StepLogger(tf.keras.callbacks.Callback):
       batches much larger than it save next to none.
 
     The noise scale is NaN where it can't be known: in a step of a single micro-batch, with `whole_batch`, with
-    `micro_batch_tokens`, and with a loss that sums over examples. `fit` ends with a sentence that says whether a larger batch would still help,
-    if the noise scale is certain enough for that.
+    `micro_batch_tokens`, and with a loss that sums over examples. `fit` ends with a sentence that says whether a larger
+    batch would still help, if the noise scale is certain enough for that.
 
     With several workers, each of them has the rows of all workers together, and the first one writes the files.
 

@@ -235,7 +235,7 @@ def is_probed(model: tf.keras.Model) -> Any:
 def probe(
     model: tf.keras.Model, batches: TokenBatches, lengths: tf.Tensor, of_replica: Callable[[Any], Any]
 ) -> List[Any]:
-    """Return operations that fail if some outputs of the model differ without the padding. They run until outputs can tell.
+    """Return operations that fail if some outputs of the model differ without padding, until outputs can tell.
 
     Args:
       model: a `GradientAccumulateModel`.
