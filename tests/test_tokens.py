@@ -279,6 +279,20 @@ def test_ragged_inputs():
 
 @pytest.mark.line
 @pytest.mark.law("L20")
+@pytest.mark.skipif(IS_KERAS_3, reason="ragged inputs ended with Keras 2")
+def test_dropout_over_the_values_of_ragged_inputs_runs():
+    def make():
+        inputs = tf.keras.Input((None,), dtype="int32", ragged=True)
+        drop = layers.Lambda(lambda ragged: ragged.with_flat_values(tf.nn.dropout(ragged.flat_values, 0.5)))
+        hidden = drop(layers.Embedding(WORDS, 8)(inputs))
+        return tf.keras.Model(inputs, layers.Dense(1)(layers.Lambda(lambda ragged: tf.reduce_mean(ragged, 1))(hidden)))
+
+    history = train(make, tf.RaggedTensor.from_tensor(TOKENS, padding=0), SCORES, BUDGET, epochs=1, only_fit=True)[1]
+    assert np.isfinite(history["loss"]).all()
+
+
+@pytest.mark.line
+@pytest.mark.law("L20")
 def test_dropout_draws_for_an_example_and_time_step_what_the_batch_draws():
     def make():
         return Reader(0.3)

@@ -223,7 +223,7 @@ class Draws:
         begin += self._before(op)
         shape = tf.cast(op.shape, tf.int64)
         if self._rows.chosen is not None:
-            return self._chosen_rows(op, source, shape, count, self._rows.chosen)
+            return self._chosen_or_other(op, source, shape, count, self._rows.chosen)
         per_count = _tf.numbers_per_count(op.kind, dtype)
         if source.counter is None or per_count is None or self._compiled:
             return self._cut(op, source, shape, begin, count)
@@ -235,6 +235,26 @@ class Draws:
         # Always as many, because XLA has to know how many.
         flat = _tf.draw(op.kind, [size + per_count - 1], _tf.advanced(source, first // per_count), *_numbers(op))
         return tf.reshape(tf.slice(flat, [first % per_count], [size]), op.shape)
+
+    def _chosen_or_other(
+        self, op: RandomOp, source: Source, shape: tf.Tensor, count: tf.Tensor, chosen: Chosen
+    ) -> tf.Tensor:
+        """Return the rows of examples, or other numbers if the first axis is that of the values of a ragged tensor."""
+        if chosen.padded is not None or _static_shape(op)[0] is not None:
+            return self._chosen_rows(op, source, shape, count, chosen)
+        assert op.kind is not None
+        kind: str = op.kind
+        place = tf.cast(tf.reduce_max(chosen.places), tf.int64)  # another one for each micro-batch
+        other = (
+            Source(seed=source.seed + tf.cast(place, source.seed.dtype))
+            if source.counter is None
+            else _tf.advanced(source, place * 2**32)
+        )
+        return tf.cond(
+            tf.equal(shape[0] % tf.maximum(count, 1), 0),
+            lambda: self._chosen_rows(op, source, shape, count, chosen),
+            lambda: _tf.draw(kind, op.shape, other, *_numbers(op)),
+        )
 
     def _chosen_rows(
         self, op: RandomOp, source: Source, shape: tf.Tensor, count: tf.Tensor, chosen: Chosen
