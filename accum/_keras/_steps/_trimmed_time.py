@@ -276,8 +276,9 @@ def _outputs_of(model: tf.keras.Model, trimmed: Nested, whole: Nested) -> Option
         random.append(op.output.op.name)
 
     try:
+        first = model(trimmed, training=False)  # which may create variables, from random numbers
         with _tf.replacing_random_ops(noted):
-            outputs = model(trimmed, training=False), model(whole, training=False)
+            outputs = first, model(whole, training=False)
         why = f"it draws random numbers in prediction: {_check.shown(random)}" if random else ""
     except Exception as error:  # the train step may call the model in another way
         outputs, why = None, f"calling it with x raises {type(error).__name__}"
