@@ -1,9 +1,9 @@
 """`python -m accum fit-size`: measure the memory and time of each size of micro-batches on the user's own model."""
 
-import argparse
 import sys
 
 from accum._cli import named_function
+from accum._cli.argument_types import at_least_one
 from accum._cli.error_text import one_line
 
 MIB = 2**20
@@ -25,28 +25,18 @@ def add_parser(commands):
     )
     parser.add_argument(
         "--batch-size",
-        type=_at_least_one,
+        type=at_least_one,
         default=32,
         metavar="N",
         help="examples in a batch of x and y (default: 32); a dataset has its own",
     )
     parser.add_argument(
         "--memory-limit",
-        type=_at_least_one,
+        type=at_least_one,
         metavar="MIB",
         help="MiB that training may use (default: nine tenths of what the device or the process has)",
     )
     parser.set_defaults(perform=_perform, check=lambda arguments: named_function.check(arguments.function))
-
-
-def _at_least_one(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be an int >= 1. Received: {text}")
-    return value
-
-
-_at_least_one.__name__ = "int"  # argparse uses the name in "invalid int value"
 
 
 class _Unusable(Exception):

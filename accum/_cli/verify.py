@@ -1,9 +1,9 @@
 """`python -m accum verify`: compare accumulation with the full batch on the user's own model."""
 
-import argparse
 import sys
 
 from accum._cli import named_function
+from accum._cli.argument_types import at_least_one
 from accum._cli.compare.command import positive
 from accum._cli.error_text import one_line
 from accum.testing._equality import assert_accumulation_equals_full_batch
@@ -27,10 +27,10 @@ def add_parser(commands):
         help="a function without arguments that returns (build_model, data), (build_model, data, accum_steps), or a "
         "dict of arguments for `accum.testing.assert_accumulation_equals_full_batch`; " + named_function.HELP,
     )
-    add("--accum-steps", type=_at_least_one, metavar="K", help="micro-batches per step (default: the function's)")
+    add("--accum-steps", type=at_least_one, metavar="K", help="micro-batches per step (default: the function's)")
     add(
         "--micro-batch-size",
-        type=_at_least_one,
+        type=at_least_one,
         metavar="M",
         help="examples per micro-batch, into which the model splits each batch; instead of --accum-steps",
     )
@@ -41,24 +41,14 @@ def add_parser(commands):
     )
     add(
         "--batch-size",
-        type=_at_least_one,
+        type=at_least_one,
         metavar="N",
         help="as in `fit`: examples per micro-batch with accum_steps, per full batch with micro_batch_size (default: "
         "the function's)",
     )
-    add("--steps", type=_at_least_one, metavar="S", help="steps to compare (default: the function's, or 3)")
+    add("--steps", type=at_least_one, metavar="S", help="steps to compare (default: the function's, or 3)")
     add("--tolerance", type=positive, metavar="T", help="tolerance (default: the function's, or 2e-6)")
     parser.set_defaults(perform=_perform, check=lambda arguments: named_function.check(arguments.function))
-
-
-def _at_least_one(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be an int >= 1. Received: {text}")
-    return value
-
-
-_at_least_one.__name__ = "int"  # argparse uses the name in "invalid int value"
 
 
 class _Unusable(Exception):

@@ -3,9 +3,9 @@
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
-from accum._engine._batch import as_tensor
+from accum._engine._batch import Size, as_tensor
 from accum._engine._token_budget import Sequences
-from accum._tf import Data, Leaf, Nested, tf
+from accum._tf import Data, Leaf, Nested, Wait, tf
 
 MASKS = ("attention_mask", "decoder_attention_mask")
 """Keys of inputs that say which tokens are no padding, as models of `transformers` have them."""
@@ -120,7 +120,7 @@ def _padded_inputs(inputs: Sequence[Leaf]) -> List[tf.Tensor]:
     return unknown or [leaf for leaf in timed if leaf.shape[1] == longest]
 
 
-def _padded_length(leaves: Sequence[tf.Tensor]) -> Tuple[Any, List[Any]]:
+def _padded_length(leaves: Sequence[tf.Tensor]) -> Tuple[Size, List[Wait]]:
     """Return the length of axis 1 of all of some tensors, and checks that it is."""
     lengths = [_length(leaf) for leaf in leaves]
     static = sorted({length for length in lengths if isinstance(length, int)})
@@ -132,11 +132,11 @@ def _padded_length(leaves: Sequence[tf.Tensor]) -> Tuple[Any, List[Any]]:
     return lengths[0], [_same_length(leaf, lengths[0]) for leaf in leaves[1:]]
 
 
-def _length(leaf: tf.Tensor) -> Any:
+def _length(leaf: tf.Tensor) -> Size:
     return tf.shape(leaf)[1] if leaf.shape[1] is None else int(leaf.shape[1])
 
 
-def _same_length(leaf: tf.Tensor, padded: Any) -> Any:
+def _same_length(leaf: tf.Tensor, padded: Size) -> Wait:
     if isinstance(padded, int) and leaf.shape[1] is not None:
         return None
     return tf.debugging.assert_equal(
@@ -147,7 +147,7 @@ def _same_length(leaf: tf.Tensor, padded: Any) -> Any:
     )
 
 
-def _is_timed(leaf: Leaf, padded: Any) -> bool:
+def _is_timed(leaf: Leaf, padded: Size) -> bool:
     """Whether axis 1 of a leaf is the time: it is as long, or as unknown."""
     if (_rank(leaf) or 0) < 2:
         return False
@@ -155,7 +155,7 @@ def _is_timed(leaf: Leaf, padded: Any) -> bool:
     return static is None if not isinstance(padded, int) else static == padded
 
 
-def _checked(lengths: Any, inputs: Sequence[Leaf], padded: Any) -> tf.Tensor:
+def _checked(lengths: Any, inputs: Sequence[Leaf], padded: Size) -> tf.Tensor:
     """Check the lengths that a function of the user's has returned."""
     lengths = tf.convert_to_tensor(lengths)
     if lengths.shape.rank != 1 or not lengths.dtype.is_integer:
@@ -174,7 +174,7 @@ def _checked(lengths: Any, inputs: Sequence[Leaf], padded: Any) -> tf.Tensor:
         return tf.identity(lengths)
 
 
-def _check_inputs_of_model(model: tf.keras.Model, padded: Any) -> None:
+def _check_inputs_of_model(model: tf.keras.Model, padded: Size) -> None:
     """Raise if a functional model expects sequences of one length."""
     if tf.executing_eagerly() and not isinstance(padded, int):
         return

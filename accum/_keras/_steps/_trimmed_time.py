@@ -9,7 +9,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._token_budget import TokenBatches
-from accum._tf import Data, Leaf, LossCall, Nested, Options, RandomOp, tf
+from accum._tf import Data, Leaf, LossCall, Nested, Options, RandomOp, Wait, tf
 
 
 class TrimmedTime:
@@ -145,7 +145,7 @@ class TrimmedTime:
     # ------------------------------------------------------------------------------------------------------------
     # Checks of the values of a batch
 
-    def checks(self, data: Data, lengths: tf.Tensor, timed: Sequence[Leaf]) -> List[Any]:
+    def checks(self, data: Data, lengths: tf.Tensor, timed: Sequence[Leaf]) -> List[Wait]:
         """Return operations that fail if padding has a part in a loss that has been computed.
 
         Args:
@@ -156,7 +156,7 @@ class TrimmedTime:
         if self.padded is None:
             return []
         _, targets, weights = _tf.unpack_data(data)
-        made: List[Any] = []
+        made: List[Wait] = []
         if self._needs_zero_weights:
             trimmed = _trimmed_among(weights, timed)
             if not trimmed and self._model._accum.is_first_time("weights of padding"):
@@ -234,7 +234,7 @@ def is_probed(model: tf.keras.Model) -> Any:
 
 def probe(
     model: tf.keras.Model, batches: TokenBatches, lengths: tf.Tensor, of_replica: Callable[[Any], Any]
-) -> List[Any]:
+) -> List[Wait]:
     """Return operations that fail if some outputs of the model differ without padding, until outputs can tell.
 
     Args:
@@ -304,7 +304,7 @@ def _tells(outputs: Nested) -> tf.Tensor:
 
 def _differences(
     model: tf.keras.Model, trimmed: Nested, whole: Nested, lengths: tf.Tensor, longest: tf.Tensor
-) -> List[Any]:
+) -> List[Wait]:
     named = [layer.name for layer in _tf.layers_of(model) if type(layer).__name__ in _READERS]
     hint = f" Layers that may: {named}." if named else ""
     message = (
@@ -312,7 +312,7 @@ def _differences(
         "change them: give the model a mask (`mask_zero=True`, `Masking`, an attention mask) that all layers respect, "
         f"check `sequence_lengths`, or pass `micro_batch_size`.{hint}"
     )
-    checks: List[Any] = []
+    checks: List[Wait] = []
     for one, other in zip(tf.nest.flatten(trimmed), tf.nest.flatten(whole)):
         if not isinstance(one, tf.Tensor) or not one.dtype.is_floating or not one.shape.rank:
             continue
