@@ -319,6 +319,7 @@ BERT = [
 @pytest.mark.every_merge
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
+@pytest.mark.law("L18")
 @pytest.mark.parametrize("name,labels,weight", BERT, ids=[name for name, _, _ in BERT])
 def test_a_hugging_face_model_s_own_loss_and_train_step_equal_the_full_batch(name, labels, weight):
     transformers = pytest.importorskip("transformers", reason="installed in two environments")
@@ -341,6 +342,7 @@ def test_a_hugging_face_model_s_own_loss_and_train_step_equal_the_full_batch(nam
     for one, batch_size in (
         (model, EXAMPLES),
         (accum.GradientAccumulateModel.from_model(model, K, micro_batch_weight=weight), SIZE),
+        (accum.GradientAccumulateModel.from_model(model, micro_batch_tokens=16, micro_batch_weight=weight), EXAMPLES),
     ):
         first = model.get_weights()
         one.compile(sgd(0.1, momentum=0.9))  # without a loss, the model's own
@@ -349,6 +351,7 @@ def test_a_hugging_face_model_s_own_loss_and_train_step_equal_the_full_batch(nam
         weights.append(model.get_weights())
         model.set_weights(first)
     assert_same_step(weights[1], weights[0], first)
+    assert_same_step(weights[2], weights[0], first)
 
 
 @pytest.mark.every_merge

@@ -112,6 +112,14 @@ def test_few_steps_change_nothing_and_nothing_is_lowered():
 
 
 @pytest.mark.law("L17")
+def test_two_loggers_of_one_model_are_refused():
+    with pytest.raises(ValueError, match="pass one `StepLogger`, or only a `NoiseScaleScheduler`"):
+        trained(1, [accum.StepLogger(verbose=0), scheduler(MOST)])
+    model, _ = trained(1, [scheduler(MOST)])  # one after the other is no conflict
+    trained(1, [scheduler(MOST)], model)
+
+
+@pytest.mark.law("L17")
 def test_wrong_arguments_and_schedules_are_refused():
     for wrong in (0, 2.5, None):
         with pytest.raises((TypeError, ValueError), match="`max_accum_steps` must be an int >= 1"):

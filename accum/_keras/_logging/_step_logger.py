@@ -55,8 +55,8 @@ class StepLogger(tf.keras.callbacks.Callback):
       summary: the sentence, after `fit`.
 
     Raises:
-      ValueError: in `fit`, the model does not accumulate, has several optimizers, runs in graph mode, or uses parameter
-        servers.
+      ValueError: in `fit`, the model does not accumulate, has several optimizers, runs in graph mode, uses parameter
+        servers, or is followed by two of these callbacks.
 
     Source: McCandlish et al. 2018, An Empirical Model of Large-Batch Training, https://arxiv.org/abs/1812.06162
 
@@ -128,6 +128,11 @@ class StepLogger(tf.keras.callbacks.Callback):
             self._recorder = None
 
     def on_train_begin(self, logs: Optional[Logs] = None) -> None:
+        if not self._recorder.is_attached:
+            raise ValueError(
+                "Two callbacks can't follow the steps of one model: pass one `StepLogger`, or only a "
+                f"`NoiseScaleScheduler`, which logs the same. Received: a second one beside {self!r}."
+            )
         self._begin_anew()
         self._is_training = True
         if self.filename is not None and self._writes:

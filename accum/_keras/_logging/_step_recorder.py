@@ -75,6 +75,11 @@ class StepRecorder:
             self._wrap_train_step()
         self._model.train_function = None  # traced without a recorder
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether no other recorder has taken its place."""
+        return internals_of(self._optimizer).recorder is self
+
     def _wrap_train_step(self) -> None:
         """Record the train step of a plain model."""
         own, function = self._model.__dict__.get("train_step"), self._model.train_step

@@ -427,7 +427,7 @@ def described(peaks: Sequence[Peaks], gauges: Sequence[Gauge], size: int, count:
     """Return what was measured, in words, by the gauge whose limit a whole batch would exceed most."""
     own, gauge = max(zip(peaks, gauges), key=lambda pair: pair[0].estimate(count) / pair[0].limit)
     parts = ", ".join(f"{point.peak / MIB:,.0f} MiB with {point.size}" for point in own.points)
-    unlike = "" if own.expected(1) <= own.limit else ", so that not even one example at a time may fit"
+    unlike = "" if own.expected(1) <= own.limit else ". One example at a time may not fit either"
     return (
         f"{count} examples at once would need about {own.estimate(count) / MIB:,.0f} MiB of {gauge.name}, of which "
         f"{own.limit / MIB:,.0f} MiB may be used (`memory_limit`){unlike}. Measured: {parts}"
