@@ -107,6 +107,23 @@ def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(
     assert np.max(np.abs(trained(split)[0] - expected[0])) > 1e-3  # where micro-batches normalise by themselves
 
 
+def test_a_first_step_above_the_limit_is_named(gauge, monkeypatch):
+    from accum._keras._steps._out_of_memory import AutoSizedSteps
+
+    retrying = AutoSizedSteps._retrying
+
+    def with_more(self, function, data):
+        gauge.sizes.append(30)  # 400 MiB
+        return retrying(self, function, data)
+
+    model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto", memory_limit=350 * MIB)
+    monkeypatch.setattr(AutoSizedSteps, "_retrying", with_more)
+    with pytest.warns(UserWarning, match="first step needed 400 MiB of fake memory, of which 350 MiB") as caught:
+        trained(model)
+    assert len([one for one in caught if "first step needed" in str(one.message)]) == 1
+    assert model.micro_batch_size == "auto"  # the measurement found room for all 22
+
+
 def plain_with_keras_norm():
     inputs = tf.keras.Input((3,))
     hidden = layers.BatchNormalization(momentum=0.5)(layers.Dense(4, activation="tanh")(inputs))

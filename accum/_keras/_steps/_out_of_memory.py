@@ -80,6 +80,7 @@ class AutoSizedSteps:
         self._predict = self._function(self._on_predict)
         self._traced: List[Callable[..., PerReplica]] = []
         self._known: List[tf.Variable] = []  # what a forward pass may change, in the order in which it was met
+        self._watched: List[Gauge] = []  # until the first step after the measurement
         # Not by XLA, which would copy them all, frozen weights too, and can't read those of several devices.
         self._read = self._read_state if model.run_eagerly else tf.function(self._read_state)
 
@@ -101,7 +102,20 @@ class AutoSizedSteps:
         totals = self._retrying(self._gradients, data)
         with _naming_lack_of_memory():
             logs = self._apply(totals)
+        self._warn_of_exceeded_limit()
         return self._first(logs)
+
+    def _warn_of_exceeded_limit(self) -> None:
+        """Warn if the first step after the measurement has needed more memory than it may."""
+        for gauge in self._watched:
+            if gauge.peak() > gauge.limit:
+                _check.warn(
+                    f"The first step needed {gauge.peak() / MIB:,.0f} MiB of {gauge.name}, of which "
+                    f"{gauge.limit / MIB:,.0f} MiB may be used (`memory_limit`), because the optimizer's step can't be "
+                    "measured without making it: if nothing more may be used, pass a lower `memory_limit`, or "
+                    "`micro_batch_size=`."
+                )
+        self._watched = []
 
     def _evaluate(self, data: Data) -> Logs:
         return self._first(self._retrying(self._test, data))
@@ -237,6 +251,8 @@ class AutoSizedSteps:
             self._restore(kept)
         if peaks is None or ready is None:
             return
+        self._watched = list(ready.gauges)
+        begun(self._watched)
         own = chosen_size(peaks, count)
         size = self._smallest(WHOLE_BATCH if own >= count else own)
         if size == WHOLE_BATCH:
