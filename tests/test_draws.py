@@ -185,6 +185,22 @@ def test_the_draws_do_not_depend_on_the_size_of_micro_batches():
     )  # whose layers have seeds of their own
 
 
+def in_a_lambda():
+    inputs = tf.keras.Input((6,))
+    hidden = layers.Lambda(lambda tensor: tf.nn.dropout(tensor, 0.4))(layers.Dense(16, activation="relu")(inputs))
+    return tf.keras.Model(inputs, layers.Dense(1)(hidden))
+
+
+@pytest.mark.keras_face
+@pytest.mark.line
+def test_a_lambda_layer_may_draw():
+    """Keras 2 refuses one that creates variables: those of the draws have to be there before."""
+    whole = trained(in_a_lambda, micro_batch_size=BATCH)
+    assert_same(trained(in_a_lambda, micro_batch_size=5), whole)
+    assert_same(trained(in_a_lambda, accum_steps=4), whole)
+    assert differs(trained(in_a_lambda, accum_steps=4, seed=4), whole)
+
+
 K_AND_REPLICAS = [(8, 1), (1, 2), (4, 2)]
 
 

@@ -59,7 +59,7 @@ class ResidentMemory(Gauge):
 
     def begin(self) -> None:
         try:
-            with open("/proc/self/clear_refs", "w") as file:
+            with open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
                 file.write("5")
         except OSError:  # a read-only /proc
             pass
@@ -214,7 +214,7 @@ def _device_total() -> Optional[int]:
 def _status() -> Dict[str, int]:
     """Return the entries of /proc/self/status in bytes, as far as they are sizes; none on other systems."""
     try:
-        with open("/proc/self/status") as file:
+        with open("/proc/self/status", encoding="utf-8") as file:
             words = [line.split() for line in file if line.startswith(("Vm", "Rss"))]
     except OSError:
         return {}
@@ -230,7 +230,7 @@ def _available() -> int:
     own = _status().get("VmRSS", 0)
     limits = [_physical()]
     try:
-        with open("/proc/meminfo") as file:
+        with open("/proc/meminfo", encoding="utf-8") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
         limits.append(free + own)
     except (OSError, StopIteration):
@@ -241,7 +241,7 @@ def _available() -> int:
 def _cgroup_limits() -> List[Tuple[str, int]]:
     """Return the folder and the limit in bytes of each cgroup that contains this process and limits its memory."""
     try:
-        with open("/proc/self/cgroup") as file:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
             entries = [line.rstrip("\n").split(":", 2) for line in file]
     except OSError:
         return []
@@ -264,7 +264,7 @@ def _cgroup_limits() -> List[Tuple[str, int]]:
 def _of_others(folder: str) -> int:
     """Return the bytes that other processes of a cgroup use, without files, which the system can drop."""
     try:
-        with open(os.path.join(folder, "memory.stat")) as file:
+        with open(os.path.join(folder, "memory.stat"), encoding="utf-8") as file:
             entries = dict(line.split()[:2] for line in file)
     except (OSError, ValueError):
         return 0
@@ -275,7 +275,7 @@ def _of_others(folder: str) -> int:
 def _number_in(path: str) -> Optional[int]:
     """Return the number in a file, None if it says "max" or there is none."""
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8") as file:
             return int(file.read())
     except (OSError, ValueError):
         return None

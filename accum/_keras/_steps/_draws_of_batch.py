@@ -60,6 +60,7 @@ class BatchDraws:
             if self._cycle is not None and _tf.HAS_SEED_WITHOUT_MODEL:
                 self._model._accum.create_start_of_seed()  # in the first trace, in which Keras may create its seed
             self._share_count()
+            self._create_ahead()
         has_others = is_training and (self._cycle is not None or _replicas.count() > 1)
         self._draws = Draws(self._seed, count, compiled, self.base if has_others else None)
 
@@ -121,6 +122,15 @@ class BatchDraws:
                 state.draws = CycleDraws(self._optimizer._adapter.name, self._own_seeds)
         self._given = state.draws
         return state.draws
+
+    def _create_ahead(self) -> None:
+        """Create what draws may need: Keras 2 does not let the call of a `Lambda` layer create variables."""
+        if not any(isinstance(layer, tf.keras.layers.Lambda) for layer in _tf.layers_of(self._model)):
+            return
+        for optimizer in self._optimizers:
+            number_of_step(optimizer)
+        if self._cycle is not None:
+            self._kept()
 
     def _share_count(self) -> None:
         """Find the places of this replica's examples among those of all replicas."""
