@@ -137,7 +137,7 @@ def gauges(memory_limit: Optional[int]) -> List[Gauge]:
     if sys.platform == "darwin":
         limit = int(SHARE * _physical()) if memory_limit is None else memory_limit
         return [LargestResidentMemory(limit)]
-    used = _status()
+    used = _status() if sys.platform.startswith("linux") else {}  # Wine has a /proc too
     if not {"VmRSS", "VmHWM"} <= set(used):  # another system, or a sandbox
         return []
     limit = int(SHARE * _available()) if memory_limit is None else memory_limit
