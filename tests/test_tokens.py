@@ -425,7 +425,7 @@ def test_batch_normalization_over_time_steps_is_refused():
     failing(make, TOKENS, SCORES, "Batch normalization over time steps counts padding", ValueError)
 
 
-@pytest.mark.skipif(LINE < (2, 5), reason="`jit_compile` came with TensorFlow 2.5")
+@pytest.mark.skipif(LINE < (2, 8), reason="`compile` takes no `jit_compile` here")
 def test_xla_is_refused():
     model = accum.GradientAccumulateModel.from_model(scorer(), micro_batch_tokens=BUDGET)
     model.compile("sgd", "mse", jit_compile=True)
