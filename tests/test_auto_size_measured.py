@@ -97,7 +97,7 @@ def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(
     model = accum.GradientAccumulateModel.from_model(
         plain_with_keras_norm(), micro_batch_size="auto", whole_batch="all"
     )
-    with pytest.warns(UserWarning, match="`micro_batch_size` is 5 from now on.*320 MiB of fake memory, of which 150"):
+    with pytest.warns(UserWarning, match="`micro_batch_size` is 5 from now on.*320 MiB of fake memory, but only 150"):
         got = trained(model)
     assert model.micro_batch_size == 5
     assert max(gauge.sizes) <= 5
@@ -118,7 +118,7 @@ def test_a_first_step_above_the_limit_is_named(gauge, monkeypatch):
 
     model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto", memory_limit=350 * MIB)
     monkeypatch.setattr(AutoSizedSteps, "_retrying", with_more)
-    with pytest.warns(UserWarning, match="first step needed 400 MiB of fake memory, of which 350 MiB") as caught:
+    with pytest.warns(UserWarning, match="first step needed 400 MiB of fake memory, but only 350 MiB") as caught:
         trained(model)
     assert len([one for one in caught if "first step needed" in str(one.message)]) == 1
     assert model.micro_batch_size == "auto"  # the measurement found room for all 22

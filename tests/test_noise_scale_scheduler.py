@@ -112,6 +112,14 @@ def test_few_steps_change_nothing_and_nothing_is_lowered():
 
 
 @pytest.mark.law("L17")
+def test_a_scale_that_cannot_be_measured_is_named():
+    model = linear_model()
+    model.compile(tf.keras.optimizers.SGD(RATE), tf.keras.losses.MeanSquaredError(reduction="sum"))
+    with pytest.warns(UserWarning, match="changes nothing: the loss sums over examples"):
+        assert trained(1, [scheduler(MOST)], model)[1] == [2]
+
+
+@pytest.mark.law("L17")
 def test_two_loggers_of_one_model_are_refused():
     with pytest.raises(ValueError, match="pass one `StepLogger`, or only a `NoiseScaleScheduler`"):
         trained(1, [accum.StepLogger(verbose=0), scheduler(MOST)])

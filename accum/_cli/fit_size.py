@@ -69,21 +69,21 @@ def _model_and_batch(named, batch_size):
     if not callable(function):
         raise _Unusable(f"{module_name} has no function {name}.")
     try:
-        given = function()
+        returned = function()
     except (Exception, SystemExit) as error:
         raise _Unusable(f"{named} failed: {one_line(error)}.") from error
-    if not isinstance(given, tuple) or len(given) not in (2, 3):
-        raise _Unusable(f"{named} must return (model, x, y) or (model, dataset). Received: {type(given).__name__}.")
-    if getattr(given[0], "optimizer", None) is None:
-        raise _Unusable(f"{named} must return a compiled model. Received: {given[0]!r}.")
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        raise _Unusable(f"{named} must return (model, x, y) or (model, dataset). Received: {type(returned).__name__}.")
+    if getattr(returned[0], "optimizer", None) is None:
+        raise _Unusable(f"{named} must return a compiled model. Received: {returned[0]!r}.")
     from accum._tf import tf
 
-    dataset = given[1]
-    if len(given) == 3:
+    dataset = returned[1]
+    if len(returned) == 3:
         # Several arrays are one structure; a list would become a tensor
-        parts = tuple(tuple(part) if isinstance(part, list) else part for part in given[1:])
+        parts = tuple(tuple(part) if isinstance(part, list) else part for part in returned[1:])
         dataset = tf.data.Dataset.from_tensor_slices(parts).batch(batch_size)
-    return given[0], next(iter(dataset))
+    return returned[0], next(iter(dataset))
 
 
 def _print(rows):

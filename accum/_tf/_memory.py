@@ -22,8 +22,10 @@ class Gauge:
     """
 
     name = ""
-    limit = 0
     spread = 1.0
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
 
     def now(self) -> int:
         """Return what is in use."""
@@ -51,9 +53,6 @@ class ResidentMemory(Gauge):
     name = "memory"
     spread = 1.2
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
     def now(self) -> int:
         return _status()["VmRSS"]
 
@@ -74,9 +73,6 @@ class AddressSpace(Gauge):
     name = "address space"
     spread = 1.2
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
     def now(self) -> int:
         return _status()["VmSize"]
 
@@ -89,9 +85,6 @@ class LargestResidentMemory(Gauge):
 
     name = "memory"
     spread = 1.2
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
 
     def now(self) -> int:
         return self.peak()
@@ -111,7 +104,7 @@ class DeviceMemory(Gauge):
     name = "GPU memory"
 
     def __init__(self, limit: int, devices: List[str]) -> None:
-        self.limit = limit
+        super().__init__(limit)
         self._devices = devices
 
     def now(self) -> int:

@@ -112,7 +112,7 @@ def _random_op(kind: str, inputs: Sequence[Any], output: Any) -> Optional[Random
 def drawn_shape(op: RandomOp) -> List[Optional[int]]:
     """Return the lengths of axes that an operation draws, as far as they are known.
 
-    TensorFlow 2.2 does not follow the axes of other tensors of which a shape is made, as those of `SpatialDropout1D`.
+    TensorFlow 2.2 loses the static lengths of a shape that is stacked from those of a tensor (`SpatialDropout1D`).
     """
     shape: List[Optional[int]] = [None] if op.output.shape.rank is None else op.output.shape.as_list()
     made = op.shape.op if isinstance(op.shape, tf.Tensor) else None

@@ -81,7 +81,7 @@ def _rows(steps: AutoSizedSteps, batch: Data, gauges: List[_tf.Gauge]) -> List[S
 
 
 def _tightest(gauges: List[_tf.Gauge], trial: Trial) -> _tf.Gauge:
-    """Return what measures the kind of memory of which least is left, after everything is allocated once."""
+    """Return the gauge with the least memory left, after everything is allocated once."""
     earlier = begun(gauges)
     trial.compute(1, min(2, trial.examples))
     usable = [gauge for gauge, peak in zip(gauges, earlier) if not gauge.is_blind(peak)]

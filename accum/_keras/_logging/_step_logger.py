@@ -113,7 +113,7 @@ class StepLogger(tf.keras.callbacks.Callback):
 
     def _end(self) -> None:
         """Log the last steps and close the files, also after an exception, where nothing calls `on_train_end`."""
-        if self._is_training and not self._has_workers:  # an exception, of which other workers may not know
+        if self._is_training and not self._has_workers:  # after an exception, which other workers may not have
             self._read()
         self._is_training = False
         for opened in (self._file, self._writer):

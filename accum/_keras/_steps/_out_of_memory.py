@@ -110,10 +110,9 @@ class AutoSizedSteps:
         for gauge in self._watched:
             if gauge.peak() > gauge.limit:
                 _check.warn(
-                    f"The first step needed {gauge.peak() / MIB:,.0f} MiB of {gauge.name}, of which "
-                    f"{gauge.limit / MIB:,.0f} MiB may be used (`memory_limit`), because the optimizer's step can't be "
-                    "measured without making it: if nothing more may be used, pass a lower `memory_limit`, or "
-                    "`micro_batch_size=`."
+                    f"The first step needed {gauge.peak() / MIB:,.0f} MiB of {gauge.name}, but only "
+                    f"{gauge.limit / MIB:,.0f} MiB may be used (`memory_limit`). The optimizer's step can't be "
+                    "measured in advance: pass a lower `memory_limit`, or set `micro_batch_size`."
                 )
         self._watched = []
 
@@ -379,9 +378,9 @@ class AutoSizedSteps:
     def _count_known(self) -> int:
         """Look for variables that a forward pass may change, one for each replica. Returns how many there are."""
         variables = _tf.state_of(self._model) + counters_of(self._model) + _tf.seeds_without_model()
-        found = [part for var in variables for part in self._local(_tf.native(var))]
-        known = {id(part) for part in self._known}
-        self._known.extend({id(part): part for part in found if id(part) not in known}.values())
+        parts = [part for var in variables for part in self._local(_tf.native(var))]
+        seen = {id(part) for part in self._known}
+        self._known.extend({id(part): part for part in parts if id(part) not in seen}.values())
         return len(self._known)
 
     def _read_state(self, count: int) -> List[tf.Tensor]:
@@ -445,7 +444,7 @@ def described(peaks: Sequence[Peaks], gauges: Sequence[Gauge], size: int, count:
     parts = ", ".join(f"{point.peak / MIB:,.0f} MiB with {point.size}" for point in own.points)
     unlike = "" if own.expected(1) <= own.limit else ". One example at a time may not fit either"
     return (
-        f"{count} examples at once would need about {own.estimate(count) / MIB:,.0f} MiB of {gauge.name}, of which "
+        f"{count} examples at once would need about {own.estimate(count) / MIB:,.0f} MiB of {gauge.name}, but only "
         f"{own.limit / MIB:,.0f} MiB may be used (`memory_limit`){unlike}. Measured: {parts}"
     )
 
