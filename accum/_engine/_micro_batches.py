@@ -104,6 +104,7 @@ class MicroBatches:
         function: Callable[[Nested, Index], Nested],
         like: Optional[Callable[[], Nested]] = None,
         after: Sequence[tf.Tensor] = (),
+        has_last: bool = False,
     ) -> Nested:
         """Run `function` on each micro-batch in turn, and combine the results.
 
@@ -115,6 +116,8 @@ class MicroBatches:
             what is not. With it, the first micro-batch is in the loop of a graph too, as 0, unless XLA compiles this,
             and `function` gets None instead of the micro-batch.
           after: what the loop of a graph waits for.
+          has_last: whether the last micro-batch is outside of the loop too, in a graph that XLA does not compile: then
+            each value can be used as soon as it is computed, while all those of a loop end with it.
 
         Returns:
           The structure that `function` returns, with the combined values.
@@ -138,7 +141,9 @@ class MicroBatches:
         elif self._is_within_loop:
             states = _add_in_graph(returned, loops, leaves, states, False, after)
         elif not isinstance(loops, int) or loops > 0:
-            states = _add_in_graph(returned, loops, leaves, states, self.compiled)
+            ends = has_last and not self.compiled
+            states = _add_in_graph(returned, loops - 1 if ends else loops, leaves, states, self.compiled)
+            states = _add_last(returned, loops, leaves, states) if ends else states
         self._is_within_loop = False
         ended = [None if leaf is None else self._ended(leaf, state) for leaf, state in zip(leaves, states)]
         return tf.nest.pack_sequence_as(first, ended)
@@ -222,6 +227,29 @@ def _add_in_graph(
     before = index, [state for state in states if state is not None]
     _, states_after = tf.while_loop(lambda index, _: index <= loops, body, before, parallel_iterations=1, **bound)
     following = iter(states_after)
+    return [None if state is None else next(following) for state in states]
+
+
+def _add_last(
+    returned: Callable[[tf.Tensor], List[Optional[Combined]]],
+    index: Size,
+    leaves: Sequence[Optional[Combined]],
+    states: Sequence[LoopState],
+) -> List[LoopState]:
+    """Return `states` after the micro-batch at `index` too, which begins after all others, if there is one."""
+    given = [state for state in states if state is not None]
+
+    def added() -> List[List[LoopVariable]]:
+        with tf.control_dependencies(tf.nest.flatten(given, expand_composites=True)):
+            number = tf.identity(tf.convert_to_tensor(index))
+        for leaf, state in zip([leaf for leaf in leaves if leaf is not None], given):
+            leaf.enter(state)
+        with tf.control_dependencies([number]):
+            values = returned(number)
+        _require_alike(leaves, values)
+        return [value.add(state, number, False) for value, state in zip([v for v in values if v is not None], given)]
+
+    following = iter(added() if isinstance(index, int) else tf.cond(index > 0, added, lambda: given, name="last"))
     return [None if state is None else next(following) for state in states]
 
 

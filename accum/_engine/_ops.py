@@ -146,6 +146,7 @@ class CycleOps:
     ) -> tf.Tensor:
         """Store a micro-batch that is not the last of its cycle. Returns a tensor to wait for."""
         is_first = is_first_micro_step(micro_step_index)
+        grads = self._together(strategy, grads)
         if self._is_running:
             return self._each(strategy, lambda g, w: self._sums.keep_running(g, w, is_first), grads, weight)
         return tf.cond(
@@ -192,7 +193,14 @@ class CycleOps:
         """Sum everything over the replicas in one call, the only communication of the cycle."""
         pairs = [] if self._leaves_sums else list(zip(totals, self._variables))
         reduced = _replicas.sum_over_replicas(strategy, pairs + [(weight, self._counter.state.micro_step)])
-        return totals if self._leaves_sums else reduced[:-1], reduced[-1]
+        return totals if self._leaves_sums else self._together(strategy, reduced[:-1]), reduced[-1]
+
+    @staticmethod
+    def _together(strategy: tf.distribute.Strategy, values: Sequence[Optional[PerReplica]]) -> PerReplica:
+        """Let values go on only when all have been computed, if until then each has gone its own way."""
+        if not _replicas.overlap():
+            return values
+        return _replicas.per_replica(strategy, _replicas.on_each(strategy, _replicas.after_all, [values]))
 
     @property
     def _leaves_sums(self) -> bool:

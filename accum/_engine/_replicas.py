@@ -8,7 +8,7 @@ import numpy as np
 
 from accum import _tf
 from accum._engine._gradients import shifted
-from accum._tf import Gradient, Leaf, Nested, PerReplica, tf
+from accum._tf import Gradient, GradsAndVars, Leaf, Nested, PerReplica, tf
 
 SUM = tf.distribute.ReduceOp.SUM
 
@@ -228,8 +228,36 @@ def sum_over_replicas(
 ) -> List[PerReplica]:
     """Sum per-replica values over the replicas in one call, in cross-replica context.
 
+    Several workers sum the last values first, each as soon as it and those near it have been computed: backward passes
+    compute gradients in this order.
+
     Args:
       strategy: the current `tf.distribute.Strategy`.
       pairs: list of (per-replica value, variable); the sum is placed on the devices of the variable.
     """
-    return strategy.extended.batch_reduce_to(SUM, pairs)
+    return strategy.extended.batch_reduce_to(SUM, pairs, **_tf.options_of_sums(strategy))
+
+
+def sum_gradients(grads_and_vars: GradsAndVars) -> List[Tuple[Gradient, tf.Variable]]:
+    """Sum the gradients of this replica over all replicas, each of which calls this."""
+    variables = [var for _, var in grads_and_vars]
+
+    def summed(strategy: tf.distribute.Strategy, grads: Sequence[PerReplica]) -> List[PerReplica]:
+        return sum_over_replicas(strategy, list(zip(grads, variables)))
+
+    grads = across_replicas(summed, [[grad for grad, _ in grads_and_vars]])
+    return list(zip(grads, variables))
+
+
+def overlap() -> bool:
+    """Whether gradients can be summed over workers while others are still computed."""
+    return not tf.executing_eagerly() and _tf.sums_in_packs(tf.distribute.get_strategy())
+
+
+def after_all(values: List[Optional[Gradient]]) -> List[Optional[Gradient]]:
+    """Return values that exist when all of them have been computed, on one replica."""
+    with tf.control_dependencies(_tf.waits_for_all(values)):
+        return [
+            value if value is None else tf.nest.map_structure(tf.identity, value, expand_composites=True)
+            for value in values
+        ]

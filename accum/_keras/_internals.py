@@ -1,7 +1,7 @@
 """The interface of an accumulating Keras optimizer for the rest of the package, hidden from users."""
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Set, Union
 
 from accum._engine import _replicas
 from accum._engine._cycle import Cycle, check_options
@@ -26,6 +26,7 @@ class Internals:
         # Replica -> default weight of its current micro-batch:
         self._weights: Dict[int, Union[Scalar, tf.Variable, None]] = {}
         self._train_steps: Dict[int, Optional["TrainStep"]] = {}  # replica -> the `TrainStep` that it is in
+        self._overlapping: Set[int] = set()  # replicas whose last gradients are still computed when the first are given
         self.recorder: Optional["StepRecorder"] = None  # the `StepRecorder` of a `StepLogger`, or None
         # What the recorder before it has left of the present cycle:
         self.unfinished_row: Optional["UnfinishedRow"] = None
@@ -84,6 +85,20 @@ class Internals:
             yield
         finally:
             self._weights[replica] = before
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients may be summed over workers while others are still computed."""
+        return _replicas.replica_number() in self._overlapping
+
+    @contextlib.contextmanager
+    def overlapping(self) -> Iterator[None]:
+        """Let this replica's micro steps in this context sum gradients as they are computed."""
+        self._overlapping.add(_replicas.replica_number())
+        try:
+            yield
+        finally:
+            self._overlapping.discard(_replicas.replica_number())
 
     @contextlib.contextmanager
     def within(self, train_step: "TrainStep") -> Iterator[None]:

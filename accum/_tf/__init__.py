@@ -82,6 +82,7 @@ from accum._tf._inner_optimizer import (
     refused_by_inner,
     scale_gradient,
     slot_names,
+    sums_before_all_else,
     takes_some_variables,
     without_sum_of_one,
 )
@@ -247,8 +248,10 @@ from accum._tf._strategies import (
     is_central_storage,
     is_chief,
     is_parameter_server,
+    options_of_sums,
     per_replica_maker,
     separate_collectives,
+    sums_in_packs,
 )
 from accum._tf._tracking import (
     CheckpointOnly,

@@ -172,6 +172,16 @@ def without_sum_of_one(optimizer: Any) -> Any:
     return _reductions_replaced(parts, name)
 
 
+def sums_before_all_else(optimizer: Any) -> bool:
+    """Whether gradients can be summed over replicas for an optimizer, which would itself do so first, as Keras does.
+
+    Keras 3 clips before it sums.
+    """
+    name = _name_of_reduction(optimizer)
+    clips = any(getattr(optimizer, kind, None) for kind in ("clipnorm", "clipvalue", "global_clipnorm"))
+    return not (IS_KERAS_3 and clips) and all(_reduces_as_keras(part, name) for part in _parts(optimizer))
+
+
 def _parts(optimizer: Any) -> List[Any]:
     return [optimizer] + list(getattr(optimizer, "optimizers", ()))  # the parts of a MultiOptimizer
 

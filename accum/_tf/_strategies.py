@@ -3,7 +3,7 @@
 import functools
 import itertools
 import weakref
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 from accum._tf._version import VERSION, tf
 
@@ -68,6 +68,22 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process writes the files of a job: the first worker does, or the only process."""
     is_alone = strategy.num_replicas_in_sync == count_local_replicas(strategy)
     return is_alone or bool(strategy.extended.should_checkpoint)
+
+
+PACK_BYTES = 8 * 2**20
+"""Workers sum gradients in packs of so many bytes, each as soon as its last gradient has been computed."""
+
+
+def sums_in_packs(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the processes of a strategy can sum gradients in several packs; by default, TensorFlow makes one."""
+    return VERSION >= (2, 5) and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)  # dies with 2.4
+
+
+def options_of_sums(strategy: tf.distribute.Strategy) -> Dict[str, Any]:
+    """Return the arguments with which `batch_reduce_to` sums in packs, if it can."""
+    if not sums_in_packs(strategy):
+        return {}
+    return {"options": tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES)}
 
 
 def has_replicas_of_one_number(strategy: tf.distribute.Strategy) -> bool:

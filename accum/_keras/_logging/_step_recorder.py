@@ -19,7 +19,7 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._keras._internals import accumulation_of, internals_of
 from accum._keras._logging._recorded_sums import Sums, as_vector, norms_of_micro_batch, squared_norm
-from accum._tf import Data, Gradient, GradsAndVars, Logs, PerReplica, Scalar, Wait, tf
+from accum._tf import Data, Gradient, GradsAndVars, Logs, Scalar, Wait, tf
 
 ROWS = 4096
 """How many cycles fit between two reads."""
@@ -252,13 +252,10 @@ class StepRecorder:
     def on_passthrough_step(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Tuple[GradsAndVars, bool]:
         """Record the step of an optimizer that does not accumulate. Returns its gradients, and whether reduced."""
         if not is_reduced and _replicas.count() > 1:
-            variables = [var for _, var in grads_and_vars]
-
-            def reduced(strategy: tf.distribute.Strategy, grads: Sequence[PerReplica]) -> List[PerReplica]:
-                return _replicas.sum_over_replicas(strategy, list(zip(grads, variables)))
-
-            grads = _replicas.across_replicas(reduced, [[grad for grad, _ in grads_and_vars]])
-            grads_and_vars, is_reduced = list(zip(grads, variables)), True
+            summed = _replicas.sum_gradients(grads_and_vars)
+            self.on_step(summed)
+            sums_now = _tf.sums_before_all_else(self._optimizer.optimizer)
+            return (summed, True) if sums_now else (grads_and_vars, False)
         self.on_step(grads_and_vars)
         return grads_and_vars, is_reduced
 

@@ -74,8 +74,23 @@ class SplitStep:
                 return function(part, index)
 
         with draws.batch():
-            draws.done = micro_batches.run(with_draws)
+            draws.done = micro_batches.run(with_draws, has_last=is_training and self._may_overlap)
         return draws.done
+
+    @property
+    def _may_overlap(self) -> bool:
+        """Whether gradients can be summed over workers while the last micro-batch computes others.
+
+        With "auto", the step is another function, so that memory can run out before it.
+        """
+        return not self._compiled and not self._model._accum.size.is_auto and _replicas.overlap()
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether they are: one optimizer takes them, and nothing moves before it or looks at all of them."""
+        is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model._accum.optimizers))
+        is_alone = len(self._collector.calls) == 1 and not self._collector.moments
+        return self._may_overlap and is_alone and not is_scaled
 
     def _cut(self, data: Data) -> MicroBatches:
         """Cut a batch into micro-batches."""
@@ -186,7 +201,7 @@ class SplitStep:
         """Let each optimizer of the train step have the gradients of the batch. Returns the logs."""
         calls, moments, metrics, norms = totals
         # If computing one of them fails, nothing has moved, and the same batch can be tried again.
-        waits = _tf.waits_for_all(tf.nest.flatten(totals, expand_composites=True))
+        waits = _tf.waits_for_all(tf.nest.flatten(self._to_wait_for(totals), expand_composites=True))
         with tf.control_dependencies(waits), batch_norm_following(
             accumulating_optimizers(self._model)[0], self._model
         ), self._without_sums_of_one():
@@ -195,6 +210,13 @@ class SplitStep:
             for call, (grads, share, weight) in zip(self._collector.calls, calls):
                 self._apply_call(call, grads, share, weight, norms)
         return self._metrics.finish(metrics)
+
+    def _to_wait_for(self, totals: Nested) -> Nested:
+        """Return what has to be computed before the optimizers are called; they wait for the gradients themselves."""
+        if not self._overlaps:
+            return totals
+        calls, _, metrics, _ = totals
+        return [metrics, [weights for _, *weights in calls]]
 
     @contextlib.contextmanager
     def _without_sums_of_one(self) -> Iterator[None]:
@@ -234,7 +256,8 @@ class SplitStep:
             call.apply(pairs, weight)
             return
         current = self._model._accum.weight.begin(weight) if is_weighted else None
-        with internals_of(call.optimizer).weighing(current):
+        internals = internals_of(call.optimizer)
+        with internals.weighing(current), internals.overlapping() if self._overlaps else contextlib.ExitStack():
             call.apply(pairs)
 
     # ------------------------------------------------------------------------------------------------------------
