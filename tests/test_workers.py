@@ -12,7 +12,14 @@ import pytest
 import tensorflow as tf
 from addresses import free_addresses
 from exceptions import LINE
-from worker_problems import normalised_network, outcome, problem, trained_with_validation
+from worker_problems import (
+    CYCLES,
+    normalised_network,
+    outcome,
+    problem,
+    tall_network,
+    trained_with_validation,
+)
 
 pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11"), pytest.mark.weekly]
 
@@ -154,3 +161,32 @@ def test_each_worker_logs_the_steps_of_all_workers(tmp_path):
         np.testing.assert_allclose(row[:5], [number + 1, np.mean(error**2), norm, 36, 0.1], rtol=2e-5)
         weights = weights - 0.1 * gradients.mean(0)[:, None]
     assert np.isfinite(rows[0, 5])
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("workers", [2, 4])
+def test_sums_that_overlap_with_the_last_micro_batch_make_the_steps_of_one_device(tmp_path, workers):
+    result, _ = job(tmp_path, "overlapped", workers)
+    for (accum_steps, _), weights in zip(CYCLES.values(), np.reshape(result, [len(CYCLES), -1])):
+        np.testing.assert_allclose(weights, one_device(24 * accum_steps), rtol=0, atol=2e-6)
+        assert np.max(np.abs(weights - one_device(24 if accum_steps == 2 else 12))) > 1e-3
+
+
+def one_device(batch_size):
+    """Weights of plain Keras after the steps of two epochs of 72 examples, the last of each with what is left."""
+    tf.keras.backend.clear_session()
+    x, y, _ = problem()
+    net = tall_network()
+    net.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    net.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+    return np.concatenate([np.ravel(value) for value in net.get_weights()])
+
+
+@pytest.mark.law("L11")
+@pytest.mark.skipif(LINE < (2, 5), reason="TF 2.4 and earlier can't sum gradients over workers in packs")
+def test_a_gradient_is_summed_over_workers_before_the_others_are_computed(tmp_path):
+    result, _ = job(tmp_path, "sums_of_packs", 2)
+    packs, single = (set(counts[counts > 0]) for counts in np.reshape(result, [2, -1]))
+    assert len(packs) >= 5  # one for the examples of each worker, and one for each layer
+    assert max(packs) - sorted(packs)[1] >= 6  # products: two for each of three layers
+    assert len(single) == 2  # in one pack, every gradient waits for all

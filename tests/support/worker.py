@@ -7,12 +7,23 @@ import json
 import os
 import signal
 import sys
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 from exceptions import IS_KERAS_3
 from replicas import look_often_for_the_end_of_replicas
-from worker_problems import normalised_network, outcome, problem, sharded, trained_with_validation
+from worker_problems import (
+    CYCLES,
+    normalised_network,
+    outcome,
+    problem,
+    products_before_sums,
+    sharded,
+    tall_network,
+    trained_tall,
+    trained_with_validation,
+)
 
 import accum
 
@@ -156,6 +167,36 @@ def whole_batch(strategy):
     return tf.constant(outcome(model, trained_with_validation(model))), model.optimizer
 
 
+def overlapped(strategy):
+    """Run `fit` while gradients are summed over workers as they are computed. Returns the weights of each way."""
+    outcomes = []
+    for accum_steps, is_static in CYCLES.values():
+        with strategy.scope():
+            model = accum.GradientAccumulateModel.from_model(
+                tall_network(), accum_steps, micro_batch_size=4, last_cycle="flush"
+            )
+            model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        outcomes.append(trained_tall(model, is_static))
+    return tf.constant(outcomes), model.optimizer
+
+
+def sums_of_packs(strategy):
+    """Trace a step of `fit` for packs of one gradient each. Returns how many products each sum waits for."""
+    with strategy.scope():
+        model = accum.GradientAccumulateModel.from_model(tall_network(), micro_batch_size=4)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", **({"jit_compile": False} if IS_KERAS_3 else {}))
+    x, y, _ = problem()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(24, drop_remainder=True).repeat()
+    step = tf.function(lambda batch: getattr(strategy, RUN)(model.train_step, args=(batch,)))
+    batch = next(iter(strategy.experimental_distribute_dataset(sharded(data))))
+    step(batch)  # which creates all variables
+    counts = []
+    for size in (1, 0):  # 0: TensorFlow's own, one pack
+        with mock.patch("accum._tf._strategies.PACK_BYTES", size):
+            counts.append(products_before_sums(tf.function(step.python_function), batch))
+    return tf.constant(counts[:1] + [counts[1] + [-1] * (len(counts[0]) - len(counts[1]))]), model.optimizer
+
+
 def logged(strategy):
     """Run `fit` under a `StepLogger`, whose rows the job returns instead of weights."""
     x, y, first = problem()
@@ -183,6 +224,6 @@ if __name__ == "__main__":
         "unequal_parts": unequal_parts,
         "whole_batch": whole_batch,
     }
-    jobs["logged"] = logged
+    jobs.update({"logged": logged, "overlapped": overlapped, "sums_of_packs": sums_of_packs})
     weights, optimizer = jobs[TASK["what"]](STRATEGY())
     print(json.dumps([np.ravel(weights.numpy()).tolist(), int(optimizer.iterations.numpy())]), flush=True)

@@ -43,3 +43,49 @@ def outcome(model, history):
     """Return the weights of a model and its history as one array."""
     values = list(model.get_weights()) + [history[key] for key in sorted(history)]
     return np.concatenate([np.ravel(value) for value in values])
+
+
+def tall_network():
+    """Return a network of four layers, whose weights are the same in each process."""
+    net = tf.keras.Sequential([tf.keras.Input((5,))] + [tf.keras.layers.Dense(size) for size in (4, 3, 2, 1)])
+    random = np.random.RandomState(1)
+    net.set_weights([random.normal(scale=0.5, size=value.shape) for value in net.get_weights()])
+    return net
+
+
+CYCLES = {"static": (1, True), "varying": (1, False), "cycles": (2, True), "varying cycles": (2, False)}
+"""Name -> micro steps in a cycle, and whether the number of examples in a batch is known when a step is traced."""
+
+
+def trained_tall(model, is_static):
+    """Train a model on three batches of 24 examples, in an order that is fixed, and return its weights."""
+    x, y, _ = problem()
+    data = sharded(tf.data.Dataset.from_tensor_slices((x, y)).batch(24, drop_remainder=is_static).repeat())
+    model.fit(data, epochs=2, steps_per_epoch=3, verbose=0)
+    return np.concatenate([np.ravel(value) for value in model.get_weights()])
+
+
+def products_before_sums(function, *args):
+    """Return how many matrix products each sum over workers waits for, smallest first, in a traced function."""
+    definition = function.get_concrete_function(*args).graph.as_graph_def()
+    bodies = [definition.node] + [body.node_def for body in definition.library.function]
+    return sorted(count for nodes in bodies for count in _products_before_sums(nodes))
+
+
+def _products_before_sums(nodes):
+    by_name = {node.name: node for node in nodes}
+    return [
+        sum(by_name[name].op == "MatMul" for name in _ancestors(node, by_name))
+        for node in nodes
+        if node.op.startswith("CollectiveReduce")
+    ]
+
+
+def _ancestors(node, by_name):
+    found, ahead = set(), [node]
+    while ahead:
+        names = [name.lstrip("^").split(":")[0] for name in ahead.pop().input]
+        fresh = {name for name in names if name in by_name} - found
+        found |= fresh
+        ahead += [by_name[name] for name in fresh]
+    return found
