@@ -21,6 +21,7 @@ import os
 import freeze
 import picture
 import reports
+import strategies
 from matrix import data as matrix
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -204,6 +205,15 @@ TensorFlow, with reasons in `tests/support/exceptions.py`.
 """
 
 
+STRATEGIES = """\
+## Strategies
+
+`python scripts/dev/strategies.py` runs all tests of each distribution strategy, those of the weekly run too, and writes
+`records/strategies.json`. Every other environment runs some of them with its own tests. [Multiple GPUs and
+workers](docs/distribution.md) says what is exact where.
+"""
+
+
 def page(records, sources):
     """The text of MATRIX.md."""
     parts = [HEAD.format(alt=picture.ALT)]
@@ -213,6 +223,7 @@ def page(records, sources):
         parts.append("\n".join(grid(system, states_of, ran)) + "\n")
         if ran:
             parts.append("\n".join(details(states_of, ran)) + "\n")
+    parts.append(STRATEGIES + "\n" + "\n".join(strategies.table(strategies.load())) + "\n")
     return "\n".join(parts)
 
 
