@@ -1,0 +1,56 @@
+"""The last micro-batch of a batch may run outside of the loop over the others, so that its gradients are sums earlier.
+
+Workers sum them while it still computes others (tests/test_workers.py); here, one device does the same.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import LINE
+from worker_problems import CYCLES, problem, tall_network, trained_tall
+
+import accum
+from accum._engine import _replicas
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.keras_face,
+    pytest.mark.law("L18"),
+    pytest.mark.skipif(LINE < (2, 5), reason="TF 2.4 and earlier can't sum gradients over workers in packs"),
+]
+
+
+def compiled(model):
+    model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return model
+
+
+def plainly_trained(batch_size, epochs=2):
+    x, y, _ = problem()
+    net = compiled(tall_network())
+    net.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
+    return np.concatenate([np.ravel(value) for value in net.get_weights()])
+
+
+@pytest.mark.parametrize("case", CYCLES)
+def test_a_last_micro_batch_outside_of_the_loop_counts_once(monkeypatch, case):
+    monkeypatch.setattr(_replicas, "overlap", lambda: not tf.executing_eagerly())
+    accum_steps, is_static = CYCLES[case]
+    model = compiled(
+        accum.GradientAccumulateModel.from_model(tall_network(), accum_steps, micro_batch_size=7, last_cycle="flush")
+    )
+    weights = trained_tall(model, is_static)
+    np.testing.assert_allclose(weights, plainly_trained(24 * accum_steps), rtol=0, atol=2e-6)
+    assert np.max(np.abs(weights - plainly_trained(24 if accum_steps == 2 else 12))) > 1e-3
+
+
+def test_a_batch_of_one_micro_batch_has_no_other_last_one(monkeypatch):
+    monkeypatch.setattr(_replicas, "overlap", lambda: not tf.executing_eagerly())
+    x, y, _ = problem()
+    model = compiled(accum.GradientAccumulateModel.from_model(tall_network(), micro_batch_size=16))
+    model.fit(x[:36], y[:36], batch_size=26, shuffle=False, verbose=0)  # 26 = 10 + 16, and then 10
+    weights = np.concatenate([np.ravel(value) for value in model.get_weights()])
+    net = compiled(tall_network())
+    net.fit(x[:36], y[:36], batch_size=26, shuffle=False, verbose=0)
+    expected = np.concatenate([np.ravel(value) for value in net.get_weights()])
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-6)
