@@ -86,7 +86,6 @@ def step_of_model(strategy, name, micro_batches, is_static):
 
     import accum
     from accum._engine import _replicas
-    from accum._tf import _strategies
 
     with strategy.scope():
         layers = [tf.keras.layers.Dense(size, activation="relu") for size in SIZES[1:-1]]
@@ -101,7 +100,7 @@ def step_of_model(strategy, name, micro_batches, is_static):
     with contextlib.ExitStack() as stack:
         if name == "after the last":
             stack.enter_context(mock.patch.object(_replicas, "overlap", lambda: False))
-            stack.enter_context(mock.patch.object(_strategies, "PACK_BYTES", 0))
+            stack.enter_context(mock.patch("accum._tf._strategies.PACK_BYTES", 0))
         run.get_concrete_function()
     return run, lambda: model.optimizer.iterations.numpy()
 
