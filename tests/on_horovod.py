@@ -18,9 +18,9 @@ pytestmark = pytest.mark.law("L11")
 needs_2 = pytest.mark.skipif(not hasattr(tf, "optimizers"), reason="Keras 2 in eager execution needs TensorFlow 2")
 
 
-def job(name):
+def job(name, hosts=("-H", "localhost:2")):
     """Run a job in two processes. Returns the table that it trains, as the first one has it."""
-    command = [os.path.join(os.path.dirname(sys.executable), "horovodrun"), "--gloo", "-np", "2", "-H", "localhost:2"]
+    command = [os.path.join(os.path.dirname(sys.executable), "horovodrun"), "--gloo", "-np", "2", *hosts]
     command += [sys.executable, worker.__file__, name]
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     environment.update(CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="3")
@@ -66,6 +66,16 @@ def test_fit_makes_the_steps_of_one_process_with_all_micro_batches():
 @pytest.mark.law("L1")
 def test_migrated_code_makes_the_steps_of_horovods_own_accumulation():
     assert_equal(job("dense"), job("theirs"))
+
+
+@needs_2
+@pytest.mark.law("L12")
+def test_an_elastic_job_that_loses_a_process_in_mid_cycle_makes_the_same_steps(tmp_path):
+    script = tmp_path / "hosts.sh"
+    script.write_text("echo localhost:1\necho 127.0.0.1:1\n")  # the host of a process that dies is not used again
+    script.chmod(0o755)
+    hosts = ["--min-np", "1", "--max-np", "2", "--host-discovery-script", str(script)]
+    assert_equal(job("elastic", hosts), full_batches(passes_are_summed=False))
 
 
 def test_a_session_makes_the_steps_of_one_process_with_all_micro_batches():

@@ -6,6 +6,7 @@ The first process prints one line of JSON: what the job returns. Each process ha
 import json
 import os
 import re
+import signal
 import sys
 
 import numpy as np
@@ -113,6 +114,48 @@ def fit():
     return fitted(model, tf.keras.optimizers.SGD(0.1, momentum=0.9))
 
 
+def elastic():
+    """Train a table while one of two processes dies in mid-cycle; the other goes on, and makes the same steps."""
+    import horovod.tensorflow.elastic as hvd_elastic
+
+    import accum
+
+    ids, targets, first = problem()
+    table, total = tf.Variable(first), 2 * K
+    optimizer = accum.GradientAccumulateOptimizer(
+        tf.keras.optimizers.SGD(0.1, momentum=0.9), total // hvd.size(), transform=of_guide()["average_over_workers"]
+    )
+    optimizer.build([table])
+    state = hvd_elastic.TensorFlowState(variables=[table] + list(optimizer.optimizer.variables()), step=0)
+
+    def after_change():
+        optimizer.reset()
+        optimizer.accum_steps = total // hvd.size()
+
+    def micro_step(ids_now, targets_now):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.gather(table, ids_now) - targets_now) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    run = tf.function(micro_step)
+    state.register_reset_callbacks([after_change])
+
+    @hvd_elastic.run
+    def train(state):
+        while state.step < STEPS:
+            for number in range(hvd.rank(), total, hvd.size()):
+                if state.step == 1 and number == 3 and hvd.size() == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                begin = (state.step * total + number) * SIZE
+                run(tf.constant(ids[begin : begin + SIZE]), tf.constant(targets[begin : begin + SIZE]))
+            state.step += 1
+            state.commit()
+
+    train(state)
+    assert hvd.size() == 1
+    return table.numpy()
+
+
 def session(use_ours=True):
     """Train in a Session, with a static train op."""
     import accum.compat.v1
@@ -143,6 +186,7 @@ JOBS = {
     "dense": lambda: ours(sparse=False),
     "theirs": theirs,
     "fit": fit,
+    "elastic": elastic,
     "session": session,
     "session_theirs": lambda: session(use_ours=False),
 }
