@@ -34,9 +34,9 @@ from accum._tf import Data, Gauge, Leaf, Logs, Nested, PerReplica, tf
 
 MIB = 2**20
 
-TENSORS_OF_UPDATE = 3
+TENSORS_OF_UPDATE = 2
 """How many tensors of each weight's size are alive in the optimizer's step beside the sums of the gradients: the mean
-gradient, and two of an update rule such as momentum's (measured by benchmarks/auto_size.py)."""
+gradient, and one of an update rule (fitted to the peaks of ResNet50 and VGG16 in benchmarks/README.md)."""
 
 
 class Trial(NamedTuple):
