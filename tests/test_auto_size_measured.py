@@ -1,6 +1,7 @@
 """`micro_batch_size="auto"` measures memory before it trains, and leaves no trace of that (law L18)."""
 
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -8,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from cgroups import memory_cgroup
 from exceptions import IS_KERAS_3
 from replicas import mirrored
 
@@ -105,6 +107,14 @@ def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
     split = accum.GradientAccumulateModel.from_model(plain_with_keras_norm(), micro_batch_size=5)
     assert np.max(np.abs(trained(split)[0] - expected[0])) > 1e-3  # where micro-batches normalise by themselves
+
+
+def test_the_update_counts_in_what_one_example_needs_but_not_in_the_choice(gauge, monkeypatch):
+    """Sums that stay in use until the update: 200 MiB, of which 150 may be used."""
+    monkeypatch.setattr(gauge, "now", lambda self: (200 if self.sizes else 90) * MIB)
+    model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto")
+    with pytest.warns(UserWarning, match="is 5 from now on.*One example at a time may not fit either"):
+        trained(model)
 
 
 def test_a_first_step_above_the_limit_is_named(gauge, monkeypatch):
@@ -269,14 +279,21 @@ def test_a_memory_limit_that_is_none_is_refused(options, error):
         accum.GradientAccumulateModel.from_model(plain(), **options)
 
 
+CGROUP_MIB = 1400
+
+
+def limited(kind, extra, path):
+    """The command that trains with a limit."""
+    return [sys.executable, "-W", "ignore", os.path.join(SUPPORT, "limited.py"), kind, str(extra), path]
+
+
 @pytest.mark.slow
 @pytest.mark.line
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`ulimit -v` is that of Linux")
 def test_under_ulimit_the_full_batch_dies_and_auto_makes_its_steps(tmp_path):
     def run(kind, extra):
         path = str(tmp_path / f"{kind}{extra}.npz")
-        command = [sys.executable, "-W", "ignore", os.path.join(SUPPORT, "limited.py"), kind, str(extra), path]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        done = subprocess.run(limited(kind, extra, path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return done.returncode, path
 
     assert run("plain", 1200)[0] != 0
@@ -284,9 +301,25 @@ def test_under_ulimit_the_full_batch_dies_and_auto_makes_its_steps(tmp_path):
     assert plain_status == auto_status == 0
     expected, got = np.load(plain_path), np.load(auto_path)
     assert 1 <= int(got["size"]) < 768
-    for name in expected.files:
-        if name != "size":
-            np.testing.assert_allclose(got[name], expected[name], rtol=2e-5, atol=2e-6)
+    for name in set(expected.files) - {"size", "said"}:
+        np.testing.assert_allclose(got[name], expected[name], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.line
+def test_in_a_cgroup_the_full_batch_is_killed_and_auto_makes_its_steps(tmp_path):
+    plain_path, auto_path = str(tmp_path / "plain.npz"), str(tmp_path / "auto.npz")
+    with memory_cgroup(CGROUP_MIB * MIB) as cgroup:
+        assert cgroup.run(limited("plain", 0, plain_path)) == -signal.SIGKILL
+        assert cgroup.kills() == 1
+        assert cgroup.run(limited("auto", 0, auto_path)) == 0
+        assert cgroup.kills() == 1
+    assert subprocess.run(limited("plain", 0, plain_path)).returncode == 0
+    expected, got = np.load(plain_path), np.load(auto_path)
+    assert 1 <= int(got["size"]) < 768
+    assert f"of memory, but only {0.9 * CGROUP_MIB:,.0f} MiB may be used" in str(got["said"])
+    for name in set(expected.files) - {"size", "said", "loss", "mae"}:
+        np.testing.assert_allclose(got[name], expected[name], rtol=0, atol=2e-6)
 
 
 OF_USER = """

@@ -1,10 +1,11 @@
 """Train in a process whose address space is limited: `limited.py plain|auto MIB FILE` writes the weights and logs.
 
-MIB is what may be used beyond the built model; 0: no limit.
+MIB is what may be used beyond the built model; 0: no limit but that of the cgroup.
 """
 
 import resource
 import sys
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -41,9 +42,18 @@ def main(kind, extra, path):
     model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], **JIT)
     if extra:
         limit_address_space(extra)
-    logs = model.fit(x, y, batch_size=EXAMPLES, epochs=2, shuffle=False, verbose=0).history
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        logs = model.fit(x, y, batch_size=EXAMPLES, epochs=2, shuffle=False, verbose=0).history
     size = model.micro_batch_size if kind == "auto" else EXAMPLES
-    np.savez(path, *model.get_weights(), loss=logs["loss"], mae=logs["mae"], size=size)
+    np.savez(
+        path,
+        *model.get_weights(),
+        loss=logs["loss"],
+        mae=logs["mae"],
+        size=size,
+        said="\n".join(str(one.message) for one in caught),
+    )
 
 
 if __name__ == "__main__":

@@ -34,6 +34,10 @@ from accum._tf import Data, Gauge, Leaf, Logs, Nested, PerReplica, tf
 
 MIB = 2**20
 
+TENSORS_OF_UPDATE = 2
+"""How many tensors of each weight's size are alive in the optimizer's step beside the sums of the gradients: the mean
+gradient, and one of an update rule (fitted to the peaks of ResNet50 and VGG16 in benchmarks/README.md)."""
+
 
 class Trial(NamedTuple):
     """A batch whose gradients can be computed without an update.
@@ -54,12 +58,14 @@ class Prepared(NamedTuple):
     Attributes:
       gauges: what measures it.
       bases: bytes in use before the first gradients.
-      reserved: bytes to reserve for the optimizer's first step.
+      reserved: bytes to reserve for the graph of the optimizer's first step.
+      floors: bytes that the optimizer's step is expected to need.
     """
 
     gauges: List[Gauge]
     bases: List[int]
     reserved: List[int]
+    floors: List[int]
 
 
 class AutoSizedSteps:
@@ -274,20 +280,32 @@ class AutoSizedSteps:
         totals = self._attempt(data, 1, 2)
         if totals is None:
             return None
+        in_use = [gauge.now() for gauge in gauges]  # with the sums of the gradients
         usable = [not gauge.is_blind(peak) for gauge, peak in zip(gauges, earlier)]
         if not self._is_possible_everywhere(any(usable)):
             return None
         gauges = [gauge for gauge, is_usable in zip(gauges, usable) if is_usable]
+        bases = [base for base, is_usable in zip(bases, usable) if is_usable]
+        in_use = [now for now, is_usable in zip(in_use, usable) if is_usable]
         reserved = self._reserved(totals, gauges)
+        update = TENSORS_OF_UPDATE * self._bytes_of_weights()
+        floors = [
+            base + int(gauge.spread * (now - base + update)) + reserve
+            for gauge, base, now, reserve in zip(gauges, bases, in_use, reserved)
+        ]
         kept.extend(self._read(self._count_known())[len(kept) :])  # of metrics that begin with the optimizer's step
-        return Prepared(gauges, [base for base, is_usable in zip(bases, usable) if is_usable], reserved)
+        return Prepared(gauges, bases, reserved, floors)
+
+    def _bytes_of_weights(self) -> int:
+        weights = [_tf.native(var) for var in self._model.trainable_variables]
+        return sum(var.shape.num_elements() * var.dtype.size for var in weights)
 
     def _peaks(self, data: Data, count: int, ready: Prepared) -> Optional[List[Peaks]]:
         """Measure micro-batches of more and more examples. Returns the peaks of each gauge, for a batch of `count`.
 
         None if memory runs out although it should suffice: then only halving finds a size.
         """
-        gauges, bases, reserved = ready
+        gauges, bases, reserved, floors = ready
         least, of_examples = 0, [0.0 for _ in gauges]
         if self._model._accum.whole_batch:  # then tensors of the whole batch need memory too
             least = max(2, math.ceil(count / REACH))
@@ -295,11 +313,10 @@ class AutoSizedSteps:
             if few is None or more is None:
                 return None
             of_examples = [max(0, most - fewer) / (least - least // 2) for fewer, most in zip(few, more)]
-        weights = [_tf.native(var) for var in self._model.trainable_variables]
-        sums = sum(var.shape.num_elements() * var.dtype.size for var in weights)
+        sums = self._bytes_of_weights()
         peaks = [
-            Peaks(base + sums + reserve + int(slope * count), gauge.limit)
-            for gauge, base, reserve, slope in zip(gauges, bases, reserved, of_examples)
+            Peaks(base + sums + reserve + int(slope * count), gauge.limit, floor)
+            for gauge, base, reserve, floor, slope in zip(gauges, bases, reserved, floors, of_examples)
         ]
         size = 1
         while 0 < size < WHOLE_BATCH:
@@ -442,7 +459,7 @@ def described(peaks: Sequence[Peaks], gauges: Sequence[Gauge], size: int, count:
     """Return what was measured, in words, by the gauge whose limit a whole batch would exceed most."""
     own, gauge = max(zip(peaks, gauges), key=lambda pair: pair[0].estimate(count) / pair[0].limit)
     parts = ", ".join(f"{point.peak / MIB:,.0f} MiB with {point.size}" for point in own.points)
-    unlike = "" if own.expected(1) <= own.limit else ". One example at a time may not fit either"
+    unlike = "" if own.expected_of_step(1) <= own.limit else ". One example at a time may not fit either"
     return (
         f"{count} examples at once would need about {own.estimate(count) / MIB:,.0f} MiB of {gauge.name}, but only "
         f"{own.limit / MIB:,.0f} MiB may be used (`memory_limit`){unlike}. Measured: {parts}"
