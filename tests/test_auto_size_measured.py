@@ -307,6 +307,7 @@ def test_under_ulimit_the_full_batch_dies_and_auto_makes_its_steps(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.line
+@pytest.mark.weekly
 def test_in_a_cgroup_the_full_batch_is_killed_and_auto_makes_its_steps(tmp_path):
     plain_path, auto_path = str(tmp_path / "plain.npz"), str(tmp_path / "auto.npz")
     with memory_cgroup(CGROUP_MIB * MIB) as cgroup:
@@ -318,8 +319,8 @@ def test_in_a_cgroup_the_full_batch_is_killed_and_auto_makes_its_steps(tmp_path)
     expected, got = np.load(plain_path), np.load(auto_path)
     assert 1 <= int(got["size"]) < 768
     assert f"of memory, but only {0.9 * CGROUP_MIB:,.0f} MiB may be used" in str(got["said"])
-    for name in set(expected.files) - {"size", "said", "loss", "mae"}:
-        np.testing.assert_allclose(got[name], expected[name], rtol=0, atol=2e-6)
+    for name in set(expected.files) - {"size", "said"}:
+        np.testing.assert_allclose(got[name], expected[name], rtol=2e-5, atol=2e-6)
 
 
 OF_USER = """
