@@ -6,10 +6,12 @@ Workers sum them while it still computes others (tests/test_workers.py); here, o
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import LINE
+from exceptions import IS_KERAS_3, LINE
+from replicas import mirrored
 from worker_problems import CYCLES, problem, tall_network, trained_tall
 
 import accum
+from accum import _tf
 from accum._engine import _replicas
 
 pytestmark = [
@@ -54,3 +56,33 @@ def test_a_batch_of_one_micro_batch_has_no_other_last_one(monkeypatch):
     net.fit(x[:36], y[:36], batch_size=26, shuffle=False, verbose=0)
     expected = np.concatenate([np.ravel(value) for value in net.get_weights()])
     np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-6)
+
+
+class Rounded(tf.keras.optimizers.SGD):
+    """An optimizer that rounds the gradients of each replica."""
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        rounded = [(tf.round(grad), variable) for grad, variable in grads_and_vars]
+        return super().apply_gradients(rounded, *args, **kwargs)
+
+
+def test_gradients_are_not_summed_ahead_of_what_an_optimizer_does_with_those_of_a_replica():
+    assert _tf.sums_before_all_else(tf.keras.optimizers.Adam())
+    assert not _tf.sums_before_all_else(Rounded())
+    assert _tf.sums_before_all_else(tf.keras.optimizers.SGD(clipnorm=1.0)) != IS_KERAS_3
+
+
+@pytest.mark.law("L14")
+@pytest.mark.parametrize("make", [Rounded, lambda rate: tf.keras.optimizers.SGD(rate, clipnorm=0.5)])
+def test_a_logger_changes_no_step_of_several_replicas(make):
+    def trained(logs, batch_size=24):
+        with mirrored().scope():
+            net = tall_network()
+            net.compile(accum.GradientAccumulateOptimizer(make(0.1), 1) if logs else make(0.1), "mse")
+        x, y, _ = problem()
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+        net.fit(data, epochs=1, verbose=0, callbacks=[accum.StepLogger(verbose=0)] if logs else [])
+        return np.concatenate([np.ravel(value) for value in net.get_weights()])
+
+    np.testing.assert_allclose(trained(True), trained(False), rtol=0, atol=2e-6)
+    assert np.max(np.abs(trained(False, 12) - trained(False))) > 1e-3

@@ -240,7 +240,7 @@ def _add_last(
     given = [state for state in states if state is not None]
 
     def added() -> List[List[LoopVariable]]:
-        with tf.control_dependencies(tf.nest.flatten(given, expand_composites=True)):
+        with tf.control_dependencies([getattr(value, "flow", value) for value in tf.nest.flatten(given)]):
             number = tf.identity(tf.convert_to_tensor(index))
         for leaf, state in zip([leaf for leaf in leaves if leaf is not None], given):
             leaf.enter(state)

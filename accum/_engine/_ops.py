@@ -146,7 +146,6 @@ class CycleOps:
     ) -> tf.Tensor:
         """Store a micro-batch that is not the last of its cycle. Returns a tensor to wait for."""
         is_first = is_first_micro_step(micro_step_index)
-        grads = self._together(strategy, grads)
         if self._is_running:
             return self._each(strategy, lambda g, w: self._sums.keep_running(g, w, is_first), grads, weight)
         return tf.cond(
@@ -197,7 +196,7 @@ class CycleOps:
 
     @staticmethod
     def _together(strategy: tf.distribute.Strategy, values: Sequence[Optional[PerReplica]]) -> PerReplica:
-        """Let values go on only when all have been computed, if until then each has gone its own way."""
+        """Let sums go on only when all have been computed: workers may sum gradients one after the other."""
         if not _replicas.overlap():
             return values
         return _replicas.per_replica(strategy, _replicas.on_each(strategy, _replicas.after_all, [values]))

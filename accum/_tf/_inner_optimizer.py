@@ -172,14 +172,25 @@ def without_sum_of_one(optimizer: Any) -> Any:
     return _reductions_replaced(parts, name)
 
 
+_BEFORE_SUMS = [
+    "apply_gradients",
+    "apply",
+    "_backend_apply_gradients",
+    "_clip_gradients",
+    "_transform_unaggregated_gradients",
+]
+"""What an optimizer may do before it sums gradients over replicas."""
+
+
 def sums_before_all_else(optimizer: Any) -> bool:
     """Whether gradients can be summed over replicas for an optimizer, which would itself do so first, as Keras does.
 
     Keras 3 clips before it sums.
     """
-    name = _name_of_reduction(optimizer)
+    base: Any = NewOptimizer if is_new_optimizer(optimizer) else LegacyOptimizer
+    is_as_keras = all(getattr(type(optimizer), name, None) is getattr(base, name, None) for name in _BEFORE_SUMS)
     clips = any(getattr(optimizer, kind, None) for kind in ("clipnorm", "clipvalue", "global_clipnorm"))
-    return not (IS_KERAS_3 and clips) and all(_reduces_as_keras(part, name) for part in _parts(optimizer))
+    return is_as_keras and not (IS_KERAS_3 and clips) and _reduces_as_keras(optimizer, _name_of_reduction(optimizer))
 
 
 def _parts(optimizer: Any) -> List[Any]:

@@ -80,8 +80,9 @@ def sums_in_packs(strategy: tf.distribute.Strategy) -> bool:
 
 
 def options_of_sums(strategy: tf.distribute.Strategy) -> Dict[str, Any]:
-    """Return the arguments with which `batch_reduce_to` sums in packs, if it can."""
-    if not sums_in_packs(strategy):
+    """Return the arguments with which `batch_reduce_to` sums in packs, if it can, and the user has chosen no size."""
+    chosen = getattr(getattr(strategy.extended, "_communication_options", None), "bytes_per_pack", 0)
+    if chosen or not sums_in_packs(strategy):
         return {}
     return {"options": tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES)}
 

@@ -282,13 +282,13 @@ class GradientAccumulateOptimizer:
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         if self._internals.recorder is not None:
             listed, is_reduced = self._internals.recorder.on_passthrough_step(listed, is_reduced)
-        overlaps = self._internals.overlaps
-        if overlaps and not is_reduced and _tf.sums_before_all_else(self._inner):
+        if self._internals.overlaps and not is_reduced and _tf.sums_before_all_else(self._inner):
             listed, is_reduced = _replicas.sum_gradients(listed), True
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, the step counter,
-        # weight decay and averages of the optimizer would move then. The last variable has its gradient first.
-        awaited = [grad for grad, _ in listed] if overlaps else [listed[-1][0]]
+        # weight decay and averages of the optimizer would move then. The last variable has its gradient first, and
+        # workers may sum the gradients one after the other.
+        awaited = [grad for grad, _ in listed] if _replicas.overlap() else [listed[-1][0]]
         with tf.control_dependencies(_tf.waits_for_all(awaited)):
             # Keras warns of variables without a gradient, so it has to be given them.
             listed += [(grad, var) for grad, var in grads_and_vars if grad is None]

@@ -81,16 +81,22 @@ class SplitStep:
     def _may_overlap(self) -> bool:
         """Whether gradients can be summed over workers while the last micro-batch computes others.
 
-        With "auto", the step is another function, so that memory can run out before it.
+        With "auto", the step is another function, so that memory can run out before it. Cycles of several batches wait
+        for all gradients before they count a micro step.
         """
-        return not self._compiled and not self._model._accum.size.is_auto and _replicas.overlap()
+        alone = [internals_of(optimizer).is_passthrough for optimizer in accumulating_optimizers(self._model)]
+        return len(alone) == 1 and alone[0] and not self._must_end_first and _replicas.overlap()
+
+    @property
+    def _must_end_first(self) -> bool:
+        """Whether something looks at all gradients at once."""
+        own = self._model._accum
+        return self._compiled or own.size.is_auto or any(map(_tf.is_loss_scale_optimizer, own.optimizers))
 
     @property
     def _overlaps(self) -> bool:
-        """Whether they are: one optimizer takes them, and nothing moves before it or looks at all of them."""
-        is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model._accum.optimizers))
-        is_alone = len(self._collector.calls) == 1 and not self._collector.moments
-        return self._may_overlap and is_alone and not is_scaled
+        """Whether they are: one call of an optimizer takes them, and nothing moves before it."""
+        return self._may_overlap and len(self._collector.calls) == 1 and not self._collector.moments
 
     def _cut(self, data: Data) -> MicroBatches:
         """Cut a batch into micro-batches."""
@@ -209,7 +215,8 @@ class SplitStep:
                 statistics.receive_whole(Moments(*whole))
             for call, (grads, share, weight) in zip(self._collector.calls, calls):
                 self._apply_call(call, grads, share, weight, norms)
-        return self._metrics.finish(metrics)
+        with tf.control_dependencies(_tf.waits_for_all(tf.nest.flatten(totals, expand_composites=True))):
+            return self._metrics.finish(metrics)
 
     def _to_wait_for(self, totals: Nested) -> Nested:
         """Return what has to be computed before the optimizers are called; they wait for the gradients themselves."""
