@@ -10,7 +10,7 @@ __all__ = ["__version__"]
 if needs_tensorflow():
     from accum._clipping._adaptive import adaptive_clip_grad, compute_norm, unitwise_norm
     from accum._clipping._transform import AdaptiveClipping
-    from accum._tf import HAS_KERAS_API
+    from accum._tf.version import HAS_KERAS_API
 
     __all__ += ["AdaptiveClipping", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
 

@@ -17,9 +17,9 @@ def to_config(argument: str, value: Any) -> Any:
     """
     if not callable(value):
         return value
-    if hasattr(value, "get_config") and _tf.registered_name(type(value)):
-        return {"class_name": _tf.registered_name(type(value)), "config": value.get_config()}
-    name = _tf.registered_name(value)
+    if hasattr(value, "get_config") and _tf.models.registered_name(type(value)):
+        return {"class_name": _tf.models.registered_name(type(value)), "config": value.get_config()}
+    name = _tf.models.registered_name(value)
     if name is None:
         _check.warn(
             f"`{argument}` is left out of the config: register it with "
@@ -38,7 +38,7 @@ def from_config(argument: str, value: Any, custom_objects: Optional[Dict[str, An
     if not isinstance(value, dict) or not ("registered" in value or "class_name" in value):
         return value
     name = value.get("registered", value.get("class_name"))
-    registered = _tf.registered_object(name, custom_objects)
+    registered = _tf.models.registered_object(name, custom_objects)
     if registered is None:
         raise ValueError(
             f"`{argument}` must be registered under the name with which it was saved: import the module that "

@@ -100,7 +100,7 @@ def step_of_model(strategy, name, micro_batches, is_static):
     with contextlib.ExitStack() as stack:
         if name == "after the last":
             stack.enter_context(mock.patch.object(_replicas, "overlap", lambda: False))
-            stack.enter_context(mock.patch("accum._tf._strategies.PACK_BYTES", 0))
+            stack.enter_context(mock.patch("accum._tf.strategies.PACK_BYTES", 0))
         run.get_concrete_function()
     return run, lambda: model.optimizer.iterations.numpy()
 

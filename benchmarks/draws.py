@@ -41,12 +41,12 @@ def block(rate=0.1):
 @contextlib.contextmanager
 def drawing_anew():
     """Let random operations be as they are while a step is traced."""
-    before = _tf.replacing_random_ops
-    _tf.replacing_random_ops = lambda replace: contextlib.ExitStack()
+    before = _tf.random_ops.replacing
+    _tf.random_ops.replacing = lambda replace: contextlib.ExitStack()
     try:
         yield
     finally:
-        _tf.replacing_random_ops = before
+        _tf.random_ops.replacing = before
 
 
 def stepper(micro_batch_size, anew, x, y):

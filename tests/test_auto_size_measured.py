@@ -16,7 +16,6 @@ from replicas import mirrored
 import accum
 from accum import _tf
 from accum.__main__ import main
-from accum._tf import _memory
 from accum.testing._sizes import measured_sizes
 
 pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.weekly]
@@ -58,7 +57,7 @@ def gauge(monkeypatch):
         return attempt(self, data, size, examples)
 
     monkeypatch.setattr(AutoSizedSteps, "_attempt", seen)
-    monkeypatch.setattr(_tf, "gauges", lambda limit: [FakeGauge(150 * MIB if limit is None else limit)])
+    monkeypatch.setattr(_tf.memory, "gauges", lambda limit: [FakeGauge(150 * MIB if limit is None else limit)])
     FakeGauge.sizes = []
     return FakeGauge
 
@@ -216,22 +215,22 @@ def test_a_peak_from_before_that_does_not_rise_is_not_taken_for_that_of_the_batc
 def test_a_system_that_does_not_tell_a_peak_has_no_gauge_for_it(monkeypatch, absent):
     import resource
 
-    status = _memory._status()
-    assert len(_tf.gauges(None)) == 1
+    status = _tf.memory._status()
+    assert len(_tf.memory.gauges(None)) == 1
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**45, 2**45))
-    assert len(_tf.gauges(None)) == 2
+    assert len(_tf.memory.gauges(None)) == 2
     status.pop(absent)
-    monkeypatch.setattr(_memory, "_status", lambda: dict(status))
-    assert len(_tf.gauges(None)) == (1 if absent == "VmPeak" else 0)
+    monkeypatch.setattr(_tf.memory, "_status", lambda: dict(status))
+    assert len(_tf.memory.gauges(None)) == (1 if absent == "VmPeak" else 0)
 
 
 def test_a_worker_measures_its_own_gpus():
-    assert _memory.own_gpus(["/device:GPU:0", "/device:GPU:1"], "localhost", 0) == ["GPU:0", "GPU:1"]
+    assert _tf.memory.own_gpus(["/device:GPU:0", "/device:GPU:1"], "localhost", 0) == ["GPU:0", "GPU:1"]
     of_all = [
         "/job:worker/replica:0/task:{}/device:GPU:{}".format(task, number) for task in (0, 1) for number in (0, 1)
     ]
-    assert _memory.own_gpus(of_all, "worker", 1) == ["GPU:0", "GPU:1"]
-    assert _memory.own_gpus(of_all[:3], "worker", 1) == ["GPU:0"]
+    assert _tf.memory.own_gpus(of_all, "worker", 1) == ["GPU:0", "GPU:1"]
+    assert _tf.memory.own_gpus(of_all[:3], "worker", 1) == ["GPU:0"]
 
 
 class LateMetric(tf.keras.metrics.Metric):

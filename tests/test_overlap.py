@@ -67,9 +67,9 @@ class Rounded(tf.keras.optimizers.SGD):
 
 
 def test_gradients_are_not_summed_ahead_of_what_an_optimizer_does_with_those_of_a_replica():
-    assert _tf.sums_before_all_else(tf.keras.optimizers.Adam())
-    assert not _tf.sums_before_all_else(Rounded())
-    assert _tf.sums_before_all_else(tf.keras.optimizers.SGD(clipnorm=1.0)) != IS_KERAS_3
+    assert _tf.inner_optimizer.sums_before_all_else(tf.keras.optimizers.Adam())
+    assert not _tf.inner_optimizer.sums_before_all_else(Rounded())
+    assert _tf.inner_optimizer.sums_before_all_else(tf.keras.optimizers.SGD(clipnorm=1.0)) != IS_KERAS_3
 
 
 @pytest.mark.law("L14")

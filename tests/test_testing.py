@@ -114,9 +114,9 @@ def test_a_model_that_agrees_gets_a_report():
 )
 def test_a_model_that_splits_its_batches_is_checked_as_it_splits_them(options, sizes, monkeypatch):
     fed = []
-    train_on = _tf.train_on
+    train_on = _tf.models.train_on
     monkeypatch.setattr(
-        _tf,
+        _tf.models,
         "train_on",
         lambda model, batch: fed.append((type(model).__name__, len(batch[0]))) or train_on(model, batch),
     )
@@ -128,9 +128,9 @@ def test_a_model_that_splits_its_batches_is_checked_as_it_splits_them(options, s
 @needs_keras_face
 def test_batch_size_is_that_of_fit(monkeypatch):
     fed = []
-    train_on = _tf.train_on
+    train_on = _tf.models.train_on
     monkeypatch.setattr(
-        _tf,
+        _tf.models,
         "train_on",
         lambda model, batch: fed.append(len(batch[0])) or train_on(model, batch),
     )

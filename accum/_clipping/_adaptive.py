@@ -126,7 +126,7 @@ def _clip(
     over = _others(param.shape.rank, (0,) if unit_axes is None else unit_axes)
     if 0 in over:  # a unit spans several rows
         return _clip(param, tf.convert_to_tensor(grad), unit_axes, clip_factor, eps)
-    rows = _tf.summed_rows(grad)
+    rows = _tf.variables.summed_rows(grad)
     share = _share(tf.gather(param, rows.indices), rows.values, over, clip_factor, eps)
     return tf.IndexedSlices(rows.values * share, rows.indices, grad.dense_shape)
 
@@ -141,7 +141,7 @@ def _share(param: tf.Tensor, grad: tf.Tensor, over: Sequence[int], clip_factor: 
 
 
 def _at_least_float32(x: tf.Tensor) -> tf.Tensor:
-    return tf.cast(x, _tf.at_least_float32(x.dtype))  # in float16, 256 squared overflows
+    return tf.cast(x, _tf.variables.at_least_float32(x.dtype))  # in float16, 256 squared overflows
 
 
 def unit_axes_in(layer: tf.keras.layers.Layer) -> Iterator[Tuple[tf.Variable, Tuple[int, ...]]]:
@@ -149,13 +149,13 @@ def unit_axes_in(layer: tf.keras.layers.Layer) -> Iterator[Tuple[tf.Variable, Tu
     kernel = getattr(layer, "kernel", None)
     if hasattr(layer, "depthwise_kernel"):  # a separable convolution has one too
         yield layer.depthwise_kernel, (-2, -1)
-    elif isinstance(layer, _tf.DEPTHWISE_CONVOLUTIONS):
+    elif isinstance(layer, _tf.layers.DEPTHWISE_CONVOLUTIONS):
         yield kernel, (-2, -1)
-    if isinstance(layer, _tf.TRANSPOSED_CONVOLUTIONS):
+    if isinstance(layer, _tf.layers.TRANSPOSED_CONVOLUTIONS):
         yield kernel, (-2,)
     if isinstance(layer, tf.keras.layers.Embedding):
         yield layer.embeddings, (0,)
-    if isinstance(layer, _tf.EINSUM_LAYERS):
+    if isinstance(layer, _tf.layers.EINSUM_LAYERS):
         operands, output = layer.equation.split("->")
         letters = operands.split(",")[1].strip()
         yield kernel, tuple(axis for axis, letter in enumerate(letters) if letter in output)

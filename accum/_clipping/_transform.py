@@ -4,7 +4,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS, adaptive_clip_grad, unit_axes_in
-from accum._tf import Gradient, GradsAndVars, Names, Transform, tf
+from accum._tf import Gradient, GradsAndVars, Transform, tf
+from accum._tf.types import Names
 
 
 class AdaptiveClipping:
@@ -80,7 +81,7 @@ class AdaptiveClipping:
 
     def _axes_of(self, var: tf.Variable, models: "Known") -> Optional[Tuple[int, ...]]:
         by_name = [axes for name, axes in self._unit_axes.items() if is_part(name, models.names(var))]
-        return by_name[-1] if by_name else models.unit_axes.get(_tf.variable_key(var))
+        return by_name[-1] if by_name else models.unit_axes.get(_tf.variables.key_of(var))
 
     def _check_names(self, models: "Known", variables: Sequence[tf.Variable]) -> None:
         """Raise for a name that matches nothing; without a model only warn, as the variable may have no gradient."""
@@ -123,22 +124,22 @@ class Known:
         self.by_layer: Dict[int, List[str]] = {}
         self.unit_axes: Dict[int, Tuple[int, ...]] = {}
         self.unit_axes_by_name: Dict[str, Tuple[int, ...]] = {}
-        for layer in [layer for model in models for layer in [model] + _tf.layers_of(model) if layer.built]:
+        for layer in [layer for model in models for layer in [model] + _tf.models.layers_of(model) if layer.built]:
             for var in layer.weights:
-                self.by_layer.setdefault(_tf.variable_key(var), []).append(_name_in(layer, var))
+                self.by_layer.setdefault(_tf.variables.key_of(var), []).append(_name_in(layer, var))
             for var, axes in unit_axes_in(layer):
-                self.unit_axes[_tf.variable_key(var)] = self.unit_axes_by_name[_name_in(layer, var)] = axes
+                self.unit_axes[_tf.variables.key_of(var)] = self.unit_axes_by_name[_name_in(layer, var)] = axes
 
     def names(self, var: tf.Variable) -> List[str]:
         """Return all names by which a variable is known."""
-        return [_plain_name(var)] + self.by_layer.get(_tf.variable_key(var), [])
+        return [_plain_name(var)] + self.by_layer.get(_tf.variables.key_of(var), [])
 
     def all_names(self) -> List[str]:
         return [name for names in self.by_layer.values() for name in names]
 
 
 def _plain_name(var: tf.Variable) -> str:
-    return _tf.path_of(var)
+    return _tf.variables.path_of(var)
 
 
 def _name_in(layer: tf.keras.layers.Layer, var: tf.Variable) -> str:
@@ -152,4 +153,4 @@ def is_part(name: str, names: Sequence[str]) -> bool:
     return any(parts[start : start + len(wanted)] == wanted for parts in listed for start in range(len(parts)))
 
 
-_tf.register_keras_class(AdaptiveClipping, "accum>AdaptiveClipping")
+_tf.optimizers.register_keras_class(AdaptiveClipping, "accum>AdaptiveClipping")

@@ -14,7 +14,9 @@ from typing import Optional, Set, Union
 from accum import _tf
 from accum._engine._gradients import weighted
 from accum._engine._replicas import local_variable, true_after
-from accum._tf import CheckpointOnly, Gradient, Scalar, is_ref_variable, tf
+from accum._tf import Gradient, Scalar, tf
+from accum._tf.graphs import is_ref_variable
+from accum._tf.tracking import CheckpointOnly
 
 
 class Accumulator(CheckpointOnly):
@@ -168,11 +170,11 @@ class Accumulators(CheckpointOnly):
 
         None: it holds none.
         """
-        return _tf.awaited_children(self, str(number))
+        return _tf.tracking.awaited_children(self, str(number))
 
     def are_awaited_from(self, number: int) -> bool:
         """Whether a restored checkpoint holds an accumulator with this number or a higher one, not created yet."""
-        return any(name.isdigit() and int(name) >= number for name in _tf.awaited_names(self))
+        return any(name.isdigit() and int(name) >= number for name in _tf.tracking.awaited_names(self))
 
 
 def scatter(var: tf.Variable, indices: tf.Tensor, values: tf.Tensor, how: str = "update") -> tf.Operation:

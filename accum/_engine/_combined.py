@@ -160,7 +160,7 @@ class Kept(Rows):
 
     @contextlib.contextmanager
     def _on_host(self, compiled: bool) -> Iterator[None]:
-        with _tf.keeping_on_host(compiled) as is_elsewhere:
+        with _tf.variables.keeping_on_host(compiled) as is_elsewhere:
             if is_elsewhere and not isinstance(self.values[0], tf.TensorSpec):
                 self.values = [tf.identity(value) for value in self.values]
             yield
@@ -170,7 +170,7 @@ class JoinedRows(Kept):
     """A tensor of each micro-batch, kept like those of `Kept`, and concatenated after the last micro-batch."""
 
     def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.Tensor:
-        with _tf.keeping_on_host(compiled):
+        with _tf.variables.keeping_on_host(compiled):
             rows = self._joined(state, compiled)[0]
         if self.values[0].shape.rank is not None:
             rows.set_shape([None] + self.values[0].shape.as_list()[1:])
@@ -208,12 +208,12 @@ class KeptTensors:
 
     def joined(self) -> tf.Tensor:
         """Return the tensors of all micro-batches, concatenated along their first axis."""
-        with _tf.keeping_on_host(self._compiled):
+        with _tf.variables.keeping_on_host(self._compiled):
             return self._joined()
 
     def at(self, index: Size) -> tf.Tensor:
         """Return the tensor of the micro-batch at `index`, which is not `FIRST`."""
-        with _tf.keeping_on_host(self._compiled):
+        with _tf.variables.keeping_on_host(self._compiled):
             tensor = self.others.read(index - 1 if self._compiled else index)
         if not tf.executing_eagerly():  # where it has its own
             tensor.set_shape([None] + self.first.shape.as_list()[1:] if self.first.shape.rank else None)
@@ -236,7 +236,7 @@ def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Sc
     """Return `weight * grad` as something to be added up, in float32 at least; None for no gradient."""
     if grad is None:
         return None
-    dtype = _tf.at_least_float32(grad.dtype)
+    dtype = _tf.variables.at_least_float32(grad.dtype)
     if isinstance(grad, tf.IndexedSlices):
         values = weighted(tf.cast(grad.values, dtype), weight)
         return SlicesSum(values, grad.indices, var.shape.as_list())

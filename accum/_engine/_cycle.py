@@ -22,7 +22,8 @@ from accum._engine._plan import Plan, make_plan
 from accum._engine._seen_gradients import SeenGradients
 from accum._engine._step_counter import State, StepCounter
 from accum._engine._variable_list import VariableList
-from accum._tf import AccumSteps, Dtype, Gradient, GradsAndVars, PerReplica, Scalar, Transform, tf
+from accum._tf import Gradient, GradsAndVars, PerReplica, Scalar, Transform, tf
+from accum._tf.types import AccumSteps, Dtype
 
 
 class Cycle:
@@ -170,7 +171,7 @@ class Cycle:
             all are dense.
         """
         grads = [0.0] * len(variables) if grads is None else grads
-        is_tracing = _tf.is_tracing()
+        is_tracing = _tf.graphs.is_tracing()
         with tf.init_scope():
             if not self.is_built:
                 self._build_scalars()
@@ -187,7 +188,7 @@ class Cycle:
 
     def _check_restored(self, variables: Sequence[tf.Variable]) -> None:
         """Raise if a restored cycle has sums for more variables than all that are known, before any gets a number."""
-        if _tf.in_static_graph():
+        if _tf.graphs.in_static_graph():
             return
         variable_count = self._variables.count_with(variables)
         if self.state.accumulators.are_awaited_from(variable_count) and self.is_in_cycle():
@@ -199,7 +200,7 @@ class Cycle:
 
     def _build_here(self, variables: Sequence[tf.Variable], grads: Sequence[Optional[Gradient]]) -> None:
         """Call `build`; in a static graph, once for all replicas, even if each has its own accumulating optimizer."""
-        if not (_tf.in_static_graph() and tf.distribute.has_strategy()):
+        if not (_tf.graphs.in_static_graph() and tf.distribute.has_strategy()):
             self.build(variables, grads)
             return
         first = _replicas.across_replicas(lambda strategy: self._built(variables, grads))
@@ -212,7 +213,7 @@ class Cycle:
 
     def accumulator_of(self, var: tf.Variable) -> Optional[Accumulator]:
         """Return the `Accumulator` of `var`, or None."""
-        return self._accumulators.get(_tf.variable_key(var), (None, None))[1]
+        return self._accumulators.get(_tf.variables.key_of(var), (None, None))[1]
 
     def number_of(self, var: tf.Variable) -> int:
         """Return the number of a variable in the order in which they were first passed, as checkpoints name it."""
@@ -220,15 +221,17 @@ class Cycle:
 
     def _check_strategy(self) -> None:
         strategy = tf.distribute.get_strategy()
-        _tf.separate_collectives(strategy)
+        _tf.strategies.separate_collectives(strategy)
         if not self.is_passthrough:
-            _check.strategy(strategy, _tf.is_central_storage(strategy), _tf.is_parameter_server(strategy))
+            _check.strategy(
+                strategy, _tf.strategies.is_central_storage(strategy), _tf.strategies.is_parameter_server(strategy)
+            )
 
     def _build_scalars(self) -> None:
         self._check_strategy()
         self.strategy = tf.distribute.get_strategy()
         self.counter.build()
-        if _tf.in_static_graph() and not tf.distribute.has_strategy():
+        if _tf.graphs.in_static_graph() and not tf.distribute.has_strategy():
             self._lock = TrainOpLock()
 
     def _add_accumulator(self, var: tf.Variable, grad: Optional[Gradient]) -> None:
@@ -242,12 +245,12 @@ class Cycle:
             raise ValueError(
                 f"An accumulator needs a variable of known shape. Received: {var.name} with shape {var.shape}."
             )
-        dtype = self.dtype or _tf.at_least_float32(var.dtype.base_dtype)
+        dtype = self.dtype or _tf.variables.at_least_float32(var.dtype.base_dtype)
         total = self.adapter.buffer(var, "accum", var.shape, dtype)
         rows = self.adapter.buffer(var, "accum_rows", var.shape[:1], tf.bool) if is_sparse else None
         accumulator = Accumulator(total, rows)
         self.state.accumulators.add(number, accumulator)
-        self._accumulators[_tf.variable_key(var)] = var, accumulator
+        self._accumulators[_tf.variables.key_of(var)] = var, accumulator
 
     def _entries(self, variables: Sequence[tf.Variable]) -> List[Entry]:
         entries = [(self.number_of(var), var, self.accumulator_of(var)) for var in variables]
@@ -265,14 +268,14 @@ class Cycle:
         self, listed: GradsAndVars, weight: Optional[Scalar]
     ) -> Tuple[List[Optional[Gradient]], Optional[tf.Tensor], List[Entry]]:
         """Check a call and create its state. Returns (gradients, weight, list of `Entry`)."""
-        weight = None if weight is None else _check.not_negative("weight", weight, _tf.known_value(weight))
+        weight = None if weight is None else _check.not_negative("weight", weight, _tf.variables.known_value(weight))
         grads, variables = [grad for grad, _ in listed], [var for _, var in listed]
-        _check.once_each([var.name for var in variables], [_tf.variable_key(var) for var in variables])
+        _check.once_each([var.name for var in variables], [_tf.variables.key_of(var) for var in variables])
         accumulated = [entry.variable for entry in self._entries(self._variables.current)]
         self._variables.check(listed, accumulated, self.is_in_cycle)
         self.adapter.check([var for grad, var in listed if grad is not None])
         self._build_here(variables, grads)
-        if _tf.is_tracing():
+        if _tf.graphs.is_tracing():
             self._variables.note_without_gradient([var for var in variables if self.accumulator_of(var) is None])
         grads = [grad for grad, var in listed if self.accumulator_of(var) is not None]
         weight = None if weight is None else tf.cast(weight, tf.float32)
@@ -280,7 +283,7 @@ class Cycle:
 
     def announce(self, variables: Sequence[tf.Variable]) -> None:
         """Let the next call have another list of variables, unless this list is already known."""
-        may_ask = self.is_built and not _tf.in_static_graph()
+        may_ask = self.is_built and not _tf.graphs.in_static_graph()
         self._variables.announce(variables, lambda: may_ask and self.is_in_cycle())
 
     def is_in_cycle(self) -> bool:
@@ -310,7 +313,7 @@ def _after_arguments(function: Callable[..., tf.Operation]) -> Callable[..., tf.
 
     def waiting(strategy: tf.distribute.Strategy, *args: PerReplica) -> tf.Operation:
         values = [one for value in tf.nest.flatten(args) for one in strategy.experimental_local_results(value)]
-        with tf.control_dependencies(_tf.waits_for_all(values)):
+        with tf.control_dependencies(_tf.graphs.waits_for_all(values)):
             return function(strategy, *args)
 
     return waiting

@@ -13,7 +13,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from accum import _check, _tf
 from accum._engine._batch import Size
-from accum._tf import CheckpointOnly, GraphContext, RandomOp, Scalar, Source, tf
+from accum._tf import Scalar, tf
+from accum._tf.graphs import GraphContext
+from accum._tf.random_ops import RandomOp, Source
+from accum._tf.tracking import CheckpointOnly
 
 
 def uniform_seed() -> tf.Tensor:
@@ -21,9 +24,9 @@ def uniform_seed() -> tf.Tensor:
 
     So what has a seed of its own draws the same in every program.
     """
-    number = _tf.next_seed_of_operation()
-    with _tf.on_host():
-        seeds = None if _tf.seed_of_graph() is None else number, number
+    number = _tf.random_ops.next_seed_of_operation()
+    with _tf.variables.on_host():
+        seeds = None if _tf.random_ops.seed_of_graph() is None else number, number
         drawn = [tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32, seed=seed) for seed in seeds]
         return tf.cast(tf.stack(drawn), tf.int64)
 
@@ -35,8 +38,8 @@ def number_of_step(optimizer: Any) -> tf.Tensor:
       optimizer: of Keras.
     """
     with tf.init_scope():
-        iterations = _tf.native(optimizer.iterations)  # Keras may create it only now
-    with _tf.on_host():
+        iterations = _tf.variables.native(optimizer.iterations)  # Keras may create it only now
+    with _tf.variables.on_host():
         return tf.cast(iterations, tf.int64) * 2**20
 
 
@@ -54,8 +57,8 @@ class CycleDraws(CheckpointOnly):
 
     def __init__(self, name: str, seeds: Sequence[tf.Variable]) -> None:
         super().__init__()
-        self.examples = _tf.new_counter(f"{name}/examples")
-        self.seeds = [_tf.new_counter(f"{name}/seed_{number}", [2]) for number, _ in enumerate(seeds)]
+        self.examples = _tf.variables.new_counter(f"{name}/examples")
+        self.seeds = [_tf.variables.new_counter(f"{name}/seed_{number}", [2]) for number, _ in enumerate(seeds)]
 
     @property
     def counters(self) -> List[tf.Variable]:
@@ -110,7 +113,7 @@ class Draws:
         sets_seeds_back: bool = True,
     ) -> None:
         self._new_seed = new_seed
-        self._context = _tf.current_graph_context()
+        self._context = _tf.graphs.current_graph_context()
         self._seed: Optional[tf.Tensor] = None
         self._total = total
         self._base = base
@@ -133,13 +136,13 @@ class Draws:
           chosen: which they are, if they are not the examples from `begin` on.
         """
         before = self._rows
-        self._rows = _Rows(begin, count, _tf.current_graph_context(), chosen)
+        self._rows = _Rows(begin, count, _tf.graphs.current_graph_context(), chosen)
         try:
             if before is not None:
                 yield
                 return
             self.number = 0
-            with _tf.replacing_random_ops(self._replaced):
+            with _tf.random_ops.replacing(self._replaced):
                 yield
         finally:
             self._rows = before
@@ -167,22 +170,26 @@ class Draws:
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:
         assert self._rows is not None
         # TensorFlow calls a function for other micro-batches, and other batches, without tracing it again.
-        if any(map(_tf.is_function, _tf.graphs_within(self._rows.context[0]))):
+        if any(map(_tf.graphs.is_function, _tf.graphs.graphs_within(self._rows.context[0]))):
             self._others.append(op.output.op.name)
             return None
-        if not self._sets_seeds_back and _tf.advances_its_seed(op):
+        if not self._sets_seeds_back and _tf.random_ops.advances_its_seed(op):
             self._advancing.append(op.output.op.name)
             return None
         self.number += 1
         shape = _static_shape(op)
-        is_in_loop = _tf.is_in_loop_within(self._rows.context)
+        is_in_loop = _tf.graphs.is_in_loop_within(self._rows.context)
         is_shared = bool(shape) and not self._is_of_examples(shape)
         if op.kind is None or is_in_loop or (is_shared and self._may_be_of_examples(shape[1:])):
             self._others.append(op.output.op.name)
-            _tf.set_apart(op, tf.cast(self._rows.begin, tf.int64) + tf.cast(self._before(op), tf.int64))
+            _tf.random_ops.set_apart(op, tf.cast(self._rows.begin, tf.int64) + tf.cast(self._before(op), tf.int64))
             return None
         if not shape or is_shared:  # the same for all examples
-            return None if op.source is not None else _tf.draw(op.kind, op.shape, self._source(op), *_numbers(op))
+            return (
+                None
+                if op.source is not None
+                else _tf.random_ops.draw(op.kind, op.shape, self._source(op), *_numbers(op))
+            )
         rows = self._drawn_rows(op)
         rows.set_shape(op.output.shape)
         return rows
@@ -203,15 +210,15 @@ class Draws:
         if op.source is not None:
             return op.source
         # Some Keras count the seed of a layer up with each trace, hence for a loop after its first micro-batch.
-        own = self._own.setdefault(self.number, _tf.own_seed(op.output.op))
+        own = self._own.setdefault(self.number, _tf.random_ops.own_seed(op.output.op))
         seed = self._seed_of_batch()
         if own is not None:  # of the layer, where the program has none
             seed = tf.stack([tf.constant(own, tf.int64), seed[1]])
-        return _tf.source_of(seed + tf.constant([0, self.number << 32], tf.int64))
+        return _tf.random_ops.source_of(seed + tf.constant([0, self.number << 32], tf.int64))
 
     def _seed_of_batch(self) -> tf.Tensor:
         if self._seed is None:
-            with _tf.in_graph_context(self._context):
+            with _tf.graphs.in_graph_context(self._context):
                 self._seed = self._new_seed()
         return self._seed
 
@@ -224,16 +231,20 @@ class Draws:
         shape = tf.cast(op.shape, tf.int64)
         if self._rows.chosen is not None:
             return self._chosen_or_other(op, source, shape, count, self._rows.chosen)
-        per_count = _tf.numbers_per_count(op.kind, dtype)
+        per_count = _tf.random_ops.numbers_per_count(op.kind, dtype)
         if source.counter is None or per_count is None or self._compiled:
             return self._cut(op, source, shape, begin, count)
         size = tf.reduce_prod(shape)
         first = begin * (size // tf.maximum(count, 1))
         static = _static_shape(op)[1:]
         if static and None not in static and not _product(static) % per_count:  # then every row begins with a count
-            return _tf.draw(op.kind, op.shape, _tf.advanced(source, first // per_count), *_numbers(op))
+            return _tf.random_ops.draw(
+                op.kind, op.shape, _tf.random_ops.advanced(source, first // per_count), *_numbers(op)
+            )
         # Always as many, because XLA has to know how many.
-        flat = _tf.draw(op.kind, [size + per_count - 1], _tf.advanced(source, first // per_count), *_numbers(op))
+        flat = _tf.random_ops.draw(
+            op.kind, [size + per_count - 1], _tf.random_ops.advanced(source, first // per_count), *_numbers(op)
+        )
         return tf.reshape(tf.slice(flat, [first % per_count], [size]), op.shape)
 
     def _chosen_or_other(
@@ -248,12 +259,12 @@ class Draws:
         other = (
             Source(seed=source.seed + tf.cast(place, source.seed.dtype))
             if source.counter is None
-            else _tf.advanced(source, place * 2**32)
+            else _tf.random_ops.advanced(source, place * 2**32)
         )
         return tf.cond(
             tf.equal(shape[0] % tf.maximum(count, 1), 0),
             lambda: self._chosen_rows(op, source, shape, count, chosen),
-            lambda: _tf.draw(kind, op.shape, other, *_numbers(op)),
+            lambda: _tf.random_ops.draw(kind, op.shape, other, *_numbers(op)),
         )
 
     def _chosen_rows(
@@ -266,10 +277,10 @@ class Draws:
         own = tf.concat([[rows], shape[1:]], 0)
         whole = self._untrimmed(op, own, chosen)
         places = tf.cast(chosen.places, tf.int64) + self._before(op)
-        per_count = _tf.numbers_per_count(kind, op.output.dtype)
+        per_count = _tf.random_ops.numbers_per_count(kind, op.output.dtype)
         if source.counter is None or per_count is None:
             total = tf.reduce_max(places) + 1
-            drawn = _tf.draw(kind, tf.concat([[total * whole[0]], whole[1:]], 0), source, *_numbers(op))
+            drawn = _tf.random_ops.draw(kind, tf.concat([[total * whole[0]], whole[1:]], 0), source, *_numbers(op))
             drawn = tf.gather(tf.reshape(drawn, tf.concat([[total], whole], 0)), places)
             sizes = tf.concat([[count], own], 0)
             return tf.reshape(tf.slice(drawn, tf.zeros_like(sizes), sizes), op.shape)
@@ -279,8 +290,8 @@ class Draws:
 
         def drawn_at(place: tf.Tensor) -> tf.Tensor:
             first = place * size
-            moved = _tf.advanced(source, first // per_count)
-            flat = _tf.draw(kind, [needed + per_count - 1], moved, *_numbers(op))
+            moved = _tf.random_ops.advanced(source, first // per_count)
+            flat = _tf.random_ops.draw(kind, [needed + per_count - 1], moved, *_numbers(op))
             example = tf.slice(flat, [first % per_count], [needed])
             return example if _is_prefix(op) else tf.slice(tf.reshape(example, whole), tf.zeros_like(own), own)
 
@@ -291,7 +302,7 @@ class Draws:
         """Return the shape that an example of shape `own` has in the batch."""
         if chosen.padded is None:
             return own
-        following = _tf.drawn_shape(op)[1:]
+        following = _tf.random_ops.drawn_shape(op)[1:]
         # Several rows of an example may be its time steps, as in `TimeDistributed`, if no other axis is the time.
         may_be_time = tf.constant([None not in following] + [length is None for length in following])
         is_time = may_be_time & tf.equal(own, tf.cast(chosen.length, tf.int64))
@@ -319,14 +330,14 @@ class Draws:
             whole_shape = [static[0] // max(static[1], 1) * static[2]] + _static_shape(op)[1:]
         else:
             whole_shape = tf.concat([[rows * total], shape[1:]], 0)
-        whole = _tf.draw(op.kind, whole_shape, source, *_numbers(op))
+        whole = _tf.random_ops.draw(op.kind, whole_shape, source, *_numbers(op))
         first = tf.concat([[rows * begin], tf.zeros_like(shape[1:])], 0)
         return tf.slice(whole, tf.cast(first, op.shape.dtype), op.shape)
 
 
 def _is_prefix(op: RandomOp) -> bool:
     """Whether the numbers of an example without its last time steps are the first ones of all of its numbers."""
-    return None not in _tf.drawn_shape(op)[2:]
+    return None not in _tf.random_ops.drawn_shape(op)[2:]
 
 
 def _of_each(function: Callable[[tf.Tensor], tf.Tensor], places: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

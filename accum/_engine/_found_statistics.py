@@ -87,7 +87,7 @@ class FoundStatistics:
         for op in self._ops if replaced else ():
             for index, tensor in enumerate(op.inputs):
                 if tensor.name in replaced:
-                    _tf.replace_input(op, index, replaced[tensor.name])
+                    _tf.graphs.replace_input(op, index, replaced[tensor.name])
         self._marks.losses = [(replaced.get(loss.name, loss), is_sum) for loss, is_sum in self._marks.losses]
         return [replaced.get(tensor.name, tensor) for tensor in outputs]
 
@@ -115,7 +115,7 @@ class FoundStatistics:
 
     def _at_barrier(self, key: str, inputs: tf.Tensor, rule: Normalization) -> Tuple[tf.Tensor, Moments]:
         """Mark a barrier. Returns what is normalised, behind it, and the moments of the batch."""
-        values = tf.cast(inputs, _tf.at_least_float32(inputs.dtype))
+        values = tf.cast(inputs, _tf.variables.at_least_float32(inputs.dtype))
 
         def moments_of(values: tf.Tensor) -> Moments:
             return rule.moments(values, rule.count(values))
@@ -129,7 +129,7 @@ class FoundStatistics:
 
         Layers that normalise each example use the same operation, with examples in the place of features.
         """
-        is_fused = op.type in _tf.FUSED_BATCH_NORMS and op.get_attr("is_training")
+        is_fused = op.type in _tf.op_walks.FUSED_BATCH_NORMS and op.get_attr("is_training")
         if not is_fused or op.inputs[0].op.name not in self._ours or op.name in self._marks.own:
             return False
         shape = op.inputs[0].shape
@@ -187,7 +187,9 @@ class FoundStatistics:
         if op.type != "Mean" or axes is None:
             return None
         squares = op.inputs[0].op
-        if squares.type not in SQUARES or (squares.type == "Pow" and _tf.known_value(squares.inputs[1]) != 2.0):
+        if squares.type not in SQUARES or (
+            squares.type == "Pow" and _tf.variables.known_value(squares.inputs[1]) != 2.0
+        ):
             return None
         apart = squares
         if squares.type != "SquaredDifference":
@@ -234,8 +236,8 @@ class FoundStatistics:
 
     def _require_none_within(self) -> None:
         """Raise if a function, loop or conditional in the graph normalises by statistics."""
-        calls = [op for op in self._ops if op.type in _tf.CALLS and op.name in self._ours]
-        library = _tf.Library(self._marks.graph, self._marks.graph.as_graph_def()) if calls else None
+        calls = [op for op in self._ops if op.type in _tf.graph_parts.CALLS and op.name in self._ours]
+        library = _tf.graph_parts.Library(self._marks.graph, self._marks.graph.as_graph_def()) if calls else None
         for op in calls:
             if library is not None and library.normalizes(op.node_def):
                 raise Unrepeatable(
@@ -251,7 +253,7 @@ class FoundStatistics:
         names: Dict[str, None] = {}
         for op in self._ops:
             is_whole = (
-                op.name in self._of_patterns and op.type not in _tf.FUSED_BATCH_NORMS
+                op.name in self._of_patterns and op.type not in _tf.op_walks.FUSED_BATCH_NORMS
             )  # a statistic, now of the batch
             if op.name not in self._ours or op.type in SIZES or op.name in self._marks.own or is_whole:
                 continue

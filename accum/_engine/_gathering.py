@@ -49,7 +49,7 @@ def rows_of_group(
             own_weight = tf.cast(1.0 if own_weight is None else own_weight, tf.float32)
             grads = []
             for index, grad_of_row in zip(floats, upstream):
-                exact = tf.cast(grad_of_row, _tf.at_least_float32(grad_of_row.dtype))
+                exact = tf.cast(grad_of_row, _tf.variables.at_least_float32(grad_of_row.dtype))
                 factor = tf.cast(own_weight, exact.dtype)
                 total = tf.math.divide_no_nan(gathers[index].of_replica(factor * exact), factor)
                 grads.append(tf.cast(total, grad_of_row.dtype))
@@ -70,7 +70,7 @@ def _counts(context: tf.distribute.ReplicaContext, number: tf.Tensor, tensors: S
     firsts = [sum(tensor.shape.rank for tensor in tensors[:index]) for index in range(len(tensors))]
     others = [axis for axis in range(sum(tensor.shape.rank for tensor in tensors)) if axis not in firsts]
     checks: List[Optional[tf.Operation]] = []
-    if others and not _tf.is_compiled_by_xla_here():  # which can't raise
+    if others and not _tf.graphs.is_compiled_by_xla_here():  # which can't raise
         apart = tf.gather(shapes, others, axis=1)
         message = (
             "Over the outputs of several replicas, what a loss receives must have equal axes on all of them, but for "

@@ -10,7 +10,7 @@ from accum._tf import Gradient, Scalar, tf
 
 
 def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
-    return grad if grad.dtype == dtype else _tf.on_values(lambda values: tf.cast(values, dtype), grad)
+    return grad if grad.dtype == dtype else _tf.inner_optimizer.on_values(lambda values: tf.cast(values, dtype), grad)
 
 
 def weighted(value: tf.Tensor, weight: Optional[Scalar]) -> tf.Tensor:
@@ -28,17 +28,17 @@ def divided(total: Optional[Gradient], weight: Optional[Scalar], dtype: Optional
             values = tf.math.divide_no_nan(values, tf.cast(weight, values.dtype))
         return values if dtype is None else tf.cast(values, dtype)
 
-    return None if total is None else _tf.on_values(divide, total)
+    return None if total is None else _tf.inner_optimizer.on_values(divide, total)
 
 
 def mean(total: Gradient, weight: Scalar) -> Gradient:
     """Return a sum of gradients divided by `weight`, which is not 0."""
-    return _tf.on_values(lambda values: values / tf.cast(weight, values.dtype), total)
+    return _tf.inner_optimizer.on_values(lambda values: values / tf.cast(weight, values.dtype), total)
 
 
 def shifted(grad: Gradient, number: tf.Tensor) -> Gradient:
     """Return a gradient with a scalar added to each of its values."""
-    return _tf.on_values(lambda values: values + tf.cast(number, values.dtype), grad)
+    return _tf.inner_optimizer.on_values(lambda values: values + tf.cast(number, values.dtype), grad)
 
 
 def added(grad: Gradient, other: tf.Tensor, factor: tf.Tensor) -> Gradient:
@@ -46,12 +46,12 @@ def added(grad: Gradient, other: tf.Tensor, factor: tf.Tensor) -> Gradient:
     if isinstance(grad, tf.IndexedSlices):
         other = tf.gather(other, grad.indices)
     term = other * tf.cast(factor, other.dtype)
-    return _tf.on_values(lambda values: values + tf.cast(term, values.dtype), grad)
+    return _tf.inner_optimizer.on_values(lambda values: values + tf.cast(term, values.dtype), grad)
 
 
 def with_each_row_once(grads: Sequence[Optional[Gradient]]) -> List[Optional[Gradient]]:
     """Return the gradients with the slices of each row added up, for what squares or clips them."""
-    return [_tf.summed_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+    return [_tf.variables.summed_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
 
 
 def count_nonfinite(grads: Sequence[Optional[Gradient]]) -> tf.Tensor:

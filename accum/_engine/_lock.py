@@ -25,7 +25,7 @@ class TrainOpLock:
 
         def locked(strategy: tf.distribute.Strategy, *args: PerReplica) -> tf.Operation:
             waits = tf.control_dependencies(_replicas.local_tensors(strategy, args))
-            with waits, _tf.control_flow_for(variables), _tf.unrecorded(_tf.LOCKS):
+            with waits, _tf.graphs.control_flow_for(variables), _tf.graphs.unrecorded(_tf.graphs.LOCKS):
                 return self._mutex.execute(lambda: _replicas.true_after(function(strategy, *args)), False, "cycle").op
 
         return locked

@@ -9,7 +9,9 @@ from typing import Any, Callable, List, NamedTuple, Optional, Union
 from accum._engine import _replicas
 from accum._engine._custom_gradient import custom_gradient
 from accum._engine._replicas import local_variable, true_after
-from accum._tf import CheckpointOnly, Scalar, Wait, new_statistic, tf
+from accum._tf import Scalar, Wait, tf
+from accum._tf.tracking import CheckpointOnly
+from accum._tf.variables import new_statistic
 
 
 class Moments(NamedTuple):

@@ -96,7 +96,7 @@ class Normalization(NamedTuple):
         """Whether the operations for images compute this, each in one pass over the values instead of several."""
         is_image = self.rank == 4 and self.axes == (0, 1, 2) and len(self.shape) == 1 and values.shape.rank == 4
         # On a GPU, the gradient of that operation is not deterministic, and an error where determinism is asked for.
-        return is_image and values.dtype == tf.float32 and not _tf.has_gpu()
+        return is_image and values.dtype == tf.float32 and not _tf.variables.has_gpu()
 
     def _image_moments(self, values: tf.Tensor, count: tf.Tensor) -> Moments:
         """Return the `Moments` of images, by the operation that normalises by them; its other output is not used."""

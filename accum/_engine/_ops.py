@@ -80,7 +80,7 @@ class CycleOps:
         now = self._counter.read()
         counts = self._counts(strategy, grads)
         self._seen.note(strategy, grads, self._numbers, now.micro_step, counts)
-        with _tf.on_host():
+        with _tf.variables.on_host():
             is_last = tf.greater_equal(now.micro_step + 1, now.length)
 
         def finish() -> tf.Tensor:
@@ -90,7 +90,7 @@ class CycleOps:
             return tf.logical_not(self._store(strategy, grads, weight, now.micro_step))
 
         has_stepped = _if_counts(counts, lambda: tf.cond(is_last, finish, store, name="if_full"))
-        with _tf.on_host():
+        with _tf.variables.on_host():
             following = tf.where(is_last, tf.zeros_like(now.micro_step), now.micro_step + 1)
         return self._counter.end_micro_step(strategy, has_stepped, now, following, counts)
 
@@ -105,13 +105,13 @@ class CycleOps:
             return tf.logical_not(self._store(strategy, grads, weight, now.micro_step))
 
         has_stepped = _if_counts(counts, store)
-        with _tf.on_host():
+        with _tf.variables.on_host():
             following = now.micro_step + 1
         return self._counter.end_micro_step(strategy, has_stepped, now, following, counts)
 
     def apply(self, strategy: tf.distribute.Strategy) -> tf.Operation:
         now = self._counter.read()
-        with _tf.on_host():
+        with _tf.variables.on_host():
             is_any, following = tf.greater(now.micro_step, 0), tf.zeros_like(now.micro_step)
 
         def finish() -> tf.Tensor:

@@ -55,7 +55,7 @@ def per_replica(strategy: tf.distribute.Strategy, results: List[Nested]) -> PerR
     """Convert the list of results of `on_each` to per-replica values."""
     if len(results) == 1:
         return results[0]
-    make = _tf.per_replica_maker(strategy)
+    make = _tf.strategies.per_replica_maker(strategy)
     return tf.nest.map_structure(lambda *parts: make(parts), *results)
 
 
@@ -106,7 +106,7 @@ def count() -> int:
 
 def is_of_several_workers(strategy: tf.distribute.Strategy) -> bool:
     """Whether other processes have replicas of the strategy too."""
-    return strategy.num_replicas_in_sync != _tf.count_local_replicas(strategy)
+    return strategy.num_replicas_in_sync != _tf.strategies.count_local_replicas(strategy)
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.
     """
     if not is_of_several_workers(strategy):
         return value
-    part = tf.constant(value / _tf.count_local_replicas(strategy), tf.float64)  # each replica adds its part
+    part = tf.constant(value / _tf.strategies.count_local_replicas(strategy), tf.float64)  # each replica adds its part
 
     def all_reduced() -> tf.Tensor:
         return tf.distribute.get_replica_context().all_reduce(SUM, part)
@@ -175,7 +175,7 @@ def number_among_all() -> Union[int, tf.Tensor]:
 
 def have_one_number() -> bool:
     """Whether replicas can't be told apart by their numbers."""
-    return _tf.has_replicas_of_one_number(tf.distribute.get_strategy())
+    return _tf.strategies.has_replicas_of_one_number(tf.distribute.get_strategy())
 
 
 def require_numbers() -> None:
@@ -235,7 +235,7 @@ def sum_over_replicas(
       strategy: the current `tf.distribute.Strategy`.
       pairs: list of (per-replica value, variable); the sum is placed on the devices of the variable.
     """
-    return strategy.extended.batch_reduce_to(SUM, pairs, **_tf.options_of_sums(strategy))
+    return strategy.extended.batch_reduce_to(SUM, pairs, **_tf.strategies.options_of_sums(strategy))
 
 
 def sum_gradients(grads_and_vars: GradsAndVars) -> List[Tuple[Gradient, tf.Variable]]:
@@ -251,12 +251,12 @@ def sum_gradients(grads_and_vars: GradsAndVars) -> List[Tuple[Gradient, tf.Varia
 
 def overlap() -> bool:
     """Whether gradients can be summed over workers while others are still computed."""
-    return not tf.executing_eagerly() and _tf.sums_in_packs(tf.distribute.get_strategy())
+    return not tf.executing_eagerly() and _tf.strategies.sums_in_packs(tf.distribute.get_strategy())
 
 
 def after_all(values: List[Optional[Gradient]]) -> List[Optional[Gradient]]:
     """Return values that exist when all of them have been computed, on one replica."""
-    with tf.control_dependencies(_tf.waits_for_all(values)):
+    with tf.control_dependencies(_tf.graphs.waits_for_all(values)):
         return [
             value if value is None else tf.nest.map_structure(tf.identity, value, expand_composites=True)
             for value in values

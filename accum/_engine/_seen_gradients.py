@@ -45,7 +45,7 @@ class SeenGradients(tf.train.experimental.PythonState):
 
     def claim(self) -> None:
         """Take over the note of a restored checkpoint, if it has one."""
-        if _tf.awaited_children(self._state, "seen") is not None:
+        if _tf.tracking.awaited_children(self._state, "seen") is not None:
             self._state.seen = self
 
     def _keep(self, strategy: tf.distribute.Strategy, numbers: Sequence[int]) -> None:

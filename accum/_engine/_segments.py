@@ -72,7 +72,7 @@ class Segments:
         self.last_uses = {key: max(later | {level}) for key, (level, later, _) in graph.uses.items()}
         is_needed = {key: one for key, one in uses.items() if graph.uses[key][1] or graph.uses[key][2]}
         self.kept = _kept_cuts.kept_keys(is_needed, self.plan.cuts)
-        self.kept |= {key for key in uses if _tf.name_of(key) in graph.drawn}
+        self.kept |= {key for key in uses if _tf.graph_parts.name_of(key) in graph.drawn}
         self.groups: List[Tuple[int, int, Optional[Phase]]] = []
         again: List[Key] = []
         for begin, end in zip(self.plan.cuts, self.plan.cuts[1:] + [graph.count]):
@@ -94,7 +94,7 @@ class Segments:
         candidates = [
             key
             for key in dict.fromkeys(again + sorted(self.kept))
-            if key in self.first_needs and _tf.name_of(key) in graph.backward[uses[key].level].nodes
+            if key in self.first_needs and _tf.graph_parts.name_of(key) in graph.backward[uses[key].level].nodes
         ]
         read = _kept_cuts.read_again(uses, candidates, self.kept, self.plan.cuts, graph.count)
         self.first_needs.update({key: uses[key].level for key in read})
@@ -107,7 +107,7 @@ class Segments:
         keys = [key for key in phase.feeds if key in feeds]
         if id(phase) not in self._functions:
 
-            @_tf.untouched_by_autograph
+            @_tf.graphs.untouched_by_autograph
             def function(*values: tf.Tensor) -> List[tf.Tensor]:
                 fetched = self.graph.run(phase, dict(zip(keys, values)))
                 return [fetched[key] for key in phase.fetches]
@@ -125,7 +125,7 @@ class Segments:
     def zeros(self, key: Key, is_sum: bool = True) -> tf.Tensor:
         """Return zeros like a tensor whose shape is known; for a sum, in float32 at least."""
         tensor = self.graph.trace.graph.get_tensor_by_name(key)
-        return tf.zeros(tensor.shape, _tf.at_least_float32(tensor.dtype) if is_sum else tensor.dtype)
+        return tf.zeros(tensor.shape, _tf.variables.at_least_float32(tensor.dtype) if is_sum else tensor.dtype)
 
 
 def _bytes(graph: CutGraph, key: Key) -> int:
@@ -213,7 +213,7 @@ class SegmentedFunction:
         if any(trace.seed in phase.feeds for phase in cut.forward + cut.wholes):
             self._whole_values[trace.seed] = self._seed_of_batch()
         for key, handle in cut.states.items():
-            self._whole_values[key] = _tf.read_handle(handle, cut.spec(key).dtype)
+            self._whole_values[key] = _tf.graph_parts.read_handle(handle, cut.spec(key).dtype)
         fetched: Dict[Key, Any] = {}
         losses = {loss.value: loss for loss in trace.losses}
         for level, phase in enumerate(cut.forward):
@@ -245,7 +245,7 @@ class SegmentedFunction:
         if self._cut.assigned:
             values = self._segments.run(self._cut.finals, self._feeds(self._cut.finals, FIRST))
             for final in self._cut.assigned:
-                _tf.assign_handle(final.handle, values[final.value])
+                _tf.graph_parts.assign_handle(final.handle, values[final.value])
 
     def _receive(self, fetched: Dict[Key, Any]) -> None:
         ordered = sorted(range(len(self._wholes)), key=lambda number: self._trace.statistics[number].barrier.order)
@@ -559,4 +559,4 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _float32(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tensor, _tf.at_least_float32(tensor.dtype))
+    return tf.cast(tensor, _tf.variables.at_least_float32(tensor.dtype))

@@ -6,7 +6,8 @@ from accum import _tf
 from accum._engine._accumulators import Accumulators
 from accum._engine._adapter import OptimizerAdapter
 from accum._engine._plan import Plan
-from accum._tf import CheckpointOnly, tf
+from accum._tf import tf
+from accum._tf.tracking import CheckpointOnly
 
 
 class State(CheckpointOnly):
@@ -75,7 +76,7 @@ class StepCounter:
             if self._keeps_request:
                 self.state.requested = self._requested
         self.state.micro_step = self._adapter.scalar("micro_step", tf.constant(0, tf.int64))
-        if not _tf.in_static_graph():
+        if not _tf.graphs.in_static_graph():
             self.has_stepped = self._adapter.scalar("has_stepped", tf.constant(False))
 
     @property
@@ -91,12 +92,12 @@ class StepCounter:
         """Use `plan` from the next cycle on."""
         self.plan = plan
         if self.is_built:
-            _tf.set_variable(self._requested, plan.accum_steps)
+            _tf.variables.set_variable(self._requested, plan.accum_steps)
 
     def requested(self) -> Any:
         """Return the length of the next cycle, which may have been restored, or its schedule. Not for static graphs."""
         can_be_restored = self.is_settable and self.is_built
-        return int(_tf.native(self._requested).numpy()) if can_be_restored else self.plan.accum_steps
+        return int(_tf.variables.native(self._requested).numpy()) if can_be_restored else self.plan.accum_steps
 
     def keep_request(self) -> None:
         """Save the length of the next cycle in checkpoints from now on."""
@@ -105,7 +106,7 @@ class StepCounter:
             self.state.requested = self._requested
 
     def read(self) -> Count:
-        with tf.name_scope("step_counter"), _tf.on_host():
+        with tf.name_scope("step_counter"), _tf.variables.on_host():
             micro_step = self.state.micro_step.read_value()
             return Count(micro_step, self.length(micro_step))
 
@@ -141,7 +142,7 @@ class StepCounter:
           counts: bool scalar, whether the micro step counts; None: it does.
         """
         if counts is not None:
-            with _tf.on_host():
+            with _tf.variables.on_host():
                 following = tf.where(counts, following, now.micro_step)
         with tf.control_dependencies([has_stepped]), tf.name_scope("step_counter"):
             counted = self._adapter.count_micro_step(counts)
@@ -165,7 +166,7 @@ class StepCounter:
 
 def _assign(strategy: tf.distribute.Strategy, var: tf.Variable, value: tf.Tensor) -> Optional[tf.Operation]:
     def assign(counter: tf.Variable, new: tf.Tensor) -> tf.Operation:
-        with _tf.on_host():
+        with _tf.variables.on_host():
             return counter.assign(new, read_value=False)
 
     return strategy.extended.update(var, assign, args=(value,))

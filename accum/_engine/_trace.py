@@ -240,7 +240,7 @@ def trace(
     """
     read: Any = None  # the `Trace`, without what the finished graph captures
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def traced(*tensors: tf.Tensor) -> List[tf.Tensor]:
         marks = Marks(compiled)
         marks.begin()
@@ -252,7 +252,7 @@ def trace(
 
     with tf.init_scope() if tf.executing_eagerly() else contextlib.ExitStack():  # where no tape watches
         concrete = tf.function(traced).get_concrete_function(*specs)
-    captures = [(outside, inside.name) for outside, inside in _tf.captures_of(concrete.graph)]
+    captures = [(outside, inside.name) for outside, inside in _tf.op_walks.captures_of(concrete.graph)]
     return read._replace(captures=captures, owner=concrete)
 
 

@@ -9,7 +9,8 @@ from accum._engine._draws import Draws, uniform_seed
 from accum._engine._gradients import divided, weighted
 from accum._engine._micro_batches import Index, MicroBatches
 from accum._engine._trace import Marks
-from accum._tf import GradsAndVars, Nested, Scalar, WholeBatch, tf
+from accum._tf import GradsAndVars, Nested, Scalar, tf
+from accum._tf.types import WholeBatch
 
 Weight = Union[str, Callable[..., Scalar]]
 """How a micro-batch counts: "examples", "equal" or a function of the micro-batch."""
@@ -86,11 +87,11 @@ def checked_variables(variables: Any) -> List[tf.Variable]:
             "`variables` must hold at least one variable. Received: an empty list. A model creates its variables when "
             "it is built or first called: call it once before."
         )
-    return [_tf.native(var) for var in listed]
+    return [_tf.variables.native(var) for var in listed]
 
 
 def _is_variable(var: object) -> bool:
-    return isinstance(_tf.native(var), tf.Variable)
+    return isinstance(_tf.variables.native(var), tf.Variable)
 
 
 def mean_and_gradients(
@@ -128,7 +129,7 @@ def mean_and_gradients(
         with draws.of(micro_batches.begin(index), micro_batches.size_of(index)):
             derived = differentiate(lambda: _scalar_loss(_call(task.function, part)), part)
         grads = [gradient_sum(grad, var, weight) for grad, var in derived.grads_and_vars]
-        value = tf.cast(derived.value, _tf.at_least_float32(derived.value.dtype))
+        value = tf.cast(derived.value, _tf.variables.at_least_float32(derived.value.dtype))
         return [grads, Sum(weighted(value, weight)), Sum(weight), derived.others]
 
     grads, value, weight, others = micro_batches.run(micro_batch)
@@ -164,7 +165,7 @@ class WholeBatchFunction:
         """Return the loss and the weight of a micro-batch, spread over its examples."""
         count = self.batch.count_of(part)
         value = _scalar_loss(outputs)
-        value = tf.cast(value, _tf.at_least_float32(value.dtype))
+        value = tf.cast(value, _tf.variables.at_least_float32(value.dtype))
         share = tf.math.divide_no_nan(_weight(self._task.weight, self.batch, part), tf.cast(count, tf.float32))
         return [tf.fill([count], value), tf.fill([count], tf.cast(tf.stop_gradient(share), value.dtype))]
 
@@ -198,7 +199,7 @@ def _weight(rule: Weight, batch: Batch, part: Nested) -> tf.Tensor:
     if rule == "equal":
         return tf.constant(1.0)
     weight = batch.count_of(part) if rule == "examples" else _call(rule, part)  # type: ignore[arg-type]
-    return tf.cast(_check.not_negative("weight", weight, _tf.known_value(weight)), tf.float32)
+    return tf.cast(_check.not_negative("weight", weight, _tf.variables.known_value(weight)), tf.float32)
 
 
 def _scalar_loss(loss: Nested, name: str = "function", example: str = "of its micro-batch") -> tf.Tensor:

@@ -24,10 +24,10 @@ class VariableList:
     def number(self, variables: Sequence[tf.Variable]) -> None:
         """Number those of `variables` that are new, in order."""
         for var in variables:
-            self._numbers.setdefault(_tf.variable_key(var), (var, len(self._numbers)))
+            self._numbers.setdefault(_tf.variables.key_of(var), (var, len(self._numbers)))
 
     def number_of(self, var: tf.Variable) -> int:
-        return self._numbers[_tf.variable_key(var)][1]
+        return self._numbers[_tf.variables.key_of(var)][1]
 
     def count_with(self, variables: Sequence[tf.Variable]) -> int:
         """How many variables will have a number once `variables` have one."""
@@ -54,9 +54,9 @@ class VariableList:
         received = f"Received: {names}, after {[var.name for var in self.current]}."
         if self._may_change:
             self._may_change = False
-        elif _tf.is_tracing():
+        elif _tf.graphs.is_tracing():
             # an optimizer of a static graph has no `build`
-            remedy = "" if _tf.in_static_graph() else ", or call `build(var_list)` when it changes"
+            remedy = "" if _tf.graphs.in_static_graph() else ", or call `build(var_list)` when it changes"
             raise ValueError(
                 f"One optimizer accumulates for one list of variables: use an optimizer for each list{remedy}. "
                 f"{received}"
@@ -67,7 +67,7 @@ class VariableList:
             )
 
     def _check_traces(self, listed: GradsAndVars) -> None:
-        keys = [_tf.variable_key(var) for grad, var in listed if grad is not None]
+        keys = [_tf.variables.key_of(var) for grad, var in listed if grad is not None]
         late = [self._traced_without[key] for key in keys if key in self._traced_without]
         if late:
             raise ValueError(
@@ -78,7 +78,7 @@ class VariableList:
 
     def note_without_gradient(self, variables: Sequence[tf.Variable]) -> None:
         """Remember that a trace has no gradients for `variables`."""
-        self._traced_without.update((_tf.variable_key(var), var.name) for var in variables)
+        self._traced_without.update((_tf.variables.key_of(var), var.name) for var in variables)
 
     def announce(self, variables: Sequence[tf.Variable], is_in_cycle: Callable[[], bool]) -> None:
         """Let the next call have another list of variables, unless this list is already known.
@@ -99,4 +99,4 @@ class VariableList:
 
 
 def _keys(variables: Sequence[tf.Variable]) -> Set[int]:
-    return {_tf.variable_key(var) for var in variables}
+    return {_tf.variables.key_of(var) for var in variables}

@@ -83,7 +83,7 @@ class WeightedSums:
         share = tf.math.divide_no_nan(self._weight_of(weight), so_far)
         factor = self._factor(None)  # `share` contains the weight
         if factor is not None:
-            grads = [grad if grad is None else _tf.scale_gradient(grad, factor) for grad in grads]
+            grads = [grad if grad is None else _tf.inner_optimizer.scale_gradient(grad, factor) for grad in grads]
         moved = [accumulator.blend(grad, share, is_first) for accumulator, grad in zip(self._accumulators, grads)]
         with tf.control_dependencies([share]):
             moved.append(_replicas.local_variable(self._state.weight_sum).assign(so_far, read_value=False))
@@ -122,7 +122,7 @@ class WeightedSums:
             sums = [accumulator.stored() for accumulator in self._accumulators]
             weight = _replicas.local_variable(self._state.weight_sum).read_value()
             if is_for_all and self._is_running:  # in float32, so that the sum does not overflow
-                sums = [_tf.scale_gradient(_gradients.cast(mean, tf.float32), weight) for mean in sums]
+                sums = [_tf.inner_optimizer.scale_gradient(_gradients.cast(mean, tf.float32), weight) for mean in sums]
             return sums, weight
 
     # The state means the same for any number of replicas. Each micro-batch adds `w_i` times the gradient of the whole
@@ -170,5 +170,5 @@ def true() -> tf.Tensor:
 
 
 def is_first_micro_step(micro_step_index: tf.Tensor) -> tf.Tensor:
-    with _tf.on_host():
+    with _tf.variables.on_host():
         return tf.equal(micro_step_index, 0)

@@ -47,7 +47,7 @@ def segments_of(
 
     def traced(tensors: Sequence[tf.Tensor], marks: Marks, directly: bool) -> Sequence[tf.Tensor]:
         count = batch.count_of(batch.packed(tensors))
-        with _tf.running_functions_directly(directly), marks.draws.of(marks.position, count):
+        with _tf.graph_parts.running_functions_directly(directly), marks.draws.of(marks.position, count):
             outputs = function(tensors, marks)
         if not finds_statistics:
             return outputs
@@ -95,7 +95,7 @@ def whole_call(
       (outputs, losses). The gradient by `sources` flows through them.
     """
     run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), batch.flatten, group_size, weight, draws)
-    with _tf.control_flow_of_tf(2):  # whose loops free what they have kept as soon as nobody needs it
+    with _tf.graphs.control_flow_of_tf(2):  # whose loops free what they have kept as soon as nobody needs it
         outputs, losses = run.forward()
     outputs = [_with_examples(tensor, batch.count) for tensor in outputs]
     floats = [index for index, tensor in enumerate(outputs) if is_differentiable(tensor)]
@@ -104,7 +104,7 @@ def whole_call(
         by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)
         for index, grad in zip(floats, upstream):
             by_outputs[index] = grad
-        with _tf.control_flow_of_tf(2):
+        with _tf.graphs.control_flow_of_tf(2):
             grads = run.backward(by_outputs, upstream[len(floats) :])
         grads = [divided(grad, None, source.dtype.base_dtype) for grad, source in zip(grads, sources)]
         # All or none: an optimizer of a graph would move the last layers while earlier ones may yet fail.

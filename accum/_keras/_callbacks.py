@@ -6,14 +6,15 @@ from accum import _check, _tf
 from accum._keras._batch_norm._layer import batch_norms_of
 from accum._keras._internals import accumulation_of
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
-from accum._tf import LastCycle, Logs, tf
+from accum._tf import Logs, tf
+from accum._tf.types import LastCycle
 
 LAST_CYCLE = ("flush", "carry", "drop")
 
 
 def accumulating_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> GradientAccumulateOptimizer:
     """Return the `GradientAccumulateOptimizer` of a compiled model, which may be inside a `LossScaleOptimizer`."""
-    inner = _tf.without_loss_scale(optimizer)
+    inner = _tf.optimizers.without_loss_scale(optimizer)
     if not isinstance(inner, GradientAccumulateOptimizer):
         raise ValueError(
             f"The model must be compiled with a `GradientAccumulateOptimizer`. Received: optimizer={inner!r}."
@@ -31,7 +32,7 @@ def accumulating_optimizers(model: tf.keras.Model) -> List[GradientAccumulateOpt
 def _cycles_of(model: tf.keras.Model) -> List[Any]:
     """Return the parts of a model that have cycles: accumulating optimizers, and batch normalisation layers."""
     layers = batch_norms_of(model)
-    optimizer = _tf.without_loss_scale(model.optimizer)
+    optimizer = _tf.optimizers.without_loss_scale(model.optimizer)
     is_plain = _wrapped_by(model) is None and not isinstance(optimizer, GradientAccumulateOptimizer)
     return layers if layers and is_plain else accumulating_optimizers(model) + layers
 
@@ -48,7 +49,7 @@ def _has_counted(cycle: Any, batches: int) -> bool:
     if not isinstance(length, int):
         return False
     made = getattr(cycle, "micro_step", None)
-    return made is None or _tf.in_static_graph() or int(made) == batches % length
+    return made is None or _tf.graphs.in_static_graph() or int(made) == batches % length
 
 
 class FlushCallback(tf.keras.callbacks.Callback):

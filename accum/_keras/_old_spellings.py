@@ -5,7 +5,8 @@ from typing import Any, Optional
 from accum import _check, _tf
 from accum._keras._model._model import GradientAccumulateModel
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
-from accum._tf import AccumSteps, Reduction, tf
+from accum._tf import tf
+from accum._tf.types import AccumSteps, Reduction
 
 
 class GAModelWrapper(GradientAccumulateModel):
@@ -77,4 +78,4 @@ def _warn(words: str) -> None:
 
 
 for _cls in (GAModelWrapper, GAOptimizerWrapper):
-    _tf.register_keras_class(_cls, _cls.__name__)
+    _tf.optimizers.register_keras_class(_cls, _cls.__name__)

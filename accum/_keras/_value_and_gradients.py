@@ -16,7 +16,8 @@ from accum._engine._value_and_gradients import (
     mean_and_gradients,
 )
 from accum._engine._whole_call import segments_of, whole_call
-from accum._tf import Gradient, Nested, WholeBatch, tf
+from accum._tf import Gradient, Nested, tf
+from accum._tf.types import WholeBatch
 
 ValueAndGradients = Tuple[tf.Tensor, List[Optional[Gradient]]]
 
@@ -82,7 +83,7 @@ def value_and_gradients(
       >>> value, gradients = accum.value_and_gradients(loss, (x, y), model.trainable_variables, micro_batch_size=32)
       >>> optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     """
-    if _tf.in_static_graph():
+    if _tf.graphs.in_static_graph():
         raise RuntimeError(
             "`accum.value_and_gradients` runs eagerly or in a `tf.function`: in a static graph, use "
             "`accum.compat.v1.value_and_gradients`."
@@ -97,7 +98,7 @@ def value_and_gradients(
         value, grads = _differentiated(compute, listed)
         return Derived(value, list(zip(grads, listed)))
 
-    derived = mean_and_gradients(task, data, differentiate, _tf.is_compiled_by_xla_here())
+    derived = mean_and_gradients(task, data, differentiate, _tf.graphs.is_compiled_by_xla_here())
     return derived.value, [grad for grad, _ in derived.grads_and_vars]
 
 
@@ -110,8 +111,10 @@ def _differentiated(compute: Callable[[], tf.Tensor], variables: Sequence[tf.Var
 
 def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable]) -> ValueAndGradients:
     # As in a `tf.function` of the user's.
-    whole = WholeBatchFunction(task._replace(function=functools.partial(_tf.touched_by_autograph, task.function)), data)
-    compiled, finds = _tf.is_compiled_by_xla_here(), "batch_norm" in task.barriers
+    whole = WholeBatchFunction(
+        task._replace(function=functools.partial(_tf.graphs.touched_by_autograph, task.function)), data
+    )
+    compiled, finds = _tf.graphs.is_compiled_by_xla_here(), "batch_norm" in task.barriers
     segments = segments_of(whole.traced, whole.batch, variables, task.recompute, finds, compiled=compiled)
     _warn_of_moved(segments.graph)
 

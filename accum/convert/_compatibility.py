@@ -9,7 +9,7 @@ from accum.convert._report import ConversionError
 OF_ROWS = ("momentum", "rmsprop", "centered rmsprop")
 """The rules that v1 applies only to touched rows. With Adam, all rows decay on both sides."""
 
-ROWS = _tf.WITH_ROWS and _tf.WITH_ROWS[0].upper() + _tf.WITH_ROWS[1:]
+ROWS = _tf.optimizer_state.WITH_ROWS and _tf.optimizer_state.WITH_ROWS[0].upper() + _tf.optimizer_state.WITH_ROWS[1:]
 
 
 class ConversionOptions(NamedTuple):

@@ -12,7 +12,7 @@ from accum.convert._rules import RULES, Convention
 from accum.convert._state import Norm, RunState
 from accum.convert._supported import require_eager, rule_of, unwrapped, weights_of
 
-if _tf.HAS_KERAS_API:
+if _tf.version.HAS_KERAS_API:
     from accum._keras._batch_norm._layer import batch_norms_of
     from accum._keras._model._model import GradientAccumulateModel
 
@@ -38,9 +38,9 @@ class KerasRun:
         if not self.variables:
             raise ConversionError(f"The model has no weights yet: build it, or call it once. Received: {model!r}.")
         trainable = self.variables if is_listed else model.trainable_variables
-        keys = {_tf.variable_key(var) for var in trainable}
-        self.trained = [index for index, var in enumerate(self.variables) if _tf.variable_key(var) in keys]
-        if any(_tf.is_of_several_replicas(var) for var in self.variables):
+        keys = {_tf.variables.key_of(var) for var in trainable}
+        self.trained = [index for index, var in enumerate(self.variables) if _tf.variables.key_of(var) in keys]
+        if any(_tf.optimizer_state.is_of_several_replicas(var) for var in self.variables):
             raise ConversionError(
                 "A run on several replicas can't be converted. Convert without a strategy, save a "
                 "`tf.train.Checkpoint`, and restore it under the strategy."
@@ -48,9 +48,9 @@ class KerasRun:
         self._order = [self._index_of(var) for var in trainable]
         optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         self.wrapper, self.inner = unwrapped(optimizer)
-        tables = {_tf.variable_key(var) for var in ([] if is_listed else _tf.embeddings_of(model))}
-        self.tables = {index for index in self.trained if _tf.variable_key(self.variables[index]) in tables}
-        self.has_loss_scale = _tf.is_loss_scale_optimizer(optimizer)
+        tables = {_tf.variables.key_of(var) for var in ([] if is_listed else _tf.optimizer_state.embeddings_of(model))}
+        self.tables = {index for index in self.trained if _tf.variables.key_of(self.variables[index]) in tables}
+        self.has_loss_scale = _tf.optimizers.is_loss_scale_optimizer(optimizer)
         self.rule = rule_of(self.inner)
         self.follows = isinstance(model, GradientAccumulateModel)  # whether batch normalisation follows its cycles
         self.norms = {} if is_listed else self._norms_of(model)
@@ -63,24 +63,24 @@ class KerasRun:
         return {mean: (variance, layer) for (mean, variance), layer in zip(indices, layers)}
 
     def _index_of(self, var):
-        keys = [_tf.variable_key(variable) for variable in self.variables]
-        if _tf.variable_key(var) not in keys:
-            raise ConversionError(f"{_tf.path_of(var)} is not a weight of the model.")
-        return keys.index(_tf.variable_key(var))
+        keys = [_tf.variables.key_of(variable) for variable in self.variables]
+        if _tf.variables.key_of(var) not in keys:
+            raise ConversionError(f"{_tf.variables.path_of(var)} is not a weight of the model.")
+        return keys.index(_tf.variables.key_of(var))
 
     @property
     def wanted(self):
         """A list of (name, shape), one per variable."""
-        return [(_tf.path_of(var), tuple(var.shape)) for var in self.variables]
+        return [(_tf.variables.path_of(var), tuple(var.shape)) for var in self.variables]
 
     def name(self, index):
-        return _tf.path_of(self.variables[index])
+        return _tf.variables.path_of(self.variables[index])
 
     def shape(self, index):
         return tuple(self.variables[index].shape)
 
     def dtype(self, index):
-        return np.dtype(_tf.native(self.variables[index]).dtype.as_numpy_dtype)
+        return np.dtype(_tf.variables.native(self.variables[index]).dtype.as_numpy_dtype)
 
     def dtype_of_sums(self, index):
         """Return the dtype of a variable's accumulator."""
@@ -100,7 +100,7 @@ class KerasRun:
     def moves_touched_rows_only(self):
         """Whether sparse gradients reach an optimizer that moves only the touched rows."""
         is_kept = not self.accumulates or self.wrapper._internals.cycle.plan.sparse == "rows"
-        return is_kept and _tf.moves_touched_rows_only(self.inner)
+        return is_kept and _tf.optimizer_state.moves_touched_rows_only(self.inner)
 
     @property
     def averages(self):
@@ -109,13 +109,13 @@ class KerasRun:
 
     @property
     def betas(self):
-        return [_tf.hyperparameter(self.inner, name) for name in ("beta_1", "beta_2")]
+        return [_tf.optimizer_state.hyperparameter(self.inner, name) for name in ("beta_1", "beta_2")]
 
     def convention(self, iterations):
         """Return the `Convention` of the optimizer for the step after `iterations` steps."""
-        rate, is_scheduled = _tf.rate_of_step(self.inner, iterations)
+        rate, is_scheduled = _tf.optimizer_state.rate_of_step(self.inner, iterations)
         has_momentum = "momentum" in RULES[self.rule].slots
-        momentum = _tf.hyperparameter(self.inner, "momentum") if has_momentum else 0.0
+        momentum = _tf.optimizer_state.hyperparameter(self.inner, "momentum") if has_momentum else 0.0
         slots = [role for role in RULES[self.rule].slots if role != "momentum" or momentum > 0.0]
         return Convention(
             rule=self.rule,
@@ -123,9 +123,11 @@ class KerasRun:
             rate=rate,
             is_scheduled=is_scheduled,
             momentum=momentum,
-            epsilon=None if self.rule in ("sgd", "momentum") else _tf.hyperparameter(self.inner, "epsilon"),
-            is_beside_root=_tf.is_epsilon_beside_root(self.inner),
-            has_rate_inside=_tf.has_rate_in_momentum(self.inner),
+            epsilon=(
+                None if self.rule in ("sgd", "momentum") else _tf.optimizer_state.hyperparameter(self.inner, "epsilon")
+            ),
+            is_beside_root=_tf.optimizer_state.is_epsilon_beside_root(self.inner),
+            has_rate_inside=_tf.optimizer_state.has_rate_in_momentum(self.inner),
         )
 
     def without_counterpart(self, is_to_v1, has_averages):
@@ -191,13 +193,13 @@ class KerasRun:
                 state.moments[index] = Norm(variance, begun[0])
 
     def _slot(self, index, role):
-        return _tf.slot_variable(self.inner, self.variables[index], role)
+        return _tf.optimizer_state.slot_variable(self.inner, self.variables[index], role)
 
     def _average(self, index):
-        return _tf.average_variable(self.inner, self.variables[index])
+        return _tf.optimizer_state.average_variable(self.inner, self.variables[index])
 
     def _build_inner(self):
-        _tf.build_inner(self.inner, [self.variables[index] for index in self._order])
+        _tf.inner_optimizer.build(self.inner, [self.variables[index] for index in self._order])
 
     # ------------------------------------------------------------------------------------------------------------
     # Setting
@@ -208,7 +210,7 @@ class KerasRun:
         Args:
           saved: names under "optimizer" in a `tf.train.Checkpoint`.
         """
-        variables = [_tf.native(self.variables[index]) for index in self._order]
+        variables = [_tf.variables.native(self.variables[index]) for index in self._order]
         if any(_MADE_A_STEP.match(name) for name in saved):
             self._build_inner()
         parts_by_number: Dict[int, List[str]] = {
@@ -250,7 +252,7 @@ class KerasRun:
 
     def _set_cycle(self, state):
         cycle = self.wrapper._internals.cycle
-        variables = [_tf.native(self.variables[index]) for index in self._order]
+        variables = [_tf.variables.native(self.variables[index]) for index in self._order]
         cycle.build(variables, [_like_gradient(state, index) for index in self._order])
         for index in self.trained:
             accumulator = cycle.accumulator_of(self.variables[index])

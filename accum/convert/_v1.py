@@ -232,7 +232,7 @@ def write(path, values):
     """Write `values`, {name: array}, as a `Saver` does: beside the target first, and then move them into place."""
     folder, name = os.path.split(os.path.abspath(path))
     begun = os.path.join(folder, f".{name}.{os.getpid()}")
-    _tf.write_bundle(begun, values)
+    _tf.optimizer_state.write_bundle(begun, values)
     for ending in (".data-00000-of-00001", ".index"):
         os.replace(begun + ending, os.path.join(folder, name + ending))
     _tell_checkpoint_state(folder, name)

@@ -36,9 +36,9 @@ def suspects(pair, batch, parts, tolerance, diverged, excess):
       diverged: the variables of the full batch's model that are past the tolerance.
       excess: the largest deviation, in tolerances.
     """
-    layers = [layer for layer in _tf.layers_of(pair.full) if not isinstance(layer, tf.keras.metrics.Metric)]
+    layers = [layer for layer in _tf.models.layers_of(pair.full) if not isinstance(layer, tf.keras.metrics.Metric)]
     if pair.whole_batch:
-        is_exact = _tf.BATCH_NORMS if "batch_norm" in pair.whole_batch else ()
+        is_exact = _tf.batch_norm.BATCH_NORMS if "batch_norm" in pair.whole_batch else ()
         suspects = _layer_suspects([layer for layer in layers if not isinstance(layer, is_exact)], pair.moved_in_calls)
         return suspects or _whatever_is_left(pair, excess)
     suspects = loss_suspects(pair.full, batch, parts, pair.options, max(1e-4, 10.0 * tolerance, 10.0 * pair.tolerance))
@@ -57,12 +57,12 @@ def _layer_suspects(layers, moved_in_calls):
             kind = _STATE
         if kind is not None:
             kinds.setdefault(kind, []).append(layer)
-            inner.update(id(part) for part in _tf.layers_of(layer))
+            inner.update(id(part) for part in _tf.models.layers_of(layer))
     return [Suspect(_listed(names), *kind) for kind, names in kinds.items()]
 
 
 def _own_variables(layer):
-    inner = {id(var) for part in _tf.layers_of(layer) for var in part.weights}
+    inner = {id(var) for part in _tf.models.layers_of(layer) for var in part.weights}
     return [var for var in layer.weights if id(var) not in inner]
 
 
@@ -129,7 +129,7 @@ def _config(layer):
 
 
 def _duplicate_suspects(model, layers, batch, diverged):
-    optimizer = _tf.without_loss_scale(model.optimizer)
+    optimizer = _tf.optimizers.without_loss_scale(model.optimizer)
     is_clipping = clips(optimizer)
     if not is_clipping and adds_duplicates_up(optimizer):
         return []
@@ -169,7 +169,7 @@ def _model_suspects(pair):
                 "`micro_batch_weight=`",
             )
         )
-    if _tf.is_loss_scale_optimizer(model.optimizer):
+    if _tf.optimizers.is_loss_scale_optimizer(model.optimizer):
         suspects.append(
             Suspect(
                 "the loss scale",
@@ -212,7 +212,7 @@ def _whatever_is_left(pair, excess):
 
 def _rounding(pair, excess):
     suspects = []
-    short = sorted({"float16", "bfloat16"} & _tf.compute_dtypes(pair.full))
+    short = sorted({"float16", "bfloat16"} & _tf.models.compute_dtypes(pair.full))
     if short:
         suspects.append(
             Suspect(
@@ -223,7 +223,7 @@ def _rounding(pair, excess):
                 "Check in float32, with smaller steps, or with a larger `tolerance=`",
             )
         )
-    optimizer = _tf.without_loss_scale(pair.full.optimizer)
+    optimizer = _tf.optimizers.without_loss_scale(pair.full.optimizer)
     if any(BY_GRADIENT_SIZE.search(cls.__name__) for cls in type(optimizer).__mro__):
         suspects.append(
             Suspect(

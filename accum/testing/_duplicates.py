@@ -41,7 +41,7 @@ def clips(optimizer):
 def adds_duplicates_up(optimizer):
     """Find out by trial whether an optimizer treats two slices of a row like one slice with their sum."""
     try:
-        raw, summed = (_trained(_tf.copy_of(optimizer), count) for count in (2, 1))
+        raw, summed = (_trained(_tf.optimizers.copy_of(optimizer), count) for count in (2, 1))
     except Exception:  # a user's own optimizer may not support copies or slices
         return True
     return np.max(np.abs(raw - summed)) <= ROUNDING * np.max(np.abs(summed - 1.0))

@@ -52,7 +52,7 @@ def _count(mean: tf.Operation) -> Optional[Hashable]:
         return None
     if mean.type != "Mean" and _depends_on_data(mean.inputs[1], SIZES):
         return _signature(_without_constants(mean.inputs[1]))
-    selections = [op for op in _tf.ancestors([mean]) if op.type.startswith(SELECTIONS)]
+    selections = [op for op in _tf.op_walks.ancestors([mean]) if op.type.startswith(SELECTIONS)]
     return _signature(selections[-1]) if selections else EXAMPLES
 
 
@@ -90,7 +90,7 @@ def _sources(last: tf.Operation, ends: Any = ()) -> Set[tf.Operation]:
         op = waiting.pop()
         if op not in reached and op.type not in ends:
             reached.add(op)
-            waiting += _tf.sources_of(op, with_control=False)
+            waiting += _tf.op_walks.sources_of(op, with_control=False)
     return reached
 
 

@@ -5,19 +5,19 @@ from typing import Any, Dict, List, Set
 from accum import _tf
 from accum._tf import tf
 
-PASSES = ("Identity", "RefIdentity", "ReadVariableOp") + _tf.ENTRANCES
+PASSES = ("Identity", "RefIdentity", "ReadVariableOp") + _tf.op_walks.ENTRANCES
 
 
 def order_updates(train_op: Any) -> None:
     """Let every update of a train op wait until everything that does not depend on an update is computed."""
     ops = _Ops(_checked(train_op))
-    before = [op for op in ops.all if id(op) not in ops.after_updates and not _tf.is_in_control_flow(op)]
-    inputs = {id(source) for op in before for source in _tf.sources_of(op)}
+    before = [op for op in ops.all if id(op) not in ops.after_updates and not _tf.graphs.is_in_control_flow(op)]
+    inputs = {id(source) for op in before for source in _tf.op_walks.sources_of(op)}
     last = [op for op in before if id(op) not in inputs and op.type != "Placeholder"]
     with train_op.graph.as_default(), tf.control_dependencies(None), tf.control_dependencies(last):
         gate = tf.no_op(name="everything_is_read")
     for op in ops.updates:
-        _tf.add_control_input(op, gate)
+        _tf.graphs.add_control_input(op, gate)
 
 
 def unordered_variables(train_op: Any) -> List[str]:
@@ -31,7 +31,7 @@ def unordered_variables(train_op: Any) -> List[str]:
     for target, updates in ops.updates_of().items():
         readers = ops.readers_of(target)
         for update in updates:
-            ordered = {id(op) for op in _tf.ancestors([update], with_control=True)} | ops.descendants(update)
+            ordered = {id(op) for op in _tf.op_walks.ancestors([update], with_control=True)} | ops.descendants(update)
             if any(id(reader) not in ordered for reader in readers):
                 names.add(target)
     return sorted(names)
@@ -46,12 +46,12 @@ def _checked(train_op: Any) -> tf.Operation:
 
 
 def _changes(op: tf.Operation) -> bool:
-    return _tf.changes_variable(op) and _target(op.inputs[0]) is not None
+    return _tf.op_walks.changes_variable(op) and _target(op.inputs[0]) is not None
 
 
 def _target(tensor: tf.Tensor) -> Any:
     """Return the name of the variable whose ref or handle a tensor is, or None."""
-    op = _tf.entered(tensor).op
+    op = _tf.op_walks.entered(tensor).op
     return op.name if op.type in ("VariableV2", "Variable", "VarHandleOp") else None
 
 
@@ -65,11 +65,11 @@ class _Ops:
     """
 
     def __init__(self, train_op: tf.Operation) -> None:
-        self.all = _tf.ancestors([train_op], with_control=True)
+        self.all = _tf.op_walks.ancestors([train_op], with_control=True)
         self.updates = [op for op in self.all if _changes(op)]
         self._users: Dict[int, List[tf.Operation]] = {}
         for op in self.all:
-            for source in _tf.sources_of(op):
+            for source in _tf.op_walks.sources_of(op):
                 self._users.setdefault(id(source), []).append(op)
         self.after_updates: Set[int] = set()
         for op in self.updates:

@@ -44,5 +44,5 @@ def checked_sensitivity(pair, before, cut, tolerance):
 
 
 def _has_16_bit(model):
-    dtypes = _tf.compute_dtypes(model) | {tf.as_dtype(var.dtype).name for var in model.weights}
+    dtypes = _tf.models.compute_dtypes(model) | {tf.as_dtype(var.dtype).name for var in model.weights}
     return bool(dtypes & {"float16", "bfloat16"})

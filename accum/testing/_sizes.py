@@ -52,7 +52,7 @@ def measured_sizes(model: tf.keras.Model, batch: Data, memory_limit: Optional[in
         )
     if not isinstance(model, GradientAccumulateModel):
         model = GradientAccumulateModel.from_model(model, micro_batch_size="auto")
-    gauges = _tf.gauges(memory_limit)
+    gauges = _tf.memory.gauges(memory_limit)
     if not gauges:
         raise ValueError("The peak of memory can't be measured on this platform, or its limit is not known.")
     with model.distribute_strategy.scope():

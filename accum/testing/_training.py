@@ -82,7 +82,7 @@ class _Split:
 
 
 def _check_arguments(build_model, tolerance, options):
-    if not _tf.HAS_KERAS_API or _tf.in_static_graph():
+    if not _tf.version.HAS_KERAS_API or _tf.graphs.in_static_graph():
         raise NotImplementedError(
             "In a static graph, and on TensorFlow 1.15, Keras has no train step that accumulates. Record one run on "
             "full batches and one that accumulates with `accum.testing.record`, and compare them with "
@@ -168,16 +168,16 @@ class _Pair:
     @property
     def tolerance(self):
         """The largest rounding error to expect in a few steps."""
-        computed = [COMPUTED.get(dtype, 0.0) for dtype in _tf.compute_dtypes(self.full)]
+        computed = [COMPUTED.get(dtype, 0.0) for dtype in _tf.models.compute_dtypes(self.full)]
         stored = [STORED.get(tf.as_dtype(var.dtype).name, 0.0) for var in self.full.weights]
         return max([2e-6] + computed + stored)
 
     def make_step(self, batch, parts, step):
         """Make one step of each model."""
         try:
-            _tf.train_on(self.full, batch)
+            _tf.models.train_on(self.full, batch)
             for part in [batch] if self.is_splitting else parts:
-                _tf.train_on(self.accumulated, part)
+                _tf.models.train_on(self.accumulated, part)
         except tf.errors.OutOfRangeError:
             raise ValueError("`build_model` must compile its model with `steps_per_execution=1`.") from None
         self._ending.end_cycle_of(self.accumulated)
@@ -189,7 +189,7 @@ class _Pair:
         model = draw_by_example(self._build())
         model.set_weights(before)
         for parts in cut:
-            _tf.train_on(model, parts[0])
+            _tf.models.train_on(model, parts[0])
         return model.get_weights()
 
     def note_state(self, before, after):
@@ -230,7 +230,7 @@ def _accumulates(model):
     from accum._keras._model._model import GradientAccumulateModel
     from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
 
-    optimizer = _tf.without_loss_scale(model.optimizer)
+    optimizer = _tf.optimizers.without_loss_scale(model.optimizer)
     return isinstance(model, GradientAccumulateModel) or isinstance(optimizer, GradientAccumulateOptimizer)
 
 

@@ -23,7 +23,7 @@ class _LossOfStep:
         """Add a micro-batch: its contribution to Keras' sums, or else the loss that its train step returned."""
         total, count = self._seen
         if metric is not None:
-            total, count = (float(value) for value in _tf.values_of([metric.total, metric.count]))
+            total, count = (float(value) for value in _tf.variables.values_of([metric.total, metric.count]))
         # There is no such mean, or it does not change, as in Keras 3 with the user's own train step.
         if count == self._seen[1]:
             if logs and "loss" in logs:
@@ -91,7 +91,9 @@ class KerasCallback(tf.keras.callbacks.Callback):
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is None:
             return self._micro_batches
-        return int(_tf.values_of([_tf.without_loss_scale(optimizer).iterations])[0])  # in Keras 3.8, its own stay 0
+        return int(
+            _tf.variables.values_of([_tf.optimizers.without_loss_scale(optimizer).iterations])[0]
+        )  # in Keras 3.8, its own stay 0
 
     def _metric(self):
         """Return Keras' mean of the loss over the epoch, or None if the user's own train step computes the loss."""
@@ -102,7 +104,7 @@ class KerasCallback(tf.keras.callbacks.Callback):
 
     def _values(self):
         variables = list(self._variables(self.model))
-        return dict(zip(names_of(variables), _tf.values_of(variables)))
+        return dict(zip(names_of(variables), _tf.variables.values_of(variables)))
 
 
 class SessionHook(tf.compat.v1.train.SessionRunHook):

@@ -40,12 +40,12 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
     a loss, which are scalars.
     """
     flat = tf.nest.flatten(list(tensors), expand_composites=True)
-    ops = [op for op in _tf.ancestors([tensor.op for tensor in flat], with_control=True) if not _is_still(op)]
+    ops = [op for op in _tf.op_walks.ancestors([tensor.op for tensor in flat], with_control=True) if not _is_still(op)]
     graph = tf.compat.v1.get_default_graph()
-    assigned = _tf.assigned_handles(graph, ops)
+    assigned = _tf.op_walks.assigned_handles(graph, ops)
     averages = [id(average.var) for average in averages_elsewhere(ops, []) if average.value.shape.rank != 0]
-    changes = [op for op in ops if _tf.changes_variable(op) and "Apply" not in op.type]
-    changed = {id(_tf.entered(op.inputs[0]).op) for op in changes}
+    changes = [op for op in ops if _tf.op_walks.changes_variable(op) and "Apply" not in op.type]
+    changed = {id(_tf.op_walks.entered(op.inputs[0]).op) for op in changes}
     names = sorted(
         var.op.name
         for var in _variables()
@@ -69,14 +69,14 @@ def _assigned_beside(ops: Sequence[tf.Operation]) -> List[str]:
     read = {owner: var for owner, var in read.items() if id(var) not in trained}
     if not read or not data:
         return []
-    assigns = [op for op in tf.compat.v1.get_default_graph().get_operations() if _tf.changes_variable(op)]
-    others = [op for op in assigns if op not in own_ops and id(_tf.entered(op.inputs[0]).op) in read]
+    assigns = [op for op in tf.compat.v1.get_default_graph().get_operations() if _tf.op_walks.changes_variable(op)]
+    others = [op for op in assigns if op not in own_ops and id(_tf.op_walks.entered(op.inputs[0]).op) in read]
     averages = {id(average.assign) for average in averages_elsewhere(others, [])}
     names: Set[str] = set()
     for op in others:
         values = [tensor.op for tensor in list(op.inputs)[1:]]
-        if id(op) not in averages and not data.isdisjoint(_tf.ancestors(values)):
-            names.add(read[id(_tf.entered(op.inputs[0]).op)].op.name)
+        if id(op) not in averages and not data.isdisjoint(_tf.op_walks.ancestors(values)):
+            names.add(read[id(_tf.op_walks.entered(op.inputs[0]).op)].op.name)
     return sorted(names)
 
 

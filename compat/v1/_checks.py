@@ -5,7 +5,8 @@ from typing import Any, Optional, Sequence
 from accum import _check, _tf
 from accum._engine._cycle import Cycle
 from accum._engine._plan import Plan
-from accum._tf import AccumSteps, GradsAndVars, tf
+from accum._tf import GradsAndVars, tf
+from accum._tf.types import AccumSteps
 
 NO_COMMON_WEIGHT = (
     "With several losses, each has its own count: pass them as a list to `minimize`, and their own `weight` to "
@@ -25,25 +26,25 @@ def either_accum_steps(accum_steps: AccumSteps, steps_per_update: Optional[int])
 
 def require_inner(optimizer: Any) -> None:
     """Raise unless `optimizer` can be the inner optimizer."""
-    if _tf.is_loss_scale_optimizer(optimizer):
+    if _tf.optimizers.is_loss_scale_optimizer(optimizer):
         raise ValueError(
             "A loss scale optimizer has to be outermost, where it checks each micro-batch for overflow: put "
             f"{type(optimizer).__name__} around the `AccumOptimizer`."
         )
-    if not _tf.is_graph_optimizer(optimizer) and not _tf.is_keras_optimizer(optimizer):
+    if not _tf.optimizers.is_graph_optimizer(optimizer) and not _tf.optimizers.is_keras_optimizer(optimizer):
         raise TypeError(
             f"`optimizer` must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer. Received: {optimizer!r}."
         )
-    if _tf.is_new_optimizer(optimizer):
+    if _tf.optimizers.is_new_optimizer(optimizer):
         raise TypeError(
             "A Keras optimizer that is built from a list of variables does not update them in a static graph, where "
-            f"only its counter is run: use {_tf.FOR_STATIC_GRAPHS}. Received: {optimizer!r}."
+            f"only its counter is run: use {_tf.optimizers.FOR_STATIC_GRAPHS}. Received: {optimizer!r}."
         )
 
 
 def require_graph() -> None:
     """Raise unless a static graph is being built."""
-    if not _tf.in_static_graph():  # a `tf.function`, such as the train step of Keras' `fit`, is not one either
+    if not _tf.graphs.in_static_graph():  # a `tf.function`, such as the train step of Keras' `fit`, is not one either
         raise RuntimeError(
             "`AccumOptimizer` creates ops of a static graph but was called eagerly: enter a `tf.Graph`, or use "
             "`accum.GradientAccumulateOptimizer`."
@@ -114,7 +115,7 @@ def require_same_step_counter(cycle: Cycle, known_step: Any, global_step: Any, c
 
 def require_updatable(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
     """Raise unless the inner optimizer can update `variables` of this kind."""
-    if _tf.is_keras_optimizer(optimizer) and any(map(_tf.is_ref_variable, variables)):
+    if _tf.optimizers.is_keras_optimizer(optimizer) and any(map(_tf.graphs.is_ref_variable, variables)):
         raise ValueError(
             "A Keras optimizer only updates resource variables: create them with `use_resource=True`, or pass a "
             "`tf.compat.v1.train.Optimizer` to `AccumOptimizer`."

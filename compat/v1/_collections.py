@@ -38,7 +38,7 @@ def depends_on(value: Any, sources: Iterable[Any]) -> bool:
     if not isinstance(value, (tf.Tensor, tf.Operation)):
         return False
     source_ids = {id(source) for source in sources}
-    return any(id(op) in source_ids for op in _tf.ancestors([_op_of(value)]))
+    return any(id(op) in source_ids for op in _tf.op_walks.ancestors([_op_of(value)]))
 
 
 def is_in_loop(value: Any) -> bool:

@@ -36,11 +36,11 @@ class CycleMean(CycleListener):
         if value.shape.rank not in (0, None):
             raise ValueError(f"`value` must be a scalar, such as a mean over examples. Received: {value!r}.")
         if weight is not None:
-            weight = _check.not_negative("weight", weight, _tf.known_value(weight))
+            weight = _check.not_negative("weight", weight, _tf.variables.known_value(weight))
         self._value = value
         self._own_weight = weight
         self._number = number
-        self._dtype = _tf.at_least_float32(value.dtype.base_dtype)
+        self._dtype = _tf.variables.at_least_float32(value.dtype.base_dtype)
         with tf.name_scope("mean_over_cycle"):
             self.tensor = tf.identity(value)
         self.now: Any = None
@@ -64,7 +64,7 @@ class CycleMean(CycleListener):
             self._create_variables(adapter)
             with tf.name_scope("mean_over_cycle"):
                 self.now = self._mean(cycle, [grad for grad, _ in listed])
-            _tf.replace_input(self.tensor.op, 0, self.now)
+            _tf.graphs.replace_input(self.tensor.op, 0, self.now)
 
     def _create_variables(self, adapter: GraphAdapter) -> None:
         zero, number = tf.zeros([], self._dtype), f"_{self._number}" if self._number else ""

@@ -76,7 +76,7 @@ class GraphAdapter(OptimizerAdapter):
             with tf.compat.v1.name_scope(None):  # the name in checkpoints must not depend on where `minimize` is called
                 made = self._wrapper._create_non_slot_variable(initial_value, name, beside)
         if per_replica:
-            _tf.save_over_replicas(made)
+            _tf.variables.save_over_replicas(made)
         self.state.append(made)
         return made
 
@@ -87,8 +87,8 @@ class GraphAdapter(OptimizerAdapter):
         scope = f"{self.name}/{name}"
         with self._making(var, dtype):
             made = self._wrapper._get_or_make_slot_with_initializer(var, zeros, shape, dtype, name, scope)
-        _tf.save_over_replicas(made)
-        _tf.save_as_part(made, var)
+        _tf.variables.save_over_replicas(made)
+        _tf.graphs.save_as_part(made, var)
         self.state.append(made)
         return made
 
@@ -111,7 +111,7 @@ class GraphAdapter(OptimizerAdapter):
             if self._is_local:
                 kwargs["collections"] = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
             if dtype_per_replica is not None and tf.distribute.has_strategy():
-                kwargs.update(_tf.per_replica_kind(dtype_per_replica))
+                kwargs.update(_tf.variables.per_replica_kind(dtype_per_replica))
             if worker is None:
                 return next_creator(**kwargs)
             with tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True):
@@ -123,11 +123,11 @@ class GraphAdapter(OptimizerAdapter):
 
     @property
     def waits_for_others(self) -> bool:  # type: ignore[override]
-        return _tf.is_sync_replicas_optimizer(self._wrapper.optimizer)
+        return _tf.optimizers.is_sync_replicas_optimizer(self._wrapper.optimizer)
 
     @property
     def reduces(self) -> bool:  # type: ignore[override]
-        return _tf.is_graph_optimizer(self._wrapper.optimizer)
+        return _tf.optimizers.is_graph_optimizer(self._wrapper.optimizer)
 
     def when(self, condition: tf.Tensor, function: Callable[..., Any]) -> Any:
         if not self.waits_for_others:
@@ -137,15 +137,15 @@ class GraphAdapter(OptimizerAdapter):
             return function()
 
     def prepare(self, variables: Sequence[tf.Variable], used: Sequence[tf.Variable] = ()) -> None:
-        _tf.prepare_inner(self._wrapper.optimizer, variables, used)
+        _tf.inner_optimizer.prepare(self._wrapper.optimizer, variables, used)
 
     def create_inner_slots(self, variables: Sequence[tf.Variable]) -> None:
         """Create the inner optimizer's slots for `variables` before a conditional does."""
-        if _tf.is_graph_optimizer(self._wrapper.optimizer):
-            create = lambda _, mirrored: _tf.create_graph_slots(self._wrapper.optimizer, mirrored)
+        if _tf.optimizers.is_graph_optimizer(self._wrapper.optimizer):
+            create = lambda _, mirrored: _tf.inner_optimizer.create_graph_slots(self._wrapper.optimizer, mirrored)
             across_replicas(create, [variables])
         else:
-            _tf.create_graph_slots(self._wrapper.optimizer, variables)
+            _tf.inner_optimizer.create_graph_slots(self._wrapper.optimizer, variables)
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
@@ -169,8 +169,8 @@ class GraphAdapter(OptimizerAdapter):
         # Variables that the inner optimizer still has to create must not be named after the conditional. Its op is
         # inside the conditional, where a session can't run it, so it must not be recorded as the train op.
         scope = tf.compat.v1.name_scope(self.scope + "/" if self.scope else None)
-        with waits, scope, _tf.unrecorded(tf.compat.v1.GraphKeys.TRAIN_OP):
-            return _tf.apply_inner(self._wrapper.optimizer, grads_and_vars, replicas, global_step)
+        with waits, scope, _tf.graphs.unrecorded(tf.compat.v1.GraphKeys.TRAIN_OP):
+            return _tf.inner_optimizer.apply(self._wrapper.optimizer, grads_and_vars, replicas, global_step)
 
     def others(self) -> Sequence[tf.Variable]:
         if self.after_step:
@@ -201,7 +201,7 @@ class GraphAdapter(OptimizerAdapter):
         if tf.distribute.has_strategy():
             return not self._counts
         ops = tf.compat.v1.get_default_graph().get_operations()[self._ops_before_step :]
-        return _tf.may_change(ops, self.global_step)
+        return _tf.op_walks.may_change(ops, self.global_step)
 
     def count_micro_step(self, counts: Optional[tf.Tensor]) -> Optional[tf.Operation]:
         if self._counts != "micro_steps" or self.global_step is None:
@@ -215,7 +215,7 @@ class GraphAdapter(OptimizerAdapter):
 
 def _worker_that_shares(var: tf.Variable) -> Optional[str]:
     """Return the device of newly created ops if `var` is in another process, otherwise None."""
-    if not _tf.is_of_a_cluster(var):
+    if not _tf.graphs.is_of_a_cluster(var):
         return None
     worker = tf.no_op(name="worker").device  # a new op shows what the current device function returns
     here, there = (tf.compat.v1.DeviceSpec.from_string(device) for device in (worker, var.device))

@@ -16,20 +16,20 @@ class FirstCall:
 
     def __init__(self, refusal: str) -> None:
         self._scope = tf.compat.v1.get_variable_scope()
-        self._names = _tf.default_names()
+        self._names = _tf.graphs.default_names()
         self._refusal = refusal
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Let `tf.compat.v1.get_variable` return the variables of the first call, in whatever scope this is called."""
-        names = _tf.default_names()
-        _tf.set_default_names(self._names)
+        names = _tf.graphs.default_names()
+        _tf.graphs.set_default_names(self._names)
         reuse = tf.compat.v1.variable_scope(self._scope, reuse=tf.compat.v1.AUTO_REUSE, auxiliary_name_scope=False)
         try:
             with reuse, tf.variable_creator_scope(self._refuse):
                 yield
         finally:
-            _tf.set_default_names(names)
+            _tf.graphs.set_default_names(names)
 
     def _refuse(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         raise ValueError(f"{self._refusal} Received: name={kwargs.get('name')!r}.")

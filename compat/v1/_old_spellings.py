@@ -3,7 +3,7 @@
 from typing import Any
 
 from accum import _check, _tf
-from accum._tf import AccumSteps
+from accum._tf.types import AccumSteps
 from accum.compat.v1._optimizer import AccumOptimizer
 
 OF_KERAS = ("lr", "decay", "clipnorm", "clipvalue", "global_clipnorm")
@@ -39,5 +39,5 @@ class AdamAccumulated(AccumOptimizer):
             DeprecationWarning,
         )
         of_adam = {key: kwargs.pop(key) for key in OF_KERAS if key in kwargs}
-        adam = _tf.legacy_adam(learning_rate, beta_1, beta_2, epsilon, amsgrad, **of_adam)
+        adam = _tf.optimizers.legacy_adam(learning_rate, beta_1, beta_2, epsilon, amsgrad, **of_adam)
         super().__init__(adam, accumulation_steps, name=name, **kwargs)

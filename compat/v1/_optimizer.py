@@ -5,7 +5,8 @@ from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, 
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle, check_options
-from accum._tf import AccumSteps, Gradient, GradsAndVars, Nonfinite, Reduction, Scalar, Sparse, Transform, tf
+from accum._tf import Gradient, GradsAndVars, Scalar, Transform, tf
+from accum._tf.types import AccumSteps, Nonfinite, Reduction, Sparse
 from accum.compat.v1 import _checks, _several_losses
 from accum.compat.v1._accum_ops import AccumOps
 from accum.compat.v1._batch_norm import take_over
@@ -103,7 +104,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _checks.require_graph()
         if tf.is_tensor(loss):
             self._losses.append(loss)
-        if _tf.is_graph_optimizer(self._inner):
+        if _tf.optimizers.is_graph_optimizer(self._inner):
             return self._inner.compute_gradients(loss, *args, **kwargs)
         return super().compute_gradients(loss, *args, **kwargs)
 
@@ -197,7 +198,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._enter(listed, global_step, weight)
         with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope(name or self._name):
             train_op = self._cycle.micro_step(listed, weight)
-        _tf.record_train_op(train_op)
+        _tf.graphs.record_train_op(train_op)
         return train_op
 
     def accumulation_ops(
@@ -380,9 +381,11 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._has_called = True
         self._adapter.global_step = global_step
         with self._adapter.stepping():
-            train_op = _tf.as_operation(_tf.apply_inner(self._inner, listed, 1, global_step, name))
+            train_op = _tf.inner_optimizer.as_operation(
+                _tf.inner_optimizer.apply(self._inner, listed, 1, global_step, name)
+            )
             done = self._adapter.end_step(train_op)
-        return train_op if done is train_op else _tf.as_operation(done)
+        return train_op if done is train_op else _tf.inner_optimizer.as_operation(done)
 
     def _enter(self, listed: GradsAndVars, global_step: Optional[tf.Variable], weight: Optional[Scalar]) -> None:
         _checks.require_same_step_counter(self._cycle, self._adapter.global_step, global_step, self._count_micro_steps)
@@ -438,7 +441,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
     def get_slot_names(self) -> List[str]:
         """Return the names of the slots of this optimizer and the inner optimizer."""
-        return sorted(super().get_slot_names()) + _tf.slot_names(self._inner)
+        return sorted(super().get_slot_names()) + _tf.inner_optimizer.slot_names(self._inner)
 
     def saved_groups(self) -> List[List[tf.Variable]]:
         """Return the variables that accumulation adds to a checkpoint, grouped by the feature that added them."""

@@ -81,5 +81,5 @@ def _initializers(group: Sequence[tf.Variable]) -> List[tf.Operation]:
 
 def _saved_name(var: tf.Variable) -> str:
     """Return the name under which a `Saver` saves `var`: for a part of a partitioned variable, that of the whole."""
-    info = _tf.slice_info(var)
+    info = _tf.graphs.slice_info(var)
     return var.op.name if info is None else info.full_name

@@ -36,12 +36,15 @@ class SeveralLosses(CycleListener):
 
     def receive(self, pairs: Sequence[GradsAndVars], counts: Sequence[Scalar]) -> GradsAndVars:
         """Take the gradients of each loss in the current micro-batch. Returns those that the engine accumulates."""
-        numbers = [_check.not_negative("weight", count, _tf.known_value(count)) for count in counts]
+        numbers = [_check.not_negative("weight", count, _tf.variables.known_value(count)) for count in counts]
         self._here = [
-            Part({_tf.variable_key(var): grad for grad, var in listed if grad is not None}, tf.cast(number, tf.float32))
+            Part(
+                {_tf.variables.key_of(var): grad for grad, var in listed if grad is not None},
+                tf.cast(number, tf.float32),
+            )
             for listed, number in zip(pairs, numbers)
         ]
-        return [(self._first(_tf.variable_key(var)), var) for _, var in pairs[0]]
+        return [(self._first(_tf.variables.key_of(var)), var) for _, var in pairs[0]]
 
     def _first(self, key: int) -> Any:
         """Return the weighted gradient of the first loss, which also has the rows of those of the others."""
@@ -75,10 +78,10 @@ class SeveralLosses(CycleListener):
         for number, part in enumerate(self._here[1:], start=1):
             made = {}
             for _, var in listed:
-                if _tf.variable_key(var) in part.grads:
-                    dtype = cycle.dtype or _tf.at_least_float32(var.dtype.base_dtype)
+                if _tf.variables.key_of(var) in part.grads:
+                    dtype = cycle.dtype or _tf.variables.at_least_float32(var.dtype.base_dtype)
                     total = adapter.buffer(var, f"accum_{number}", var.shape, dtype)
-                    made[_tf.variable_key(var)] = Accumulator(total)
+                    made[_tf.variables.key_of(var)] = Accumulator(total)
             self._accumulators.append(made)
 
     def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
@@ -109,8 +112,8 @@ class SeveralLosses(CycleListener):
         self, mean: Gradient, var: tf.Variable, counts: List[tf.Tensor], is_first: Any, has_latest: bool
     ) -> Gradient:
         """Return the sum of the means of all losses. `mean` is the sum for the first over the micro-batches' number."""
-        key = _tf.variable_key(var)
-        whole = _tf.scale_gradient(mean, tf.math.divide_no_nan(counts[-1], counts[0]))
+        key = _tf.variables.key_of(var)
+        whole = _tf.inner_optimizer.scale_gradient(mean, tf.math.divide_no_nan(counts[-1], counts[0]))
         for part, accumulators, count in zip(self._here[1:], self._accumulators, counts[1:]):
             if key in accumulators:
                 accumulator = accumulators[key]

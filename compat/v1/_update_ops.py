@@ -12,7 +12,7 @@ from accum._tf import tf
 
 ASSIGN_SUBS = ("AssignSub", "AssignSubVariableOp")
 CONDITIONALS = ("If", "StatelessIf")  # of TF 2
-READS = ("Identity", "ReadVariableOp", "Cast") + _tf.ENTRANCES
+READS = ("Identity", "ReadVariableOp", "Cast") + _tf.op_walks.ENTRANCES
 SHAPINGS = READS + ("Squeeze", "Reshape", "StopGradient")
 
 
@@ -120,11 +120,11 @@ def still(averages: Sequence[Tuple[Average, Average]]) -> None:
     this without control dependencies, in the loop in which the ops are, if they are in one.
     """
     for average in [average for pair in averages for average in pair]:
-        _tf.replace_input(average.assign, 1, tf.zeros(average.var.shape, average.var.dtype.base_dtype))
+        _tf.graphs.replace_input(average.assign, 1, tf.zeros(average.var.shape, average.var.dtype.base_dtype))
         if average.assign.type == "AssignSub":
             # It may run beside the op that now moves the average. Both must hold the lock of a ref variable, or this
             # one could write back what was there before.
-            _tf.hold_lock(average.assign)
+            _tf.graphs.hold_lock(average.assign)
 
 
 def _op_of(update_op: Any) -> tf.Operation:
@@ -159,7 +159,7 @@ def _find_assign(op: tf.Operation, depth: int = 3) -> Optional[tf.Operation]:
 
 def _variable_of(target: tf.Tensor) -> Optional[tf.Variable]:
     """Find the variable whose ref or handle is `target`, or None."""
-    target = _tf.entered(target)
+    target = _tf.op_walks.entered(target)
     graph = target.graph
     for var in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         owner = var.handle if hasattr(var, "handle") else var
@@ -176,7 +176,7 @@ def _factors(delta: tf.Tensor, var: tf.Variable) -> Optional[Tuple[tf.Tensor, tf
         if difference.op.type == "Sub" and decay.shape.rank == 0:
             minuend, value = difference.op.inputs
             if _variable_of(_back(minuend, READS)) is var:
-                return _tf.entered(value), _tf.entered(decay)
+                return _tf.op_walks.entered(value), _tf.op_walks.entered(decay)
     return None
 
 
@@ -186,14 +186,18 @@ def _read_value(value: tf.Tensor) -> Optional[Tuple[str, tf.Tensor, bool]]:
     if value.op.type == "Merge":  # merges a training branch and an inference branch
         read = [_read_value(branch) for branch in value.op.inputs]
         return next((statistic for statistic in read if statistic is not None), None)
-    if value.op.type in _tf.FUSED_BATCH_NORMS and value.op.get_attr("is_training") and value.value_index in (1, 2):
-        inputs = _tf.entered(value.op.inputs[0])
+    if (
+        value.op.type in _tf.op_walks.FUSED_BATCH_NORMS
+        and value.op.get_attr("is_training")
+        and value.value_index in (1, 2)
+    ):
+        inputs = _tf.op_walks.entered(value.op.inputs[0])
         return ("mean", inputs, False) if value.value_index == 1 else ("variance", inputs, True)
     if value.op.type != "Mean":
         return None
-    inputs = _tf.entered(value.op.inputs[0])
+    inputs = _tf.op_walks.entered(value.op.inputs[0])
     if inputs.op.type == "SquaredDifference":
-        return "variance", _tf.entered(inputs.op.inputs[0]), False
+        return "variance", _tf.op_walks.entered(inputs.op.inputs[0]), False
     return "mean", inputs, False
 
 

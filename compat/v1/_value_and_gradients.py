@@ -10,7 +10,8 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 from accum import _tf
 from accum._engine._combined import Pooled
 from accum._engine._value_and_gradients import Derived, Weight, checked, checked_variables, mean_and_gradients
-from accum._tf import Gradient, WholeBatch, tf
+from accum._tf import Gradient, tf
+from accum._tf.types import WholeBatch
 from accum.compat.v1._collections import Additions, depends_on, is_in_loop, ops_of
 from accum.compat.v1._first_call import FirstCall
 from accum.compat.v1._moving_statistics import moments_of, moves
@@ -101,7 +102,7 @@ def value_and_gradients(
       ...         train_op = optimizer.apply_gradients(grads_and_vars, tf.compat.v1.train.get_global_step())
       ...     return tf.estimator.EstimatorSpec(mode, loss=value, train_op=train_op)
     """
-    if not _tf.in_static_graph():
+    if not _tf.graphs.in_static_graph():
         raise RuntimeError(
             "`accum.compat.v1.value_and_gradients` creates ops of a static graph but was called eagerly: enter a "
             "`tf.Graph`, or use `accum.value_and_gradients`."
@@ -112,7 +113,7 @@ def value_and_gradients(
         return whole_value(task, data, listed)
     calls = _Calls(listed)
     # Only loops of TF 1 take ref variables, and only in theirs can update ops be read.
-    with _tf.control_flow_of_tf(1):
+    with _tf.graphs.control_flow_of_tf(1):
         derived = mean_and_gradients(task, data, calls.differentiate)
     for (mean, variance), whole in zip(calls.averages, derived.others):
         for move in moves(mean, variance, whole):

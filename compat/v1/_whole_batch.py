@@ -75,7 +75,7 @@ class _StaticCall:
 
         def function(tensors: Sequence[tf.Tensor], marks: Marks) -> List[tf.Tensor]:
             feeds = {one.name: tensor for one, tensor in zip(template, tensors)}
-            inside = [_tf.captured(one) for one in outside]
+            inside = [_tf.graph_parts.captured(one) for one in outside]
             feeds.update((one.name, tensor) for one, tensor in zip(part.boundary, inside))
             self._names = {tensor.name: name for name, tensor in feeds.items()}
             own = (self._position, marks.position), (self._total, marks.total), (self._seed, marks.seed)
@@ -152,7 +152,7 @@ class _StaticCall:
         """Return the part of the graph from which outputs are computed, as far as it depends on the template."""
         before = {tensor.op for tensor in [*template, self._position, self._total, self._seed]}
         ends = [tensor.op for tensor in outputs]
-        wanted = _tf.ancestors(ends, before)
+        wanted = _tf.op_walks.ancestors(ends, before)
         own = set(before)
         is_constant: Dict[tf.Operation, bool] = {}
         ops = []
@@ -166,7 +166,7 @@ class _StaticCall:
             if depends or is_constant[op]:
                 ops.append(op)
         _require_repeatable(ops)
-        lost = set(_tf.ancestors(ends, before, True)) & set(created) - set(wanted) - self._stilled
+        lost = set(_tf.op_walks.ancestors(ends, before, True)) & set(created) - set(wanted) - self._stilled
         _require_no_effects([op for op in created if op in lost] + ops)
         inside = set(ops) | before
         boundary = {tensor.name: tensor for op in ops for tensor in op.inputs if tensor.op not in inside}
@@ -178,17 +178,19 @@ class _StaticCall:
         protos = []
         for op in part.ops:
             keys = [tensor.name for tensor in op.inputs]
-            protos.append(_tf.placed(_tf.Node(op.name, op.type, keys, op.node_def), keys))
+            protos.append(_tf.graph_parts.placed(_tf.graph_parts.Node(op.name, op.type, keys, op.node_def), keys))
         used = {key for proto in protos for key in proto.input}
         used_feeds = {key: tensor for key, tensor in feeds.items() if key in used}
         wanted = [tensor.name for tensor in outputs if tensor.name not in feeds]
-        needs_library = any(_tf.functions_of(proto) for proto in protos)
-        imported = dict(zip(wanted, _tf.import_part(part.graph_def, protos, used_feeds, wanted, needs_library)))
+        needs_library = any(_tf.graph_parts.functions_of(proto) for proto in protos)
+        imported = dict(
+            zip(wanted, _tf.graph_parts.import_part(part.graph_def, protos, used_feeds, wanted, needs_library))
+        )
         return [feeds[tensor.name] if tensor.name in feeds else imported[tensor.name] for tensor in outputs]
 
 
 def _require_no_effects(ops: Sequence[tf.Operation]) -> None:
-    names = [op.name for op in ops if _tf.changes_variable(op)]
+    names = [op.name for op in ops if _tf.op_walks.changes_variable(op)]
     if names:
         raise ValueError(
             "With `whole_batch`, `function` must not assign to variables, but for the averages in UPDATE_OPS: do that "

@@ -192,7 +192,7 @@ def sums_of_packs(strategy):
     step(batch)  # which creates all variables
     counts = []
     for size in (1, 0):  # 0: TensorFlow's own, one pack
-        with mock.patch("accum._tf._strategies.PACK_BYTES", size):
+        with mock.patch("accum._tf.strategies.PACK_BYTES", size):
             counts.append(products_before_sums(tf.function(step.python_function), batch))
     return tf.constant(counts[:1] + [counts[1] + [-1] * (len(counts[0]) - len(counts[1]))]), model.optimizer
 

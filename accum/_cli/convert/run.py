@@ -18,7 +18,7 @@ from accum.convert._report import ConversionError, Disagreement
 def perform(arguments):
     """Convert. Returns the exit status."""
     try:
-        if not _tf.CONVERTS:
+        if not _tf.optimizer_state.CONVERTS:
             raise ConversionError("conversion needs Keras: TensorFlow 2.2 or later.")
         model, optimizer = _made_by(arguments.model)
         convert = _from_v1 if arguments.direction == "from-v1" else _to_v1
@@ -64,7 +64,7 @@ def _restore(path, model, optimizer):
         if "_CHECKPOINTABLE_OBJECT_GRAPH" not in saved:
             raise ConversionError("it was not written by `tf.train.Checkpoint`.")
         KerasRun(model, optimizer).build_for([name.partition("optimizer/")[2] for name in saved])
-        status = _tf.read_checkpoint(tf.train.Checkpoint(model=model, optimizer=optimizer), path)
+        status = _tf.tracking.read_checkpoint(tf.train.Checkpoint(model=model, optimizer=optimizer), path)
         status.assert_existing_objects_matched()
     except _v1.UNREADABLE + (AssertionError,) as error:
         words = str(error) if isinstance(error, ConversionError) else one_line(error) + "."

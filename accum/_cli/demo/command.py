@@ -93,7 +93,7 @@ def _perform(parser, arguments):
     from accum import _tf  # needs TensorFlow; parsing the arguments does not
     from accum._cli.demo import runs
 
-    if not _tf.HAS_KERAS_API and arguments.api != "v1":
+    if not _tf.version.HAS_KERAS_API and arguments.api != "v1":
         if arguments.api != MICRO_BATCHES:
             parser.error(f"--face {arguments.api} needs TensorFlow 2.2 or later. Use --face v1.")
         arguments.api = "v1"

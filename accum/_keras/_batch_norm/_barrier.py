@@ -26,14 +26,14 @@ class BatchNormBarrier(Barrier):
     def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor], marks: Marks) -> tf.Tensor:
         """Return what the layer returns of a micro-batch, by the statistics of the batch."""
         layer = self._layer
-        dtype = _tf.compute_dtype_of(layer)
+        dtype = _tf.models.compute_dtype_of(layer)
         inputs = tf.convert_to_tensor(inputs)
-        exact = _tf.at_least_float32(dtype)
+        exact = _tf.variables.at_least_float32(dtype)
         values = tf.cast(tf.cast(inputs, dtype), exact)
         rank = inputs.shape.rank
         features = [axis % rank for axis in _listed(layer.axis)]
         # With several axes, Keras keeps the others with length 1.
-        shape = _tf.native(layer.moving_mean).shape.as_list()
+        shape = _tf.variables.native(layer.moving_mean).shape.as_list()
         rule = Normalization(tuple(axis for axis in range(rank) if axis not in features), rank, shape)
         taken, count = self._taken(values, mask, rule.count(values))
 
@@ -44,9 +44,9 @@ class BatchNormBarrier(Barrier):
             self, inputs, values, lambda values: rule.moments(values, count, taken), gradient
         )
         values = tf.cast(tf.cast(behind, dtype), exact)
-        gamma = tf.cast(_tf.native(layer.gamma), exact) if layer.scale else None
-        beta = tf.cast(_tf.native(layer.beta), exact) if layer.center else None
-        epsilon = float(_tf.epsilon_of(layer))
+        gamma = tf.cast(_tf.variables.native(layer.gamma), exact) if layer.scale else None
+        beta = tf.cast(_tf.variables.native(layer.beta), exact) if layer.center else None
+        epsilon = float(_tf.batch_norm.epsilon_of(layer))
         return tf.cast(rule.normalized(values, whole.mean, whole.variance, gamma, beta, epsilon), dtype)
 
     def receive(self, whole: Moments) -> None:
@@ -59,7 +59,7 @@ class BatchNormBarrier(Barrier):
         self, values: tf.Tensor, mask: Optional[tf.Tensor], count: tf.Tensor
     ) -> Tuple[Optional[tf.Tensor], tf.Tensor]:
         """Return 1 or 0 for what counts or is masked, None without a mask, and the number of values of a feature."""
-        if mask is None or not _tf.uses_mask(self._layer):
+        if mask is None or not _tf.batch_norm.uses_mask(self._layer):
             return None, count
         mask = tf.cast(mask, values.dtype)
         share = tf.math.divide_no_nan(tf.reduce_sum(mask), tf.cast(tf.size(mask), values.dtype))
@@ -73,7 +73,7 @@ def _listed(axis: Union[int, Sequence[int]]) -> List[int]:
 
 def refusal_of(layer: tf.keras.layers.Layer) -> Optional[str]:
     """Return why a batch normalisation layer can't be a barrier, or None."""
-    is_supported = _tf.is_plain_batch_norm(layer) or type(layer) is AccumBatchNormalization
+    is_supported = _tf.batch_norm.is_plain(layer) or type(layer) is AccumBatchNormalization
     if not is_supported:
         return "its class is not known, and may compute something else"
     for name in ("renorm", "virtual_batch_size"):

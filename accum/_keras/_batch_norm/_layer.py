@@ -8,10 +8,11 @@ from accum._engine import _replicas
 from accum._engine._moments import Moments, over_replicas, without_bessel
 from accum._keras._batch_norm._moving_statistics import MovingStatistics
 from accum._keras._steps._optimizer_calls import Collector
-from accum._tf import Config, Options, Scalar, Wait, tf
+from accum._tf import Options, Scalar, Wait, tf
+from accum._tf.types import Config
 
 
-class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
+class AccumBatchNormalization(*_tf.batch_norm.BASES):  # type: ignore[misc]
     """Batch normalisation whose moving mean and variance are updated once per cycle, as by the full batch.
 
     The new mean and variance are
@@ -75,7 +76,7 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
         super().__init__(*args, **(_unfused(kwargs) if synchronized else kwargs))
         self.__dict__["_accum_synchronized"] = bool(synchronized)
         self.__dict__["accum_statistics"] = MovingStatistics(self, accum_steps)
-        _tf.track(self, self.accum_statistics, "accumulation")
+        _tf.tracking.track(self, self.accum_statistics, "accumulation")
 
     @property
     def accum_steps(self) -> int:
@@ -114,13 +115,13 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
     ) -> tf.Tensor:
         return self._accum_call(inputs, training, mask)
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def _accum_call(
         self, inputs: tf.Tensor, training: Optional[Union[bool, tf.Tensor]], mask: Optional[tf.Tensor]
     ) -> tf.Tensor:
-        if not self.trainable or self.accum_statistics.is_passthrough or _tf.is_no_real_call():
-            return _tf.call_batch_norm(super().call, inputs, training, mask)
-        if _tf.in_static_graph():
+        if not self.trainable or self.accum_statistics.is_passthrough or _tf.layers.is_no_real_call():
+            return _tf.batch_norm.call_batch_norm(super().call, inputs, training, mask)
+        if _tf.graphs.in_static_graph():
             raise ValueError(
                 "In a static graph, no cycle can order the updates that Keras collects: `AccumBatchNormalization` "
                 f"needs accum_steps=1 there. Received: accum_steps={self.accum_steps!r}."
@@ -132,7 +133,7 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
                 lambda: self._accum_call(inputs, False, mask),
             )
         with self._accum_capturing() as captured:
-            outputs = _tf.call_batch_norm(super().call, inputs, training, mask)
+            outputs = _tf.batch_norm.call_batch_norm(super().call, inputs, training, mask)
         if captured:  # Keras' layer has computed statistics, so this was a call in training
             self.accum_statistics.receive(self._accum_moments(inputs, mask, captured))
         return outputs
@@ -146,7 +147,7 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
         momentum, replica = self.momentum, _replicas.replica_number()
         captured: Dict[str, tf.Tensor] = {}
         self._accum_captured[replica] = captured
-        self.__dict__["momentum"] = 0.0 if _tf.is_fused(self) else momentum
+        self.__dict__["momentum"] = 0.0 if _tf.batch_norm.is_fused(self) else momentum
         try:
             yield captured
         finally:
@@ -160,12 +161,12 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
 
     @property
     def _accum_moving_mean(self) -> tf.Variable:
-        return _tf.native(self.__dict__["moving_mean"])
+        return _tf.variables.native(self.__dict__["moving_mean"])
 
     @property
     def _accum_dtype(self) -> tf.DType:
         """The dtype in which moments are computed: in Keras 3, the moving statistics may be 16-bit."""
-        return _tf.at_least_float32(self._accum_moving_mean.dtype.base_dtype)
+        return _tf.variables.at_least_float32(self._accum_moving_mean.dtype.base_dtype)
 
     def _assign_new_value(self, variable: tf.Variable, value: tf.Tensor) -> Wait:
         if self._accum_capture(self._accum_name(variable), value):
@@ -230,7 +231,7 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
         count = captured["count"] if "count" in captured else self._accum_count(inputs, mask)
         shape = self._accum_moving_mean.shape
         mean, variance = (tf.reshape(tf.cast(captured[name], dtype), shape) for name in ("mean", "variance"))
-        if _tf.records_unbiased_variance(self):
+        if _tf.batch_norm.records_unbiased_variance(self):
             variance = without_bessel(variance, count)
         return Moments(count, mean, variance)
 
@@ -239,7 +240,7 @@ class AccumBatchNormalization(*_tf.BATCH_NORM_BASES):  # type: ignore[misc]
         dtype = self._accum_dtype
         features = max(self._accum_moving_mean.shape.num_elements(), 1)
         count = tf.reduce_prod(tf.cast(tf.shape(inputs), dtype)) / features  # float, so that it cannot overflow
-        if mask is not None and _tf.uses_mask(self):
+        if mask is not None and _tf.batch_norm.uses_mask(self):
             unmasked = tf.reduce_sum(tf.cast(mask, dtype))
             count *= tf.math.divide_no_nan(unmasked, tf.cast(tf.size(mask), dtype))  # no mean over 0 elements
         return count
@@ -268,13 +269,13 @@ def batch_norm_following(
 
 def batch_norms_of(model: tf.keras.Model) -> List[AccumBatchNormalization]:
     """Return every `AccumBatchNormalization` in a model, at any depth, once each."""
-    return [layer for layer in _tf.layers_of(model) if isinstance(layer, AccumBatchNormalization)]
+    return [layer for layer in _tf.models.layers_of(model) if isinstance(layer, AccumBatchNormalization)]
 
 
 def _unfused(options: Options) -> Options:
     if options.get("fused"):
         raise ValueError("`fused` must not be True with `synchronized=True`: leave it out. Received: fused=True.")
-    return _tf.unfused(options)
+    return _tf.batch_norm.unfused(options)
 
 
 def _check_supported(options: Options) -> None:
@@ -289,4 +290,4 @@ def _check_supported(options: Options) -> None:
             )
 
 
-_tf.register_keras_class(AccumBatchNormalization, "AccumBatchNormalization")
+_tf.optimizers.register_keras_class(AccumBatchNormalization, "AccumBatchNormalization")

@@ -14,7 +14,7 @@ from accum._keras._steps._optimizer_calls import Collector
 from accum._tf import Scalar, Wait, tf
 
 
-class MovingStatistics(_tf.CheckpointOnly, CycleListener):
+class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
     """Keep the moments of a cycle, and update a layer's `moving_mean` and `moving_variance` at its end.
 
     Args:
@@ -140,7 +140,7 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         with tf.init_scope():
             if self.alone is None:
                 self.alone = self._new_moments("alone")
-                self.calls = _tf.new_statistic(self._layer.name + "/calls", [], tf.float32)
+                self.calls = _tf.variables.new_statistic(self._layer.name + "/calls", [], tf.float32)
 
     def flush(self) -> Wait:
         """Update with an unfinished cycle of calls, if there is one. Returns an op or tensor to wait for, or None."""
@@ -192,8 +192,8 @@ class MovingStatistics(_tf.CheckpointOnly, CycleListener):
         return move(self._layer, wholes)
 
     def _new_moments(self, name: str) -> MomentsAccumulator:
-        mean = _tf.native(self._layer.moving_mean)
-        dtype = _tf.at_least_float32(mean.dtype.base_dtype)
+        mean = _tf.variables.native(self._layer.moving_mean)
+        dtype = _tf.variables.at_least_float32(mean.dtype.base_dtype)
         return MomentsAccumulator(f"{self._layer.name}/{name}", mean.shape, dtype)
 
 
@@ -209,12 +209,12 @@ def move(layer: tf.keras.layers.Layer, wholes: Sequence[Moments]) -> Wait:
     """
     done = true_after([])
     for count, mean, variance in wholes:
-        if _tf.records_unbiased_variance(layer):
+        if _tf.batch_norm.records_unbiased_variance(layer):
             variance = with_bessel(variance, count)
         share = tf.where(count > 0.0, tf.constant(1.0 - layer.momentum, mean.dtype), tf.zeros([], mean.dtype))
         with tf.control_dependencies([done]):
-            moved = [_moved(_tf.native(layer.moving_mean), mean, share)]
-            moved.append(_moved(_tf.native(layer.moving_variance), variance, share))
+            moved = [_moved(_tf.variables.native(layer.moving_mean), mean, share)]
+            moved.append(_moved(_tf.variables.native(layer.moving_variance), variance, share))
             done = true_after(moved)
     return done
 

@@ -36,7 +36,7 @@ def replace_batchnorm_layers(model: tf.keras.Model, accum_steps: int, position: 
     """
     accum_steps = _check.accum_steps(accum_steps)
     _check.one_of("position", position, POSITIONS)
-    if not _tf.is_layered_model(model):
+    if not _tf.models.is_layered_model(model):
         raise TypeError(f"`model` must be a functional or Sequential model. Received: model={model!r}.")
     return _Replacer(accum_steps).whole(model)
 
@@ -58,14 +58,14 @@ class _Replacer:
     def copy_model(self, model: tf.keras.Model) -> tf.keras.Model:
         copy = tf.keras.models.clone_model(model, clone_function=self.copy)
         if model.built and not copy.built:
-            copy.build(_tf.shape_built_for(model))
+            copy.build(_tf.models.shape_built_for(model))
         return copy
 
     def _match_trainable(self, model: tf.keras.Model, copy: tf.keras.Model) -> None:
         copy.trainable = model.trainable  # also sets all layers in it, so the loop sets each one again
         for layer in model.layers:
             _, its_copy = self._copies.get(id(layer), (None, None))
-            if _tf.is_layered_model(layer):
+            if _tf.models.is_layered_model(layer):
                 self._match_trainable(layer, its_copy)
             elif its_copy is not None:
                 its_copy.trainable = layer.trainable
@@ -76,11 +76,11 @@ class _Replacer:
         return self._copies[id(layer)][1]
 
     def _copied(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
-        if _tf.is_layered_model(layer):
+        if _tf.models.is_layered_model(layer):
             return self.copy_model(layer)
-        if type(layer) in _tf.BATCH_NORMS or isinstance(layer, AccumBatchNormalization):
+        if type(layer) in _tf.batch_norm.BATCH_NORMS or isinstance(layer, AccumBatchNormalization):
             config = dict(layer.get_config(), accum_steps=self._accum_steps)
-            return AccumBatchNormalization(**dict(config, synchronized=_tf.is_synchronized(layer)))
+            return AccumBatchNormalization(**dict(config, synchronized=_tf.batch_norm.is_synchronized(layer)))
         if hasattr(layer, "moving_variance"):
             words = "{} is a {}, which has its own moving statistics and code: it is not replaced."
             _check.warn(words.format(layer.name, type(layer).__name__))

@@ -36,9 +36,11 @@ def squared_norm(grads: Sequence[Optional[Gradient]], compiled: bool = False) ->
     squares = []
     for grad in grads:
         if isinstance(grad, tf.IndexedSlices):
-            grad = tf.convert_to_tensor(grad) if compiled else _tf.summed_rows(grad).values
+            grad = tf.convert_to_tensor(grad) if compiled else _tf.variables.summed_rows(grad).values
         if grad is not None:
-            squares.append(tf.cast(tf.nn.l2_loss(tf.cast(grad, _tf.at_least_float32(grad.dtype))), tf.float32))
+            squares.append(
+                tf.cast(tf.nn.l2_loss(tf.cast(grad, _tf.variables.at_least_float32(grad.dtype))), tf.float32)
+            )
     return 2.0 * tf.add_n(squares) if squares else tf.constant(0.0)
 
 

@@ -107,7 +107,7 @@ class StepLogger(tf.keras.callbacks.Callback):
         self._optimizer = _only_optimizer(model)
         self._why_none = _reason_for_no_noise_scale(model, self._optimizer)
         self._has_workers = _replicas.is_of_several_workers(model.distribute_strategy)
-        self._writes = _tf.is_chief(model.distribute_strategy)
+        self._writes = _tf.strategies.is_chief(model.distribute_strategy)
         self._recorder = StepRecorder(model, self._optimizer, self._end)
         self._recorder.attach()
 
@@ -259,9 +259,9 @@ class StepLogger(tf.keras.callbacks.Callback):
 
 
 def _only_optimizer(model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
-    if _tf.in_static_graph():
+    if _tf.graphs.in_static_graph():
         raise ValueError("`StepLogger` does not run in Keras' graph mode: enable eager execution.")
-    if _tf.is_parameter_server(model.distribute_strategy):
+    if _tf.strategies.is_parameter_server(model.distribute_strategy):
         raise ValueError(
             "`StepLogger` does not follow the workers of parameter servers. "
             f"Received: {type(model.distribute_strategy).__name__}."
@@ -279,7 +279,7 @@ def _reason_for_no_noise_scale(model: tf.keras.Model, optimizer: tf.keras.optimi
         return "with `whole_batch`, micro-batches have no losses of their own"
     if own is not None and own.options.arguments["micro_batch_tokens"] is not None:
         return "`micro_batch_tokens` sorts examples by length, so micro-batches are no random samples"
-    if _tf.sums_over_examples(getattr(model, _tf.LOSS_CONTAINER, None)):
+    if _tf.losses.sums_over_examples(getattr(model, _tf.losses.LOSS_CONTAINER, None)):
         return "the loss sums over examples; compile one that is a mean"
     replicas = model.distribute_strategy.num_replicas_in_sync
     if optimizer._cycle.plan.nonfinite == "skip_micro" and replicas > 1:

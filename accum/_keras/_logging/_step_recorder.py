@@ -53,10 +53,12 @@ class StepRecorder:
         with tf.init_scope(), model.distribute_strategy.scope():
             width = len(Sums._fields)
             # The row of the present cycle is the one after those of `_cycles`; more than fit share the last.
-            self._rows = _tf.new_statistic("step_rows", [ROWS + 1, width], tf.float32)
-            self._cycles = _tf.new_statistic("cycles_recorded", [], tf.float32)
-            self._batch = _tf.new_statistic("batch_examples", [], tf.float32)
-            self._losses = _tf.new_statistic("losses_so_far", [2], tf.float32)  # sum and weight, in this epoch
+            self._rows = _tf.variables.new_statistic("step_rows", [ROWS + 1, width], tf.float32)
+            self._cycles = _tf.variables.new_statistic("cycles_recorded", [], tf.float32)
+            self._batch = _tf.variables.new_statistic("batch_examples", [], tf.float32)
+            self._losses = _tf.variables.new_statistic(
+                "losses_so_far", [2], tf.float32
+            )  # sum and weight, in this epoch
 
     # ------------------------------------------------------------------------------------------------------------
     # In and out of the model
@@ -91,7 +93,7 @@ class StepRecorder:
             return logs
 
         self._unwrapped = own
-        _tf.set_untracked(self._model, "train_step", recorded_train_step)
+        _tf.models.set_untracked(self._model, "train_step", recorded_train_step)
 
     def detach(self) -> None:
         """Record nothing from now on: the model is traced again, as if there had never been a recorder."""
@@ -110,12 +112,12 @@ class StepRecorder:
         else:
             del self._model.__dict__["train_step"]
             if self._unwrapped is not None:
-                _tf.set_untracked(self._model, "train_step", self._unwrapped)
+                _tf.models.set_untracked(self._model, "train_step", self._unwrapped)
         self._model.train_function = None
 
     def _cycle_so_far(self) -> Tuple[int, int]:
         """Return the micro steps of the present cycle, and the steps before it."""
-        return int(self._optimizer.micro_step), int(_tf.native(self._optimizer.iterations).numpy())
+        return int(self._optimizer.micro_step), int(_tf.variables.native(self._optimizer.iterations).numpy())
 
     def _unfinished(self) -> Optional[UnfinishedRow]:
         """Return what another recorder needs to go on in the present cycle, if all of it has been recorded."""
@@ -142,17 +144,17 @@ class StepRecorder:
     @property
     def compiled(self) -> bool:
         """Whether XLA compiles the train step."""
-        return _tf.is_compiled_by_xla(self._model)
+        return _tf.steps.is_compiled_by_xla(self._model)
 
     # ------------------------------------------------------------------------------------------------------------
     # On each replica, in a train step
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def begin(self, data: Data) -> None:
         """Begin a batch. Doing so twice is like once."""
         self._is_in_batch = True
         try:
-            examples = _tf.count_examples(data)
+            examples = _tf.losses.count_examples(data)
         except ValueError:  # there is nothing to count
             examples = tf.constant(float("nan"))
         _replicas.local_variable(self._batch).assign(examples, read_value=False)
@@ -171,12 +173,12 @@ class StepRecorder:
         is_first = tf.reduce_all(tf.equal(row, 0.0)) & (self._optimizer.micro_step > 0)
         return tf.where(is_first & (tf.range(len(Sums._fields)) < _STEPS), float("nan"), vector)
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def sums_of(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], size: Scalar) -> tf.Tensor:
         """Return what a micro-batch of a batch adds to the sums, a vector that can be added up."""
         return as_vector(norms_of_micro_batch(grads, weight, size, self.compiled))
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def give(self, vector: tf.Tensor, is_weighted: bool, grads: Optional[Sequence[Optional[Gradient]]]) -> None:
         """Set what the next call of the optimizer on this replica adds: the sums over the micro-batches of its batch.
 
@@ -207,7 +209,7 @@ class StepRecorder:
             divisor=1.0 / _replicas.count(),
         )
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def take(self, grads: Sequence[Optional[Gradient]], weight: Optional[Scalar], is_reduced: bool) -> None:
         """Add the gradients of one call of the optimizer.
 
@@ -235,7 +237,7 @@ class StepRecorder:
         """The number by which Keras multiplies the loss, and the inner optimizer divides its gradients."""
         return float(getattr(self._optimizer.optimizer, "loss_scale_factor", None) or 1.0)
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def on_step(self, grads_and_vars: GradsAndVars) -> List[Wait]:
         """Record the step that the inner optimizer makes with these gradients. Returns what to wait for."""
         inner = self._optimizer.optimizer
@@ -243,23 +245,23 @@ class StepRecorder:
         sums = Sums(
             steps=1.0,
             squared_norm=norm,
-            learning_rate=_tf.learning_rate_now(inner),
-            number=tf.cast(_tf.native(inner.iterations), tf.float32),
+            learning_rate=_tf.optimizer_state.learning_rate_now(inner),
+            number=tf.cast(_tf.variables.native(inner.iterations), tf.float32),
         )
         return [self._add(as_vector(sums))]
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def on_passthrough_step(self, grads_and_vars: GradsAndVars, is_reduced: bool) -> Tuple[GradsAndVars, bool]:
         """Record the step of an optimizer that does not accumulate. Returns its gradients, and whether reduced."""
         if not is_reduced and _replicas.count() > 1:
             summed = _replicas.sum_gradients(grads_and_vars)
             self.on_step(summed)
-            sums_now = _tf.sums_before_all_else(self._optimizer.optimizer)
+            sums_now = _tf.inner_optimizer.sums_before_all_else(self._optimizer.optimizer)
             return (summed, True) if sums_now else (grads_and_vars, False)
         self.on_step(grads_and_vars)
         return grads_and_vars, is_reduced
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def end(self, logs: Logs) -> None:
         """End a batch: add its loss, and go on to the next row if its cycle has ended."""
         examples = _replicas.local_variable(self._batch).read_value()
@@ -280,13 +282,16 @@ class StepRecorder:
 
     def _losses_so_far(self) -> tf.Tensor:
         """Return the sum and the weight of the losses in this epoch, from the metrics that track them."""
-        trackers = _tf.loss_trackers(self._model)[:1] + [
+        trackers = _tf.steps.loss_trackers(self._model)[:1] + [
             metric for metric in self._model.metrics if metric.name == "loss"
         ]
         means = {id(metric): metric for metric in trackers if hasattr(metric, "total") and hasattr(metric, "count")}
         pairs = [
             tf.stack(
-                [tf.cast(_replicas.local_variable(_tf.native(var)), tf.float32) for var in (metric.total, metric.count)]
+                [
+                    tf.cast(_replicas.local_variable(_tf.variables.native(var)), tf.float32)
+                    for var in (metric.total, metric.count)
+                ]
             )
             for metric in means.values()
         ]

@@ -100,7 +100,7 @@ class ModelAccumulation:
         """Create `start_of_seed`, if there is none."""
         if self.start_of_seed is None:
             with tf.init_scope():
-                self.start_of_seed = _tf.new_counter("start_of_seed", [2])
+                self.start_of_seed = _tf.variables.new_counter("start_of_seed", [2])
 
     def call_in_step(self) -> Optional["WholeBatchCall"]:
         """Return what stands in for a call of the model on this replica, or None."""

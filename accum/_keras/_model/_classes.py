@@ -41,7 +41,7 @@ def _as_plain(name: str) -> Any:
     """Make a method that runs on the model as an instance of its original class, without accumulation."""
 
     def method(self: Any, *args: Sequence[object], **kwargs: Options) -> Any:
-        return getattr(_tf.model_like(self, type(self)._base), name)(*args, **kwargs)
+        return getattr(_tf.models.model_like(self, type(self)._base), name)(*args, **kwargs)
 
     return method
 

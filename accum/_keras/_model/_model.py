@@ -22,31 +22,26 @@ from accum._keras._steps._loss_denominator import warn_of_inexact_loss, warn_of_
 from accum._keras._steps._out_of_memory import AutoSizedSteps
 from accum._keras._steps._train_test_predict import ModelSteps
 from accum._keras._steps._variables_ahead import with_variables_ahead
-from accum._tf import (
+from accum._tf import Data, Logs, Nested, Options, Transform, tf
+from accum._tf.types import (
     AccumSteps,
     Config,
     CustomObjects,
-    Data,
     Dtype,
     LastCycle,
-    Logs,
     MicroBatchSize,
     MicroBatchWeight,
     Names,
-    Nested,
     Nonfinite,
-    Options,
     Reduction,
     ReplicasPerGroup,
     SequenceLengths,
     Sparse,
-    Transform,
     WholeBatch,
-    tf,
 )
 
 
-@_tf.not_made_as_functional
+@_tf.models.not_made_as_functional
 class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     """A Keras model that makes one step of its optimizer for every `accum_steps` micro-batches.
 
@@ -111,7 +106,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     def __new__(cls, *args: object, **kwargs: object) -> "GradientAccumulateModel":
         """Create an instance; for a functional model, of a separate class that only functional models share."""
-        base = _tf.Functional if is_functional(args, kwargs) else tf.keras.Model
+        base = _tf.models.Functional if is_functional(args, kwargs) else tf.keras.Model
         return super().__new__(concrete_class(cls, base), *args, **kwargs)
 
     @_check.knowing_arguments
@@ -162,9 +157,9 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 "`GradientAccumulateModel` takes the `inputs` and `outputs` of a functional model. For any other "
                 "model, use `GradientAccumulateModel.from_model`."
             )
-        if is_functional((), of_keras) and not isinstance(self, _tf.Functional):
+        if is_functional((), of_keras) and not isinstance(self, _tf.models.Functional):
             # A subclass creates its layers in `__init__`: Keras would make the class functional for all its models.
-            self.__class__ = concrete_class(type(self), _tf.Functional)
+            self.__class__ = concrete_class(type(self), _tf.models.Functional)
         super().__init__(*args, **of_keras)
         self._accumulate_by(ModelAccumulation(model_options, {}))
 
@@ -225,9 +220,9 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 f"{model!r}."
             )
         model_options = ModelOptions.of(**ModelOptions.among(given, use_agc=bool(use_agc or agc)))
-        made = _tf.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
+        made = _tf.models.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
         steps = [name for name in ("train_step", "test_step", "predict_step") if name in vars(model)]
-        own_steps = {name: _tf.bound_to(made, model, made.__dict__.pop(name)) for name in steps}
+        own_steps = {name: _tf.models.bound_to(made, model, made.__dict__.pop(name)) for name in steps}
         made._accumulate_by(ModelAccumulation(model_options, own_steps))
         if getattr(model, "optimizer", None) is not None:
             ModelOptimizers(made).take_over()
@@ -235,7 +230,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     def _accumulate_by(self, accumulation: ModelAccumulation) -> None:
         accumulation.steps = ModelSteps(self)
-        _tf.set_untracked(self, "_accum", accumulation)
+        _tf.models.set_untracked(self, "_accum", accumulation)
         accumulation.steps.replace()
         self._keep_loss()
 
@@ -266,7 +261,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         self._accum.size = SizeInUse(size, memory_limit=arguments["memory_limit"])
         self._accum.steps.replace()
         self._accum.traces.clear()
-        _tf.forget_traces(self)
+        _tf.graphs.forget_traces(self)
         for name in ("train_function", "test_function", "predict_function"):
             setattr(self, name, None)
 
@@ -286,13 +281,13 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         given = signature.bind_partial(*args, **kwargs)
         self._accum.begin_anew()
         optimizers_of_model = ModelOptimizers(self)
-        _tf.forget_traces(self)  # which know the optimizers of the last `compile`
+        _tf.graphs.forget_traces(self)  # which know the optimizers of the last `compile`
         for arguments in (given.arguments, given.kwargs):
             for name, value in arguments.items():
                 arguments[name] = replaced_within(value, optimizers_of_model.accumulating)
         if "optimizer" in signature.parameters:
             optimizer = given.arguments.get("optimizer", signature.parameters["optimizer"].default)
-            if isinstance(optimizer, str) or _tf.is_optimizer_config(optimizer):
+            if isinstance(optimizer, str) or _tf.optimizers.is_config(optimizer):
                 given.arguments["optimizer"] = optimizers_of_model.accumulating(optimizer)
         super().compile(*given.args, **given.kwargs)
         optimizers_of_model.take_over()
@@ -324,7 +319,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     @property
     def _steps_in_use(self) -> AccumSteps:
         optimizers = self._accum.optimizers or ()
-        accum_steps = [_tf.without_loss_scale(optimizer).accum_steps for optimizer in optimizers]
+        accum_steps = [_tf.optimizers.without_loss_scale(optimizer).accum_steps for optimizer in optimizers]
         return (accum_steps or [self._accum.options.for_optimizers["accum_steps"]])[0]
 
     def summary(self, *args: object, **kwargs: object) -> None:
@@ -396,7 +391,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
         That fails with several workers, and where the parts of a batch are not equally large.
         """
-        specs = None if iterator is None or data_batch is not None else _tf.batch_spec_of(iterator)
+        specs = None if iterator is None or data_batch is not None else _tf.models.batch_spec_of(iterator)
         if specs is not None:
             iterator, data_batch = None, specs
         super()._maybe_symbolic_build(iterator, data_batch)
@@ -407,7 +402,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         Scalars have none, so they get one.
         """
         strategy = self.distribute_strategy
-        if strategy.num_replicas_in_sync == _tf.count_local_replicas(strategy):
+        if strategy.num_replicas_in_sync == _tf.strategies.count_local_replicas(strategy):
             return super()._make_function(step_function)
 
         def on_replica(data: Data) -> Nested:
@@ -462,12 +457,12 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     def _keep_loss(self) -> None:
         """Let a `compute_loss` of the user's see the outputs of several replicas, if losses are computed over them."""
         own: Any = getattr(self, "compute_loss", None)
-        if "loss" not in self._accum.whole_batch or not _tf.is_loss_of_user(own):
+        if "loss" not in self._accum.whole_batch or not _tf.losses.is_loss_of_user(own):
             return
 
         # Neither a function of its own nor a lambda: a deep copy of the model takes this along, bound to the copy.
         compute_loss = functools.partial(self._loss_over_replicas, own)
-        _tf.set_untracked(self, "compute_loss", functools.update_wrapper(compute_loss, own))
+        _tf.models.set_untracked(self, "compute_loss", functools.update_wrapper(compute_loss, own))
 
     def _loss_over_replicas(self, own: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
         losses = self._accum.replica_losses()
@@ -477,7 +472,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     def losses(self) -> List[tf.Tensor]:
         own = accumulation_of(self)
         found, whole = super().losses, None if own is None else own.call_in_step()
-        return found if whole is None else _tf.losses_without_symbolic(self, found) + whole.losses
+        return found if whole is None else _tf.steps.losses_without_symbolic(self, found) + whole.losses
 
     @property
     def metrics(self) -> List[tf.keras.metrics.Metric]:
@@ -497,12 +492,12 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             self._warn_of_unfinished_cycle(filepath)
         return super().save(filepath, *args, **kwargs)
 
-    if _tf.PICKLES:
+    if _tf.version.PICKLES:
 
         def __reduce__(self) -> Tuple[Any, ...]:
             """Pickle and copy the model as the content of a `.keras` file, as Keras does."""
             self._warn_of_unfinished_cycle("a pickle or copy")
-            return _tf.pickled_by_name(super().__reduce__())
+            return _tf.models.pickled_by_name(super().__reduce__())
 
     def _warn_of_unfinished_cycle(self, where: Union[str, "os.PathLike[str]"]) -> None:
         optimizers = accumulating_optimizers(self) if self._accum.optimizers is not None else []
@@ -518,9 +513,9 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         Raises:
           NotImplementedError: the model is subclassed and has no config.
         """
-        base = getattr(type(self), "_base", _tf.Functional)
-        class_name, config = _tf.plain_config(self, base)
-        own = {} if _tf.comes_with_keras(base) else {"module": base.__module__}
+        base = getattr(type(self), "_base", _tf.models.Functional)
+        class_name, config = _tf.models.plain_config(self, base)
+        own = {} if _tf.layers.comes_with_keras(base) else {"module": base.__module__}
         return dict(config, accumulation=dict(self._accum.options.get_config(), model=class_name, **own))
 
     @classmethod
@@ -529,7 +524,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         config = dict(config)
         accumulation = config.pop("accumulation")
         known = {**bases_named(accumulation["model"], accumulation.get("module")), **(custom_objects or {})}
-        model = _tf.model_from_plain_config(accumulation["model"], config, known)
+        model = _tf.models.from_plain_config(accumulation["model"], config, known)
         return cls.from_model(model, **ModelOptions.arguments_from(accumulation, custom_objects))
 
     def compile_from_config(self, config: Config) -> None:
@@ -537,8 +532,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if getattr(type(self), "_base", tf.keras.Model).compile is not tf.keras.Model.compile:
             super().compile_from_config(config)
             return
-        self.compile(**_tf.deserialize_compile_config(config))
-        if _tf.is_new_optimizer(self.optimizer) and self.built:
+        self.compile(**_tf.models.deserialize_compile_config(config))
+        if _tf.optimizers.is_new_optimizer(self.optimizer) and self.built:
             self.optimizer.build(self.trainable_variables)
 
 
@@ -558,5 +553,5 @@ def _finish_clone(model: tf.keras.Model, clone: tf.keras.Model) -> GradientAccum
     return getattr(type(model), "_root", type(model)).from_model(clone, **arguments)
 
 
-_tf.finish_clones(GradientAccumulateModel, _finish_clone)
-_tf.register_keras_class(GradientAccumulateModel, "GradientAccumulateModel")
+_tf.models.finish_clones(GradientAccumulateModel, _finish_clone)
+_tf.optimizers.register_keras_class(GradientAccumulateModel, "GradientAccumulateModel")

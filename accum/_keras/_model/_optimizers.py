@@ -55,7 +55,7 @@ class ModelOptimizers:
     def accumulating(self, optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
         """Return the accumulating optimizer around `optimizer`, one for each since the last `compile`."""
         wrapped = self._own.wrapped
-        if isinstance(optimizer, str) or _tf.is_optimizer_config(optimizer):
+        if isinstance(optimizer, str) or _tf.optimizers.is_config(optimizer):
             return self._newly_accumulating(optimizer)
         if id(optimizer) not in wrapped:
             wrapped[id(optimizer)] = optimizer, self._newly_accumulating(optimizer)
@@ -63,24 +63,24 @@ class ModelOptimizers:
 
     def _newly_accumulating(self, optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
         options = self._own.options.for_optimizers
-        inner = _tf.without_loss_scale(optimizer)
+        inner = _tf.optimizers.without_loss_scale(optimizer)
         if isinstance(inner, GradientAccumulateOptimizer):
             is_own = any(known is optimizer for known in self._own.optimizers or ())
             if is_own or internals_of(inner).accumulates_as(options):
                 return optimizer
-        if not _tf.is_loss_scale_optimizer(optimizer):
+        if not _tf.optimizers.is_loss_scale_optimizer(optimizer):
             return GradientAccumulateOptimizer(optimizer, **options)
         if int(inner.iterations.numpy()) > 0:  # the outer `iterations` stay 0 up to Keras 3.8
             raise ValueError(
                 "This LossScaleOptimizer has made steps and must be recreated to accumulate: compile with a new "
                 "optimizer, or restore a checkpoint after `compile`."
             )
-        inner = _tf.copy_of(inner)
-        return _tf.loss_scale_around(GradientAccumulateOptimizer(inner, **options), like=optimizer)
+        inner = _tf.optimizers.copy_of(inner)
+        return _tf.optimizers.loss_scale_around(GradientAccumulateOptimizer(inner, **options), like=optimizer)
 
     def _watch_losses(self) -> None:
         """Let the compiled losses report the number by which they divide."""
-        container = getattr(self._model, _tf.LOSS_CONTAINER, None)
+        container = getattr(self._model, _tf.losses.LOSS_CONTAINER, None)
         weighs, splits = self._own.options.weighs_as_keras, self._own.size.splits
         if container is None or isinstance(container, ReportingLoss) or not (weighs or splits):
             return
@@ -89,10 +89,10 @@ class ModelOptimizers:
             container,
             report,
             self._own.replica_losses,
-            functools.partial(_tf.added_losses, self._model),
+            functools.partial(_tf.steps.added_losses, self._model),
             self._own.trimmed_time,
         )
-        _tf.set_untracked(self._model, _tf.LOSS_CONTAINER, watched)
+        _tf.models.set_untracked(self._model, _tf.losses.LOSS_CONTAINER, watched)
 
 
 def replace_optimizers(model: tf.keras.Model, replace: Replace) -> List[tf.keras.optimizers.Optimizer]:
@@ -126,7 +126,7 @@ def holds_optimizer(value: object) -> bool:
     seen, waiting = {id(value)}, [value]
     while waiting:
         part = waiting.pop()
-        if _tf.is_keras_optimizer(part):
+        if _tf.optimizers.is_keras_optimizer(part):
             return True
         new = [child for child in _children(part) if id(child) not in seen]  # a dict may contain itself
         seen.update(map(id, new))
@@ -142,7 +142,7 @@ def replaced_within(value: object, replace: Replace, around: Tuple[int, ...] = (
       replace: function of an optimizer.
       around: ids of the lists, tuples and dicts around `value`, which may contain itself.
     """
-    if _tf.is_keras_optimizer(value):
+    if _tf.optimizers.is_keras_optimizer(value):
         return replace(value)
     if id(value) in around or not holds_optimizer(value):
         return value

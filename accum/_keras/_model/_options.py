@@ -8,24 +8,20 @@ from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._clipping._transform import AdaptiveClipping
 from accum._engine._cycle import check_options
 from accum._keras._callbacks import LAST_CYCLE
-from accum._tf import (
+from accum._tf import Data, Options, Scalar, Transform, tf
+from accum._tf.types import (
     AccumSteps,
     Config,
     CustomObjects,
-    Data,
     Dtype,
     MicroBatchSize,
     MicroBatchWeight,
     Names,
     Nonfinite,
-    Options,
     Reduction,
     ReplicasPerGroup,
-    Scalar,
     SequenceLengths,
     Sparse,
-    Transform,
-    tf,
 )
 
 WEIGHTS = ("examples", "equal")
@@ -105,7 +101,7 @@ class ModelOptions:
                 "count their means alike: leave `micro_batch_weight` out, pass a function that counts what the loss "
                 "divides by, or pass `reduction='sum'` for a loss that is a sum."
             )
-        if micro_batch_weight != "equal" and _tf.in_static_graph():
+        if micro_batch_weight != "equal" and _tf.graphs.in_static_graph():
             raise ValueError(
                 "Keras in graph mode never calls `train_step`, which would weight the micro-batches: compile a plain "
                 "model with `GradientAccumulateOptimizer`, or pass micro_batch_weight='equal'."
@@ -127,8 +123,8 @@ class ModelOptions:
         if self._weight == "equal":
             return None
         if callable(self._weight):
-            return self._weight(*_tf.unpack_data(data))
-        return _tf.count_examples(data)
+            return self._weight(*_tf.losses.unpack_data(data))
+        return _tf.losses.count_examples(data)
 
     def get_config(self) -> Config:
         """Return the arguments as JSON; a function that is not registered is left out, with a warning."""

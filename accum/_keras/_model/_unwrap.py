@@ -39,12 +39,12 @@ def unwrap(model: tf.keras.Model) -> tf.keras.Model:
     base = _base_of(model)
     _check_cycles(model)
     _check_layers(model)
-    made = _tf.model_like(model, base)
+    made = _tf.models.model_like(model, base)
     made.__dict__.pop("_accum", None)
     _restore_functions(model, made)
-    container = getattr(made, _tf.LOSS_CONTAINER, None)
+    container = getattr(made, _tf.losses.LOSS_CONTAINER, None)
     if isinstance(container, ReportingLoss):
-        _tf.set_untracked(made, _tf.LOSS_CONTAINER, container.container)
+        _tf.models.set_untracked(made, _tf.losses.LOSS_CONTAINER, container.container)
     known: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
 
     def plain(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
@@ -53,7 +53,7 @@ def unwrap(model: tf.keras.Model) -> tf.keras.Model:
         return known[id(optimizer)][1]
 
     replace_optimizers(made, plain)
-    _tf.replace_in_compile_config(made, lambda value: replaced_within(value, plain))
+    _tf.models.replace_in_compile_config(made, lambda value: replaced_within(value, plain))
     return made
 
 
@@ -73,7 +73,7 @@ def _base_of(model: tf.keras.Model) -> type:
             "carried. Build the plain model, and copy the weights with `set_weights`. Received: "
             f"{root.__name__}."
         )
-    return getattr(cls, "_base", _tf.Functional)
+    return getattr(cls, "_base", _tf.models.Functional)
 
 
 def _optimizers_of(model: tf.keras.Model) -> List[tf.keras.optimizers.Optimizer]:
@@ -85,12 +85,12 @@ def _optimizers_of(model: tf.keras.Model) -> List[tf.keras.optimizers.Optimizer]
 
 
 def _accumulates(optimizer: tf.keras.optimizers.Optimizer) -> bool:
-    return isinstance(_tf.without_loss_scale(optimizer), GradientAccumulateOptimizer)
+    return isinstance(_tf.optimizers.without_loss_scale(optimizer), GradientAccumulateOptimizer)
 
 
 def _check_cycles(model: tf.keras.Model) -> None:
     for optimizer in filter(_accumulates, _optimizers_of(model)):
-        micro_step = int(_tf.without_loss_scale(optimizer).micro_step)
+        micro_step = int(_tf.optimizers.without_loss_scale(optimizer).micro_step)
         if micro_step > 0:
             raise ValueError(
                 "`model` must not be in an unfinished cycle: call `flush()` of its optimizer to make a step from it, "
@@ -99,7 +99,7 @@ def _check_cycles(model: tf.keras.Model) -> None:
 
 
 def _check_layers(model: tf.keras.Model) -> None:
-    layers = _tf.layers_of(model)
+    layers = _tf.models.layers_of(model)
     ours = [layer.name for layer in layers if isinstance(layer, AccumBatchNormalization)]
     if ours:
         raise ValueError(
@@ -120,20 +120,20 @@ def _restore_functions(model: tf.keras.Model, made: tf.keras.Model) -> None:
         made.__dict__.pop(name, None)
         own = model._accum.own_steps.get(name)
         if own is not None:
-            made.__dict__[name] = _tf.bound_to(made, model, own)
+            made.__dict__[name] = _tf.models.bound_to(made, model, own)
     loss = made.__dict__.get("compute_loss")
     own = getattr(loss, "__wrapped__", None)
     if own is not None:  # what sees the losses of several replicas, around the user's
         del made.__dict__["compute_loss"]
         if getattr(own, "__func__", None) is not getattr(type(made), "compute_loss", None):
-            made.__dict__["compute_loss"] = _tf.bound_to(made, model, own)
+            made.__dict__["compute_loss"] = _tf.models.bound_to(made, model, own)
 
 
 def _plain(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
     """Return the optimizer inside an accumulating one, in a `LossScaleOptimizer` like the one around it."""
     if not _accumulates(optimizer):
         return optimizer
-    accumulating = _tf.without_loss_scale(optimizer)
+    accumulating = _tf.optimizers.without_loss_scale(optimizer)
     if optimizer is accumulating:
         return accumulating.optimizer
-    return _tf.loss_scale_moved_to(accumulating.optimizer, like=optimizer)
+    return _tf.optimizers.loss_scale_moved_to(accumulating.optimizer, like=optimizer)

@@ -31,7 +31,7 @@ class WeightVariable:
         """
         if weight is None:
             return None
-        _check.not_negative("micro_batch_weight", weight, _tf.known_value(weight))
+        _check.not_negative("micro_batch_weight", weight, _tf.variables.known_value(weight))
         self.create()
         self._assign(weight)
         return self._variable
@@ -40,7 +40,7 @@ class WeightVariable:
         """Create the variable, if there is none."""
         if self._variable is None:
             with tf.init_scope():
-                self._variable = _tf.new_statistic("micro_batch_weight", [], tf.float32)
+                self._variable = _tf.variables.new_statistic("micro_batch_weight", [], tf.float32)
 
     def replace(self, weight: Scalar) -> None:
         """Replace the weight of the micro-batch, if it has one."""

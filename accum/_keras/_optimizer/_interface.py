@@ -5,7 +5,8 @@ from typing import Any, Dict, List, MutableMapping, Optional, Sequence, Set, Tup
 from accum import _tf
 from accum._engine import _replicas
 from accum._engine._gradients import count_nonfinite
-from accum._tf import Gradient, GradsAndVars, LearningRate, LossOrFunction, VariablesOrFunction, Wait, tf
+from accum._tf import Gradient, GradsAndVars, Wait, tf
+from accum._tf.types import LearningRate, LossOrFunction, VariablesOrFunction
 
 
 def _of_inner(name: str) -> property:
@@ -18,7 +19,7 @@ def _of_inner(name: str) -> property:
     return property(lambda self: getattr(self._inner, name, None), set_it)
 
 
-class _Interface(_tf.TrackedAsInner):
+class _Interface(_tf.tracking.TrackedAsInner):
     """The attributes that Keras and its users read and set on any optimizer."""
 
     _inner: tf.keras.optimizers.Optimizer
@@ -94,13 +95,13 @@ class _LegacyInterface(_Interface):
         self._inner._set_hyper(*args, **kwargs)
 
     def _aggregate_gradients(self, grads_and_vars: GradsAndVars) -> List[Optional[Gradient]]:
-        return _tf.aggregated(self._hand_back(grads_and_vars))
+        return _tf.optimizers.aggregated(self._hand_back(grads_and_vars))
 
     def _clip_gradients(self, grads: Sequence[Optional[Gradient]]) -> Sequence[Optional[Gradient]]:
         return grads  # TF 2.2 and 2.3 would clip each micro-batch in `fit`; dies with 2.3
 
     def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
-        _tf.build_inner(self._inner, var_list)
+        _tf.inner_optimizer.build(self._inner, var_list)
 
     def variables(self) -> Sequence[tf.Variable]:
         return self._inner.variables()
@@ -210,7 +211,7 @@ class _Keras3Interface(_NewInterface):
         elif tape is None:
             raise ValueError("`tape` is required when a `tf.Tensor` is passed as `loss`.")
         variables = list(var_list() if callable(var_list) else var_list)
-        grads = tape.gradient(loss, [_tf.native(var) for var in variables])
+        grads = tape.gradient(loss, [_tf.variables.native(var) for var in variables])
         return self.apply_gradients(list(zip(grads, variables)))
 
     def scale_loss(self, loss: LossOrFunction) -> tf.Tensor:
@@ -226,7 +227,7 @@ def concrete_class(cls: type, base: type) -> type:
         return cls
     if (cls, base) not in _CONCRETE:
         new = _Keras3Interface if hasattr(base, "stateless_apply") else _NewInterface
-        interface = _LegacyInterface if base is _tf.LegacyOptimizer else new
+        interface = _LegacyInterface if base is _tf.optimizers.LegacyOptimizer else new
         namespace = {
             "_root": cls,
             "__module__": cls.__module__,

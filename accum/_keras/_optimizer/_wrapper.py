@@ -12,23 +12,18 @@ from accum._engine._plan import make_plan
 from accum._keras._internals import Internals
 from accum._keras._optimizer._engine_adapter import KerasAdapter
 from accum._keras._optimizer._interface import concrete_class
-from accum._tf import (
+from accum._tf import Gradient, GradsAndVars, Scalar, Transform, Wait, tf
+from accum._tf.types import (
     AccumSteps,
     Config,
     CustomObjects,
     Dtype,
-    Gradient,
-    GradsAndVars,
     LearningRate,
     LossOrFunction,
     Nonfinite,
     Reduction,
-    Scalar,
     Sparse,
-    Transform,
     VariablesOrFunction,
-    Wait,
-    tf,
 )
 
 
@@ -81,7 +76,7 @@ class GradientAccumulateOptimizer:
         """Create an instance that is also a Keras optimizer of the same family as `optimizer`."""
         _check.arguments_of(cls, kwargs)
         inner = _resolve(optimizer)
-        base = _tf.NewOptimizer if _tf.is_new_optimizer(inner) else _tf.LegacyOptimizer
+        base = _tf.optimizers.NewOptimizer if _tf.optimizers.is_new_optimizer(inner) else _tf.optimizers.LegacyOptimizer
         made: tf.keras.optimizers.Optimizer = object.__new__(concrete_class(cls, base))
         made.__dict__["_resolved"] = inner
         return made
@@ -111,8 +106,8 @@ class GradientAccumulateOptimizer:
                 "not: use a LossScaleOptimizer around this optimizer. Received: "
                 f"loss_scale_factor={inner.loss_scale_factor!r}."
             )
-        _tf.stop_automatic_tracking(self)
-        _tf.begin_as_optimizer(self, super().__init__, name)
+        _tf.tracking.stop_automatic_tracking(self)
+        _tf.tracking.begin_as_optimizer(self, super().__init__, name)
         self.__dict__["_adapter"] = adapter = KerasAdapter(self, name)
         self._use_cycle(Cycle(plan, adapter, transform, accumulator_dtype, not plan.is_passthrough))
         self.__dict__["_internals"] = Internals(self)
@@ -123,12 +118,12 @@ class GradientAccumulateOptimizer:
     def _use_cycle(self, cycle: Cycle) -> None:
         self.__dict__["_cycle"] = cycle
         if not cycle.is_passthrough:
-            _tf.track(self, cycle.state, "accumulation")
+            _tf.tracking.track(self, cycle.state, "accumulation")
 
     # ------------------------------------------------------------------------------------------------------------
     # Micro steps
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def apply_gradients(
         self,
         grads_and_vars: Iterable[Tuple[Optional[Gradient], tf.Variable]],
@@ -173,7 +168,7 @@ class GradientAccumulateOptimizer:
             return self._returned(None)
         listed = self._adapter.unwrapped(grads_and_vars)
         if train_step is None:
-            _tf.tell_watcher(self)  # the train step of a model that does not know this optimizer
+            _tf.watching.tell_watcher(self)  # the train step of a model that does not know this optimizer
         else:
             train_step.note(self)
             if not listed:  # Keras also trains models without trainable weights
@@ -256,13 +251,13 @@ class GradientAccumulateOptimizer:
             self._adapter.check(list(var_list))
         self._cycle.announce(list(var_list))
         with tf.init_scope():
-            _tf.build_inner(self._inner, list(var_list))
+            _tf.inner_optimizer.build(self._inner, list(var_list))
 
     def _between_replicas(self, function: Callable[[], tf.Operation]) -> Wait:
         if not self._cycle.is_built:
-            if _tf.is_tracing() and not self._cycle.is_passthrough:
+            if _tf.graphs.is_tracing() and not self._cycle.is_passthrough:
                 raise ValueError("`flush` and `reset` can't be traced before the first micro step has been traced.")
-            if _tf.awaited_names(self._cycle.state):
+            if _tf.tracking.awaited_names(self._cycle.state):
                 _check.warn(
                     "Nothing was flushed or reset: a restored cycle is known only after its next micro-batch.",
                 )
@@ -282,17 +277,17 @@ class GradientAccumulateOptimizer:
         listed = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         if self._internals.recorder is not None:
             listed, is_reduced = self._internals.recorder.on_passthrough_step(listed, is_reduced)
-        if self._internals.overlaps and not is_reduced and _tf.sums_before_all_else(self._inner):
+        if self._internals.overlaps and not is_reduced and _tf.inner_optimizer.sums_before_all_else(self._inner):
             listed, is_reduced = _replicas.sum_gradients(listed), True
         replicas = tf.distribute.get_strategy().num_replicas_in_sync if is_reduced else 1
         # Where a dataset of unknown length ends, Keras' train function runs once more. Without this, the step counter,
         # weight decay and averages of the optimizer would move then. The last variable has its gradient first, and
         # workers may sum the gradients one after the other.
         awaited = [grad for grad, _ in listed] if _replicas.overlap() else [listed[-1][0]]
-        with tf.control_dependencies(_tf.waits_for_all(awaited)):
+        with tf.control_dependencies(_tf.graphs.waits_for_all(awaited)):
             # Keras warns of variables without a gradient, so it has to be given them.
             listed += [(grad, var) for grad, var in grads_and_vars if grad is None]
-            return _tf.apply_inner(self._inner, self._adapter.wrapped(listed), replicas)
+            return _tf.inner_optimizer.apply(self._inner, self._adapter.wrapped(listed), replicas)
 
     # ------------------------------------------------------------------------------------------------------------
     # What can be seen
@@ -377,11 +372,11 @@ class GradientAccumulateOptimizer:
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         self._inner.set_weights(weights)
 
-    if _tf.PICKLES:
+    if _tf.version.PICKLES:
 
         def __reduce__(self) -> Tuple[Any, ...]:
             """Pickle and copy the optimizer by its config, without its state, as Keras does."""
-            return _tf.pickled_by_name(super().__reduce__())  # type: ignore[arg-type]
+            return _tf.models.pickled_by_name(super().__reduce__())  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         if not self.__dict__.get("_is_ready"):  # still being constructed or copied
@@ -397,7 +392,7 @@ class GradientAccumulateOptimizer:
         """
         plan = self._cycle.plan
         config = {
-            "optimizer": _tf.serialize_keras_optimizer(self._inner),
+            "optimizer": _tf.optimizers.serialize(self._inner),
             "accum_steps": _config.int_keys_to_config(plan.accum_steps),
             "reduction": plan.reduction,
             "name": self._adapter.name,
@@ -416,7 +411,7 @@ class GradientAccumulateOptimizer:
         config = dict(config)
         config.pop("is_legacy_optimizer", None)
         config["transform"] = _config.from_config("transform", config.get("transform"), custom_objects)
-        config["optimizer"] = _tf.deserialize_keras_optimizer(config["optimizer"], custom_objects)
+        config["optimizer"] = _tf.optimizers.deserialize(config["optimizer"], custom_objects)
         config["accum_steps"] = _config.int_keys_from_config(config["accum_steps"])
         return getattr(cls, "_root", cls)(**config)
 
@@ -425,19 +420,19 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
     """Return the inner optimizer for an instance, a name or a config."""
     if isinstance(optimizer, GradientAccumulateOptimizer):
         raise ValueError(f"`optimizer` accumulates already: set its `accum_steps`. Received: {optimizer!r}.")
-    if not _tf.is_keras_optimizer(optimizer) and not isinstance(optimizer, (str, dict)):
-        hint = " Use `accum.compat.v1.AccumOptimizer` for it." if _tf.is_graph_optimizer(optimizer) else ""
+    if not _tf.optimizers.is_keras_optimizer(optimizer) and not isinstance(optimizer, (str, dict)):
+        hint = " Use `accum.compat.v1.AccumOptimizer` for it." if _tf.optimizers.is_graph_optimizer(optimizer) else ""
         raise TypeError(
             f"`optimizer` must be a Keras optimizer, its name or its config. Received: {optimizer!r}.{hint}"
         )
-    inner = _tf.get_keras_optimizer(optimizer)
+    inner = _tf.optimizers.get(optimizer)
     for part in [inner] + list(getattr(inner, "optimizers", ())):  # the parts of Keras 3's `MultiOptimizer`
         if getattr(part, "gradient_accumulation_steps", None):
             raise ValueError(
                 "`optimizer` accumulates already, through Keras: leave out its `gradient_accumulation_steps`. "
                 f"Received: gradient_accumulation_steps={part.gradient_accumulation_steps!r}."
             )
-    if _tf.is_loss_scale_optimizer(inner):
+    if _tf.optimizers.is_loss_scale_optimizer(inner):
         raise ValueError(
             "A LossScaleOptimizer has to be outermost, where it scales the loss: "
             "LossScaleOptimizer(GradientAccumulateOptimizer(optimizer, accum_steps))."
@@ -445,4 +440,4 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
     return inner
 
 
-_tf.register_keras_class(GradientAccumulateOptimizer, "GradientAccumulateOptimizer")
+_tf.optimizers.register_keras_class(GradientAccumulateOptimizer, "GradientAccumulateOptimizer")

@@ -38,18 +38,18 @@ class StateWatch:
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._before: List[np.ndarray] = []
         if self._graph is None:
-            self._before = [_tf.native(var).numpy() for var in self._variables]
+            self._before = [_tf.variables.native(var).numpy() for var in self._variables]
         else:
             self._count = len(self._graph.get_operations())
 
     def warn_of_changes(self) -> None:
         """Warn if a variable has changed, or will change, since this object was created."""
         if self._graph is None:
-            now = [_tf.native(var).numpy() for var in self._variables]
+            now = [_tf.variables.native(var).numpy() for var in self._variables]
             changed = [var for var, old, new in zip(self._variables, self._before, now) if not np.array_equal(old, new)]
         else:
-            handles = _tf.assigned_handles(self._graph, self._graph.get_operations()[self._count :])
-            captured = {id(outside): id(inside) for outside, inside in _tf.captures_of(self._graph)}
+            handles = _tf.op_walks.assigned_handles(self._graph, self._graph.get_operations()[self._count :])
+            captured = {id(outside): id(inside) for outside, inside in _tf.op_walks.captures_of(self._graph)}
             changed = [var for var in self._variables if captured.get(id(_handle_of(var))) in handles]
         _warn_of(self._model, changed)
 
@@ -62,7 +62,7 @@ def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:
 
 
 def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable]) -> None:
-    names = sorted(_tf.path_of(var) for var in changed)
+    names = sorted(_tf.variables.path_of(var) for var in changed)
     if names and names != model._accum.told_of_state:
         model._accum.told_of_state = names
         _check.warn(
@@ -75,28 +75,32 @@ def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable]) -> None:
 
 def _candidates(model: tf.keras.Model) -> List[tf.Variable]:
     """Return the variables of a model but for those of metrics, batch normalisation and random numbers."""
-    expected = [var for layer in _tf.batch_norms_in(model) for var in layer.variables]
-    expected += [var for metric in model.metrics for var in metric.variables] + _tf.seeds_of(model)
-    ids = {id(_tf.native(var)) for var in expected}
-    return [var for var in model.variables if id(_tf.native(var)) not in ids]
+    expected = [var for layer in _tf.batch_norm.batch_norms_in(model) for var in layer.variables]
+    expected += [var for metric in model.metrics for var in metric.variables] + _tf.steps.seeds_of(model)
+    ids = {id(_tf.variables.native(var)) for var in expected}
+    return [var for var in model.variables if id(_tf.variables.native(var)) not in ids]
 
 
 def _goes_on(optimizer: tf.keras.optimizers.Optimizer) -> bool:
     """Whether the next micro step of an accumulating optimizer begins a cycle of several."""
     accum_steps = optimizer.accum_steps
     if isinstance(accum_steps, dict):
-        steps = int(_tf.native(optimizer.iterations).numpy())
+        steps = int(_tf.variables.native(optimizer.iterations).numpy())
         accum_steps = accum_steps[max(first for first in accum_steps if first <= steps)]
     return accum_steps > 1 and int(optimizer.micro_step) == 0
 
 
 def _handle_of(var: tf.Variable) -> Optional[tf.Tensor]:
-    return getattr(_replicas.local_variable(_tf.native(var)), "handle", None)
+    return getattr(_replicas.local_variable(_tf.variables.native(var)), "handle", None)
 
 
 def warn_of_batch_norms(model: tf.keras.Model) -> None:
     """Warn once if a model has batch normalisation layers of Keras, which move their statistics per micro-batch."""
-    layers = [layer.name for layer in _tf.batch_norms_in(model) if _tf.is_plain_batch_norm(layer) and layer.trainable]
+    layers = [
+        layer.name
+        for layer in _tf.batch_norm.batch_norms_in(model)
+        if _tf.batch_norm.is_plain(layer) and layer.trainable
+    ]
     if layers and model._accum.is_first_time("batch norms"):
         _check.warn(
             "Batch normalization updates its moving statistics for every micro-batch, unlike at the full batch: "
@@ -110,7 +114,7 @@ def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
     """Warn once of batch normalisation that was built with `training=True`, if evaluation and prediction are split."""
     if not model._accum.is_first_time("batch norms in prediction"):
         return
-    norms = _tf.batch_norms_always_in_training(model)
+    norms = _tf.layer_calls.batch_norms_always_in_training(model)
     layers = sorted({layer.name for layer in norms if layer.trainable})
     if layers:
         _check.warn(

@@ -49,15 +49,15 @@ class BatchDraws:
         self._given: Optional[CycleDraws] = None
         if self._is_eager:
             return
-        self._own_seeds = [_replicas.local_variable(_tf.native(var)) for var in _tf.seeds_of(model)]
-        others = [_replicas.local_variable(_tf.native(var)) for var in _tf.seeds_without_model()]
+        self._own_seeds = [_replicas.local_variable(_tf.variables.native(var)) for var in _tf.steps.seeds_of(model)]
+        others = [_replicas.local_variable(_tf.variables.native(var)) for var in _tf.steps.seeds_without_model()]
         self._seeds = self._own_seeds + others
         if is_training:
             self._optimizers = accumulating_optimizers(model)
             self._optimizer = self._optimizers[0]
             internals = internals_of(self._optimizer)
             self._cycle = None if internals.is_passthrough else internals.cycle
-            if self._cycle is not None and _tf.HAS_SEED_WITHOUT_MODEL:
+            if self._cycle is not None and _tf.steps.HAS_SEED_WITHOUT_MODEL:
                 self._model._accum.create_start_of_seed()  # in the first trace, in which Keras may create its seed
             self._share_count()
             self._create_ahead()
@@ -79,13 +79,13 @@ class BatchDraws:
         drawn = uniform_seed()
         if self._is_eager or not self._is_training:
             return drawn
-        with _tf.on_host():
+        with _tf.variables.on_host():
             step = tf.add_n([number_of_step(optimizer) for optimizer in self._optimizers])
             if self._compiled or self._offset is None:  # then no other places are known than those in the batch
                 step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10
             if self._offset is None:
                 step += tf.cast(_replicas.number_among_all(), tf.int64)
-            given = _tf.seed_of_graph()
+            given = _tf.random_ops.seed_of_graph()
             return tf.stack([drawn[0] if given is None else tf.constant(given, tf.int64), step])
 
     def base(self) -> tf.Tensor:
@@ -111,7 +111,7 @@ class BatchDraws:
 
     def _earlier(self) -> tf.Tensor:
         """Return how many examples of the cycle were before this batch."""
-        with _tf.on_host():
+        with _tf.variables.on_host():
             examples = _replicas.local_variable(self._kept().examples).read_value()
             return tf.where(self._is_first, tf.zeros_like(examples), examples)
 
@@ -125,7 +125,7 @@ class BatchDraws:
 
     def _create_ahead(self) -> None:
         """Create what draws may need: Keras 2 does not let the call of a `Lambda` layer create variables."""
-        if not any(isinstance(layer, tf.keras.layers.Lambda) for layer in _tf.layers_of(self._model)):
+        if not any(isinstance(layer, tf.keras.layers.Lambda) for layer in _tf.models.layers_of(self._model)):
             return
         for optimizer in self._optimizers:
             number_of_step(optimizer)
@@ -137,7 +137,7 @@ class BatchDraws:
         replicas = _replicas.count()
         if replicas == 1:
             return
-        if self._compiled or not _tf.may_draw(self._model) or _replicas.have_one_number():
+        if self._compiled or not _tf.steps.may_draw(self._model) or _replicas.have_one_number():
             self._offset = None
             return
         own = tf.one_hot(_replicas.number_among_all(), replicas, on_value=1.0) * tf.cast(self._count, tf.float32)
@@ -154,7 +154,7 @@ class BatchDraws:
             yield
             return
         if self._cycle is not None:
-            with _tf.on_host():  # before the engine counts
+            with _tf.variables.on_host():  # before the engine counts
                 self._is_first = tf.equal(self._optimizer.micro_step, 0)
         if self._cycle is not None and self._seeds and not self._compiled and self._offset is not None:
             kept = list(self._kept().seeds) if self._own_seeds else []
@@ -173,7 +173,7 @@ class BatchDraws:
                 if self.done is None
                 else tf.nest.flatten(self.done, expand_composites=True)
             )
-            with tf.control_dependencies(_tf.waits_for_all(done)), _tf.on_host():
+            with tf.control_dependencies(_tf.graphs.waits_for_all(done)), _tf.variables.on_host():
                 examples = self._earlier() + tf.cast(self._total, tf.int64)
                 _replicas.local_variable(self._given.examples).assign(examples)
 
@@ -208,7 +208,7 @@ def counters_of(model: tf.keras.Model) -> List[tf.Variable]:
 
 def warn_of_eager_draws(model: tf.keras.Model) -> None:
     """Warn once that a batch that is split eagerly draws other numbers than the whole batch."""
-    draws = tf.executing_eagerly() and (_tf.seeds_of(model) or model._accum.noises.counters)
+    draws = tf.executing_eagerly() and (_tf.steps.seeds_of(model) or model._accum.noises.counters)
     if draws and model._accum.is_first_time("eager draws"):
         _check.warn(
             "Eagerly, dropout and noise draw other numbers for each size of micro-batches: compile without "

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional
 import numpy as np
 
 from accum import _check, _tf
-from accum._tf import KerasContainer, Nested, tf
+from accum._tf import Nested, tf
+from accum._tf.types import KerasContainer
 
 if TYPE_CHECKING:
     from accum._keras._steps._losses_over_replicas import ReplicaLosses
@@ -59,13 +60,13 @@ class ReportingLoss:
         trimmed = self._trimmed()
         if self._report is None and trimmed is None:
             return self.container(y_true, y_pred, sample_weight, *args, **kwargs)
-        outputs, weights = _tf.without_empty_masks(y_pred, sample_weight)
+        outputs, weights = _tf.losses.without_empty_masks(y_pred, sample_weight)
         changed = None if trimmed is None else trimmed.scaled
-        with _tf.recording_losses(self.container, y_true, y_pred, changed) as calls:
+        with _tf.losses.recording_losses(self.container, y_true, y_pred, changed) as calls:
             total = self.container(y_true, outputs, weights, *args, **kwargs)
         if self._report is None:
             return total
-        named = _tf.counted_by_losses(calls)
+        named = _tf.losses.counted_by_losses(calls)
         counted = [one for _, one in named]
         if counted and not any(one is None for one in counted):
             # Exact if all outputs share the same mask and weights.
@@ -112,7 +113,7 @@ def _sources(tensor: tf.Tensor) -> FrozenSet[str]:
 
 def warn_of_unlike_losses(model: tf.keras.Model) -> None:
     """Warn once for each `compile` if the losses that have just been computed divide by different numbers."""
-    container = getattr(model, _tf.LOSS_CONTAINER, None)
+    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
     if isinstance(container, ReportingLoss) and container.unlike and not container.has_warned:
         container.has_warned = True
         _check.warn(
@@ -126,7 +127,7 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
 
 def warn_of_summed_losses(model: tf.keras.Model) -> None:
     """Warn once of losses that layers have just added and Keras adds up over examples."""
-    summed = [loss for loss in _tf.added_losses(model) if _tf.sums_added_loss(loss)]
+    summed = [loss for loss in _tf.steps.added_losses(model) if _tf.steps.sums_added_loss(loss)]
     if summed and model._accum.is_first_time("summed losses"):
         _check.warn(
             "Keras 3 adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
@@ -137,8 +138,10 @@ def warn_of_summed_losses(model: tf.keras.Model) -> None:
 
 def warn_of_summed_activities(model: tf.keras.Model) -> None:
     """Warn of layers whose regularization of their activity adds up over examples in the installed Keras."""
-    layers = [layer.name for layer in _tf.layers_of(model) if getattr(layer, "activity_regularizer", None) is not None]
-    if layers and _tf.sums_activities():
+    layers = [
+        layer.name for layer in _tf.models.layers_of(model) if getattr(layer, "activity_regularizer", None) is not None
+    ]
+    if layers and _tf.steps.sums_activities():
         _check.warn(
             "Before Keras 3.13, the regularization of a layer's activity is a sum over the examples that the layer "
             "sees, and smaller in micro-batches than in the full batch. Install Keras 3.13 or newer, or call "
@@ -159,11 +162,11 @@ _MEANS_OVER_LABELS = {
 
 def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
-    container = getattr(model, _tf.LOSS_CONTAINER, None)
+    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
     options, arguments = model_options.for_optimizers, model_options.arguments
     is_split = (arguments["micro_batch_size"], arguments["micro_batch_tokens"]) != (None, None)
     is_split_alone = is_split and options["accum_steps"] == 1  # which is exact
-    if options["reduction"] != "sum" and not is_split_alone and _tf.adds_up_examples(container):
+    if options["reduction"] != "sum" and not is_split_alone and _tf.losses.adds_up_examples(container):
         _check.warn(
             "The gradient of a loss with reduction SUM or NONE is a sum over examples, so the mean over micro-batches "
             "differs from the full batch: pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that "

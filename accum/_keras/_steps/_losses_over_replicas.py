@@ -5,7 +5,8 @@ from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._engine._gathering import rows_of_group
-from accum._tf import KerasContainer, Leaf, Nested, Options, PerReplica, Scalar, tf
+from accum._tf import Leaf, Nested, Options, PerReplica, Scalar, tf
+from accum._tf.types import KerasContainer
 
 
 class ReplicaLosses:
@@ -45,18 +46,18 @@ class ReplicaLosses:
         Every replica computes the loss of the group, and the gradients of all are added up. So each takes its share:
         Keras divides a mean by the number of replicas, and what sums over examples is divided here.
         """
-        if _tf.is_neither_sum_nor_mean(container):
+        if _tf.losses.is_neither_sum_nor_mean(container):
             raise ValueError(
                 "Over the outputs of several replicas, losses must be means, or all have the reduction SUM: compile "
                 "such losses, or pass `replicas_per_group={'loss': 1}`, with which each replica computes its own. "
-                f"Received: reductions {_tf.reductions(container)}."
+                f"Received: reductions {_tf.losses.reductions(container)}."
             )
         self.is_used = True
         arguments = y_true, y_pred, sample_weight
         y_true, y_pred, sample_weight = arguments if self._has_gathered else self._gathered(arguments)
-        if _tf.sums_over_examples(container):
+        if _tf.losses.sums_over_examples(container):
             sample_weight = tf.nest.map_structure(self._share, 1.0 if sample_weight is None else sample_weight)
-        with _tf.scalars_as_means(container):
+        with _tf.losses.scalars_as_means(container):
             yield y_true, y_pred, sample_weight
 
     def _share(self, weight: Leaf) -> Optional[tf.Tensor]:

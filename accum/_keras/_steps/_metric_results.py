@@ -10,7 +10,8 @@ from accum._engine._batch import Size
 from accum._engine._combined import Sum
 from accum._engine._gradients import divided, weighted
 from accum._keras._steps._metric_updates import MetricUpdate, are_counts, as_float, looks_across_examples, update_of
-from accum._tf import KerasContainer, Leaf, Logs, Nested, Scalar, Wait, tf
+from accum._tf import Leaf, Logs, Nested, Scalar, Wait, tf
+from accum._tf.types import KerasContainer
 
 
 class _Entry(NamedTuple):
@@ -53,8 +54,10 @@ class StepMetrics:
         with contextlib.ExitStack() as self._stack:
             self._model._accum.step_metrics = self
             self._stack.callback(setattr, self._model._accum, "step_metrics", None)
-            for container in _tf.containers_of(self._model):
-                self._stack.enter_context(_tf.when_built(container, functools.partial(self._watch_within, container)))
+            for container in _tf.steps.containers_of(self._model):
+                self._stack.enter_context(
+                    _tf.steps.when_built(container, functools.partial(self._watch_within, container))
+                )
             self.watch(self._model.metrics)
             yield
 
@@ -69,10 +72,10 @@ class StepMetrics:
             if not any(known is metric for known in self._known):
                 self._known.append(metric)
                 methods = {"result": self._result_of(metric), "update_state": self._update_state_of(metric)}
-                self._stack.enter_context(_tf.own_methods(metric, **methods))
+                self._stack.enter_context(_tf.steps.own_methods(metric, **methods))
 
     def _result_of(self, metric: tf.keras.metrics.Metric) -> Callable[[], Nested]:
-        own_result = _tf.local_result(metric)
+        own_result = _tf.steps.local_result(metric)
 
         def result() -> Nested:
             try:
@@ -131,7 +134,7 @@ class StepMetrics:
         self._logs = logs
         self._entries = [self._entry(leaf) for leaf in tf.nest.flatten(logs)]
         self._warn_of_derived_values(logs)
-        losses = _tf.loss_trackers(self._model) if sums else []
+        losses = _tf.steps.loss_trackers(self._model) if sums else []
         self._are_sums = [any(update.metric is loss for loss in losses) for update in self._updates]
         return [
             [None if entry.number is None else Sum(weighted(entry.number, weight)) for entry in self._entries],

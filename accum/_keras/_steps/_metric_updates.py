@@ -66,7 +66,7 @@ def looks_across_examples(metric: tf.keras.metrics.Metric) -> bool:
     if any(value is not None for value in declared):
         return any(declared)
     parts = [type(metric).update_state] + ([] if function is None else [function])
-    return not all(inspect.isfunction(part) and _tf.comes_with_keras(part) for part in parts)
+    return not all(inspect.isfunction(part) and _tf.layers.comes_with_keras(part) for part in parts)
 
 
 def update_of(
@@ -81,7 +81,7 @@ def update_of(
     looks_across = looks_across_examples(metric)
     arguments = tuple(args), dict(kwargs)
     leaves = tf.nest.flatten(arguments)
-    if _tf.is_mean(metric) or (looks_across and isinstance(metric, tf.keras.metrics.Mean)):
+    if _tf.steps.is_mean(metric) or (looks_across and isinstance(metric, tf.keras.metrics.Mean)):
         # A mean of numbers, such as losses, observes one number for the batch.
         weights = tf.nest.flatten(kwargs.get("sample_weight"))
         if len(args) == 1 and not set(kwargs) - {"sample_weight"} and _are_observed(metric, args[0], weights):
@@ -120,4 +120,4 @@ def _is_number(value: Leaf) -> bool:
 def as_float(value: Leaf) -> tf.Tensor:
     """Return a number as a tensor, in float32 at least."""
     value = tf.convert_to_tensor(value)
-    return tf.cast(value, _tf.at_least_float32(value.dtype) if value.dtype.is_floating else tf.float32)
+    return tf.cast(value, _tf.variables.at_least_float32(value.dtype) if value.dtype.is_floating else tf.float32)

@@ -116,7 +116,7 @@ class TrainStep:
         with contextlib.ExitStack() as stack:
             for optimizer in self._optimizers:
                 stack.enter_context(internals_of(optimizer).within(self))
-            stack.enter_context(_tf.watching_optimizers(self._see, self._see_tape))
+            stack.enter_context(_tf.watching.watching_optimizers(self._see, self._see_tape))
             yield
 
     def note(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -126,12 +126,12 @@ class TrainStep:
           ValueError: the optimizer has already begun one in this train step, or may begin several in a loop.
         """
         self._warn_of_order(optimizer)
-        path = _tf.graphs_within(self._graph)
+        path = _tf.graphs.graphs_within(self._graph)
         _, earlier = self._calls.setdefault(id(optimizer), (optimizer, []))
-        if any(map(_tf.is_loop_body, path)) or any(_both_run(path, other) for other in earlier):
+        if any(map(_tf.graphs.is_loop_body, path)) or any(_both_run(path, other) for other in earlier):
             self._refuse_several(optimizer)
         earlier.append(path)
-        self.calls_through_function |= any(map(_tf.is_function, path))
+        self.calls_through_function |= any(map(_tf.graphs.is_function, path))
 
     def _see_tape(self) -> None:
         if self._calls:
@@ -197,15 +197,15 @@ class TrainStep:
                 for other in map(_outermost_function, theirs)
                 if called is not optimizer and other is not None and other.name == function.name
             }
-            if _tf.count_calls(self._graph, function) > 1 + len(others):
+            if _tf.op_walks.count_calls(self._graph, function) > 1 + len(others):
                 self._refuse_several(optimizer)
 
 
 def _outermost_function(path: Sequence[tf.Graph]) -> Optional[tf.Graph]:
     """Return the graph of the `tf.function` that a train step calls itself, on a path to an optimizer, or None."""
-    functions = [graph for graph in path if _tf.is_function(graph)]
+    functions = [graph for graph in path if _tf.graphs.is_function(graph)]
     return functions[-1] if functions else None
 
 
 def _both_run(path: Sequence[tf.Graph], other: Sequence[tf.Graph]) -> bool:
-    return not (_tf.exclude_each_other(path, other) or _tf.are_traces_of_one_function(path, other))
+    return not (_tf.graphs.exclude_each_other(path, other) or _tf.graphs.are_traces_of_one_function(path, other))

@@ -91,14 +91,16 @@ class AutoSizedSteps:
         self._read = self._read_state if model.run_eagerly else tf.function(self._read_state)
 
     def train_function(self, iterator: Iterator[Data]) -> Logs:
-        return _each_step(iterator, _tf.steps_per_execution(self._model), self._train)
+        return _each_step(iterator, _tf.steps.steps_per_execution(self._model), self._train)
 
     def test_function(self, iterator: Iterator[Data]) -> Logs:
-        return _each_step(iterator, _tf.steps_per_execution(self._model), self._evaluate)
+        return _each_step(iterator, _tf.steps.steps_per_execution(self._model), self._evaluate)
 
     def predict_function(self, iterator: Iterator[Data]) -> Nested:
         outputs: List[Nested] = []
-        _each_step(iterator, _tf.steps_per_execution(self._model), lambda data: outputs.append(self._outputs(data)))
+        _each_step(
+            iterator, _tf.steps.steps_per_execution(self._model), lambda data: outputs.append(self._outputs(data))
+        )
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     # ------------------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class AutoSizedSteps:
 
         Tensors trace nothing anew, but XLA has to know the numbers.
         """
-        if _tf.is_compiled_by_xla(self._model):
+        if _tf.steps.is_compiled_by_xla(self._model):
             return size, None if examples == WHOLE_BATCH else examples
         return tf.constant(size), tf.constant(examples)
 
@@ -188,11 +190,11 @@ class AutoSizedSteps:
 
     def _can_agree(self) -> bool:
         """Whether workers can agree on a size: TensorFlow 2.2 and 2.3 give the replicas of each the same numbers."""
-        return self._is_alone() or not _tf.has_replicas_of_one_number(self._strategy)
+        return self._is_alone() or not _tf.strategies.has_replicas_of_one_number(self._strategy)
 
     def _is_alone(self) -> bool:
         """Whether all replicas are those of this process."""
-        return self._strategy.num_replicas_in_sync == _tf.count_local_replicas(self._strategy)
+        return self._strategy.num_replicas_in_sync == _tf.strategies.count_local_replicas(self._strategy)
 
     def _is_possible_everywhere(self, is_possible: bool) -> bool:
         """Whether something is possible on all workers."""
@@ -216,7 +218,7 @@ class AutoSizedSteps:
 
     def _count(self, data: Data) -> int:
         """The number of examples of the replica that has most of them."""
-        replicas = range(_tf.count_local_replicas(self._strategy))
+        replicas = range(_tf.strategies.count_local_replicas(self._strategy))
 
         def of(replica: int) -> Data:
             return tf.nest.map_structure(lambda leaf: self._local(leaf)[replica], data)
@@ -238,7 +240,7 @@ class AutoSizedSteps:
         if not self._size.is_to_be_measured(count, self._is_alone()):
             return
         self._size.measured = max(count, 1)
-        gauges = _tf.gauges(self._size.memory_limit)
+        gauges = _tf.memory.gauges(self._size.memory_limit)
         if not self._is_possible_everywhere(bool(gauges) and count > 1):
             return
         self._trace(self._gradients, data)
@@ -297,7 +299,7 @@ class AutoSizedSteps:
         return Prepared(gauges, bases, reserved, floors)
 
     def _bytes_of_weights(self) -> int:
-        weights = [_tf.native(var) for var in self._model.trainable_variables]
+        weights = [_tf.variables.native(var) for var in self._model.trainable_variables]
         return sum(var.shape.num_elements() * var.dtype.size for var in weights)
 
     def _peaks(self, data: Data, count: int, ready: Prepared) -> Optional[List[Peaks]]:
@@ -336,7 +338,7 @@ class AutoSizedSteps:
         optimizers = self._model._accum.optimizers
         if len(optimizers) == 1:  # otherwise, only the train step knows which has which variables
             with self._strategy.scope():
-                _tf.build_with_loss_scale(optimizers[0], self._model.trainable_variables)
+                _tf.optimizers.build_with_loss_scale(optimizers[0], self._model.trainable_variables)
 
     def _reserved(self, totals: Nested, gauges: Sequence[Gauge]) -> List[int]:
         """Trace the optimizer's step, and return the bytes to reserve for its first run.
@@ -351,7 +353,7 @@ class AutoSizedSteps:
 
     def _measured(self, data: Data, size: int, examples: int, gauges: Sequence[Gauge]) -> Optional[List[int]]:
         """Compute the gradients of the first examples. Returns the peak of each gauge, None if memory runs out."""
-        if _tf.is_compiled_by_xla(self._model) and self._attempt(data, size, examples) is None:
+        if _tf.steps.is_compiled_by_xla(self._model) and self._attempt(data, size, examples) is None:
             return None  # this has compiled it
         begun(gauges)
         if self._attempt(data, size, examples) is None:
@@ -394,8 +396,8 @@ class AutoSizedSteps:
 
     def _count_known(self) -> int:
         """Look for variables that a forward pass may change, one for each replica. Returns how many there are."""
-        variables = _tf.state_of(self._model) + counters_of(self._model) + _tf.seeds_without_model()
-        parts = [part for var in variables for part in self._local(_tf.native(var))]
+        variables = _tf.steps.state_of(self._model) + counters_of(self._model) + _tf.steps.seeds_without_model()
+        parts = [part for var in variables for part in self._local(_tf.variables.native(var))]
         seen = {id(part) for part in self._known}
         self._known.extend({id(part): part for part in parts if id(part) not in seen}.values())
         return len(self._known)
@@ -419,7 +421,7 @@ class AutoSizedSteps:
         def function(*args: PerReplica) -> PerReplica:
             return self._strategy.run(on_replica, args=args)
 
-        return _tf.compiled_unless_eager(self._model, function)
+        return _tf.steps.compiled_unless_eager(self._model, function)
 
     def _on_gradients(self, data: Data, size: Size, examples: Optional[Size]) -> Nested:
         data = _first_examples(data, examples)
@@ -432,19 +434,19 @@ class AutoSizedSteps:
         logs = self._steps[_replicas.replica_number()].apply(totals)
         if self._model._accum.recorder is not None:
             self._model._accum.recorder.end(logs)
-        _tf.count_batch(self._model, "_train_counter", logs)
+        _tf.steps.count_batch(self._model, "_train_counter", logs)
         return logs
 
     def _on_test(self, data: Data, size: Size, examples: Optional[Size]) -> Logs:
         del examples  # all
         logs = self._model._accum.steps.for_size(size).test(data)
-        _tf.count_batch(self._model, "_test_counter", logs)
+        _tf.steps.count_batch(self._model, "_test_counter", logs)
         return logs
 
     def _on_predict(self, data: Data, size: Size, examples: Optional[Size]) -> Nested:
         del examples  # all
         outputs = self._model._accum.steps.for_size(size).predict(data)
-        _tf.count_batch(self._model, "_predict_counter", outputs)
+        _tf.steps.count_batch(self._model, "_predict_counter", outputs)
         return outputs
 
 
@@ -466,7 +468,7 @@ def described(peaks: Sequence[Peaks], gauges: Sequence[Gauge], size: int, count:
     )
 
 
-@_tf.untouched_by_autograph
+@_tf.graphs.untouched_by_autograph
 def _first_examples(data: Data, examples: Optional[Size]) -> Data:
     """Return the first examples of a replica's part of a batch; None: all of them."""
     if examples is None:
@@ -495,7 +497,7 @@ def _each_step(iterator: Iterator[Data], steps: int, function: Callable[[Data], 
     batches = iter(iterator) if isinstance(iterator, list) else iterator  # Keras 3 predicts a list of batches
     for number in range(steps):
         try:
-            data = _tf.without_optionals(next(batches))
+            data = _tf.steps.without_optionals(next(batches))
         except (StopIteration, tf.errors.OutOfRangeError):
             if number == 0:
                 raise

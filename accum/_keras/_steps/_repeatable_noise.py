@@ -28,7 +28,7 @@ class RepeatableNoise:
     def __init__(self, layer: tf.keras.layers.Layer, seed: int) -> None:
         self._layer = layer
         self._seed = seed
-        self.counter = _tf.new_counter(f"{layer.name}/draws")
+        self.counter = _tf.variables.new_counter(f"{layer.name}/draws")
 
     def call(self, inputs: tf.Tensor, training: Union[bool, tf.Tensor, None] = None) -> tf.Tensor:
         """Run the layer, in place of its own `call`."""
@@ -88,7 +88,7 @@ def _alpha_dropout(layer: tf.keras.layers.Layer, inputs: tf.Tensor, draw: Callab
 
 
 def _layers() -> Dict[Any, Callable[..., tf.Tensor]]:
-    if not _tf.NOISE_HAS_NO_STATE:
+    if not _tf.version.NOISE_HAS_NO_STATE:
         return {}
     layers = tf.keras.layers
     return {
@@ -110,7 +110,7 @@ class RepeatableNoises:
 
     def find(self, model: tf.keras.Model) -> None:
         """Create the variables for the layers of a model, outside any trace."""
-        for layer in _tf.layers_of(model) if _LAYERS else ():
+        for layer in _tf.models.layers_of(model) if _LAYERS else ():
             if id(layer) not in self._noise_of_layer and any(type(layer).call is cls.call for cls in _LAYERS):
                 configured = getattr(layer, "seed", None)
                 with tf.init_scope():
@@ -126,7 +126,7 @@ class RepeatableNoises:
         """Let the layers draw these numbers in this context."""
         with contextlib.ExitStack() as stack:
             for layer, noise in self._noise_of_layer.values():
-                stack.enter_context(_tf.own_methods(layer, call=noise.call))
+                stack.enter_context(_tf.steps.own_methods(layer, call=noise.call))
             yield
 
     @property

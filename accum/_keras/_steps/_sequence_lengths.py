@@ -32,7 +32,7 @@ def sequences_of(model: tf.keras.Model, data: Data, lengths_of: Optional[Lengths
     Raises:
       ValueError: nothing tells the lengths, or they can't be those of the inputs.
     """
-    x = _tf.unpack_data(data)[0]
+    x = _tf.losses.unpack_data(data)[0]
     inputs = [as_tensor(leaf) for leaf in tf.nest.flatten(x)]
     ragged = [leaf for leaf in inputs if isinstance(leaf, tf.RaggedTensor)]
     if ragged and lengths_of is None:
@@ -58,7 +58,7 @@ def _told_by(model: tf.keras.Model, x: Nested, inputs: Sequence[Leaf]) -> _Told:
     masks = [as_tensor(x[name]) for name in MASKS if isinstance(x, dict) and x.get(name) is not None]
     if masks:
         return _Told(masks, _end_of_nonzero)
-    layers = _tf.layers_of(model)
+    layers = _tf.models.layers_of(model)
     if any(getattr(layer, "mask_zero", False) for layer in layers):
         tokens = [leaf for leaf in inputs if _rank(leaf) == 2]
         integers = [leaf for leaf in tokens if leaf.dtype.is_integer]
@@ -178,7 +178,7 @@ def _check_inputs_of_model(model: tf.keras.Model, padded: Size) -> None:
     """Raise if a functional model expects sequences of one length."""
     if tf.executing_eagerly() and not isinstance(padded, int):
         return
-    functional = [part for part in [model] + _tf.layers_of(model) if _tf.is_layered_model(part)]
+    functional = [part for part in [model] + _tf.models.layers_of(model) if _tf.models.is_layered_model(part)]
     fixed = []
     for part in functional:
         shapes = [getattr(tensor, "shape", None) for tensor in tf.nest.flatten(getattr(part, "inputs", None) or [])]

@@ -42,8 +42,8 @@ class SplitStep:
         self._steps = steps
         self._model = model = steps.model
         self._size = size
-        self._compiled = _tf.is_compiled_by_xla(model)
-        self._as_function = _tf.must_not_be_in_loop(model)
+        self._compiled = _tf.steps.is_compiled_by_xla(model)
+        self._as_function = _tf.steps.must_not_be_in_loop(model)
         self._metrics: Any = None
         self._collector: Any = None
         self._cuts: Any = None  # the `Cuts` of the batch
@@ -51,7 +51,7 @@ class SplitStep:
 
     def _check_states(self) -> None:
         """Raise if a layer keeps a state for each example of a batch, which the next batch continues."""
-        stateful = [layer.name for layer in _tf.layers_of(self._model) if _tf.is_stateful_rnn(layer)]
+        stateful = [layer.name for layer in _tf.models.layers_of(self._model) if _tf.layers.is_stateful_rnn(layer)]
         if stateful:
             raise ValueError(
                 "A recurrent layer with `stateful=True` has a state for each example of a batch, and splitting the "
@@ -91,7 +91,7 @@ class SplitStep:
     def _must_end_first(self) -> bool:
         """Whether something looks at all gradients at once."""
         own = self._model._accum
-        return self._compiled or own.size.is_auto or any(map(_tf.is_loss_scale_optimizer, own.optimizers))
+        return self._compiled or own.size.is_auto or any(map(_tf.optimizers.is_loss_scale_optimizer, own.optimizers))
 
     @property
     def _overlaps(self) -> bool:
@@ -132,7 +132,7 @@ class SplitStep:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
                 for optimizer in self._model._accum.optimizers:
-                    if _tf.is_loss_scale_optimizer(optimizer):
+                    if _tf.optimizers.is_loss_scale_optimizer(optimizer):
                         stack.enter_context(self._intercepting(optimizer, self._collector))
                 logs, weight = self._steps.run_train(part, self._collector)
             if watch is not None:
@@ -159,7 +159,7 @@ class SplitStep:
         return Sum(recorder.sums_of(grads, call.weight, self._count_at(index)))
 
     def _check_layers(self) -> None:
-        synchronized = [layer.name for layer in _tf.batch_norms_over_replicas(self._model)]
+        synchronized = [layer.name for layer in _tf.batch_norm.batch_norms_over_replicas(self._model)]
         if synchronized and _replicas.count() > 1:
             raise ValueError(
                 "Batch normalization that is synchronized over replicas can't be in a loop over micro-batches, whose "
@@ -195,19 +195,19 @@ class SplitStep:
 
     def _intercepting(self, optimizer: tf.keras.optimizers.Optimizer, collector: Collector) -> ContextManager[None]:
         """Return a context in which a `LossScaleOptimizer` hands over its gradients, unscaled or not."""
-        inner = _tf.without_loss_scale(optimizer)
+        inner = _tf.optimizers.without_loss_scale(optimizer)
 
         def take(given: List[Tuple[Optional[Gradient], tf.Variable]], apply: Callable[..., Wait]) -> None:
             internals_of(inner).train_step.note(inner)
             collector.take(inner, given, None, apply)
 
-        return _tf.intercepting_loss_scale(optimizer, take)
+        return _tf.steps.intercepting_loss_scale(optimizer, take)
 
     def apply(self, totals: Nested) -> Logs:
         """Let each optimizer of the train step have the gradients of the batch. Returns the logs."""
         calls, moments, metrics, norms = totals
         # If computing one of them fails, nothing has moved, and the same batch can be tried again.
-        waits = _tf.waits_for_all(tf.nest.flatten(self._to_wait_for(totals), expand_composites=True))
+        waits = _tf.graphs.waits_for_all(tf.nest.flatten(self._to_wait_for(totals), expand_composites=True))
         with tf.control_dependencies(waits), batch_norm_following(
             accumulating_optimizers(self._model)[0], self._model
         ), self._without_sums_of_one():
@@ -215,7 +215,7 @@ class SplitStep:
                 statistics.receive_whole(Moments(*whole))
             for call, (grads, share, weight) in zip(self._collector.calls, calls):
                 self._apply_call(call, grads, share, weight, norms)
-        with tf.control_dependencies(_tf.waits_for_all(tf.nest.flatten(totals, expand_composites=True))):
+        with tf.control_dependencies(_tf.graphs.waits_for_all(tf.nest.flatten(totals, expand_composites=True))):
             return self._metrics.finish(metrics)
 
     def _to_wait_for(self, totals: Nested) -> Nested:
@@ -230,7 +230,7 @@ class SplitStep:
         """Let the inner optimizers leave out sums over a single replica, which would keep the graph for ever."""
         with contextlib.ExitStack() as stack:
             for optimizer in accumulating_optimizers(self._model):
-                stack.enter_context(_tf.without_sum_of_one(optimizer.optimizer))
+                stack.enter_context(_tf.inner_optimizer.without_sum_of_one(optimizer.optimizer))
             yield
 
     @property
@@ -252,9 +252,11 @@ class SplitStep:
         is_weighted = call.weight is not None and not internals_of(call.optimizer).is_passthrough
         if call.weight is not None and internals_of(call.optimizer).is_passthrough and self._weighs_replicas:
             factor = _replicas.share_of_replica(weight)
-            pairs = [(None if grad is None else _tf.scale_gradient(grad, factor), var) for grad, var in pairs]
+            pairs = [
+                (None if grad is None else _tf.inner_optimizer.scale_gradient(grad, factor), var) for grad, var in pairs
+            ]
         if norms is not None:
-            is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model._accum.optimizers))
+            is_scaled = any(map(_tf.optimizers.is_loss_scale_optimizer, self._model._accum.optimizers))
             recorder = self._model._accum.recorder
             recorder.give(norms, is_weighted or call.has_own_weight, grads if is_scaled else None)
         if id(call.optimizer) in self._collector.shares_overflow:

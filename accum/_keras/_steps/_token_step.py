@@ -94,9 +94,9 @@ class TokenStep(SplitStep):
         if not tf.executing_eagerly() or sequences.padded is None:
             return []
         if own.output_shapes is None:
-            x = _tf.unpack_data(data)[0]
+            x = _tf.losses.unpack_data(data)[0]
             leaves = zip(tf.nest.flatten(x), sequences.are_timed)
-            own.output_shapes = _tf.output_shapes(
+            own.output_shapes = _tf.models.output_shapes(
                 self._model, tf.nest.pack_sequence_as(x, [_spec(leaf, is_timed) for leaf, is_timed in leaves])
             )
         return own.output_shapes
@@ -105,7 +105,7 @@ class TokenStep(SplitStep):
         if self._batches.padded is None or not is_training:
             return
         own = not self._trimmed.has_losses and self._model._accum.options.weighs_as_keras
-        added = bool(_tf.added_losses(self._model))
+        added = bool(_tf.steps.added_losses(self._model))
         if (own or added) and self._model._accum.is_first_time("other losses of trimmed sequences"):
             where = "layers add (`add_loss`)" if added else "the train step computes itself"
             _check.warn(

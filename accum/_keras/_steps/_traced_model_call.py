@@ -77,18 +77,26 @@ def traced_call(
     def function(tensors: Sequence[tf.Tensor], marks: Marks) -> List[tf.Tensor]:
         args, kwargs = batch.packed(tensors)
         with _marking(model, marks, has_barriers):
-            outputs = _tf.called_as_in_fit(call, *args, **kwargs)
+            outputs = _tf.graphs.called_as_in_fit(call, *args, **kwargs)
         flat = [_dense(tensor) for tensor in tf.nest.flatten(outputs)]
         attached = [
-            (index, name, value) for index, one in enumerate(flat) for name, value in _tf.attached(one, is_eager)
+            (index, name, value)
+            for index, one in enumerate(flat)
+            for name, value in _tf.graph_parts.attached(one, is_eager)
         ]
         seen["structure"] = tf.nest.map_structure(lambda _: None, outputs)
         seen["attached"] = [(index, name) for index, name, _ in attached]
         return flat + [value for _, _, value in attached]
 
-    variables = [_replicas.local_variable(_tf.native(var)) for var in model.trainable_variables]
+    variables = [_replicas.local_variable(_tf.variables.native(var)) for var in model.trainable_variables]
     segments = segments_of(
-        function, batch, variables, recompute, has_barriers, differentiable, compiled=_tf.is_compiled_by_xla(model)
+        function,
+        batch,
+        variables,
+        recompute,
+        has_barriers,
+        differentiable,
+        compiled=_tf.steps.is_compiled_by_xla(model),
     )
     return TracedCall(segments, seen["structure"], seen["attached"])
 
@@ -107,19 +115,19 @@ def _dense(tensor: Leaf) -> tf.Tensor:
 def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool) -> Iterator[None]:
     """Let layers leave marks in this context, and hand over what they add beside their outputs."""
     collector = Collector()
-    layers = _tf.layers_of(model)
+    layers = _tf.models.layers_of(model)
     with contextlib.ExitStack() as stack:
         for layer in batch_norms_of(model):
             stack.enter_context(layer.accum_statistics.collected_by(collector))
         for layer in [model] + layers:
-            stack.enter_context(_tf.own_methods(layer, add_loss=_adding(layer.add_loss, marks)))
-        for metric in _tf.metrics_of_layers(model):
-            stack.enter_context(_tf.own_methods(metric, update_state=_updating(metric.update_state, marks)))
-        for layer in _tf.batch_norms_in(model) if has_barriers else ():
-            stack.enter_context(_tf.own_methods(layer, call=_normalizing(layer, marks)))
+            stack.enter_context(_tf.steps.own_methods(layer, add_loss=_adding(layer.add_loss, marks)))
+        for metric in _tf.steps.metrics_of_layers(model):
+            stack.enter_context(_tf.steps.own_methods(metric, update_state=_updating(metric.update_state, marks)))
+        for layer in _tf.batch_norm.batch_norms_in(model) if has_barriers else ():
+            stack.enter_context(_tf.steps.own_methods(layer, call=_normalizing(layer, marks)))
         for layer in layers:
             if looks_across_examples(layer):
-                stack.enter_context(_tf.own_methods(layer, call=_at_once(layer, marks)))
+                stack.enter_context(_tf.steps.own_methods(layer, call=_at_once(layer, marks)))
         yield
     marks.moments.extend((moments, statistics.receive_whole) for statistics, moments in collector.moments)
 
@@ -145,19 +153,19 @@ def _normalizing(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., tf
     """Return what stands in for the `call` of a batch normalisation layer."""
     own = layer.call
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def call(
         inputs: tf.Tensor, training: Union[bool, tf.Tensor, None] = None, mask: Optional[tf.Tensor] = None
     ) -> tf.Tensor:
         if training is None:
-            training = _tf.learning_phase()
+            training = _tf.graph_parts.learning_phase()
         if tf.is_tensor(training):
             raise ValueError(
                 "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
                 f"Received: training={training!r} for {layer.name!r}."
             )
         if not (training and layer.trainable):
-            return _tf.call_batch_norm(own, inputs, training, mask)
+            return _tf.batch_norm.call_batch_norm(own, inputs, training, mask)
         reason = refusal_of(layer)
         if reason is not None:
             raise ValueError(
@@ -174,7 +182,7 @@ def _at_once(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., Nested
     """Return what stands in for the `call` of a layer that is called with the whole batch."""
     own = layer.call
 
-    @_tf.untouched_by_autograph
+    @_tf.graphs.untouched_by_autograph
     def call(*args: object, **kwargs: object) -> Nested:
         _require_here(layer, marks)
         leaves = tf.nest.flatten((args, kwargs))
@@ -200,7 +208,7 @@ def _adding(add_loss: Callable[..., None], marks: Marks) -> Callable[..., None]:
         for loss in tf.nest.flatten(losses):
             if callable(loss):
                 add_loss(loss, *args, **kwargs)
-            elif _tf.sums_added_loss(loss):
+            elif _tf.steps.sums_added_loss(loss):
                 marks.losses.append((tf.reduce_sum(loss), True))
             else:
                 marks.losses.append((tf.reduce_mean(loss), False))

@@ -84,7 +84,7 @@ class ModelSteps:
             steps.update(test_step=self.test, predict_step=self.predict)
         for name, step in steps.items():
             self.model._accum.own_steps.setdefault(name, None)
-            _tf.set_untracked(self.model, name, step)
+            _tf.models.set_untracked(self.model, name, step)
 
     def of_class_or_user(self, name: str) -> Callable[[Data], Nested]:
         own = self.model._accum.own_steps.get(name)
@@ -148,17 +148,17 @@ class ModelSteps:
         Raises:
           ValueError: some losses sum and others are means, or one is neither.
         """
-        container = getattr(self.model, _tf.LOSS_CONTAINER, None)
-        if self._may_split_losses and _tf.is_neither_sum_nor_mean(container):
+        container = getattr(self.model, _tf.losses.LOSS_CONTAINER, None)
+        if self._may_split_losses and _tf.losses.is_neither_sum_nor_mean(container):
             raise ValueError(
                 "The losses of micro-batches are either averaged or added up: compile losses that are all means, or "
                 "all have the reduction SUM."
             )
-        return _tf.sums_over_examples(container)
+        return _tf.losses.sums_over_examples(container)
 
     def _check(self, train_step: TrainStep, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
         """Raise if the train step that just ran, or was traced, does not accumulate as it should."""
-        overflows = any(map(_tf.is_loss_scale_optimizer, self.model._accum.optimizers or ()))
+        overflows = any(map(_tf.optimizers.is_loss_scale_optimizer, self.model._accum.optimizers or ()))
         may_skip = not train_step.is_traced and (overflows or bool(self.model._accum.seen))
         # A train step may call a `tf.function` without a new trace, and then none of the calls in it is seen.
         may_call_none = may_skip or bool(self.model._accum.called_by_functions) or not self.model.trainable_variables
@@ -193,10 +193,10 @@ class PlainStep:
 
     def _drawing(self, data: Data) -> ContextManager[object]:
         """Return a context in which the batch draws the numbers of its examples in the cycle."""
-        count = None if tf.executing_eagerly() else _tf.known_count(data)
+        count = None if tf.executing_eagerly() else _tf.losses.known_count(data)
         if count is None:
             return contextlib.ExitStack()
-        draws = BatchDraws(self._steps.model, count, _tf.is_compiled_by_xla(self._steps.model), is_training=True)
+        draws = BatchDraws(self._steps.model, count, _tf.steps.is_compiled_by_xla(self._steps.model), is_training=True)
         return draws.whole_batch(count)
 
     def test(self, data: Data) -> Logs:

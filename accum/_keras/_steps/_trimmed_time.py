@@ -9,7 +9,9 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._token_budget import TokenBatches
-from accum._tf import Data, Leaf, LossCall, Nested, Options, RandomOp, Wait, tf
+from accum._tf import Data, Leaf, Nested, Options, Wait, tf
+from accum._tf.losses import LossCall
+from accum._tf.random_ops import RandomOp
 
 
 class TrimmedTime:
@@ -60,7 +62,7 @@ class TrimmedTime:
         if not self.has_time(call.output):
             return value
         self._check_padding(call)
-        if call.loss.reduction == "sum" or _tf.divides_by_counted(call):
+        if call.loss.reduction == "sum" or _tf.losses.divides_by_counted(call):
             return value
         return value * tf.cast(self._share_of(call.output, f"output {call.name!r}"), value.dtype)
 
@@ -81,15 +83,15 @@ class TrimmedTime:
                 f"last axis of length 1, as `Dense(1)` has. Received: output {call.name!r} of shape "
                 f"{call.output.shape}."
             )
-        elements = _tf.elements_of_users_loss(call)
+        elements = _tf.losses.elements_of_users_loss(call)
         if elements is not None and (elements.shape.rank or 0) < 2:
             raise ValueError(
                 "With `micro_batch_tokens`, a loss of an output that has a time axis must return one number for each "
                 f"time step, with shape [examples, time]. Received: shape {elements.shape} for {call.name!r}."
             )
-        if _tf.mask_of(call.output) is not None:
+        if _tf.losses.mask_of(call.output) is not None:
             return
-        ignored = _tf.ignored_class(call.loss)
+        ignored = _tf.losses.ignored_class(call.loss)
         if self.has_time(call.weights):
             self._needs_zero_weights.append(call.name)
         elif ignored is not None:
@@ -105,7 +107,7 @@ class TrimmedTime:
     def warn_of_metric(self, metric: tf.keras.metrics.Metric, args: Sequence[Any], kwargs: Options) -> None:
         """Warn once of a metric that counts padding at the full batch."""
         outputs = [leaf for leaf in tf.nest.flatten(list(args[:2])) if self.has_time(leaf)]
-        is_masked = _tf.metrics_apply_masks() and any(_tf.mask_of(leaf) is not None for leaf in outputs)
+        is_masked = _tf.steps.metrics_apply_masks() and any(_tf.losses.mask_of(leaf) is not None for leaf in outputs)
         has_weights = self.has_time(_weights_among(args, kwargs))
         warned = self._model._accum.told_of_metrics
         is_container = hasattr(metric, "metrics")  # the compiled ones of Keras 3
@@ -121,10 +123,10 @@ class TrimmedTime:
     def reweighted(self, metric: tf.keras.metrics.Metric, args: Sequence[Any], kwargs: Options) -> Any:
         """Return the arguments of an update with weights for what is trimmed, if the metric averages over the time."""
         is_timed = len(args) > 1 and self.has_time(args[1]) and (args[1].shape.rank or 0) >= 3
-        if not is_timed or not _tf.averages_time_first(metric):
+        if not is_timed or not _tf.steps.averages_time_first(metric):
             return args, kwargs
         weights = _weights_among(args, kwargs)
-        if weights is None and _tf.mask_of(args[1]) is None:
+        if weights is None and _tf.losses.mask_of(args[1]) is None:
             return args, kwargs
         share = self._share_of(args[1], f"metric {metric.name!r}")
         if weights is None:
@@ -155,7 +157,7 @@ class TrimmedTime:
         """
         if self.padded is None:
             return []
-        _, targets, weights = _tf.unpack_data(data)
+        _, targets, weights = _tf.losses.unpack_data(data)
         made: List[Wait] = []
         if self._needs_zero_weights:
             trimmed = _trimmed_among(weights, timed)
@@ -215,7 +217,9 @@ _READERS = frozenset(
 
 def check_batch_norms(model: tf.keras.Model) -> None:
     """Raise if batch normalization sees the time steps, hence the padding, of a model."""
-    norms = [layer for layer in _tf.batch_norms_in(model) if _tf.rank_of_input(layer) not in (None, 2)]
+    norms = [
+        layer for layer in _tf.batch_norm.batch_norms_in(model) if _tf.models.rank_of_input(layer) not in (None, 2)
+    ]
     names = [layer.name for layer in norms if layer.trainable]
     if names:
         raise ValueError(
@@ -228,7 +232,7 @@ def is_probed(model: tf.keras.Model) -> Any:
     """Return the variable that counts the probes of a model. It is `ATTEMPTS` once one could tell."""
     if model._accum.probed is None:
         with tf.init_scope():
-            model._accum.probed = _tf.new_counter("is_probed")
+            model._accum.probed = _tf.variables.new_counter("is_probed")
     return model._accum.probed
 
 
@@ -252,8 +256,8 @@ def probe(
 
     def compared() -> tf.Tensor:
         whole = batches.batch.part(begin, count)
-        x = _tf.unpack_data(whole)[0]
-        trimmed = _tf.unpack_data(batches.trimmed(whole, longest))[0]
+        x = _tf.losses.unpack_data(whole)[0]
+        trimmed = _tf.losses.unpack_data(batches.trimmed(whole, longest))[0]
         outputs = _outputs_of(model, trimmed, x)
         if outputs is None:
             return tf.constant(False)
@@ -277,7 +281,7 @@ def _outputs_of(model: tf.keras.Model, trimmed: Nested, whole: Nested) -> Option
 
     try:
         first = model(trimmed, training=False)  # which may create variables, from random numbers
-        with _tf.replacing_random_ops(noted):
+        with _tf.random_ops.replacing(noted):
             outputs = first, model(whole, training=False)
         why = f"it draws random numbers in prediction: {_check.shown(random)}" if random else ""
     except Exception as error:  # the train step may call the model in another way
@@ -305,7 +309,7 @@ def _tells(outputs: Nested) -> tf.Tensor:
 def _differences(
     model: tf.keras.Model, trimmed: Nested, whole: Nested, lengths: tf.Tensor, longest: tf.Tensor
 ) -> List[Wait]:
-    named = [layer.name for layer in _tf.layers_of(model) if type(layer).__name__ in _READERS]
+    named = [layer.name for layer in _tf.models.layers_of(model) if type(layer).__name__ in _READERS]
     hint = f" Layers that may: {named}." if named else ""
     message = (
         "The outputs of the model for a sequence depend on its padding, so `micro_batch_tokens`, which trims it, would "
@@ -316,7 +320,7 @@ def _differences(
     for one, other in zip(tf.nest.flatten(trimmed), tf.nest.flatten(whole)):
         if not isinstance(one, tf.Tensor) or not one.dtype.is_floating or not one.shape.rank:
             continue
-        mask = _tf.mask_of(other)
+        mask = _tf.losses.mask_of(other)
         if mask is not None and mask.shape.rank == 2:
             taken = tf.cast(_at_padding(tf.cast(mask, tf.int32), lengths, 0), tf.bool)
             checks.append(tf.debugging.assert_equal(taken, tf.zeros_like(taken), message))

@@ -22,8 +22,8 @@ def with_variables_ahead(
     """
     optimizers = accumulating_optimizers(model)
     is_known = (
-        _tf.is_built_functional(model)
-        and _tf.is_train_step_of_keras(model._accum.steps.of_class_or_user("train_step"))
+        _tf.steps.is_built_functional(model)
+        and _tf.steps.is_train_step_of_keras(model._accum.steps.of_class_or_user("train_step"))
         and len(optimizers) == 1
     )
     if model.run_eagerly or not is_known or not internals_of(optimizers[0]).is_passthrough:
@@ -32,8 +32,8 @@ def with_variables_ahead(
     def train_function(iterator: Iterator[Data]) -> Logs:
         model.train_function = function
         if model.distribute_strategy.num_replicas_in_sync == 1 and hasattr(iterator, "element_spec"):
-            _, targets, _ = _tf.unpack_data(iterator.element_spec)
-            _tf.create_metrics(model, targets)
+            _, targets, _ = _tf.losses.unpack_data(iterator.element_spec)
+            _tf.steps.create_metrics(model, targets)
             optimizers[0].build(model.trainable_variables)
             model._accum.weight.create()
         return function(iterator)

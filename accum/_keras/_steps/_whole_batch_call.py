@@ -86,9 +86,9 @@ class WholeBatchCall:
             segments,
             batch,
             self._size,
-            [_tf.native(var) for var in self._model.trainable_variables],
+            [_tf.variables.native(var) for var in self._model.trainable_variables],
             [leaf for leaf in leaves if tf.is_tensor(leaf) and is_differentiable(leaf)],
-            _tf.is_compiled_by_xla(self._model),
+            _tf.steps.is_compiled_by_xla(self._model),
             self._group_size,
             self._weight,
             self._draws,
@@ -107,7 +107,7 @@ class WholeBatchCall:
         share = _replicas.share_of_replica(tf.cast(batch.count, tf.float32), self._loss_group)
         shares = [loss * tf.cast(share, loss.dtype) for loss in losses]
         steps = shares if self._weight() is None else losses
-        logs = losses if _tf.LOGS_COUNT_EXAMPLES else shares
+        logs = losses if _tf.steps.LOGS_COUNT_EXAMPLES else shares
         return [step + tf.stop_gradient(log - step) for step, log in zip(steps, logs)]
 
     @contextlib.contextmanager
@@ -127,7 +127,11 @@ class WholeBatchCall:
         names = list(inspect.signature(type(model).call).parameters)[1:]
         training = dict(zip(names, args), **kwargs).get("training")
         has_barriers = "batch_norm" in self._barriers
-        if has_barriers and tf.is_tensor(training) and any(layer.trainable for layer in _tf.batch_norms_in(model)):
+        if (
+            has_barriers
+            and tf.is_tensor(training)
+            and any(layer.trainable for layer in _tf.batch_norm.batch_norms_in(model))
+        ):
             raise ValueError(
                 "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
                 f"Received: training={training!r}."
@@ -138,7 +142,7 @@ class WholeBatchCall:
                 return traced_call(model, call, batch, has_barriers, self._is_training, self._recompute)
 
         leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if not tf.is_tensor(leaf)]
-        flags = [bool(layer.trainable) for layer in _tf.layers_of(model)]
+        flags = [bool(layer.trainable) for layer in _tf.models.layers_of(model)]
         key = repr((_replicas.replica_number(), batch.specs(), leaves, flags, has_barriers, self._is_training))
         traces = model._accum.traces
         if key in traces:

@@ -27,7 +27,7 @@ class WholeBatchStep(SplitStep):
         """Let calls of the model be split in this context, in the step `name` of a batch."""
         count = Batch(data).count
         model, replica = self._model, _replicas.replica_number()
-        optimizers = [_tf.without_loss_scale(optimizer) for optimizer in model._accum.optimizers or ()]
+        optimizers = [_tf.optimizers.without_loss_scale(optimizer) for optimizer in model._accum.optimizers or ()]
 
         def weight() -> Optional[Scalar]:
             is_for_passthrough = self._weighs_replicas
@@ -56,7 +56,7 @@ class WholeBatchStep(SplitStep):
                 name == "train_step"
                 and losses is not None
                 and not losses.is_used
-                and not _tf.is_train_step_of_keras(self._steps.of_class_or_user("train_step"))
+                and not _tf.steps.is_train_step_of_keras(self._steps.of_class_or_user("train_step"))
             ):
                 raise ValueError(
                     f"`{type(model).__name__}.train_step` computes a loss that can't be computed over the outputs of "
@@ -84,13 +84,17 @@ class WholeBatchStep(SplitStep):
     @property
     def _weighs_replicas(self) -> bool:
         """As for any step; but a loss over the outputs of all replicas weights them by itself."""
-        is_scaled = any(map(_tf.is_loss_scale_optimizer, self._model._accum.optimizers))
+        is_scaled = any(map(_tf.optimizers.is_loss_scale_optimizer, self._model._accum.optimizers))
         return super()._weighs_replicas and not is_scaled and "loss" not in self._model._accum.whole_batch
 
     def gradients(self, data: Data) -> Nested:
         self._check_batch_norms()
         self._collector = Collector()
-        scaled = [optimizer for optimizer in self._model._accum.optimizers if _tf.is_loss_scale_optimizer(optimizer)]
+        scaled = [
+            optimizer
+            for optimizer in self._model._accum.optimizers
+            if _tf.optimizers.is_loss_scale_optimizer(optimizer)
+        ]
         if scaled and _replicas.count() > 1:
             raise ValueError(
                 "`whole_batch` with `micro_batch_size='auto'` can't have a `LossScaleOptimizer` on several replicas: "

@@ -2,8 +2,8 @@
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from accum._tf._types import GradsAndVars
-from accum._tf._version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
+from accum._tf.types import GradsAndVars
+from accum._tf.version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
 
 def _legacy_base() -> Any:
@@ -87,16 +87,16 @@ def without_loss_scale(optimizer: Any) -> Any:
     return optimizer._optimizer  # 2.2 and 2.3 have no public name for it; dies with 2.3
 
 
-def get_keras_optimizer(identifier: Any) -> Any:
+def get(identifier: Any) -> Any:
     """Return a Keras optimizer for an instance, a name or a config; raises the errors of Keras."""
     return tf.keras.optimizers.get(identifier)
 
 
-def serialize_keras_optimizer(optimizer: Any) -> Dict[str, Any]:
+def serialize(optimizer: Any) -> Dict[str, Any]:
     return tf.keras.optimizers.serialize(optimizer)
 
 
-def deserialize_keras_optimizer(config: Any, custom_objects: Optional[Dict[str, Any]] = None) -> Any:
+def deserialize(config: Any, custom_objects: Optional[Dict[str, Any]] = None) -> Any:
     if is_keras_optimizer(config):
         return config  # Keras 2.13 and later may have deserialized it already
     if VERSION >= (2, 11):
@@ -169,7 +169,7 @@ def register_keras_class(cls: type, name: str) -> None:
     tf.keras.utils.get_custom_objects()[name] = cls
 
 
-def is_optimizer_config(value: Any) -> bool:
+def is_config(value: Any) -> bool:
     """Whether `value` is a config as returned by `tf.keras.optimizers.serialize`."""
     return isinstance(value, dict) and "class_name" in value
 

@@ -5,7 +5,7 @@ import itertools
 import weakref
 from typing import Any, Callable, Dict, Tuple
 
-from accum._tf._version import VERSION, tf
+from accum._tf.version import VERSION, tf
 
 
 def _strategy_classes(name: str) -> Tuple[type, ...]:

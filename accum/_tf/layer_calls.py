@@ -3,9 +3,9 @@
 import inspect
 from typing import Any, Dict, List, Optional, Tuple
 
-from accum._tf._batch_norm import BATCH_NORMS
-from accum._tf._models import Functional, layers_of
-from accum._tf._version import IS_KERAS_3, VERSION, tf
+from accum._tf.batch_norm import BATCH_NORMS
+from accum._tf.models import Functional, layers_of
+from accum._tf.version import IS_KERAS_3, VERSION, tf
 
 
 def batch_norms_always_in_training(model: tf.keras.Model) -> List[Any]:

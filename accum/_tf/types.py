@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional,
 
 import numpy as np
 
-from accum._tf._version import tf
+from accum._tf.version import tf
 
 AccumSteps = Union[int, Dict[int, int]]
 """Micro steps per step, or a schedule `{first step: accum_steps}`."""

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Container, Dict, Iterable, List, Sequence, Set
 
-from accum._tf._version import tf
+from accum._tf.version import tf
 
 FUSED_BATCH_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 ENTRANCES = ("Switch", "RefSwitch", "Enter", "RefEnter")

@@ -4,10 +4,10 @@ import functools
 import inspect
 from typing import Any, Callable, Dict, List, Optional, Union
 
-from accum._tf._layers import keras_layers
-from accum._tf._models import layers_of
-from accum._tf._variables import native
-from accum._tf._version import IS_KERAS_3, tf
+from accum._tf.layers import keras_layers
+from accum._tf.models import layers_of
+from accum._tf.variables import native
+from accum._tf.version import IS_KERAS_3, tf
 
 BATCH_NORMS = keras_layers("BatchNormalization", "SyncBatchNormalization")
 """Keras' classes of batch normalisation. From 2.12 on, the second is an argument of the first."""
@@ -24,7 +24,7 @@ def batch_norms_in(model: tf.keras.Model) -> List[Any]:
     return [layer for layer in layers_of(model) if isinstance(layer, BATCH_NORMS)]
 
 
-def is_plain_batch_norm(layer: Any) -> bool:
+def is_plain(layer: Any) -> bool:
     """Whether a layer is of Keras' own class."""
     return type(layer) in BATCH_NORMS
 
@@ -109,7 +109,7 @@ class _HandsOver:
         return self.accum_hand_over(super()._moments, inputs, mask)  # type: ignore[misc]
 
 
-BATCH_NORM_BASES = ((_HandsOver,) if IS_KERAS_3 else ()) + (tf.keras.layers.BatchNormalization,)
+BASES = ((_HandsOver,) if IS_KERAS_3 else ()) + (tf.keras.layers.BatchNormalization,)
 """The base classes of a batch normalisation that captures its statistics; in Keras 2, its own methods are enough."""
 
 

@@ -3,9 +3,9 @@
 import contextlib
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
-from accum._tf._layers import comes_with_keras
-from accum._tf._steps import own_methods, when_built
-from accum._tf._version import IS_KERAS_3, VERSION, tf
+from accum._tf.layers import comes_with_keras
+from accum._tf.steps import own_methods, when_built
+from accum._tf.version import IS_KERAS_3, VERSION, tf
 
 
 def unpack_data(data: Any) -> Tuple[Any, Any, Any]:

@@ -4,7 +4,7 @@ import contextlib
 import re
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from accum._tf._version import IS_KERAS_3, tf
+from accum._tf.version import IS_KERAS_3, tf
 
 
 def in_static_graph() -> bool:

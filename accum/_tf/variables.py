@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 import numpy as np
 
-from accum._tf._graphs import in_static_graph
-from accum._tf._optimizers import is_legacy_optimizer
-from accum._tf._strategies import per_replica_maker
-from accum._tf._version import IS_KERAS_3, VERSION, tf
+from accum._tf.graphs import in_static_graph
+from accum._tf.optimizers import is_legacy_optimizer
+from accum._tf.strategies import per_replica_maker
+from accum._tf.version import IS_KERAS_3, VERSION, tf
 
 
 def native(var: Any) -> tf.Variable:
@@ -28,7 +28,7 @@ def path_of(var: Any) -> str:
     return getattr(var, "path", var.name).split(":")[0]
 
 
-def variable_key(var: Any) -> int:
+def key_of(var: Any) -> int:
     """Return a key that identifies a variable as long as it exists; the copies of a mirrored variable share one key."""
     var = native(var)
     if hasattr(var, "_distributed_container"):  # one replica's copy; the container has no public name

@@ -6,7 +6,7 @@ import inspect
 import sys
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from accum._tf._version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
+from accum._tf.version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
 
 def _functional() -> Optional[type]:
@@ -129,7 +129,7 @@ def plain_config(model: tf.keras.Model, base: Any) -> Tuple[str, Dict[str, Any]]
     return "Functional", twin.get_config()
 
 
-def model_from_plain_config(
+def from_plain_config(
     class_name: str, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
 ) -> tf.keras.Model:
     """Create the model that `plain_config` described; a custom class must be registered with Keras."""

@@ -4,7 +4,7 @@ import importlib
 import sys
 from typing import Any, Tuple
 
-from accum._tf._version import IS_KERAS_3, tf
+from accum._tf.version import IS_KERAS_3, tf
 
 
 def keras_layers(*names: str) -> Tuple[Any, ...]:

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from accum._tf._version import tf
+from accum._tf.version import tf
 
 SHARE = 0.9
 """Of the memory that there is, the share that is used unless a user says otherwise. Peaks vary from step to step."""

@@ -4,8 +4,8 @@ import contextlib
 import importlib
 from typing import Any, Callable, Iterator, List
 
-from accum._tf._models import layers_of
-from accum._tf._version import IS_KERAS_3, VERSION, tf
+from accum._tf.models import layers_of
+from accum._tf.version import IS_KERAS_3, VERSION, tf
 
 
 def is_compiled_by_xla(model: tf.keras.Model) -> bool:

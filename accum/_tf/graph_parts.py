@@ -3,9 +3,9 @@
 import contextlib
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
-from accum._tf._op_walks import FUSED_BATCH_NORMS, is_assignment
-from accum._tf._random_ops import STATEFUL_DRAWS
-from accum._tf._version import IS_KERAS_3, VERSION, tf
+from accum._tf.op_walks import FUSED_BATCH_NORMS, is_assignment
+from accum._tf.random_ops import STATEFUL_DRAWS
+from accum._tf.version import IS_KERAS_3, VERSION, tf
 
 Key = str
 """The name of a tensor in a graph, such as "model/dense/MatMul:0"."""

@@ -2,11 +2,11 @@
 
 from typing import Any, Dict, Optional, Tuple
 
-from accum._tf._models import layers_of
-from accum._tf._optimizers import is_legacy_optimizer, is_new_optimizer
-from accum._tf._types import GradsAndVars
-from accum._tf._variables import native
-from accum._tf._version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
+from accum._tf.models import layers_of
+from accum._tf.optimizers import is_legacy_optimizer, is_new_optimizer
+from accum._tf.types import GradsAndVars
+from accum._tf.variables import native
+from accum._tf.version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
 CONVERTS = HAS_KERAS_API
 """Whether this line has Keras optimizers whose slots this module knows."""

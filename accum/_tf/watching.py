@@ -5,9 +5,9 @@ import functools
 import threading
 from typing import Any, Callable, Iterator, List, Optional
 
-from accum._tf._graphs import untouched_by_autograph
-from accum._tf._optimizers import GraphOptimizer, LegacyOptimizer, NewOptimizer
-from accum._tf._version import IS_KERAS_3, tf
+from accum._tf.graphs import untouched_by_autograph
+from accum._tf.optimizers import GraphOptimizer, LegacyOptimizer, NewOptimizer
+from accum._tf.version import IS_KERAS_3, tf
 
 
 def _entry_points() -> Any:

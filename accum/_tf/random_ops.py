@@ -4,8 +4,8 @@ import contextlib
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from accum._tf._graphs import replace_input
-from accum._tf._version import tf
+from accum._tf.graphs import replace_input
+from accum._tf.version import tf
 
 try:  # the one private module: no public name tells which operations code creates
     from tensorflow.python.framework import op_callbacks
@@ -180,7 +180,7 @@ def _watching_creation() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing_random_ops(replace: Callable[[RandomOp], Any]) -> Iterator[None]:
+def replacing(replace: Callable[[RandomOp], Any]) -> Iterator[None]:
     """Give the code in this context, and in this thread, other tensors than its random operations return, in a graph.
 
     Within another such context, the inner one replaces.

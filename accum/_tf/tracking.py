@@ -2,7 +2,7 @@
 
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from accum._tf._version import IS_KERAS_3, VERSION, tf
+from accum._tf.version import IS_KERAS_3, VERSION, tf
 
 
 def _forwarded(name: str, attribute: Any) -> Any:

@@ -3,20 +3,20 @@
 import contextlib
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
-from accum._tf._optimizers import (
+from accum._tf.optimizers import (
     LegacyOptimizer,
     NewOptimizer,
     is_graph_optimizer,
     is_legacy_optimizer,
     is_new_optimizer,
 )
-from accum._tf._types import Gradient, GradsAndVars, Scalar
-from accum._tf._variables import native, variable_key
-from accum._tf._version import IS_KERAS_3, VERSION, tf
-from accum._tf._watching import unwatched
+from accum._tf.types import Gradient, GradsAndVars, Scalar
+from accum._tf.variables import key_of, native
+from accum._tf.version import IS_KERAS_3, VERSION, tf
+from accum._tf.watching import unwatched
 
 
-def build_inner(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
     """Create the inner optimizer's variables now, rather than while a branch is traced."""
     if is_new_optimizer(optimizer):
         if not (IS_KERAS_3 and optimizer.built):  # building again would recreate all variables
@@ -56,19 +56,19 @@ def create_graph_slots(optimizer: Any, variables: Sequence[tf.Variable]) -> None
             optimizer._create_slots(variables)
     else:
         with tf.name_scope(optimizer._name), tf.init_scope():
-            build_inner(optimizer, variables)
+            build(optimizer, variables)
 
 
-def prepare_inner(optimizer: Any, variables: Sequence[tf.Variable], used: Sequence[tf.Variable]) -> None:
+def prepare(optimizer: Any, variables: Sequence[tf.Variable], used: Sequence[tf.Variable]) -> None:
     """Create the variables that the inner optimizer needs now.
 
     A new optimizer is built once, as Keras does: for the whole list, including variables without a gradient yet. A
     legacy optimizer creates only the slots for `used`, the subset of `variables` that a trace updates.
     """
     if is_new_optimizer(optimizer):
-        build_inner(optimizer, variables)
+        build(optimizer, variables)
     elif used:
-        build_inner(optimizer, used)
+        build(optimizer, used)
 
 
 def refused_by_inner(optimizer: Any, variables: Sequence[tf.Variable]) -> List[tf.Variable]:
@@ -96,7 +96,7 @@ def _clipped_as_in_fit(optimizer: Any, grads_and_vars: GradsAndVars) -> GradsAnd
     return [(grad if grad is None else clip(grad), var) for grad, var in grads_and_vars]
 
 
-def apply_inner(
+def apply(
     optimizer: Any,
     grads_and_vars: GradsAndVars,
     replicas: int,
@@ -119,8 +119,8 @@ def _apply_inner(
     grads_and_vars = _clipped_as_in_fit(optimizer, grads_and_vars)
     if IS_KERAS_3:
         if hasattr(optimizer, "optimizers"):  # a MultiOptimizer expects all of its variables
-            passed = {variable_key(var) for _, var in grads_and_vars}
-            missing = [var for var in optimizer._trainable_variables if variable_key(var) not in passed]
+            passed = {key_of(var) for _, var in grads_and_vars}
+            missing = [var for var in optimizer._trainable_variables if key_of(var) not in passed]
             grads_and_vars = list(grads_and_vars) + [(None, var) for var in missing]
         with _without_reduction(optimizer, replicas):
             done = optimizer.apply_gradients(grads_and_vars)
@@ -148,7 +148,7 @@ def takes_some_variables(optimizer: Any) -> bool:
 
 
 def awaited(done: Any) -> Any:
-    """Return what to wait for after `apply_inner`: nothing in Keras 3, where traces order ops automatically."""
+    """Return what to wait for after `apply`: nothing in Keras 3, where traces order ops automatically."""
     return None if IS_KERAS_3 else done
 
 
