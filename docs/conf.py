@@ -70,7 +70,7 @@ intersphinx_mapping = {
     "tensorflow": ("https://www.tensorflow.org/api_docs/python", "inventories/tensorflow.txt"),
 }
 autosummary_generate = False  # api/ has a page for each public name
-# What differs between lines of TensorFlow, and the parts of a report, which its own text tells.
+# What differs between versions of TensorFlow, and the parts of a report, which its own text tells.
 nitpick_ignore_regex = [("py:class", r"(tensorflow|keras)\..*|accum\.testing\._report\..*")]
 napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]
 

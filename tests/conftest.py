@@ -18,13 +18,15 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "keras_face: needs Keras' `train_step`, which TF 1.15 never calls")
     config.addinivalue_line(
         "markers",
-        "slow: starts processes, exports models, or differs little between lines; runs on a subset of the environments",
+        "slow: starts processes, exports models, or differs little between versions; runs in some environments",
     )
-    config.addinivalue_line("markers", "line: differs between lines of TensorFlow alone; runs on one Python of each")
     config.addinivalue_line(
-        "markers", "weekly: with `line` or `slow`: `.ci/run` runs it on TensorFlow 1.15 and 2.15 only"
+        "markers", "per_version: differs between versions of TensorFlow alone; runs on one Python of each"
     )
-    config.addinivalue_line("markers", "every_merge: not `weekly`, because its parameters differ between lines")
+    config.addinivalue_line(
+        "markers", "weekly: with `per_version` or `slow`: `.ci/run` runs it on TensorFlow 1.15 and 2.15 only"
+    )
+    config.addinivalue_line("markers", "every_merge: not `weekly`, because its parameters differ between versions")
     config.addinivalue_line("markers", "deferred: set on what is `weekly`, after all exceptions")
     gc.set_threshold(50000, 20, 20)  # graphs are many objects: by Python's own, a fifth of the time goes into looking
     make_cpus()
@@ -36,7 +38,7 @@ def is_deferred(item):
     marks = {mark.name for mark in item.iter_markers()}
     is_alike = not marks & {"every_merge", "skip", "skipif", "xfail"}
     is_listed = any(part in item.nodeid for part in exceptions.parts())
-    return "weekly" in marks and bool(marks & {"line", "slow"}) and is_alike and not is_listed
+    return "weekly" in marks and bool(marks & {"per_version", "slow"}) and is_alike and not is_listed
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` leave out any
@@ -57,6 +59,11 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_makereport(item, call):
     """What is skipped where alone it runs at a merge is an error. Wine is no merge."""
     report = (yield).get_result()
-    if report.skipped and exceptions.LINE == (2, 15) and not exceptions.IS_WINE and item.get_closest_marker("deferred"):
+    if (
+        report.skipped
+        and exceptions.TF_VERSION == (2, 15)
+        and not exceptions.IS_WINE
+        and item.get_closest_marker("deferred")
+    ):
         report.outcome = "failed"
         report.longrepr = "It is skipped on TensorFlow 2.15, so `.ci/run` runs it nowhere: mark it `every_merge`."

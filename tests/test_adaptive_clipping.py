@@ -9,7 +9,7 @@ import tensorflow as tf
 import accum
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 layers = tf.keras.layers
@@ -47,7 +47,7 @@ def clip(kind, weights, grad, clip_factor=0.1, eps=1e-3):
 
 
 def in_session(function):
-    """What `function()` computes, on every line."""
+    """What `function()` computes, in every version."""
     with tf.Graph().as_default(), tf1.Session() as session:
         return session.run(function())
 

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
 
 import accum
@@ -19,7 +19,7 @@ BATCH = 20
 JIT = {"jit_compile": False} if IS_KERAS_3 else {}  # XLA compiles no `py_function`
 
 
-TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.line), pytest.param(True, id="eager")]
+TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.per_version), pytest.param(True, id="eager")]
 
 
 class Memory(layers.Layer):
@@ -80,7 +80,7 @@ def small():
 
 
 def loss_scale_around(optimizer):
-    return tf.keras.mixed_precision.LossScaleOptimizer(optimizer) if LINE >= (2, 4) else optimizer
+    return tf.keras.mixed_precision.LossScaleOptimizer(optimizer) if TF_VERSION >= (2, 4) else optimizer
 
 
 def run(model, loss_scale=False, **options):
@@ -98,7 +98,7 @@ def assert_same_bits(one, other):
     assert one[1] == other[1]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize(
     "eagerly, fails_in, loss_scale",
     [(False, "forward", True), (False, "backward", False), (True, "forward", False), (True, "backward", True)],
@@ -116,7 +116,7 @@ def test_the_run_ends_as_one_that_began_at_the_size_that_fits(memory, eagerly, f
     assert_same_bits(ended, began)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_where_memory_suffices_the_whole_batch_is_computed_at_once():
     tf.random.set_seed(5)
     whole = run(model_of(1000))
@@ -143,8 +143,8 @@ def test_it_says_so_once_and_halves_again_later(memory, eagerly):
     assert "is 10 from" in said[0][0] and "is 2 from" in said[1][0]
 
 
-@pytest.mark.line
-@pytest.mark.skipif(LINE < (2, 11), reason="losses divide by all elements")
+@pytest.mark.per_version
+@pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
 def test_outputs_that_divide_by_different_numbers_are_warned_of_once_micro_batches_are_smaller(memory):
     inputs = tf.keras.Input((3,), dtype="int32")
     hidden = layers.Embedding(5, 2, mask_zero=True)(inputs)
@@ -218,9 +218,9 @@ def test_an_error_of_another_kind_is_raised_as_it_is():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.skipif(LINE < (2, 4), reason="`steps_per_execution` came with 2.4")
+@pytest.mark.skipif(TF_VERSION < (2, 4), reason="`steps_per_execution` came with 2.4")
 def test_steps_and_callbacks_are_those_of_plain_training(steps):
     def calls_of(model):
         calls = []
@@ -235,7 +235,7 @@ def test_steps_and_callbacks_are_those_of_plain_training(steps):
     assert calls_of(ours) == calls_of(tf.keras.models.clone_model(plain))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_replicas_agree_on_a_size(memory):
     def trained(size):
         with mirrored().scope():

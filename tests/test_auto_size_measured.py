@@ -78,7 +78,7 @@ def trained(model):
     return [var.numpy() for var in model.weights] + [np.array(logs[name]) for name in ("loss", "mae")]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("options", [{}, {"whole_batch": "all"}], ids=["plain", "whole batch"])
 def test_the_whole_batch_is_that_of_plain_keras_after_measuring(gauge, options):
     expected = trained(plain())
@@ -92,7 +92,7 @@ def test_the_whole_batch_is_that_of_plain_keras_after_measuring(gauge, options):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(gauge):
     expected = trained(plain_with_keras_norm())
     model = accum.GradientAccumulateModel.from_model(
@@ -142,7 +142,7 @@ def plain_with_keras_norm():
     return model
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_measuring_moves_no_random_numbers(gauge):
     """Dropout draws as in a run that was told its size and measured nothing."""
     tf.random.set_seed(5)
@@ -156,7 +156,7 @@ def test_measuring_moves_no_random_numbers(gauge):
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-7)  # other numbers differ by 1e-2
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_memory_is_measured_once_for_each_model_and_again_for_larger_batches(gauge):
     model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto", memory_limit=10000 * MIB)
     model.compile("sgd", "mse", **JIT)
@@ -168,7 +168,7 @@ def test_memory_is_measured_once_for_each_model_and_again_for_larger_batches(gau
     assert attempts[0] == attempts[1] == attempts[2] < attempts[3]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_evaluation_and_prediction_measure_nothing(gauge):
     model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto")
     model.compile("sgd", "mse", **JIT)
@@ -177,7 +177,7 @@ def test_evaluation_and_prediction_measure_nothing(gauge):
     assert gauge.sizes == []
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_model_that_cannot_compute_few_examples_trains_on_whole_batches_with_a_warning(gauge):
     def of_pairs(y_true, y_pred):
         paired = tf.reshape(y_pred - y_true, [-1, 2, 2])  # not of an odd number of examples
@@ -198,7 +198,7 @@ def test_a_model_that_cannot_compute_few_examples_trains_on_whole_batches_with_a
 
 
 @pytest.mark.parametrize("is_hidden", [True, False], ids=["hidden by an earlier peak", "risen"])
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_peak_from_before_that_does_not_rise_is_not_taken_for_that_of_the_batch(gauge, monkeypatch, is_hidden):
     growth = 0 if is_hidden else 1
     monkeypatch.setattr(gauge, "peak", lambda self: 1000 * MIB + growth * len(self.sizes))
@@ -253,7 +253,7 @@ class LateMetric(tf.keras.metrics.Metric):
     reset_state = reset_states
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_variable_that_begins_with_the_first_step_keeps_its_first_value(gauge):
     def logged(model):
         model.compile("sgd", "mse", metrics=[LateMetric(name="late")], **JIT)
@@ -287,7 +287,7 @@ def limited(kind, extra, path):
 
 
 @pytest.mark.slow
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`ulimit -v` is that of Linux")
 def test_under_ulimit_the_full_batch_dies_and_auto_makes_its_steps(tmp_path):
     def run(kind, extra):
@@ -305,7 +305,7 @@ def test_under_ulimit_the_full_batch_dies_and_auto_makes_its_steps(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.weekly
 def test_in_a_cgroup_the_full_batch_is_killed_and_auto_makes_its_steps(tmp_path):
     plain_path, auto_path = str(tmp_path / "plain.npz"), str(tmp_path / "auto.npz")
@@ -353,7 +353,7 @@ def file_of_user(tmp_path):
     return str(path)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures the process on Linux")
 def test_the_command_prints_each_size_and_the_fastest(file_of_user, capsys):
     with warnings.catch_warnings():
@@ -377,7 +377,7 @@ def test_the_command_says_what_is_wrong(file_of_user, capsys):
     assert "has no function absent" in capsys.readouterr().err
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures the process on Linux")
 def test_the_command_takes_several_arrays(tmp_path, capsys):
     (tmp_path / "two_inputs.py").write_text(TWO_INPUTS.replace("{jit}", repr(JIT)))

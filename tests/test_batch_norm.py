@@ -1,4 +1,4 @@
-"""Moving statistics move once a cycle, to what the line's own layer would have recorded for the whole batch (L13)."""
+"""Moving statistics move once a cycle, to what Keras' own layer would have recorded for the whole batch (L13)."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from saving import FORMATS, saved
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.law("L13"), pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.law("L13"), pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 PARTS = (slice(0, 5), slice(5, 9), slice(9, 12))  # a ragged cycle of 12 examples

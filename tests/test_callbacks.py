@@ -11,7 +11,7 @@ from test_mixed_precision import loss_scale_optimizer
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 1)).astype("float32")
@@ -116,7 +116,9 @@ def test_tensorboard_logs_what_it_logs_of_the_full_batch(family, is_scaled, tmp_
 @pytest.mark.law("L12")
 @pytest.mark.slow
 def test_model_checkpoint_in_every_format_within_a_cycle(tmp_path, recwarn):
-    formats = ["whole.h5", "whole", "weights.h5", "weights"] + (["whole.keras"] if exceptions.LINE >= (2, 13) else [])
+    formats = ["whole.h5", "whole", "weights.h5", "weights"] + (
+        ["whole.keras"] if exceptions.TF_VERSION >= (2, 13) else []
+    )
     if exceptions.IS_KERAS_3:  # builds the optimizer of an H5 file for no variables, so that it can't go on
         formats = ["weights.weights.h5", "whole.keras"]
     model, at_save = accumulating_model(2), []

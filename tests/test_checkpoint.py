@@ -179,7 +179,7 @@ def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
     assert_same(again.feed(gradients[:1]).values(), expected)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L12")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("make", ADAMS)
@@ -221,9 +221,9 @@ def uninterrupted_graph(use_resource):
 
 @pytest.mark.law("L12")
 @pytest.mark.parametrize(
-    "use_resource", [pytest.param(False, id="ref", marks=pytest.mark.line), pytest.param(True, id="resource")]
+    "use_resource", [pytest.param(False, id="ref", marks=pytest.mark.per_version), pytest.param(True, id="resource")]
 )
-@pytest.mark.parametrize("stop", [3] + [pytest.param(stop, marks=pytest.mark.line) for stop in (1, 2, 4)])
+@pytest.mark.parametrize("stop", [3] + [pytest.param(stop, marks=pytest.mark.per_version) for stop in (1, 2, 4)])
 def test_a_run_restored_by_a_saver_in_mid_cycle_ends_as_the_uninterrupted_one(tmp_path, stop, use_resource):
     gradients, path = random_gradients(6, SHAPES), str(tmp_path / "at")
     run_graph(use_resource, gradients[:stop], save=path)

@@ -92,7 +92,7 @@ def momentum_steps(count):
 @pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.skipif(
-    exceptions.LINE not in ((1, 15), (2, 15)), reason="long: runs on TensorFlow 1, and the last with Keras 2"
+    exceptions.TF_VERSION not in ((1, 15), (2, 15)), reason="long: runs on TensorFlow 1, and the last with Keras 2"
 )
 def test_workers_that_wait_for_each_other_go_on_after_all_were_killed(tmp_path):
     first_run = start(tmp_path, str(tmp_path), "1000000")
@@ -147,7 +147,7 @@ def wait_until(is_so, processes, logs):
 @pytest.mark.slow
 @pytest.mark.law("L11")
 @pytest.mark.skipif(
-    exceptions.LINE not in ((1, 15), (2, 15)), reason="long: runs on the first and last with Estimators"
+    exceptions.TF_VERSION not in ((1, 15), (2, 15)), reason="long: runs on the first and last with Estimators"
 )
 def test_estimators_of_a_killed_cluster_go_on_to_the_weights_of_the_whole_batches(tmp_path):
     """`train_and_evaluate` with TF_CONFIG: all tasks are killed in mid-run, and started again."""

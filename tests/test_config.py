@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import LINE
+from exceptions import TF_VERSION
 from optimizers import built, families, keras_optimizers
 
 import accum
@@ -56,7 +56,7 @@ def test_hyperparameters_are_the_inner_ones():
 
 
 def test_an_optimizer_of_the_user_s_own_called_like_one_of_keras_comes_back(tmp_path):
-    if LINE < (2, 13):
+    if TF_VERSION < (2, 13):
         pytest.skip("files that name the package of a class came with TF 2.13")
     SGD = tf.keras.utils.register_keras_serializable("mine")(type("SGD", (tf.keras.optimizers.SGD,), {}))
     optimizer = accum.GradientAccumulateOptimizer(SGD(0.5), 2)

@@ -1,4 +1,4 @@
-"""What TensorFlow's own optimizers are by default on a line: recorded for people who migrate."""
+"""What TensorFlow's own optimizers are by default in a version: recorded for people who migrate."""
 
 import inspect
 import json
@@ -45,7 +45,7 @@ def test_the_first_steps_of_keras_optimizers_are_recorded(family, record_propert
     """The first step of a single weight 1 with gradient 0.5. It shows where epsilon is added, and the initial slots."""
     module = tf.keras.optimizers if family == "keras" else legacy_family()
     if module is None or (family == "legacy" and module is tf.keras.optimizers):
-        pytest.skip("this line has one family of Keras optimizers")
+        pytest.skip("this version has one family of Keras optimizers")
     makes = {
         "Adam": lambda: module.Adam(0.5, epsilon=1.0),
         "RMSprop": lambda: module.RMSprop(0.5, epsilon=1.0),

@@ -167,7 +167,7 @@ def test_a_weighed_micro_batch_is_added_in_one_pass():
     assert not [op for name, op in all_ops(graph_def) if name == branch and op in ("Mul", "MulNoNan")]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L16")
 @pytest.mark.law("L18")
 @pytest.mark.keras_face
@@ -287,7 +287,7 @@ def in_fit(strategy, inner, after_micro_step):
 @pytest.mark.law("L16")
 @pytest.mark.law("L2")
 @pytest.mark.keras_face
-@pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.line)])
+@pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.per_version)])
 def test_a_micro_step_that_ends_no_cycle_runs_no_inner_kernel(train):
     executed, seen = [], []
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
@@ -298,7 +298,7 @@ def test_a_micro_step_that_ends_no_cycle_runs_no_inner_kernel(train):
 @pytest.mark.law("L16")
 @pytest.mark.law("L11")
 @pytest.mark.keras_face
-@pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.line)])
+@pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.per_version)])
 def test_replicas_rest_until_the_cycle_ends(train):
     """Neither a kernel of the inner optimizer nor a reduction of gradients runs before."""
     executed, seen, ops = [], [], CountingOps()

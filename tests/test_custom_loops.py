@@ -133,7 +133,7 @@ def full_batches():
 
 @pytest.mark.law("L1")
 @pytest.mark.law("L3")
-@pytest.mark.parametrize("how", [pytest.param("fit", marks=pytest.mark.line), "loop"])
+@pytest.mark.parametrize("how", [pytest.param("fit", marks=pytest.mark.per_version), "loop"])
 def test_a_schedule_of_cycles_equals_batches_of_these_sizes(how, full_batches):
     model = regression(accum.GradientAccumulateOptimizer(momentum(), accum_steps=SCHEDULE))
     if how == "fit":
@@ -171,7 +171,7 @@ def take(optimizer, variables, grads, is_traced):
 
 @pytest.mark.law("L8")
 @pytest.mark.parametrize(
-    "index,is_traced", [pytest.param(0, True, marks=pytest.mark.line), (0, False), (1, False), (2, False)]
+    "index,is_traced", [pytest.param(0, True, marks=pytest.mark.per_version), (0, False), (1, False), (2, False)]
 )
 def test_a_gradient_may_be_missing_at_any_place_of_the_list(index, is_traced):
     variables = [tf.Variable([0.0]) for _ in range(3)]
@@ -279,7 +279,7 @@ def look_up(optimizer, size, texts, **compiled):
 
 
 @pytest.mark.law("L8")
-@pytest.mark.parametrize("sparse", ["rows", pytest.param("dense", marks=pytest.mark.line)])
+@pytest.mark.parametrize("sparse", ["rows", pytest.param("dense", marks=pytest.mark.per_version)])
 def test_an_embedding_in_fit_equals_the_full_batch(sparse):
     """Rows that no text of a cycle holds keep their momentum; where every row is touched, dense is the same."""
     texts = TEXTS if sparse == "rows" else np.arange(24).reshape(12, 2) % WORDS  # every four texts hold all words

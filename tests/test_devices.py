@@ -12,7 +12,7 @@ from optimizers import legacy_family
 
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 FAMILY = legacy_family() or tf.keras.optimizers

@@ -16,7 +16,7 @@ from accum._cli.doctor import checks, command, installed, matrix, remedies, tria
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PYTHON = "{}.{}".format(*sys.version_info)
 HERE = command.system(sys.platform, platform.machine())
-LINES_HERE = matrix.lines(PYTHON, HERE)
+VERSIONS_HERE = matrix.versions(PYTHON, HERE)
 
 pytestmark = pytest.mark.skipif(HERE not in matrix.SYSTEMS, reason="the matrix does not have this system")
 
@@ -71,7 +71,7 @@ def test_without_tensorflow_it_says_how_to_install_the_newest(tmp_path, alone):
     assert (report["verdict"], report["cell"], report["tensorflow"]) == ("not supported", None, None)
     ((what, change),) = problems(report)
     assert what == "TensorFlow is not installed."
-    assert change.startswith("python -m pip install") and LINES_HERE[-1] in change
+    assert change.startswith("python -m pip install") and VERSIONS_HERE[-1] in change
 
 
 @pytest.mark.slow
@@ -86,31 +86,31 @@ def test_for_people_it_says_the_same(tmp_path, alone):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.14.0", "2.1.0", "3.0.0"])
-def test_an_unsupported_line_is_named_with_the_nearest_supported(version, tmp_path, alone):
+def test_an_unsupported_version_is_named_with_the_nearest_supported(version, tmp_path, alone):
     add_package(tmp_path, "tensorflow", version)
     (tmp_path / "tensorflow.py").write_text(f"__version__ = {version!r}")
     report = examine(tmp_path, alone)
     assert report["verdict"] == "not supported"
-    assert report["cell"] == f"py{PYTHON.replace('.', '')}-tf{installed.line(version)}"
+    assert report["cell"] == f"py{PYTHON.replace('.', '')}-tf{installed.minor(version)}"
     ((what, change),) = problems(report)
     assert what.startswith(f"TensorFlow {version} is not supported")
-    newer = [line for line in LINES_HERE if installed.release(line) >= installed.release(version)]
-    nearest = newer[0] if newer else LINES_HERE[-1]
+    newer = [tf_version for tf_version in VERSIONS_HERE if installed.release(tf_version) >= installed.release(version)]
+    nearest = newer[0] if newer else VERSIONS_HERE[-1]
     assert re.search(r"tf{0}\.txt|=={0}\.\*".format(re.escape(nearest)), change)
 
 
-def wrong_line():
-    return next(line for line in matrix.LINES if line not in LINES_HERE)
+def wrong_version():
+    return next(version for version in matrix.VERSIONS if version not in VERSIONS_HERE)
 
 
 @pytest.mark.slow
-def test_a_line_on_the_wrong_python_says_on_which_it_runs(tmp_path, alone):
-    line = wrong_line()
-    add_package(tmp_path, "tensorflow-cpu", line + ".0")
+def test_a_version_on_the_wrong_python_says_on_which_it_runs(tmp_path, alone):
+    version = wrong_version()
+    add_package(tmp_path, "tensorflow-cpu", version + ".0")
     report = examine(tmp_path, alone)  # the metadata of a wheel that was forced in, and no module
     assert report["verdict"] == "not supported"
     what, change = problems(report)[0]
-    assert f"TensorFlow {line} with Python {PYTHON} is not supported on {matrix.SYSTEMS[HERE]}: " in what
+    assert f"TensorFlow {version} with Python {PYTHON} is not supported on {matrix.SYSTEMS[HERE]}: " in what
     assert change.endswith(" tensorflow-cpu") == HERE.startswith(("linux", "windows")) or "==" in change
 
 
@@ -134,10 +134,10 @@ CRASHES = {
 @pytest.mark.parametrize("crash", sorted(CRASHES))
 def test_an_import_that_fails_is_a_finding(crash, tmp_path, alone):
     source, says, remedy = CRASHES[crash]
-    add_package(tmp_path, "tensorflow", LINES_HERE[0] + ".0")
+    add_package(tmp_path, "tensorflow", VERSIONS_HERE[0] + ".0")
     (tmp_path / "tensorflow.py").write_text(source)
     report = examine(tmp_path, alone)
-    assert report["verdict"] == "broken" and report["tensorflow"] == LINES_HERE[0] + ".0"
+    assert report["verdict"] == "broken" and report["tensorflow"] == VERSIONS_HERE[0] + ".0"
     ((what, change),) = problems(report)
     assert what.startswith("TensorFlow cannot be imported: ") and says in what and remedy in change
 
@@ -145,7 +145,7 @@ def test_an_import_that_fails_is_a_finding(crash, tmp_path, alone):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals on Windows")
 def test_an_import_that_kills_its_process_is_a_finding(tmp_path, alone):
-    add_package(tmp_path, "tensorflow", LINES_HERE[0] + ".0")
+    add_package(tmp_path, "tensorflow", VERSIONS_HERE[0] + ".0")
     (tmp_path / "tensorflow.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     ((what, change),) = problems(examine(tmp_path, alone))
     assert "was ended by SIGILL (illegal instruction)" in what and "AVX" in what and "processor" in change
@@ -153,7 +153,7 @@ def test_an_import_that_kills_its_process_is_a_finding(tmp_path, alone):
 
 @pytest.mark.slow
 def test_an_import_that_hangs_is_a_finding(tmp_path, alone):
-    add_package(tmp_path, "tensorflow", LINES_HERE[0] + ".0")
+    add_package(tmp_path, "tensorflow", VERSIONS_HERE[0] + ".0")
     (tmp_path / "tensorflow.py").write_text("import time; time.sleep(60)")
     ((what, _),) = problems(examine(tmp_path, alone, "--timeout", "0.5"))
     assert "the import did not finish within 0.5 seconds" in what
@@ -164,9 +164,9 @@ def test_a_keras_that_fails_and_noise_are_told_apart(tmp_path, alone):
     source = (
         "print('noise'); __version__ = '{}.0'\nclass Lazy:\n    def __getattr__(self, name): raise ImportError(name)"
     )
-    (tmp_path / "tensorflow.py").write_text(source.format(LINES_HERE[0]) + "\nkeras = Lazy()")
+    (tmp_path / "tensorflow.py").write_text(source.format(VERSIONS_HERE[0]) + "\nkeras = Lazy()")
     report = examine(tmp_path, alone)
-    assert report["distributions"] == {} and report["tensorflow"] == LINES_HERE[0] + ".0"
+    assert report["distributions"] == {} and report["tensorflow"] == VERSIONS_HERE[0] + ".0"
     ((what, _),) = problems(report)
     assert what.startswith("TensorFlow's Keras cannot be imported: ImportError: __version__")
 
@@ -209,8 +209,8 @@ def test_this_environment_is_supported():
     assert (report["verdict"], done.returncode, problems(report)) == ("supported", 0, [])
     assert report["cell"] in [name for name, _, _, _ in matrix.environments(HERE)]
     assert report["faces"] == (["accum", "accum.compat.v1"] if hasattr(accum, "FlushCallback") else ["accum.compat.v1"])
-    with open(report["constraints"]) as file:  # it exists on this machine, and pins this line
-        assert f"\ntensorflow=={installed.line(report['tensorflow'])}" in file.read()
+    with open(report["constraints"]) as file:  # it exists on this machine, and pins this version
+        assert f"\ntensorflow=={installed.minor(report['tensorflow'])}" in file.read()
     assert report["constraints"] in report["install"].replace('"', "")
 
 
@@ -255,7 +255,7 @@ SUPPORTED = {
         "packages": {"tensorflow": "2.18.0", "keras": "3.6.0", "tf-keras": "2.18.0"},
         "environ": {"TF_USE_LEGACY_KERAS": "1", "KERAS_BACKEND": "jax"},
     },
-    "new protobuf on a new line": {"packages": {"tensorflow": "2.12.1", "protobuf": "4.25.9"}},
+    "new protobuf with a new version": {"packages": {"tensorflow": "2.12.1", "protobuf": "4.25.9"}},
 }
 
 
@@ -338,7 +338,7 @@ REFUSED = {
         "No supported TensorFlow runs on Python 3.14 here",
         "use Python 3.6 to 3.13",
     ),
-    "keras 2 of another line": (
+    "keras 2 of another version": (
         {"packages": {"tensorflow": "2.18.0", "tf-keras": "2.17.0"}, "environ": {"TF_USE_LEGACY_KERAS": "1"}},
         "tf-keras 2.17.0 does not match TensorFlow 2.18",
         "tensorflow tf-keras",
@@ -480,26 +480,26 @@ def test_tox_and_the_data_name_the_same_environments():
     env_names = matrix.environments()
     tested = tox_environments()
     assert tested <= {name for name, _, _, _ in env_names}
-    lines = {name.split("-tf")[1].split("-")[0] for name in tested}
-    assert {line for line in matrix.LINES if not matrix.has_keras_3(line)} <= lines
-    assert {name for name, line, _, keras_2 in env_names if line in lines and not keras_2} <= tested
+    versions = {name.split("-tf")[1].split("-")[0] for name in tested}
+    assert {version for version in matrix.VERSIONS if not matrix.has_keras_3(version)} <= versions
+    assert {name for name, version, _, keras_2 in env_names if version in versions and not keras_2} <= tested
 
 
-@pytest.mark.parametrize("line", matrix.LINES)
-def test_each_line_has_its_pins(line):
-    path = remedies.constraints(line)
-    assert path is not None, f"tf{line}.txt is not where the package looks"
-    with open(os.path.join(ROOT, "constraints", "loose", f"tf{line}.txt")) as file:
+@pytest.mark.parametrize("version", matrix.VERSIONS)
+def test_each_version_has_its_pins(version):
+    path = remedies.constraints(version)
+    assert path is not None, f"tf{version}.txt is not where the package looks"
+    with open(os.path.join(ROOT, "constraints", "loose", f"tf{version}.txt")) as file:
         loose = file.read()
-    with open(os.path.join(ROOT, "constraints", f"tf{line}.txt")) as file:
+    with open(os.path.join(ROOT, "constraints", f"tf{version}.txt")) as file:
         complete = file.read()
-    pythons = matrix.pythons(line)
-    head = f"# TensorFlow {line}, for Python {pythons[0]} to {pythons[-1]}"
+    pythons = matrix.pythons(version)
+    head = f"# TensorFlow {version}, for Python {pythons[0]} to {pythons[-1]}"
     assert complete.startswith(head) and loose.startswith(head)
     assert set(loose.splitlines()[1:]) <= set(complete.splitlines())
     for name in ("tensorflow", "tensorflow-cpu"):
-        assert f"\n{name}=={line}.*\n" in loose
-    for name, limit, _ in matrix.pins(line):
+        assert f"\n{name}=={version}.*\n" in loose
+    for name, limit, _ in matrix.pins(version):
         assert f"\n{name}{limit}\n" in loose
     metal = re.findall(r"(?m)^tensorflow-metal==(.+)$", loose)
-    assert metal == ([matrix.METAL[line]] if line in matrix.METAL else [])
+    assert metal == ([matrix.METAL[version]] if version in matrix.METAL else [])

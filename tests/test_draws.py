@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
 
 import accum
@@ -123,7 +123,7 @@ MODELS = {make.__name__: make for make in (noisy, attentive, recurrent, augmente
 
 @needs_keras_3
 @pytest.mark.keras_face
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_draws_are_those_of_plain_keras_at_the_full_batch(kind):
     plain = trained(MODELS[kind], plain=True)
@@ -150,7 +150,7 @@ def test_the_batches_of_a_cycle_begin_with_the_seed_of_keras(kind):
 
 @needs_keras_3
 @pytest.mark.keras_face
-@pytest.mark.line
+@pytest.mark.per_version
 def test_with_xla_the_draws_are_those_of_plain_keras_with_xla():
     compile_with = {"jit_compile": True}
     plain = trained(noisy, plain=True, compile_with=compile_with)
@@ -192,7 +192,7 @@ def in_a_lambda():
 
 
 @pytest.mark.keras_face
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_lambda_layer_may_draw():
     """Keras 2 refuses one that creates variables: those of the draws have to be there before."""
     whole = trained(in_a_lambda, micro_batch_size=BATCH)
@@ -285,7 +285,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_in_mid_cycle_draws_the_same(tmp_pa
 
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.skipif(LINE < (2, 8), reason="`compile` takes no `jit_compile` here")
+@pytest.mark.skipif(TF_VERSION < (2, 8), reason="`compile` takes no `jit_compile` here")
 @pytest.mark.parametrize("how", [{}, {"whole_batch": "loss"}], ids=["split", "loss"])
 def test_with_xla_the_draws_do_not_depend_on_the_size(how):
     """Also where a row is no multiple of four numbers, and parts of the whole batch are not constants."""
@@ -346,7 +346,7 @@ def test_a_batch_that_fails_draws_the_same_when_it_is_tried_again(size):
     assert_same(run(True), run(False), tolerance=0)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.keras_face
 def test_a_function_draws_the_same_for_every_size():
     kernel = tf.Variable(ROWS.normal(size=(6, 5)).astype("float32"))
@@ -436,7 +436,7 @@ class DrawsElsewhere(layers.Layer):
 
 
 @pytest.mark.keras_face
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("how", ["function", "generator", "loop", "last axis", "python", "shuffle"])
 def test_draws_that_are_no_function_of_the_example_are_named(how):
     inputs = tf.keras.Input((6,))
@@ -611,7 +611,7 @@ def test_eagerly_draws_are_named():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.keras_face
 def test_a_batch_of_one_example_and_one_of_none_left_draw(tmp_path):
     whole = trained(noisy, micro_batch_size=BATCH)
@@ -620,7 +620,7 @@ def test_a_batch_of_one_example_and_one_of_none_left_draw(tmp_path):
 
 def test_rows_of_a_draw_are_those_of_the_whole_draw():
     """Whatever their number and dtype: TensorFlow's own draw of the whole batch is the oracle."""
-    if not hasattr(tf.raw_ops, "StatelessRandomUniformV2") or LINE < (2, 5):
+    if not hasattr(tf.raw_ops, "StatelessRandomUniformV2") or TF_VERSION < (2, 5):
         pytest.skip("this TensorFlow draws by seeds alone")
     from accum._engine._draws import Draws  # no public function draws what the user gave a seed for
 

@@ -106,7 +106,7 @@ def run_graph(make, gradients, first, use_resource, how):
         pytest.param(False, "explicit", id="ref-explicit", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("make", graph_optimizers())
 def test_graph_optimizers_make_the_plain_step(make, use_resource, how):
     first = random_gradients(1, SHAPES, seed=1)[0]
@@ -140,7 +140,7 @@ def through_fit(make_model, optimizer, batch_size, accum_steps=None, epochs=2, r
     """Weights after epochs over 44 examples, which neither batch size divides."""
     random = np.random.RandomState(0)
     x, y = random.normal(size=(44, 6)).astype("float32"), random.normal(size=(44, 2)).astype("float32")
-    model = make_model()  # with weights from NumPy: not every line's initialisers repeat themselves for a seed
+    model = make_model()  # with weights from NumPy: not every version's initialisers repeat themselves for a seed
     model.set_weights([0.5 * random.normal(size=weight.shape) for weight in model.get_weights()])
     if accum_steps is not None:
         model = accum.GradientAccumulateModel(accum_steps, inputs=model.inputs, outputs=model.outputs)

@@ -265,7 +265,7 @@ def test_graph_api_refuses_eager_execution():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.skipif(new_family() is None, reason="every Keras optimizer of this line works in a static graph")
+@pytest.mark.skipif(new_family() is None, reason="every Keras optimizer of this version works in a static graph")
 def test_graph_api_refuses_a_keras_optimizer_that_would_move_nothing_but_its_counter():
     with tf.Graph().as_default(), pytest.raises(TypeError, match="only its counter is run: use one of `tf.compat"):
         accum.compat.v1.AccumOptimizer(new_family().SGD(0.1), 2)

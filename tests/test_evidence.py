@@ -276,9 +276,9 @@ def test_the_picture_shows_the_same(work):
 WHOLE = junit(PASSED)
 
 
-def leave_line(work, line="2.15", other=None, without=None, report=WHOLE):
+def leave_version(work, version="2.15", other=None, without=None, report=WHOLE):
     for name, of, python, keras_2 in matrix.environments():
-        if of == line and not keras_2 and python != without:
+        if of == version and not keras_2 and python != without:
             packages = dict(PACKAGES)
             if python == "3.9":
                 packages.update(other or {})
@@ -298,7 +298,7 @@ def write_pins(work, monkeypatch, *arguments):
 
 
 def test_pins_are_what_passed_and_what_it_needs(work, monkeypatch):
-    leave_line(work, other={"absl-py": package("1.4.0")})
+    leave_version(work, other={"absl-py": package("1.4.0")})
     status, text = write_pins(work, monkeypatch)
     assert status == 0
     assert text.startswith("# TensorFlow 2.15, for Python 3.9 to 3.11.\n")
@@ -318,15 +318,15 @@ def test_pins_are_what_passed_and_what_it_needs(work, monkeypatch):
 
 @pytest.mark.parametrize("report", [None, junit(PASSED + FAILED), ""], ids=["no report", "failed", "empty"])
 def test_no_pins_from_what_did_not_pass(report, work, monkeypatch):
-    leave_line(work)
+    leave_version(work)
     work(report)
     if report is None:
         os.remove(str(work.folder / "junit" / (ENV_NAME + ".xml")))
     assert write_pins(work, monkeypatch, "2.15") == (1, None)
 
 
-def test_no_pins_from_a_part_of_a_line(work, monkeypatch, capsys):
-    leave_line(work, without="3.10")
+def test_no_pins_from_a_part_of_a_version(work, monkeypatch, capsys):
+    leave_version(work, without="3.10")
     assert write_pins(work, monkeypatch) == (1, None)
     assert "tf2.15: left as it is. py310-tf2.15: no environment that passed" in capsys.readouterr().err
 
@@ -352,16 +352,18 @@ def test_what_apple_s_builds_require_otherwise_is_not_pinned_for_them():
     ]
 
 
-@pytest.mark.parametrize("line", sorted(pins.LEFT_TO_ARM_MACS))
-def test_the_committed_pins_leave_it_to_them_too(line):
-    with open(os.path.join(ROOT, "constraints", f"tf{line}.txt"), encoding="utf-8") as file:
-        pinned = [text for text in file if text.startswith(tuple(name + "==" for name in pins.LEFT_TO_ARM_MACS[line]))]
+@pytest.mark.parametrize("version", sorted(pins.LEFT_TO_ARM_MACS))
+def test_the_committed_pins_leave_it_to_them_too(version):
+    with open(os.path.join(ROOT, "constraints", f"tf{version}.txt"), encoding="utf-8") as file:
+        pinned = [
+            text for text in file if text.startswith(tuple(name + "==" for name in pins.LEFT_TO_ARM_MACS[version]))
+        ]
     assert pinned and all(pins.NO_ARM_MAC in text for text in pinned)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pins are written on Linux")
 def test_pins_without_tests_say_so(work, monkeypatch):
-    leave_line(work, report=None)
+    leave_version(work, report=None)
     make_python(work, 0)
     status, text = write_pins(work, monkeypatch, "--unproven")
     assert status == 0 and "the tests have yet to run" in text and "passed" not in text
@@ -369,14 +371,14 @@ def test_pins_without_tests_say_so(work, monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pins are written on Linux")
 def test_no_pins_from_an_environment_in_which_plain_tensorflow_fails(work, monkeypatch, capsys):
-    leave_line(work, report=None)
+    leave_version(work, report=None)
     make_python(work, 1)
     assert write_pins(work, monkeypatch, "2.15", "--unproven") == (1, None)
     assert ENV_NAME + ": plain TensorFlow fails in it." in capsys.readouterr().err
 
 
 def test_no_pins_without_tests_from_an_environment_that_is_gone(work, monkeypatch, capsys):
-    leave_line(work, report=None)
+    leave_version(work, report=None)
     assert write_pins(work, monkeypatch, "2.15", "--unproven") == (1, None)
     assert ENV_NAME + ": the environment no longer exists" in capsys.readouterr().err
 

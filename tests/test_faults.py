@@ -13,7 +13,7 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from optimizers import built, keras_weights
 from replicas import mirrored
 
@@ -153,7 +153,7 @@ def test_the_n_th_layer_or_its_gradient_fails_in_fit(options, eagerly, messages)
     references = fitted_with_faults(OPTIONS[options], eagerly, normalises)
     tf.keras.backend.clear_session()
     gc.collect()
-    if LINE >= (2, 4) or not (eagerly and normalises):  # TF 2.2 never frees a custom gradient that fails eagerly
+    if TF_VERSION >= (2, 4) or not (eagerly and normalises):  # TF 2.2 never frees a custom gradient that fails eagerly
         assert [reference() for reference in references if reference() is not None] == []
     assert [said for said in messages if "never used" in said] == []
 
@@ -211,7 +211,9 @@ def loop(model, optimizer, strategy=None, eagerly=True):
 
 @pytest.mark.keras_face
 @pytest.mark.weekly
-@pytest.mark.parametrize("eagerly", [pytest.param(True, id="eager", marks=pytest.mark.line), EAGER_AND_TRACED[1]])
+@pytest.mark.parametrize(
+    "eagerly", [pytest.param(True, id="eager", marks=pytest.mark.per_version), EAGER_AND_TRACED[1]]
+)
 def test_the_n_th_layer_or_its_gradient_fails_in_a_custom_loop(eagerly):
     model = network()
     optimizer = accum.GradientAccumulateOptimizer(momentum(), accum_steps=PARTS)
@@ -225,8 +227,8 @@ def test_the_n_th_layer_or_its_gradient_fails_in_a_custom_loop(eagerly):
 
 
 @pytest.mark.keras_face
-@pytest.mark.line
-@pytest.mark.skipif(LINE < (2, 4), reason="values of replicas can be made since 2.4")
+@pytest.mark.per_version
+@pytest.mark.skipif(TF_VERSION < (2, 4), reason="values of replicas can be made since 2.4")
 def test_the_n_th_communication_fails():
     strategy = mirrored(FailingOps())
     with strategy.scope():
@@ -356,7 +358,7 @@ def fill_up(save):
 
 
 @pytest.mark.keras_face
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.weekly
 def test_the_disk_is_full_while_a_checkpoint_is_saved_in_mid_cycle(tmp_path):
     model = network(may_fail=False)
@@ -427,7 +429,7 @@ def test_the_disk_is_full_while_a_saver_saves_in_mid_cycle(tmp_path):
     ],
 )
 def test_a_run_killed_before_and_after_each_micro_step_ends_on_the_same_bits(kind, tmp_path):
-    if kind != "fit" and LINE > (1, 15):
+    if kind != "fit" and TF_VERSION > (1, 15):
         pytest.skip("the loops of TF 1 are run on TF 1")
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "killed_everywhere.py")
     done = subprocess.run([sys.executable, script, kind, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

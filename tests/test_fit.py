@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, OTHER, Y = (RANDOM.normal(size=(20, size)).astype("float32") for size in (3, 3, 2))
@@ -25,7 +25,7 @@ layers, losses = tf.keras.layers, tf.keras.losses
 
 
 def filled(model):
-    """A model with weights that do not depend on the line's initialisers."""
+    """A model with weights that do not depend on TensorFlow's initialisers."""
     random = np.random.RandomState(1)
     model.set_weights([0.5 * random.normal(size=weight.shape) for weight in model.get_weights()])
     return model
@@ -177,7 +177,7 @@ MASKED = [
 ]
 if exceptions.IS_KERAS_3:  # which lists the losses that there are, and not the outputs without
     MASKED.append(("second output alone", pooled_and_per_token, lambda: [None, "mse"], [Y, SEQUENCES]))
-if exceptions.LINE >= (2, 10):  # the line that brought `ignore_class`
+if exceptions.TF_VERSION >= (2, 10):  # the version that brought `ignore_class`
     IGNORED = RANDOM.randint(0, 3, size=(20, 3, 1)).astype("float32")
     sparse = lambda: losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
     MASKED.append(("ignored class", lambda: masked(layers.Dense(3)), sparse, IGNORED))
@@ -187,7 +187,7 @@ if exceptions.LINE >= (2, 10):  # the line that brought `ignore_class`
 @pytest.mark.every_merge
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("what,make,loss,y", MASKED, ids=[kind[0] for kind in MASKED])
-def test_a_masked_model_is_exact_whatever_its_line_divides_by(what, make, loss, y):
+def test_a_masked_model_is_exact_whatever_its_keras_divides_by(what, make, loss, y):
     full, model = filled(make()), accum.GradientAccumulateModel.from_model(filled(make()), 3)
     x = X if make is classifier else TOKENS
     # Keras 3 takes no weight of a whole sequence beside a mask.
@@ -307,7 +307,7 @@ def with_batch_norm(batch_norm):
 
 @pytest.mark.law("L1")
 @pytest.mark.law("L13")
-def test_several_batches_an_execution_and_compiled_by_xla_where_the_line_has_it():
+def test_several_batches_an_execution_and_compiled_by_xla_where_the_version_has_it():
     full = with_batch_norm(layers.BatchNormalization(momentum=0.5))
     model = with_batch_norm(accum.AccumBatchNormalization(momentum=0.5))
     model = accum.GradientAccumulateModel(3, inputs=model.inputs, outputs=model.outputs)

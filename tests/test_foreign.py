@@ -29,15 +29,15 @@ def test_every_windows_environment_from_python_3_8_on_has_an_interpreter():
     ] == [env_name for env_name in ENVIRONMENTS.env_names("windows") if ENVIRONMENTS.parts(env_name)[1] < 8]
 
 
-def test_every_line_for_aarch64_has_a_python_of_some_debian():
-    lines = [ENVIRONMENTS.parts(env_name)[0] for env_name in ENVIRONMENTS.env_names("linux-arm64")]
-    assert [ENVIRONMENTS.parts(env_name)[0] for env_name in foreign.lines(AARCH64)] == sorted(set(lines))
+def test_every_version_for_aarch64_has_a_python_of_some_debian():
+    versions = [ENVIRONMENTS.parts(env_name)[0] for env_name in ENVIRONMENTS.env_names("linux-arm64")]
+    assert [ENVIRONMENTS.parts(env_name)[0] for env_name in foreign.versions(AARCH64)] == sorted(set(versions))
 
 
-def test_lines_are_one_environment_of_each_line_that_can_run():
+def test_versions_are_one_environment_of_each_version_that_can_run():
     expected = {ENVIRONMENTS.parts(env_name)[0] for env_name in foreign.possible(WINDOWS)}
-    assert [ENVIRONMENTS.parts(env_name)[0] for env_name in foreign.lines(WINDOWS)] == sorted(expected)
-    assert {"py39-tf2.10", "py311-tf2.15", "py38-tf2.2"} < set(foreign.lines(WINDOWS))
+    assert [ENVIRONMENTS.parts(env_name)[0] for env_name in foreign.versions(WINDOWS)] == sorted(expected)
+    assert {"py39-tf2.10", "py311-tf2.15", "py38-tf2.2"} < set(foreign.versions(WINDOWS))
 
 
 @pytest.mark.parametrize(

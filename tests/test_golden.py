@@ -137,7 +137,7 @@ def test_model_api_follows_the_golden_trajectory_through_fit(rule, family, follo
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.parametrize(
-    "is_resource", [pytest.param(False, id="ref", marks=pytest.mark.line), pytest.param(True, id="resource")]
+    "is_resource", [pytest.param(False, id="ref", marks=pytest.mark.per_version), pytest.param(True, id="resource")]
 )
 @pytest.mark.parametrize("is_driven", [False, True], ids=["conditional", "explicit"])
 def test_graph_api_follows_the_golden_trajectory_in_a_session(rule, is_resource, is_driven, follows):

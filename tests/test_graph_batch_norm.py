@@ -9,7 +9,7 @@ import tf_slim as slim
 
 import accum.compat.v1
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.per_version
 
 tf1 = tf.compat.v1
 

@@ -161,7 +161,7 @@ def on_replicas(make, accum_steps, gradients, restore=None, save=None):
             return session.run(run.weights)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.weekly
 @pytest.mark.law("L12")
 @pytest.mark.law("L11")
@@ -213,7 +213,7 @@ def table_on_replicas(replicas, accum_steps, batches, restore=None, save=None):
         return session.run(table)[:, 0]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.weekly
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
@@ -247,7 +247,7 @@ def test_the_same_saver_restores_its_own_checkpoints_in_mid_cycle(tmp_path):
         np.testing.assert_array_equal(session.run(run.weights), expected)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L12")
 def test_a_scaffold_takes_it(plain_checkpoint):
     path, expected = plain_checkpoint
@@ -259,7 +259,7 @@ def test_a_scaffold_takes_it(plain_checkpoint):
             np.testing.assert_array_equal(session.run(run.weights), expected)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L12")
 def test_averages_taken_over_later_begin_at_zero(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import accum.compat.v1
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.per_version
 
 tf1 = tf.compat.v1
 

@@ -8,7 +8,7 @@ import accum.compat.v1
 
 tf1 = tf.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 K, STEPS, ROWS, WIDTH = 3, 3, 6, 4
 RANDOM = np.random.RandomState(0)

@@ -61,7 +61,7 @@ def steps_in_events(folder):
     return [event.step for event in events if any(value.tag == "loss" for value in event.summary.value)]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L3")
 def test_saver_and_summary_hooks_follow_steps(tmp_path):
     with tf.Graph().as_default():
@@ -86,7 +86,7 @@ def test_saver_and_summary_hooks_follow_steps(tmp_path):
     np.testing.assert_allclose(reader.get_tensor("w"), full_batch(5), rtol=0, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L3")
 def test_logging_hook_counts_runs_and_prints_micro_batches(tmp_path):
     seen = []
@@ -143,7 +143,7 @@ def test_estimator_trains_and_evaluates(tmp_path):
     assert metrics["loss"] == pytest.approx(np.mean((X.dot(weights) - Y) ** 2), rel=1e-5)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L6")
 def test_flush_hook_ends_the_last_cycle_of_an_estimator(tmp_path):
     made = estimator(tmp_path, flushes=True)
@@ -152,7 +152,7 @@ def test_flush_hook_ends_the_last_cycle_of_an_estimator(tmp_path):
     assert [reader.get_tensor(name) for name in ("global_step", "AccumOptimizer/micro_step")] == [3, 0]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L11")
 def test_estimator_under_a_mirrored_strategy(tmp_path):
     ops = CountingOps()
@@ -181,7 +181,7 @@ class Uncounted(tf1.train.Optimizer):
         return self._inner.apply_gradients(grads_and_vars, None, name)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L3")
 def test_estimator_under_a_mirrored_strategy_counts_each_step_once(tmp_path):
     def model_fn(features, labels, mode):
@@ -223,7 +223,7 @@ def clip(grads_and_vars):
     return [(tf.clip_by_norm(grad, 0.5), var) for grad, var in grads_and_vars]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L7")
 def test_what_slim_does_to_gradients_can_be_done_to_the_accumulated_one():
     create_train_op = slim.training.create_train_op

@@ -199,7 +199,7 @@ def trained_as_bert(optimizer, ops_of, gradients):
         return session.run(weights), {var.op.name for var in tf1.global_variables()}
 
 
-@pytest.fixture(params=[None, pytest.param("own", marks=pytest.mark.line)])
+@pytest.fixture(params=[None, pytest.param("own", marks=pytest.mark.per_version)])
 def bert(request):
     """An optimizer like BERT's, in a scope of its own or not, and what plain training by full batches ends with."""
 

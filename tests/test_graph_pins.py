@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts", "release"))
 import smoke  # noqa: E402
 
 OLD = ("1.15", "2.2", "2.3")  # NumPy 1.20 came after them
-FILES = [f"tf{line}.txt" for line in OLD] + [os.path.join("loose", f"tf{line}.txt") for line in OLD]
+FILES = [f"tf{version}.txt" for version in OLD] + [os.path.join("loose", f"tf{version}.txt") for version in OLD]
 
 
 def test_zeros_can_have_a_dynamic_shape():
@@ -23,14 +23,14 @@ def test_a_static_graph_has_gradients():
     assert smoke.gradient() == [2.0, 4.0]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_recurrent_network_trains():
     assert smoke.fit()
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("name", FILES)
-def test_lines_from_before_numpy_1_20_hold_it_below(name):
+def test_versions_from_before_numpy_1_20_hold_it_below(name):
     with open(os.path.join(ROOT, "constraints", name), encoding="utf-8") as file:
         said = re.findall(r"(?m)^numpy(\S+?)(?:;|$)", file.read())
     limits = [text[1:] for text in said if text.startswith("<")]

@@ -465,7 +465,7 @@ def test_without_accumulation_the_mean_is_the_value():
     np.testing.assert_allclose(seen, losses_of_full_batches(), rtol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L11")
 def test_a_mean_continues_from_a_checkpoint_in_the_middle_of_its_cycle(tmp_path):
     def train(batches, restored=None, saver_of=lambda optimizer: tf1.train.Saver()):
@@ -531,7 +531,7 @@ def flushed_by_numpy(batches):
     return FIRST - 0.05 * 2.0 * x.T.dot(x.dot(FIRST) - y) / len(x)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L6")
 @pytest.mark.parametrize("options", [{}, {"count_micro_steps": True}], ids=["steps", "micro steps"])
 @pytest.mark.parametrize("save_steps", [None, 1, 2])
@@ -587,7 +587,7 @@ def estimator(folder, is_tpu):
     )
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L6")
 @pytest.mark.parametrize("is_tpu", [False, True], ids=["Estimator", "TPUEstimator"])
 def test_estimator_has_the_flushed_step_in_its_last_checkpoint(tmp_path, is_tpu):
@@ -598,7 +598,7 @@ def test_estimator_has_the_flushed_step_in_its_last_checkpoint(tmp_path, is_tpu)
     assert made.evaluate(lambda params: data(), steps=1)["global_step"] == 1
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L11")
 def test_estimator_for_tpus_restores_a_checkpoint_without_accumulators_by_its_scaffold_fn(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:

@@ -283,7 +283,7 @@ def test_a_weight_for_all_losses_together_is_refused():
             optimizer.minimize(model.words, weight=counts)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_counts_of_the_whole_batch_are_exact_through_value_and_gradients(size):

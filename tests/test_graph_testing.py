@@ -152,7 +152,7 @@ def test_weights_of_which_one_is_updated_before_another_gradient_has_read_it_are
         assert unordered_variables(ungated) == []
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @KINDS
 @pytest.mark.law("L1")
 def test_a_full_batch_that_races_is_said_to_and_an_ordered_one_agrees(use_resource):
@@ -175,7 +175,7 @@ def late_counter(accum_steps, x, y):
     return tf.group(optimizer.minimize(loss), counted)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L17")
 def test_a_race_that_ends_alike_in_all_runs_is_said_too():
     with pytest.warns(UserWarning, match="agree, but by chance: .*no fixed order.*global_step"):
@@ -254,14 +254,14 @@ def said_of(build):
     return str(raised.value)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("kind", sorted(SEVERAL))
 def test_losses_with_several_denominators_are_named(kind):
     assert re.search(SEVERAL_NAMED, said_of(two_losses(SEVERAL[kind])))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("kind", sorted(ONE))
 def test_losses_with_one_denominator_and_regularisation_are_not_named_as_several(kind):

@@ -8,7 +8,7 @@ from replicas import RUN, mirrored
 
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 KEYS = tf1.GraphKeys
@@ -248,7 +248,7 @@ def test_control_flow_within_the_function():
 
 
 @pytest.mark.law("L18")
-@pytest.mark.line
+@pytest.mark.per_version
 def test_two_replicas_with_different_numbers_of_examples():
     """Each computes the mean over its own part, as with plain TensorFlow."""
 
@@ -427,7 +427,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L13")
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("is_fused", [None, False], ids=["fused", "plain"])
@@ -444,7 +444,7 @@ def test_averages_of_batch_norm_move_once_by_the_whole_batch(layer, shape, use_r
             np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("is_training", [False, True])
 def test_averages_of_batch_norm_whose_training_is_a_tensor(is_training):
@@ -456,7 +456,7 @@ def test_averages_of_batch_norm_whose_training_is_a_tensor(is_training):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 def test_averages_of_batch_norm_whose_updates_the_function_itself_runs(use_resource):
@@ -481,7 +481,7 @@ def test_updates_other_than_those_of_batch_norm_are_refused(size):
 
 @pytest.mark.law("L17")
 def test_batch_norm_that_updates_in_place_is_refused():
-    """Written out as in slim, for which there is no TensorFlow of each line."""
+    """Written out as in slim, which does not run on every TensorFlow."""
 
     def in_place(data, labels):
         average = tf1.get_variable("average", [4], trainable=False, initializer=tf1.zeros_initializer())
@@ -555,7 +555,7 @@ def test_estimator_under_a_mirrored_strategy_whose_input_fn_gives_the_whole_batc
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L18")
 def test_a_network_and_losses_of_slim(tmp_path):
     images = RANDOM.normal(size=(N, 6, 6, 2)).astype("float32")

@@ -60,8 +60,8 @@ def test_partitioned_variables_have_accumulators_with_their_slices(use_resource)
 
 
 ROWS = (3, 1)
-CUTS = [pytest.param(ROWS, id="rows"), pytest.param((1, 2), id="columns", marks=pytest.mark.line)]
-REF_AND_RESOURCE = [pytest.param(False, id="ref", marks=pytest.mark.line), pytest.param(True, id="resource")]
+CUTS = [pytest.param(ROWS, id="rows"), pytest.param((1, 2), id="columns", marks=pytest.mark.per_version)]
+REF_AND_RESOURCE = [pytest.param(False, id="ref", marks=pytest.mark.per_version), pytest.param(True, id="resource")]
 
 
 @pytest.mark.law("L12")

@@ -10,7 +10,7 @@ import tf_slim as slim
 
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 KEYS = tf1.GraphKeys
@@ -18,7 +18,7 @@ N = 11
 RANDOM = np.random.RandomState(1)
 IMAGES = (RANDOM.normal(size=(N, 6, 6, 2)) * np.linspace(0.2, 3.0, N)[:, None, None, None]).astype("float32")
 CLASSES = RANDOM.randint(0, 3, N)
-LINE = tuple(int(part) for part in tf.__version__.split(".")[:2])
+TF_VERSION = tuple(int(part) for part in tf.__version__.split(".")[:2])
 
 
 def cross_entropy(logits, images, classes):
@@ -111,7 +111,7 @@ NETWORKS = [
     pytest.param(of_operations, id="tf.nn"),
     pytest.param(of_layers, id="tf.layers"),
     pytest.param(
-        of_slim, id="slim", marks=pytest.mark.skipif(LINE >= (2, 13), reason="slim needs Keras 2 of tf_keras")
+        of_slim, id="slim", marks=pytest.mark.skipif(TF_VERSION >= (2, 13), reason="slim needs Keras 2 of tf_keras")
     ),
 ]
 BATCH_NORM, ALL = {"whole_batch": "batch_norm"}, {"whole_batch": "all", "loss": cross_entropy}
@@ -274,7 +274,7 @@ def test_dropout_is_the_same_when_a_micro_batch_is_computed_again():
 
 @pytest.mark.law("L19")
 def test_an_estimator_trains_on_whole_batches():
-    if not hasattr(tf, "estimator") or LINE >= (2, 16):
+    if not hasattr(tf, "estimator") or TF_VERSION >= (2, 16):
         pytest.skip("there are no Estimators")
 
     def model_fn(features, labels, mode, params):

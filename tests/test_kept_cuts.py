@@ -108,7 +108,7 @@ BOUNDS = {"ResNet50": (64, 0.45), "MobileNetV2": (64, 0.45)}
 
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.weekly
 @pytest.mark.parametrize("name", BOUNDS)
 def test_of_a_real_network_few_bytes_are_kept(name):
@@ -159,7 +159,7 @@ def peak_mib(side):
 @pytest.mark.weekly
 @pytest.mark.keras_face
 @pytest.mark.slow
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_a_gradient_takes_the_place_of_the_tensor_that_it_is_by():
     side = 384

@@ -10,7 +10,7 @@ from replicas import mirrored
 import accum
 
 pytestmark = [
-    pytest.mark.line,
+    pytest.mark.per_version,
     pytest.mark.keras_face,
     pytest.mark.skipif(not IS_KERAS_3, reason="`tf.keras` is Keras 2 here"),
 ]
@@ -85,7 +85,7 @@ def test_apply_takes_gradients_alone_once_it_is_built():
 
 
 @pytest.mark.law("L1")
-def test_minimize_is_there_as_on_the_lines_before():
+def test_minimize_is_there_as_in_the_versions_before():
     (weight,) = keras_weights([KERNEL])
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
     for factor in (1.0, 3.0):

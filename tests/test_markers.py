@@ -60,10 +60,10 @@ def tox_lines(env_name):
 
 def tensorflow_of(env_name, platform):
     """The name under which a platform has the TensorFlow of an environment."""
-    line, _, flavour = ENVIRONMENTS.parts(env_name)
+    version, _, flavour = ENVIRONMENTS.parts(env_name)
     if platform == "linux" and flavour != "keras2":
         return "tensorflow-cpu"
-    return "tensorflow-macos" if platform in ("macos-arm", "metal") and line <= (2, 12) else "tensorflow"
+    return "tensorflow-macos" if platform in ("macos-arm", "metal") and version <= (2, 12) else "tensorflow"
 
 
 @pytest.mark.parametrize("platform", sorted(PLATFORMS))
@@ -95,12 +95,12 @@ def extra():
 
 @pytest.mark.parametrize("platform", sorted(set(PLATFORMS) - {"metal"}))
 def test_the_extra_asks_for_one_tensorflow_that_a_platform_has(platform):
-    """Every Python for which the platform has a TensorFlow gets one range of versions that holds its newest line."""
+    """Every Python for which the platform has a TensorFlow gets one range of versions with its newest TensorFlow."""
     newest = {}
     for env_name in ENVIRONMENTS.env_names(platform):
-        line, python, _ = ENVIRONMENTS.parts(env_name)
-        if line >= (2, 13) or platform != "macos-arm":
-            newest[python] = max(newest.get(python, (0, 0)), line)
+        version, python, _ = ENVIRONMENTS.parts(env_name)
+        if version >= (2, 13) or platform != "macos-arm":
+            newest[python] = max(newest.get(python, (0, 0)), version)
     for python, (major, minor) in newest.items():
         tensorflows = [
             requirement for requirement in needed(extra(), platform, python) if requirement.name == "tensorflow"

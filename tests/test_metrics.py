@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from models import from_model
 from replicas import mirrored
 
@@ -19,7 +19,7 @@ WEIGHTS = np.linspace(0.0, 3.0, COUNT).astype("float32")
 TOKENS = RANDOM.randint(0, 3, size=(COUNT, 3))
 layers, metrics = tf.keras.layers, tf.keras.metrics
 JIT = {"jit_compile": False} if IS_KERAS_3 else {}
-EAGER = [pytest.param(False, id="traced", marks=pytest.mark.line), pytest.param(True, id="eager")]
+EAGER = [pytest.param(False, id="traced", marks=pytest.mark.per_version), pytest.param(True, id="eager")]
 
 
 def dice(y_true, y_pred):
@@ -99,7 +99,7 @@ def own_metrics():
     return [MeanOfNumbers(), Dice(name="subclass"), dice, worst_of_each_class, "mae", metrics.AUC(name="auc")]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("eagerly", EAGER)
 @pytest.mark.parametrize("size", [8, "auto"])
 def test_metrics_of_the_user_see_the_whole_batch(eagerly, size):
@@ -117,7 +117,7 @@ def test_they_would_differ_as_means_of_micro_batches():
     assert np.abs(np.subtract(ours["of_numbers"], plain["of_numbers"])).max() > 1e-3
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_weights_and_several_outputs_reach_them_too():
     def run(wrap):
         inputs = tf.keras.Input((3,))
@@ -244,14 +244,14 @@ def said(*args, **kwargs):
     ]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
 def test_what_cannot_wait_for_the_whole_batch_is_warned_of_once(eagerly):
     (line,) = said(eagerly=eagerly, others=[Numbers()])
     assert "'numbers'" in line and "`looks_across_examples = False`" in line and "`whole_batch='loss'`" in line
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_no_warning_for_counts_and_what_is_declared_or_of_keras():
     declared = Numbers(name="declared")
     declared.looks_across_examples = False
@@ -259,7 +259,7 @@ def test_no_warning_for_counts_and_what_is_declared_or_of_keras():
     assert not said(ByCounts, others=[Numbers()])
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_metric_in_a_branch_is_warned_of():
     (line,) = said(InABranch, eagerly=False, others=[MeanOfNumbers(name="within")])
     assert "'within'" in line
@@ -288,7 +288,7 @@ def test_a_metric_that_is_declared_to_add_up_never_sees_more_than_a_micro_batch(
     assert metric.examples == counts
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_each_replica_updates_them_with_its_part():
     def run(wrap):
         with mirrored().scope():
@@ -299,8 +299,8 @@ def test_each_replica_updates_them_with_its_part():
     assert_same(run(split), run(lambda model: model))
 
 
-@pytest.mark.line
-@pytest.mark.skipif(LINE < (2, 5), reason="`compile` takes `jit_compile` since 2.5")
+@pytest.mark.per_version
+@pytest.mark.skipif(TF_VERSION < (2, 5), reason="`compile` takes `jit_compile` since 2.5")
 def test_xla_compiles_it():
     plain = logged(network(), metrics=[MeanOfNumbers(), dice], run_eagerly=True)
     ours = logged(split(network()), metrics=[MeanOfNumbers(), dice], jit_compile=True)

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
 from whole_batches import REGULARIZED, SUMS_ACTIVITIES
 
@@ -28,7 +28,7 @@ JIT = {"jit_compile": False} if IS_KERAS_3 else {}  # XLA compiles for seconds: 
 
 
 def filled(model):
-    """A model with weights that do not depend on the line's initialisers."""
+    """A model with weights that do not depend on TensorFlow's initialisers."""
     random = np.random.RandomState(1)
     model.set_weights([0.5 * random.normal(size=np.shape(weight)) for weight in model.get_weights()])
     return model
@@ -72,7 +72,7 @@ class Subclassed(tf.keras.Model):
         return self.out(hidden)
 
 
-TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.line), pytest.param(True, id="eager")]
+TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.per_version), pytest.param(True, id="eager")]
 
 
 def of_an_oracle(model):
@@ -150,7 +150,7 @@ CASES = {
     "eager": (one_to_one, {"x": X, "y": Y}, {"run_eagerly": True, "metrics": ["mae"]}, {}),
     "sum": (one_to_one, {"x": X, "y": Y}, {"loss": losses.MeanSquaredError(reduction="sum")}, {}),
 }
-if LINE >= (2, 4):
+if TF_VERSION >= (2, 4):
     CASES["several steps per execution"] = (
         one_to_one,
         {"x": X[:40], "y": Y[:40]},
@@ -177,7 +177,7 @@ def plainly(case):
 
 
 @pytest.mark.every_merge
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("case, size", SIZES)
 def test_micro_batches_make_the_steps_of_the_whole_batch(case, size):
     make, data, compile_with, fit_with = CASES[case]
@@ -185,7 +185,7 @@ def test_micro_batches_make_the_steps_of_the_whole_batch(case, size):
     assert_same(ours, plainly(case))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_micro_batches_that_each_make_a_step_differ():
     plain = trained(filled(one_to_one()), {"x": X, "y": Y})
     assert differs(trained(filled(one_to_one()), {"x": X, "y": Y}, fit_with={"batch_size": 8}), plain)
@@ -310,7 +310,7 @@ class Adversarial(OwnTrainStep):
         return {"loss": loss}
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("options", [{"micro_batch_size": 8}, {"accum_steps": 2}], ids=["micro-batches", "cycles"])
 def test_a_loss_that_would_see_an_earlier_update_is_warned_of(options):
     model = accum.GradientAccumulateModel.from_model(filled(built(Adversarial, {"x": X})), **options)
@@ -342,7 +342,7 @@ class Unusual(OwnTrainStep):
 INEXACT = [("state", "changes variables once per micro-batch"), ("derived", "averaged"), ("count", "averaged")]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("does, words", INEXACT)
 def test_what_a_train_step_can_not_do_exactly_is_warned_of(does, words):
     model = split(filled(built(Unusual, {"x": X})))
@@ -352,7 +352,7 @@ def test_what_a_train_step_can_not_do_exactly_is_warned_of(does, words):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_eagerly_the_variables_are_compared_in_the_first_batch_after_compile_alone():
     model = split(filled(built(Unusual, {"x": X})))
     model.does = "state"
@@ -367,7 +367,7 @@ def test_eagerly_the_variables_are_compared_in_the_first_batch_after_compile_alo
     assert [len(lines) for lines in said] == [1, 1] and "average" in said[0][0]
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_train_step_that_is_a_function_of_its_own_is_refused():
     class Decorated(OwnTrainStep):
         @tf.function
@@ -396,7 +396,7 @@ RECURRENT = {
 SEQUENCES = RANDOM.normal(size=(16, 3, 2)).astype("float32")
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_a_state_of_each_example_is_not_handed_from_micro_batch_to_micro_batch(kind, method):
@@ -408,7 +408,7 @@ def test_a_state_of_each_example_is_not_handed_from_micro_batch_to_micro_batch(k
         getattr(model, method)(*data, batch_size=16)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_images_with_a_state_and_whole_batches_are_refused_too():
     inputs = tf.keras.Input(batch_shape=(8, 2, 4, 4, 1))
     outputs = layers.Dense(1)(layers.Flatten()(layers.ConvLSTM2D(2, 2, stateful=True, name="state")(inputs)))
@@ -419,7 +419,7 @@ def test_images_with_a_state_and_whole_batches_are_refused_too():
             model.train_on_batch(np.zeros((8, 2, 4, 4, 1), "float32"), np.zeros((8, 1), "float32"))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("right", ["mse", losses.MeanSquaredError(reduction="none")], ids=["mean", "none"])
 def test_losses_of_different_reductions_are_refused(right):
     model = split(filled(named()))
@@ -428,7 +428,7 @@ def test_losses_of_different_reductions_are_refused(right):
         model.fit({"one": X, "other": OTHER}, {"left": Y, "right": Y}, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_the_model_that_it_is_made_from_keeps_its_dropout(tmp_path):
     inputs = tf.keras.Input((3,))
     plain = tf.keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.5)(inputs)))
@@ -439,7 +439,7 @@ def test_the_model_that_it_is_made_from_keeps_its_dropout(tmp_path):
     tf.saved_model.save(plain, str(tmp_path / "saved"))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_an_optimizer_that_is_called_twice_in_a_train_step_is_refused():
     model = split(filled(built(CallsTwice, {"x": X})))
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
@@ -459,7 +459,7 @@ def test_cycles_of_several_batches_are_batches_of_their_examples(eagerly):
     assert int(model.optimizer.iterations) == EPOCHS
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_transforms_and_clipping_see_the_gradient_of_the_batch():
     seen = []
 
@@ -478,8 +478,8 @@ def test_transforms_and_clipping_see_the_gradient_of_the_batch():
     assert seen
 
 
-@pytest.mark.line
-@pytest.mark.skipif(LINE < (2, 4), reason="clips in `fit` before 2.4")
+@pytest.mark.per_version
+@pytest.mark.skipif(TF_VERSION < (2, 4), reason="clips in `fit` before 2.4")
 def test_clipping_by_the_inner_optimizer_is_of_the_batch():
     clipping = lambda: tf.keras.optimizers.SGD(0.5, clipnorm=0.1)
     assert_same(
@@ -488,7 +488,7 @@ def test_clipping_by_the_inner_optimizer_is_of_the_batch():
     )
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_adaptive_clipping_is_of_the_batch():
     data = {"x": X, "y": 9.0 * Y}
     whole = accum.GradientAccumulateModel.from_model(filled(one_to_one()), accum_steps=1, use_agc=True)
@@ -518,7 +518,7 @@ def test_batch_normalization_moves_once_a_batch(eagerly):
     assert np.abs(usual.non_trainable_variables[0].numpy() - plain.non_trainable_variables[0].numpy()).max() > 1e-3
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_frozen_layers_stay_and_recompiling_goes_on():
     def run(wrap):
         model = wrap(filled(one_to_one()))
@@ -541,7 +541,7 @@ def as_ragged():
     return filled(tf.keras.Model(inputs, layers.Dense(2)(hidden)))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.skipif(IS_KERAS_3, reason="the layers of Keras 3 take no ragged tensors")
 def test_ragged_inputs_are_split_by_rows():
     rows = [list(row[: 1 + number % 4]) for number, row in enumerate(TOKENS)]
@@ -577,7 +577,7 @@ class OwnLoop(TakesSparse):
         return {"loss": loss}
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.skipif(IS_KERAS_3, reason="the data of Keras 3's `fit` is dense")
 def test_sparse_inputs_are_split_by_rows():
     def run(wrap):
@@ -603,7 +603,7 @@ class Scaled(tf.keras.Model):
         return factor * self.dense(x)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_what_has_no_batch_axis_is_passed_on_whole():
     def run(wrap):
         plain = Scaled()
@@ -615,7 +615,7 @@ def test_what_has_no_batch_axis_is_passed_on_whole():
             (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([], tf.float32)),
             tf.TensorSpec([None, 2], tf.float32),
         )
-        if hasattr(tf.data.experimental, "assert_cardinality") and LINE >= (2, 4):
+        if hasattr(tf.data.experimental, "assert_cardinality") and TF_VERSION >= (2, 4):
             dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
         else:
             types = tf.nest.map_structure(lambda spec: spec.dtype, signature)
@@ -627,7 +627,7 @@ def test_what_has_no_batch_axis_is_passed_on_whole():
     assert_same(run(split), run(lambda model: model))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
 def test_first_axes_that_differ_are_refused(eagerly):
     model = split(OwnLoopWithEdges())
@@ -661,7 +661,7 @@ def test_the_size_is_in_the_config_and_is_shown():
     assert "micro_batch_size=8" in repr(model)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_saved_model_splits_its_batches_again(tmp_path):
     model = split(filled(one_to_one()), 8)
     trained(model, {"x": X, "y": Y})
@@ -679,7 +679,7 @@ def test_a_saved_model_splits_its_batches_again(tmp_path):
 # Replicas
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_each_replica_splits_its_part():
     def run(wrap):
         with mirrored().scope():
@@ -691,7 +691,7 @@ def test_each_replica_splits_its_part():
     assert_same(run(lambda model: split(model, 4)), run(lambda model: model))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_synchronized_batch_normalization_is_refused():
     with mirrored().scope():
         model = split(normalized(accum.AccumBatchNormalization(synchronized=True)))
@@ -700,8 +700,8 @@ def test_synchronized_batch_normalization_is_refused():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.line
-@pytest.mark.skipif(LINE < (2, 4), reason="the policies of 2.2 and 2.3 are experimental")
+@pytest.mark.per_version
+@pytest.mark.skipif(TF_VERSION < (2, 4), reason="the policies of 2.2 and 2.3 are experimental")
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_sixteen_bits_are_summed_in_thirty_two(policy):
     """The gradients of 16-bit micro-batches are within their rounding of those of the batch, and take one verdict."""
@@ -719,8 +719,8 @@ def test_sixteen_bits_are_summed_in_thirty_two(policy):
     assert int(model.optimizer.iterations) == len(plain[2]) or policy == "mixed_float16"
 
 
-@pytest.mark.line
-@pytest.mark.skipif(LINE < (2, 4), reason="TF 2.2 and 2.3 have an experimental `LossScaleOptimizer`")
+@pytest.mark.per_version
+@pytest.mark.skipif(TF_VERSION < (2, 4), reason="TF 2.2 and 2.3 have an experimental `LossScaleOptimizer`")
 def test_an_overflow_in_one_micro_batch_skips_the_step():
     def run(wrap):
         model = wrap(filled(one_to_one()))
@@ -737,9 +737,9 @@ def test_an_overflow_in_one_micro_batch_skips_the_step():
     assert differs(ours, (filled(one_to_one()).get_weights(),))
 
 
-@pytest.mark.line
-@pytest.mark.skipif(LINE < (2, 5), reason="`compile` takes `jit_compile` since 2.5")
-@pytest.mark.parametrize("case", ["arrays", pytest.param("mask", marks=pytest.mark.line)])
+@pytest.mark.per_version
+@pytest.mark.skipif(TF_VERSION < (2, 5), reason="`compile` takes `jit_compile` since 2.5")
+@pytest.mark.parametrize("case", ["arrays", pytest.param("mask", marks=pytest.mark.per_version)])
 def test_xla_compiles_it(case):
     make, data, compile_with, _ = CASES[case]
     plain = trained(built(make, data), data, compile_with)
@@ -786,8 +786,8 @@ def float64():
     use("float32")
 
 
-@pytest.mark.line
-@pytest.mark.skipif(LINE < (2, 3), reason="TF 2.2 computes losses in float32")
+@pytest.mark.per_version
+@pytest.mark.skipif(TF_VERSION < (2, 3), reason="TF 2.2 computes losses in float32")
 @pytest.mark.parametrize("options", [{}, {"whole_batch": "loss"}], ids=str)
 def test_in_float64_micro_batches_add_no_rounding_of_float32(float64, options):
     """20 = 2 + 3 * 6: the share of the first is no number of float32."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 import accum
 import accum.compat.v1
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.per_version
 
 tf1 = tf.compat.v1
 K = 4

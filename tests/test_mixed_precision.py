@@ -91,7 +91,7 @@ def trained(batch_size, accum_steps, optimizer):
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("is_explicit", [False, True], ids=["by compile", "by the user"])
 @pytest.mark.parametrize("family", families())
-@pytest.mark.line
+@pytest.mark.per_version
 def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, family, is_explicit):
     def optimizer():
         inner = family.SGD(0.05, momentum=0.9)
@@ -103,7 +103,7 @@ def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, famil
 
 @pytest.mark.law("L10")
 @pytest.mark.law("L1")
-@pytest.mark.line
+@pytest.mark.per_version
 def test_fit_under_the_bfloat16_policy_equals_the_full_batch(mixed_bfloat16):
     """Nothing scales the loss there. bfloat16 rounds each micro-batch's gradients, by up to 2^-9 of them."""
     for ours, theirs in zip(trained(5, 4, "sgd"), trained(20, None, "sgd")):
@@ -135,7 +135,7 @@ def examples(parts):
 @pytest.mark.law("L10")
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("family", families())
-@pytest.mark.line
+@pytest.mark.per_version
 def test_an_overflow_at_any_place_of_a_cycle_leaves_no_trace_in_fit(mixed_float16, family):
     """Neither in the weights nor in batch normalisation; and the last cycle, which it leaves unfinished, is flushed."""
     ours = accum.GradientAccumulateOptimizer(family.SGD(0.05, momentum=0.9), accum_steps=2)
@@ -170,7 +170,7 @@ def test_a_loss_scale_that_has_made_steps_is_not_made_anew_in_silence(family):
         model.compile(optimizer, tf.keras.losses.MeanSquaredError())
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_recording_has_the_steps_that_a_loss_scale_lets_through(tmp_path):
     model = accum.GradientAccumulateModel.from_model(tf.keras.Sequential([tf.keras.layers.Dense(1)]), 2)
     model.build((None, 3))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.keras_face
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 1)).astype("float32")
 FIRST = RANDOM.normal(size=(3, 1)).astype("float32")
-TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.line), pytest.param(True, id="eager")]
+TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.per_version), pytest.param(True, id="eager")]
 
 
 def parts():
@@ -129,7 +129,7 @@ def test_dictionaries_in_and_one_batch_at_a_time(run_eagerly):
     np.testing.assert_allclose(model.get_weights()[0], expected_step(), rtol=0, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L1")
 def test_a_recurrent_layer_with_dropout_trains():
     """On TF 2.2 it holds a mask for each graph, among which Keras' search for what is in a model can't find its way."""

@@ -14,7 +14,7 @@ from exceptions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 EXAMPLES, SIZE, K = 12, 5, 3  # micro-batches of 5, 5 and 2
@@ -26,7 +26,7 @@ layers, losses, sgd = tf.keras.layers, tf.keras.losses, tf.keras.optimizers.SGD
 
 
 def filled(model):
-    """A model with weights that do not depend on the line's initialisers, and through which signals stay of order 1."""
+    """A model with weights that do not depend on initialisers, and through which signals stay of order 1."""
     random, values = np.random.RandomState(1), []
     for weight, value in zip(model.weights, model.get_weights()):
         if "variance" in weight.name or "gamma" in weight.name:
@@ -184,7 +184,7 @@ def transformer(model_class=tf.keras.Model, mask_zero=True):
 @pytest.mark.law("L5")
 @pytest.mark.law("L8")
 def test_a_transformer_with_masked_tokens_equals_the_full_batch():
-    """Whether this line's losses divide by tokens or by examples, "examples" is what they divide by."""
+    """Whether this version's losses divide by tokens or by examples, "examples" is what they divide by."""
     model, options = transformer(), {"rate": 0.1}
     full = steps(model, TOKENS, NEXT, accumulates=False, **options)
     assert_same_step(steps(model, TOKENS, NEXT, accumulates=True, **options), full, model.get_weights())

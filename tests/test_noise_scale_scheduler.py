@@ -63,7 +63,7 @@ class Oracle:
         return round(float(means[0] / means[1] * self.share / SIZE)) if is_certain else 0
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("most, share", [(MOST, 1.0), (MOST, 0.1)])
 def test_steps_grow_as_the_rule_says_and_stay_those_of_their_batches(most, share):
@@ -80,7 +80,7 @@ def test_steps_grow_as_the_rule_says_and_stay_those_of_their_batches(most, share
         assert np.max(np.abs(constant.get_weights()[0] - oracle.weights)) > 1e-3
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L12")
 def test_a_checkpoint_brings_the_length_of_the_next_cycle(tmp_path):
     first, made = trained(3, [scheduler(MOST)])

@@ -56,7 +56,7 @@ class Sizes(tf.keras.layers.Layer):
         return inputs
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("before", [None, 12], ids=["none", "another"])
 def test_the_size_of_micro_batches_can_be_set_later(before):
@@ -109,7 +109,7 @@ def test_an_unknown_argument_names_the_one_that_was_meant():
         accum.GradientAccumulateModel(net(), micro_batch_size=8)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L17")
 def test_a_warning_names_the_first_of_many_layers():
     norms = [tf.keras.layers.BatchNormalization(name=f"norm_{number}") for number in range(9)]
@@ -190,7 +190,7 @@ def test_the_data_tell_what_a_batch_has(recwarn, options, size, received):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_batch_is_compared_with_micro_batches_as_a_replica_has_it(recwarn):
     with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
         model = accum.GradientAccumulateModel.from_model(net(), 2, micro_batch_size=4)

@@ -6,7 +6,7 @@ Workers sum them while it still computes others (tests/test_workers.py); here, o
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
 from worker_problems import CYCLES, problem, tall_network, trained_tall
 
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.keras_face,
     pytest.mark.law("L18"),
-    pytest.mark.skipif(LINE < (2, 5), reason="TF 2.4 and earlier can't sum gradients over workers in packs"),
+    pytest.mark.skipif(TF_VERSION < (2, 5), reason="TF 2.4 and earlier can't sum gradients over workers in packs"),
 ]
 
 

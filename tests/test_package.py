@@ -54,7 +54,7 @@ def test_without_tensorflow_the_import_says_what_to_install(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.14.0", "2.0.4", "2.1.0", "2.22.0", "3.0.0"])
-def test_on_an_unsupported_line_the_import_says_so(version, tmp_path):
+def test_with_an_unsupported_version_the_import_says_so(version, tmp_path):
     said = import_with(f"__version__ = {version!r}", tmp_path)
     assert said.startswith("ImportError: accum needs")
     assert f"found TensorFlow {version}" in said
@@ -221,7 +221,7 @@ def test_golden_and_sources_were_found():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.skipif(hasattr(accum, "GradientAccumulateModel"), reason="this line has Keras")
+@pytest.mark.skipif(hasattr(accum, "GradientAccumulateModel"), reason="this version has Keras")
 def test_conversion_says_that_it_needs_keras():
     with pytest.raises(ValueError, match="`accum.convert` needs Keras: TensorFlow 2.2 or later."):
         accum.convert.from_v1("nowhere", [])

@@ -413,9 +413,9 @@ def osv_document(id, *affected, **fields):
     return dict({"id": id, "modified": "2026-01-02T03:04:05Z", "affected": rows}, **fields)
 
 
-LINES = [("introduced", "0"), ("fixed", "2.9.2"), ("introduced", "2.10.0"), ("fixed", "2.10.1")]
+RANGES = [("introduced", "0"), ("fixed", "2.9.2"), ("introduced", "2.10.0"), ("fixed", "2.10.1")]
 DOCUMENTS = [
-    osv_document("TEST-2026-0001", ("tensorflow", LINES), database_specific={"severity": "MODERATE"}),
+    osv_document("TEST-2026-0001", ("tensorflow", RANGES), database_specific={"severity": "MODERATE"}),
     osv_document("TEST-2026-0002", ("TensorFlow", [("introduced", "0"), ("fixed", "2.13.0")])),
     osv_document("TEST-2026-0003", ("tensorflow-cpu", [("introduced", "2.6.0"), ("fixed", "2.6.5")])),
     osv_document("TEST-2026-0004", ("tensorflow-gpu", [("introduced", "0"), ("fixed", "1.15.4")])),
@@ -555,7 +555,7 @@ def test_the_table_of_tensorflow_s_own_flaws_agrees_with_records_of_them():
         ("2.15.1", "2.15.1", "CVE-2023-33976", None),
     ],
 )
-def test_a_flaw_of_tensorflow_says_what_fixes_it_on_this_line(version, newest, flaw, says):
+def test_a_flaw_of_tensorflow_says_what_fixes_it_in_this_version(version, newest, flaw, says):
     outlook_of = outlooks(fixes.read(), {"tensorflow": version}, {"tensorflow": newest})
     assert says is None or outlook_of[flaw][1].startswith(says)
     assert (flaw in outlook_of) == (says is not None)
@@ -621,8 +621,8 @@ def test_an_audit_groups_by_the_version_that_fixes_and_puts_the_worst_first(monk
     made = [
         osv_document("TEST-1", ("tensorflow", [("introduced", "0"), ("fixed", "2.10.1")]), database_specific={}),
         osv_document("TEST-2", ("tensorflow", [("introduced", "0"), ("fixed", "2.13.0")])),
-        osv_document("TEST-10", ("tensorflow", LINES), database_specific={"severity": "LOW"}),
-        osv_document("TEST-11", ("tensorflow", LINES), severity=[{"type": "CVSS_V3", "score": vector}]),
+        osv_document("TEST-10", ("tensorflow", RANGES), database_specific={"severity": "LOW"}),
+        osv_document("TEST-11", ("tensorflow", RANGES), severity=[{"type": "CVSS_V3", "score": vector}]),
     ]
     database = write_database(tmp_path / "made", made)
     status, text = audit_of(monkeypatch, capsys, {"tensorflow": "2.10.0"}, "--advisories", database)
@@ -714,7 +714,7 @@ def test_an_audit_that_finds_nothing_exits_with_0(tmp_path):
     assert done.returncode == 0 and "\n0 advisories; " in done.stdout
 
 
-def test_a_flaw_says_which_patch_of_the_line_fixes_it_or_that_none_does(advisories):
+def test_a_flaw_says_which_patch_of_the_version_fixes_it_or_that_none_does(advisories):
     newest = outlooks(advisories, {"tensorflow": "2.10.1"}, {"tensorflow": "2.10.1"})
     assert newest["TEST-2026-0002"] == (audit.NEVER, "never fixed in 2.10; first fixed in 2.13.0")
     assert "TEST-2026-0001" not in newest
@@ -940,14 +940,14 @@ def test_the_main_tests_passed_with_each_patch_that_is_locked_although_tox_runs_
     with open(os.path.join(ROOT, "records", "patches.json"), encoding="utf-8") as file:
         patches = json.load(file)
     assert pins.OWN_PATCHES
-    for (line, package), version in pins.OWN_PATCHES.items():
-        for name in [name for name, of, _, _ in matrix.environments() if of == line]:
+    for (tf_version, package), version in pins.OWN_PATCHES.items():
+        for name in [name for name, of, _, _ in matrix.environments() if of == tf_version]:
             locked, kept = locks.lock(record, name).packages["linux"], patches[name]
             assert locked[package] == version and kept["tests"] == "main"
             assert kept["passed"] > 1000 and kept["failed"] == 0
             assert {package: locked[package] for package in kept["packages"]} == kept["packages"]
-        with open(os.path.join(ROOT, "constraints", f"tf{line}.txt"), encoding="utf-8") as file:
-            assert pins.patches_passed(line) in file.read()
+        with open(os.path.join(ROOT, "constraints", f"tf{tf_version}.txt"), encoding="utf-8") as file:
+            assert pins.patches_passed(tf_version) in file.read()
 
 
 def test_a_patch_whose_tests_have_not_passed_is_not_pinned(monkeypatch):

@@ -39,12 +39,12 @@ def job(platform):
     return re.search(r"(?s)\n  {}:\n(.*?)(?=\n  [\w-]+:\n|$)".format(platform), read(ENVIRONMENTS.WORKFLOW)).group(1)
 
 
-def test_lines_are_one_environment_of_each_line_and_every_python():
+def test_versions_are_one_environment_of_each_version_and_every_python():
     labels = ENVIRONMENTS.labels()
     assert len(labels[""]) == 50
-    assert set(labels["lines"]) < set(labels[""])
-    for index in (0, 1):  # every Python, and every line exactly once
-        parts = [[name.split("-")[index] for name in labels[label]] for label in ("lines", "")]
+    assert set(labels["versions"]) < set(labels[""])
+    for index in (0, 1):  # every Python, and every version exactly once
+        parts = [[name.split("-")[index] for name in labels[label]] for label in ("versions", "")]
         assert set(parts[0]) == set(parts[1])
     assert len(parts[0]) == len(set(parts[0])) == 14
 
@@ -55,18 +55,18 @@ ALL_TESTS = ['-m ""', '-m "{env:ACCUM_DEEP_TESTS:}"', '-m "{env:ACCUM_NEWEST_TES
 def larger_tiers():
     """The environments, as tox.ini lists them, that run more than what every environment does."""
     listed = re.findall(r"(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = (.*)$", read("tox.ini"))
-    assert {options for _, options in listed} == set(ALL_TESTS) | {'-m "{env:ACCUM_LINE_TESTS:not slow}"'}
+    assert {options for _, options in listed} == set(ALL_TESTS) | {'-m "{env:ACCUM_PER_VERSION_TESTS:not slow}"'}
     return [env_name for names, _ in listed for env_name in names.split(",")]
 
 
-def test_what_differs_between_lines_runs_on_one_python_of_each():
+def test_what_differs_between_versions_runs_on_one_python_of_each():
     labels = ENVIRONMENTS.labels()
-    lines = {name.split("-")[1] for label in ("", "v1", "beyond") for name in labels[label]}
-    assert sorted(env_name.split("-")[1] for env_name in larger_tiers()) == sorted(lines)
+    versions = {name.split("-")[1] for label in ("", "v1", "beyond") for name in labels[label]}
+    assert sorted(env_name.split("-")[1] for env_name in larger_tiers()) == sorted(versions)
 
 
-def test_every_landing_runs_all_tests_on_some_lines_and_the_main_ones_on_every_line():
-    """Of Keras 2 the oldest and the newest line, the newest of Keras 3, and TF 1."""
+def test_every_landing_runs_all_tests_on_some_versions_and_the_main_ones_on_every_version():
+    """Of Keras 2 the oldest and the newest version, the newest of Keras 3, and TF 1."""
     listed = dict(re.findall(r"(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = (.*)$", read("tox.ini")))
     of_all_tests = [
         env_name for names, options in listed.items() if options in ALL_TESTS for env_name in names.split(",")
@@ -79,12 +79,12 @@ def test_every_landing_runs_all_tests_on_some_lines_and_the_main_ones_on_every_l
     assert set(deep) < set(turn.always())
     run = read(".ci", "run")
     assert 'export ACCUM_DEEP_TESTS="not deferred"' in run
-    assert 'export ACCUM_LINE_TESTS="not slow and not line"' in run and "scripts/dev/turn.py" in run
+    assert 'export ACCUM_PER_VERSION_TESTS="not slow and not per_version"' in run and "scripts/dev/turn.py" in run
 
 
 def test_every_landing_runs_environments_of_the_larger_tiers():
     assert {env_name.replace("-keras2", "") for env_name in turn.always()} < set(larger_tiers())
-    assert set(ENVIRONMENTS.labels()["lines"]) < set(turn.always())
+    assert set(ENVIRONMENTS.labels()["versions"]) < set(turn.always())
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_the_rules_here_and_the_data_that_the_package_brings_say_the_same():
         assert set(ENVIRONMENTS.env_names(platform)) == {name for name, _, _, _ in matrix.environments(system)}
 
 
-# (platform, TensorFlow line, Pythons), as published
+# (platform, TensorFlow version, Pythons), as published
 EXIST = [
     ("linux", (2, 2), [6, 7, 8]),
     ("linux", (2, 11), [7, 8, 9, 10]),
@@ -166,10 +166,10 @@ EXIST = [
 ]
 
 
-@pytest.mark.parametrize("platform,line,pythons", EXIST)
-def test_the_environments_of_a_line_are_those_that_are_published(platform, line, pythons):
+@pytest.mark.parametrize("platform,version,pythons", EXIST)
+def test_the_environments_of_a_version_are_those_that_are_published(platform, version, pythons):
     parts = [ENVIRONMENTS.parts(env_name) for env_name in ENVIRONMENTS.env_names(platform)]
-    assert [python for tf, python, flavour in parts if tf == line and flavour != "keras2"] == pythons
+    assert [python for tf, python, flavour in parts if tf == version and flavour != "keras2"] == pythons
 
 
 def test_the_index_was_asked_with_the_present_pins():
@@ -207,10 +207,10 @@ def test_the_index_gives_each_environment_its_own_line(platform):
         assert versions and all(value.startswith(f"{major}.{minor}.") for value in versions), env_name
 
 
-def test_each_line_has_known_good_pins_and_tox_uses_them():
+def test_each_version_has_known_good_pins_and_tox_uses_them():
     tox = read("tox.ini")
-    for line in {ENVIRONMENTS.parts(env_name)[0] for env_name in ENVIRONMENTS.env_names("linux")}:
-        name = "tf{}.{}".format(*line)
+    for version in {ENVIRONMENTS.parts(env_name)[0] for env_name in ENVIRONMENTS.env_names("linux")}:
+        name = "tf{}.{}".format(*version)
         assert "tensorflow==" in read("constraints", name + ".txt")
         assert f"{name}: -c {{env:ACCUM_CONSTRAINTS:constraints}}/{name}.txt" in tox
 

@@ -44,7 +44,7 @@ def runner():
 @pytest.mark.parametrize("kind", sorted(COUNTS))
 def test_random_cases_make_the_steps_of_the_full_batch(kind, runner):
     if kind != "graph" and not HAS_KERAS_API:
-        pytest.skip("this line has no Keras optimizers that accumulate")
+        pytest.skip("this version has no Keras optimizers that accumulate")
     counts, failure = runner.run(kind, COUNTS[kind], seed=1)
     assert failure is None, failure
     assert counts["cases"] >= COUNTS[kind] and counts["L4"] + counts["L18"] > 0

@@ -8,7 +8,7 @@ from optimizers import graph_optimizers, keras_optimizers, keras_weights, random
 import accum
 import accum.compat.v1
 
-pytestmark = [pytest.mark.line, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 

@@ -37,7 +37,7 @@ def blocks(page):
 
 
 def said_first(block):
-    """The first TensorFlow line on which a block runs, by its comment `# TensorFlow 2.10 or later`."""
+    """The first TensorFlow version on which a block runs, by its comment `# TensorFlow 2.10 or later`."""
     match = re.search(r"(?m)^# TensorFlow (\d+)\.(\d+) (?:or later|to)\b", block)
     return (int(match.group(1)), int(match.group(2))) if match else (1, 0)
 
@@ -49,7 +49,7 @@ def said_last(block):
 
 
 def marks(block):
-    """A block that some lines skip is not weekly."""
+    """A block that some versions skip is not weekly."""
     limited = re.search(r"(?m)^# TensorFlow [\d.]+ (or later|to )", block) or "import transformers" in block
     return [pytest.mark.every_merge] if limited else []
 
@@ -69,7 +69,7 @@ def test_a_block_runs_as_it_stands(page, block):
         pytest.skip("TF 1.15 has no Keras API")
     if exceptions.IS_KERAS_3 and any(name in block for name in OF_KERAS_2):
         pytest.skip("the block is about Keras 2")
-    if not said_first(block) <= exceptions.LINE <= said_last(block):
+    if not said_first(block) <= exceptions.TF_VERSION <= said_last(block):
         pytest.skip("the block says that it needs another TensorFlow")
     if "import transformers" in block:
         pytest.importorskip("transformers", reason="installed in two environments")

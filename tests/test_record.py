@@ -16,7 +16,7 @@ import accum.compat.v1
 from accum.__main__ import main
 from accum.testing import compare, record
 
-pytestmark = [pytest.mark.line, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 

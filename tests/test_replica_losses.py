@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
 from whole_batches import CLASSES, OTHER, TRACED, Towers, X, Y, batch_dice, contrastive, covariance, dense, filled
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L19"), pytest.mark.line]
+pytestmark = [pytest.mark.keras_face, pytest.mark.law("L19"), pytest.mark.per_version]
 
 WEIGHTS = np.linspace(0.1, 3.0, len(X)).astype("float32")
 HALVES = np.clip(np.abs(Y), 0.0, 1.0)
@@ -130,7 +130,7 @@ def test_evaluation():
     np.testing.assert_allclose(ours.evaluate(data, verbose=0), plain.evaluate(data, verbose=0), rtol=2e-5)
 
 
-@pytest.mark.skipif(LINE < (2, 9), reason="Keras has `Model.compute_loss` since TF 2.9")
+@pytest.mark.skipif(TF_VERSION < (2, 9), reason="Keras has `Model.compute_loss` since TF 2.9")
 def test_a_loss_of_the_user():
     """It is divided by the number of replicas, as any loss of one's own under a strategy."""
 
@@ -213,7 +213,7 @@ def test_small_integers_large_weights_and_16_bits_travel_between_replicas():
         np.testing.assert_allclose(mine, whole, atol=3e-4)
 
 
-@pytest.mark.skipif(LINE < (2, 4), reason="`fit` takes no dataset of one pipeline per worker")
+@pytest.mark.skipif(TF_VERSION < (2, 4), reason="`fit` takes no dataset of one pipeline per worker")
 def test_replicas_whose_sequences_have_other_lengths_are_refused_by_name():
     """In the second batch: Keras 3 looks at the first one beforehand."""
     inputs = tf.keras.Input((None, 3))

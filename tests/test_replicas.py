@@ -68,10 +68,13 @@ RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
     "make,reduction",
     [
         pytest.param(
-            lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9), "mean", id="momentum-mean", marks=pytest.mark.line
+            lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
+            "mean",
+            id="momentum-mean",
+            marks=pytest.mark.per_version,
         ),
         pytest.param(
-            lambda: tf.keras.optimizers.Adam(0.1), "running_mean", id="adam-running_mean", marks=pytest.mark.line
+            lambda: tf.keras.optimizers.Adam(0.1), "running_mean", id="adam-running_mean", marks=pytest.mark.per_version
         ),
     ],
 )
@@ -79,7 +82,7 @@ def test_two_replicas_equal_one_device(make, reduction):
     np.testing.assert_allclose(on_two_replicas(make, reduction=reduction), on_one_device(make()), rtol=0, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L11")
 @pytest.mark.law("L7")
 def test_transform_acts_once_on_the_reduced_gradient():
@@ -115,7 +118,7 @@ def test_fit_on_two_replicas_equals_fit_on_one_device():
     np.testing.assert_allclose(ours, trained(tf.name_scope("one"), 24, accum_steps=1), rtol=0, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L11")
 @pytest.mark.law("L10")
 @pytest.mark.parametrize("family", families())
@@ -166,7 +169,7 @@ def test_float64_sums_give_the_same_bits_for_any_number_of_replicas():
     assert (trained_on(4, 2, None) != trained_on(1, 8, None)).any()  # sums in float32 depend on their order
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L11")
 @pytest.mark.law("L9")
 @pytest.mark.parametrize("replica", [0, 1])

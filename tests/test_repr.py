@@ -7,7 +7,7 @@ import accum
 import accum.compat.v1
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.per_version
 
 
 def functional(name):

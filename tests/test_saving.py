@@ -14,18 +14,26 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L12"), pytest.mark.weekly]
+pytestmark = [
+    pytest.mark.per_version,
+    pytest.mark.keras_face,
+    pytest.mark.slow,
+    pytest.mark.law("L12"),
+    pytest.mark.weekly,
+]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 2)).astype("float32")
 # Keras 3 builds the optimizer of an H5 file for no variables, so that it can't go on.
 FORMATS = [] if exceptions.IS_KERAS_3 else ["tf", "h5"]
-FORMATS += ["keras"] if exceptions.LINE >= (2, 13) else []  # 2.12 writes H5 under that name
+FORMATS += ["keras"] if exceptions.TF_VERSION >= (2, 13) else []  # 2.12 writes H5 under that name
 layers = tf.keras.layers
 
 
 def functional():
-    inputs = {"a": tf.keras.Input((3,), name="a")} if exceptions.LINE >= (2, 4) else tf.keras.Input((3,), name="a")
+    inputs = (
+        {"a": tf.keras.Input((3,), name="a")} if exceptions.TF_VERSION >= (2, 4) else tf.keras.Input((3,), name="a")
+    )
     hidden = layers.Dense(4, use_bias=False)(inputs["a"] if isinstance(inputs, dict) else inputs)
     return tf.keras.Model(inputs, layers.Dense(2)(accum.AccumBatchNormalization()(hidden)))
 
@@ -83,7 +91,7 @@ def test_a_file_brings_back_the_model_and_trains_on(make, format, tmp_path):
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
     assert int(again.optimizer.iterations.numpy()) == (0 if format == "tf" else 4)  # a SavedModel keeps no plain ones
     assert again.optimizer.accum_steps == {0: 2, 100: 3}
-    if exceptions.LINE == (2, 2) and format == "tf":
+    if exceptions.TF_VERSION == (2, 2) and format == "tf":
         return  # comes back as a plain `Model` of the accumulating optimizer
     assert isinstance(again, accum.GradientAccumulateModel)
     assert again.get_config()["accumulation"] == model.get_config()["accumulation"]
@@ -138,7 +146,7 @@ for path in sys.argv[1:]:
         universal_newlines=True,
     )
     ours = ["GradientAccumulateModel True"] * len(FORMATS)
-    if exceptions.LINE == (2, 2):
+    if exceptions.TF_VERSION == (2, 2):
         ours[0] = "Model True"
     assert said.split("\n")[: len(FORMATS)] == ours
 
@@ -207,7 +215,7 @@ def test_a_clone_has_the_options_of_the_model(make):
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
 
 
-@pytest.mark.skipif(exceptions.LINE < (2, 12), reason="Keras made no subclassed models from configs before")
+@pytest.mark.skipif(exceptions.TF_VERSION < (2, 12), reason="Keras made no subclassed models from configs before")
 def test_a_clone_is_of_its_own_class_if_another_has_the_same_name():
     other = type("Subclassed", (tf.keras.Model,), {"__module__": "elsewhere", "call": lambda self, inputs: inputs})
     accum.GradientAccumulateModel.from_model(other(), accum_steps=2)
@@ -221,7 +229,7 @@ def copied_layer(layer):
 
 
 CLONED = [(sequential, None), (sequential, copied_layer), (unbuilt, None), (one_input, copied_layer), (one_input, None)]
-if exceptions.LINE >= (2, 12):  # Keras cloned no subclassed models before
+if exceptions.TF_VERSION >= (2, 12):  # Keras cloned no subclassed models before
     CLONED.append((Subclassed, None))
 
 
@@ -257,7 +265,7 @@ def pickled(made):
     return pickle.loads(pickle.dumps(made))
 
 
-needs_pickles = pytest.mark.skipif(exceptions.LINE < (2, 13), reason="Keras pickles its models well from 2.13 on")
+needs_pickles = pytest.mark.skipif(exceptions.TF_VERSION < (2, 13), reason="Keras pickles its models well from 2.13 on")
 needs_keras_3 = pytest.mark.skipif(not exceptions.IS_KERAS_3, reason="Keras pickles optimizers from Keras 3 on")
 
 

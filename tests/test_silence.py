@@ -7,18 +7,18 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(16, 3)).astype("float32"), RANDOM.normal(size=(16, 2)).astype("float32")
 layers = tf.keras.layers
-PER_ELEMENT = {"sample_weight_mode": "temporal"} if LINE < (2, 3) else {}  # for sample weights
+PER_ELEMENT = {"sample_weight_mode": "temporal"} if TF_VERSION < (2, 3) else {}  # for sample weights
 
 
 def sgd():
@@ -612,7 +612,7 @@ def said_of_losses(kind, way, run_eagerly):
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(LINE < (2, 11), reason="losses divide by all elements")
+@pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
 @pytest.mark.parametrize("kind", ["mask", "masks"])
 @pytest.mark.parametrize(
     "way, run_eagerly",
@@ -626,7 +626,7 @@ def test_losses_of_outputs_that_divide_by_different_numbers_are_warned_of_once(k
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(LINE < (2, 11), reason="losses divide by all elements")
+@pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
 @pytest.mark.parametrize("way", ["accum_steps", "micro_batch_size"])
 @pytest.mark.parametrize("kind", ["one output, added loss", "one output, regularized activity"])
 @pytest.mark.filterwarnings("ignore:Before Keras 3.13")
@@ -645,7 +645,7 @@ def test_an_added_loss_that_keras_sums_over_examples_is_warned_of_once(way):
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(LINE < (2, 10), reason="no `ignore_class`")
+@pytest.mark.skipif(TF_VERSION < (2, 10), reason="no `ignore_class`")
 @pytest.mark.parametrize("way", ["accum_steps", "micro_batch_size"])
 def test_a_loss_that_ignores_a_class_beside_one_that_does_not_is_warned_of(way):
     (said,) = said_of_losses("ignored", way, run_eagerly=False)
@@ -673,7 +673,7 @@ def test_no_warning_where_the_losses_of_all_outputs_are_exact(kind, way, run_eag
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(LINE < (2, 11), reason="losses divide by all elements")
+@pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
 def test_whole_batches_in_a_cycle_are_warned_of_too():
     assert len(said_of_losses("mask", "auto and accum_steps", run_eagerly=False)) == 1
 

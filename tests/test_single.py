@@ -11,7 +11,7 @@ from optimizers import built, graph_optimizers, keras_optimizers, keras_weights,
 import accum
 import accum.compat.v1
 
-pytestmark = pytest.mark.line
+pytestmark = pytest.mark.per_version
 
 tf1 = tf.compat.v1
 

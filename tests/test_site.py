@@ -32,7 +32,7 @@ def pages():
     return pages
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.parametrize("module", ["accum", "accum.compat.v1", "accum.convert", "accum.testing"])
 def test_each_public_name_has_a_page_that_an_overview_links_to(module):
     if module != "accum.compat.v1" and not exceptions.HAS_KERAS_API:

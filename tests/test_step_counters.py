@@ -66,7 +66,7 @@ UNKNOWN_LENGTH = {
 }
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L3")
 @pytest.mark.keras_face
 @pytest.mark.parametrize("is_traced", MAINLY_EAGER)
@@ -99,7 +99,7 @@ def test_step_counters_stand_still_where_a_generator_ends(case, is_traced):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L3")
 @pytest.mark.keras_face
 def test_micro_steps_stand_still_where_a_generator_ends_within_a_traced_step():

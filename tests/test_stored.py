@@ -1,6 +1,6 @@
 """Files that earlier versions of accum wrote are read, and what they hold goes on (law L12).
 
-tests/support/make_stored.py wrote them, in a folder for each of some lines. The oracle is NumPy on full batches.
+tests/support/make_stored.py wrote them, in a folder for each of some versions. The oracle is NumPy on full batches.
 """
 
 import json
@@ -12,27 +12,27 @@ import make_stored
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 
 import accum
 import accum.convert
 import accum.testing
 
-pytestmark = [pytest.mark.line, pytest.mark.law("L12")]
+pytestmark = [pytest.mark.per_version, pytest.mark.law("L12")]
 
 STORED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stored")
 FOLDERS = sorted(os.listdir(STORED))
 TOLERANCE = 2e-6
 OF_KERAS_2 = "Keras 3 does not know the `jit_compile` of an optimizer that Keras 2.11 and later store"
-# What Keras itself does not read: (part of folder-name, whether this line can't, reason)
+# What Keras itself does not read: (part of folder-name, whether this version can't, reason)
 UNREAD = [
     (
         "2.10-optimizer-new",
-        LINE >= (2, 11),
+        TF_VERSION >= (2, 11),
         "Keras 2.11 put the number of steps before an optimizer's other variables, so it reads no checkpoint of the "
         "preview in 2.10, not even a plain one",
     ),
-    ("2.10-model-new", LINE >= (2, 11), "the same"),
+    ("2.10-model-new", TF_VERSION >= (2, 11), "the same"),
     ("model.h5", IS_KERAS_3, "Keras 3 does not know the `reduction` of a loss that Keras 2 stores"),
     ("saved-model", IS_KERAS_3, "Keras 3 reads no SavedModel"),
     ("2.15-model.keras", IS_KERAS_3, OF_KERAS_2),
@@ -45,20 +45,23 @@ def run_of(folder):
         return json.load(file)
 
 
-def line_of(folder):
+def version_of(folder):
     return tuple(int(part) for part in re.findall(r"\d+", run_of(folder)["tensorflow"])[:2])
 
 
-def stored(*names, by_later_lines=False):
+def stored(*names, by_later_versions=False):
     """Return pytest parameters: a folder and one of the names, for each that it holds.
 
-    A file of Keras is read by the line that wrote it and by later ones. `by_later_lines` includes those of later lines.
+    A file of Keras is read by the version that wrote it and by later ones. `by_later_versions` includes those of later
+    versions.
     """
     parameters = []
     for folder in FOLDERS:
         files = os.listdir(path_of(folder))
         for name in names:
-            if (by_later_lines or line_of(folder) <= LINE) and {name, name + ".index", name + ".zip"} & set(files):
+            if (by_later_versions or version_of(folder) <= TF_VERSION) and {name, name + ".index", name + ".zip"} & set(
+                files
+            ):
                 marks = [
                     pytest.mark.xfail(reason=why, strict=True)
                     for part, unread, why in UNREAD
@@ -88,7 +91,7 @@ def assert_ends_as(expected, weights):
         np.testing.assert_allclose(one, np.array(other), rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("folder,name", stored("session", "session-replicas", by_later_lines=True))
+@pytest.mark.parametrize("folder,name", stored("session", "session-replicas", by_later_versions=True))
 def test_a_session_goes_on_from_a_stored_checkpoint_in_mid_cycle(folder, name):
     run = run_of(folder)
     weights = make_stored.session(run, restore=path_of(folder, name), replicas=replicas_of(name))
@@ -118,7 +121,7 @@ def test_a_model_goes_on_from_a_stored_checkpoint_in_mid_cycle(folder, name):
 
 
 @pytest.mark.keras_face
-@pytest.mark.parametrize("folder,name", stored("session", "session-replicas", by_later_lines=True))
+@pytest.mark.parametrize("folder,name", stored("session", "session-replicas", by_later_versions=True))
 def test_keras_goes_on_from_a_stored_session(folder, name):
     run = run_of(folder)
     resumed = make_stored.OptimizerRun(run, tf.keras.optimizers, is_new=False)
@@ -178,7 +181,7 @@ def test_a_model_made_from_a_stored_config_has_its_options(folder, name):
     assert_ends_as(run["model"]["steps"][-1], weights)
 
 
-@pytest.mark.parametrize("folder,name", stored("recording.json", by_later_lines=True))
+@pytest.mark.parametrize("folder,name", stored("recording.json", by_later_versions=True))
 @pytest.mark.parametrize("error", [0.0, 1e-4])
 def test_a_stored_recording_is_compared_with_one_of_today(folder, name, error, tmp_path):
     run = run_of(folder)
@@ -187,10 +190,10 @@ def test_a_stored_recording_is_compared_with_one_of_today(folder, name, error, t
     assert (accum.testing.compare(path_of(folder, name), str(tmp_path / name)).first is None) == (error == 0.0)
 
 
-def test_what_is_stored_is_small_and_has_a_session_of_each_line():
+def test_what_is_stored_is_small_and_has_a_session_of_each_version():
     files = [os.path.join(path, name) for path, _, names in os.walk(STORED) for name in names]
     assert sum(map(os.path.getsize, files)) < 300000
     for folder in FOLDERS:
         names = set(os.listdir(path_of(folder)))
         assert {"run.json", "recording.json", "session.index", "session-replicas.index"} <= names
-        assert (line_of(folder) < (2, 2)) or {"optimizer-config.json", "model-config.json"} <= names
+        assert (version_of(folder) < (2, 2)) or {"optimizer-config.json", "model-config.json"} <= names

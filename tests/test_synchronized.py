@@ -9,7 +9,7 @@ from replicas import mirrored
 import accum
 
 pytestmark = [
-    pytest.mark.line,
+    pytest.mark.per_version,
     pytest.mark.keras_face,
     pytest.mark.law("L11"),
     pytest.mark.law("L13"),

@@ -14,7 +14,7 @@ from accum import _tf
 from accum.__main__ import main
 from accum.testing import _diagnosis, assert_accumulation_equals_full_batch
 
-pytestmark = [pytest.mark.line, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(14, 4)).astype("float32"), RANDOM.normal(size=(14, 1)).astype("float32")
@@ -195,7 +195,7 @@ def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
 
 
 @needs_keras_face
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L19")
 def test_over_the_whole_batch_normalisation_and_losses_agree():
     build_model = maker(lambda: layers.BatchNormalization(), loss=contrast)

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
 
 import accum
@@ -167,7 +167,7 @@ def test_an_example_longer_than_the_budget_is_alone():
 
 # ----------------------------------------------------------------------------------------------------------------
 # The step of the full batch
-@pytest.mark.line
+@pytest.mark.per_version
 def test_one_score_for_each_sequence():
     plain = train(scorer, TOKENS, SCORES, compiling={"metrics": ["mae"]})
     ours = train(scorer, TOKENS, SCORES, BUDGET, compiling={"metrics": ["mae"]})
@@ -175,7 +175,7 @@ def test_one_score_for_each_sequence():
     assert_same_predictions(ours[3], plain[3])
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_masked_tags_for_each_token():
     compiling = {"loss": cross_entropy(), "weighted_metrics": ["accuracy"]}
     weights = IS_TOKEN.astype("float32")
@@ -191,7 +191,7 @@ def test_masked_tags_without_weights():
     assert_same(train(tagger, TOKENS, TAGS, BUDGET, **more), train(tagger, TOKENS, TAGS, **more))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_dict_with_an_attention_mask_and_weights_for_tokens():
     compiling = {"loss": cross_entropy(), "weighted_metrics": ["accuracy"]}
     weights = np.where(IS_TOKEN, ROWS.uniform(0.5, 2.0, size=IS_TOKEN.shape), 0.0).astype("float32")
@@ -225,7 +225,7 @@ def test_several_inputs_outputs_and_losses_that_layers_add():
             make, [TOKENS, extra], [TAGS, SCORES], BUDGET, weights=weights, compiling=compiling, optimizer="slow"
         )
     assert any("`add_loss`" in str(warning.message) for warning in caught)
-    # With a mask, some lines divide the two losses by different numbers, which warns.
+    # With a mask, some versions divide the two losses by different numbers, which warns.
     if not any("Losses divide by different numbers" in str(warning.message) for warning in caught):
         plain = train(make, [TOKENS, extra], [TAGS, SCORES], weights=weights, compiling=compiling, optimizer="slow")
         assert_same(ours, plain)
@@ -247,7 +247,7 @@ def test_features_behind_a_masking_layer_and_batches_of_a_cycle():
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_function_tells_the_lengths():
     def make():
         inputs = tf.keras.Input((None, 3))
@@ -277,7 +277,7 @@ def test_ragged_inputs():
     assert_same_predictions(ours[3], plain[3])
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L20")
 @pytest.mark.skipif(IS_KERAS_3, reason="ragged inputs ended with Keras 2")
 def test_dropout_over_the_values_of_ragged_inputs_runs():
@@ -291,7 +291,7 @@ def test_dropout_over_the_values_of_ragged_inputs_runs():
     assert np.isfinite(history["loss"]).all()
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L20")
 def test_dropout_draws_for_an_example_and_time_step_what_the_batch_draws():
     def make():
@@ -355,7 +355,7 @@ def failing(make, x, y, match, error=(ValueError, tf.errors.InvalidArgumentError
         train(make, x, y, BUDGET, epochs=1, compiling=compiling, only_fit=True, **options)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_model_that_reads_padding_is_named():
     failing(
         lambda: Reader(masks=False),
@@ -425,7 +425,7 @@ def test_batch_normalization_over_time_steps_is_refused():
     failing(make, TOKENS, SCORES, "Batch normalization over time steps counts padding", ValueError)
 
 
-@pytest.mark.skipif(LINE < (2, 8), reason="`compile` takes no `jit_compile` here")
+@pytest.mark.skipif(TF_VERSION < (2, 8), reason="`compile` takes no `jit_compile` here")
 def test_xla_is_refused():
     model = accum.GradientAccumulateModel.from_model(scorer(), micro_batch_tokens=BUDGET)
     model.compile("sgd", "mse", jit_compile=True)
@@ -474,7 +474,7 @@ def test_no_noise_scale_is_measured_between_micro_batches_sorted_by_length():
     assert "sorts examples by length" in logger.summary
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_weight_for_each_example_is_no_weight_for_tokens():
     failing(
         Reader,
@@ -504,7 +504,7 @@ class Shifted(tf.keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.skipif(IS_KERAS_3, reason="`compiled_loss` ended with Keras 2")
 def test_outputs_of_another_length_than_the_sequences_are_named():
     weights = IS_TOKEN.astype("float32")
@@ -522,14 +522,14 @@ class LateReader(tf.keras.Model):
         return self.head(tf.reduce_mean(self.embedding(inputs["input_ids"]), axis=1))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_outputs_that_say_nothing_of_padding_are_probed_again():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "`micro_batch_tokens` trims padding")  # it can be checked
         failing(LateReader, reading(), SCORES, "depend on its padding")
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 def test_a_model_with_noise_in_prediction_can_not_be_checked():
     class Noisy(LateReader):
         def call(self, inputs):

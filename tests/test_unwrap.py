@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 2)).astype("float32")
@@ -134,7 +134,7 @@ np.save(sys.argv[2], outputs)
 assert not [name for name in sys.modules if name.split(".")[0] == "accum"]
 """
 FORMATS = ["export"] if exceptions.IS_KERAS_3 else ["tf", "h5"]
-FORMATS += ["keras"] if exceptions.LINE >= (2, 13) else []
+FORMATS += ["keras"] if exceptions.TF_VERSION >= (2, 13) else []
 
 
 @pytest.mark.weekly
@@ -187,7 +187,7 @@ def test_a_model_that_is_not_compiled_stays_so():
     assert trained(compiled(plain)).optimizer.iterations.numpy() == 8
 
 
-@pytest.mark.skipif(exceptions.LINE < (2, 4), reason="the public LossScaleOptimizer begins with 2.4")
+@pytest.mark.skipif(exceptions.TF_VERSION < (2, 4), reason="the public LossScaleOptimizer begins with 2.4")
 def test_a_loss_scale_is_kept():
     made = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.01))
     model = compiled(accum.GradientAccumulateModel.from_model(sequential(), 2), made)

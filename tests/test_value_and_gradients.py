@@ -10,7 +10,7 @@ from replicas import RUN, mirrored
 
 import accum
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
 
 N, ROWS = 11, 6
 RANDOM = np.random.RandomState(0)
@@ -20,7 +20,7 @@ WORDS = RANDOM.randint(0, ROWS, (N, 3))
 TABLE = RANDOM.normal(size=(ROWS, 4)).astype("float32")
 KERNEL = RANDOM.normal(size=(4, 2)).astype("float32")
 SIZES = [1, 3, 8, N, 20]
-LINE = tuple(int(part) for part in tf.__version__.split(".")[:2])
+TF_VERSION = tuple(int(part) for part in tf.__version__.split(".")[:2])
 XLA = "jit_compile" if "jit_compile" in inspect.signature(tf.function).parameters else "experimental_compile"
 
 
@@ -288,7 +288,7 @@ def test_a_keras_model_trains_as_by_the_full_batch(way):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L18")
 @pytest.mark.law("L11")
 @pytest.mark.parametrize("split", [7, 10, N])
@@ -320,7 +320,7 @@ def test_two_replicas_with_different_numbers_of_examples(split):
     assert_close((results[0][0], results[1]), (value, expected))
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L18")
 def test_an_accumulating_optimizer_takes_the_gradients_of_replicas_by_their_weight():
     strategy, split = mirrored(), 8
@@ -591,7 +591,7 @@ def test_weights_of_micro_batches_count_with_barriers():
 
 
 @pytest.mark.law("L19")
-@pytest.mark.skipif(LINE < (2, 8), reason="XLA knows all ops since 2.8")
+@pytest.mark.skipif(TF_VERSION < (2, 8), reason="XLA knows all ops since 2.8")
 def test_xla_compiles_the_whole_batch():
     net = NormalisesByHand()
     compiled = tf.function(
@@ -610,7 +610,7 @@ def test_xla_compiles_the_whole_batch():
     assert apart([value] + gradients, plain[: 1 + len(gradients)]) < 2e-5
 
 
-@pytest.mark.line
+@pytest.mark.per_version
 @pytest.mark.law("L19")
 @pytest.mark.law("L11")
 def test_each_replica_takes_the_statistics_of_its_part_of_the_batch():

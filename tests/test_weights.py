@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(14, 3)).astype("float32"), RANDOM.normal(size=(14, 2)).astype("float32")
@@ -225,7 +225,7 @@ def ragged_losses(kind, wrap, batch_size):
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(LINE < (2, 5) or IS_KERAS_3, reason="no losses of ragged outputs")
+@pytest.mark.skipif(TF_VERSION < (2, 5) or IS_KERAS_3, reason="no losses of ragged outputs")
 @pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 4}, {"micro_batch_size": 3}], ids=str)
 @pytest.mark.parametrize("kind", ["mse", "mae"])
 def test_losses_of_ragged_outputs_divide_by_their_elements(kind, options):

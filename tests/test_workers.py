@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from addresses import free_addresses
-from exceptions import LINE
+from exceptions import TF_VERSION
 from worker_problems import (
     CYCLES,
     normalised_network,
@@ -21,7 +21,13 @@ from worker_problems import (
     trained_with_validation,
 )
 
-pytestmark = [pytest.mark.line, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.law("L11"), pytest.mark.weekly]
+pytestmark = [
+    pytest.mark.per_version,
+    pytest.mark.keras_face,
+    pytest.mark.slow,
+    pytest.mark.law("L11"),
+    pytest.mark.weekly,
+]
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "worker.py")
 PATIENCE = 300
@@ -128,7 +134,7 @@ def test_the_batch_of_all_workers_is_normalised_as_one(tmp_path, workers):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.skipif(LINE >= (2, 4), reason="each replica has a number of its own since TF 2.4")
+@pytest.mark.skipif(TF_VERSION >= (2, 4), reason="each replica has a number of its own since TF 2.4")
 def test_a_loss_over_workers_that_have_one_number_is_refused(tmp_path):
     with pytest.raises(AssertionError, match="(.*\n)*.*give the replicas of each worker the same numbers"):
         job(tmp_path, "whole_batch", 2)
@@ -183,7 +189,7 @@ def one_device(batch_size):
 
 
 @pytest.mark.law("L11")
-@pytest.mark.skipif(LINE < (2, 5), reason="TF 2.4 and earlier can't sum gradients over workers in packs")
+@pytest.mark.skipif(TF_VERSION < (2, 5), reason="TF 2.4 and earlier can't sum gradients over workers in packs")
 def test_a_gradient_is_summed_over_workers_before_the_others_are_computed(tmp_path):
     result, _ = job(tmp_path, "sums_of_packs", 2)
     packs, single = (set(counts[counts > 0]) for counts in np.reshape(result, [2, -1]))

@@ -1,9 +1,9 @@
-"""All differences between TensorFlow and Keras lines, named after their meaning.
+"""All differences between versions of TensorFlow and Keras, named after their meaning.
 
 Callers name the module: `_tf.graphs.in_static_graph()`. What every file needs stands here.
 
-No other part of the package looks at a version or probes TensorFlow. Supporting a new TensorFlow line means editing
-these files. A comment at each branch says with which line it dies.
+No other part of the package looks at a version or probes TensorFlow. Supporting a new TensorFlow version means editing
+these files. A comment at each branch says with which version it dies.
 """
 
 from accum._tf import (

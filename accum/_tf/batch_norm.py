@@ -58,7 +58,7 @@ def epsilon_of(batch_norm: tf.keras.layers.Layer) -> float:
 
 @functools.lru_cache(maxsize=None)
 def _least_fused_epsilon() -> float:
-    """Return the least epsilon that the fused kernel is called with: older lines, 2.10 among them, take 1.001e-5."""
+    """Return the least epsilon that the fused kernel is called with: older versions, 2.10 among them, take 1.001e-5."""
     with tf.init_scope():
         one = tf.ones([1])
         outputs, _, _ = tf.compat.v1.nn.fused_batch_norm(
@@ -121,6 +121,6 @@ def uses_mask(batch_norm: tf.keras.layers.Layer) -> bool:
 def records_unbiased_variance(batch_norm: tf.keras.layers.Layer) -> bool:
     """Whether a built layer records its batches' variance with Bessel's correction.
 
-    The fused kernel does; Keras uses it for rank 4, and on later lines also for rank 5. The unfused code does not.
+    The fused kernel does; Keras uses it for rank 4, and in later versions also for rank 5. The unfused code does not.
     """
     return is_fused(batch_norm)

@@ -75,7 +75,7 @@ def hold_lock(assign: tf.Operation) -> None:
 def control_flow_for(variables: Iterable[Any]) -> Iterator[None]:
     """Build conditionals that can use `variables`: conditionals of TF 2 are functions, which reject ref variables.
 
-    On some lines (2.10) they also reject a variable on a parameter server together with ops on a worker. Dies with
+    In some versions (2.10) they also reject a variable on a parameter server together with ops on a worker. Dies with
     `tf.compat.v1`.
     """
     needs_old = any(is_ref_variable(var) or is_of_a_cluster(var) for var in variables)

@@ -1,4 +1,4 @@
-"""Find the layers that this line of Keras has, and recognise calls of a layer that do not compute anything."""
+"""Find the layers that this version of Keras has, and recognise calls of a layer that do not compute anything."""
 
 import importlib
 import sys
@@ -8,7 +8,7 @@ from accum._tf.version import IS_KERAS_3, tf
 
 
 def keras_layers(*names: str) -> Tuple[Any, ...]:
-    """Return the Keras layers with these names that this line has, including experimental ones."""
+    """Return the Keras layers with these names that this version has, including experimental ones."""
     homes = tf.keras.layers, getattr(tf.keras.layers, "experimental", None)
     layers = [getattr(home, name, None) for home in homes for name in names]
     return tuple(layer for layer in layers if layer is not None)
@@ -27,7 +27,7 @@ EINSUM_LAYERS = keras_layers("EinsumDense")
 def is_no_real_call() -> bool:
     """Whether Keras calls its layers to lay out a functional model or to export one, rather than to compute.
 
-    There is no public API for this. The module that defines `Layer` knows, except for exports on some lines (2.9,
+    There is no public API for this. The module that defines `Layer` knows, except for exports in some versions (2.9,
     2.10), which are recognised by the names of their traces.
     """
     if IS_KERAS_3:

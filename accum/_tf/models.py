@@ -18,7 +18,7 @@ def _functional() -> Optional[type]:
 
 
 Functional: Any = _functional()
-"""The class of functional models. From 2.3 on it is a separate class without a public name on any line."""
+"""The class of functional models. From 2.3 on it is a separate class without a public name in any version."""
 
 _OF_ONE_MODEL = {
     "_checkpoint",

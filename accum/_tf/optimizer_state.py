@@ -9,7 +9,7 @@ from accum._tf.variables import native
 from accum._tf.version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
 CONVERTS = HAS_KERAS_API
-"""Whether this line has Keras optimizers whose slots this module knows."""
+"""Whether this version has Keras optimizers whose slots this module knows."""
 
 _NEW_SLOTS = {
     "SGD": {"momentum": "momentums"},

@@ -13,7 +13,7 @@ def _forwarded(name: str, attribute: Any) -> Any:
 
 
 def _tracking_attributes() -> Dict[str, Any]:
-    """Forward all attributes by which TensorFlow tracks an object for checkpoints; their names differ between lines."""
+    """Forward all attributes by which TensorFlow tracks an object for checkpoints; their names differ by version."""
     trackable = [base for base in tf.Module.__mro__ if base.__name__ == "Trackable"][0]
     # From 2.9 on, TensorFlow assumes that a class that defines the last two holds tensors itself.
     kept = "__", "_tf_api", "_serialize_to_tensors", "_restore_from_tensors"

@@ -17,7 +17,7 @@ COUNTERS = ("iterations", "beta1_power", "beta2_power")
 """The counters that `names` may contain besides the model's variables."""
 
 UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError, OSError)
-"""The errors that TensorFlow raises, depending on the line, for truncated checkpoints and for other files."""
+"""The errors that TensorFlow raises, depending on the version, for truncated checkpoints and for other files."""
 
 AVERAGE = "ExponentialMovingAverage"
 """The name of a weight's shadow variable, unless the average was given another name."""

@@ -1,8 +1,8 @@
 """Find rows of an embedding that occur several times in a batch, and how a plain optimizer treats them.
 
 The gradient of a row is the sum over its occurrences. Accumulation passes each row to the optimizer once, with that
-sum. A plain optimizer receives one slice for each occurrence, and on some TensorFlow lines it does not add them up
-first. On every line, clipping is applied before they are added up.
+sum. A plain optimizer receives one slice for each occurrence, and in some TensorFlow versions it does not add them up
+first. In every version, clipping is applied before they are added up.
 """
 
 import numpy as np

@@ -22,7 +22,7 @@ def loss_suspects(model, batch, parts, options, tolerance):
         reason = "with reduction {} its gradient is a sum over the examples, not a mean"
         return [Suspect("the loss", reason.format(" and ".join(sorted(reductions)).upper()), SUM)]
     if _has_mask(model):
-        return []  # the divisor of Keras' losses then differs between lines, and accumulation uses the same one
+        return []  # the divisor of Keras' losses then differs between versions, and accumulation uses the same one
     try:
         whole, losses = _loss(model, batch), np.array([_loss(model, part) for part in parts])
         weights = np.array([_weight(part, options) for part in parts], np.float64)

@@ -112,7 +112,7 @@ def merged(text, results):
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     parts = []
-    for result in sorted(results, key=_line):
+    for result in sorted(results, key=_version):
         faces = {row["face"] for row in result["times"] + result["memory"]}
         what = ": a step over micro-batches" if faces and faces <= {"one step", "step in fit"} else ""
         what = ": `whole_batch`" if faces == {"whole batch"} else what
@@ -120,7 +120,7 @@ def merged(text, results):
     return before + BEGIN + "\n" + ("\n".join(parts) or NOTHING + "\n") + END + after
 
 
-def _line(result):
+def _version(result):
     return [int(part) for part in result["versions"]["tensorflow"].split(".")[:2]]
 
 

@@ -42,9 +42,9 @@ def labels(path: str = os.path.join(ROOT, "tox.ini")) -> Dict[str, List[str]]:
 
 
 def parts(env_name: str):
-    """The sort key of an environment: (TensorFlow line, minor of Python 3, last factor or "")."""
-    minor, major, line, flavour = ENV_NAME.match(env_name).groups()
-    return (int(major), int(line)), int(minor), flavour or ""
+    """The sort key of an environment: (TensorFlow version, minor of Python 3, last factor or "")."""
+    minor, major, tf_minor, flavour = ENV_NAME.match(env_name).groups()
+    return (int(major), int(tf_minor)), int(minor), flavour or ""
 
 
 def on_linux(tf, python, flavour):
@@ -72,8 +72,8 @@ def on_metal(tf, python, flavour):
 
 
 def _is_built_for_arm(tf, python):
-    first = {(2, line): 8 for line in range(5, 14)}
-    last = {(2, line): 9 for line in range(5, 9)}
+    first = {(2, tf_minor): 8 for tf_minor in range(5, 14)}
+    last = {(2, tf_minor): 9 for tf_minor in range(5, 9)}
     return tf >= (2, 5) and first.get(tf, 9) <= python <= last.get(tf, 13)
 
 
@@ -88,7 +88,7 @@ PLATFORMS = {
 
 
 def env_names(platform: str) -> List[str]:
-    """The environments that exist on a platform, by TensorFlow line and Python."""
+    """The environments that exist on a platform, by TensorFlow version and Python."""
     names_of_label = labels()
     candidates = {env_name for label in LABELS for env_name in names_of_label[label]}
     return sorted((env_name for env_name in candidates if PLATFORMS[platform](*parts(env_name))), key=parts)

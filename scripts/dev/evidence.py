@@ -6,10 +6,10 @@ machine. MATRIX.md and docs/matrix.svg are written from all records. An environm
 
 `--patches FOLDER` keeps, in records/patches.json, the records of freezes and reports that were made by hand with a
 patch that no environment runs (`OWN_PATCHES` in scripts/release/pins.py), under the name of the environment that has
-the same line and Python:
+the same version and Python:
 
     python -m pip install -c constraints/tf1.15.txt . tensorflow pytest tf-slim
-    export PYTEST_ADDOPTS='-m "not slow and not line"'
+    export PYTEST_ADDOPTS='-m "not slow and not per_version"'
     python scripts/dev/freeze.py FOLDER py37-tf1.15
     python -m pytest tests --junitxml=FOLDER/junit/py37-tf1.15.xml
 """
@@ -29,8 +29,8 @@ PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf")
 TESTS = {
     '-m ""': "all",
     '-m "not deferred"': "all but weekly",
-    '-m "not slow"': "main, line",
-    '-m "not slow and not line"': "main",
+    '-m "not slow"': "main, per_version",
+    '-m "not slow and not per_version"': "main",
 }
 """What the options that tox.ini gives to pytest select."""
 
@@ -143,13 +143,13 @@ def _word(states_of, records, name):
 
 
 def grid(system, states_of, records):
-    """A table of TensorFlow lines and Pythons."""
+    """A table of TensorFlow versions and Pythons."""
     lines = [_row(["TensorFlow"] + ["Python " + python for python in picture.PYTHONS])]
     lines.append("|---" * (len(picture.PYTHONS) + 1) + "|")
-    for line, keras_2 in picture.columns():
-        if matrix.pythons(line, system):
-            names = [matrix.env_name(python, line, keras_2) for python in picture.PYTHONS]
-            lines.append(_row([picture.label(line, keras_2)] + [_word(states_of, records, name) for name in names]))
+    for version, keras_2 in picture.columns():
+        if matrix.pythons(version, system):
+            names = [matrix.env_name(python, version, keras_2) for python in picture.PYTHONS]
+            lines.append(_row([picture.label(version, keras_2)] + [_word(states_of, records, name) for name in names]))
     return lines
 
 
@@ -197,7 +197,7 @@ Each combination is one environment of `tox`, with a name such as `py311-tf2.15`
 - **–**: TensorFlow has no wheel for it.
 
 In the tables, "run" is "native", or the program under which the tests ran. "tests" says which tests were selected. The
-"main" tests run in every environment. Those marked "line" differ between TensorFlow versions, but not between Pythons.
+"main" tests run in every environment. Those marked "per_version" differ by TensorFlow version, but not by Python.
 "all" adds those that start processes or differ little between versions. "all but weekly" leaves out many of these: a
 change runs them on TensorFlow 1.15 and 2.15, and the weekly run on 2.2 and 2.21, too. ("odd turns" and "even turns"
 were halves of them.) "skipped" counts tests that do not apply to the environment, and "xfailed" known limits of its

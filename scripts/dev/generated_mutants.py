@@ -521,7 +521,7 @@ def main(argv=None):
     for command in (maps, runs):
         command.add_argument("folder", metavar="FOLDER", help="for the copy of the sources and the map")
         command.add_argument("--tests", nargs="+", default=[], help="these, in place of those that the map names")
-        command.add_argument("--marks", default="not slow and not line", help="as pytest's -m")
+        command.add_argument("--marks", default="not slow and not per_version", help="as pytest's -m")
     runs.add_argument("--count", type=int, default=-1, help="how many mutants (default: all that are left)")
     runs.add_argument("--seed", type=int, default=0, help="of the order in which mutants are taken")
     runs.add_argument("--survivors", action="store_true", help="only those that no test has caught before")

@@ -294,12 +294,12 @@ def read_record():
 def add(result):
     kept = {(result["kind"], result["tensorflow"]): result for result in read_record()}
     kept[result["kind"], result["tensorflow"]] = result
-    ordered = sorted(kept.values(), key=lambda result: (list(WORDS).index(result["kind"]), _line(result)))
+    ordered = sorted(kept.values(), key=lambda result: (list(WORDS).index(result["kind"]), _version(result)))
     with open(RECORD, "w", encoding="utf-8", newline="\n") as file:
         file.write("[\n" + ",\n".join(" " + json.dumps(result, sort_keys=True) for result in ordered) + "\n]\n")
 
 
-def _line(result):
+def _version(result):
     return [int(part) for part in result["tensorflow"].split(".")[:2]]
 
 

@@ -206,9 +206,11 @@ def run(arguments):
     if unknown:
         raise Broken(f"NAME must be one of: {' '.join(names)}. Received: {' '.join(unknown)}")
     version = version_of(arguments.python)
-    line = ".".join(version.split(".")[:2])
+    tf_version = ".".join(version.split(".")[:2])
     chosen = [
-        mutant for mutant in MUTANTS if (mutant.name in arguments.only if arguments.only else mutant.tensorflow == line)
+        mutant
+        for mutant in MUTANTS
+        if (mutant.name in arguments.only if arguments.only else mutant.tensorflow == tf_version)
     ]
     if arguments.missing:
         recorded = read_results()

@@ -81,9 +81,9 @@ def says_another_tensorflow(code):
         return False
     import tensorflow as tf
 
-    line = tuple(int(part) for part in tf.__version__.split(".")[:2])
+    tf_version = tuple(int(part) for part in tf.__version__.split(".")[:2])
     first, last = tuple(map(int, bounds.group(1, 2))), bounds.group(3, 4)
-    return not first <= line <= (tuple(map(int, last)) if last[0] else line)
+    return not first <= tf_version <= (tuple(map(int, last)) if last[0] else tf_version)
 
 
 def is_possible(code):

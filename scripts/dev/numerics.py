@@ -66,12 +66,12 @@ def read(path):
 
 
 def environments_of(folder, system):
-    """[(environment, line, python, golden, conventions)] of the reports in a folder, in the order of the matrix."""
+    """[(environment, version, python, golden, conventions)] of the reports in a folder, in the order of the matrix."""
     reports = []
-    for name, line, python, _ in matrix.environments(system):
+    for name, version, python, _ in matrix.environments(system):
         path = os.path.join(folder, name + ".xml")
         if os.path.exists(path):
-            reports.append((name, line, python) + read(path))
+            reports.append((name, version, python) + read(path))
     return reports
 
 
@@ -83,18 +83,18 @@ def difference(one, other):
 
 
 def neighbours(env_name, env_names):
-    """Returns the environments of the previous line and of the previous Python; None if it did not run."""
-    name, line, python = env_name[:3]
+    """Returns the environments of the previous version and of the previous Python; None if it did not run."""
+    name, version, python = env_name[:3]
     alike = [other for other in env_names if other[0].endswith("-keras2") == name.endswith("-keras2")]
     minor = lambda other: int(other[2].split(".")[1])
-    lines = [
-        other_line
-        for other_line in matrix.LINES[: matrix.LINES.index(line)]
-        if any(other_line == other[1] for other in alike)
+    versions = [
+        other_version
+        for other_version in matrix.VERSIONS[: matrix.VERSIONS.index(version)]
+        if any(other_version == other[1] for other in alike)
     ]
-    before = [other for other in alike if lines and other[1] == lines[-1]]
+    before = [other for other in alike if versions and other[1] == versions[-1]]
     before = min(before, key=lambda other: abs(minor(other) - minor(env_name)), default=None)
-    younger = [other for other in alike if other[1] == line and minor(other) < minor(env_name)]
+    younger = [other for other in alike if other[1] == version and minor(other) < minor(env_name)]
     return before, max(younger, key=minor, default=None)
 
 

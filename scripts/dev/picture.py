@@ -9,7 +9,9 @@ from xml.sax.saxutils import escape
 
 from matrix import data as matrix
 
-PYTHONS = sorted({python for line in matrix.LINES for python in matrix.pythons(line)}, key=lambda text: int(text[2:]))
+PYTHONS = sorted(
+    {python for version in matrix.VERSIONS for python in matrix.pythons(version)}, key=lambda text: int(text[2:])
+)
 ALT = "Grids of TensorFlow and Python versions, one per system: what passed, failed or was not run. Tables below."
 
 WIDTH, HEIGHT, GAP = 30, 22, 3
@@ -56,12 +58,16 @@ def way(record):
 
 
 def columns():
-    """[(line, whether of Keras 2 beside Keras 3)], from the oldest to the newest."""
-    return [(line, two) for line in matrix.LINES for two in ((False, True) if matrix.has_keras_3(line) else (False,))]
+    """[(version, whether of Keras 2 beside Keras 3)], from the oldest to the newest."""
+    return [
+        (version, two)
+        for version in matrix.VERSIONS
+        for two in ((False, True) if matrix.has_keras_3(version) else (False,))
+    ]
 
 
-def label(line, keras_2):
-    return line + (" keras2" if keras_2 else "")
+def label(version, keras_2):
+    return version + (" keras2" if keras_2 else "")
 
 
 def _text(x, y, content, size=11, fill=INK, anchor="start", weight="normal"):
@@ -111,20 +117,20 @@ def _letter(x, y, state, letter):
 
 
 def _panel(top, system, states_of, records):
-    """A system's grid, lines from left to right and Pythons from top to bottom."""
+    """A system's grid, versions from left to right and Pythons from top to bottom."""
     passed = _passed(states_of, records)
     parts = [_text(LEFT, top - 30, matrix.SYSTEMS[system], size=14, weight="bold")]
     parts.append(_text(LEFT + 215, top - 30, passed, size=12, fill=GREY))
-    for index, (line, keras_2) in enumerate(columns()):
+    for index, (version, keras_2) in enumerate(columns()):
         centre = LEFT + index * WIDTH + (WIDTH - GAP) / 2
-        parts.append(_text(centre, top - 6, line, size=10, fill=GREY, anchor="middle"))
+        parts.append(_text(centre, top - 6, version, size=10, fill=GREY, anchor="middle"))
         if keras_2:
             parts.append(_text(centre, top - 17, "keras2", size=7.5, fill=GREY, anchor="middle"))
     for row, python in enumerate(PYTHONS):
         y = top + row * HEIGHT
         parts.append(_text(LEFT - 8, y + 14, "py " + python, size=10, fill=GREY, anchor="end"))
-        for index, (line, keras_2) in enumerate(columns()):
-            name = matrix.env_name(python, line, keras_2)
+        for index, (version, keras_2) in enumerate(columns()):
+            name = matrix.env_name(python, version, keras_2)
             x = LEFT + index * WIDTH
             if name not in states_of:
                 dot = '<circle cx="{}" cy="{}" r="1.2" fill="#c3c9cf"/>'

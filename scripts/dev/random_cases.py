@@ -57,7 +57,7 @@ def _add(path, records):
     kept = {}
     for record in _read(path) + records:
         kept[record["tensorflow"], record["kind"], record["seed"]] = record
-    ordered = sorted(kept.values(), key=lambda record: (_line(record), record["kind"], record["seed"]))
+    ordered = sorted(kept.values(), key=lambda record: (_version(record), record["kind"], record["seed"]))
     with open(path, "w") as file:
         file.write("[\n" + ",\n".join(json.dumps(record, sort_keys=True) for record in ordered) + "\n]\n")
 
@@ -69,7 +69,7 @@ def _read(path):
         return json.load(file)
 
 
-def _line(record):
+def _version(record):
     return tuple(map(int, record["tensorflow"].split(".")[:2]))
 
 

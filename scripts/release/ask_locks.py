@@ -41,18 +41,18 @@ PATCHES = {"3.6": "3.6.15", "3.7": "3.7.16", "3.8": "3.8.18", "3.9": "3.9.18", "
 
 
 @functools.lru_cache(maxsize=None)
-def pinned(line):
-    """[(package, version, marker)] of what a line's constraints pin, and the lines of its limits."""
-    with open(os.path.join(ROOT, "constraints", f"tf{line}.txt"), encoding="utf-8") as file:
+def pinned(tf_version):
+    """[(package, version, marker)] of what a version's constraints pin, and the lines of its limits."""
+    with open(os.path.join(ROOT, "constraints", f"tf{tf_version}.txt"), encoding="utf-8") as file:
         limits, pins = file.read().split("# what was installed")
     matches = [re.match(r"([\w.-]+)==([^;\s]+)(?:; (.*))?$", text) for text in pins.strip().splitlines()]
     plain = [text for text in limits.splitlines() if text and not text.startswith("#")]
     return [match.groups() for match in matches], plain
 
 
-def of_python(line, python):
+def of_python(tf_version, python):
     """{package: version} of what was installed on Linux with a Python."""
-    pins, _ = pinned(line)
+    pins, _ = pinned(tf_version)
     versions = re.compile(r'python_version == "([\d.]+)"')
     return {name: version for name, version, marker in pins if python in versions.findall(marker or "") + _any(marker)}
 
@@ -63,14 +63,14 @@ def _any(marker):
 
 @functools.lru_cache(maxsize=None)
 def env_names():
-    """{environment: (line, python, flavour)} of all locks."""
+    """{environment: (TensorFlow's version, python, flavour)} of all locks."""
     names = {}
-    for name, line, python, is_keras_2 in matrix.environments():
-        names[name] = (line, python, "keras2" if is_keras_2 else "")
+    for name, tf_version, python, is_keras_2 in matrix.environments():
+        names[name] = (tf_version, python, "keras2" if is_keras_2 else "")
         if not is_keras_2:
-            names[name + "-cpu"] = (line, python, "cpu")
-            if line in matrix.METAL and python in matrix.pythons(line, "macos-arm64") and python != "3.12":
-                names[name + "-metal"] = (line, python, "metal")
+            names[name + "-cpu"] = (tf_version, python, "cpu")
+            if tf_version in matrix.METAL and python in matrix.pythons(tf_version, "macos-arm64") and python != "3.12":
+                names[name + "-metal"] = (tf_version, python, "metal")
     return names
 
 
@@ -84,16 +84,21 @@ SYSTEMS_OF = {"cpu": ("linux",), "metal": ("macos-arm64",)}
 
 def ask(env_name, system):
     """{package: version} of an environment without flavour, or why there is none. accum itself requires only NumPy."""
-    line, python, _ = env_names()[env_name]
-    if python not in matrix.pythons(line, system):
-        return f"no wheels of TensorFlow {line} for Python {python}"
-    _, limits = pinned(line)
-    exact = matrix.EXACT.get((system, line, python))
+    tf_version, python, _ = env_names()[env_name]
+    if python not in matrix.pythons(tf_version, system):
+        return f"no wheels of TensorFlow {tf_version} for Python {python}"
+    _, limits = pinned(tf_version)
+    exact = matrix.EXACT.get((system, tf_version, python))
     limits = limits + ([f"tensorflow=={exact}"] if exact else [])
     from_source = []
     while True:
         answer = _resolve(
-            [matrix.distribution(line, system), "numpy"], limits, of_python(line, python), python, system, from_source
+            [matrix.distribution(tf_version, system), "numpy"],
+            limits,
+            of_python(tf_version, python),
+            python,
+            system,
+            from_source,
         )
         if not isinstance(answer, str):
             return answer
@@ -191,13 +196,13 @@ def ask_pips():
 
 
 def _cpu_pin(env_name, pins):
-    line, python, _ = env_names()[env_name]
-    return of_python(line, python).get("tensorflow-cpu", pins["tensorflow"])
+    tf_version, python, _ = env_names()[env_name]
+    return of_python(tf_version, python).get("tensorflow-cpu", pins["tensorflow"])
 
 
 def _flavour_pin(name, env_name):
-    line, python, _ = env_names()[env_name]
-    return matrix.METAL.get(line) if name == "tensorflow-metal" else of_python(line, python).get(name)
+    tf_version, python, _ = env_names()[env_name]
+    return matrix.METAL.get(tf_version) if name == "tensorflow-metal" else of_python(tf_version, python).get(name)
 
 
 def _batches(pins):
@@ -247,7 +252,7 @@ def recorded(answers, files, before=None):
     What was not asked for stays as it is in the record `before`, which then keeps its date: it is the older one.
     """
     entries = {env_name: {} for env_name in env_names()}
-    for env_name, (line, python, flavour) in env_names().items():
+    for env_name, (tf_version, python, flavour) in env_names().items():
         if (locks.base(env_name), "linux") not in answers:
             entries[env_name] = before["locks"][env_name]
             continue
@@ -255,7 +260,7 @@ def recorded(answers, files, before=None):
         for system in SYSTEMS_OF.get(flavour, TARGETS):
             pins = of_base[system]
             if isinstance(pins, str):
-                entries[env_name][system] = _reason(pins, line, python)
+                entries[env_name][system] = _reason(pins, tf_version, python)
             else:
                 common = {} if (system, flavour) == ("linux", "") else of_base["linux"]
                 entries[env_name][system] = locks.difference(_flavoured(env_name, system, pins), common)
@@ -277,10 +282,10 @@ def _together(files, more):
     }
 
 
-def _reason(answer, line, python):
+def _reason(answer, tf_version, python):
     if "has no wheels" in answer or "no wheels of" in answer:
-        return f"there are no wheels of TensorFlow {line} for Python {python}"
-    raise SystemExit(f"TensorFlow {line} on Python {python}: {answer}")
+        return f"there are no wheels of TensorFlow {tf_version} for Python {python}"
+    raise SystemExit(f"TensorFlow {tf_version} on Python {python}: {answer}")
 
 
 def _flavoured(env_name, system, pins):
@@ -328,9 +333,9 @@ def written(record):
 def problems(record):
     """What of the record does not fit constraints/."""
     misfits = [f"no lock of {env_name}" for env_name in env_names() if env_name not in record["locks"]]
-    for env_name, (line, python, _) in env_names().items():
+    for env_name, (tf_version, python, _) in env_names().items():
         lock = locks.lock(record, env_name)
-        tested = of_python(line, python)
+        tested = of_python(tf_version, python)
         pins = lock.packages.get("linux", {})
         misfits += [
             f"{env_name}: {name} is {version}, and {tested.get(name)} in constraints/"
@@ -340,7 +345,7 @@ def problems(record):
         misfits += [
             f"{env_name}: TensorFlow {locks.tensorflow(of_system)} on {system}"
             for system, of_system in lock.packages.items()
-            if not locks.tensorflow(of_system).startswith(line + ".")
+            if not locks.tensorflow(of_system).startswith(tf_version + ".")
         ]
         misfits += [
             f"{env_name}: no file of {name} on {system}"

@@ -311,16 +311,17 @@ def possible(system):
     return [env_name for env_name in environments.env_names(system.platform) if system.can_run(env_name)]
 
 
-def lines(system):
-    """One environment of each line: that of the label `lines` or `ci-beyond` if possible, else the newest Python."""
-    names_of_label, env_of_line = environments.labels(), {}
+def versions(system):
+    """One environment of each version: with the label `versions` or `ci-beyond`, or else of the newest Python."""
+    names_of_label, env_of_version = environments.labels(), {}
     for env_name in possible(system):
-        line, _, flavour = environments.parts(env_name)
+        tf_version, _, flavour = environments.parts(env_name)
         if not flavour and (
-            line not in env_of_line or env_of_line[line] not in names_of_label["lines"] + names_of_label["ci-beyond"]
+            tf_version not in env_of_version
+            or env_of_version[tf_version] not in names_of_label["versions"] + names_of_label["ci-beyond"]
         ):
-            env_of_line[line] = env_name
-    return [env_of_line[line] for line in sorted(env_of_line)]
+            env_of_version[tf_version] = env_name
+    return [env_of_version[tf_version] for tf_version in sorted(env_of_version)]
 
 
 def records_of(system):
@@ -330,12 +331,12 @@ def records_of(system):
 
 
 def left(system):
-    """The environments without a record of these sources, those of Keras 2's lines first."""
+    """The environments without a record of these sources, those of Keras 2's versions first."""
     records = records_of(system)
     sources = freeze.source_digest()
     waiting = [env_name for env_name in possible(system) if records.get(env_name, {}).get("sources") != sources]
     return sorted(
-        waiting, key=lambda env_name: (environments.parts(env_name)[0] > (2, 15), env_name not in lines(system))
+        waiting, key=lambda env_name: (environments.parts(env_name)[0] > (2, 15), env_name not in versions(system))
     )
 
 
@@ -357,7 +358,7 @@ def turn(system):
 
 
 def chosen(system, names):
-    groups = {"lines": lines, "missing": left, "turn": turn}
+    groups = {"versions": versions, "missing": left, "turn": turn}
     env_names_chosen = [env_name for name in names for env_name in (groups[name](system) if name in groups else [name])]
     unknown = [env_name for env_name in env_names_chosen if env_name not in possible(system)]
     if unknown:
@@ -383,7 +384,7 @@ def main(system, description, argv=None):
     parser.add_argument("what", choices=["run", "left"])
     parser.add_argument("folder", metavar="FOLDER", help="where the roots, logs and results are")
     parser.add_argument(
-        "env_names", nargs="*", metavar="ENVIRONMENT", help="names as in tox.ini, or `lines`, or `missing`"
+        "env_names", nargs="*", metavar="ENVIRONMENT", help="names as in tox.ini, or `versions`, or `missing`"
     )
     parser.add_argument(
         "--minutes", type=int, default=120, help="how long the tests of an environment may take (default: 120)"

@@ -1,4 +1,4 @@
-"""Write constraints/tf*.txt from environments whose tests passed: `python scripts/release/pins.py [LINE ...]`.
+"""Write constraints/tf*.txt from environments whose tests passed: `python scripts/release/pins.py [VERSION ...]`.
 
 To resolve anew and pin the result:
 
@@ -7,9 +7,9 @@ To resolve anew and pin the result:
     python scripts/dev/evidence.py                       # and reports it in MATRIX.md
     python scripts/release/ask_locks.py ask                  # and locks it, with hashes, for every system
 
-The file of a line holds the limits of constraints/loose, with their reasons, and the exact version of each package that
-TensorFlow, tf-keras and tf-slim require, per Python where they differ. A wheel for every platform is pinned on every
-platform; any other wheel only on Linux, where it was tested.
+The file of a version holds the limits of constraints/loose, with their reasons, and the exact version of each package
+that TensorFlow, tf-keras and tf-slim require, per Python where they differ. A wheel for every platform is pinned on
+every platform; any other wheel only on Linux, where it was tested.
 """
 
 import argparse
@@ -51,7 +51,7 @@ NO_ARM_MAC = 'sys_platform != "darwin" or platform_machine != "arm64"'
 
 
 class Refused(Exception):
-    """The file of a line can't be written; the message says why."""
+    """The file of a version can't be written; the message says why."""
 
 
 def passed(path):
@@ -100,17 +100,17 @@ def needed(packages):
     return {name: packages[name] for name in names}
 
 
-def versions(line, frozen):
+def versions(tf_version, frozen):
     """{package: {python: version}} and the names of those that are wheels for every platform."""
     merged, platform_wheels = {}, set()
     for name, of, python, is_keras_2 in matrix.environments():
-        if of != line or (is_keras_2 and name not in frozen):
+        if of != tf_version or (is_keras_2 and name not in frozen):
             continue
         if name not in frozen:
             raise Refused(f"{name}: no environment that passed")
         for package, about in needed(frozen[name]["packages"]).items():
             for twin in SIBLINGS if package in SIBLINGS else (package,):
-                version = OWN_PATCHES.get((line, twin), about["version"])
+                version = OWN_PATCHES.get((tf_version, twin), about["version"])
                 there = merged.setdefault(twin, {}).setdefault(python, version)
                 if there != version:
                     other = "with Keras 2" if is_keras_2 else "with Keras 3"
@@ -142,22 +142,22 @@ def pins(merged, pure, pythons, left_to_arm_macs=()):
 
 
 HEAD = """\
-# TensorFlow {line}, for Python {first} to {last}.{note}
-#     python -m pip install -c constraints/tf{line}.txt . {install}
+# TensorFlow {tf_version}, for Python {first} to {last}.{note}
+#     python -m pip install -c constraints/tf{tf_version}.txt . {install}
 # Written by scripts/release/pins.py from environments on Linux x86_64, {date}: {proof}.{patches}
 # Other systems share the pins of wheels for every system; the rest is left to pip there, within the limits below.
 """
 
 
-def patches_passed(line):
+def patches_passed(tf_version):
     """Lines for the head of a file, one for each patch of OWN_PATCHES."""
     with open(os.path.join(ROOT, "records", "patches.json"), encoding="utf-8") as file:
         records = json.load(file)
     said = ""
     for (of, package), version in OWN_PATCHES.items():
-        if of == line:
-            for python in matrix.pythons(line):
-                kept = records.get(matrix.env_name(python, line, False), {})
+        if of == tf_version:
+            for python in matrix.pythons(tf_version):
+                kept = records.get(matrix.env_name(python, tf_version, False), {})
                 if kept.get("packages", {}).get("tensorflow") != version or not reports.is_pass(kept):
                     raise Refused(
                         f"records/patches.json has no run of {package} {version} on Python {python} that passed"
@@ -167,38 +167,40 @@ def patches_passed(line):
     return said
 
 
-def content(line, frozen, is_proven):
-    """The text of a line's file."""
-    pythons = matrix.pythons(line)
-    merged, pure = versions(line, frozen)
-    with open(os.path.join(FOLDER, "loose", f"tf{line}.txt"), encoding="utf-8") as file:
+def content(tf_version, frozen, is_proven):
+    """The text of a version's file."""
+    pythons = matrix.pythons(tf_version)
+    merged, pure = versions(tf_version, frozen)
+    with open(os.path.join(FOLDER, "loose", f"tf{tf_version}.txt"), encoding="utf-8") as file:
         loose = file.read().strip().splitlines()
-    dates = [frozen[name]["date"][:10] for name, of, _, _ in matrix.environments() if of == line and name in frozen]
+    dates = [
+        frozen[name]["date"][:10] for name, of, _, _ in matrix.environments() if of == tf_version and name in frozen
+    ]
     head = HEAD.format(
-        line=line,
+        tf_version=tf_version,
         first=pythons[0],
         last=pythons[-1],
-        note="" if matrix.has_keras_api(line) else " Static graphs only.",
+        note="" if matrix.has_keras_api(tf_version) else " Static graphs only.",
         install="tensorflow",
         date=" to ".join(sorted({min(dates), max(dates)})),
-        patches=patches_passed(line),
+        patches=patches_passed(tf_version),
         proof="the tests passed in them" if is_proven else "plain TensorFlow trains in them, the tests have yet to run",
     )
     limits = "\n".join(text for text in loose if not text.startswith("# TensorFlow "))
     return "{}\n# limits, by hand\n{}\n\n# what was installed\n{}\n".format(
-        head, limits, "\n".join(pins(merged, pure, pythons, LEFT_TO_ARM_MACS.get(line, ())))
+        head, limits, "\n".join(pins(merged, pure, pythons, LEFT_TO_ARM_MACS.get(tf_version, ())))
     )
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("lines", nargs="*", metavar="LINE", help="such as 2.10 (default: all that were measured)")
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help="such as 2.10 (default: all that were measured)")
     parser.add_argument("--work-dir", default=os.path.join(ROOT, ".tox"), help="where freeze/ and junit/ are")
     parser.add_argument("--unproven", action="store_true", help="without tests, by scripts/release/smoke.py alone")
     arguments = parser.parse_args(argv)
-    unknown = [line for line in arguments.lines if line not in matrix.LINES]
+    unknown = [tf_version for tf_version in arguments.versions if tf_version not in matrix.VERSIONS]
     if unknown:
-        parser.error(f"LINE must be one of the matrix. Received: {' '.join(unknown)}")
+        parser.error(f"VERSION must be one of the matrix. Received: {' '.join(unknown)}")
     junit = None if arguments.unproven else os.path.join(arguments.work_dir, "junit")
     folder = os.path.join(arguments.work_dir, "freeze")
     if not os.path.isdir(folder):
@@ -206,18 +208,18 @@ def main(argv=None):
     frozen = freezes(folder, junit)
     if arguments.unproven:
         frozen = working(arguments.work_dir, frozen)
-    measured = [line for name, line, _, _ in matrix.environments() if name in frozen]
+    measured = [tf_version for name, tf_version, _, _ in matrix.environments() if name in frozen]
     status = 0
-    for line in arguments.lines or sorted(set(measured), key=matrix.LINES.index):
+    for tf_version in arguments.versions or sorted(set(measured), key=matrix.VERSIONS.index):
         try:
-            text = content(line, frozen, not arguments.unproven)
+            text = content(tf_version, frozen, not arguments.unproven)
         except Refused as refused:
-            print(f"tf{line}: left as it is. {refused}", file=sys.stderr)
+            print(f"tf{tf_version}: left as it is. {refused}", file=sys.stderr)
             status = 1
             continue
-        with open(os.path.join(FOLDER, f"tf{line}.txt"), "w", encoding="utf-8", newline="\n") as file:
+        with open(os.path.join(FOLDER, f"tf{tf_version}.txt"), "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
-        print(f"constraints/tf{line}.txt")
+        print(f"constraints/tf{tf_version}.txt")
     return status
 
 

@@ -5,7 +5,7 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
-from exceptions import LINE
+from exceptions import TF_VERSION
 from optimizers import built, keras_weights
 
 import accum
@@ -111,7 +111,7 @@ def _plain_keras(case, steps):
 
 def _clipped(case, grads):
     """Before TF 2.4, `apply_gradients` of the plain optimizer does not clip; `minimize` does."""
-    if LINE >= (2, 4):
+    if TF_VERSION >= (2, 4):
         return grads
     norm, value = (case["arguments"].get(name) for name in ("clipnorm", "clipvalue"))
 

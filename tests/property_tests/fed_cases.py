@@ -14,7 +14,7 @@ A case is a dict of plain values:
 """
 
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from hypothesis import strategies as st
 from optimizers import legacy_family, new_family
 
@@ -42,7 +42,7 @@ GRAPH = {
     "ProximalGradientDescentOptimizer": [{}],
     "ProximalAdagradOptimizer": [{}],
 }
-CLIPPING = [{"clipnorm": 0.5}, {"clipvalue": 0.2}] + ([{"global_clipnorm": 0.7}] if LINE >= (2, 4) else [])
+CLIPPING = [{"clipnorm": 0.5}, {"clipvalue": 0.2}] + ([{"global_clipnorm": 0.7}] if TF_VERSION >= (2, 4) else [])
 AVERAGES = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2}
 
 FAMILIES = {"legacy": legacy_family(), "new": new_family(), "graph": tf.compat.v1.train}
@@ -63,7 +63,7 @@ def fed_cases(draw, apis=("optimizer", "conditional", "explicit")):
     # A plain Keras 3 optimizer, which K = 1 is, can raise an error for duplicate rows.
     is_unique = IS_KERAS_3 and api == "optimizer" and accum_steps == 1
     # Before 2.14, averages of the weights need a gradient for each variable that the optimizer was built with.
-    may_lack = api == "optimizer" and (LINE >= (2, 14) or "use_ema" not in arguments)
+    may_lack = api == "optimizer" and (TF_VERSION >= (2, 14) or "use_ema" not in arguments)
     micro_batches = [draw(_micro_batch(variables, may_lack, is_weighted, is_unique)) for _ in range(count)]
     return {
         "api": api,

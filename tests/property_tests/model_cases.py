@@ -21,7 +21,7 @@ A case is a dict of plain values:
     "seed"
 """
 
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 from hypothesis import strategies as st
 
 from property_tests import models
@@ -62,7 +62,7 @@ def model_cases(draw, modes=("accum_steps", "micro_batch_size", "whole_batch")):
     if case["precision"] in models.LOW_PRECISION:  # what TensorFlow's kernels for processors have
         case.update(input="vector", is_per_token=False)
         case["layers"] = [layer for layer in case["layers"] if layer in ("dense", "residual", "shared", "nested")]
-    if case["replicas"] > 1 and (LINE < (2, 4) or IS_KERAS_3) and "clip" in str(case["arguments"]):
+    if case["replicas"] > 1 and (TF_VERSION < (2, 4) or IS_KERAS_3) and "clip" in str(case["arguments"]):
         case["arguments"] = {}  # there Keras does not clip under a strategy, or clips before replicas are summed
     case.update(draw(_batches(mode, case)))
     if case["options"].get("whole_batch") == "loss":

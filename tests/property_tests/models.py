@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import tensorflow as tf
-from exceptions import LINE
+from exceptions import TF_VERSION
 from whole_batches import batch_dice, covariance
 
 layers = tf.keras.layers
@@ -74,7 +74,7 @@ LAYERS = {
 }
 ONLY_FOR = {
     "image": ["conv", "strided", "pool", "depthwise"],
-    "sequence": ["gru", "lstm"] + (["attention"] if LINE >= (2, 4) else []),
+    "sequence": ["gru", "lstm"] + (["attention"] if TF_VERSION >= (2, 4) else []),
 }
 ONLY_FOR["tokens"] = ONLY_FOR["sequence"]
 
@@ -104,7 +104,7 @@ MEANS = sorted(REDUCED) + sorted(FUNCTIONS)
 MEETING = {"dice": batch_dice, "covariance": covariance}
 """Losses in which examples meet."""
 
-LOW_PRECISION = ["mixed_bfloat16"] if LINE >= (2, 4) else []
+LOW_PRECISION = ["mixed_bfloat16"] if TF_VERSION >= (2, 4) else []
 """Not float16: a loss scale that overflows in a micro-batch, but not in the mean of the batch, skips another step."""
 
 

@@ -1,6 +1,6 @@
-"""The only table of tests that can't pass on a line because of TensorFlow itself, with a reason in each row.
+"""The only table of tests that can't pass with a version because of TensorFlow itself, with a reason in each row.
 
-A test that fails is a strict xfail. A test that hangs, or needs a feature that the line does not have, is skipped.
+A test that fails is a strict xfail. A test that hangs, or needs a feature that the version does not have, is skipped.
 """
 
 import ctypes
@@ -9,13 +9,13 @@ import sys
 
 import tensorflow as tf
 
-LINE = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:2])
-HAS_KERAS_API = LINE >= (2, 2)
-IS_KERAS_3 = LINE >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
+TF_VERSION = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:2])
+HAS_KERAS_API = TF_VERSION >= (2, 2)
+IS_KERAS_3 = TF_VERSION >= (2, 16) and getattr(tf.keras, "__version__", "2").startswith("3")
 
 IS_WINE = sys.platform == "win32" and hasattr(ctypes.WinDLL("ntdll"), "wine_get_version")  # type: ignore[attr-defined]
 
-# (part of the test's id, first line, last line, reason)
+# (part of the test's id, first version, last version, reason)
 NEWEST = (9, 9)
 SLIM = "tf_slim 1.1.0 takes this layer from a module that Keras 2.13 dropped"
 BACKUP = "TF 2.3's BackupAndRestore fails with several workers when it deletes its backup"
@@ -43,7 +43,7 @@ TABLE = [
     ),
     ("test_slim_s_own", (2, 13), NEWEST, "tf_slim 1.1.0 uses `ops.IndexedSlices`, which TF 2.13 dropped"),
 ]
-# Tests that fail with Keras 3 on any line: (part of the test's id, reason)
+# Tests that fail with Keras 3 in any version: (part of the test's id, reason)
 KERAS_3 = [
     ("test_an_overflow_on_one_replica_only", "Keras 3 only checks the gradients of the first replica for overflow"),
     (
@@ -62,7 +62,7 @@ HANGS = [
         "from TF 2.13 on, even a plain Estimator hangs in its first run under a MirroredStrategy on two CPUs",
     ),
 ]
-# Tests that fail under Wine on any line: (part of the test's id, reason)
+# Tests that fail under Wine in any version: (part of the test's id, reason)
 WINE = [
     ("test_permissions_stay_and_a_link_stays_a_link", "Wine says that it made a symbolic link, and makes none"),
 ]
@@ -73,7 +73,7 @@ WINE_ENDS = [
     ("-compiled]", (2, 2), NEWEST, XLA),
     ("test_the_step_is_that_of_the_full_batch_when_compiled_by_xla", (2, 8), NEWEST, XLA),
 ]
-# Tests of features that came later: (part of the test's id, first line that has it, reason)
+# Tests of features that came later: (part of the test's id, first version that has it, reason)
 NEW_FAMILY = "the optimizers that TF 2.11 made the default were added in TF 2.9, as a preview"
 LOSS_SCALE = "TF 2.2 and 2.3 have an experimental `LossScaleOptimizer` with another interface"
 CAME_LATER = [
@@ -95,7 +95,7 @@ CAME_LATER = [
     ("test_masked_values_", (2, 12), "Keras' batch normalisation ignored masks before TF 2.12"),
 ]
 
-# Tests of features that were removed: (part of the test's id, last line that has it, reason)
+# Tests of features that were removed: (part of the test's id, last version that has it, reason)
 ESTIMATORS = "TF 2.16 removed Estimators"
 WENT = [
     ("test_estimator", (2, 15), ESTIMATORS),
@@ -127,37 +127,37 @@ NOT_IN_KERAS_3 = [
 
 
 def _rows():
-    """Return the rows of tests that fail or hang on this line: [(part of the test's id, reason, whether to run it)]."""
-    rows = [(part, why, True) for part, first, last, why in TABLE if first <= LINE <= last]
-    rows += [(part, why, False) for part, first, last, why in HANGS if first <= LINE <= last]
-    rows += [(part, why, False) for part, first, last, why in WINE_ENDS if IS_WINE and first <= LINE <= last]
+    """Return the rows of tests that fail or hang here: [(part of the test's id, reason, whether to run it)]."""
+    rows = [(part, why, True) for part, first, last, why in TABLE if first <= TF_VERSION <= last]
+    rows += [(part, why, False) for part, first, last, why in HANGS if first <= TF_VERSION <= last]
+    rows += [(part, why, False) for part, first, last, why in WINE_ENDS if IS_WINE and first <= TF_VERSION <= last]
     rows += [(part, why, True) for part, why in WINE if IS_WINE]
     return rows + [(part, why, True) for part, why in KERAS_3 if IS_KERAS_3]
 
 
 def _rows_of_lacks():
-    """Return the rows of tests of features that this line does not have: [(part of the test's id, reason)]."""
-    rows = [(part, why) for part, first, why in CAME_LATER if first > LINE]
-    rows += [(part, why) for part, last, why in WENT if last < LINE]
+    """Return the rows of tests of features that this version does not have: [(part of the test's id, reason)]."""
+    rows = [(part, why) for part, first, why in CAME_LATER if first > TF_VERSION]
+    rows += [(part, why) for part, last, why in WENT if last < TF_VERSION]
     return rows + [row for row in NOT_IN_KERAS_3 if IS_KERAS_3]
 
 
 def reasons(item):
-    """Return (reason why `item` can't pass on this line, whether to run it) for each matching row."""
+    """Return (reason why `item` can't pass with this version, whether to run it) for each matching row."""
     return [(why, runs) for part, why, runs in _rows() if part in item.nodeid]
 
 
 def lacks(item):
-    """Return the reason why this line does not have the feature that `item` tests, for each matching row."""
+    """Return the reason why this version does not have the feature that `item` tests, for each matching row."""
     return [why for part, why in _rows_of_lacks() if part in item.nodeid]
 
 
 def parts():
-    """Return the names in the rows of all lines, on Linux."""
+    """Return the names in the rows of all versions, on Linux."""
     return [row[0] for row in TABLE + KERAS_3 + HANGS + CAME_LATER + WENT + NOT_IN_KERAS_3]
 
 
 def idle(nodeids):
-    """Return the names in this line's rows that match no test id."""
+    """Return the names in this version's rows that match no test id."""
     parts = [row[0] for row in _rows() + _rows_of_lacks()]
     return [part for part in parts if not any(part in nodeid for nodeid in nodeids)]

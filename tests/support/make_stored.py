@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
-from exceptions import HAS_KERAS_API, IS_KERAS_3, LINE
+from exceptions import HAS_KERAS_API, IS_KERAS_3, TF_VERSION
 from make_golden import gradients, make_problem
 from optimizers import legacy_family, new_family
 from replicas import RUN, make_cpus, mirrored
@@ -233,7 +233,7 @@ def make_model(run, module=None):
 
 
 def compiled(run, model, module=None):
-    """Compile `model` with an optimizer of `module`, or of the line's default module."""
+    """Compile `model` with an optimizer of `module`, or of the version's default module."""
     optimizer = (module or tf.keras.optimizers).Adam(**run["adam"])
     model.compile(optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
@@ -269,7 +269,7 @@ def pack(path):
 
 
 def families():
-    """Return {name of a kind of checkpoints: the module of this line's optimizers that have it}."""
+    """Return {name of a kind of checkpoints: the module of this version's optimizers that have it}."""
     families = {"keras-3": tf.keras.optimizers} if IS_KERAS_3 else {"legacy": legacy_family(), "new": new_family()}
     return {name: module for name, module in families.items() if module is not None and HAS_KERAS_API}
 
@@ -303,7 +303,7 @@ def store_models(run, at):
     names = []
     if not IS_KERAS_3:  # Keras 3 exports inference alone, and does not read an optimizer's state from H5
         names += ["model.h5", "saved-model"]
-    if LINE >= (2, 13):  # 2.12 writes H5 under that name
+    if TF_VERSION >= (2, 13):  # 2.12 writes H5 under that name
         names += ["model.keras"]
     for name in names:
         model.save(at(name))

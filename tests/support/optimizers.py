@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, LINE
+from exceptions import IS_KERAS_3, TF_VERSION
 
 tf1 = tf.compat.v1
 
@@ -22,10 +22,10 @@ KERAS = tuple(int(part) for part in re.findall(r"\d+", getattr(tf.keras, "__vers
 NOT_ALONE = ("SyncReplicasOptimizer", "Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
 
 
-EAGER_AND_TRACED = [pytest.param(False, id="eager", marks=pytest.mark.line), pytest.param(True, id="function")]
+EAGER_AND_TRACED = [pytest.param(False, id="eager", marks=pytest.mark.per_version), pytest.param(True, id="function")]
 """pytest parameters: whether a micro step is a `tf.function`."""
 
-MAINLY_EAGER = [pytest.param(False, id="eager"), pytest.param(True, id="function", marks=pytest.mark.line)]
+MAINLY_EAGER = [pytest.param(False, id="eager"), pytest.param(True, id="function", marks=pytest.mark.per_version)]
 """The same where the trace is not the subject: it takes several times as long."""
 
 
@@ -61,7 +61,7 @@ def new_family():
 def families(pick=lambda module: module):
     """Return pytest parameters: `pick(module)` for the modules of Keras' optimizers and of separate legacy ones."""
     modules = {"keras": tf.keras.optimizers}
-    if LINE >= (2, 11) and not IS_KERAS_3:
+    if TF_VERSION >= (2, 11) and not IS_KERAS_3:
         modules["legacy"] = tf.keras.optimizers.legacy
     return [pytest.param(pick(module), id=name) for name, module in modules.items()]
 
@@ -73,13 +73,13 @@ def slot_families():
 
 
 def mainly(parameters, *chosen):
-    """Return pytest parameters, marked `line` except those whose id, or value if they have none, is `chosen`."""
+    """Return pytest parameters, marked `per_version` except those whose id, or value if they have none, is `chosen`."""
     chosen_parameters = []
     for parameter in parameters:
         if not hasattr(parameter, "marks"):
             parameter = pytest.param(*parameter) if isinstance(parameter, tuple) else pytest.param(parameter)
         name = parameter.id or (parameter.values if len(parameter.values) > 1 else parameter.values[0])
-        marks = list(parameter.marks) + ([] if name in chosen else [pytest.mark.line])
+        marks = list(parameter.marks) + ([] if name in chosen else [pytest.mark.per_version])
         chosen_parameters.append(pytest.param(*parameter.values, id=parameter.id, marks=marks))
     return chosen_parameters
 
@@ -91,7 +91,7 @@ def _label(*parts):
 def keras_optimizers(but=()):
     """Return pytest parameters: functions that make an optimizer. A class with several names is included once.
 
-    Its variants differ between lines, not between Pythons.
+    Its variants differ between versions, not between Pythons.
     """
     seen, optimizers = set(), []
     for family, module in _keras_modules().items():
@@ -101,7 +101,7 @@ def keras_optimizers(but=()):
             seen.add(cls)
             for arguments in [{}] + KERAS_VARIANTS.get(name, []):
                 make = lambda cls=cls, arguments=arguments: cls(learning_rate=0.05, **arguments)
-                marks = pytest.mark.line if arguments else ()
+                marks = pytest.mark.per_version if arguments else ()
                 optimizers.append(pytest.param(make, id=_label(family, name, *sorted(arguments)), marks=marks))
     return optimizers
 

@@ -20,7 +20,7 @@ TRACED = {"jit_compile": False} if IS_KERAS_3 else {}
 
 
 def filled(model):
-    """A model with weights that do not depend on the line's initialisers, and with positive variances."""
+    """A model with weights that do not depend on TensorFlow's initialisers, and with positive variances."""
     random = np.random.RandomState(1)
     model.set_weights(
         [

@@ -58,7 +58,7 @@ def batch_norm_model(seed):
     outputs = layers.Dense(CLASSES)(layers.Flatten()(layers.AveragePooling2D(SIZE // 4)(hidden)))
     model = tf.keras.Model(inputs, outputs)
     for var in model.trainable_variables:
-        if len(var.shape) > 1:  # He-normal kernels, drawn by NumPy so that every line begins with the same ones
+        if len(var.shape) > 1:  # He-normal kernels, drawn by NumPy so that every TensorFlow begins with the same ones
             fan_in = int(np.prod(var.shape[:-1]))
             var.assign(random.normal(0, (2 / fan_in) ** 0.5, tuple(var.shape)).astype(np.float32))
     return model

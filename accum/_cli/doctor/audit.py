@@ -11,16 +11,16 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from accum._cli.doctor import installed
 
 NEVER, HERE, NOT_HERE, UNKNOWN, UNNAMED = "never", "available", "unavailable", "none known", "none named"
-"""The outlooks: no fix on this line; a fix to install; a fix that this Python can't have; no fix at all so far; no fix
-on this line in a record that does not say whether the line has the flaw.
+"""The outlooks: no fix in this version; a fix to install; a fix that this Python can't have; no fix at all so far; no
+fix in this version in a record that does not say whether the version has the flaw.
 """
 
 
 class Advisory(NamedTuple):
     """An advisory that concerns an installed package.
 
-    `fixed_by` is the first version without the flaw, None if unknown. It is of another line if `outlook` is "never" or
-    "none named". `part` is the library that has the flaw, if it is one that is built into the package.
+    `fixed_by` is the first version without the flaw, None if unknown. It is of another minor version if `outlook` is
+    "never" or "none named". `part` is the library that has the flaw, if it is one that is built into the package.
     """
 
     package: str
@@ -37,7 +37,8 @@ class Advisory(NamedTuple):
 def find(record, packages: Dict[str, str], locked: Dict[str, str], locked_on: str) -> List[Advisory]:
     """The advisories of a record (see `osv.read` and `fixes.read`) that concern `packages`, {name: version}.
 
-    `locked` is the lock of this line and Python: what it holds is the newest that could be installed on `locked_on`.
+    `locked` is the lock of this TensorFlow and Python: what it holds is the newest that could be installed on
+    `locked_on`.
     """
     advisories = []
     for name in sorted(set(packages) & set(record["packages"])):
@@ -71,8 +72,8 @@ def _outlook(name, version, ranges, hit, newest):
         if not later:
             return UNKNOWN, None
         fix = min(later, key=installed.key)
-    has_lines = name in ("tensorflow", "tf-keras") or (name == "keras" and installed.release(version) < (3,))
-    if has_lines and installed.line(fix) != installed.line(version):
+    has_patches = name in ("tensorflow", "tf-keras") or (name == "keras" and installed.release(version) < (3,))
+    if has_patches and installed.minor(fix) != installed.minor(version):
         return NEVER, fix
     return (NOT_HERE if newest and installed.key(newest) < installed.key(fix) else HERE), fix
 
@@ -81,13 +82,13 @@ def _says(name, version, outlook, fix, newest, locked_on):
     if outlook == UNKNOWN:
         return "no fix is known"
     if outlook == UNNAMED:
-        return f"no fix in {installed.line(version)}, if it has this flaw; first fixed in {fix}"
+        return f"no fix in {installed.minor(version)}, if it has this flaw; first fixed in {fix}"
     if outlook == NEVER:
-        return f"never fixed in {installed.line(version)}; first fixed in {fix}"
+        return f"never fixed in {installed.minor(version)}; first fixed in {fix}"
     if outlook == NOT_HERE:
         return f"fixed in {fix}, but {newest} was the newest for this TensorFlow and Python on {locked_on}"
     only = " of the package tensorflow; tensorflow-cpu has no such patch"
-    return f"fixed in {fix}" + (only if name == "tensorflow" and installed.line(fix) == "1.15" else "")
+    return f"fixed in {fix}" + (only if name == "tensorflow" and installed.minor(fix) == "1.15" else "")
 
 
 def _where(part):
@@ -195,5 +196,7 @@ def _summary(advisories):
     fixes = [advisory["fixed_by"] for advisory in advisories if advisory["outlook"] == HERE]
     newest = max(fixes, key=installed.key, default=None)
     words = {HERE: f"to be fixed by an upgrade to {newest}", NOT_HERE: "out of reach on this Python"}
-    words.update({NEVER: "never fixed here", UNKNOWN: "without a fix", UNNAMED: "without a named fix on this line"})
+    words.update(
+        {NEVER: "never fixed here", UNKNOWN: "without a fix", UNNAMED: "without a named fix in this minor version"}
+    )
     return ", ".join(f"{outlooks.count(outlook)} {words[outlook]}" for outlook in words if outlook in outlooks)

@@ -58,19 +58,19 @@ class Case:
         self.distributions = [facts.packages[name][0] for name in DISTRIBUTIONS if name in facts.packages]
         self.holder = self.distributions[0] if self.distributions else None
         self.version = trial.version or (self.holder.version if self.holder else None)
-        self.line = installed.line(self.version) if self.version else None
-        self.minor = installed.line(facts.python)
-        self.is_known = self.line in matrix.LINES
-        self.is_in_matrix = self.is_known and self.minor in matrix.pythons(self.line, facts.system)
+        self.tensorflow = installed.minor(self.version) if self.version else None
+        self.minor = installed.minor(facts.python)
+        self.is_known = self.tensorflow in matrix.VERSIONS
+        self.is_in_matrix = self.is_known and self.minor in matrix.pythons(self.tensorflow, facts.system)
         self.wants_keras_2 = facts.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")  # as TensorFlow reads it
-        self.is_keras_2 = self.wants_keras_2 and self.is_known and matrix.has_keras_3(self.line)
-        self.env_name = matrix.env_name(self.minor, self.line, self.wants_keras_2) if self.is_known else None
-        if self.env_name is None and self.line:
-            self.env_name = f"py{self.minor.replace('.', '')}-tf{self.line}"
+        self.is_keras_2 = self.wants_keras_2 and self.is_known and matrix.has_keras_3(self.tensorflow)
+        self.env_name = matrix.env_name(self.minor, self.tensorflow, self.wants_keras_2) if self.is_known else None
+        if self.env_name is None and self.tensorflow:
+            self.env_name = f"py{self.minor.replace('.', '')}-tf{self.tensorflow}"
 
         self.keras = trial.keras
         if (
-            self.keras is None and self.is_known and installed.release(self.line) >= (2, 6)
+            self.keras is None and self.is_known and installed.release(self.tensorflow) >= (2, 6)
         ):  # before 2.6, Keras was part of TensorFlow
             package = self.package("tf-keras" if self.is_keras_2 else "keras")
             self.keras = package and package.version
@@ -79,18 +79,22 @@ class Case:
         return self.facts.packages.get(name, [None])[0]
 
     def target(self):
-        """The line to install: this one, or the nearest that supports this Python; None if none does."""
-        lines = matrix.lines(self.minor, self.facts.system)
-        newer = [line for line in lines if self.line and installed.release(line) >= installed.release(self.line)]
-        return newer[0] if newer else lines[-1] if lines else None
+        """The minor version to install: this one, or the nearest that supports this Python; None if none does."""
+        versions = matrix.versions(self.minor, self.facts.system)
+        newer = [
+            version
+            for version in versions
+            if self.tensorflow and installed.release(version) >= installed.release(self.tensorflow)
+        ]
+        return newer[0] if newer else versions[-1] if versions else None
 
     def install(self, options=""):
-        line = self.target()
-        if line is None:
+        version = self.target()
+        if version is None:
             return None
-        keras_2 = self.wants_keras_2 and matrix.has_keras_3(line)
-        patch = self.version if line == self.line else None
-        return remedies.install(line, self.facts.system, self.holder and self.holder.name, keras_2, options, patch)
+        keras_2 = self.wants_keras_2 and matrix.has_keras_3(version)
+        patch = self.version if version == self.tensorflow else None
+        return remedies.install(version, self.facts.system, self.holder and self.holder.name, keras_2, options, patch)
 
 
 def findings(case):
@@ -112,18 +116,20 @@ def _interpreter(case):
 
 def _combination(case):
     python, system = case.minor, case.facts.system
-    if system in matrix.SYSTEMS and not matrix.lines(python, system):
-        pythons = sorted({python for line in matrix.LINES for python in matrix.pythons(line, system)}, key=_order)
+    if system in matrix.SYSTEMS and not matrix.versions(python, system):
+        pythons = sorted(
+            {python for version in matrix.VERSIONS for python in matrix.pythons(version, system)}, key=_order
+        )
         said = f"No supported TensorFlow runs on Python {python} here."
         yield problem(said, f"use Python {pythons[0]} to {pythons[-1]}")
-    elif case.line is None and case.trial.stage == "tensorflow":
+    elif case.tensorflow is None and case.trial.stage == "tensorflow":
         yield problem("TensorFlow is not installed.", case.install())
     elif not case.is_known:
-        supported = f"1.15 and 2.2 to {matrix.LINES[-1]}"
+        supported = f"1.15 and 2.2 to {matrix.VERSIONS[-1]}"
         yield problem(f"TensorFlow {case.version} is not supported. Supported are {supported}.", case.install())
     elif not case.is_in_matrix and system in matrix.SYSTEMS:
-        there = matrix.pythons(case.line, system)
-        said = f"TensorFlow {case.line} with Python {python} is not supported on {matrix.SYSTEMS[system]}: "
+        there = matrix.pythons(case.tensorflow, system)
+        said = f"TensorFlow {case.tensorflow} with Python {python} is not supported on {matrix.SYSTEMS[system]}: "
         on = f"this TensorFlow runs on Python {', '.join(there)}." if there else "this TensorFlow has no wheels there."
         yield problem(said + on, case.install())
 
@@ -142,7 +148,7 @@ def _rivals(case):
         change = " && ".join(part for part in (removal, case.install()) if part)
         said = f"{names} are installed over each other. They share the same files."
         yield warning(said, change) if same else problem(said, change)
-    elif case.holder and case.trial.version and installed.line(case.holder.version) != case.line:
+    elif case.holder and case.trial.version and installed.minor(case.holder.version) != case.tensorflow:
         said = f"The package metadata say {names}, but Python imports {case.trial.version} ({case.trial.file})."
         yield problem(said, "remove the one that you do not want, or its folder from PYTHONPATH")
     for package in case.distributions:
@@ -156,7 +162,7 @@ def _rivals(case):
 
 def _import(case):
     trial = case.trial
-    if trial.error is None or (case.line is None and "No module named 'tensorflow'" in trial.error):
+    if trial.error is None or (case.tensorflow is None and "No module named 'tensorflow'" in trial.error):
         return
     if trial.stage == "accum" and not case.is_in_matrix:
         return  # already reported, and rightly refused
@@ -171,7 +177,7 @@ _NAMES = {"tensorflow": "TensorFlow", "keras": "TensorFlow's Keras", "accum": "a
 
 
 def _pins(case):
-    for name, limit, reason in matrix.pins(case.line) if case.is_known else []:
+    for name, limit, reason in matrix.pins(case.tensorflow) if case.is_known else []:
         package = case.package(name)
         if package and not installed.fits(package.version, limit):
             what = f"{name} {package.version} must be {limit}: {reason}."
@@ -179,7 +185,7 @@ def _pins(case):
 
 
 def _requirements(case):
-    pinned = [name for name, _, _ in matrix.pins(case.line)] if case.is_known else []
+    pinned = [name for name, _, _ in matrix.pins(case.tensorflow)] if case.is_known else []
     for holder in case.distributions:
         for name, limits in installed.requirements(holder):
             package = case.package(name)
@@ -189,18 +195,18 @@ def _requirements(case):
 
 
 def _keras(case):
-    if not case.is_known or not matrix.has_keras_3(case.line):
+    if not case.is_known or not matrix.has_keras_3(case.tensorflow):
         return
     tf_keras, keras = case.package("tf-keras"), case.package("keras")
-    remedy = remedies.install(case.line, case.facts.system, keras_2=True)
+    remedy = remedies.install(case.tensorflow, case.facts.system, keras_2=True)
     if case.is_keras_2:
         if tf_keras is None:
             yield problem("TF_USE_LEGACY_KERAS asks for Keras 2, but tf-keras is not installed.", remedy)
-        elif installed.line(tf_keras.version) != case.line:
-            yield problem(f"tf-keras {tf_keras.version} does not match TensorFlow {case.line}.", remedy)
+        elif installed.minor(tf_keras.version) != case.tensorflow:
+            yield problem(f"tf-keras {tf_keras.version} does not match TensorFlow {case.tensorflow}.", remedy)
         return
     if keras and installed.release(keras.version) < (3,):
-        what = f"TensorFlow {case.line} uses Keras 3, but keras is {keras.version}."
+        what = f"TensorFlow {case.tensorflow} uses Keras 3, but keras is {keras.version}."
         yield problem(what, f'python -m pip install "keras>=3", or {remedy} and set TF_USE_LEGACY_KERAS=1')
     backend = case.facts.environ.get("KERAS_BACKEND") or case.facts.keras_config.get("backend") or "tensorflow"
     if backend != "tensorflow":
@@ -212,14 +218,14 @@ def _platform(case):
     system = case.facts.system
     metal = case.package("tensorflow-metal")
     if metal and case.is_known and system == "macos-arm64":
-        fit = matrix.METAL.get(case.line)
+        fit = matrix.METAL.get(case.tensorflow)
         if fit is None:
-            said = f"TensorFlow {case.line} has no tensorflow-metal."
+            said = f"TensorFlow {case.tensorflow} has no tensorflow-metal."
             yield problem(said, "python -m pip uninstall -y tensorflow-metal")
         elif installed.release(metal.version) != installed.release(fit):
-            said = f"tensorflow-metal {metal.version} does not match TensorFlow {case.line}."
+            said = f"tensorflow-metal {metal.version} does not match TensorFlow {case.tensorflow}."
             yield problem(said, f'python -m pip install "tensorflow-metal=={fit}"')
-    exact = matrix.EXACT.get((system, case.line, case.minor))
+    exact = matrix.EXACT.get((system, case.tensorflow, case.minor))
     if exact and installed.release(case.version) != installed.release(exact):
         said = f"On this Python and system, only TensorFlow {exact} has wheels for all of its requirements."
         works = installed.key(case.version) > installed.key(exact) and case.trial.error is None

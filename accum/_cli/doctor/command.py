@@ -210,7 +210,7 @@ def diagnosis(case):
     works = case.trial.error is None
     verdict = "not supported" if not case.is_in_matrix else "broken" if not works else "not supported"
     interfaces = (
-        ["accum", "accum.compat.v1"] if case.is_known and matrix.has_keras_api(case.line) else ["accum.compat.v1"]
+        ["accum", "accum.compat.v1"] if case.is_known and matrix.has_keras_api(case.tensorflow) else ["accum.compat.v1"]
     )
     return {
         "verdict": verdict if has_problem or not works else "supported",
@@ -223,7 +223,7 @@ def diagnosis(case):
         "keras": case.keras,
         "import_seconds": case.trial.seconds,
         "faces": interfaces if case.is_known else [],
-        "constraints": remedies.constraints(case.line) if case.is_known else None,
+        "constraints": remedies.constraints(case.tensorflow) if case.is_known else None,
         "install": case.install(),
         "lock": drift.report(case, locks.read()),
         "findings": [dict(finding._asdict()) for finding in findings],

@@ -14,7 +14,7 @@ def name(case, record) -> Optional[str]:
     """The lock of an environment, such as "py39-tf2.10-cpu"; None if there is none."""
     if not case.is_known:
         return None
-    plain = matrix.env_name(case.minor, case.line)
+    plain = matrix.env_name(case.minor, case.tensorflow)
     flavours = []
     if case.is_keras_2:
         flavours.append("-keras2")
@@ -37,7 +37,7 @@ def pins(case, record) -> Dict[str, str]:
 
 
 def newest_tensorflow(case, record) -> str:
-    """The newest patch in the locks of this line, Python and system, whether of `tensorflow` or of `tensorflow-cpu`."""
+    """The newest patch in the locks of this version, Python and system, of `tensorflow` or `tensorflow-cpu`."""
     lock_names = locks.base(name(case, record)), name(case, record)
     of_environments = [locks.lock(record, env_name).packages.get(case.facts.system) for env_name in lock_names]
     return max((locks.tensorflow(pins) for pins in of_environments if pins), key=installed.key)

@@ -1,7 +1,8 @@
 """The flaws of TensorFlow that its release notes name as fixed, gathered in `fixes.json` on the date that it states.
 
-Each group there has the patches that fix its flaws, the last one of each line, and the flaws: TensorFlow's own, and
-those of libraries that are built into its wheels. A release of a newer line than all of these counts as fixed.
+Each group there has the patches that fix its flaws, the last one of each minor version, and the flaws: TensorFlow's
+own, and those of libraries that are built into its wheels. A release of a newer minor version than all of these counts
+as fixed.
 
 Source: https://github.com/tensorflow/tensorflow/blob/master/RELEASE.md, read in the copy at
 https://github.com/ROCm/tensorflow-upstream/blob/0652361b8a42ee027ebb8d2b6db5d5137ca4adeb/RELEASE.md. Where four of its
@@ -51,7 +52,7 @@ def _entry(flaw, owner, fixed_in):
 
 
 def _ranges(fixed_in):
-    """From each fix, the versions of all lines after the one before it, as `[first, fix, None]`.
+    """From each fix, the releases of all minor versions after the one before it, as `[first, fix, None]`.
 
     The notes do not say which versions have a flaw, so it counts for all before the fix.
     """

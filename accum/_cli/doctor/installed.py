@@ -88,8 +88,8 @@ def numbers(text):
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def line(version):
-    """The line of a TensorFlow or Keras version: "2.15" for "2.15.0"."""
+def minor(version):
+    """The minor version of a TensorFlow or Keras release: "2.15" for "2.15.0"."""
     return ".".join(str(part) for part in release(version)[:2])
 
 

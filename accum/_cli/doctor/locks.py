@@ -60,8 +60,8 @@ def minor(env_name):
     return int(_match(env_name).group(1))
 
 
-def line(env_name):
-    """The TensorFlow line of an environment."""
+def tf_version(env_name):
+    """The TensorFlow version of an environment."""
     return _match(env_name).group(2)
 
 
@@ -218,9 +218,9 @@ def head(record, lock_: Lock) -> List[str]:
     python = f"3.{minor(lock_.env_name)}"
     names = ", ".join(SYSTEMS[system][0] for system in SYSTEMS if system in lock_.packages)
     lines = [
-        f"TensorFlow {line(lock_.env_name)} for Python {python} on {names}, as of {record['date']}.",
+        f"TensorFlow {tf_version(lock_.env_name)} for Python {python} on {names}, as of {record['date']}.",
         "Written by scripts/user/write_locks.py from constraints/tf{}.txt; see docs/pins.md.".format(
-            line(lock_.env_name)
+            tf_version(lock_.env_name)
         ),
     ]
     lines += siblings(record, lock_)

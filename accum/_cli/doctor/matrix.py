@@ -1,4 +1,4 @@
-"""The matrix as data: which TensorFlow lines run on which Pythons and systems, and which packages they need.
+"""The matrix as data: which TensorFlow versions run on which Pythons and systems, and which packages they need.
 
 Needs no TensorFlow. `python -m accum doctor` and the scripts read it; a test compares it with the environments of
 tox.ini.
@@ -27,9 +27,9 @@ PYTHONS = {
     "2.20": ("3.9", "3.10", "3.11", "3.12", "3.13"),
     "2.21": ("3.10", "3.11", "3.12", "3.13"),
 }
-"""The Pythons for which each TensorFlow line has wheels on Linux x86_64, from the oldest line to the newest."""
+"""The Pythons for which each TensorFlow version has wheels on Linux x86_64, from the oldest to the newest."""
 
-LINES = tuple(PYTHONS)
+VERSIONS = tuple(PYTHONS)
 
 SYSTEMS = {
     "linux": "Linux x86_64",
@@ -72,13 +72,13 @@ METAL = {
     "2.17": "1.1.0",
     "2.18": "1.1.0",
 }
-"""The tensorflow-metal that fits each line; its wheels do not say which TensorFlow they were built for."""
+"""The tensorflow-metal that fits each TensorFlow; its wheels do not say which TensorFlow they were built for."""
 
 PINS = {
     "protobuf": ("1.15", "2.11", "<3.21", "TensorFlow up to 2.11 was built before protobuf 4"),
     "numpy": ("2.7", "2.11", "<2", "TensorFlow up to 2.11 was built against NumPy 1"),
 }
-"""Limits missing from TensorFlow's own metadata: {package: (first line, last line, limit, reason)}."""
+"""Limits missing from TensorFlow's own metadata: {package: (first version, last version, limit, reason)}."""
 
 EXACT = {
     ("windows", "2.13", "3.8"): "2.13.0",
@@ -90,64 +90,64 @@ EXACT = {
 }
 """Where the newest patch cannot be installed: it requires packages that have no wheel for this Python there."""
 
-_ORDER = {line: number for number, line in enumerate(LINES)}
+_ORDER = {version: number for number, version in enumerate(VERSIONS)}
 
 
-def pythons(line, system="linux"):
-    """The Pythons on which a line is supported; () for a line or system outside the matrix."""
-    if line not in PYTHONS or system not in SYSTEMS:
+def pythons(version, system="linux"):
+    """The Pythons on which a version is supported; () for a version or system outside the matrix."""
+    if version not in PYTHONS or system not in SYSTEMS:
         return ()
-    if system == "macos-x86_64" and is_after(line, _INTEL_MAC_ENDS):
+    if system == "macos-x86_64" and is_after(version, _INTEL_MAC_ENDS):
         return ()
-    if system == "linux-arm64" and is_after(_ARM_LINUX_BEGINS, line):
+    if system == "linux-arm64" and is_after(_ARM_LINUX_BEGINS, version):
         return ()
     if system == "macos-arm64":
-        return _ARM_MAC_PYTHONS.get(line, PYTHONS[line])
-    return PYTHONS[line]
+        return _ARM_MAC_PYTHONS.get(version, PYTHONS[version])
+    return PYTHONS[version]
 
 
-def lines(python, system="linux"):
-    """The lines that support a Python, from the oldest to the newest."""
-    return [line for line in LINES if python in pythons(line, system)]
+def versions(python, system="linux"):
+    """The versions that support a Python, from the oldest to the newest."""
+    return [version for version in VERSIONS if python in pythons(version, system)]
 
 
-def is_after(line, other):
-    return _ORDER[line] > _ORDER[other]
+def is_after(version, other):
+    return _ORDER[version] > _ORDER[other]
 
 
-def has_keras_3(line):
-    """Whether Keras 3 is the default of the line, and Keras 2 must be requested."""
-    return is_after(line, "2.15")
+def has_keras_3(version):
+    """Whether Keras 3 is the default of the version, and Keras 2 must be requested."""
+    return is_after(version, "2.15")
 
 
-def has_keras_api(line):
-    return line != "1.15"
+def has_keras_api(version):
+    return version != "1.15"
 
 
-def env_name(python, line, keras_2=False):
+def env_name(python, version, keras_2=False):
     """The name of an environment in tox.ini: py311-tf2.15, py311-tf2.16 (Keras 3) or py311-tf2.16-keras2."""
-    return "py{}-tf{}{}".format(python.replace(".", ""), line, "-keras2" if keras_2 and has_keras_3(line) else "")
+    return "py{}-tf{}{}".format(python.replace(".", ""), version, "-keras2" if keras_2 and has_keras_3(version) else "")
 
 
 def environments(system="linux"):
-    """The environments of a system as (name, line, python, whether it uses Keras 2 where Keras 3 is the default)."""
+    """The environments of a system as (name, version, python, whether it uses Keras 2 where Keras 3 is the default)."""
     return [
-        (env_name(python, line, keras_2), line, python, keras_2)
-        for line in LINES
-        for keras_2 in ((False, True) if has_keras_3(line) else (False,))
-        for python in pythons(line, system)
+        (env_name(python, version, keras_2), version, python, keras_2)
+        for version in VERSIONS
+        for keras_2 in ((False, True) if has_keras_3(version) else (False,))
+        for python in pythons(version, system)
     ]
 
 
-def distribution(line, system):
-    """The distribution that pip must install to get a line on a system."""
-    return "tensorflow-macos" if system == "macos-arm64" and not is_after(line, "2.12") else "tensorflow"
+def distribution(version, system):
+    """The distribution that pip must install to get a version on a system."""
+    return "tensorflow-macos" if system == "macos-arm64" and not is_after(version, "2.12") else "tensorflow"
 
 
-def pins(line):
-    """[(package, limit, reason)] of what must be pinned on a line beyond TensorFlow's own metadata."""
+def pins(version):
+    """[(package, limit, reason)] of what must be pinned with a version beyond TensorFlow's own metadata."""
     return [
         (package, limit, reason)
         for package, (first, last, limit, reason) in sorted(PINS.items())
-        if not is_after(first, line) and not is_after(line, last)
+        if not is_after(first, version) and not is_after(version, last)
     ]

@@ -10,10 +10,10 @@ _FOLDERS = os.path.join(_HERE, "_constraints"), os.path.join(os.path.dirname(_HE
 """Where the constraints files are: in an installed package, and in a checkout."""
 
 
-def constraints(line):
-    """The path of a line's constraints file on this machine, or None."""
+def constraints(version):
+    """The path of a version's constraints file on this machine, or None."""
     for folder in _FOLDERS:
-        path = os.path.join(folder, f"tf{line}.txt")
+        path = os.path.join(folder, f"tf{version}.txt")
         if os.path.isfile(path):
             return path
     return None
@@ -26,24 +26,25 @@ def pinned_patch(path, name):
     return max(versions, key=installed.key, default=None)
 
 
-def install(line, system, name=None, keras_2=False, options="", patch=None):
-    """The command that installs a line with its pins. `name` is the distribution now installed, `patch` its version.
+def install(version, system, name=None, keras_2=False, options="", patch=None):
+    """The command that installs a minor version with its pins. `name` is the distribution now installed, `patch` its
+    version.
 
     Where the pins are of an older patch, the command leaves them out rather than going back to it.
     """
-    path = constraints(line)
+    path = constraints(version)
     if name != "tensorflow-cpu" or system.startswith("macos"):
-        name = matrix.distribution(line, system)
+        name = matrix.distribution(version, system)
     packages = ["tensorflow", "tf-keras"] if keras_2 else [name]
     pinned_at = patch and path and pinned_patch(path, packages[0])
     if pinned_at and installed.key(patch) > installed.key(pinned_at):
-        limits = [f'"{package}{limit}"' for package, limit, _ in matrix.pins(line)]
-        rest = [f'"{package}=={line}.*"' for package in packages[1:]]
-        wanted = [f'"{packages[0]}>={patch},=={line}.*"'] + rest + limits
+        limits = [f'"{package}{limit}"' for package, limit, _ in matrix.pins(version)]
+        rest = [f'"{package}=={version}.*"' for package in packages[1:]]
+        wanted = [f'"{packages[0]}>={patch},=={version}.*"'] + rest + limits
         return " ".join(["python -m pip install"] + ([options] if options else []) + wanted)
     pinned = [] if path is None else ["-c", f'"{path}"' if " " in path else path]
     if path is None:
-        packages = [f'"{package}=={line}.*"' for package in packages]
+        packages = [f'"{package}=={version}.*"' for package in packages]
     return " ".join(["python -m pip install"] + ([options] if options else []) + pinned + packages)
 
 
