@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import accum
-from accum._engine._kept_cuts import Crossing, choose, kept_keys, read_again
+from accum._engine._cut_graph import Crossing, chosen_cuts, kept_keys, read_again
 
 pytestmark = pytest.mark.law("L19")
 
@@ -43,16 +43,16 @@ def some_crossings(seed, count):
 def test_no_other_choice_takes_less_memory(seed):
     count = 8
     crossings = some_crossings(seed, count)
-    plan = choose(crossings, count, True)
+    plan = chosen_cuts(crossings, count, True)
     assert (plan.kept_bytes, plan.group_bytes) == bytes_of(crossings, plan.cuts, count)
     every = [[0] + list(cuts) for size in range(count) for cuts in itertools.combinations(range(1, count), size)]
     assert plan.kept_bytes + plan.group_bytes == min(sum(bytes_of(crossings, cuts, count)) for cuts in every)
 
 
 def test_of_a_chain_about_the_square_root_is_kept():
-    plan = choose([Crossing(level, level + 1, level + 1, 100) for level in range(99)], 100, True)
+    plan = chosen_cuts([Crossing(level, level + 1, level + 1, 100) for level in range(99)], 100, True)
     assert plan.all_bytes == 9900 and plan.kept_bytes + plan.group_bytes <= 2000
-    assert choose([Crossing(level, level + 1, level + 1, 100) for level in range(99)], 100, False).cuts == list(
+    assert chosen_cuts([Crossing(level, level + 1, level + 1, 100) for level in range(99)], 100, False).cuts == list(
         range(100)
     )
 
@@ -84,7 +84,7 @@ def peak_of(crossings, cuts, count, read):
 def test_what_a_level_has_made_is_read_again_where_that_takes_no_more_memory(seed, recompute):
     count = 40
     crossings = [one._replace(size=10 * one.size + number) for number, one in enumerate(some_crossings(seed, count))]
-    cuts = choose(crossings, count, recompute).cuts
+    cuts = chosen_cuts(crossings, count, recompute).cuts
     kept = {one for one in crossings if one.level >= cuts[-1]} | kept_keys(dict(zip(crossings, crossings)), cuts)
     read = read_again(dict(zip(crossings, crossings)), crossings, kept, cuts, count)
     assert peak_of(crossings, cuts, count, read) <= peak_of(crossings, cuts, count, [])
@@ -94,8 +94,8 @@ def test_what_a_level_has_made_is_read_again_where_that_takes_no_more_memory(see
 
 def segments_of(net, side):
     """The segments of a network for images [side, side, 3], which is traced but not computed."""
-    from accum._engine._batch import Batch
-    from accum._keras._steps._traced_model_call import traced_call
+    from accum._engine._micro_batches import Batch
+    from accum._keras._steps._whole_batch import traced_call
 
     model = accum.GradientAccumulateModel.from_model(net, micro_batch_size=2, whole_batch="all")
     batch = Batch(((tf.zeros([4, side, side, 3]),), {"training": True}))

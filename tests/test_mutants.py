@@ -33,21 +33,21 @@ def installed(name):
 @pytest.mark.parametrize("old", ["nowhere in the file", "return"], ids=["gone", "several"])
 def test_a_text_that_does_not_occur_once_is_an_error_that_names_the_mutant(tmp_path, old):
     mutants.copy_sources(str(tmp_path))
-    mutant = Mutant("some_mutant", "L1", "It is wrong.", [("accum/_engine/_ops.py", old, "pass")], [], [], "2.15")
+    mutant = Mutant("some_mutant", "L1", "It is wrong.", [("accum/_engine/_cycle.py", old, "pass")], [], [], "2.15")
     with pytest.raises(
-        mutants.Broken, match=r"some_mutant: the text to replace occurs \d+ times in accum/_engine/_ops"
+        mutants.Broken, match=r"some_mutant: the text to replace occurs \d+ times in accum/_engine/_cycle"
     ):
         mutants.plant(mutant, str(tmp_path))
 
 
 def test_check_names_the_mutants_that_no_longer_fit(capsys, monkeypatch):
     assert mutants.main(["check"]) == 0 and f"{len(MUTANTS)} mutants fit" in capsys.readouterr().out
-    gone = MUTANTS[0]._replace(name="gone", edits=[("accum/_engine/_ops.py", "nowhere in the file", "pass")])
+    gone = MUTANTS[0]._replace(name="gone", edits=[("accum/_engine/_cycle.py", "nowhere in the file", "pass")])
     moved = MUTANTS[0]._replace(name="moved", edits=[("accum/_engine/_no_such_file.py", "pass", "return")])
     monkeypatch.setattr(mutants, "MUTANTS", [MUTANTS[0], gone, moved])
     assert mutants.main(["check"]) == 1
     said = capsys.readouterr().out
-    assert "gone: the text to replace occurs 0 times in accum/_engine/_ops.py:\nnowhere in the file\n" in said
+    assert "gone: the text to replace occurs 0 times in accum/_engine/_cycle.py:\nnowhere in the file\n" in said
     assert "moved: there is no file accum/_engine/_no_such_file.py\n" in said and MUTANTS[0].name not in said
 
 

@@ -11,13 +11,413 @@ in a `tf.while_loop`, one after the other, so that the memory of only one is nee
 compile.
 
 Nothing in here communicates between replicas: each replica runs its own part.
+
+A `Batch` is what is cut. `Combined` is how one output is combined over the micro-batches.
 """
 
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+import contextlib
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from accum._engine._batch import Batch, Size
-from accum._engine._combined import Combined, LoopVariable
-from accum._tf import Nested, tf
+from accum import _tf
+from accum._engine._gradients import weighted
+from accum._engine._statistics import Moments, pooled, pooled_finite
+from accum._tf import Gradient, Leaf, Nested, Scalar, tf
+
+# --------------------------------------------------------------------------------------------------------------------
+# A batch, and its parts
+
+
+Size = Union[int, tf.Tensor]
+"""A number of examples: an int if it is known when a graph is built, otherwise an int32 scalar tensor."""
+
+
+class Batch:
+    """A batch of examples: a nested structure of tensors that share their first axis.
+
+    Scalars, `None` and objects other than tensors belong to every micro-batch as a whole.
+
+    Args:
+      data: nested structure of tensors, `tf.RaggedTensor`, `tf.SparseTensor` or arrays.
+
+    Attributes:
+      count: the number of examples: an int if it is known now, otherwise an int32 scalar tensor.
+
+    Raises:
+      TypeError: something in `data` consists of tensors, but has no known first axis.
+      ValueError: nothing in `data` has an axis, or the first axes differ.
+    """
+
+    def __init__(self, data: Nested) -> None:
+        self._data = data
+        self._leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(data)]
+        self._batched = [has_axis(leaf) for leaf in self._leaves]
+        counts = [_length(leaf) for leaf, batched in zip(self._leaves, self._batched) if batched]
+        if not counts:
+            raise ValueError(f"There is no batch to split into micro-batches: nothing has an axis. Received: {data!r}.")
+        self.count = _the_same(counts)
+
+    def specs(self) -> List[tf.TensorSpec]:
+        """Return the specs of the tensors of a part of the batch, in the order of `flatten`."""
+        specs = []
+        for leaf, batched in zip(self._leaves, self._batched):
+            for number, tensor in enumerate(_components(leaf)):
+                is_shape = isinstance(leaf, tf.SparseTensor) and number == 2
+                shape = tensor.shape
+                if batched and not is_shape and shape.rank:
+                    shape = tf.TensorShape([None] + shape.as_list()[1:])
+                specs.append(tf.TensorSpec(shape, tensor.dtype))
+        return specs
+
+    def flatten(self, part: Nested) -> List[tf.Tensor]:
+        """Return the tensors of what `part` has returned."""
+        return [tensor for leaf in tf.nest.flatten(part) for tensor in _components(leaf)]
+
+    def packed(self, tensors: Sequence[tf.Tensor]) -> Nested:
+        """Return tensors like those of `flatten` in the structure of the data."""
+        following = iter(tensors)
+        leaves = []
+        for leaf in self._leaves:
+            own = [next(following) for _ in _components(leaf)]
+            if isinstance(leaf, tf.SparseTensor):
+                leaves.append(tf.SparseTensor(*own))
+            elif isinstance(leaf, tf.RaggedTensor):
+                leaves.append(tf.RaggedTensor.from_nested_row_splits(own[0], own[1:], validate=False))
+            else:
+                leaves.append(own[0] if own else leaf)
+        return tf.nest.pack_sequence_as(self._data, leaves)
+
+    def part(self, start: Size, size: Size) -> Nested:
+        """Return the examples from `start` to `start + size`, in the structure of the data."""
+        parts = [_slice(leaf, start, size) if batched else leaf for leaf, batched in zip(self._leaves, self._batched)]
+        return tf.nest.pack_sequence_as(self._data, parts)
+
+    def count_of(self, part: Nested) -> Size:
+        """Return the number of examples in what `part` has returned."""
+        return next(_length(leaf) for leaf, batched in zip(tf.nest.flatten(part), self._batched) if batched)
+
+
+def _components(leaf: Leaf) -> List[tf.Tensor]:
+    """Return the tensors of which something in a batch consists; none if it is no tensor."""
+    if isinstance(leaf, tf.SparseTensor):
+        return [leaf.indices, leaf.values, leaf.dense_shape]
+    if isinstance(leaf, tf.RaggedTensor):
+        return [leaf.flat_values] + list(leaf.nested_row_splits)
+    return [leaf] if isinstance(leaf, tf.Tensor) else []
+
+
+def as_tensor(leaf: Leaf) -> Leaf:
+    """Return a leaf of a batch as a tensor, or unchanged if it is none."""
+    if leaf is None or isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+        return leaf
+    if hasattr(leaf, "__array__") or isinstance(leaf, tf.Variable):
+        return tf.convert_to_tensor(leaf)
+    if tf.nest.flatten(leaf, expand_composites=True)[0] is not leaf:
+        raise TypeError(
+            "Micro-batches split tensors, `tf.RaggedTensor` and `tf.SparseTensor` along their first axis, and can't "
+            f"split this: make it of those. Received: {leaf!r}."
+        )
+    return leaf
+
+
+def has_axis(leaf: Leaf) -> bool:
+    """Whether a leaf of a batch, as a tensor, has a first axis."""
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        return True
+    return isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0
+
+
+def _length(leaf: Leaf) -> Size:
+    """Return the length of the first axis: an int if it is known, otherwise an int32 scalar tensor."""
+    known = leaf.shape[0] if leaf.shape.rank else None
+    known = getattr(known, "value", known)  # a `Dimension` in a static graph of TF 1.15
+    if known is not None:
+        return int(known)
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int32)
+    return tf.cast(leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0], tf.int32)
+
+
+def _the_same(counts: Sequence[Size]) -> Size:
+    """Return the one number that all `counts` are, and check that they are, now or when the graph runs."""
+    message = (
+        "Micro-batches split the first axis of everything that has one, so it must be the batch in all of them: "
+        "give the others a batch axis, or make them part of the model."
+    )
+    known = sorted({count for count in counts if isinstance(count, int)})
+    if len(known) > 1:
+        raise ValueError(f"{message} Received: first axes of lengths {known}.")
+    unknown = [count for count in counts if not isinstance(count, int)]
+    if not unknown:
+        return known[0]
+    first, others = unknown[0], unknown[1:] + known
+    checks = [tf.debugging.assert_equal(other, first, message=message) for other in others]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(first) if others else first
+
+
+def _slice(leaf: Leaf, start: Size, size: Size) -> Leaf:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf[start : start + size]
+    if isinstance(leaf, tf.SparseTensor):
+        shape = leaf.dense_shape
+        begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], axis=0)
+        sizes = tf.concat([[tf.cast(size, tf.int64)], shape[1:]], axis=0)
+        part = tf.sparse.slice(leaf, begin, sizes)
+        return tf.SparseTensor(part.indices, part.values, sizes)
+    rest = leaf.shape.rank - 1 if leaf.shape.rank is not None else tf.rank(leaf) - 1
+    begin, sizes = tf.pad([start], [[0, rest]]), tf.pad([size], [[0, rest]], constant_values=-1)
+    if isinstance(rest, int):  # constants keep the static shape, and XLA of TF 2.2 slices by nothing else
+        known = [-1 if axis is None else axis for axis in leaf.shape.as_list()[1:]]
+        begin, sizes = tf.stack([start] + [0] * rest), [size] + known
+    part = tf.slice(leaf, begin, sizes)
+    if leaf.shape.rank is not None:
+        part.set_shape([size if isinstance(size, int) else None] + leaf.shape.as_list()[1:])
+    return part
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Outputs, combined over micro-batches
+
+
+LoopVariable = Union[tf.Tensor, tf.TensorArray]
+
+
+class Combined:
+    """What is combined over the micro-batches.
+
+    Attributes:
+      values: list of the tensors of this micro-batch.
+    """
+
+    def __init__(self, *values: tf.Tensor) -> None:
+        self.values: List[tf.Tensor] = list(values)
+
+    def start(self, loops: Size, compiled: bool) -> List[LoopVariable]:
+        """Return the loop variables after the first micro-batch."""
+        return self.values
+
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
+        """Return the loop variables after this micro-batch, at `index` of all."""
+        raise NotImplementedError
+
+    def skip(self, state: Sequence[LoopVariable], index: int) -> List[LoopVariable]:
+        """Return the loop variables after the micro-batch at `index`, which has no such value. Called eagerly."""
+        return list(state)
+
+    def enter(self, state: Sequence[LoopVariable]) -> None:
+        """Learn the loop variables before a micro-batch. Called in the loop of a graph, on what the first returned."""
+        return None  # AutoGraph of TF 2.2 takes no body without a statement
+
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> Any:
+        """Return the result after the last micro-batch. Called on what the first one returned."""
+        return state[0]
+
+
+class Sum(Combined):
+    """A tensor to be added up over the micro-batches."""
+
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
+        # Not by `+`: with oneDNN, TensorFlow 2.15 fuses a matrix product with a row that is added to it, as if this
+        # were a bias, and fails ("bias must be 1-dimensional").
+        total = tf.add_n([state[0], self.values[0]])
+        total.set_shape(state[0].shape)
+        return [total]
+
+
+class Pooled(Combined):
+    """`Moments` to be pooled over the micro-batches."""
+
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
+        return list(pooled(Moments(*state), Moments(*self.values)))
+
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> Moments:
+        return Moments(*state)
+
+
+class PooledFinite(Pooled):
+    """The same, of parts whose `Moments` are 0 if they have no values."""
+
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
+        whole = list(pooled_finite(Moments(*state), Moments(*self.values)))
+        for value, before in zip(whole, state):
+            value.set_shape(before.shape)
+        return whole
+
+
+class Rows(Combined):
+    """Tensors to be concatenated along their first axis, in the order of the micro-batches.
+
+    XLA knows no concatenation of a list. It gets a stack, for which all micro-batches of the loop must have equally
+    many rows.
+    """
+
+    _loops: Size
+
+    def start(self, loops: Size, compiled: bool) -> List[LoopVariable]:
+        self._loops = loops
+        return [self._array(value, loops, compiled) for value in self.values]
+
+    @staticmethod
+    def _array(value: tf.Tensor, loops: Size, compiled: bool) -> tf.TensorArray:
+        shape = value.shape
+        if shape.rank:  # eagerly, it may have been transposed, and another axis be the examples
+            rest = [None] * (shape.rank - 1) if tf.executing_eagerly() else shape.as_list()[1:]
+            shape = tf.TensorShape([None] + rest)
+        length = tf.maximum(loops, 1) if compiled else loops + 1  # XLA compiles a loop that never runs, too
+        rows = tf.TensorArray(value.dtype, size=length, element_shape=shape, infer_shape=False, clear_after_read=False)
+        return rows if compiled or isinstance(value, tf.TensorSpec) else _written(rows, 0, value)
+
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
+        return [_written(rows, index - 1 if compiled else index, value) for rows, value in zip(state, self.values)]
+
+    def skip(self, state: Sequence[LoopVariable], index: int) -> List[LoopVariable]:
+        return [_written(rows, index, value[:0]) for rows, value in zip(state, self.values)]
+
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> Any:
+        return self._joined(state, compiled)[0]
+
+    def _joined(self, state: Sequence[LoopVariable], compiled: bool) -> List[tf.Tensor]:
+        if not compiled:
+            return [rows.concat() for rows in state]
+        if isinstance(self._loops, int) and self._loops == 0:
+            return self.values
+        return [self._after(value, rows) for value, rows in zip(self.values, state)]
+
+    def _after(self, value: tf.Tensor, rows: tf.TensorArray) -> tf.Tensor:
+        shape = tf.concat([[-1], tf.shape(value)[1:]], axis=0)
+        return tf.concat([value, tf.reshape(rows.stack()[: self._loops], shape)], axis=0)
+
+
+def _written(rows: tf.TensorArray, index: Size, value: tf.Tensor) -> tf.TensorArray:
+    written = rows.write(index, value)
+    if hasattr(written, "mark_used"):  # TensorFlow logs an error if it is never read, as when a micro-batch fails
+        written.mark_used()
+    return written
+
+
+class Kept(Rows):
+    """A tensor of each micro-batch, to be read again by a later loop over the same micro-batches.
+
+    The tensors are kept in the memory of the host where the model computes on a GPU, which then needs memory for one
+    micro-batch alone. XLA keeps them where it computes.
+
+    Args:
+      value: the tensor, or a `tf.TensorSpec` of it.
+      instead_of: `KeptTensors` of the same shapes that the loop reads for the last time. In the loop of a graph, each
+        tensor takes the place of the one of its micro-batch, so that the memory of both is not needed at once.
+    """
+
+    def __init__(self, value: Union[tf.Tensor, tf.TensorSpec], instead_of: "Optional[KeptTensors]" = None) -> None:
+        super().__init__(value)
+        self._instead_of = instead_of
+
+    def start(self, loops: Size, compiled: bool) -> List[LoopVariable]:
+        if self._instead_of is not None:
+            return [self._instead_of.others]
+        with self._on_host(compiled):
+            return super().start(loops, compiled)
+
+    def enter(self, state: Sequence[LoopVariable]) -> None:
+        if self._instead_of is not None:
+            (self._instead_of.others,) = state
+
+    def add(self, state: Sequence[LoopVariable], index: Size, compiled: bool) -> List[LoopVariable]:
+        with self._on_host(compiled):
+            return super().add(state, index, compiled)
+
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> Any:
+        return KeptTensors(self.values[0], state[0], lambda: self._joined(state, compiled)[0], compiled)
+
+    @contextlib.contextmanager
+    def _on_host(self, compiled: bool) -> Iterator[None]:
+        with _tf.variables.keeping_on_host(compiled) as is_elsewhere:
+            if is_elsewhere and not isinstance(self.values[0], tf.TensorSpec):
+                self.values = [tf.identity(value) for value in self.values]
+            yield
+
+
+class JoinedRows(Kept):
+    """A tensor of each micro-batch, kept like those of `Kept`, and concatenated after the last micro-batch."""
+
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.Tensor:
+        with _tf.variables.keeping_on_host(compiled):
+            rows = self._joined(state, compiled)[0]
+        if self.values[0].shape.rank is not None:
+            rows.set_shape([None] + self.values[0].shape.as_list()[1:])
+        return rows
+
+
+class KeptTensors:
+    """The tensors of all micro-batches that `Kept` has collected.
+
+    Args:
+      first: the tensor of the first micro-batch, or a `tf.TensorSpec` of it if it is in the loop.
+      others: `tf.TensorArray` of all, or if XLA compiles this, of all but the first.
+      joined: function that concatenates all of them along the first axis.
+      compiled: whether XLA compiles this.
+    """
+
+    def __init__(
+        self,
+        first: tf.Tensor,
+        others: tf.TensorArray,
+        joined: Callable[[], tf.Tensor],
+        compiled: bool = False,
+    ) -> None:
+        self.first = first
+        self._joined = joined
+        self.others = others
+        self._compiled = compiled
+
+    def is_like(self, value: tf.TensorSpec) -> bool:
+        """Whether tensors of a `tf.TensorSpec` can take the place of these, in the loop of a graph."""
+        first = self.first
+        if not isinstance(first, tf.TensorSpec) or not first.shape.rank or not value.shape.rank:
+            return False
+        return (first.dtype, first.shape.as_list()) == (value.dtype, value.shape.as_list())
+
+    def joined(self) -> tf.Tensor:
+        """Return the tensors of all micro-batches, concatenated along their first axis."""
+        with _tf.variables.keeping_on_host(self._compiled):
+            return self._joined()
+
+    def at(self, index: Size) -> tf.Tensor:
+        """Return the tensor of the micro-batch at `index`, which is not `FIRST`."""
+        with _tf.variables.keeping_on_host(self._compiled):
+            tensor = self.others.read(index - 1 if self._compiled else index)
+        if not tf.executing_eagerly():  # where it has its own
+            tensor.set_shape([None] + self.first.shape.as_list()[1:] if self.first.shape.rank else None)
+        return tensor
+
+
+class SlicesSum(Rows):
+    """`tf.IndexedSlices` to be added up: their rows are concatenated, which costs no pass over the whole table."""
+
+    def __init__(self, values: tf.Tensor, indices: tf.Tensor, dense_shape: Sequence[int]) -> None:
+        super().__init__(values, indices)
+        self._dense_shape = dense_shape
+
+    def end(self, state: Sequence[LoopVariable], compiled: bool) -> tf.IndexedSlices:
+        values, indices = self._joined(state, compiled)
+        return tf.IndexedSlices(values, indices, tf.constant(self._dense_shape, indices.dtype))
+
+
+def gradient_sum(grad: Optional[Gradient], var: tf.Variable, weight: Optional[Scalar]) -> Optional[Combined]:
+    """Return `weight * grad` as something to be added up, in float32 at least; None for no gradient."""
+    if grad is None:
+        return None
+    dtype = _tf.variables.at_least_float32(grad.dtype)
+    if isinstance(grad, tf.IndexedSlices):
+        values = weighted(tf.cast(grad.values, dtype), weight)
+        return SlicesSum(values, grad.indices, var.shape.as_list())
+    grad = weighted(tf.cast(grad, dtype), weight)
+    grad.set_shape(var.shape)
+    return Sum(grad)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The loop over micro-batches
+
 
 Index = Any
 """Which micro-batch: `FIRST`, `WHOLE`, or its number in the loop, an int or int32 scalar tensor."""

@@ -5,9 +5,9 @@
 All micro-batches reach a barrier before any of them passes it. Barriers are means and variances over the batch,
 functions that are called with the whole batch at once, and the outputs, from which a loss is computed. A segment is a
 level of the traced function; see `_cut_graph`. Tensors that later segments need are kept until the last of these has
-run. For the gradient, only the tensors that cross a few cuts are kept; see `_kept_cuts`. The backward pass goes through
-the segments in reverse. It first recomputes the group of segments behind each kept cut. Then it recomputes each segment
-of the group together with its gradient, one micro-batch after the other.
+run. For the gradient, only the tensors that cross a few cuts are kept. The backward pass goes through the segments in
+reverse. It first recomputes the group of segments behind each kept cut. Then it recomputes each segment of the group
+together with its gradient, one micro-batch after the other.
 
 The gradient of a mean or variance by the micro-batches follows. Let x be the normalised tensor and N the number of
 values of a feature in the whole batch. Let m and v be the gradients of the loss by mean and variance, summed by the
@@ -18,26 +18,52 @@ later segment over its micro-batches. The earlier segment differentiates, for ea
 where `mean` is a constant, because the derivative of the variance by it is 0. So the gradient by x is
 
     m / N + 2 * v * (x - mean) / N
+
+`whole_call` calls a function with a whole batch in this way.
 """
 
 import contextlib
 import copy
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from accum import _tf
-from accum._engine import _kept_cuts
-from accum._engine._batch import Batch
-from accum._engine._combined import JoinedRows, Kept, KeptTensors, Pooled, PooledFinite, SlicesSum, Sum
-from accum._engine._custom_gradient import GradientFunction, custom_gradient
-from accum._engine._cut_graph import CutGraph, Phase
+from accum import _check, _tf
+from accum._engine import _cut_graph
+from accum._engine._cut_graph import Crossing, CutGraph, Phase
 from accum._engine._draws import uniform_seed
-from accum._engine._gradients import weighted
-from accum._engine._kept_cuts import Crossing
-from accum._engine._micro_batches import FIRST, WHOLE, Index, MicroBatches
-from accum._engine._moments import Moments, over_replicas
+from accum._engine._gradients import GradientFunction, custom_gradient, divided, weighted
+from accum._engine._micro_batches import (
+    FIRST,
+    WHOLE,
+    Batch,
+    Index,
+    JoinedRows,
+    Kept,
+    KeptTensors,
+    MicroBatches,
+    Pooled,
+    PooledFinite,
+    Size,
+    SlicesSum,
+    Sum,
+)
 from accum._engine._replicas import sum_of_group
-from accum._engine._trace import LossMark, Trace, WholeMark
+from accum._engine._statistics import Moments, over_replicas
+from accum._engine._trace import (
+    FoundStatistics,
+    LossMark,
+    Marks,
+    Receive,
+    Trace,
+    Unrepeatable,
+    WholeMark,
+    is_differentiable,
+    trace,
+)
 from accum._tf import Gradient, Nested, Scalar, tf
+
+# --------------------------------------------------------------------------------------------------------------------
+# The run of the segments, forward and backward
+
 
 Key = str
 
@@ -68,10 +94,10 @@ class Segments:
             )
             for key, (level, later, backward) in graph.uses.items()
         }
-        self.plan = _kept_cuts.choose(list(uses.values()), graph.count, recompute)
+        self.plan = _cut_graph.chosen_cuts(list(uses.values()), graph.count, recompute)
         self.last_uses = {key: max(later | {level}) for key, (level, later, _) in graph.uses.items()}
         is_needed = {key: one for key, one in uses.items() if graph.uses[key][1] or graph.uses[key][2]}
-        self.kept = _kept_cuts.kept_keys(is_needed, self.plan.cuts)
+        self.kept = _cut_graph.kept_keys(is_needed, self.plan.cuts)
         self.kept |= {key for key in uses if _tf.graph_parts.name_of(key) in graph.drawn}
         self.groups: List[Tuple[int, int, Optional[Phase]]] = []
         again: List[Key] = []
@@ -96,7 +122,7 @@ class Segments:
             for key in dict.fromkeys(again + sorted(self.kept))
             if key in self.first_needs and _tf.graph_parts.name_of(key) in graph.backward[uses[key].level].nodes
         ]
-        read = _kept_cuts.read_again(uses, candidates, self.kept, self.plan.cuts, graph.count)
+        read = _cut_graph.read_again(uses, candidates, self.kept, self.plan.cuts, graph.count)
         self.first_needs.update({key: uses[key].level for key in read})
         self.backward = graph.reading(read)
 
@@ -560,3 +586,129 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
 def _float32(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, _tf.variables.at_least_float32(tensor.dtype))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A call with the whole batch
+
+
+NOT_WHOLE = (
+    "With `whole_batch`, these operations look across the examples of each micro-batch, not of the whole batch, and "
+    "what they return meets single examples again: make them a mean and variance of `tf.nn.moments` over the examples, "
+    "or move them behind the model, into the loss."
+)
+Function = Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]]
+
+
+def segments_of(
+    function: Function,
+    batch: Batch,
+    variables: Sequence[tf.Variable],
+    recompute: bool,
+    finds_statistics: bool,
+    differentiable: bool = True,
+    receive: Optional[Receive] = None,
+    compiled: bool = False,
+) -> Segments:
+    """Trace a function on a micro-batch, and return it in segments.
+
+    Args:
+      function: as for `trace`.
+      batch: the `Batch`.
+      variables: what to differentiate by.
+      recompute: as for `Segments`.
+      finds_statistics: whether what normalises by the statistics of a batch, in whatever way, is a barrier.
+      differentiable: whether the gradient is needed.
+      receive: as for `FoundStatistics`.
+      compiled: whether XLA will compile it.
+
+    Raises:
+      ValueError: something can't be computed again, or over the whole batch.
+    """
+
+    def traced(tensors: Sequence[tf.Tensor], marks: Marks, directly: bool) -> Sequence[tf.Tensor]:
+        count = batch.count_of(batch.packed(tensors))
+        with _tf.graph_parts.running_functions_directly(directly), marks.draws.of(marks.position, count):
+            outputs = function(tensors, marks)
+        if not finds_statistics:
+            return outputs
+        return FoundStatistics(marks, tensors, receive).replace(outputs)
+
+    def segments(directly: bool) -> Segments:
+        function_of_part = lambda tensors, marks: traced(tensors, marks, directly)
+        return Segments(trace(function_of_part, batch.specs(), variables, differentiable, compiled), recompute)
+
+    try:
+        made = segments(False)
+    except Unrepeatable:  # perhaps only because it is in a `tf.function` of the user's
+        try:
+            made = segments(True)
+        except Unrepeatable as error:
+            raise ValueError(str(error)) from None
+    if made.graph.trace.unknown:
+        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(made.graph.trace.unknown)}.")
+    return made
+
+
+def whole_call(
+    segments: Segments,
+    batch: Batch,
+    size: Size,
+    sources: Sequence[Union[tf.Tensor, tf.Variable]],
+    inputs: Sequence[tf.Tensor],
+    compiled: bool = False,
+    group_size: int = 1,
+    weight: Callable[[], Optional[Scalar]] = lambda: None,
+    draws: Any = None,
+) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
+    """Compute the outputs of the whole batch, and the losses that were added.
+
+    Args:
+      segments: `Segments`.
+      batch: the `Batch`.
+      size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
+      sources: variables and tensors, by which the trace has been differentiated.
+      inputs: float tensors from which the outputs are computed, but without a gradient.
+      compiled: whether XLA compiles this.
+      group_size, weight, draws: as for `SegmentedFunction`.
+
+    Returns:
+      (outputs, losses). The gradient by `sources` flows through them.
+    """
+    run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), batch.flatten, group_size, weight, draws)
+    with _tf.graphs.control_flow_of_tf(2):  # whose loops free what they have kept as soon as nobody needs it
+        outputs, losses = run.forward()
+    outputs = [_with_examples(tensor, batch.count) for tensor in outputs]
+    floats = [index for index, tensor in enumerate(outputs) if is_differentiable(tensor)]
+
+    def backward(upstream: Sequence[tf.Tensor]) -> List[Optional[Gradient]]:
+        by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)
+        for index, grad in zip(floats, upstream):
+            by_outputs[index] = grad
+        with _tf.graphs.control_flow_of_tf(2):
+            grads = run.backward(by_outputs, upstream[len(floats) :])
+        grads = [divided(grad, None, source.dtype.base_dtype) for grad, source in zip(grads, sources)]
+        # All or none: an optimizer of a graph would move the last layers while earlier ones may yet fail.
+        return list(tf.tuple(grads)) if any(grad is not None for grad in grads) else grads
+
+    linked = with_gradient([outputs[index] for index in floats] + losses, sources, inputs, backward)
+    for index, tensor in zip(floats, linked):
+        outputs[index] = tensor
+    return outputs, linked[len(floats) :]
+
+
+def _with_examples(tensor: tf.Tensor, count: Size) -> tf.Tensor:
+    """Return an output, and raise, or let the graph raise, unless its first axis is the batch."""
+    message = (
+        "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: leave out "
+        "`whole_batch`, or return one entry for each example."
+    )
+    static_size = tensor.shape[0] if tensor.shape.rank else None
+    static_size = getattr(static_size, "value", static_size)  # a `Dimension` in a static graph of TF 1.15
+    if tensor.shape.rank == 0 or (isinstance(count, int) and static_size not in (None, count)):
+        raise ValueError(f"{message} Received: {tensor!r}.")
+    if static_size is not None and isinstance(count, int):
+        return tensor
+    check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, message=message)
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(tensor)

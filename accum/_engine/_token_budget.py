@@ -11,9 +11,20 @@ Source: the idea of micro-batches by tokens is that of `seqlen_balancing` in ver
 
 from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
-from accum._engine._batch import Batch, Size, as_tensor, has_axis
-from accum._engine._combined import Combined, Rows, SlicesSum
-from accum._engine._micro_batches import FIRST, WHOLE, Cuts, Index, MicroBatches
+from accum._engine._micro_batches import (
+    FIRST,
+    WHOLE,
+    Batch,
+    Combined,
+    Cuts,
+    Index,
+    MicroBatches,
+    Rows,
+    Size,
+    SlicesSum,
+    as_tensor,
+    has_axis,
+)
 from accum._tf import Leaf, Nested, tf
 
 SHORTEST = 2

@@ -4,8 +4,7 @@ from typing import Any, Dict, List, Optional
 
 from accum import _check, _tf
 from accum._keras._batch_norm._layer import batch_norms_of
-from accum._keras._internals import accumulation_of
-from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
+from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer, accumulation_of
 from accum._tf import Logs, tf
 from accum._tf.types import LastCycle
 

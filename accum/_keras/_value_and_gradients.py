@@ -4,8 +4,9 @@ import functools
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
-from accum._engine._custom_gradient import keeping_gradients
 from accum._engine._cut_graph import CutGraph
+from accum._engine._gradients import keeping_gradients
+from accum._engine._segments import segments_of, whole_call
 from accum._engine._value_and_gradients import (
     Derived,
     Task,
@@ -15,7 +16,6 @@ from accum._engine._value_and_gradients import (
     checked_variables,
     mean_and_gradients,
 )
-from accum._engine._whole_call import segments_of, whole_call
 from accum._tf import Gradient, Nested, tf
 from accum._tf.types import WholeBatch
 

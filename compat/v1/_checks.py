@@ -4,7 +4,7 @@ from typing import Any, Optional, Sequence
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle
-from accum._engine._plan import Plan
+from accum._engine._cycle_state import Plan
 from accum._tf import GradsAndVars, tf
 from accum._tf.types import AccumSteps
 

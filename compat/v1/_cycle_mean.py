@@ -5,7 +5,7 @@ from typing import Any, List, NamedTuple, Optional, Union
 from accum import _check, _tf
 from accum._engine._cycle import Cycle
 from accum._engine._gradients import count_nonfinite
-from accum._engine._listener import CycleListener
+from accum._engine._interfaces import CycleListener
 from accum._tf import GradsAndVars, Scalar, tf
 from accum.compat.v1._engine_adapter import GraphAdapter
 

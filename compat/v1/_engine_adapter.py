@@ -4,7 +4,7 @@ import contextlib
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from accum import _check, _tf
-from accum._engine._adapter import OptimizerAdapter
+from accum._engine._interfaces import OptimizerAdapter
 from accum._engine._replicas import across_replicas, true_after
 from accum._tf import GradsAndVars, Transform, tf
 from accum.compat.v1._first_call import FirstCall

@@ -2,9 +2,8 @@
 
 from typing import Any, List, Union
 
-from accum._engine._adapter import OptimizerAdapter
-from accum._engine._listener import CycleListener
-from accum._engine._moments import Moments, pooled, so_far, with_bessel, without_bessel
+from accum._engine._interfaces import CycleListener, OptimizerAdapter
+from accum._engine._statistics import Moments, pooled, so_far, with_bessel, without_bessel
 from accum._tf import tf
 from accum.compat.v1._update_ops import Average
 

@@ -14,7 +14,7 @@ from accum import _check, _tf
 from accum._engine._accumulators import Accumulator
 from accum._engine._cycle import Cycle
 from accum._engine._gradients import added, weighted
-from accum._engine._listener import CycleListener
+from accum._engine._interfaces import CycleListener
 from accum._tf import Gradient, GradsAndVars, Scalar, tf
 from accum.compat.v1._engine_adapter import GraphAdapter
 

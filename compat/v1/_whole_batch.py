@@ -10,13 +10,13 @@ operations, such as reads of variables, stay where they are. So gradients by var
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
-from accum._engine._custom_gradient import keeping_gradients
 from accum._engine._draws import Draws
+from accum._engine._gradients import keeping_gradients
 from accum._engine._micro_batches import FIRST, MicroBatches
-from accum._engine._moments import Moments
+from accum._engine._segments import segments_of, whole_call
+from accum._engine._statistics import Moments
 from accum._engine._trace import Marks, is_differentiable
 from accum._engine._value_and_gradients import Task, WholeBatchFunction
-from accum._engine._whole_call import segments_of, whole_call
 from accum._tf import tf
 from accum.compat.v1._collections import Additions, depends_on, ops_of
 from accum.compat.v1._moving_statistics import moves

@@ -2,26 +2,30 @@
 
 It adds to the optimizer what only a model knows: the weight of each micro-batch and the end of each epoch. A custom
 `train_step` remains in use.
+
+There is one class of accumulating models for each class of models that is made to accumulate.
 """
 
 import functools
 import inspect
 import os
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from accum import _check, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._keras._callbacks import FlushCallback, accumulating_optimizers
-from accum._keras._internals import accumulation_of, internals_of
-from accum._keras._model._accumulation import ModelAccumulation
-from accum._keras._model._classes import MODEL_OPTIONS, bases_named, concrete_class, is_functional
-from accum._keras._model._micro_batch_size import SizeInUse, batches_of_fit
-from accum._keras._model._optimizers import ModelOptimizers, replaced_within
-from accum._keras._model._options import ModelOptions
-from accum._keras._steps._loss_denominator import warn_of_inexact_loss, warn_of_summed_activities
+from accum._keras._model._options_and_state import (
+    ModelAccumulation,
+    ModelOptimizers,
+    ModelOptions,
+    SizeInUse,
+    batches_of_fit,
+    replaced_within,
+)
+from accum._keras._optimizer._wrapper import accumulation_of, internals_of
 from accum._keras._steps._out_of_memory import AutoSizedSteps
-from accum._keras._steps._train_test_predict import ModelSteps
-from accum._keras._steps._variables_ahead import with_variables_ahead
+from accum._keras._steps._train_step_watch import warn_of_inexact_loss, warn_of_summed_activities
+from accum._keras._steps._train_test_predict import ModelSteps, with_variables_ahead
 from accum._tf import Data, Logs, Nested, Options, Transform, tf
 from accum._tf.types import (
     AccumSteps,
@@ -39,6 +43,59 @@ from accum._tf.types import (
     Sparse,
     WholeBatch,
 )
+
+# --------------------------------------------------------------------------------------------------------------------
+# Classes of accumulating models
+
+
+MODEL_OPTIONS = ("inputs", "outputs", "name", "trainable", "dtype", "dynamic", "autocast")
+"""Further arguments of `tf.keras.Model`. Keras 3 accepts any other name too, and ignores it."""
+
+_CONCRETE: Dict[Tuple[type, type], type] = {}
+
+
+def concrete_class(cls: type, base: type) -> type:
+    """Return a subclass of both `cls` and the model class `base`, always the same one for each pair.
+
+    When Keras creates the first functional model of a class, it makes the class functional for all its models.
+    """
+    if issubclass(cls, base):
+        return cls
+    if (cls, base) not in _CONCRETE:
+        namespace = {"_root": cls, "_base": base, "__module__": cls.__module__, "__doc__": cls.__doc__}
+        if hasattr(base, "save_pretrained"):  # `transformers` saves the class name
+            namespace["save_pretrained"] = _as_plain("save_pretrained")
+        _CONCRETE[cls, base] = type(cls.__name__, (cls, base), dict(namespace, __qualname__=cls.__qualname__))
+    return _CONCRETE[cls, base]
+
+
+def bases_named(name: str, module: Optional[str] = None) -> Dict[str, type]:
+    """Return {name: class} for the one class of this name whose models have been made to accumulate, or {}.
+
+    A clone or file of such a model has only the names of its class and of the `module` that defines it.
+    """
+    bases = {base for _, base in _CONCRETE if base.__name__ == name}
+    if len(bases) > 1:
+        bases = {base for base in bases if base.__module__ == module}
+    return {name: bases.pop()} if len(bases) == 1 else {}
+
+
+def _as_plain(name: str) -> Any:
+    """Make a method that runs on the model as an instance of its original class, without accumulation."""
+
+    def method(self: Any, *args: Sequence[object], **kwargs: Options) -> Any:
+        return getattr(_tf.models.model_like(self, type(self)._base), name)(*args, **kwargs)
+
+    return method
+
+
+def is_functional(args: Sequence[object], kwargs: Options) -> bool:
+    """Whether the arguments of `GradientAccumulateModel` make a functional model."""
+    return "inputs" in kwargs or len(args) > 6
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The model
 
 
 @_tf.models.not_made_as_functional

@@ -5,10 +5,10 @@ from typing import Any, Iterator, List, Optional, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._batch import Size
 from accum._engine._draws import Chosen, CycleDraws, Draws, number_of_step, uniform_seed
+from accum._engine._micro_batches import Size
 from accum._keras._callbacks import accumulating_optimizers
-from accum._keras._internals import internals_of
+from accum._keras._optimizer._wrapper import internals_of
 from accum._tf import Nested, Scalar, tf
 
 

@@ -4,7 +4,7 @@ import contextlib
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from accum import _tf
-from accum._engine._gathering import rows_of_group
+from accum._engine._replicas import rows_of_group
 from accum._tf import Leaf, Nested, Options, PerReplica, Scalar, tf
 from accum._tf.types import KerasContainer
 

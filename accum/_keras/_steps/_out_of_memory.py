@@ -23,13 +23,12 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._batch import Batch, Size
-from accum._keras._model._micro_batch_size import WHOLE_BATCH
-from accum._keras._steps._changed_variables import warn_of_batch_norms
+from accum._engine._micro_batches import Batch, Size
+from accum._keras._model._options_and_state import WHOLE_BATCH
 from accum._keras._steps._draws_of_batch import counters_of
-from accum._keras._steps._loss_denominator import warn_of_unlike_losses
 from accum._keras._steps._measured_size import REACH, Peaks, chosen_size, evened, next_size
 from accum._keras._steps._split_step import SplitStep
+from accum._keras._steps._train_step_watch import warn_of_batch_norms, warn_of_unlike_losses
 from accum._tf import Data, Gauge, Leaf, Logs, Nested, PerReplica, tf
 
 MIB = 2**20

@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, List,
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._batch import Batch, Size
-from accum._engine._combined import Pooled, Rows, Sum, gradient_sum
 from accum._engine._draws import Chosen
 from accum._engine._gradients import divided
-from accum._engine._micro_batches import FIRST, Index, MicroBatches
-from accum._engine._moments import Moments
+from accum._engine._micro_batches import FIRST, Batch, Index, MicroBatches, Pooled, Rows, Size, Sum, gradient_sum
+from accum._engine._statistics import Moments
 from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
-from accum._keras._internals import internals_of
-from accum._keras._steps._changed_variables import StateWatch, warn_of_batch_norms, warn_of_batches_in_prediction
+from accum._keras._optimizer._wrapper import internals_of
 from accum._keras._steps._draws_of_batch import BatchDraws, warn_of_eager_draws
-from accum._keras._steps._metric_results import StepMetrics
-from accum._keras._steps._optimizer_calls import Call, Collector
+from accum._keras._steps._metrics_and_logs import StepMetrics
+from accum._keras._steps._train_step_watch import (
+    Call,
+    Collector,
+    StateWatch,
+    warn_of_batch_norms,
+    warn_of_batches_in_prediction,
+)
 from accum._tf import Data, Gradient, Logs, Nested, Wait, tf
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._batch import Size, as_tensor
 from accum._engine._draws import Chosen
-from accum._engine._micro_batches import Index
+from accum._engine._micro_batches import Index, Size, as_tensor
 from accum._engine._token_budget import Sequences, TokenBatches
 from accum._keras._steps._sequence_lengths import sequences_of
 from accum._keras._steps._split_step import SplitStep

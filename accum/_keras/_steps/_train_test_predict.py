@@ -1,27 +1,68 @@
 """The train, test and predict steps of an accumulating model, which stand in for those of its class or of the user.
 
 Keras -> ModelSteps.train, test or predict -> PlainStep, SplitStep or WholeBatchStep -> the step of class or user
+
+Before the train step is traced, its variables are created. A `tf.function` that creates variables is traced twice, and
+only the second trace is run. Tracing a step in segments is slow. So the variables that Keras would create in the first
+trace (slots of the optimizer, metrics) are created before.
 """
 
 import contextlib
-from typing import Callable, ContextManager, Optional, Sequence, Tuple, Union
+from typing import Callable, ContextManager, Iterator, Optional, Sequence, Tuple, Union
 
 from accum import _tf
-from accum._engine._batch import Size
+from accum._engine._micro_batches import Size
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
 from accum._keras._callbacks import accumulating_optimizers
-from accum._keras._internals import internals_of
-from accum._keras._steps._changed_variables import StateWatch
+from accum._keras._optimizer._wrapper import internals_of
 from accum._keras._steps._draws_of_batch import BatchDraws
-from accum._keras._steps._loss_denominator import (
+from accum._keras._steps._split_step import SplitStep
+from accum._keras._steps._token_step import TokenStep
+from accum._keras._steps._train_step_watch import (
+    Collector,
+    StateWatch,
+    TrainStep,
     warn_of_summed_losses,
     warn_of_unlike_losses,
 )
-from accum._keras._steps._optimizer_calls import Collector, TrainStep
-from accum._keras._steps._split_step import SplitStep
-from accum._keras._steps._token_step import TokenStep
-from accum._keras._steps._whole_batch_step import WholeBatchStep
+from accum._keras._steps._whole_batch import WholeBatchStep
 from accum._tf import Data, Logs, Nested, Scalar, tf
+
+# --------------------------------------------------------------------------------------------------------------------
+# Variables, created before the trace
+
+
+def with_variables_ahead(
+    model: tf.keras.Model, function: Callable[[Iterator[Data]], Logs]
+) -> Callable[[Iterator[Data]], Logs]:
+    """Return a train function that creates variables when it is first called, and then is `function`.
+
+    Only for a functional model on one device that makes a step of every batch by Keras' own train step: elsewhere, the
+    step alone knows which variables it needs.
+    """
+    optimizers = accumulating_optimizers(model)
+    is_known = (
+        _tf.steps.is_built_functional(model)
+        and _tf.steps.is_train_step_of_keras(model._accum.steps.of_class_or_user("train_step"))
+        and len(optimizers) == 1
+    )
+    if model.run_eagerly or not is_known or not internals_of(optimizers[0]).is_passthrough:
+        return function
+
+    def train_function(iterator: Iterator[Data]) -> Logs:
+        model.train_function = function
+        if model.distribute_strategy.num_replicas_in_sync == 1 and hasattr(iterator, "element_spec"):
+            _, targets, _ = _tf.losses.unpack_data(iterator.element_spec)
+            _tf.steps.create_metrics(model, targets)
+            optimizers[0].build(model.trainable_variables)
+            model._accum.weight.create()
+        return function(iterator)
+
+    return train_function
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The steps, and the choice between them
 
 
 class ModelSteps:

@@ -1,9 +1,16 @@
-"""The interface through which the engine uses an optimizer: its variables, its step and its step counter."""
+"""The interfaces through which the engine uses what is not its own.
+
+`OptimizerAdapter` has the variables of an optimizer, its step and its step counter. A `CycleListener` follows a cycle,
+as do the moving statistics of batch normalisation.
+"""
 
 import contextlib
-from typing import Callable, ContextManager, Optional, Sequence
+from typing import Callable, ContextManager, Optional, Sequence, Union
 
-from accum._tf import GradsAndVars, Transform, tf
+from accum._tf import GradsAndVars, Transform, Wait, tf
+
+# --------------------------------------------------------------------------------------------------------------------
+# The optimizer
 
 
 class OptimizerAdapter:
@@ -85,4 +92,43 @@ class OptimizerAdapter:
 
     def steps(self) -> tf.Tensor:
         """Return the number of steps made so far, a scalar int tensor, for schedules."""
+        raise NotImplementedError
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Objects that follow a cycle
+
+
+class CycleListener:
+    """An object that accumulates something other than gradients over a cycle.
+
+    Every method runs on one replica, and returns an op or tensor to wait for.
+    """
+
+    def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Wait:
+        """Accumulate the current micro-batch.
+
+        Args:
+          is_first: bool or bool tensor, whether it is the first of its cycle.
+        """
+        raise NotImplementedError
+
+    def on_gradients(
+        self, grads_and_vars: GradsAndVars, is_first: Union[bool, tf.Tensor], has_latest: bool
+    ) -> GradsAndVars:
+        """Return the gradients for the step, from those that were accumulated.
+
+        Args:
+          grads_and_vars: list of (reduced gradient, variable).
+          is_first, has_latest: as for `on_step`.
+        """
+        return grads_and_vars
+
+    def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Wait:
+        """Update with the whole cycle when the optimizer makes its step.
+
+        Args:
+          is_first: bool or bool tensor, whether the last micro-batch is the first of its cycle.
+          has_latest: bool, whether there is a current micro-batch to include; there is none when a cycle is flushed.
+        """
         raise NotImplementedError

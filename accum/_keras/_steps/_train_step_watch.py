@@ -1,0 +1,531 @@
+"""What is watched while a model's train step runs on micro-batches: optimizer calls, changed variables and losses.
+
+A `Collector` takes over the gradients of optimizer calls, for the whole batch. A `StateWatch` warns of variables that
+change once per micro-batch, where the full batch would change them once. A `ReportingLoss` reports the number by which
+a loss divides, each time that it is computed (law L5).
+"""
+
+import contextlib
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+import numpy as np
+
+from accum import _check, _tf
+from accum._engine import _replicas
+from accum._engine._statistics import Moments
+from accum._keras._optimizer._wrapper import internals_of, is_accumulating
+from accum._tf import Gradient, GradsAndVars, Nested, Scalar, Wait, tf
+from accum._tf.types import KerasContainer
+
+if TYPE_CHECKING:
+    from accum._keras._batch_norm._layer import MovingStatistics
+    from accum._keras._steps._losses_over_replicas import ReplicaLosses
+    from accum._keras._steps._trimmed_time import TrimmedTime
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Optimizer calls, and their gradients
+
+
+_REMEDY = (
+    "Pass each optimizer to `compile`, or keep it as an attribute of the model, or wrap it: "
+    "`accum.GradientAccumulateOptimizer(optimizer, accum_steps)`."
+)
+
+
+class Call(NamedTuple):
+    """One call of an optimizer during the step of one micro-batch."""
+
+    optimizer: tf.keras.optimizers.Optimizer  # the `GradientAccumulateOptimizer`
+    given: List[tf.Variable]  # the variables, as the train step gave them
+    grads_and_vars: List[Tuple[Optional[Gradient], tf.Variable]]
+    weight: Optional[tf.Tensor]
+    has_own_weight: bool
+    # Function of a list of (gradient, given variable), and of the weight if the call has its own.
+    apply: Callable[..., Wait]
+
+
+class Collector:
+    """What the train step of one micro-batch leaves for the whole batch.
+
+    Attributes:
+      calls: the calls of optimizers.
+      moments: list of (`MovingStatistics`, `Moments`), one entry for each call of a batch normalisation layer.
+      shares_overflow: ids of the optimizers whose gradients TF 2.2 reduces outside of them.
+    """
+
+    def __init__(self) -> None:
+        self._graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
+        self.calls: List[Call] = []
+        self.moments: List[Tuple["MovingStatistics", Moments]] = []
+        self.shares_overflow: List[int] = []
+
+    def take(
+        self,
+        optimizer: tf.keras.optimizers.Optimizer,
+        grads_and_vars: GradsAndVars,
+        weight: Optional[Scalar],
+        apply: Callable[..., Wait],
+    ) -> None:
+        """Take over the gradients of one call.
+
+        Args:
+          optimizer: the `GradientAccumulateOptimizer`.
+          grads_and_vars: list of (gradient, variable) from the train step.
+          weight: the `weight` of the call, or None.
+          apply: function of a list of (gradient, variable), and of `weight` if the call has one, that applies them.
+        """
+        self.check_graph("calls an optimizer")
+        grads_and_vars = list(grads_and_vars)
+        if not grads_and_vars:  # Keras also trains models without trainable weights
+            return
+        listed = _check.pairs(optimizer._adapter.unwrapped(grads_and_vars))
+        has_own = weight is not None
+        weight = internals_of(optimizer).weight if weight is None else weight
+        weight = None if weight is None else tf.cast(weight, tf.float32)
+        variables = [var for _, var in grads_and_vars]
+        self.calls.append(Call(optimizer, variables, listed, weight, has_own, apply))
+
+    def check_graph(self, what: str) -> None:
+        """Raise if the train step is within a function or branch of its own, whose tensors can't leave it."""
+        if not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph:
+            raise ValueError(
+                f"The train step {what} within a `tf.function`, `tf.cond` or loop of its own, which a step over "
+                "micro-batches can't look into. Remove the decorator: Keras traces the train step anyway."
+            )
+
+
+class TrainStep:
+    """Watch one replica's run, or trace, of a train step.
+
+    Args:
+      name: name of the train step in error messages.
+      optimizers: the model's `GradientAccumulateOptimizer`s.
+      collector: what takes the gradients over, if this is one micro-batch of a batch; or None.
+    """
+
+    def __init__(
+        self, name: str, optimizers: Sequence[tf.keras.optimizers.Optimizer], collector: Optional[Collector] = None
+    ) -> None:
+        self.collector = collector
+        self._name = name
+        self._optimizers = optimizers
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        # id -> (optimizer, where it was called: paths of graphs):
+        self._calls: Dict[int, Tuple[tf.keras.optimizers.Optimizer, List[Sequence[tf.Graph]]]] = {}
+        self.calls_through_function = False
+        # An optimizer that was called before a tape began to record:
+        self._records_after: Optional[tf.keras.optimizers.Optimizer] = None
+
+    @property
+    def is_traced(self) -> bool:
+        return self._graph is not None
+
+    @property
+    def called(self) -> List[tf.keras.optimizers.Optimizer]:
+        """The accumulating optimizers that were called."""
+        return [optimizer for optimizer, _ in self._calls.values()]
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the optimizers that are called in this context."""
+        with contextlib.ExitStack() as stack:
+            for optimizer in self._optimizers:
+                stack.enter_context(internals_of(optimizer).within(self))
+            stack.enter_context(_tf.watching.watching_optimizers(self._see, self._see_tape))
+            yield
+
+    def note(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        """Record that an accumulating optimizer begins a micro step.
+
+        Raises:
+          ValueError: the optimizer has already begun one in this train step, or may begin several in a loop.
+        """
+        self._warn_of_order(optimizer)
+        path = _tf.graphs.graphs_within(self._graph)
+        _, earlier = self._calls.setdefault(id(optimizer), (optimizer, []))
+        if any(map(_tf.graphs.is_loop_body, path)) or any(_both_run(path, other) for other in earlier):
+            self._refuse_several(optimizer)
+        earlier.append(path)
+        self.calls_through_function |= any(map(_tf.graphs.is_function, path))
+
+    def _see_tape(self) -> None:
+        if self._calls:
+            self._records_after = self.called[-1]
+
+    def _warn_of_order(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        """Warn of a second update whose forward pass would have seen the first, such as that of a GAN's generator."""
+        first, self._records_after = self._records_after, None
+        if first is not None and first is not optimizer:
+            _check.warn(
+                f"`{self._name}` computes the loss for {optimizer!r} after it has called {first!r}. At the full batch "
+                "this loss would see the weights that the first optimizer has updated; over micro-batches it sees the "
+                "old ones. Use a separate train step or loop for each update, or compute all losses first.",
+            )
+
+    def _refuse_several(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        if self.collector is not None or not internals_of(optimizer).is_passthrough:
+            raise ValueError(
+                f"`{self._name}` calls the optimizer around {type(optimizer.optimizer).__name__} several times. "
+                "One cycle would mix gradients for different weights, unlike any full batch: use a separate train "
+                "step or loop, and a separate optimizer, for each update."
+            )
+
+    def _see(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        """Take note of an optimizer that the model does not know; raise if it does not accumulate."""
+        if is_accumulating(optimizer):
+            self.note(optimizer)
+            _check.warn(
+                f"`{self._name}` calls {optimizer!r}, which is not an attribute of the model: each micro-batch has the "
+                "same weight in it, and `fit` does not end its last cycle. Keep it as an attribute of the model.",
+            )
+            return
+        raise ValueError(
+            f"`{self._name}` applies gradients with an optimizer that does not accumulate. {_REMEDY} Received: "
+            f"{optimizer!r}."
+        )
+
+    def check(self, may_call_none: bool, followed: Optional[tf.keras.optimizers.Optimizer]) -> None:
+        """Raise if no accumulating optimizer was called, or if one was called several times through a `tf.function`.
+
+        Args:
+          may_call_none: whether it is legitimate that no call of an optimizer was seen.
+          followed: the optimizer whose cycles the model's batch normalisation follows, or None.
+        """
+        if not self._calls and not may_call_none:
+            raise ValueError(
+                f"`{self._name}` has called none of the model's accumulating optimizers, so nothing accumulates. "
+                f"{_REMEDY} Found: {[type(optimizer.optimizer).__name__ for optimizer in self._optimizers]}."
+            )
+        if followed is not None and id(followed) not in self._calls and not may_call_none:
+            raise ValueError(
+                f"Batch normalisation follows the cycles of {followed!r}, which `{self._name}` does not call: take "
+                "it out of the model's attributes, or pass to `compile` the optimizers that are called."
+            )
+        for optimizer, paths in self._calls.values() if self.is_traced else ():
+            self._check_functions(optimizer, paths)
+
+    def _check_functions(self, optimizer: tf.keras.optimizers.Optimizer, paths: Sequence[Sequence[tf.Graph]]) -> None:
+        for function in filter(None, map(_outermost_function, paths)):
+            others = {
+                id(other)
+                for called, theirs in self._calls.values()
+                for other in map(_outermost_function, theirs)
+                if called is not optimizer and other is not None and other.name == function.name
+            }
+            if _tf.op_walks.count_calls(self._graph, function) > 1 + len(others):
+                self._refuse_several(optimizer)
+
+
+def _outermost_function(path: Sequence[tf.Graph]) -> Optional[tf.Graph]:
+    """Return the graph of the `tf.function` that a train step calls itself, on a path to an optimizer, or None."""
+    functions = [graph for graph in path if _tf.graphs.is_function(graph)]
+    return functions[-1] if functions else None
+
+
+def _both_run(path: Sequence[tf.Graph], other: Sequence[tf.Graph]) -> bool:
+    return not (_tf.graphs.exclude_each_other(path, other) or _tf.graphs.are_traces_of_one_function(path, other))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Changed variables
+
+
+class StateWatch:
+    """Compares the variables of a model before and after one micro-batch.
+
+    In a graph it looks for assignments. Metrics and batch normalisation, which have their own ways, are left out. So is
+    what an optimizer changes, or a user where `has_stepped` of an optimizer is true: branches may not run.
+    """
+
+    @staticmethod
+    def of_cycle(model: tf.keras.Model, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> Optional["StateWatch"]:
+        """Return a `StateWatch` like `of_first_batch`, but eagerly only where no optimizer makes its step next."""
+        if tf.executing_eagerly() and not (model._accum.is_state_watched or all(map(_goes_on, optimizers))):
+            return None
+        return StateWatch.of_first_batch(model)
+
+    @staticmethod
+    def of_first_batch(model: tf.keras.Model) -> Optional["StateWatch"]:
+        """Return a `StateWatch` for each trace, but eagerly, where it copies all variables, one for each `compile`."""
+        if tf.executing_eagerly():
+            if model._accum.is_state_watched:
+                return None
+            model._accum.is_state_watched = True
+        return StateWatch(model)
+
+    def __init__(self, model: tf.keras.Model) -> None:
+        self._model = model
+        self._variables = _candidates(model)
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._before: List[np.ndarray] = []
+        if self._graph is None:
+            self._before = [_tf.variables.native(var).numpy() for var in self._variables]
+        else:
+            self._count = len(self._graph.get_operations())
+
+    def warn_of_changes(self) -> None:
+        """Warn if a variable has changed, or will change, since this object was created."""
+        if self._graph is None:
+            now = [_tf.variables.native(var).numpy() for var in self._variables]
+            changed = [var for var, old, new in zip(self._variables, self._before, now) if not np.array_equal(old, new)]
+        else:
+            handles = _tf.op_walks.assigned_handles(self._graph, self._graph.get_operations()[self._count :])
+            captured = {id(outside): id(inside) for outside, inside in _tf.op_walks.captures_of(self._graph)}
+            changed = [var for var in self._variables if captured.get(id(_handle_of(var))) in handles]
+        _warn_of(self._model, changed)
+
+
+def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:
+    """Warn of variables of a model to which each micro-batch of a whole batch assigns, given their handles."""
+    moved = {id(handle) for handle in handles}
+    if moved:
+        _warn_of(model, [var for var in _candidates(model) if id(_handle_of(var)) in moved])
+
+
+def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable]) -> None:
+    names = sorted(_tf.variables.path_of(var) for var in changed)
+    if names and names != model._accum.told_of_state:
+        model._accum.told_of_state = names
+        _check.warn(
+            "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
+            "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "
+            "variables in a callback, or where `has_stepped` of the optimizer is true. Changed: "
+            f"{names}.",
+        )
+
+
+def _candidates(model: tf.keras.Model) -> List[tf.Variable]:
+    """Return the variables of a model but for those of metrics, batch normalisation and random numbers."""
+    expected = [var for layer in _tf.batch_norm.batch_norms_in(model) for var in layer.variables]
+    expected += [var for metric in model.metrics for var in metric.variables] + _tf.steps.seeds_of(model)
+    ids = {id(_tf.variables.native(var)) for var in expected}
+    return [var for var in model.variables if id(_tf.variables.native(var)) not in ids]
+
+
+def _goes_on(optimizer: tf.keras.optimizers.Optimizer) -> bool:
+    """Whether the next micro step of an accumulating optimizer begins a cycle of several."""
+    accum_steps = optimizer.accum_steps
+    if isinstance(accum_steps, dict):
+        steps = int(_tf.variables.native(optimizer.iterations).numpy())
+        accum_steps = accum_steps[max(first for first in accum_steps if first <= steps)]
+    return accum_steps > 1 and int(optimizer.micro_step) == 0
+
+
+def _handle_of(var: tf.Variable) -> Optional[tf.Tensor]:
+    return getattr(_replicas.local_variable(_tf.variables.native(var)), "handle", None)
+
+
+def warn_of_batch_norms(model: tf.keras.Model) -> None:
+    """Warn once if a model has batch normalisation layers of Keras, which move their statistics per micro-batch."""
+    layers = [
+        layer.name
+        for layer in _tf.batch_norm.batch_norms_in(model)
+        if _tf.batch_norm.is_plain(layer) and layer.trainable
+    ]
+    if layers and model._accum.is_first_time("batch norms"):
+        _check.warn(
+            "Batch normalization updates its moving statistics for every micro-batch, unlike at the full batch: "
+            "`accum.replace_batchnorm_layers` replaces it with a layer that updates them once per batch, and "
+            "`whole_batch='batch_norm'` also normalises by the whole batch. Received: "
+            f"{_check.shown(layers)}.",
+        )
+
+
+def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
+    """Warn once of batch normalisation that was built with `training=True`, if evaluation and prediction are split."""
+    if not model._accum.is_first_time("batch norms in prediction"):
+        return
+    norms = _tf.layer_calls.batch_norms_always_in_training(model)
+    layers = sorted({layer.name for layer in norms if layer.trainable})
+    if layers:
+        _check.warn(
+            "Batch normalization that is always in training normalises by micro-batches in `evaluate` and `predict` "
+            "too, unlike the full batch: pass `whole_batch='batch_norm'`, or call the layers without `training=True`. "
+            f"Received: {layers}.",
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The number by which a loss divides
+
+
+class ReportingLoss:
+    """Wrap Keras' container of compiled losses, and report their denominator if it is not the number of examples.
+
+    Args:
+      container: the container that Keras' `compile` made; all other attributes are read from it.
+      report: function of the denominator, a float32 scalar tensor; None: report nothing.
+      over_replicas: function that returns the `ReplicaLosses` of the current step, or None.
+      added: function that returns the losses that layers have added.
+      trimmed: function that returns the `TrimmedTime` of the current micro-batch, or None.
+
+    Attributes:
+      container: the same.
+      unlike: names of losses, of outputs or added by layers, that divide by different numbers -> what each divides by.
+      has_warned: whether the user has been told.
+    """
+
+    def __init__(
+        self,
+        container: KerasContainer,
+        report: Optional[Callable[[tf.Tensor], None]],
+        over_replicas: Callable[[], Optional["ReplicaLosses"]],
+        added: Callable[[], Sequence[tf.Tensor]],
+        trimmed: Callable[[], Optional["TrimmedTime"]],
+    ) -> None:
+        self.container = container
+        self._report = report
+        self._over_replicas = over_replicas
+        self._added = added
+        self._trimmed = trimmed
+        self.unlike: Dict[str, str] = {}
+        self.has_warned = False
+
+    def __call__(
+        self, y_true: Nested, y_pred: Nested, sample_weight: Nested = None, *args: object, **kwargs: object
+    ) -> tf.Tensor:
+        over_replicas = self._over_replicas()
+        if over_replicas is None:
+            return self._computed(y_true, y_pred, sample_weight, *args, **kwargs)
+        with over_replicas.compiled(self.container, y_true, y_pred, sample_weight) as gathered:
+            return self._computed(*gathered, *args, **kwargs)
+
+    def _computed(
+        self, y_true: Nested, y_pred: Nested, sample_weight: Nested, *args: object, **kwargs: object
+    ) -> tf.Tensor:
+        trimmed = self._trimmed()
+        if self._report is None and trimmed is None:
+            return self.container(y_true, y_pred, sample_weight, *args, **kwargs)
+        outputs, weights = _tf.losses.without_empty_masks(y_pred, sample_weight)
+        changed = None if trimmed is None else trimmed.scaled
+        with _tf.losses.recording_losses(self.container, y_true, y_pred, changed) as calls:
+            total = self.container(y_true, outputs, weights, *args, **kwargs)
+        if self._report is None:
+            return total
+        named = _tf.losses.counted_by_losses(calls)
+        counted = [one for _, one in named]
+        if counted and not any(one is None for one in counted):
+            # Exact if all outputs share the same mask and weights.
+            self._report(tf.add_n([tf.reduce_sum(one) for one in counted]))
+        if self._added():
+            named.append(("losses that layers add", None))
+        if not _divide_alike([one for _, one in named]):
+            self.unlike = {name: "examples" if one is None else "elements that count" for name, one in named}
+        return total
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "container" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.container, name)
+
+
+def _divide_alike(counted: Sequence[Optional[tf.Tensor]]) -> bool:
+    """Whether the numbers by which losses divide are in the same proportion in all micro-batches, as far as is known.
+
+    Args:
+      counted: for each loss, what each element counts; None: 1 each.
+    """
+    if all(one is None for one in counted):
+        return True
+    if tf.executing_eagerly():
+        shares = [1.0 if one is None else float(tf.reduce_mean(one)) for one in counted]
+        return np.allclose(shares, shares[0])
+    return len({None if one is None else _sources(one) for one in counted}) == 1
+
+
+def _sources(tensor: tf.Tensor) -> FrozenSet[str]:
+    """Return the names of the tensors in a graph from whose values this one is computed."""
+    sources, seen, waiting = set(), {tensor.name}, [tensor]
+    while waiting:
+        part = waiting.pop()
+        inputs: List[Any] = [] if part.op.type == "Shape" else list(part.op.inputs)
+        if not any(each.dtype in (tf.resource, tf.variant) for each in inputs) and inputs:
+            waiting.extend(each for each in inputs if each.name not in seen)
+            seen.update(each.name for each in inputs)
+        elif part.op.type not in ("Const", "Shape"):
+            sources.add(part.name)
+    return frozenset(sources)
+
+
+def warn_of_unlike_losses(model: tf.keras.Model) -> None:
+    """Warn once for each `compile` if the losses that have just been computed divide by different numbers."""
+    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
+    if isinstance(container, ReportingLoss) and container.unlike and not container.has_warned:
+        container.has_warned = True
+        _check.warn(
+            "Losses divide by different numbers, and a micro-batch has one weight for all of them: unless every "
+            "micro-batch has the same share of padding or ignored elements, the update differs from that of the full "
+            "batch. Pass `micro_batch_size` and `whole_batch='loss'`, or let all losses divide by examples: give "
+            "padding and ignored elements a `sample_weight` of 0 instead, and hide masks from the losses by "
+            f"`tf.keras.layers.Lambda(tf.identity)` at the end of each output. Received: {container.unlike}.",
+        )
+
+
+def warn_of_summed_losses(model: tf.keras.Model) -> None:
+    """Warn once of losses that layers have just added and Keras adds up over examples."""
+    summed = [loss for loss in _tf.steps.added_losses(model) if _tf.steps.sums_added_loss(loss)]
+    if summed and model._accum.is_first_time("summed losses"):
+        _check.warn(
+            "Keras 3 adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
+            "them than the full batch: add their mean, or pass `micro_batch_size` and `whole_batch='loss'`. Received: "
+            f"losses of shape {[tuple(loss.shape) for loss in summed]}.",
+        )
+
+
+def warn_of_summed_activities(model: tf.keras.Model) -> None:
+    """Warn of layers whose regularization of their activity adds up over examples in the installed Keras."""
+    layers = [
+        layer.name for layer in _tf.models.layers_of(model) if getattr(layer, "activity_regularizer", None) is not None
+    ]
+    if layers and _tf.steps.sums_activities():
+        _check.warn(
+            "Before Keras 3.13, the regularization of a layer's activity is a sum over the examples that the layer "
+            "sees, and smaller in micro-batches than in the full batch. Install Keras 3.13 or newer, or call "
+            "`self.add_loss` with a mean over the examples in a layer of your own. Received: activity_regularizer of "
+            f"{layers}.",
+        )
+
+
+# Base classes in `transformers` whose built-in loss is a mean over the labels other than -100. The number of these
+# labels differs between texts.
+_MEANS_OVER_LABELS = {
+    "TFCausalLanguageModelingLoss",
+    "TFMaskedLanguageModelingLoss",
+    "TFNextSentencePredictionLoss",
+    "TFTokenClassificationLoss",
+}
+
+
+def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
+    """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
+    container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
+    options, arguments = model_options.for_optimizers, model_options.arguments
+    is_split = (arguments["micro_batch_size"], arguments["micro_batch_tokens"]) != (None, None)
+    is_split_alone = is_split and options["accum_steps"] == 1  # which is exact
+    if options["reduction"] != "sum" and not is_split_alone and _tf.losses.adds_up_examples(container):
+        _check.warn(
+            "The gradient of a loss with reduction SUM or NONE is a sum over examples, so the mean over micro-batches "
+            "differs from the full batch: pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that "
+            "is a mean.",
+        )
+    bases = {base.__name__ for base in type(model).__mro__}
+    has_own_loss = getattr(model, "_using_dummy_loss", False)  # what `transformers` calls it
+    if model_options.weighs_as_keras and has_own_loss and bases & _MEANS_OVER_LABELS:
+        _check.warn(
+            f"The loss of {type(model).__name__} is a mean over the labels other than -100, whose number differs "
+            "between micro-batches: pass `micro_batch_weight=`, a function `(x, y, sample_weight)` that counts them.",
+        )

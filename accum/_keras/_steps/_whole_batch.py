@@ -1,0 +1,514 @@
+"""A step of a model that holds a whole batch, whose train step sees all of it at once (law L19).
+
+In a train step, `model(x, training=True)` is replaced. It returns the outputs of the whole batch, and a tape that
+differentiates them computes each micro-batch again. So the rest of the train step is that of the full batch: the loss,
+metrics, regularization and sample weights are computed by Keras, or by the user's code, on all outputs at once.
+
+The model's call is traced once, with marks at the layers that look across examples.
+"""
+
+import contextlib
+import inspect
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from accum import _check, _tf
+from accum._engine import _replicas
+from accum._engine._gradients import keeping_gradients
+from accum._engine._micro_batches import Batch, Index, MicroBatches, Size, Sum
+from accum._engine._segments import Segments, segments_of, whole_call
+from accum._engine._trace import Marks, Unrepeatable, is_differentiable
+from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
+from accum._keras._callbacks import accumulating_optimizers
+from accum._keras._optimizer._wrapper import internals_of
+from accum._keras._steps._draws_of_batch import BatchDraws
+from accum._keras._steps._losses_over_replicas import ReplicaLosses
+from accum._keras._steps._split_step import SplitStep
+from accum._keras._steps._train_step_watch import Collector, warn_of_batch_norms, warn_of_moved
+from accum._tf import Data, Leaf, Logs, Nested, Scalar, Wait, tf
+
+# --------------------------------------------------------------------------------------------------------------------
+# The call of the model, traced with marks
+
+
+class TracedCall(NamedTuple):
+    """A traced call.
+
+    Attributes:
+      segments: its `Segments`, whose outputs are those of the model, and after them what Keras has attached to these.
+      structure: the nested structure of the outputs of the model, without tensors.
+      attached: list of (which output, name of the attribute).
+    """
+
+    segments: Segments
+    structure: Nested
+    attached: List[Tuple[int, str]]
+
+    def outputs(self, tensors: Sequence[tf.Tensor]) -> Nested:
+        """Return the outputs of the model, given those of the segments."""
+        count = len(tensors) - len(self.attached)
+        outputs = list(tensors[:count])
+        for index in {index for index, _ in self.attached}:
+            outputs[index] = tf.identity(outputs[index])
+        for (index, name), tensor in zip(self.attached, tensors[count:]):
+            setattr(outputs[index], name, tensor)
+        return tf.nest.pack_sequence_as(self.structure, outputs)
+
+
+class Traces(dict):  # type: ignore[type-arg]
+    """{what a call depends on: `TracedCall`} of one model, which copies and pickles of it leave out."""
+
+    def __deepcopy__(self, memo: Dict[int, object]) -> "Traces":
+        return Traces()
+
+    def __reduce__(self) -> Tuple[type, Tuple[()]]:
+        return Traces, ()
+
+
+def traced_call(
+    model: tf.keras.Model,
+    call: Callable[..., Nested],
+    batch: Batch,
+    has_barriers: bool,
+    differentiable: bool,
+    recompute: bool,
+) -> TracedCall:
+    """Trace the call of a model on a micro-batch.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      call: the `__call__` of its class.
+      batch: its arguments, `(args, kwargs)`.
+      has_barriers: whether batch normalisation is a barrier.
+      differentiable: whether the gradient is needed.
+      recompute: whether groups of segments are computed again.
+
+    Raises:
+      ValueError: a batch normalisation layer is of an unknown kind, or within a loop or conditional; an output is not a
+        dense tensor; something can't be computed again.
+    """
+    seen: Dict[str, Any] = {}
+    is_eager = tf.executing_eagerly()
+
+    def function(tensors: Sequence[tf.Tensor], marks: Marks) -> List[tf.Tensor]:
+        args, kwargs = batch.packed(tensors)
+        with _marking(model, marks, has_barriers):
+            outputs = _tf.graphs.called_as_in_fit(call, *args, **kwargs)
+        flat = [_dense(tensor) for tensor in tf.nest.flatten(outputs)]
+        attached = [
+            (index, name, value)
+            for index, one in enumerate(flat)
+            for name, value in _tf.graph_parts.attached(one, is_eager)
+        ]
+        seen["structure"] = tf.nest.map_structure(lambda _: None, outputs)
+        seen["attached"] = [(index, name) for index, name, _ in attached]
+        return flat + [value for _, _, value in attached]
+
+    variables = [_replicas.local_variable(_tf.variables.native(var)) for var in model.trainable_variables]
+    segments = segments_of(
+        function,
+        batch,
+        variables,
+        recompute,
+        has_barriers,
+        differentiable,
+        compiled=_tf.steps.is_compiled_by_xla(model),
+    )
+    return TracedCall(segments, seen["structure"], seen["attached"])
+
+
+def _dense(tensor: Leaf) -> tf.Tensor:
+    """Return an output of a model, or raise unless it is dense."""
+    if not isinstance(tensor, tf.Tensor):
+        raise ValueError(
+            "With `whole_batch`, the outputs of a model must be dense tensors: make them so, or leave out "
+            f"`whole_batch`. Received: {tensor!r}."
+        )
+    return tensor
+
+
+@contextlib.contextmanager
+def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool) -> Iterator[None]:
+    """Let layers leave marks in this context, and hand over what they add beside their outputs."""
+    collector = Collector()
+    layers = _tf.models.layers_of(model)
+    with contextlib.ExitStack() as stack:
+        for layer in batch_norms_of(model):
+            stack.enter_context(layer.accum_statistics.collected_by(collector))
+        for layer in [model] + layers:
+            stack.enter_context(_tf.steps.own_methods(layer, add_loss=_adding(layer.add_loss, marks)))
+        for metric in _tf.steps.metrics_of_layers(model):
+            stack.enter_context(_tf.steps.own_methods(metric, update_state=_updating(metric.update_state, marks)))
+        for layer in _tf.batch_norm.batch_norms_in(model) if has_barriers else ():
+            stack.enter_context(_tf.steps.own_methods(layer, call=_normalizing(layer, marks)))
+        for layer in layers:
+            if looks_across_examples(layer):
+                stack.enter_context(_tf.steps.own_methods(layer, call=_at_once(layer, marks)))
+        yield
+    marks.moments.extend((moments, statistics.receive_whole) for statistics, moments in collector.moments)
+
+
+def looks_across_examples(layer: tf.keras.layers.Layer) -> bool:
+    """Whether the user has declared that a layer must be called with the whole batch."""
+    return bool(getattr(layer, "looks_across_examples", False))
+
+
+def _require_here(layer: tf.keras.layers.Layer, marks: Marks) -> None:
+    """Raise unless a layer is called where a mark can be left."""
+    if marks.is_here():
+        return
+    raise Unrepeatable(
+        "An operation that looks across examples, such as batch normalization, can't be computed over the whole batch "
+        "within a loop or conditional, whose body may run any number of times: take it out of there, or leave out "
+        "`whole_batch`. "
+        f"Received: {layer.name!r}."
+    )
+
+
+def _normalizing(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., tf.Tensor]:
+    """Return what stands in for the `call` of a batch normalisation layer."""
+    own = layer.call
+
+    @_tf.graphs.untouched_by_autograph
+    def call(
+        inputs: tf.Tensor, training: Union[bool, tf.Tensor, None] = None, mask: Optional[tf.Tensor] = None
+    ) -> tf.Tensor:
+        if training is None:
+            training = _tf.graph_parts.learning_phase()
+        if tf.is_tensor(training):
+            raise ValueError(
+                "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
+                f"Received: training={training!r} for {layer.name!r}."
+            )
+        if not (training and layer.trainable):
+            return _tf.batch_norm.call_batch_norm(own, inputs, training, mask)
+        reason = refusal_of(layer)
+        if reason is not None:
+            raise ValueError(
+                f"The layer {layer.name!r} can't be computed over the whole batch: {reason}. Received: {layer!r}."
+            )
+        _require_here(layer, marks)
+        mask = getattr(inputs, "_keras_mask", None) if mask is None else mask
+        return BatchNormBarrier(layer, len(marks.statistics)).call(inputs, mask, marks)
+
+    return call
+
+
+def _at_once(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., Nested]:
+    """Return what stands in for the `call` of a layer that is called with the whole batch."""
+    own = layer.call
+
+    @_tf.graphs.untouched_by_autograph
+    def call(*args: object, **kwargs: object) -> Nested:
+        _require_here(layer, marks)
+        leaves = tf.nest.flatten((args, kwargs))
+        indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0]
+        structure: List[Nested] = []
+
+        def whole(*tensors: tf.Tensor) -> List[tf.Tensor]:
+            own_leaves = list(leaves)
+            for index, tensor in zip(indices, tensors):
+                own_leaves[index] = tensor
+            own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), own_leaves)
+            structure.append(own(*own_args, **own_kwargs))
+            return tf.nest.flatten(structure[0])
+
+        parts = marks.at_whole(whole, [leaves[index] for index in indices])
+        return tf.nest.pack_sequence_as(structure[0], parts)
+
+    return call
+
+
+def _adding(add_loss: Callable[..., None], marks: Marks) -> Callable[..., None]:
+    def add(losses: Nested, *args: object, **kwargs: object) -> None:
+        for loss in tf.nest.flatten(losses):
+            if callable(loss):
+                add_loss(loss, *args, **kwargs)
+            elif _tf.steps.sums_added_loss(loss):
+                marks.losses.append((tf.reduce_sum(loss), True))
+            else:
+                marks.losses.append((tf.reduce_mean(loss), False))
+
+    return add
+
+
+def _updating(update_state: Callable[..., Wait], marks: Marks) -> Callable[..., Wait]:
+    """Return a function that updates the mean of a layer's numbers, each one that of a micro-batch, with them."""
+
+    def update(values: tf.Tensor, sample_weight: Nested = None) -> Wait:
+        if sample_weight is None and getattr(values, "shape", None) == ():
+            sample_weight = tf.cast(marks.share, values.dtype)
+        return update_state(values, sample_weight=sample_weight)
+
+    return update
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The call that replaces it in a train step
+
+
+class WholeBatchCall:
+    """Stands in for the call of a model during one step, on one replica.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
+      barriers: of "loss" and "batch_norm".
+      replicas_per_group: number of replicas in a group for each of these, None for all.
+      weight: function that returns the weight of this replica's batch, or None for 1.
+      is_training: whether its gradient is needed.
+      draws: the `BatchDraws` of the step.
+
+    Attributes:
+      replica_losses: what computes losses over the outputs of several replicas, or None.
+      losses: what layers have added as losses in the latest call: list of scalars.
+      is_used: whether the model has been called.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        size: Size,
+        barriers: Sequence[str],
+        replicas_per_group: Dict[str, Optional[int]],
+        weight: Callable[[], Optional[Scalar]],
+        is_training: bool,
+        draws: BatchDraws,
+    ) -> None:
+        self._model = model
+        self._is_training = is_training
+        self._draws = draws
+        self._recompute = model._accum.recompute
+        self._size = size
+        self._barriers = barriers
+        self._weight = weight
+        groups = {name: _check.group_size(replicas_per_group[name], _replicas.count()) for name in barriers}
+        self._group_size = groups.get("batch_norm", 1)
+        self._loss_group = groups.get("loss", 1)
+        self.replica_losses = None if self._loss_group == 1 else ReplicaLosses(self._loss_group, weight)
+        self._is_within = False
+        self.losses: List[tf.Tensor] = []
+        self.is_used = False
+
+    def __call__(self, call: Callable[..., Nested], args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Nested:
+        """Call the model.
+
+        Args:
+          call: the `__call__` of the model's class.
+          args, kwargs: its arguments.
+        """
+        if self._is_within:
+            return call(*args, **kwargs)
+        self.is_used = True
+        batch = Batch((tuple(args), dict(kwargs)))
+        if not self._model.built:
+            with self._within():
+                _build(call, batch)
+        traced = self._traced(call, batch, args, kwargs)
+        segments = traced.segments
+        leaves = tf.nest.flatten((args, kwargs), expand_composites=True)  # a sparse tensor is its values and others
+        leaves += [outside for outside, _ in segments.graph.trace.captures if outside.dtype != tf.resource]
+        whole, losses = whole_call(
+            segments,
+            batch,
+            self._size,
+            [_tf.variables.native(var) for var in self._model.trainable_variables],
+            [leaf for leaf in leaves if tf.is_tensor(leaf) and is_differentiable(leaf)],
+            _tf.steps.is_compiled_by_xla(self._model),
+            self._group_size,
+            self._weight,
+            self._draws,
+        )
+        warn_of_moved(self._model, segments.graph.moved)
+        self.losses = self._as_shares(losses, batch)  # Keras keeps those of the latest call
+        return traced.outputs(whole)
+
+    def _as_shares(self, losses: List[tf.Tensor], batch: Batch) -> List[tf.Tensor]:
+        """Weight what layers of this replica have added by its examples, if replicas share a loss.
+
+        Keras then averages the replicas' losses, in the logs and, unless the gradients are weighted later, in the step.
+        """
+        if self._loss_group == 1 or not losses:
+            return losses
+        share = _replicas.share_of_replica(tf.cast(batch.count, tf.float32), self._loss_group)
+        shares = [loss * tf.cast(share, loss.dtype) for loss in losses]
+        steps = shares if self._weight() is None else losses
+        logs = losses if _tf.steps.LOGS_COUNT_EXAMPLES else shares
+        return [step + tf.stop_gradient(log - step) for step, log in zip(steps, logs)]
+
+    @contextlib.contextmanager
+    def _within(self) -> Iterator[None]:
+        """Let the model compute a micro-batch in this context, as its class does."""
+        before, self._is_within = self._is_within, True
+        try:
+            yield
+        finally:
+            self._is_within = before
+
+    def _traced(
+        self, call: Callable[..., Nested], batch: Batch, args: Sequence[Nested], kwargs: Dict[str, Nested]
+    ) -> TracedCall:
+        """Return the traced call, which is traced once for all batches of a kind, as a `tf.function` is."""
+        model = self._model
+        names = list(inspect.signature(type(model).call).parameters)[1:]
+        training = dict(zip(names, args), **kwargs).get("training")
+        has_barriers = "batch_norm" in self._barriers
+        if (
+            has_barriers
+            and tf.is_tensor(training)
+            and any(layer.trainable for layer in _tf.batch_norm.batch_norms_in(model))
+        ):
+            raise ValueError(
+                "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
+                f"Received: training={training!r}."
+            )
+
+        def make() -> TracedCall:
+            with self._within():
+                return traced_call(model, call, batch, has_barriers, self._is_training, self._recompute)
+
+        leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if not tf.is_tensor(leaf)]
+        flags = [bool(layer.trainable) for layer in _tf.models.layers_of(model)]
+        key = repr((_replicas.replica_number(), batch.specs(), leaves, flags, has_barriers, self._is_training))
+        traces = model._accum.traces
+        if key in traces:
+            return traces[key]
+        traced = make()
+        if all(hasattr(outside, "numpy") for outside, _ in traced.segments.graph.trace.captures):
+            traces[key] = traced  # it knows no tensor of a function that is being traced
+        return traced
+
+
+def _build(call: Callable[..., Nested], batch: Batch) -> None:
+    """Let a model create its variables."""
+
+    def first_call() -> None:
+        args, kwargs = batch.part(0, 1)
+        call(*args, **kwargs)
+
+    tf.function(first_call).get_concrete_function()  # changes nothing, unlike a call
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The step
+
+
+class WholeBatchStep(SplitStep):
+    """Runs the steps of a model on a whole batch; the calls of the model within them are split into micro-batches."""
+
+    @contextlib.contextmanager
+    def _calling(self, name: str, data: Data) -> Iterator[None]:
+        """Let calls of the model be split in this context, in the step `name` of a batch."""
+        count = Batch(data).count
+        model, replica = self._model, _replicas.replica_number()
+        optimizers = [_tf.optimizers.without_loss_scale(optimizer) for optimizer in model._accum.optimizers or ()]
+
+        def weight() -> Optional[Scalar]:
+            is_for_passthrough = self._weighs_replicas
+            weighted = [
+                optimizer
+                for optimizer in optimizers
+                if is_for_passthrough or not internals_of(optimizer).is_passthrough
+            ]
+            return internals_of(weighted[0]).weight if weighted else None
+
+        own, calls = model._accum, model._accum.calls
+        groups = own.replicas_per_group
+        is_training = name == "train_step"
+        draws = BatchDraws(model, count, self._compiled, is_training)
+        calls[replica] = WholeBatchCall(model, self._size, own.whole_batch, groups, weight, is_training, draws)
+        try:
+            with keeping_gradients(), draws.batch():
+                yield
+            if not calls[replica].is_used:
+                raise ValueError(
+                    f"`{type(model).__name__}.{name}` does not call the model, `self(x, training=True)`, so nothing is "
+                    "split into micro-batches: let it do so, or leave out `whole_batch`."
+                )
+            losses = calls[replica].replica_losses
+            if (
+                name == "train_step"
+                and losses is not None
+                and not losses.is_used
+                and not _tf.steps.is_train_step_of_keras(self._steps.of_class_or_user("train_step"))
+            ):
+                raise ValueError(
+                    f"`{type(model).__name__}.train_step` computes a loss that can't be computed over the outputs of "
+                    "all replicas: let it call `self.compute_loss` or the compiled loss, or pass "
+                    "`replicas_per_group={'loss': 1}`, with which each replica computes its own."
+                )
+        finally:
+            del calls[replica]
+
+    def _check_batch_norms(self) -> None:
+        """Warn of, or refuse, batch normalisation layers that are no barrier."""
+        if "batch_norm" not in self._model._accum.whole_batch:
+            warn_of_batch_norms(self._model)
+            self._check_layers()
+
+    def train(self, data: Data) -> Logs:
+        optimizers = accumulating_optimizers(self._model)
+        if self._weighs_replicas and all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
+            return self.apply(self.gradients(data))
+        self._check_batch_norms()
+        with self._calling("train_step", data), self._without_sums_of_one():
+            logs, _ = self._steps.run_train(data)
+        return logs
+
+    @property
+    def _weighs_replicas(self) -> bool:
+        """As for any step; but a loss over the outputs of all replicas weights them by itself."""
+        is_scaled = any(map(_tf.optimizers.is_loss_scale_optimizer, self._model._accum.optimizers))
+        return super()._weighs_replicas and not is_scaled and "loss" not in self._model._accum.whole_batch
+
+    def gradients(self, data: Data) -> Nested:
+        self._check_batch_norms()
+        self._collector = Collector()
+        scaled = [
+            optimizer
+            for optimizer in self._model._accum.optimizers
+            if _tf.optimizers.is_loss_scale_optimizer(optimizer)
+        ]
+        if scaled and _replicas.count() > 1:
+            raise ValueError(
+                "`whole_batch` with `micro_batch_size='auto'` can't have a `LossScaleOptimizer` on several replicas: "
+                "pass a number as `micro_batch_size`, or train in bfloat16."
+            )
+        with contextlib.ExitStack() as stack:
+            for optimizer in scaled:
+                stack.enter_context(self._intercepting(optimizer, self._collector))
+            stack.enter_context(self._calling("train_step", data))
+            logs, _ = self._steps.run_train(data, self._collector)
+        self._metrics = _Logs(logs)
+
+        def parts(part: Data, index: Index) -> Nested:
+            calls = [self._parts_of(call, False) for call in self._collector.calls]
+            moments = [[Sum(value) for value in call_moments] for _, call_moments in self._collector.moments]
+            return [calls, moments, self._metrics.parts(), None]
+
+        batch = Batch(data)
+        micro_batches = MicroBatches(batch, batch.count)
+        self._cuts = micro_batches.cuts
+        return micro_batches.run_at_once(parts)
+
+    def test(self, data: Data) -> Logs:
+        with self._calling("test_step", data):
+            logs, _ = self._steps.run_test(data)
+        return logs
+
+    def predict(self, data: Data) -> Nested:
+        with self._calling("predict_step", data):
+            return self._steps.of_class_or_user("predict_step")(data)
+
+
+class _Logs:
+    """The logs of a step, whose tensors have to leave the function in which it ran."""
+
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+
+    def parts(self) -> List[Optional[Sum]]:
+        return [Sum(leaf) if tf.is_tensor(leaf) else None for leaf in tf.nest.flatten(self._logs)]
+
+    def finish(self, tensors: Sequence[Optional[tf.Tensor]]) -> Logs:
+        pairs = zip(tf.nest.flatten(self._logs), tensors)
+        return tf.nest.pack_sequence_as(self._logs, [leaf if value is None else value for leaf, value in pairs])
