@@ -18,6 +18,7 @@ import freeze  # noqa: E402
 import how_tested  # noqa: E402
 import pins  # noqa: E402
 import reports  # noqa: E402
+import strategies  # noqa: E402
 from matrix import data as matrix  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.weekly]
@@ -442,3 +443,27 @@ def test_the_page_on_testing_has_the_numbers_of_the_records():
         text = file.read()
     shown = text[text.index(how_tested.BEGIN) + len(how_tested.BEGIN) : text.index(how_tested.END)]
     assert shown == how_tested.counts()
+
+
+CASES = """<testsuite>
+<testcase classname="tests.test_replicas" name="a" time="1"/>
+<testcase classname="tests.test_strategies" name="b" time="1"><failure/></testcase>
+<testcase classname="tests.test_workers" name="c"><skipped type="pytest.skip"/></testcase>
+<testcase classname="tests.test_fit" name="d" time="9"/>
+</testsuite>"""
+
+
+def test_the_tests_of_a_strategy_are_counted_and_what_did_not_run_is_said(tmp_path):
+    (tmp_path / f"{ENV_NAME}.xml").write_text(CASES)
+    (tmp_path / "lint.xml").write_text(CASES)  # no environment of the matrix
+    read = strategies.from_reports(str(tmp_path))
+    counted = {"passed": 1, "skipped": 0, "xfailed": 0, "failed": 1, "seconds": 2}
+    assert read == {ENV_NAME: {"MirroredStrategy": counted}}
+    records = {}
+    strategies.keep(records, ENV_NAME, "MirroredStrategy", counted)
+    strategies.keep(records, ENV_NAME, "MirroredStrategy", dict(counted, passed=0))  # fewer tests of the same sources
+    version = ENV_NAME.partition("tf")[2]
+    (row,) = [row for row in strategies.table(records) if row.startswith(f"| {version} |")]
+    date = records[ENV_NAME]["MirroredStrategy"]["date"]
+    assert row == f"| {version} | 1 passed, 1 failed ({date}) | not run | not run |"
+    assert "| 2.5 | not run | not run | not run |" in strategies.table(records)
