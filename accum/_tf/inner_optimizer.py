@@ -190,7 +190,10 @@ def sums_before_all_else(optimizer: Any) -> bool:
     base: Any = NewOptimizer if is_new_optimizer(optimizer) else LegacyOptimizer
     is_as_keras = all(getattr(type(optimizer), name, None) is getattr(base, name, None) for name in _BEFORE_SUMS)
     clips = any(getattr(optimizer, kind, None) for kind in ("clipnorm", "clipvalue", "global_clipnorm"))
-    return is_as_keras and not (IS_KERAS_3 and clips) and _reduces_as_keras(optimizer, _name_of_reduction(optimizer))
+    name = _name_of_reduction(optimizer)
+    # In the thread of another replica, which is making its step, it may be replaced.
+    reduces = vars(optimizer).get(name) is list or _reduces_as_keras(optimizer, name)
+    return is_as_keras and not (IS_KERAS_3 and clips) and reduces
 
 
 def _parts(optimizer: Any) -> List[Any]:
