@@ -286,7 +286,7 @@ def rows_of_group(
         included; the others are the same on all.
       group_size: the number of replicas in a group, as for `_replicas.sum_of_group`.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
-        for 1; called when they are computed. See `_moments.over_replicas`.
+        for 1; called when they are computed. See `_statistics.over_replicas`.
 
     Returns:
       List of tensors, the same on all replicas of the group, in the order of the replicas.

@@ -201,7 +201,7 @@ class SegmentedFunction:
       flatten: function of a micro-batch that returns the list of its tensors, as they were traced.
       group_size: int, the number of replicas over whose examples statistics are computed together.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
-        for 1; called when they are computed. See `_moments.over_replicas`.
+        for 1; called when they are computed. See `_statistics.over_replicas`.
       draws: object with functions `seed_of_call` and `known_base`, as `BatchDraws` has; None for random numbers of this
         batch alone.
     """
