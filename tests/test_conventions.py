@@ -1,4 +1,4 @@
-"""What TensorFlow's own optimizers are by default in a version: recorded for people who migrate."""
+"""What TensorFlow's own optimizers are by default in each version: recorded for people who migrate."""
 
 import inspect
 import json

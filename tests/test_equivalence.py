@@ -140,7 +140,7 @@ def through_fit(make_model, optimizer, batch_size, accum_steps=None, epochs=2, r
     """Weights after epochs over 44 examples, which neither batch size divides."""
     random = np.random.RandomState(0)
     x, y = random.normal(size=(44, 6)).astype("float32"), random.normal(size=(44, 2)).astype("float32")
-    model = make_model()  # with weights from NumPy: not every version's initialisers repeat themselves for a seed
+    model = make_model()  # with weights from NumPy: not every TensorFlow's initialisers repeat themselves for a seed
     model.set_weights([0.5 * random.normal(size=weight.shape) for weight in model.get_weights()])
     if accum_steps is not None:
         model = accum.GradientAccumulateModel(accum_steps, inputs=model.inputs, outputs=model.outputs)

@@ -326,7 +326,7 @@ def test_no_pins_from_what_did_not_pass(report, work, monkeypatch):
     assert write_pins(work, monkeypatch, "2.15") == (1, None)
 
 
-def test_no_pins_from_a_part_of_a_version(work, monkeypatch, capsys):
+def test_no_pins_unless_all_pythons_of_a_version_passed(work, monkeypatch, capsys):
     leave_version(work, without="3.10")
     assert write_pins(work, monkeypatch) == (1, None)
     assert "tf2.15: left as it is. py310-tf2.15: no environment that passed" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def extra():
 
 @pytest.mark.parametrize("platform", sorted(set(PLATFORMS) - {"metal"}))
 def test_the_extra_asks_for_one_tensorflow_that_a_platform_has(platform):
-    """Every Python for which the platform has a TensorFlow gets one range of versions with its newest TensorFlow."""
+    """Every Python for which the platform has a TensorFlow gets one range of versions, with the newest in it."""
     newest = {}
     for env_name in ENVIRONMENTS.env_names(platform):
         version, python, _ = ENVIRONMENTS.parts(env_name)

@@ -184,7 +184,7 @@ def transformer(model_class=tf.keras.Model, mask_zero=True):
 @pytest.mark.law("L5")
 @pytest.mark.law("L8")
 def test_a_transformer_with_masked_tokens_equals_the_full_batch():
-    """Whether this version's losses divide by tokens or by examples, "examples" is what they divide by."""
+    """Whether Keras' losses divide by tokens or by examples here, "examples" is what they divide by."""
     model, options = transformer(), {"rate": 0.1}
     full = steps(model, TOKENS, NEXT, accumulates=False, **options)
     assert_same_step(steps(model, TOKENS, NEXT, accumulates=True, **options), full, model.get_weights())

@@ -66,7 +66,7 @@ def test_what_differs_between_versions_runs_on_one_python_of_each():
 
 
 def test_every_landing_runs_all_tests_on_some_versions_and_the_main_ones_on_every_version():
-    """Of Keras 2 the oldest and the newest version, the newest of Keras 3, and TF 1."""
+    """With Keras 2 the oldest and the newest TensorFlow, with Keras 3 the newest, and TF 1."""
     listed = dict(re.findall(r"(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = (.*)$", read("tox.ini")))
     of_all_tests = [
         env_name for names, options in listed.items() if options in ALL_TESTS for env_name in names.split(",")

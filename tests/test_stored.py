@@ -1,6 +1,7 @@
 """Files that earlier versions of accum wrote are read, and what they hold goes on (law L12).
 
-tests/support/make_stored.py wrote them, in a folder for each of some versions. The oracle is NumPy on full batches.
+tests/support/make_stored.py wrote them, in a folder for each of some TensorFlow versions.
+The oracle is NumPy on full batches.
 """
 
 import json
@@ -24,7 +25,7 @@ STORED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stored")
 FOLDERS = sorted(os.listdir(STORED))
 TOLERANCE = 2e-6
 OF_KERAS_2 = "Keras 3 does not know the `jit_compile` of an optimizer that Keras 2.11 and later store"
-# What Keras itself does not read: (part of folder-name, whether this version can't, reason)
+# What Keras itself does not read: (part of folder-name, whether this TensorFlow can't, reason)
 UNREAD = [
     (
         "2.10-optimizer-new",
@@ -52,8 +53,8 @@ def version_of(folder):
 def stored(*names, by_later_versions=False):
     """Return pytest parameters: a folder and one of the names, for each that it holds.
 
-    A file of Keras is read by the version that wrote it and by later ones. `by_later_versions` includes those of later
-    versions.
+    A file of Keras is read by the TensorFlow that wrote it and by later ones. `by_later_versions` includes the files of
+    later ones, too.
     """
     parameters = []
     for folder in FOLDERS:

@@ -14,7 +14,7 @@ Three kinds of operations are not functions of the graph's inputs, and are made 
 - If the function assigns a value that does not depend on the batch, the variable is read once and assigned once.
 - Any other operation that can't be repeated runs in the forward phase, and its result is kept.
 
-The second half of the file chooses the cuts whose tensors are kept from the forward to the backward pass, by their
+The last part of the file chooses the cuts whose tensors are kept from the forward to the backward pass, by their
 bytes. There is a cut before each level. Tensors that cross a kept cut are stored. The levels between two kept cuts form
 a group. The backward pass recomputes a group when it reaches it, and then holds all its tensors. The memory is
 

@@ -8,7 +8,8 @@ the inner optimizer's own `apply_gradients` makes the step.
 Control dependencies fix the order of all ops, so the same code runs eagerly, in a `tf.function` and in a static graph,
 and no counter advances before the gradients that it counts have been computed.
 
-`Cycle` decides, and `CycleOps` builds what it decides. Methods named `_on_*` run on each replica, and of these only the
+`Cycle` decides, and `CycleOps` builds what it decides. `TrainOpLock` lets the train ops of a graph run one after the
+other. Methods named `_on_*` run on each replica, and of these only the
 step itself communicates. All other methods run once, in cross-replica context: on a replica, TensorFlow rejects a
 `tf.cond` around anything that communicates (keras#20582).
 """

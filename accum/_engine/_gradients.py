@@ -2,7 +2,7 @@
 
 Weight 0 gives 0 even for NaN, which is the mean of an empty micro-batch.
 
-`custom_gradient` defines a gradient, and releases the model once the step has been traced.
+`custom_gradient` is `tf.custom_gradient`. Within `keeping_gradients`, it releases the model when that ends.
 """
 
 import contextlib

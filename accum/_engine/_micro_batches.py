@@ -8,7 +8,7 @@
 A batch of n examples is cut into ceil(n / m) micro-batches. The first has the remainder, between 1 and m examples, and
 runs outside of the loop: it creates the variables and tells what is summed. All others have exactly m examples and run
 in a `tf.while_loop`, one after the other, so that the memory of only one is needed. Their constant size is what XLA can
-compile.
+compile. Between workers, the last one runs after the loop: what a loop computes can be used only when it has ended.
 
 Nothing in here communicates between replicas: each replica runs its own part.
 
@@ -97,7 +97,7 @@ class Batch:
 
 
 def _components(leaf: Leaf) -> List[tf.Tensor]:
-    """Return the tensors of which something in a batch consists; none if it is no tensor."""
+    """Return the tensors that make up one entry of a batch; none if it is no tensor."""
     if isinstance(leaf, tf.SparseTensor):
         return [leaf.indices, leaf.values, leaf.dense_shape]
     if isinstance(leaf, tf.RaggedTensor):

@@ -248,7 +248,7 @@ def sum_over_replicas(
 
 
 def sum_gradients(grads_and_vars: GradsAndVars) -> List[Tuple[Gradient, tf.Variable]]:
-    """Sum the gradients of this replica over all replicas, each of which calls this."""
+    """Sum each gradient over the replicas. Every replica calls this with its own."""
     variables = [var for _, var in grads_and_vars]
 
     def summed(strategy: tf.distribute.Strategy, grads: Sequence[PerReplica]) -> List[PerReplica]:
@@ -284,7 +284,7 @@ def rows_of_group(
     Args:
       tensors: list of real numbers or bools. Their first axes may have different lengths on different replicas, 0
         included; the others are the same on all.
-      group_size: the number of replicas in a group, as for `_replicas.sum_of_group`.
+      group_size: the number of replicas in a group, as for `sum_of_group`.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
         for 1; called when they are computed. See `_statistics.over_replicas`.
 

@@ -19,7 +19,8 @@ where `mean` is a constant, because the derivative of the variance by it is 0. S
 
     m / N + 2 * v * (x - mean) / N
 
-`whole_call` calls a function with a whole batch in this way.
+`segments_of` traces a function and cuts it into segments. `whole_call` computes its outputs for a whole batch, with
+their gradient.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ Barriers that nobody has marked are found in the graph. Two patterns are recogni
 (`tf.nn`, tf-slim, Keras, a `tf.Module`):
 
     FusedBatchNorm(x, scale, offset, …), in training
-    mean = Mean(x),  variance = Mean(SquaredDifference(x, mean)),  over axes of which one is the batch
+    mean = Mean(x),  variance = Mean(SquaredDifference(x, mean)),  over several axes, the batch among them
 
 The batch axis is the one whose length is unknown while tracing. The results of these operations are replaced by values
 computed from the moments of the whole batch. Any other reduction over the examples can't be exact if its result is
@@ -554,7 +554,7 @@ class FoundStatistics:
             )
 
     def _pair(self, op: tf.Operation) -> Optional[_Pair]:
-        """Return the mean and variance of which `op` is the variance, or None."""
+        """Return the mean and variance if `op` computes the variance, otherwise None."""
         axes = self._axes_over_examples(op)
         if op.type != "Mean" or axes is None:
             return None
@@ -620,7 +620,9 @@ class FoundStatistics:
 
     def _others(self) -> List[str]:
         """Return the names of other reductions over examples that meet single examples again."""
-        reduced: Dict[str, Set[str]] = {}  # {operation: reductions over all examples of which alone it is computed}
+        reduced: Dict[str, Set[str]] = (
+            {}
+        )  # {operation: the reductions over all examples that it is computed from, and nothing else}
         rows = set(self._inputs)
         names: Dict[str, None] = {}
         for op in self._ops:

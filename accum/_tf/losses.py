@@ -229,9 +229,8 @@ def is_neither_sum_nor_mean(container: Any) -> bool:
 
 def reductions(container: Any) -> List[Optional[str]]:
     """Return the reductions of the losses that a model was compiled with, None for plain functions."""
-    passed = getattr(
-        container, "_user_loss" if IS_KERAS_3 else "_user_losses", None
-    )  # has no public name in any version
+    # They have no public name in any version.
+    passed = getattr(container, "_user_loss" if IS_KERAS_3 else "_user_losses", None)
     losses = [loss for loss in tf.nest.flatten(passed) if loss is not None]
     return ["none" if getattr(loss, "reduction", "") is None else getattr(loss, "reduction", None) for loss in losses]
 

@@ -75,8 +75,10 @@ PACK_BYTES = 8 * 2**20
 
 
 def sums_in_packs(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the processes of a strategy can sum gradients in several packs; by default, TensorFlow makes one."""
-    return VERSION >= (2, 5) and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)  # dies with 2.4
+    """Whether a strategy has several processes that can sum gradients in packs; by default, TensorFlow makes one."""
+    if VERSION < (2, 5) or not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):  # dies with 2.4
+        return False
+    return strategy.num_replicas_in_sync != count_local_replicas(strategy)
 
 
 def options_of_sums(strategy: tf.distribute.Strategy) -> Dict[str, Any]:

@@ -108,7 +108,7 @@ def loss_of(workload, weights, x, y):
 
 
 def initial_weights(workload, seed=0):
-    """NumPy arrays, the same in every version; TensorFlow's initialisers are not reproducible across versions."""
+    """NumPy arrays, the same on every TensorFlow, whose own initialisers are not reproducible across versions."""
     random = np.random.RandomState(seed)
     is_kernel = lambda shape: len(shape) > 1
     scales = [np.prod(shape[:-1]) ** -0.5 if is_kernel(shape) else 0.0 for shape in workload.shapes]

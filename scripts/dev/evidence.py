@@ -6,7 +6,7 @@ machine. MATRIX.md and docs/matrix.svg are written from all records. An environm
 
 `--patches FOLDER` keeps, in records/patches.json, the records of freezes and reports that were made by hand with a
 patch that no environment runs (`OWN_PATCHES` in scripts/release/pins.py), under the name of the environment that has
-the same version and Python:
+the same minor version and Python:
 
     python -m pip install -c constraints/tf1.15.txt . tensorflow pytest tf-slim
     export PYTEST_ADDOPTS='-m "not slow and not per_version"'

@@ -38,14 +38,14 @@ def run(env_name, files):
 
 
 def from_reports(folder):
-    """{environment: {strategy: counts}} of the JUnit files of a folder, without strategies of which no test ran."""
+    """{environment: {strategy: counts}}, from a folder of JUnit files. A strategy without a test that ran is absent."""
     found = {}
     for name in sorted(os.listdir(folder)):
         env_name, extension = os.path.splitext(name)
         if extension == ".xml" and env_name in _environments():
             report = os.path.join(folder, name)
             for strategy, files in TESTS.items():
-                counted = reports.counts_of(report, [os.path.splitext(file)[0] for file in files])
+                counted = reports.counts(report, [os.path.splitext(file)[0] for file in files])
                 if counted["passed"] + counted["failed"]:
                     found.setdefault(env_name, {})[strategy] = counted
     return found

@@ -1,10 +1,10 @@
 """Choose what a merge runs: `python scripts/dev/turn.py` prints its environments, longest first, for tox.
 
-The environments of tox.ini's labels `versions` and `ci-beyond` always run: every TensorFlow version and every Python.
-Each of the others differs from one of them only by Python. They take turns, a twentieth at a time: first those that
-failed or never ran, then those that ran longest ago, according to records/evidence.json. That file is committed, so a
-shallow clone and an unpacked source distribution choose the same environments, and the turn moves on with each merge
-that updates it.
+The environments of tox.ini's labels `versions` and `ci-beyond` always run: every TensorFlow but 2.17 and 2.19, and
+every Python. Each of the others differs from one of them only by Python. They take turns, a twentieth at a time: first
+those that failed or never ran, then those that ran longest ago, according to records/evidence.json. That file is
+committed, so a shallow clone and an unpacked source distribution choose the same environments, and the turn moves on
+with each merge that updates it.
 """
 
 import json

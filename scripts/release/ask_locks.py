@@ -42,7 +42,7 @@ PATCHES = {"3.6": "3.6.15", "3.7": "3.7.16", "3.8": "3.8.18", "3.9": "3.9.18", "
 
 @functools.lru_cache(maxsize=None)
 def pinned(tf_version):
-    """[(package, version, marker)] of what a version's constraints pin, and the lines of its limits."""
+    """[(package, version, marker)] of what a TensorFlow's constraints pin, and the lines of their limits."""
     with open(os.path.join(ROOT, "constraints", f"tf{tf_version}.txt"), encoding="utf-8") as file:
         limits, pins = file.read().split("# what was installed")
     matches = [re.match(r"([\w.-]+)==([^;\s]+)(?:; (.*))?$", text) for text in pins.strip().splitlines()]

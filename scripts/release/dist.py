@@ -19,7 +19,7 @@ import _siblings  # noqa: F401
 import write_locks
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TF_VERSION = "tf2.15"
+CONSTRAINTS = os.path.join(ROOT, "constraints", "tf2.15.txt")
 TYPED_USE = os.path.join("tests", "support", "typed_use.py")
 # TensorFlow itself has no types in most versions.
 CHECK_TYPES = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--disable-error-code=import-untyped"]
@@ -104,7 +104,7 @@ def use(path, version):
     with tempfile.TemporaryDirectory() as outside:
         environment = os.path.join(outside, "environment")
         python = os.path.join(environment, "Scripts" if os.name == "nt" else "bin", "python")
-        constraints = os.path.join(ROOT, "constraints", TF_VERSION + ".txt")
+        constraints = CONSTRAINTS
         tensorflow = "tensorflow-cpu" if sys.platform.startswith("linux") else "tensorflow"
         clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         clean["TF_CPP_MIN_LOG_LEVEL"] = "3"

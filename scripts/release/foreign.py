@@ -331,7 +331,7 @@ def records_of(system):
 
 
 def left(system):
-    """The environments without a record of these sources, those of Keras 2's versions first."""
+    """The environments without a record of these sources, those of TensorFlow up to 2.15 first."""
     records = records_of(system)
     sources = freeze.source_digest()
     waiting = [env_name for env_name in possible(system) if records.get(env_name, {}).get("sources") != sources]

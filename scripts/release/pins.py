@@ -7,9 +7,9 @@ To resolve anew and pin the result:
     python scripts/dev/evidence.py                       # and reports it in MATRIX.md
     python scripts/release/ask_locks.py ask                  # and locks it, with hashes, for every system
 
-The file of a version holds the limits of constraints/loose, with their reasons, and the exact version of each package
-that TensorFlow, tf-keras and tf-slim require, per Python where they differ. A wheel for every platform is pinned on
-every platform; any other wheel only on Linux, where it was tested.
+The file of a TensorFlow holds the limits of constraints/loose, with their reasons, and the exact version of each
+package that TensorFlow, tf-keras and tf-slim require, per Python where they differ. A wheel for every platform is
+pinned on every platform; any other wheel only on Linux, where it was tested.
 """
 
 import argparse
@@ -51,7 +51,7 @@ NO_ARM_MAC = 'sys_platform != "darwin" or platform_machine != "arm64"'
 
 
 class Refused(Exception):
-    """The file of a version can't be written; the message says why."""
+    """The file of a TensorFlow can't be written; the message says why."""
 
 
 def passed(path):
@@ -168,7 +168,7 @@ def patches_passed(tf_version):
 
 
 def content(tf_version, frozen, is_proven):
-    """The text of a version's file."""
+    """The text of a TensorFlow's file."""
     pythons = matrix.pythons(tf_version)
     merged, pure = versions(tf_version, frozen)
     with open(os.path.join(FOLDER, "loose", f"tf{tf_version}.txt"), encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """Run environments of the matrix on Windows' own Python and TensorFlow, on Linux under Wine.
 
     python scripts/release/wine.py run FOLDER py310-tf2.10 ...   install, test, record and remove each environment
-    python scripts/release/wine.py run FOLDER versions           one of each version with a Python under Wine
+    python scripts/release/wine.py run FOLDER versions           one environment of each TensorFlow with a Python there
     python scripts/release/wine.py run FOLDER missing            all environments without a record of these sources
     python scripts/release/wine.py left FOLDER                   print the environments that `missing` would run
     python scripts/dev/evidence.py --work-dir FOLDER/results     write the results into MATRIX.md

@@ -1,4 +1,4 @@
-"""The only table of tests that can't pass with a version because of TensorFlow itself, with a reason in each row.
+"""The only table of tests that can't pass on some TensorFlow because of TensorFlow itself, with a reason in each row.
 
 A test that fails is a strict xfail. A test that hangs, or needs a feature that the version does not have, is skipped.
 """
@@ -43,7 +43,7 @@ TABLE = [
     ),
     ("test_slim_s_own", (2, 13), NEWEST, "tf_slim 1.1.0 uses `ops.IndexedSlices`, which TF 2.13 dropped"),
 ]
-# Tests that fail with Keras 3 in any version: (part of the test's id, reason)
+# Tests that fail with Keras 3 on every TensorFlow: (part of the test's id, reason)
 KERAS_3 = [
     ("test_an_overflow_on_one_replica_only", "Keras 3 only checks the gradients of the first replica for overflow"),
     (
@@ -62,7 +62,7 @@ HANGS = [
         "from TF 2.13 on, even a plain Estimator hangs in its first run under a MirroredStrategy on two CPUs",
     ),
 ]
-# Tests that fail under Wine in any version: (part of the test's id, reason)
+# Tests that fail under Wine on every TensorFlow: (part of the test's id, reason)
 WINE = [
     ("test_permissions_stay_and_a_link_stays_a_link", "Wine says that it made a symbolic link, and makes none"),
 ]

@@ -233,7 +233,7 @@ def make_model(run, module=None):
 
 
 def compiled(run, model, module=None):
-    """Compile `model` with an optimizer of `module`, or of the version's default module."""
+    """Compile `model` with an optimizer of `module`, or of the default module."""
     optimizer = (module or tf.keras.optimizers).Adam(**run["adam"])
     model.compile(optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model

@@ -1,4 +1,4 @@
-"""The formats in which a version's Keras saves a whole model."""
+"""The formats in which the Keras of this TensorFlow saves a whole model."""
 
 from exceptions import IS_KERAS_3
 

@@ -11,8 +11,8 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from accum._cli.doctor import installed
 
 NEVER, HERE, NOT_HERE, UNKNOWN, UNNAMED = "never", "available", "unavailable", "none known", "none named"
-"""The outlooks: no fix in this version; a fix to install; a fix that this Python can't have; no fix at all so far; no
-fix in this version in a record that does not say whether the version has the flaw.
+"""The outlooks: no fix in this minor version; a fix to install; a fix that this Python can't have; no fix at all so
+far; no fix in this minor version, in a record that does not say whether it has the flaw.
 """
 
 

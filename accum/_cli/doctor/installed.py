@@ -89,7 +89,7 @@ def numbers(text):
 
 
 def minor(version):
-    """The minor version of a TensorFlow or Keras release: "2.15" for "2.15.0"."""
+    """The minor version of a release of TensorFlow, Keras or Python: "2.15" for "2.15.0"."""
     return ".".join(str(part) for part in release(version)[:2])
 
 

@@ -94,7 +94,7 @@ _ORDER = {version: number for number, version in enumerate(VERSIONS)}
 
 
 def pythons(version, system="linux"):
-    """The Pythons on which a version is supported; () for a version or system outside the matrix."""
+    """The Pythons on which a TensorFlow version is supported; () for one, or a system, outside the matrix."""
     if version not in PYTHONS or system not in SYSTEMS:
         return ()
     if system == "macos-x86_64" and is_after(version, _INTEL_MAC_ENDS):
@@ -107,7 +107,7 @@ def pythons(version, system="linux"):
 
 
 def versions(python, system="linux"):
-    """The versions that support a Python, from the oldest to the newest."""
+    """The TensorFlow versions that support a Python, from the oldest to the newest."""
     return [version for version in VERSIONS if python in pythons(version, system)]
 
 
@@ -116,7 +116,7 @@ def is_after(version, other):
 
 
 def has_keras_3(version):
-    """Whether Keras 3 is the default of the version, and Keras 2 must be requested."""
+    """Whether Keras 3 is the default of a TensorFlow version, so that Keras 2 must be requested."""
     return is_after(version, "2.15")
 
 
@@ -140,12 +140,12 @@ def environments(system="linux"):
 
 
 def distribution(version, system):
-    """The distribution that pip must install to get a version on a system."""
+    """The distribution that pip must install to get a TensorFlow version on a system."""
     return "tensorflow-macos" if system == "macos-arm64" and not is_after(version, "2.12") else "tensorflow"
 
 
 def pins(version):
-    """[(package, limit, reason)] of what must be pinned with a version beyond TensorFlow's own metadata."""
+    """[(package, limit, reason)] of what must be pinned beyond a TensorFlow's own metadata."""
     return [
         (package, limit, reason)
         for package, (first, last, limit, reason) in sorted(PINS.items())

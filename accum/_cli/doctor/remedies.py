@@ -27,10 +27,10 @@ def pinned_patch(path, name):
 
 
 def install(version, system, name=None, keras_2=False, options="", patch=None):
-    """The command that installs a minor version with its pins. `name` is the distribution now installed, `patch` its
-    version.
+    """The command that installs a TensorFlow `version`, such as "2.15", with its pins.
 
-    Where the pins are of an older patch, the command leaves them out rather than going back to it.
+    `name` is the distribution that is installed now, and `patch` its release, such as "2.15.1". Where the pins are
+    of an older patch, the command leaves them out rather than going back to it.
     """
     path = constraints(version)
     if name != "tensorflow-cpu" or system.startswith("macos"):

@@ -1,4 +1,4 @@
-"""All that a `GradientAccumulateModel` knows about how it accumulates, in one object.
+"""All that a `GradientAccumulateModel` knows about how it accumulates, in one object: `ModelAccumulation`.
 
 It has the model's options (`ModelOptions`), the size of its micro-batches (`SizeInUse`), the weight of the one that it
 is trained on (`WeightVariable`) and its optimizers, which are found in the model's attributes and in lists, tuples and
@@ -400,8 +400,8 @@ class ModelAccumulation:
       probed: the variable that counts how often the model has been probed for whether it reads padding, or None.
       start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
       is_state_watched: whether variables have been copied and compared since the last `compile`.
-      told_of_state: names of variables of which a warning has told since then.
-      told_of_metrics: names of metrics of which one has.
+      told_of_state: names of the variables that a warning has named since then.
+      told_of_metrics: names of the metrics that a warning has named since then.
       output_shapes: the shapes of the outputs for sequences of any length, if the model runs eagerly.
     """
 

@@ -210,23 +210,18 @@ class SplitStep:
         """Let each optimizer of the train step have the gradients of the batch. Returns the logs."""
         calls, moments, metrics, norms = totals
         # If computing one of them fails, nothing has moved, and the same batch can be tried again.
-        waits = _tf.graphs.waits_for_all(tf.nest.flatten(self._to_wait_for(totals), expand_composites=True))
-        with tf.control_dependencies(waits), batch_norm_following(
+        everything = _waits_for(totals)
+        # Where gradients are summed as they are computed, the optimizer waits for them itself.
+        before = _waits_for([metrics, [weights for _, *weights in calls]]) if self._overlaps else everything
+        with tf.control_dependencies(before), batch_norm_following(
             accumulating_optimizers(self._model)[0], self._model
         ), self._without_sums_of_one():
             for (statistics, _), whole in zip(self._collector.moments, moments):
                 statistics.receive_whole(Moments(*whole))
             for call, (grads, share, weight) in zip(self._collector.calls, calls):
                 self._apply_call(call, grads, share, weight, norms)
-        with tf.control_dependencies(_tf.graphs.waits_for_all(tf.nest.flatten(totals, expand_composites=True))):
+        with tf.control_dependencies(everything):
             return self._metrics.finish(metrics)
-
-    def _to_wait_for(self, totals: Nested) -> Nested:
-        """Return what has to be computed before the optimizers are called; they wait for the gradients themselves."""
-        if not self._overlaps:
-            return totals
-        calls, _, metrics, _ = totals
-        return [metrics, [weights for _, *weights in calls]]
 
     @contextlib.contextmanager
     def _without_sums_of_one(self) -> Iterator[None]:
@@ -309,6 +304,10 @@ class SplitStep:
             return tf.nest.map_structure(Rows, outputs)
 
         return self._over_micro_batches(micro_batch, data)
+
+
+def _waits_for(values: Nested) -> List[tf.Tensor]:
+    return _tf.graphs.waits_for_all(tf.nest.flatten(values, expand_composites=True))
 
 
 def _has_length(output: tf.Tensor, count: Size) -> bool:

@@ -1,10 +1,11 @@
 """The train, test and predict steps of an accumulating model, which stand in for those of its class or of the user.
 
-Keras -> ModelSteps.train, test or predict -> PlainStep, SplitStep or WholeBatchStep -> the step of class or user
+Keras -> ModelSteps.train, test or predict -> PlainStep, SplitStep, TokenStep or WholeBatchStep
+      -> the step of class or user
 
-Before the train step is traced, its variables are created. A `tf.function` that creates variables is traced twice, and
-only the second trace is run. Tracing a step in segments is slow. So the variables that Keras would create in the first
-trace (slots of the optimizer, metrics) are created before.
+A `tf.function` that creates variables is traced twice, and only the second trace is run. Tracing a step in segments is
+slow. So with `whole_batch`, the variables that Keras would create in the first trace (slots of the optimizer, metrics)
+are created before it, where they are known.
 """
 
 import contextlib
