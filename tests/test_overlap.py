@@ -1,4 +1,4 @@
-"""The last micro-batch of a batch may run outside of the loop over the others, so that its gradients are sums earlier.
+"""The last micro-batch of a batch may run after the loop over the others, so that gradients can be summed earlier.
 
 Workers sum them while it still computes others (tests/test_workers.py); here, one device does the same.
 """
@@ -27,23 +27,23 @@ def compiled(model):
     return model
 
 
-def plainly_trained(batch_size, epochs=2):
+def plainly_trained(make_network, batch_size):
     x, y, _ = problem()
-    net = compiled(tall_network())
-    net.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
+    net = compiled(make_network())
+    net.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
     return np.concatenate([np.ravel(value) for value in net.get_weights()])
 
 
 @pytest.mark.parametrize("case", CYCLES)
 def test_a_last_micro_batch_outside_of_the_loop_counts_once(monkeypatch, case):
     monkeypatch.setattr(_replicas, "overlap", lambda: not tf.executing_eagerly())
-    accum_steps, is_static = CYCLES[case]
+    make_network, accum_steps, is_static = CYCLES[case]
     model = compiled(
-        accum.GradientAccumulateModel.from_model(tall_network(), accum_steps, micro_batch_size=7, last_cycle="flush")
+        accum.GradientAccumulateModel.from_model(make_network(), accum_steps, micro_batch_size=7, last_cycle="flush")
     )
     weights = trained_tall(model, is_static)
-    np.testing.assert_allclose(weights, plainly_trained(24 * accum_steps), rtol=0, atol=2e-6)
-    assert np.max(np.abs(weights - plainly_trained(24 if accum_steps == 2 else 12))) > 1e-3
+    np.testing.assert_allclose(weights, plainly_trained(make_network, 24 * accum_steps), rtol=0, atol=2e-6)
+    assert np.max(np.abs(weights - plainly_trained(make_network, 24 if accum_steps == 2 else 12))) > 1e-3
 
 
 def test_a_batch_of_one_micro_batch_has_no_other_last_one(monkeypatch):

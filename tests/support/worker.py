@@ -170,14 +170,14 @@ def whole_batch(strategy):
 def overlapped(strategy):
     """Run `fit` while gradients are summed over workers as they are computed. Returns the weights of each way."""
     outcomes = []
-    for accum_steps, is_static in CYCLES.values():
+    for make_network, accum_steps, is_static in CYCLES.values():
         with strategy.scope():
             model = accum.GradientAccumulateModel.from_model(
-                tall_network(), accum_steps, micro_batch_size=4, last_cycle="flush"
+                make_network(), accum_steps, micro_batch_size=4, last_cycle="flush"
             )
             model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse")
         outcomes.append(trained_tall(model, is_static))
-    return tf.constant(outcomes), model.optimizer
+    return tf.concat(outcomes, 0), model.optimizer
 
 
 def sums_of_packs(strategy):

@@ -53,8 +53,26 @@ def tall_network():
     return net
 
 
-CYCLES = {"static": (1, True), "varying": (1, False), "cycles": (2, True), "varying cycles": (2, False)}
-"""Name -> micro steps in a cycle, and whether the number of examples in a batch is known when a step is traced."""
+def embedding_network():
+    """Return a network whose first gradient is `tf.IndexedSlices`, with the same weights in each process."""
+    inputs = tf.keras.Input((5,))
+    rows = tf.keras.layers.Lambda(lambda x: tf.cast(tf.math.floormod(3.0 * tf.abs(x), 7.0), tf.int32))(inputs)
+    hidden = tf.keras.layers.Flatten()(tf.keras.layers.Embedding(7, 3)(rows))
+    net = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(hidden))
+    random = np.random.RandomState(1)
+    net.set_weights([random.normal(scale=0.5, size=value.shape) for value in net.get_weights()])
+    return net
+
+
+CYCLES = {
+    "static": (tall_network, 1, True),
+    "varying": (tall_network, 1, False),
+    "cycles": (tall_network, 2, True),
+    "varying cycles": (tall_network, 2, False),
+    "rows": (embedding_network, 1, True),
+    "varying rows": (embedding_network, 1, False),
+}
+"""Name -> what makes a network, micro steps in a cycle, and whether the size of batches is known in a trace."""
 
 
 def trained_tall(model, is_static):
