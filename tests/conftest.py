@@ -24,7 +24,7 @@ def pytest_configure(config):
         "markers", "per_version: differs between versions of TensorFlow alone; runs on one Python of each"
     )
     config.addinivalue_line(
-        "markers", "weekly: with `per_version` or `slow`: `.ci/run` runs it on TensorFlow 1.15 and 2.15 only"
+        "markers", "weekly: with `per_version` or `slow`: `.ci/run` runs it on TensorFlow 1.15 only"
     )
     config.addinivalue_line("markers", "every_merge: not `weekly`, because its parameters differ between versions")
     config.addinivalue_line("markers", "deferred: set on what is `weekly`, after all exceptions")
@@ -34,9 +34,13 @@ def pytest_configure(config):
 
 
 def is_deferred(item):
-    """Return whether a test is left to the weekly run, because it gives the same on TensorFlow 2.2, 2.15 and 2.21."""
+    """Return whether a test is left to the weekly run, because it gives the same on TensorFlow 2.2, 2.15 and 2.21.
+
+    In a file that is `weekly`, that is not so for a test with conditions of its own, unless it is marked itself.
+    """
     marks = {mark.name for mark in item.iter_markers()}
-    is_alike = not marks & {"every_merge", "skip", "skipif", "xfail"}
+    is_marked_itself = "weekly" in {mark.name for mark in item.own_markers}
+    is_alike = is_marked_itself or not marks & {"every_merge", "skip", "skipif", "xfail"}
     is_listed = any(part in item.nodeid for part in exceptions.parts())
     return "weekly" in marks and bool(marks & {"per_version", "slow"}) and is_alike and not is_listed
 
@@ -57,7 +61,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """What is skipped where alone it runs at a merge is an error. Wine is no merge."""
+    """What is skipped on the version that stands for the others is an error. Wine runs less."""
     report = (yield).get_result()
     if (
         report.skipped
@@ -66,4 +70,4 @@ def pytest_runtest_makereport(item, call):
         and item.get_closest_marker("deferred")
     ):
         report.outcome = "failed"
-        report.longrepr = "It is skipped on TensorFlow 2.15, so `.ci/run` runs it nowhere: mark it `every_merge`."
+        report.longrepr = "It is skipped on TensorFlow 2.15, so it differs between versions: mark it `every_merge`."

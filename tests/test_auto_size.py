@@ -218,6 +218,7 @@ def test_an_error_of_another_kind_is_raised_as_it_is():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.weekly
 @pytest.mark.per_version
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.skipif(TF_VERSION < (2, 4), reason="`steps_per_execution` came with 2.4")

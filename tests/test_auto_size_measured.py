@@ -108,6 +108,7 @@ def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(
     assert np.max(np.abs(trained(split)[0] - expected[0])) > 1e-3  # where micro-batches normalise by themselves
 
 
+@pytest.mark.per_version
 def test_the_update_counts_in_what_one_example_needs_but_not_in_the_choice(gauge, monkeypatch):
     """Sums that stay in use until the update: 200 MiB, of which 150 may be used."""
     monkeypatch.setattr(gauge, "now", lambda self: (200 if self.sizes else 90) * MIB)
@@ -116,6 +117,7 @@ def test_the_update_counts_in_what_one_example_needs_but_not_in_the_choice(gauge
         trained(model)
 
 
+@pytest.mark.per_version
 def test_a_first_step_above_the_limit_is_named(gauge, monkeypatch):
     from accum._keras._steps._out_of_memory import AutoSizedSteps
 
@@ -364,6 +366,7 @@ def test_the_command_prints_each_size_and_the_fastest(file_of_user, capsys):
     assert "The fastest size that fits: micro_batch_size=" in lines[-1]
 
 
+@pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures the process on Linux")
 def test_the_command_marks_what_exceeds_the_limit(file_of_user, capsys):
     assert main(["fit-size", file_of_user + ":make", "--batch-size", "8", "--memory-limit", "1"]) == 1

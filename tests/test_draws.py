@@ -148,6 +148,7 @@ def test_the_batches_of_a_cycle_begin_with_the_seed_of_keras(kind):
     assert_same(trained(MODELS[kind], accum_steps=4), trained(MODELS[kind], plain=True))
 
 
+@pytest.mark.weekly
 @needs_keras_3
 @pytest.mark.keras_face
 @pytest.mark.per_version
@@ -294,6 +295,7 @@ def test_with_xla_the_draws_do_not_depend_on_the_size(how):
     assert_same(trained(noisy, compile_with=compile_with, micro_batch_size=5, **how), whole)
 
 
+@pytest.mark.per_version
 @pytest.mark.keras_face
 def test_a_layer_s_own_seed_is_enough():
     def make(size=5):
@@ -346,6 +348,7 @@ def test_a_batch_that_fails_draws_the_same_when_it_is_tried_again(size):
     assert_same(run(True), run(False), tolerance=0)
 
 
+@pytest.mark.weekly
 @pytest.mark.per_version
 @pytest.mark.keras_face
 def test_a_function_draws_the_same_for_every_size():
@@ -587,6 +590,7 @@ def test_noise_whose_examples_are_not_on_the_first_axis_is_named():
         samples()
 
 
+@pytest.mark.per_version
 @pytest.mark.keras_face
 def test_noise_that_is_the_same_for_all_examples_is_the_same_for_all_micro_batches():
     """As noise on weights is; plain Keras draws it once a batch."""
@@ -611,6 +615,7 @@ def test_eagerly_draws_are_named():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.weekly
 @pytest.mark.per_version
 @pytest.mark.keras_face
 def test_a_batch_of_one_example_and_one_of_none_left_draw(tmp_path):
@@ -618,6 +623,7 @@ def test_a_batch_of_one_example_and_one_of_none_left_draw(tmp_path):
     assert_same(trained(noisy, micro_batch_size=1), whole)
 
 
+@pytest.mark.per_version
 def test_rows_of_a_draw_are_those_of_the_whole_draw():
     """Whatever their number and dtype: TensorFlow's own draw of the whole batch is the oracle."""
     if not hasattr(tf.raw_ops, "StatelessRandomUniformV2") or TF_VERSION < (2, 5):

@@ -111,7 +111,7 @@ def test_every_selection_of_tox_ini_has_a_name():
     with open(os.path.join(ROOT, "tox.ini"), encoding="utf-8") as file:
         addopts = re.findall(r"PYTEST_ADDOPTS = (.*)", file.read())
     with_a_default = re.compile(r"{env:ACCUM_\w+_TESTS:(.*)}")
-    by_ci_run = {'-m "not deferred"'}
+    by_ci_run = {'-m "not deferred"', '-m "not slow and not deferred"'}
     assert {with_a_default.sub(r"\1", options) for options in addopts} | by_ci_run == set(evidence.TESTS)
 
 

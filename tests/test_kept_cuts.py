@@ -5,6 +5,7 @@ The oracle tries every choice.
 
 import functools
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -151,7 +152,10 @@ print((peak_kib() - before) / 1024)
 def peak_mib(side):
     """The peak of the memory of a process during a step in which 4 tensors of [32, side, side, 8] cross cuts."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"side = {side}\n" + MEASURED], stdout=subprocess.PIPE, check=True
+        [sys.executable, "-W", "ignore", "-c", f"side = {side}\n" + MEASURED],
+        stdout=subprocess.PIPE,
+        check=True,
+        env=dict(os.environ, MALLOC_MMAP_THRESHOLD_="65536"),  # what is freed is given back at once, in any order
     )
     return float(done.stdout.decode().split()[-1])
 
@@ -165,4 +169,4 @@ def test_a_gradient_takes_the_place_of_the_tensor_that_it_is_by():
     side = 384
     tensor = 32 * side * side * 8 * 4 / 2**20  # 144 MiB
     more = peak_mib(side) - peak_mib(8)
-    assert 3.5 * tensor < more < 6.5 * tensor  # 7.8 where both are there at once
+    assert 3.5 * tensor < more < 4.9 * tensor  # 5.35 where both are there at once

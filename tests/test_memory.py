@@ -101,6 +101,7 @@ SPLIT = [
 ]
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("options", SPLIT, ids=str)
 @pytest.mark.filterwarnings("ignore:Batch normalization updates")
 def test_a_model_that_is_dropped_is_freed_with_all_that_it_traced(options):

@@ -111,6 +111,7 @@ def test_metrics_of_the_user_see_the_whole_batch(eagerly, size):
     assert_same(ours, plain)
 
 
+@pytest.mark.per_version
 def test_they_would_differ_as_means_of_micro_batches():
     plain = logged(network(), metrics=[MeanOfNumbers()], run_eagerly=True)
     ours = logged(from_model(network(), micro_batch_size=8), metrics=[Counted()], run_eagerly=True)
@@ -132,6 +133,7 @@ def test_weights_and_several_outputs_reach_them_too():
     assert_same(run(lambda model: from_model(model, micro_batch_size=8)), run(lambda model: model))
 
 
+@pytest.mark.per_version
 @pytest.mark.parametrize("eagerly", EAGER)
 def test_masks_reach_them_too(eagerly):
     def of_each_token(y_true, y_pred):  # compared with the whole batch
@@ -299,6 +301,7 @@ def test_each_replica_updates_them_with_its_part():
     assert_same(run(split), run(lambda model: model))
 
 
+@pytest.mark.weekly
 @pytest.mark.per_version
 @pytest.mark.skipif(TF_VERSION < (2, 5), reason="`compile` takes `jit_compile` since 2.5")
 def test_xla_compiles_it():

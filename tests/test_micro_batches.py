@@ -737,6 +737,7 @@ def test_an_overflow_in_one_micro_batch_skips_the_step():
     assert differs(ours, (filled(one_to_one()).get_weights(),))
 
 
+@pytest.mark.weekly
 @pytest.mark.per_version
 @pytest.mark.skipif(TF_VERSION < (2, 5), reason="`compile` takes `jit_compile` since 2.5")
 @pytest.mark.parametrize("case", ["arrays", pytest.param("mask", marks=pytest.mark.per_version)])

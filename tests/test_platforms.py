@@ -78,7 +78,7 @@ def test_every_landing_runs_all_tests_on_some_versions_and_the_main_ones_on_ever
     assert [env_name.split("-")[1] for env_name in deep] == ["tf1.15", "tf2.2", "tf2.15", "tf2.21"]
     assert set(deep) < set(turn.always())
     run = read(".ci", "run")
-    assert 'export ACCUM_DEEP_TESTS="not deferred"' in run
+    assert 'export ACCUM_DEEP_TESTS="not slow and not deferred" ACCUM_NEWEST_TESTS="not deferred"' in run
     assert 'export ACCUM_PER_VERSION_TESTS="not slow and not per_version"' in run and "scripts/dev/turn.py" in run
 
 

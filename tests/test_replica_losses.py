@@ -198,6 +198,7 @@ def test_a_train_step_whose_loss_is_out_of_sight_is_refused():
     trained(on_replicas(make, None, "loss", replicas_per_group={"loss": 1}), X, Y, None)
 
 
+@pytest.mark.weekly
 def test_small_integers_large_weights_and_16_bits_travel_between_replicas():
     """In float32 and int32: collectives know few dtypes, and 70000 is no float16."""
 

@@ -611,6 +611,7 @@ def said_of_losses(kind, way, run_eagerly):
     return [str(warning.message) for warning in caught if "losses" in str(warning.message)]
 
 
+@pytest.mark.weekly
 @pytest.mark.law("L5")
 @pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
 @pytest.mark.parametrize("kind", ["mask", "masks"])

@@ -66,6 +66,7 @@ UNKNOWN_LENGTH = {
 }
 
 
+@pytest.mark.weekly
 @pytest.mark.per_version
 @pytest.mark.law("L3")
 @pytest.mark.keras_face

@@ -167,6 +167,7 @@ def test_an_example_longer_than_the_budget_is_alone():
 
 # ----------------------------------------------------------------------------------------------------------------
 # The step of the full batch
+@pytest.mark.weekly
 @pytest.mark.per_version
 def test_one_score_for_each_sequence():
     plain = train(scorer, TOKENS, SCORES, compiling={"metrics": ["mae"]})
@@ -191,6 +192,7 @@ def test_masked_tags_without_weights():
     assert_same(train(tagger, TOKENS, TAGS, BUDGET, **more), train(tagger, TOKENS, TAGS, **more))
 
 
+@pytest.mark.weekly
 @pytest.mark.per_version
 def test_a_dict_with_an_attention_mask_and_weights_for_tokens():
     compiling = {"loss": cross_entropy(), "weighted_metrics": ["accuracy"]}
@@ -291,6 +293,7 @@ def test_dropout_over_the_values_of_ragged_inputs_runs():
     assert np.isfinite(history["loss"]).all()
 
 
+@pytest.mark.weekly
 @pytest.mark.per_version
 @pytest.mark.law("L20")
 def test_dropout_draws_for_an_example_and_time_step_what_the_batch_draws():
@@ -367,6 +370,7 @@ def test_a_model_that_reads_padding_is_named():
     )
 
 
+@pytest.mark.per_version
 def test_tokens_without_a_mask_that_count_in_the_loss_are_named():
     failing(Reader, reading(), TAGS, "Padding counts in the loss", compiling={"loss": cross_entropy()})
 
@@ -383,6 +387,7 @@ def test_padding_with_a_weight_is_named():
     )
 
 
+@pytest.mark.per_version
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 passes the mask to every metric")
 def test_a_metric_that_counts_padding_is_named():
     with pytest.warns(UserWarning, match="'accuracy' counts padding"):

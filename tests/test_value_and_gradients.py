@@ -590,6 +590,7 @@ def test_weights_of_micro_batches_count_with_barriers():
     assert apart(step({}), step(None)) > 1e-3
 
 
+@pytest.mark.weekly
 @pytest.mark.law("L19")
 @pytest.mark.skipif(TF_VERSION < (2, 8), reason="XLA knows all ops since 2.8")
 def test_xla_compiles_the_whole_batch():

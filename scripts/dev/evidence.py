@@ -29,6 +29,7 @@ PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf")
 TESTS = {
     '-m ""': "all",
     '-m "not deferred"': "all but weekly",
+    '-m "not slow and not deferred"': "all but slow, weekly",
     '-m "not slow"': "main, per_version",
     '-m "not slow and not per_version"': "main",
 }
@@ -198,10 +199,10 @@ Each combination is one environment of `tox`, with a name such as `py311-tf2.15`
 
 In the tables, "run" is "native", or the program under which the tests ran. "tests" says which tests were selected. The
 "main" tests run in every environment. Those marked "per_version" differ by TensorFlow version, but not by Python.
-"all" adds those that start processes or differ little between versions. "all but weekly" leaves out many of these: a
-change runs them on TensorFlow 1.15 and 2.15, and the weekly run on 2.2 and 2.21, too. ("odd turns" and "even turns"
-were halves of them.) "skipped" counts tests that do not apply to the environment, and "xfailed" known limits of its
-TensorFlow, with reasons in `tests/support/exceptions.py`.
+"all" adds those that start processes or differ little between versions ("slow"). "all but weekly" leaves out those that
+say the same on TensorFlow 2.2, 2.15 and 2.21, which every change runs on 1.15, and the weekly run on the others. ("odd
+turns" and "even turns" were halves of them.) "skipped" counts tests that do not apply to the environment, and "xfailed"
+known limits of its TensorFlow, with reasons in `tests/support/exceptions.py`.
 """
 
 
