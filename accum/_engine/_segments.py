@@ -49,7 +49,7 @@ from accum._engine._micro_batches import (
 )
 from accum._engine._replicas import sum_of_group
 from accum._engine._statistics import Moments, over_replicas
-from accum._engine._trace import (
+from accum._engine._trace_and_barriers import (
     FoundStatistics,
     LossMark,
     Marks,

@@ -20,9 +20,9 @@ from accum._engine._statistics import (
     with_bessel,
     without_bessel,
 )
-from accum._engine._trace import Barrier, Marks
+from accum._engine._trace_and_barriers import Barrier, Marks
 from accum._keras._optimizer._wrapper import internals_of
-from accum._keras._steps._train_step_watch import Collector
+from accum._keras._steps._gradients_and_warnings import Collector
 from accum._tf import Options, Scalar, Wait, tf
 from accum._tf.types import Config
 

@@ -23,8 +23,8 @@ from accum._keras._model._options_and_state import (
     replaced_within,
 )
 from accum._keras._optimizer._wrapper import accumulation_of, internals_of
+from accum._keras._steps._gradients_and_warnings import warn_of_inexact_loss, warn_of_summed_activities
 from accum._keras._steps._out_of_memory import AutoSizedSteps
-from accum._keras._steps._train_step_watch import warn_of_inexact_loss, warn_of_summed_activities
 from accum._keras._steps._train_test_predict import ModelSteps, with_variables_ahead
 from accum._tf import Data, Logs, Nested, Options, Transform, tf
 from accum._tf.types import (

@@ -18,8 +18,8 @@ from accum._engine import _replicas
 from accum._engine._cycle import check_options
 from accum._keras._callbacks import LAST_CYCLE, accumulating_optimizers
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer, internals_of
+from accum._keras._steps._gradients_and_warnings import ReportingLoss
 from accum._keras._steps._repeatable_noise import RepeatableNoises
-from accum._keras._steps._train_step_watch import ReportingLoss
 from accum._keras._steps._whole_batch import Traces
 from accum._tf import Data, Nested, Options, Scalar, Transform, tf
 from accum._tf.types import (

@@ -8,7 +8,7 @@ from accum._keras._model._model import GradientAccumulateModel
 from accum._keras._model._options_and_state import holds_optimizer, replace_optimizers, replaced_within
 from accum._keras._old_spellings import GAModelWrapper
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
-from accum._keras._steps._train_step_watch import ReportingLoss
+from accum._keras._steps._gradients_and_warnings import ReportingLoss
 from accum._tf import tf
 
 STEPS = ("train_step", "test_step", "predict_step")

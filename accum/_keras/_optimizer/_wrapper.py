@@ -32,7 +32,7 @@ from accum._tf.types import (
 if TYPE_CHECKING:
     from accum._keras._logging._step_recorder import StepRecorder, UnfinishedRow
     from accum._keras._model._options_and_state import ModelAccumulation
-    from accum._keras._steps._train_step_watch import TrainStep
+    from accum._keras._steps._gradients_and_warnings import TrainStep
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -19,14 +19,14 @@ from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
 from accum._keras._steps._draws_of_batch import BatchDraws, warn_of_eager_draws
-from accum._keras._steps._metrics_and_logs import StepMetrics
-from accum._keras._steps._train_step_watch import (
+from accum._keras._steps._gradients_and_warnings import (
     Call,
     Collector,
     StateWatch,
     warn_of_batch_norms,
     warn_of_batches_in_prediction,
 )
+from accum._keras._steps._metrics_and_logs import StepMetrics
 from accum._tf import Data, Gradient, Logs, Nested, Wait, tf
 
 if TYPE_CHECKING:

@@ -17,15 +17,15 @@ from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
 from accum._keras._steps._draws_of_batch import BatchDraws
-from accum._keras._steps._split_step import SplitStep
-from accum._keras._steps._token_step import TokenStep
-from accum._keras._steps._train_step_watch import (
+from accum._keras._steps._gradients_and_warnings import (
     Collector,
     StateWatch,
     TrainStep,
     warn_of_summed_losses,
     warn_of_unlike_losses,
 )
+from accum._keras._steps._split_step import SplitStep
+from accum._keras._steps._token_step import TokenStep
 from accum._keras._steps._whole_batch import WholeBatchStep
 from accum._tf import Data, Logs, Nested, Scalar, tf
 
