@@ -94,7 +94,7 @@ def test_accumulating_twice_is_refused():
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("optimizer", [None, "adam", object()], ids=["None", "str", "object"])
 def test_graph_api_refuses_what_is_no_optimizer(optimizer):
-    with pytest.raises(TypeError, match="must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer"):
+    with pytest.raises(TypeError, match="must be a `tf.compat.v1.train.Optimizer` or a legacy Keras optimizer"):
         accum.compat.v1.AccumOptimizer(optimizer, 2)
 
 

@@ -33,7 +33,8 @@ def require_inner(optimizer: Any) -> None:
         )
     if not _tf.optimizers.is_graph_optimizer(optimizer) and not _tf.optimizers.is_keras_optimizer(optimizer):
         raise TypeError(
-            f"`optimizer` must be a `tf.compat.v1.train.Optimizer` or a Keras optimizer. Received: {optimizer!r}."
+            "`optimizer` must be a `tf.compat.v1.train.Optimizer` or a legacy Keras optimizer. "
+            f"Received: {optimizer!r}."
         )
     if _tf.optimizers.is_new_optimizer(optimizer):
         raise TypeError(

@@ -28,7 +28,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     with their variable and saved by any `Saver`.
 
     Args:
-      optimizer: a `tf.compat.v1.train.Optimizer` or a Keras optimizer.
+      optimizer: a `tf.compat.v1.train.Optimizer` or a legacy Keras optimizer (`tf.keras.optimizers.legacy` from
+        TensorFlow 2.11 on).
       accum_steps: micro steps per step, >= 1; or a schedule `{first step: accum_steps}` that includes step 0. With the
         plain int 1 it behaves like `optimizer` alone.
       reduction: "mean", "sum" or "running_mean" (which never holds a sum, for low precision); case-insensitive.

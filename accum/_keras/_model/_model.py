@@ -107,7 +107,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     Args:
       accum_steps: micro steps per step, >= 1; or a schedule `{first step: accum_steps}` that includes step 0. If left
-        out, it is 1, with a warning unless there is a `micro_batch_size`: nothing accumulates.
+        out, it is 1, with a warning that nothing accumulates unless there is a `micro_batch_size` or
+        `micro_batch_tokens`.
       mixed_precision: ignored; the policy is detected.
       use_agc: whether to clip the accumulated gradient adaptively (`adaptive_clip_grad`). `agc` is another name of it.
       clip_factor: > 0, as for `adaptive_clip_grad`.
