@@ -326,6 +326,15 @@ def test_what_follows_a_step_is_said_before_the_train_op(name, argument):
 
 
 @pytest.mark.law("L17")
+def test_nothing_follows_a_step_that_the_chief_makes():
+    sync = tf1.train.SyncReplicasOptimizer(tf1.train.GradientDescentOptimizer(0.05), 2)
+    with tf.Graph().as_default():
+        optimizer = accum.compat.v1.AccumOptimizer(sync, K, local_accumulators=True)
+        with pytest.raises(ValueError, match="`after_step` does not support a `SyncReplicasOptimizer`"):
+            optimizer.after_step(tf.no_op)
+
+
+@pytest.mark.law("L17")
 def test_what_follows_a_step_must_be_a_function():
     with tf.Graph().as_default(), pytest.raises(TypeError, match="`function` must be a function"):
         accum.compat.v1.AccumOptimizer(Lamb(0.1), K).after_step(tf.no_op())

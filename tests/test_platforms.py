@@ -65,7 +65,7 @@ def test_what_differs_between_versions_runs_on_one_python_of_each():
     assert sorted(env_name.split("-")[1] for env_name in larger_tiers()) == sorted(versions)
 
 
-def test_every_landing_runs_all_tests_on_some_versions_and_the_main_ones_on_every_version():
+def test_every_landing_runs_most_tests_on_four_versions_and_the_main_ones_on_others():
     """With Keras 2 the oldest and the newest TensorFlow, with Keras 3 the newest, and TF 1."""
     listed = dict(re.findall(r"(?m)^    (py[\w.,-]+): PYTEST_ADDOPTS = (.*)$", read("tox.ini")))
     of_all_tests = [
@@ -76,15 +76,23 @@ def test_every_landing_runs_all_tests_on_some_versions_and_the_main_ones_on_ever
     assert [listed[env_name] for env_name in ("py36-tf2.2", "py311-tf2.15")] == ALL_TESTS[1:]
     assert listed["py311-tf2.21"] == listed["py36-tf2.2"]
     assert [env_name.split("-")[1] for env_name in deep] == ["tf1.15", "tf2.2", "tf2.15", "tf2.21"]
-    assert set(deep) < set(turn.always())
+    assert deep == turn.always()
     run = read(".ci", "run")
     assert 'export ACCUM_DEEP_TESTS="not slow and not deferred" ACCUM_NEWEST_TESTS="not deferred"' in run
     assert 'export ACCUM_PER_VERSION_TESTS="not slow and not per_version"' in run and "scripts/dev/turn.py" in run
 
 
 def test_every_landing_runs_environments_of_the_larger_tiers():
-    assert {env_name.replace("-keras2", "") for env_name in turn.always()} < set(larger_tiers())
-    assert set(ENVIRONMENTS.labels()["versions"]) < set(turn.always())
+    each = turn.always() + turn.one_of_each_version()
+    assert {env_name.replace("-keras2", "") for env_name in each} < set(larger_tiers())
+    assert set(ENVIRONMENTS.labels()["versions"]) < set(each) and len(each) == len(set(each))
+
+
+def test_a_few_changes_run_each_version():
+    halves = [set(turn.half(f"digest {number}")) for number in range(12)]
+    assert set().union(*halves) == set(turn.one_of_each_version())
+    assert {len(half) for half in halves} == {-(-len(turn.one_of_each_version()) // 2)}
+    assert turn.half("digest 1") == turn.half("digest 1") != turn.half("digest 2")
 
 
 # ----------------------------------------------------------------------------------------------------------------

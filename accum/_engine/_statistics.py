@@ -141,7 +141,7 @@ class MomentsAccumulator(CheckpointOnly):
     def keep(self, is_first: Union[bool, tf.Tensor]) -> tf.Tensor:
         """Add the latest micro-batch to the cycle, which it begins if `is_first`. Returns a tensor to wait for."""
         kept = _assign(self.total, pooled(so_far(_read(self.total), is_first), _read(self.latest)))
-        return self._forget_latest(kept)
+        return self.forget_latest(kept)
 
     def whole(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Moments:
         """Return the `Moments` of the cycle, including the latest micro-batch if `has_latest`."""
@@ -153,7 +153,8 @@ class MomentsAccumulator(CheckpointOnly):
         zero = [local_variable(part.count).assign(0.0, read_value=False) for part in (self.latest, self.total)]
         return true_after(zero)
 
-    def _forget_latest(self, wait: Wait) -> tf.Tensor:
+    def forget_latest(self, wait: Wait) -> tf.Tensor:
+        """Discard the moments of the latest micro-batch, after `wait`. Returns a tensor to wait for."""
         with tf.control_dependencies([wait]):
             return true_after(local_variable(self.latest.count).assign(0.0, read_value=False))
 

@@ -67,6 +67,15 @@ def require_before_train_op(name: str, has_train_op: bool) -> None:
         raise ValueError(f"`{name}` does not support several replicas.")
 
 
+def require_own_step(name: str, waits_for_others: bool) -> None:
+    """Raise where the chief makes the steps of all workers, so that nothing can run after one of them here."""
+    if waits_for_others:
+        raise ValueError(
+            f"`{name}` does not support a `SyncReplicasOptimizer`, whose steps are made by the chief's queue runner: "
+            "run what should follow a step on the chief, when `global_step` has changed."
+        )
+
+
 def require_several_losses(plan: Plan, default_weight: Any) -> None:
     """Raise where losses that are means over different things can't be accumulated, each by its own count."""
     if plan.reduction != "mean":

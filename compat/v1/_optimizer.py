@@ -285,7 +285,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
         Raises:
           TypeError: `function` is not callable.
-          ValueError: a train op exists already, or there are several replicas.
+          ValueError: a train op exists already, there are several replicas, or the inner optimizer is a
+            `SyncReplicasOptimizer`, whose chief makes the steps.
 
         Example:
           >>> average = tf.compat.v1.train.ExponentialMovingAverage(0.999, num_updates=global_step)
@@ -295,6 +296,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         if not callable(function):
             raise TypeError(f"`function` must be a function that returns an op. Received: {function!r}.")
         _checks.require_before_train_op("after_step", self._has_called)
+        _checks.require_own_step("after_step", self._adapter.waits_for_others)
         self._adapter.after_step.append(function)
 
     def mean_over_cycle(self, value: tf.Tensor, weight: Optional[Scalar] = None) -> tf.Tensor:

@@ -1,22 +1,25 @@
 """Choose what a merge runs: `python scripts/dev/turn.py` prints its environments, longest first, for tox.
 
-The environments of tox.ini's labels `versions` and `ci-beyond` always run: every TensorFlow but 2.17 and 2.19, and
-every Python. Each of the others differs from one of them only by Python. They take turns, a twentieth at a time: first
-those that failed or never ran, then those that ran longest ago, according to records/evidence.json. That file is
-committed, so a shallow clone and an unpacked source distribution choose the same environments, and the turn moves on
-with each merge that updates it.
+The environments of tox.ini's label `deep` always run: TensorFlow 1.15, 2.2, 2.15 and 2.21. The labels `versions` and
+`ci-beyond` have every TensorFlow but 2.17 and 2.19, and every Python. Half of their other environments run: the digest
+of the sources draws which, so that each change runs others. Each of the remaining environments differs from one of
+these only by Python. They take turns, a twentieth at a time: first those that failed or never ran, then those that ran
+longest ago, according to records/evidence.json. That file is committed, so a shallow clone and an unpacked source
+distribution choose the same environments, and the turn moves on with each merge that updates it.
 """
 
+import hashlib
 import json
 import os
 import sys
 from typing import Dict, List, Optional
 
 import environments
+import freeze
 import reports
 
 EVIDENCE = os.path.join(environments.ROOT, "records", "evidence.json")
-ALWAYS = ("versions", "ci-beyond")
+ONE_OF_EACH_VERSION = ("versions", "ci-beyond")
 TAKE_TURNS = ("", "v1")
 MERGES = 20
 """After this many merges, each environment has run."""
@@ -24,14 +27,27 @@ MERGES = 20
 
 def always() -> List[str]:
     """The environments that every merge runs."""
+    return list(environments.labels()["deep"])
+
+
+def one_of_each_version() -> List[str]:
+    """The environments of which every merge runs half, beside those that it always runs."""
     names_of_label = environments.labels()
-    return [env_name for label in ALWAYS for env_name in names_of_label[label]]
+    names = [env_name for label in ONE_OF_EACH_VERSION for env_name in names_of_label[label]]
+    return [env_name for env_name in names if env_name not in always()]
+
+
+def half(digest: str) -> List[str]:
+    """The half of `one_of_each_version` that sources with this digest run."""
+    drawn = sorted(one_of_each_version(), key=lambda name: hashlib.sha256((digest + name).encode()).hexdigest())
+    return drawn[: -(-len(drawn) // 2)]
 
 
 def others() -> List[str]:
     """The environments that take turns."""
     names_of_label = environments.labels()
-    return [env_name for label in TAKE_TURNS for env_name in names_of_label[label] if env_name not in always()]
+    known = always() + one_of_each_version()
+    return [env_name for label in TAKE_TURNS for env_name in names_of_label[label] if env_name not in known]
 
 
 def last_pass(record: Optional[dict]) -> str:
@@ -58,11 +74,11 @@ def longest_first(chosen: List[str], records: Dict[str, dict]) -> List[str]:
 def main() -> int:
     with open(EVIDENCE, encoding="utf-8") as file:
         records = json.load(file).get("linux", {})
-    now = turn(records)
+    now, drawn = turn(records), half(freeze.source_digest())
     print(f"Their turn, {len(now)} of {len(others())}:", file=sys.stderr)
     for env_name in now:
         print(f"    {env_name}, which passed {last_pass(records.get(env_name)) or 'never'}", file=sys.stderr)
-    print(",".join(longest_first(always() + now, records)))
+    print(",".join(longest_first(always() + drawn + now, records)))
     return 0
 
 

@@ -126,7 +126,9 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
 
     def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Wait:
         self.follow(self._following()[0])
-        return self._move([accumulator.whole(is_first, has_latest) for accumulator in self.places])
+        moved = self._move([accumulator.whole(is_first, has_latest) for accumulator in self.places])
+        # A later cycle may not call the layer in training, because it was frozen.
+        return true_after([accumulator.forget_latest(moved) for accumulator in self.places])
 
     def _accumulator_of_call(self, number: int) -> MomentsAccumulator:
         with tf.init_scope():

@@ -11,7 +11,7 @@ import inspect
 import os
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-from accum import _check, _tf
+from accum import _check, _config, _tf
 from accum._clipping._adaptive import CLIP_FACTOR, EPS
 from accum._keras._callbacks import FlushCallback, accumulating_optimizers
 from accum._keras._model._options_and_state import (
@@ -574,7 +574,9 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         base = getattr(type(self), "_base", _tf.models.Functional)
         class_name, config = _tf.models.plain_config(self, base)
         own = {} if _tf.layers.comes_with_keras(base) else {"module": base.__module__}
-        return dict(config, accumulation=dict(self._accum.options.get_config(), model=class_name, **own))
+        options = self._accum.options.get_config()
+        options["accum_steps"] = _config.int_keys_to_config(self._steps_in_use)  # which a callback may have changed
+        return dict(config, accumulation=dict(options, model=class_name, **own))
 
     @classmethod
     def from_config(cls, config: Config, custom_objects: CustomObjects = None) -> "GradientAccumulateModel":

@@ -48,8 +48,8 @@ class Internals:
 
     def __init__(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         self._optimizer = optimizer
-        # Replica -> default weight of its current micro-batch:
-        self._weights: Dict[int, Union[Scalar, tf.Variable, None]] = {}
+        # Replica -> default weight of its current micro-batch, and whether it is the user's own:
+        self._weights: Dict[int, Tuple[Union[Scalar, tf.Variable, None], bool]] = {}
         self._train_steps: Dict[int, Optional["TrainStep"]] = {}  # replica -> the `TrainStep` that it is in
         self._overlapping: Set[int] = set()  # replicas whose last gradients are still computed when the first are given
         self.recorder: Optional["StepRecorder"] = None  # the `StepRecorder` of a `StepLogger`, or None
@@ -67,10 +67,12 @@ class Internals:
         return self.cycle.is_passthrough
 
     def accumulates_as(self, options: Options) -> bool:
-        """Whether an optimizer constructed with `options` would accumulate like this one."""
-        plan = check_options(**options)
+        """Whether an optimizer constructed with `options` would accumulate like this one; transforms may differ."""
+        plan, transform = check_options(**options), options["transform"]
         dtype = options["accumulator_dtype"]
-        return plan == self.cycle.plan and (None if dtype is None else tf.as_dtype(dtype)) == self.cycle.dtype
+        has_transform = transform is None or self.cycle.transform is not None
+        is_alike = (None if dtype is None else tf.as_dtype(dtype)) == self.cycle.dtype
+        return plan == self.cycle.plan and is_alike and has_transform
 
     def add_listener(self, listener: CycleListener) -> None:
         """Notify `listener` of the events of this optimizer's cycle from now on."""
@@ -93,19 +95,30 @@ class Internals:
     @property
     def weight(self) -> Optional[Scalar]:
         """The default weight of this replica's current micro-batch, a scalar, or None."""
-        weight = self._weights.get(_replicas.replica_number())
+        weight, _ = self._current_weight
         return _replicas.local_variable(weight).read_value() if isinstance(weight, tf.Variable) else weight
 
+    @property
+    def has_own_weight(self) -> bool:
+        """Whether the user has set the default weight of this replica's current micro-batch."""
+        _, is_own = self._current_weight
+        return is_own
+
+    @property
+    def _current_weight(self) -> Tuple[Union[Scalar, tf.Variable, None], bool]:
+        return self._weights.get(_replicas.replica_number(), (None, False))
+
     @contextlib.contextmanager
-    def weighing(self, weight: Union[Scalar, tf.Variable, None]) -> Iterator[None]:
+    def weighing(self, weight: Union[Scalar, tf.Variable, None], is_own: bool = False) -> Iterator[None]:
         """Set the default `weight` of this replica's micro steps in this context.
 
         Args:
           weight: scalar, or a variable that each micro step reads; None leaves the default unchanged.
+          is_own: whether the user sets it, and not a model.
         """
         replica = _replicas.replica_number()
-        before = self._weights.get(replica)
-        self._weights[replica] = before if weight is None else weight
+        before = self._current_weight
+        self._weights[replica] = before if weight is None else (weight, is_own)
         try:
             yield
         finally:
@@ -438,7 +451,7 @@ class GradientAccumulateOptimizer:
         Args:
           weight: as for `apply_gradients`; None leaves the default unchanged.
         """
-        with self._internals.weighing(weight):
+        with self._internals.weighing(weight, is_own=True):
             yield
 
     def flush(self) -> Wait:
@@ -639,7 +652,10 @@ class GradientAccumulateOptimizer:
 def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
     """Return the inner optimizer for an instance, a name or a config."""
     if isinstance(optimizer, GradientAccumulateOptimizer):
-        raise ValueError(f"`optimizer` accumulates already: set its `accum_steps`. Received: {optimizer!r}.")
+        raise ValueError(
+            "`optimizer` accumulates already, and not with the options of what takes it: set its `accum_steps` and "
+            f"`transform`, or pass the optimizer inside of it. Received: {optimizer!r}."
+        )
     if not _tf.optimizers.is_keras_optimizer(optimizer) and not isinstance(optimizer, (str, dict)):
         hint = " Use `accum.compat.v1.AccumOptimizer` for it." if _tf.optimizers.is_graph_optimizer(optimizer) else ""
         raise TypeError(

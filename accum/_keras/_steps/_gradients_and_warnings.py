@@ -26,8 +26,8 @@ import numpy as np
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._statistics import Moments
-from accum._keras._optimizer._wrapper import internals_of, is_accumulating
-from accum._tf import Gradient, GradsAndVars, Nested, Scalar, Wait, tf
+from accum._keras._optimizer._wrapper import Internals, internals_of, is_accumulating
+from accum._tf import Data, Gradient, GradsAndVars, Nested, Scalar, Wait, tf
 from accum._tf.types import KerasContainer
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Call(NamedTuple):
     given: List[tf.Variable]  # the variables, as the train step gave them
     grads_and_vars: List[Tuple[Optional[Gradient], tf.Variable]]
     weight: Optional[tf.Tensor]
-    has_own_weight: bool
+    has_own_weight: bool  # the user's, from `apply_gradients`, `minimize` or `weighing`
     # Function of a list of (gradient, given variable), and of the weight if the call has its own.
     apply: Callable[..., Wait]
 
@@ -93,8 +93,11 @@ class Collector:
         if not grads_and_vars:  # Keras also trains models without trainable weights
             return
         listed = _check.pairs(optimizer._adapter.unwrapped(grads_and_vars))
+        internals = internals_of(optimizer)
         has_own = weight is not None
-        weight = internals_of(optimizer).weight if weight is None else weight
+        if weight is None:
+            weight, has_own = internals.weight, internals.has_own_weight
+            apply = _weighing(internals, apply) if has_own else apply
         weight = None if weight is None else tf.cast(weight, tf.float32)
         variables = [var for _, var in grads_and_vars]
         self.calls.append(Call(optimizer, variables, listed, weight, has_own, apply))
@@ -106,6 +109,14 @@ class Collector:
                 f"The train step {what} within a `tf.function`, `tf.cond` or loop of its own, which a step over "
                 "micro-batches can't look into. Remove the decorator: Keras traces the train step anyway."
             )
+
+
+def _weighing(internals: Internals, apply: Callable[[GradsAndVars], Wait]) -> Callable[..., Wait]:
+    def weighed(grads_and_vars: GradsAndVars, weight: Scalar) -> Wait:
+        with internals.weighing(weight, is_own=True):
+            return apply(grads_and_vars)
+
+    return weighed
 
 
 class TrainStep:
@@ -510,6 +521,47 @@ _MEANS_OVER_LABELS = {
 }
 
 
+_MEAN_OF_SUMS = (
+    "The gradient of a loss with reduction SUM or NONE is a sum over examples, so the mean over micro-batches "
+    "differs from the full batch: pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that "
+    "is a mean."
+)
+
+
+def warn_of_sums_in_batch(
+    model: tf.keras.Model, train_step: Callable[[Data], Nested], sums: bool, accumulates: bool
+) -> None:
+    """Warn once of losses that may be sums over examples, where the micro-batches of a batch are put together.
+
+    Args:
+      model: a `GradientAccumulateModel` whose batches are split.
+      train_step: what runs on each micro-batch.
+      sums: whether the compiled losses sum over examples, so that gradients are added up.
+      accumulates: whether several batches may make one step.
+    """
+    options, own = model._accum.options, model._accum
+    is_one_batch = options.for_optimizers["accum_steps"] == 1  # otherwise, `compile` has warned
+    is_mean = options.for_optimizers["reduction"] != "sum"
+    if sums and is_one_batch and accumulates and is_mean and own.is_first_time("sums in a cycle"):
+        _check.warn(_MEAN_OF_SUMS)
+    if not _tf.steps.computes_own_loss(model, train_step):
+        return
+    name = f"`{type(model).__name__}`"
+    if sums and own.is_first_time("sums in a train step"):
+        _check.warn(
+            f"{name} computes its loss itself, with a compiled loss of reduction SUM. So the gradients of a batch's "
+            "micro-batches are added up, which differs from the full batch if the loss is divided by the number of "
+            "examples, and logs other than the losses of Keras are averaged: compile losses that are means, or pass "
+            "`whole_batch='loss'`.",
+        )
+    if not sums and not is_mean and not options.weighs_as_keras and own.is_first_time("means in a train step"):
+        _check.warn(
+            f"{name} computes its loss itself. `reduction='sum'` adds up the batches of a cycle, but the gradients of "
+            "a batch's micro-batches are averaged, which differs from the full batch if the loss is a sum over "
+            "examples: let it be a mean, or pass `whole_batch='loss'`, or `accum_steps` without `micro_batch_size`.",
+        )
+
+
 def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
@@ -517,11 +569,7 @@ def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     is_split = (arguments["micro_batch_size"], arguments["micro_batch_tokens"]) != (None, None)
     is_split_alone = is_split and options["accum_steps"] == 1  # which is exact
     if options["reduction"] != "sum" and not is_split_alone and _tf.losses.adds_up_examples(container):
-        _check.warn(
-            "The gradient of a loss with reduction SUM or NONE is a sum over examples, so the mean over micro-batches "
-            "differs from the full batch: pass `reduction='sum', micro_batch_weight='equal'`, or compile a loss that "
-            "is a mean.",
-        )
+        _check.warn(_MEAN_OF_SUMS)
     bases = {base.__name__ for base in type(model).__mro__}
     has_own_loss = getattr(model, "_using_dummy_loss", False)  # what `transformers` calls it
     if model_options.weighs_as_keras and has_own_loss and bases & _MEANS_OVER_LABELS:

@@ -247,8 +247,10 @@ class SplitStep:
         grads = [divided(total, None if sums else share, dtype) for total, dtype in zip(totals, dtypes)]
         pairs = list(zip(grads, call.given))
         # An optimizer that does not accumulate makes its step as it would at the full batch, without a weight.
-        is_weighted = call.weight is not None and not internals_of(call.optimizer).is_passthrough
-        if call.weight is not None and internals_of(call.optimizer).is_passthrough and self._weighs_replicas:
+        is_passthrough = internals_of(call.optimizer).is_passthrough
+        is_weighted = call.weight is not None and not is_passthrough
+        # An optimizer that gets a weight of the user's weighs the replicas itself.
+        if call.weight is not None and is_passthrough and not call.has_own_weight and self._weighs_replicas:
             factor = _replicas.share_of_replica(weight)
             pairs = [
                 (None if grad is None else _tf.inner_optimizer.scale_gradient(grad, factor), var) for grad, var in pairs

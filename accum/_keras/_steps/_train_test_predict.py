@@ -22,6 +22,7 @@ from accum._keras._steps._gradients_and_warnings import (
     StateWatch,
     TrainStep,
     warn_of_summed_losses,
+    warn_of_sums_in_batch,
     warn_of_unlike_losses,
 )
 from accum._keras._steps._split_step import SplitStep
@@ -153,9 +154,12 @@ class ModelSteps:
             stack.enter_context(train_step.watching())
             logs = function(data)
         self._check(train_step, optimizers)
-        if self._splits_losses or not all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
+        accumulates = not all(internals_of(optimizer).is_passthrough for optimizer in optimizers)
+        if self._splits_losses or accumulates:
             warn_of_unlike_losses(model)
             warn_of_summed_losses(model)
+        if self._splits_losses:
+            warn_of_sums_in_batch(model, function, self.sums_losses, accumulates)
         return logs, model._accum.weight.read(weight)
 
     def run_test(self, data: Data) -> Tuple[Logs, Optional[Scalar]]:
