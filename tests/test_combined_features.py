@@ -63,15 +63,15 @@ def steps(batch, weight_of):
 
 
 @pytest.mark.parametrize("how", ["weighing", "apply_gradients"])
-@pytest.mark.parametrize("accum_steps, replicas", [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_a_train_step_s_own_weight_counts_over_the_micro_batches_of_a_batch(how, accum_steps, replicas):
+@pytest.mark.parametrize("accum_steps, replicas, loss", [(1, 1, None), (2, 1, "sum"), (1, 2, None), (2, 2, None)])
+def test_a_train_step_s_own_weight_counts_over_the_micro_batches_of_a_batch(how, accum_steps, replicas, loss):
     batch = COUNT // 2 // accum_steps
     with mirrored().scope() if replicas == 2 else tf.distribute.get_strategy().scope():
         model = accum.GradientAccumulateModel.from_model(
             linear(MeanOverMask), accum_steps=accum_steps, micro_batch_size=2
         )
         model.how = how
-        model.compile(tf.keras.optimizers.SGD(RATE))
+        model.compile(tf.keras.optimizers.SGD(RATE), summed() if loss == "sum" else None)
     data = tf.data.Dataset.from_tensor_slices((X, Y, MASK)).batch(batch)
     model.fit(data, epochs=1, verbose=0)
     (kernel,) = model.get_weights()
@@ -114,13 +114,20 @@ def doubled(grads_and_vars):
     return [(2.0 * gradient, var) for gradient, var in grads_and_vars]
 
 
+def tripled(grads_and_vars):
+    return [(3.0 * gradient, var) for gradient, var in grads_and_vars]
+
+
 @pytest.mark.parametrize("options", [{"use_agc": True}, {"transform": doubled}])
 def test_an_accumulating_optimizer_without_the_model_s_transform_is_refused(options):
     model = accum.GradientAccumulateModel.from_model(linear(), accum_steps=4, **options)
-    with pytest.raises(ValueError, match="set its `accum_steps` and `transform`, or pass the optimizer inside"):
+    with pytest.raises(ValueError, match="accumulates already: create it with the options of the model that"):
         model.compile(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(RATE), 4), "mse")
-    model.compile(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(RATE), 4, transform=doubled), "mse")
+    with pytest.raises(ValueError, match="accumulates already"):
+        model.compile(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(RATE), 4, transform=tripled), "mse")
     model.compile(tf.keras.optimizers.SGD(RATE), "mse")
+    transform = options.get("transform", accum.AdaptiveClipping())
+    model.compile(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(RATE), 4, transform=transform), "mse")
 
 
 @pytest.mark.law("L12")
@@ -178,8 +185,8 @@ def test_a_train_step_that_may_divide_a_summed_loss_is_warned_of_once():
     model = accum.GradientAccumulateModel.from_model(linear(OwnLoss), accum_steps=1, micro_batch_size=2)
     model.compile(tf.keras.optimizers.SGD(0.01), summed())
     (message,) = warned(model)
-    assert "computes its loss itself, with a compiled loss of reduction SUM" in message
-    assert "compile losses that are means, or pass `whole_batch='loss'`" in message
+    assert "has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM" in message
+    assert "compile losses that are means, or pass `micro_batch_size` and `whole_batch='loss'`" in message
 
 
 def test_a_train_step_that_adds_up_losses_of_averaged_micro_batches_is_warned_of_once():
@@ -188,7 +195,7 @@ def test_a_train_step_that_adds_up_losses_of_averaged_micro_batches_is_warned_of
     model.divides = False
     model.compile(tf.keras.optimizers.SGD(0.01))
     (message,) = warned(model)
-    assert "a batch's micro-batches are averaged" in message and "computes its loss itself" in message
+    assert "a batch's micro-batches are averaged" in message and "of its own" in message
 
 
 def test_steps_of_several_batches_that_came_after_compile_are_warned_of_with_a_summed_loss():
@@ -199,8 +206,16 @@ def test_steps_of_several_batches_that_came_after_compile_are_warned_of_with_a_s
     assert "reduction SUM or NONE is a sum over examples" in message
 
 
-@pytest.mark.parametrize("cls, loss", [(OwnLoss, "mse"), (tf.keras.Model, "mse"), (tf.keras.Model, "sum")])
-def test_other_losses_are_not_warned_of(cls, loss):
-    model = accum.GradientAccumulateModel.from_model(linear(cls), accum_steps=1, micro_batch_size=2)
+@pytest.mark.parametrize(
+    "cls, loss, options",
+    [
+        (OwnLoss, "mse", {}),
+        (tf.keras.Model, "mse", {}),
+        (tf.keras.Model, "sum", {}),
+        (tf.keras.Model, "sum", {"use_agc": True}),
+    ],
+)
+def test_other_losses_are_not_warned_of(cls, loss, options):
+    model = accum.GradientAccumulateModel.from_model(linear(cls), accum_steps=1, micro_batch_size=2, **options)
     model.compile(tf.keras.optimizers.SGD(0.01), summed() if loss == "sum" else loss)
     assert warned(model) == []

@@ -298,10 +298,3 @@ def added_losses(model: tf.keras.Model) -> List[Any]:
 def sums_added_loss(loss: Any) -> bool:
     """Whether Keras adds up a loss that a layer has added, which may have one entry for each example."""
     return IS_KERAS_3 and getattr(loss, "shape", ()) != ()
-
-
-def computes_own_loss(model: tf.keras.Model, train_step: Callable[..., Any]) -> bool:
-    """Whether a model computes its loss by other code than Keras': `train_step`, or its class's `compute_loss`."""
-    own_step = getattr(train_step, "__func__", train_step) is not tf.keras.Model.train_step
-    own_loss = getattr(type(model), "compute_loss", None) is not getattr(tf.keras.Model, "compute_loss", None)
-    return own_step or own_loss

@@ -5,6 +5,7 @@ optimizer that is wrapped.
 """
 
 import contextlib
+import inspect
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
@@ -66,13 +67,22 @@ class Internals:
         """Whether `accum_steps` is 1 throughout, so that the inner optimizer works alone."""
         return self.cycle.is_passthrough
 
+    @property
+    def may_take_several(self) -> bool:
+        """Whether a step may be made of several micro steps, now or after a change of `accum_steps`."""
+        return self.cycle.is_settable or not self.cycle.plan.is_passthrough
+
     def accumulates_as(self, options: Options) -> bool:
-        """Whether an optimizer constructed with `options` would accumulate like this one; transforms may differ."""
+        """Whether an optimizer constructed with `options` would accumulate like this one.
+
+        A `transform` from a file is another object: it is the same if it is of the same class.
+        """
         plan, transform = check_options(**options), options["transform"]
         dtype = options["accumulator_dtype"]
-        has_transform = transform is None or self.cycle.transform is not None
+        own = self.cycle.transform
+        is_same = transform is own or not inspect.isfunction(own) and type(transform) is type(own)
         is_alike = (None if dtype is None else tf.as_dtype(dtype)) == self.cycle.dtype
-        return plan == self.cycle.plan and is_alike and has_transform
+        return plan == self.cycle.plan and is_alike and (transform is None or is_same)
 
     def add_listener(self, listener: CycleListener) -> None:
         """Notify `listener` of the events of this optimizer's cycle from now on."""
@@ -653,8 +663,8 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
     """Return the inner optimizer for an instance, a name or a config."""
     if isinstance(optimizer, GradientAccumulateOptimizer):
         raise ValueError(
-            "`optimizer` accumulates already, and not with the options of what takes it: set its `accum_steps` and "
-            f"`transform`, or pass the optimizer inside of it. Received: {optimizer!r}."
+            "`optimizer` accumulates already: create it with the options of the model that takes it (`accum_steps`, "
+            f"`transform` and others), or pass the optimizer inside of it. Received: {optimizer!r}."
         )
     if not _tf.optimizers.is_keras_optimizer(optimizer) and not isinstance(optimizer, (str, dict)):
         hint = " Use `accum.compat.v1.AccumOptimizer` for it." if _tf.optimizers.is_graph_optimizer(optimizer) else ""

@@ -529,7 +529,10 @@ _MEAN_OF_SUMS = (
 
 
 def warn_of_sums_in_batch(
-    model: tf.keras.Model, train_step: Callable[[Data], Nested], sums: bool, accumulates: bool
+    model: tf.keras.Model,
+    train_step: Callable[[Data], Nested],
+    sums: bool,
+    optimizers: Sequence[tf.keras.optimizers.Optimizer],
 ) -> None:
     """Warn once of losses that may be sums over examples, where the micro-batches of a batch are put together.
 
@@ -537,28 +540,31 @@ def warn_of_sums_in_batch(
       model: a `GradientAccumulateModel` whose batches are split.
       train_step: what runs on each micro-batch.
       sums: whether the compiled losses sum over examples, so that gradients are added up.
-      accumulates: whether several batches may make one step.
+      optimizers: the model's `GradientAccumulateOptimizer`s.
     """
     options, own = model._accum.options, model._accum
     is_one_batch = options.for_optimizers["accum_steps"] == 1  # otherwise, `compile` has warned
+    accumulates = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
     is_mean = options.for_optimizers["reduction"] != "sum"
     if sums and is_one_batch and accumulates and is_mean and own.is_first_time("sums in a cycle"):
         _check.warn(_MEAN_OF_SUMS)
-    if not _tf.steps.computes_own_loss(model, train_step):
+    has_own_loss = _tf.losses.is_loss_of_user(getattr(model, "compute_loss", None))
+    if _tf.steps.is_train_step_of_keras(train_step) and not has_own_loss:
         return
     name = f"`{type(model).__name__}`"
     if sums and own.is_first_time("sums in a train step"):
         _check.warn(
-            f"{name} computes its loss itself, with a compiled loss of reduction SUM. So the gradients of a batch's "
-            "micro-batches are added up, which differs from the full batch if the loss is divided by the number of "
-            "examples, and logs other than the losses of Keras are averaged: compile losses that are means, or pass "
-            "`whole_batch='loss'`.",
+            f"{name} has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM. So the "
+            "gradients of a batch's micro-batches are added up, which differs from the full batch if the loss is "
+            "divided by the number of examples, and logs other than the losses of Keras are averaged: compile losses "
+            "that are means, or pass `micro_batch_size` and `whole_batch='loss'`.",
         )
     if not sums and not is_mean and not options.weighs_as_keras and own.is_first_time("means in a train step"):
         _check.warn(
-            f"{name} computes its loss itself. `reduction='sum'` adds up the batches of a cycle, but the gradients of "
-            "a batch's micro-batches are averaged, which differs from the full batch if the loss is a sum over "
-            "examples: let it be a mean, or pass `whole_batch='loss'`, or `accum_steps` without `micro_batch_size`.",
+            f"{name} has a `train_step` or `compute_loss` of its own. `reduction='sum'` adds up the batches of a "
+            "cycle, but the gradients of a batch's micro-batches are averaged, which differs from the full batch if "
+            "the loss is a sum over examples: let it be a mean, or pass `micro_batch_size` and `whole_batch='loss'`, "
+            "or `accum_steps` alone.",
         )
 
 

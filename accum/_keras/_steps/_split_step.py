@@ -244,7 +244,9 @@ class SplitStep:
     ) -> None:
         sums = self._steps.sums_losses
         dtypes = [None if grad is None else grad.dtype for grad, _ in call.grads_and_vars]
-        grads = [divided(total, None if sums else share, dtype) for total, dtype in zip(totals, dtypes)]
+        # A weight of the user's says that the gradient of each micro-batch is a mean.
+        divisor = None if sums and not call.has_own_weight else share
+        grads = [divided(total, divisor, dtype) for total, dtype in zip(totals, dtypes)]
         pairs = list(zip(grads, call.given))
         # An optimizer that does not accumulate makes its step as it would at the full batch, without a weight.
         is_passthrough = internals_of(call.optimizer).is_passthrough

@@ -154,12 +154,11 @@ class ModelSteps:
             stack.enter_context(train_step.watching())
             logs = function(data)
         self._check(train_step, optimizers)
-        accumulates = not all(internals_of(optimizer).is_passthrough for optimizer in optimizers)
-        if self._splits_losses or accumulates:
+        if self._splits_losses or not all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
             warn_of_unlike_losses(model)
             warn_of_summed_losses(model)
         if self._splits_losses:
-            warn_of_sums_in_batch(model, function, self.sums_losses, accumulates)
+            warn_of_sums_in_batch(model, function, self.sums_losses, optimizers)
         return logs, model._accum.weight.read(weight)
 
     def run_test(self, data: Data) -> Tuple[Logs, Optional[Scalar]]:
