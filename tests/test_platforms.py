@@ -89,10 +89,10 @@ def test_every_landing_runs_environments_of_the_larger_tiers():
 
 
 def test_a_few_changes_run_each_version():
-    halves = [set(turn.half(f"digest {number}")) for number in range(12)]
-    assert set().union(*halves) == set(turn.one_of_each_version())
-    assert {len(half) for half in halves} == {-(-len(turn.one_of_each_version()) // 2)}
-    assert turn.half("digest 1") == turn.half("digest 1") != turn.half("digest 2")
+    thirds = [set(turn.third(f"digest {number}")) for number in range(30)]
+    assert set().union(*thirds) == set(turn.one_of_each_version())
+    assert {len(third) for third in thirds} == {-(-len(turn.one_of_each_version()) // 3)}
+    assert turn.third("digest 1") == turn.third("digest 1") != turn.third("digest 2")
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -188,8 +188,8 @@ Each combination is one environment of `tox`, with a name such as `py311-tf2.15`
 
 - **passed**: all tests selected for this environment ran with the present sources, and none failed.
 - **passed (old)**: the same with earlier sources, those of the commit in the table. Each change is tested on
-  TensorFlow 1.15, 2.2, 2.15 and 2.21, and on half of the other versions, which the change's sources draw, each with one
-  Python. Up to 2.15, a twentieth of the other environments also run each time, in turns (`scripts/dev/turn.py`).
+  TensorFlow 1.15, 2.2, 2.15 and 2.21, and on a third of the other versions, which the change's sources draw, each with
+  one Python. Up to 2.15, a twentieth of the other environments also runs each time, in turns (`scripts/dev/turn.py`).
 - **failed**: a test failed, or no test ran.
 - **under Wine**: TensorFlow's build for Windows and Python's ran on Linux, under Wine. This does not test Windows
   itself: its kernel, its drivers and GPUs.

@@ -1,10 +1,10 @@
 """Choose what a merge runs: `python scripts/dev/turn.py` prints its environments, longest first, for tox.
 
 The environments of tox.ini's label `deep` always run: TensorFlow 1.15, 2.2, 2.15 and 2.21. The labels `versions` and
-`ci-beyond` have every TensorFlow but 2.17 and 2.19, and every Python. Half of their other environments run: the digest
-of the sources draws which, so that each change runs others. Each of the remaining environments differs from one of
-these only by Python. They take turns, a twentieth at a time: first those that failed or never ran, then those that ran
-longest ago, according to records/evidence.json. That file is committed, so a shallow clone and an unpacked source
+`ci-beyond` have every TensorFlow but 2.17 and 2.19, and every Python. A third of their other environments runs: the
+digest of the sources draws which, so that each change runs others. Each of the remaining environments differs from one
+of these only by Python. They take turns, a twentieth at a time: first those that failed or never ran, then those that
+ran longest ago, according to records/evidence.json. That file is committed, so a shallow clone and an unpacked source
 distribution choose the same environments, and the turn moves on with each merge that updates it.
 """
 
@@ -31,16 +31,16 @@ def always() -> List[str]:
 
 
 def one_of_each_version() -> List[str]:
-    """The environments of which every merge runs half, beside those that it always runs."""
+    """The environments of which every merge runs a third, beside those that it always runs."""
     names_of_label = environments.labels()
     names = [env_name for label in ONE_OF_EACH_VERSION for env_name in names_of_label[label]]
     return [env_name for env_name in names if env_name not in always()]
 
 
-def half(digest: str) -> List[str]:
-    """The half of `one_of_each_version` that sources with this digest run."""
+def third(digest: str) -> List[str]:
+    """The third of `one_of_each_version` that sources with this digest run."""
     drawn = sorted(one_of_each_version(), key=lambda name: hashlib.sha256((digest + name).encode()).hexdigest())
-    return drawn[: -(-len(drawn) // 2)]
+    return drawn[: -(-len(drawn) // 3)]
 
 
 def others() -> List[str]:
@@ -74,7 +74,7 @@ def longest_first(chosen: List[str], records: Dict[str, dict]) -> List[str]:
 def main() -> int:
     with open(EVIDENCE, encoding="utf-8") as file:
         records = json.load(file).get("linux", {})
-    now, drawn = turn(records), half(freeze.source_digest())
+    now, drawn = turn(records), third(freeze.source_digest())
     print(f"Their turn, {len(now)} of {len(others())}:", file=sys.stderr)
     for env_name in now:
         print(f"    {env_name}, which passed {last_pass(records.get(env_name)) or 'never'}", file=sys.stderr)
