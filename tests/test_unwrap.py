@@ -92,7 +92,7 @@ def test_a_plain_model_goes_on_as_one_that_has_never_accumulated(how, make, opti
         not of_accum(plain) and not of_accum(plain.optimizer) and not isinstance(plain, accum.GradientAccumulateModel)
     )
     assert plain.optimizer is model.optimizer.optimizer  # with its slots
-    # With `micro_batch_size`, `predict` multiplies matrices of other sizes, which some processors round otherwise.
+    # With `micro_batch_size`, `predict` multiplies smaller matrices, and some processors then round differently.
     np.testing.assert_allclose(plain.predict(X), model.predict(X), rtol=0, atol=1e-6)
     steps = int(plain.optimizer.iterations.numpy())
     assert steps == int(model.optimizer.iterations.numpy()) > 0

@@ -110,6 +110,20 @@ class AdaptiveClipping:
         }
 
 
+def act_alike(one: Optional[Transform], other: Optional[Transform]) -> bool:
+    """Whether two transforms are the same, or equal as a file makes them: of one class, with equal arguments.
+
+    The `unit_axes` of `AdaptiveClipping` are not compared, because they may have been read from a model.
+    """
+    if isinstance(one, AdaptiveClipping) and isinstance(other, AdaptiveClipping):
+        excluded = [clip._exclude if callable(clip._exclude) else list(clip._exclude) for clip in (one, other)]
+        same_numbers = (one._clip_factor, one._eps) == (other._clip_factor, other._eps)
+        return same_numbers and excluded[0] == excluded[1] and act_alike(one._before, other._before)
+    if type(one) is type(other) and hasattr(one, "get_config"):
+        return bool(one.get_config() == other.get_config())  # type: ignore[union-attr]
+    return one == other
+
+
 class Known:
     """Names and unit axes of variables, read from the layers of some models.
 

@@ -31,7 +31,7 @@ def always() -> List[str]:
 
 
 def one_of_each_version() -> List[str]:
-    """The environments of which every merge runs a third, beside those that it always runs."""
+    """One environment of each version, without those that every merge runs. A merge runs a third of them."""
     names_of_label = environments.labels()
     names = [env_name for label in ONE_OF_EACH_VERSION for env_name in names_of_label[label]]
     return [env_name for env_name in names if env_name not in always()]

@@ -531,7 +531,7 @@ class ModelOptimizers:
             is_own = any(known is optimizer for known in self._own.optimizers or ())
             if is_own or internals_of(inner).accumulates_as(options):
                 return optimizer
-            return GradientAccumulateOptimizer(inner, **options)  # raises an error
+            optimizer = inner  # which the constructor below refuses
         if not _tf.optimizers.is_loss_scale_optimizer(optimizer):
             return GradientAccumulateOptimizer(optimizer, **options)
         if int(inner.iterations.numpy()) > 0:  # the outer `iterations` stay 0 up to Keras 3.8

@@ -5,12 +5,12 @@ optimizer that is wrapped.
 """
 
 import contextlib
-import inspect
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
 from accum import _check, _config, _tf
+from accum._clipping._transform import act_alike
 from accum._engine import _replicas
 from accum._engine._cycle import Cycle, check_options
 from accum._engine._cycle_state import make_plan
@@ -73,16 +73,11 @@ class Internals:
         return self.cycle.is_settable or not self.cycle.plan.is_passthrough
 
     def accumulates_as(self, options: Options) -> bool:
-        """Whether an optimizer constructed with `options` would accumulate like this one.
-
-        A `transform` from a file is another object: it is the same if it is of the same class.
-        """
-        plan, transform = check_options(**options), options["transform"]
-        dtype = options["accumulator_dtype"]
-        own = self.cycle.transform
-        is_same = transform is own or not inspect.isfunction(own) and type(transform) is type(own)
-        is_alike = (None if dtype is None else tf.as_dtype(dtype)) == self.cycle.dtype
-        return plan == self.cycle.plan and is_alike and (transform is None or is_same)
+        """Whether this optimizer accumulates as one constructed with `options`; it may have a `transform` besides."""
+        plan, transform, dtype = check_options(**options), options["transform"], options["accumulator_dtype"]
+        has_dtype = (None if dtype is None else tf.as_dtype(dtype)) == self.cycle.dtype
+        has_transform = transform is None or act_alike(transform, self.cycle.transform)
+        return plan == self.cycle.plan and has_dtype and has_transform
 
     def add_listener(self, listener: CycleListener) -> None:
         """Notify `listener` of the events of this optimizer's cycle from now on."""
