@@ -310,13 +310,39 @@ class Adversarial(OwnTrainStep):
         return {"loss": loss}
 
 
-@pytest.mark.per_version
-@pytest.mark.parametrize("options", [{"micro_batch_size": 8}, {"accum_steps": 2}], ids=["micro-batches", "cycles"])
-def test_a_loss_that_would_see_an_earlier_update_is_warned_of(options):
-    model = accum.GradientAccumulateModel.from_model(filled(built(Adversarial, {"x": X})), **options)
+class Apart(OwnTrainStep):
+    """Updates its second half after the first, and by a loss that does not see the first."""
+
+    def train_step(self, data):
+        x, y = data
+        for layer, optimizer in ((self.hidden, self.first), (self.out, self.second)):
+            with tf.GradientTape() as tape:
+                inputs = x if layer is self.hidden else tf.ones((tf.shape(x)[0], 4))
+                loss = tf.reduce_mean((layer(inputs) - 1.0) ** 2)
+            grads = tape.gradient(loss, layer.trainable_variables)
+            optimizer.apply_gradients(list(zip(grads, layer.trainable_variables)))
+        return {"loss": loss}
+
+
+SPLITS = [{"micro_batch_size": 8}, {"accum_steps": 2}]
+
+
+def said_of_order(cls, options, eagerly):
+    model = accum.GradientAccumulateModel.from_model(filled(built(cls, {"x": X})), **options)
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
-    with pytest.warns(UserWarning, match="would see the weights that the first optimizer has updated"):
+    model.run_eagerly = eagerly
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         model.fit(X, Y, batch_size=BATCH, verbose=0)
+    return [str(warning.message) for warning in caught if "would see the updated weights" in str(warning.message)]
+
+
+@pytest.mark.per_version
+@pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
+@pytest.mark.parametrize("options", SPLITS, ids=["micro-batches", "cycles"])
+def test_a_loss_that_would_see_an_earlier_update_is_warned_of_and_no_other(options, eagerly):
+    assert any("SGD" in message for message in said_of_order(Adversarial, options, eagerly))
+    assert not said_of_order(Apart, options, eagerly)
 
 
 class Unusual(OwnTrainStep):

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from accum._tf.graphs import replace_input
 from accum._tf.version import tf
 
-try:  # the one private module: no public name tells which operations code creates
+try:  # a private module: no public name tells which operations code creates
     from tensorflow.python.framework import op_callbacks
 except ImportError:
     op_callbacks = None

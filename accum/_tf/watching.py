@@ -1,13 +1,19 @@
-"""Observe which optimizers apply gradients, by wrapping the methods of their base classes."""
+"""Observe which optimizers apply gradients, by wrapping methods of their base classes, and which variables are read."""
 
 import contextlib
 import functools
 import threading
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, Iterable, Iterator, List, Optional
 
 from accum._tf.graphs import untouched_by_autograph
 from accum._tf.optimizers import GraphOptimizer, LegacyOptimizer, NewOptimizer
+from accum._tf.variables import key_of
 from accum._tf.version import IS_KERAS_3, tf
+
+try:  # a private module: no public name tells which variables are read, and costs nothing else
+    from tensorflow.python.eager import record
+except ImportError:
+    from tensorflow.python.eager import tape as record  # dies with 2.12
 
 
 def _entry_points() -> Any:
@@ -21,6 +27,29 @@ def _entry_points() -> Any:
     return points
 
 
+# A context whose `watched_variables()` are the trainable variables that were read in it. A `tf.GradientTape` has them
+# too, but a `tf.function` that is called in it keeps what second gradients need.
+_RecorderOfReads = getattr(record, "VariableWatcher", tf.GradientTape)  # a tape dies with 2.2
+
+
+class VariableReads:
+    """Records, as a context, which trainable variables this thread reads: eagerly, or in the graph that it traces."""
+
+    def __init__(self) -> None:
+        self._recorder = _RecorderOfReads()
+
+    def __enter__(self) -> "VariableReads":
+        self._recorder.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._recorder.__exit__(*details)
+
+    def include_any(self, variables: Iterable[tf.Variable]) -> bool:
+        """Whether one of `variables` has been read since the context began."""
+        return not {key_of(var) for var in variables}.isdisjoint(map(key_of, self._recorder.watched_variables()))
+
+
 _in_this_thread = threading.local()  # .see: function of an optimizer, or None
 _lock = threading.Lock()
 _originals: List[Any] = []  # the replaced methods: (class, name, function), while anyone watches
@@ -28,9 +57,7 @@ _watchers = 0
 
 
 @contextlib.contextmanager
-def watching_optimizers(
-    see: Optional[Callable[[Any], None]], see_tape: Optional[Callable[[], None]] = None
-) -> Iterator[None]:
+def watching_optimizers(see: Optional[Callable[[Any], None]]) -> Iterator[None]:
     """Call `see(optimizer)` before an optimizer applies gradients in this thread.
 
     TensorFlow has no API that tells which optimizers a function calls. So the methods of the base classes are wrapped
@@ -38,16 +65,14 @@ def watching_optimizers(
 
     Args:
       see: function of an optimizer; None: do not watch in this context.
-      see_tape: function to call when a `tf.GradientTape` begins to record; None: do not watch tapes in this context.
     """
-    before = getattr(_in_this_thread, "see", None), getattr(_in_this_thread, "see_tape", None)
-    _in_this_thread.see, _in_this_thread.see_tape = see, see_tape
+    before, _in_this_thread.see = getattr(_in_this_thread, "see", None), see
     _wrap_entry_points()
     try:
         yield
     finally:
         _unwrap_entry_points()
-        _in_this_thread.see, _in_this_thread.see_tape = before
+        _in_this_thread.see = before
 
 
 def tell_watcher(optimizer: Any) -> None:
@@ -72,8 +97,6 @@ def _wrap_entry_points() -> None:
             for cls, name in _entry_points():
                 _originals.append((cls, name, vars(cls)[name]))
                 setattr(cls, name, _seen(vars(cls)[name]))
-            _originals.append((tf.GradientTape, "__enter__", tf.GradientTape.__enter__))
-            tf.GradientTape.__enter__ = _seen_tape(tf.GradientTape.__enter__)
 
 
 def _unwrap_entry_points() -> None:
@@ -94,14 +117,3 @@ def _seen(function: Callable[..., Any]) -> Any:
         return function(self, *args, **kwargs)
 
     return apply_gradients
-
-
-def _seen_tape(function: Callable[..., Any]) -> Any:
-    @functools.wraps(function)
-    def enter(self: Any) -> Any:
-        see_tape = getattr(_in_this_thread, "see_tape", None)
-        if see_tape is not None:
-            see_tape()
-        return function(self)
-
-    return enter

@@ -393,26 +393,28 @@ class GradientAccumulateOptimizer:
             `GradientAccumulateModel`.
         """
         del name
+        given = list(grads_and_vars)
+        listed = self._adapter.unwrapped(given)
         train_step = self._internals.train_step
-        if train_step is not None and train_step.collector is not None:
-            train_step.note(self)
-            options = {
-                "skip_gradients_aggregation": skip_gradients_aggregation,
-                "experimental_aggregate_gradients": experimental_aggregate_gradients,
-            }
-            train_step.collector.take(
-                self, grads_and_vars, weight, lambda pairs, *own: self._apply_collected(pairs, *own, **options)
-            )
-            return self._returned(None)
-        listed = self._adapter.unwrapped(grads_and_vars)
+        is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if train_step is None:
             _tf.watching.tell_watcher(self)  # the train step of a model that does not know this optimizer
-        else:
-            train_step.note(self)
+            return self._micro_step(listed, weight, is_reduced)
+        with train_step.calling(self, listed):
+            if train_step.collector is not None:
+                options = {"skip_gradients_aggregation": is_reduced}
+                train_step.collector.take(
+                    self, given, weight, lambda pairs, *own: self._apply_collected(pairs, *own, **options)
+                )
+                return self._returned(None)
             if not listed:  # Keras also trains models without trainable weights
                 return self._returned(None)
+            return self._micro_step(listed, weight, is_reduced)
+
+    def _micro_step(
+        self, listed: List[Tuple[Optional[Gradient], tf.Variable]], weight: Optional[Scalar], is_reduced: bool
+    ) -> Wait:
         weight = self._internals.weight if weight is None else weight
-        is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         is_reduced = is_reduced and not self._takes_back()
         self.__dict__["_has_run"] = True
         listed = _check.pairs(listed)

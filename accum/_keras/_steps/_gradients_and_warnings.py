@@ -138,8 +138,9 @@ class TrainStep:
         # id -> (optimizer, where it was called: paths of graphs):
         self._calls: Dict[int, Tuple[tf.keras.optimizers.Optimizer, List[Sequence[tf.Graph]]]] = {}
         self.calls_through_function = False
-        # An optimizer that was called before a tape began to record:
-        self._records_after: Optional[tf.keras.optimizers.Optimizer] = None
+        self._stack = contextlib.ExitStack()
+        # For each call: (optimizer, its variables, which variables have been read since the call)
+        self._read_since: List[Tuple[tf.keras.optimizers.Optimizer, List[tf.Variable], _tf.watching.VariableReads]] = []
 
     @property
     def is_traced(self) -> bool:
@@ -153,11 +154,23 @@ class TrainStep:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the optimizers that are called in this context."""
-        with contextlib.ExitStack() as stack:
+        with self._stack as stack:
             for optimizer in self._optimizers:
                 stack.enter_context(internals_of(optimizer).within(self))
-            stack.enter_context(_tf.watching.watching_optimizers(self._see, self._see_tape))
+            stack.enter_context(_tf.watching.watching_optimizers(self._see))
             yield
+
+    @contextlib.contextmanager
+    def calling(self, optimizer: tf.keras.optimizers.Optimizer, grads_and_vars: GradsAndVars) -> Iterator[None]:
+        """Record that an accumulating optimizer makes a micro step in this context.
+
+        Raises:
+          ValueError: as `note` does.
+        """
+        self.note(optimizer)
+        yield
+        reads = self._stack.enter_context(_tf.watching.VariableReads())
+        self._read_since.append((optimizer, [var for _, var in grads_and_vars], reads))
 
     def note(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         """Record that an accumulating optimizer begins a micro step.
@@ -173,19 +186,16 @@ class TrainStep:
         earlier.append(path)
         self.calls_through_function |= any(map(_tf.graphs.is_function, path))
 
-    def _see_tape(self) -> None:
-        if self._calls:
-            self._records_after = self.called[-1]
-
     def _warn_of_order(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         """Warn of a second update whose forward pass would have seen the first, such as that of a GAN's generator."""
-        first, self._records_after = self._records_after, None
-        if first is not None and first is not optimizer:
-            _check.warn(
-                f"`{self._name}` computes the loss for {optimizer!r} after it has called {first!r}. At the full batch "
-                "this loss would see the weights that the first optimizer has updated; over micro-batches it sees the "
-                "old ones. Use a separate train step or loop for each update, or compute all losses first.",
-            )
+        for first, variables, reads in self._read_since:
+            if first is not optimizer and reads.include_any(variables):
+                _check.warn(
+                    f"`{self._name}` computes with the weights of {first!r} after it has called this optimizer, and "
+                    f"then calls {optimizer!r}. At the full batch its loss would see the updated weights; over "
+                    "micro-batches it sees the old ones. Use a separate train step or loop for each update, or compute "
+                    "all losses first.",
+                )
 
     def _refuse_several(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         if self.collector is not None or not internals_of(optimizer).is_passthrough:
