@@ -44,10 +44,10 @@ def schedule(value: Dict[Any, Any], name: str = "accum_steps") -> Tuple[Tuple[in
 
 def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
     """Return `value` in lower case, after checking that it is one of `choices`."""
-    known = value.lower() if isinstance(value, str) else value
-    if known not in choices:
+    choice = value.lower() if isinstance(value, str) else value
+    if choice not in choices:
         raise ValueError(f"`{name}` must be one of {list(choices)}. Received: {name}={value!r}.")
-    return known
+    return choice
 
 
 _CALLED_ELSEWHERE = dict.fromkeys(
@@ -82,13 +82,13 @@ _PACKAGES = frozenset(
 )
 
 
-def known_options(given: Dict[str, Any], names: Sequence[str]) -> None:
-    """Raise a `TypeError` for any argument in `given` that is not one of `names`."""
-    for name in given:
+def known_options(passed: Dict[str, Any], names: Sequence[str]) -> None:
+    """Raise a `TypeError` for any argument in `passed` that is not one of `names`."""
+    for name in passed:
         if name not in names:
             near = [_CALLED_ELSEWHERE[name]] if name in _CALLED_ELSEWHERE else difflib.get_close_matches(name, names)
             hint = f" Did you mean `{near[0]}`?" if near else ""
-            raise TypeError(f"`{name}` is an unknown argument.{hint} Received: {name}={given[name]!r}.")
+            raise TypeError(f"`{name}` is an unknown argument.{hint} Received: {name}={passed[name]!r}.")
 
 
 def knowing_arguments(function: Function) -> Function:
@@ -103,11 +103,11 @@ def knowing_arguments(function: Function) -> Function:
     return checked  # type: ignore[return-value]
 
 
-def arguments_of(cls: Any, given: Dict[str, Any]) -> None:
-    """Raise a `TypeError` for any keyword argument in `given` that `cls` does not take."""
+def arguments_of(cls: Any, passed: Dict[str, Any]) -> None:
+    """Raise a `TypeError` for any keyword argument in `passed` that `cls` does not take."""
     parameters = inspect.signature(cls.__init__).parameters
     if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-        known_options(given, list(parameters)[1:])
+        known_options(passed, list(parameters)[1:])
 
 
 def shown(names: Sequence[str]) -> str:
@@ -188,35 +188,35 @@ def whole_batch(value: Any, micro_batch_size: Any) -> Tuple[str, ...]:
     names = [name.lower() for name in names]
     if not set(names) <= {*WHOLE_BATCH, "all"}:
         raise ValueError(message)
-    found = WHOLE_BATCH if "all" in names else tuple(name for name in WHOLE_BATCH if name in names)
-    if found and micro_batch_size is None:
+    parts = WHOLE_BATCH if "all" in names else tuple(name for name in WHOLE_BATCH if name in names)
+    if parts and micro_batch_size is None:
         raise ValueError(
             "`whole_batch` needs `micro_batch_size`: without it, no batch is split. Over the micro-batches of a cycle, "
             "which arrive one by one, nothing can be computed over the whole batch. Received: "
             f"whole_batch={value!r}, micro_batch_size=None."
         )
-    return found
+    return parts
 
 
 def replicas_per_group(value: Any, whole_batch: Sequence[str]) -> Dict[str, Optional[int]]:
     """Return the number of replicas in a group for each of `WHOLE_BATCH`, None for all, after checking it."""
-    given = dict(value) if isinstance(value, dict) else dict.fromkeys(WHOLE_BATCH, value)
-    unknown = [name for name in given if name not in WHOLE_BATCH]
+    sizes = dict(value) if isinstance(value, dict) else dict.fromkeys(WHOLE_BATCH, value)
+    unknown = [name for name in sizes if name not in WHOLE_BATCH]
     message = (
         "`replicas_per_group` must be an int >= 1, None for all replicas, or a dict of them whose keys are of "
         f"{list(WHOLE_BATCH)}. Received: replicas_per_group={value!r}."
     )
-    for size in given.values():
+    for size in sizes.values():
         if size is not None and (isinstance(size, (bool, np.bool_)) or not isinstance(size, numbers.Integral)):
             raise TypeError(message)
-    if unknown or any(size is not None and size < 1 for size in given.values()):
+    if unknown or any(size is not None and size < 1 for size in sizes.values()):
         raise ValueError(message)
     if value is not None and not whole_batch:
         raise ValueError(
             "`replicas_per_group` groups the replicas for `whole_batch`, which is not given: pass both. Received: "
             f"replicas_per_group={value!r}."
         )
-    return {name: None if given.get(name) is None else int(given[name]) for name in WHOLE_BATCH}
+    return {name: None if sizes.get(name) is None else int(sizes[name]) for name in WHOLE_BATCH}
 
 
 def group_size(size: Optional[int], replicas: int) -> int:
@@ -251,21 +251,21 @@ def function(name: str, value: Any) -> Callable[..., Any]:
     return value
 
 
-def not_negative(name: str, value: Any, known: Optional[float] = None) -> Any:
+def not_negative(name: str, value: Any, static_value: Optional[float] = None) -> Any:
     """Return `value`, after checking as far as possible that it is a scalar >= 0.
 
     Args:
       name: the argument's name.
       value: a number or a scalar tensor.
-      known: the tensor's value, if it is already known, or None.
+      static_value: the tensor's value, if it is already known, or None.
     """
     dtype = str(getattr(value, "dtype", ""))
     if "bool" in dtype or not (dtype or _is_number(value)):
         raise TypeError(f"`{name}` must be a scalar >= 0. Received: {name}={value!r}.")
     if dtype and value.shape.__len__() and tuple(value.shape):
         raise ValueError(f"`{name}` must be a scalar >= 0. Received: shape {tuple(value.shape)}.")
-    known = value if known is None and _is_number(value) else known
-    if known is not None and not known >= 0:  # also rejects NaN
+    static_value = value if static_value is None and _is_number(value) else static_value
+    if static_value is not None and not static_value >= 0:  # also rejects NaN
         raise ValueError(f"`{name}` must be a scalar >= 0. Received: {name}={value!r}.")
     return value
 

@@ -128,10 +128,10 @@ def has_axis(leaf: Leaf) -> bool:
 
 def _length(leaf: Leaf) -> Size:
     """Return the length of the first axis: an int if it is known, otherwise an int32 scalar tensor."""
-    known = leaf.shape[0] if leaf.shape.rank else None
-    known = getattr(known, "value", known)  # a `Dimension` in a static graph of TF 1.15
-    if known is not None:
-        return int(known)
+    length = leaf.shape[0] if leaf.shape.rank else None
+    length = getattr(length, "value", length)  # a `Dimension` in a static graph of TF 1.15
+    if length is not None:
+        return int(length)
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)
     return tf.cast(leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0], tf.int32)
@@ -143,13 +143,13 @@ def _the_same(counts: Sequence[Size]) -> Size:
         "Micro-batches split the first axis of everything that has one, so it must be the batch in all of them: "
         "give the others a batch axis, or make them part of the model."
     )
-    known = sorted({count for count in counts if isinstance(count, int)})
-    if len(known) > 1:
-        raise ValueError(f"{message} Received: first axes of lengths {known}.")
-    unknown = [count for count in counts if not isinstance(count, int)]
-    if not unknown:
-        return known[0]
-    first, others = unknown[0], unknown[1:] + known
+    static = sorted({count for count in counts if isinstance(count, int)})
+    if len(static) > 1:
+        raise ValueError(f"{message} Received: first axes of lengths {static}.")
+    dynamic = [count for count in counts if not isinstance(count, int)]
+    if not dynamic:
+        return static[0]
+    first, others = dynamic[0], dynamic[1:] + static
     checks = [tf.debugging.assert_equal(other, first, message=message) for other in others]
     with tf.control_dependencies([check for check in checks if check is not None]):
         return tf.identity(first) if others else first
@@ -167,8 +167,8 @@ def _slice(leaf: Leaf, start: Size, size: Size) -> Leaf:
     rest = leaf.shape.rank - 1 if leaf.shape.rank is not None else tf.rank(leaf) - 1
     begin, sizes = tf.pad([start], [[0, rest]]), tf.pad([size], [[0, rest]], constant_values=-1)
     if isinstance(rest, int):  # constants keep the static shape, and XLA of TF 2.2 slices by nothing else
-        known = [-1 if axis is None else axis for axis in leaf.shape.as_list()[1:]]
-        begin, sizes = tf.stack([start] + [0] * rest), [size] + known
+        lengths = [-1 if axis is None else axis for axis in leaf.shape.as_list()[1:]]
+        begin, sizes = tf.stack([start] + [0] * rest), [size] + lengths
     part = tf.slice(leaf, begin, sizes)
     if leaf.shape.rank is not None:
         part.set_shape([size if isinstance(size, int) else None] + leaf.shape.as_list()[1:])
@@ -562,18 +562,18 @@ class MicroBatches:
 
 def _within_function(function: Callable[[Nested], Nested], part: Nested) -> List[Optional[Combined]]:
     """Call `function(part)` within a `tf.function`, and bring the values that it returns out of it."""
-    found: List[Optional[Combined]] = []
+    results: List[Optional[Combined]] = []
 
     def values() -> List[List[LoopVariable]]:
-        nonlocal found
-        found = tf.nest.flatten(function(part))
-        return [[] if leaf is None else leaf.values for leaf in found]
+        nonlocal results
+        results = tf.nest.flatten(function(part))
+        return [[] if leaf is None else leaf.values for leaf in results]
 
     outsides = tf.function(values)()
-    for leaf, outside in zip(found, outsides):
+    for leaf, outside in zip(results, outsides):
         if leaf is not None:
             leaf.values = list(outside)
-    return found
+    return results
 
 
 def _add_eagerly(
@@ -637,19 +637,19 @@ def _add_last(
     states: Sequence[LoopState],
 ) -> List[LoopState]:
     """Return `states` after the micro-batch at `index` too, which begins after all others, if there is one."""
-    given = [state for state in states if state is not None]
+    present = [state for state in states if state is not None]
 
     def added() -> List[List[LoopVariable]]:
-        with tf.control_dependencies([getattr(value, "flow", value) for value in tf.nest.flatten(given)]):
+        with tf.control_dependencies([getattr(value, "flow", value) for value in tf.nest.flatten(present)]):
             number = tf.identity(tf.convert_to_tensor(index))
-        for leaf, state in zip([leaf for leaf in leaves if leaf is not None], given):
+        for leaf, state in zip([leaf for leaf in leaves if leaf is not None], present):
             leaf.enter(state)
         with tf.control_dependencies([number]):
             values = returned(number)
         _require_alike(leaves, values)
-        return [value.add(state, number, False) for value, state in zip([v for v in values if v is not None], given)]
+        return [value.add(state, number, False) for value, state in zip([v for v in values if v is not None], present)]
 
-    following = iter(added() if isinstance(index, int) else tf.cond(index > 0, added, lambda: given, name="last"))
+    following = iter(added() if isinstance(index, int) else tf.cond(index > 0, added, lambda: present, name="last"))
     return [None if state is None else next(following) for state in states]
 
 

@@ -201,15 +201,15 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         dynamic: Any = _check.LEFT_OUT,
         autocast: Any = _check.LEFT_OUT,
     ) -> None:
-        given = locals()
+        passed = locals()
         del mixed_precision, experimental_distributed_support
         if isinstance(accum_steps, tf.keras.Model):
             raise TypeError(
                 "To let a model accumulate, call `GradientAccumulateModel.from_model(model, …)`; the class itself "
                 f"takes `inputs` and `outputs`. Received: {accum_steps!r}."
             )
-        model_options = ModelOptions.of(**ModelOptions.among(given, use_agc=bool(use_agc or agc)))
-        of_keras = {name: given[name] for name in MODEL_OPTIONS if given[name] is not _check.LEFT_OUT}
+        model_options = ModelOptions.of(**ModelOptions.among(passed, use_agc=bool(use_agc or agc)))
+        of_keras = {name: passed[name] for name in MODEL_OPTIONS if passed[name] is not _check.LEFT_OUT}
         if not args and not ("inputs" in of_keras and "outputs" in of_keras):
             raise ValueError(
                 "`GradientAccumulateModel` takes the `inputs` and `outputs` of a functional model. For any other "
@@ -268,7 +268,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
           TypeError: `model` is not a `tf.keras.Model`; an option is unknown.
           ValueError: `model` accumulates already, or has made steps with a `LossScaleOptimizer`.
         """
-        given = locals()
+        passed = locals()
         del mixed_precision, experimental_distributed_support
         if not isinstance(model, tf.keras.Model):
             raise TypeError(f"`model` must be a `tf.keras.Model`. Received: model={model!r}.")
@@ -277,7 +277,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 "`model` accumulates already: set its `micro_batch_size`, or its optimizer's `accum_steps`. Received: "
                 f"{model!r}."
             )
-        model_options = ModelOptions.of(**ModelOptions.among(given, use_agc=bool(use_agc or agc)))
+        model_options = ModelOptions.of(**ModelOptions.among(passed, use_agc=bool(use_agc or agc)))
         made = _tf.models.model_like(model, concrete_class(getattr(cls, "_root", cls), type(model)))
         steps = [name for name in ("train_step", "test_step", "predict_step") if name in vars(model)]
         own_steps = {name: _tf.models.bound_to(made, model, made.__dict__.pop(name)) for name in steps}
@@ -336,18 +336,18 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
           ValueError: an optimizer accumulates differently, or is in a `LossScaleOptimizer` and has made steps.
         """
         signature = inspect.signature(super().compile)
-        given = signature.bind_partial(*args, **kwargs)
+        bound = signature.bind_partial(*args, **kwargs)
         self._accum.begin_anew()
         optimizers_of_model = ModelOptimizers(self)
         _tf.graphs.forget_traces(self)  # which know the optimizers of the last `compile`
-        for arguments in (given.arguments, given.kwargs):
+        for arguments in (bound.arguments, bound.kwargs):
             for name, value in arguments.items():
                 arguments[name] = replaced_within(value, optimizers_of_model.accumulating)
         if "optimizer" in signature.parameters:
-            optimizer = given.arguments.get("optimizer", signature.parameters["optimizer"].default)
+            optimizer = bound.arguments.get("optimizer", signature.parameters["optimizer"].default)
             if isinstance(optimizer, str) or _tf.optimizers.is_config(optimizer):
-                given.arguments["optimizer"] = optimizers_of_model.accumulating(optimizer)
-        super().compile(*given.args, **given.kwargs)
+                bound.arguments["optimizer"] = optimizers_of_model.accumulating(optimizer)
+        super().compile(*bound.args, **bound.kwargs)
         optimizers_of_model.take_over()
         warn_of_inexact_loss(self, self._accum.options)
         optimizers = accumulating_optimizers(self) if self._accum.optimizers else []
@@ -382,7 +382,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     def summary(self, *args: object, **kwargs: object) -> None:
         """Print the summary of `tf.keras.Model.summary`, and how the model accumulates."""
-        given = inspect.signature(super().summary).bind_partial(*args, **kwargs).arguments
+        passed = inspect.signature(super().summary).bind_partial(*args, **kwargs).arguments
         super().summary(*args, **kwargs)
         steps, size = self._steps_in_use, self.micro_batch_size
         batches = "each batch" if steps == 1 else f"every {steps} batches" if isinstance(steps, int) else "each cycle"
@@ -392,16 +392,16 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if size == "auto":
             parts = "; batches are split if they do not fit into memory"
         line = f"Gradient accumulation: {self._accumulation()} (one update for {batches}{parts})"
-        (given.get("print_fn") or print)(line)
+        (passed.get("print_fn") or print)(line)
 
     def fit(self, *args: object, **kwargs: object) -> tf.keras.callbacks.History:
         """Train as `tf.keras.Model.fit` does; `last_cycle` decides how the last or an interrupted cycle ends."""
-        given = inspect.signature(super().fit).bind_partial(*args, **kwargs)
+        bound = inspect.signature(super().fit).bind_partial(*args, **kwargs)
         ending = FlushCallback(self._accum.options.last_cycle)
-        given.arguments["callbacks"] = _with_callback(given.arguments.get("callbacks"), ending)
-        self._warn_of_sizes(given.arguments)
+        bound.arguments["callbacks"] = _with_callback(bound.arguments.get("callbacks"), ending)
+        self._warn_of_sizes(bound.arguments)
         try:
-            return super().fit(*given.args, **given.kwargs)
+            return super().fit(*bound.args, **bound.kwargs)
         except BaseException:
             if self._accum.optimizers is not None:
                 ending.end_interrupted_cycle_of(self)
@@ -409,9 +409,9 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
                 self._accum.recorder.detach()
             raise
 
-    def _warn_of_sizes(self, given: Options) -> None:
+    def _warn_of_sizes(self, passed: Options) -> None:
         """Warn, once, if the batches that `fit` will compute hardly are what is meant."""
-        size, batches = self._accum.size.fixed, batches_of_fit(given)
+        size, batches = self._accum.size.fixed, batches_of_fit(passed)
         if size is None or batches is None:
             return
         replicas = self.distribute_strategy.num_replicas_in_sync
@@ -529,16 +529,16 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     @property
     def losses(self) -> List[tf.Tensor]:
         own = accumulation_of(self)
-        found, whole = super().losses, None if own is None else own.call_in_step()
-        return found if whole is None else _tf.steps.losses_without_symbolic(self, found) + whole.losses
+        losses, whole = super().losses, None if own is None else own.call_in_step()
+        return losses if whole is None else _tf.steps.losses_without_symbolic(self, losses) + whole.losses
 
     @property
     def metrics(self) -> List[tf.keras.metrics.Metric]:
-        found = super().metrics
+        metrics = super().metrics
         own = accumulation_of(self)
         if own is not None and own.step_metrics is not None:
-            own.step_metrics.watch(found)
-        return found
+            own.step_metrics.watch(metrics)
+        return metrics
 
     # ------------------------------------------------------------------------------------------------------------
     # Files and configs
@@ -583,8 +583,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         """Create a model, not yet compiled, from the config that `get_config` returned."""
         config = dict(config)
         accumulation = config.pop("accumulation")
-        known = {**bases_named(accumulation["model"], accumulation.get("module")), **(custom_objects or {})}
-        model = _tf.models.from_plain_config(accumulation["model"], config, known)
+        classes = {**bases_named(accumulation["model"], accumulation.get("module")), **(custom_objects or {})}
+        model = _tf.models.from_plain_config(accumulation["model"], config, classes)
         return cls.from_model(model, **ModelOptions.arguments_from(accumulation, custom_objects))
 
     def compile_from_config(self, config: Config) -> None:

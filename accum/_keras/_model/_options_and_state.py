@@ -57,35 +57,35 @@ class SizeInUse:
     """The size of the micro-batches into which a model splits each batch.
 
     Args:
-      given: what the user passed: None, an int >= 1 or "auto".
+      requested: what the user asked for: None, an int >= 1 or "auto".
       tokens: the largest number of tokens in a micro-batch, an int >= 1, or None.
       memory_limit: bytes in which micro-batches must fit under "auto"; None: what the device or the process has.
 
     Attributes:
-      given, tokens: the same.
+      requested, tokens: the same.
       fixed: the size if it is an int, else None.
       memory_limit: the same.
       measured: the number of examples in the largest batch for which memory was measured under "auto", or 0.
     """
 
     def __init__(
-        self, given: Union[int, str, None], *, tokens: Optional[int] = None, memory_limit: Optional[int] = None
+        self, requested: Union[int, str, None], *, tokens: Optional[int] = None, memory_limit: Optional[int] = None
     ) -> None:
-        self.given = _check.micro_batch_size(given)
-        self.tokens = _check.micro_batch_tokens(tokens, self.given)
+        self.requested = _check.micro_batch_size(requested)
+        self.tokens = _check.micro_batch_tokens(tokens, self.requested)
         self.memory_limit = memory_limit
         self.measured = 0
-        self.fixed: Optional[int] = None if self.is_auto else self.given
+        self.fixed: Optional[int] = None if self.is_auto else self.requested
         self._limit = WHOLE_BATCH  # under "auto", the largest size that has not run out of memory
 
     @property
     def splits(self) -> bool:
         """Whether the model computes its batches in micro-batches."""
-        return self.given is not None or self.tokens is not None
+        return self.requested is not None or self.tokens is not None
 
     @property
     def is_auto(self) -> bool:
-        return isinstance(self.given, str)
+        return isinstance(self.requested, str)
 
     @property
     def limit(self) -> int:
@@ -94,8 +94,8 @@ class SizeInUse:
 
     @property
     def in_use(self) -> Union[int, str, None]:
-        """What a user sees: the given or reduced size, "auto" as long as whole batches fit, or None."""
-        return self.given if self._limit == WHOLE_BATCH else self._limit
+        """What a user sees: the requested or reduced size, "auto" as long as whole batches fit, or None."""
+        return self.requested if self._limit == WHOLE_BATCH else self._limit
 
     def is_to_be_measured(self, count: int, is_alone: bool) -> bool:
         """Whether memory is to be measured before a batch is computed.
@@ -152,13 +152,13 @@ class BatchesOfFit(NamedTuple):
     described: str
 
 
-def batches_of_fit(given: Options) -> Optional[BatchesOfFit]:
+def batches_of_fit(passed: Options) -> Optional[BatchesOfFit]:
     """Return the batches that `fit` will compute, or None if its arguments do not tell.
 
     Args:
-      given: the arguments of `tf.keras.Model.fit` that were passed, by their names.
+      passed: the arguments of `tf.keras.Model.fit` that were passed, by their names.
     """
-    x = given.get("x")
+    x = passed.get("x")
     if isinstance(x, tf.data.Dataset):
         sizes = {_first_length(spec.shape) for spec in tf.nest.flatten(x.element_spec) if hasattr(spec, "shape")}
         size = sizes.pop() if len(sizes) == 1 else None
@@ -166,12 +166,12 @@ def batches_of_fit(given: Options) -> Optional[BatchesOfFit]:
     leaves = tf.nest.flatten(x)
     if not all(hasattr(leaf, "__array__") and hasattr(leaf, "shape") for leaf in leaves):
         return None
-    if given.get("batch_size") is None and given.get("steps_per_epoch") is not None:
+    if passed.get("batch_size") is None and passed.get("steps_per_epoch") is not None:
         return None  # Keras divides the data by the steps
-    batch, examples = given.get("batch_size") or 32, _first_length(leaves[0].shape) if leaves else None
+    batch, examples = passed.get("batch_size") or 32, _first_length(leaves[0].shape) if leaves else None
     if examples is None:
         return None
-    examples = int(examples * (1.0 - (given.get("validation_split") or 0.0)))
+    examples = int(examples * (1.0 - (passed.get("validation_split") or 0.0)))
     if examples < batch:
         return BatchesOfFit(examples, f"batch_size={batch}, {examples} examples")
     return BatchesOfFit(batch, f"batch_size={batch}")
@@ -325,9 +325,9 @@ class ModelOptions:
         return cls(arguments, options, last_cycle, micro_batch_weight)
 
     @staticmethod
-    def among(given: Options, **others: object) -> Options:
+    def among(passed: Options, **others: object) -> Options:
         """Return the arguments for `of` among those of a function, and `others`."""
-        return dict({name: value for name, value in given.items() if name in ModelOptions.NAMES}, **others)
+        return dict({name: value for name, value in passed.items() if name in ModelOptions.NAMES}, **others)
 
     @property
     def weighs_as_keras(self) -> bool:
@@ -445,7 +445,7 @@ class ModelAccumulation:
     def forget_calls_of(self, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
         """Forget that train steps have called some optimizers."""
         self.seen = [optimizer for optimizer in self.seen if optimizer not in optimizers]
-        self.called_by_functions = [known for known in self.called_by_functions if known not in optimizers]
+        self.called_by_functions = [optimizer for optimizer in self.called_by_functions if optimizer not in optimizers]
 
     def create_start_of_seed(self) -> None:
         """Create `start_of_seed`, if there is none."""
@@ -498,10 +498,10 @@ class ModelOptimizers:
     def take_over(self) -> bool:
         """Wrap every optimizer of the model. Returns whether its optimizers have changed since the last call."""
         before = self._own.optimizers
-        known_before = accumulating_optimizers(self._model) if before else []
-        found = replace_optimizers(self._model, self.accumulating)
-        main = [optimizer for optimizer in found if optimizer is getattr(self._model, "optimizer", None)]
-        others = [optimizer for optimizer in found if optimizer not in main]
+        accumulating_before = accumulating_optimizers(self._model) if before else []
+        replaced = replace_optimizers(self._model, self.accumulating)
+        main = [optimizer for optimizer in replaced if optimizer is getattr(self._model, "optimizer", None)]
+        others = [optimizer for optimizer in replaced if optimizer not in main]
         # Where a custom `compile` takes no `optimizer`, Keras' default is there, and probably unused.
         compile_of_class = getattr(type(self._model), "_base", tf.keras.Model).compile
         is_default = "optimizer" not in inspect.signature(compile_of_class).parameters
@@ -510,10 +510,12 @@ class ModelOptimizers:
         accumulating = accumulating_optimizers(self._model) if optimizers else []
         for optimizer in accumulating:
             internals_of(optimizer).show(self._model)
-        self._own.forget_calls_of([optimizer for optimizer in known_before if optimizer not in accumulating])
+        self._own.forget_calls_of([optimizer for optimizer in accumulating_before if optimizer not in accumulating])
         self._own.steps.replace()
         self._watch_losses()
-        return before is not None and {id(optimizer) for optimizer in before} != {id(known) for known in optimizers}
+        return before is not None and {id(optimizer) for optimizer in before} != {
+            id(optimizer) for optimizer in optimizers
+        }
 
     def accumulating(self, optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
         """Return the accumulating optimizer around `optimizer`, one for each since the last `compile`."""
@@ -528,7 +530,7 @@ class ModelOptimizers:
         options = self._own.options.for_optimizers
         inner = _tf.optimizers.without_loss_scale(optimizer)
         if isinstance(inner, GradientAccumulateOptimizer):
-            is_own = any(known is optimizer for known in self._own.optimizers or ())
+            is_own = any(own is optimizer for own in self._own.optimizers or ())
             if is_own or internals_of(inner).accumulates_as(options):
                 return optimizer
             optimizer = inner  # which the constructor below refuses
@@ -570,11 +572,11 @@ def replace_optimizers(model: tf.keras.Model, replace: Replace) -> List[tf.keras
       List of the replacements, each once.
     """
     # id of a replacement -> itself:
-    found: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
+    replacements: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
 
     def replaced(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
         new = replace(optimizer)
-        found[id(new)] = new
+        replacements[id(new)] = new
         return new
 
     for name, value in list(vars(model).items()):
@@ -582,7 +584,7 @@ def replace_optimizers(model: tf.keras.Model, replace: Replace) -> List[tf.keras
             new = replaced_within(value, replaced)
             if new is not value:
                 setattr(model, name, new)
-    return list(found.values())
+    return list(replacements.values())
 
 
 def holds_optimizer(value: object) -> bool:

@@ -45,12 +45,12 @@ def unwrap(model: tf.keras.Model) -> tf.keras.Model:
     container = getattr(made, _tf.losses.LOSS_CONTAINER, None)
     if isinstance(container, ReportingLoss):
         _tf.models.set_untracked(made, _tf.losses.LOSS_CONTAINER, container.container)
-    known: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
+    replacements: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
 
     def plain(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
-        if id(optimizer) not in known:
-            known[id(optimizer)] = optimizer, _plain(optimizer)
-        return known[id(optimizer)][1]
+        if id(optimizer) not in replacements:
+            replacements[id(optimizer)] = optimizer, _plain(optimizer)
+        return replacements[id(optimizer)][1]
 
     replace_optimizers(made, plain)
     _tf.models.replace_in_compile_config(made, lambda value: replaced_within(value, plain))
@@ -77,11 +77,11 @@ def _base_of(model: tf.keras.Model) -> type:
 
 
 def _optimizers_of(model: tf.keras.Model) -> List[tf.keras.optimizers.Optimizer]:
-    found: List[tf.keras.optimizers.Optimizer] = []
+    optimizers: List[tf.keras.optimizers.Optimizer] = []
     for value in list(vars(model).values()):
         if holds_optimizer(value):
-            replaced_within(value, lambda optimizer: found.append(optimizer) or optimizer)  # type: ignore[func-returns-value]
-    return found
+            replaced_within(value, lambda optimizer: optimizers.append(optimizer) or optimizer)  # type: ignore[func-returns-value]
+    return optimizers
 
 
 def _accumulates(optimizer: tf.keras.optimizers.Optimizer) -> bool:

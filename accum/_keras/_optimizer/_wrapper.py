@@ -393,8 +393,8 @@ class GradientAccumulateOptimizer:
             `GradientAccumulateModel`.
         """
         del name
-        given = list(grads_and_vars)
-        listed = self._adapter.unwrapped(given)
+        user_pairs = list(grads_and_vars)
+        listed = self._adapter.unwrapped(user_pairs)
         train_step = self._internals.train_step
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if train_step is None:
@@ -404,7 +404,7 @@ class GradientAccumulateOptimizer:
             if train_step.collector is not None:
                 options = {"skip_gradients_aggregation": is_reduced}
                 train_step.collector.take(
-                    self, given, weight, lambda pairs, *own: self._apply_collected(pairs, *own, **options)
+                    self, user_pairs, weight, lambda pairs, *own: self._apply_collected(pairs, *own, **options)
                 )
                 return self._returned(None)
             if not listed:  # Keras also trains models without trainable weights

@@ -46,7 +46,7 @@ class BatchDraws:
         self._seeds: List[tf.Variable] = []  # also that of what is drawn without a seed
         self._before: List[tf.Tensor] = []
         self._cycle: Any = None  # the engine's, if there are several batches in one
-        self._given: Optional[CycleDraws] = None
+        self._cycle_draws: Optional[CycleDraws] = None
         if self._is_eager:
             return
         self._own_seeds = [_replicas.local_variable(_tf.variables.native(var)) for var in _tf.steps.seeds_of(model)]
@@ -85,8 +85,8 @@ class BatchDraws:
                 step += tf.cast(self._optimizer.micro_step, tf.int64) * 2**10
             if self._offset is None:
                 step += tf.cast(_replicas.number_among_all(), tf.int64)
-            given = _tf.random_ops.seed_of_graph()
-            return tf.stack([drawn[0] if given is None else tf.constant(given, tf.int64), step])
+            graph_seed = _tf.random_ops.seed_of_graph()
+            return tf.stack([drawn[0] if graph_seed is None else tf.constant(graph_seed, tf.int64), step])
 
     def base(self) -> tf.Tensor:
         """Return how many examples of the cycle were before those of this replica, an int64 scalar tensor."""
@@ -120,7 +120,7 @@ class BatchDraws:
         if not hasattr(state, "draws"):
             with tf.init_scope():
                 state.draws = CycleDraws(self._optimizer._adapter.name, self._own_seeds)
-        self._given = state.draws
+        self._cycle_draws = state.draws
         return state.draws
 
     def _create_ahead(self) -> None:
@@ -166,7 +166,7 @@ class BatchDraws:
         self._before = [tf.identity(seed.read_value()) for seed in self._seeds]
         self._begins = True
         yield
-        if self._given is not None:
+        if self._cycle_draws is not None:
             # The engine counts after the gradients. Where one fails, the same batch has the same place again.
             done = (
                 [self._optimizer.micro_step]
@@ -175,7 +175,7 @@ class BatchDraws:
             )
             with tf.control_dependencies(_tf.graphs.waits_for_all(done)), _tf.variables.on_host():
                 examples = self._earlier() + tf.cast(self._total, tf.int64)
-                _replicas.local_variable(self._given.examples).assign(examples)
+                _replicas.local_variable(self._cycle_draws.examples).assign(examples)
 
     @contextlib.contextmanager
     def whole_batch(self, count: Size) -> Iterator[None]:

@@ -50,11 +50,11 @@ class Call(NamedTuple):
     """One call of an optimizer during the step of one micro-batch."""
 
     optimizer: tf.keras.optimizers.Optimizer  # the `GradientAccumulateOptimizer`
-    given: List[tf.Variable]  # the variables, as the train step gave them
+    variables: List[tf.Variable]  # those of the gradients, as the train step gave them
     grads_and_vars: List[Tuple[Optional[Gradient], tf.Variable]]
     weight: Optional[tf.Tensor]
     has_own_weight: bool  # the user's, from `apply_gradients`, `minimize` or `weighing`
-    # Function of a list of (gradient, given variable), and of the weight if the call has its own.
+    # Function of a list of (gradient, variable as given), and of the weight if the call has its own.
     apply: Callable[..., Wait]
 
 
@@ -474,9 +474,9 @@ def _sources(tensor: tf.Tensor) -> FrozenSet[str]:
     while waiting:
         part = waiting.pop()
         inputs: List[Any] = [] if part.op.type == "Shape" else list(part.op.inputs)
-        if not any(each.dtype in (tf.resource, tf.variant) for each in inputs) and inputs:
-            waiting.extend(each for each in inputs if each.name not in seen)
-            seen.update(each.name for each in inputs)
+        if not any(source.dtype in (tf.resource, tf.variant) for source in inputs) and inputs:
+            waiting.extend(source for source in inputs if source.name not in seen)
+            seen.update(source.name for source in inputs)
         elif part.op.type not in ("Const", "Shape"):
             sources.add(part.name)
     return frozenset(sources)

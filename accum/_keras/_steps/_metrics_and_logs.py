@@ -163,7 +163,7 @@ class StepMetrics:
         self._count = count
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._stack = contextlib.ExitStack()
-        self._known: List[tf.keras.metrics.Metric] = []
+        self._watched: List[tf.keras.metrics.Metric] = []
         # id of a value -> (itself, metric, key in its result):
         self._results: Dict[int, Tuple[Leaf, tf.keras.metrics.Metric, Optional[str]]] = {}
         self._updates: List[MetricUpdate] = []
@@ -192,8 +192,8 @@ class StepMetrics:
         """Watch `metrics` too."""
         inner = [part for metric in metrics for part in getattr(metric, "metrics", ())]  # the compiled ones of Keras 3
         for metric in list(metrics) + inner:
-            if not any(known is metric for known in self._known):
-                self._known.append(metric)
+            if not any(watched is metric for watched in self._watched):
+                self._watched.append(metric)
                 methods = {"result": self._result_of(metric), "update_state": self._update_state_of(metric)}
                 self._stack.enter_context(_tf.steps.own_methods(metric, **methods))
 

@@ -84,7 +84,7 @@ class AutoSizedSteps:
         self._test = self._function(self._on_test)
         self._predict = self._function(self._on_predict)
         self._traced: List[Callable[..., PerReplica]] = []
-        self._known: List[tf.Variable] = []  # what a forward pass may change, in the order in which it was met
+        self._changing: List[tf.Variable] = []  # what a forward pass may change, in the order in which it was met
         self._watched: List[Gauge] = []  # until the first step after the measurement
         # Not by XLA, which would copy them all, frozen weights too, and can't read those of several devices.
         self._read = self._read_state if model.run_eagerly else tf.function(self._read_state)
@@ -140,7 +140,7 @@ class AutoSizedSteps:
     def _retrying(self, function: Callable[..., PerReplica], data: Data) -> PerReplica:
         """Call `function(data, size)` with smaller and smaller sizes until memory suffices."""
         self._trace(function, data)
-        kept = self._read(self._count_known())
+        kept = self._read(self._count_changing())
         has_halved = False
         while True:
             result, error = None, None
@@ -243,7 +243,7 @@ class AutoSizedSteps:
         if not self._is_possible_everywhere(bool(gauges) and count > 1):
             return
         self._trace(self._gradients, data)
-        kept = self._read(self._count_known())
+        kept = self._read(self._count_changing())
         try:
             ready = self._prepared(data, gauges, kept)
             peaks = None if ready is None else self._peaks(data, count, ready)
@@ -294,7 +294,7 @@ class AutoSizedSteps:
             base + int(gauge.spread * (now - base + update)) + reserve
             for gauge, base, now, reserve in zip(gauges, bases, in_use, reserved)
         ]
-        kept.extend(self._read(self._count_known())[len(kept) :])  # of metrics that begin with the optimizer's step
+        kept.extend(self._read(self._count_changing())[len(kept) :])  # of metrics that begin with the optimizer's step
         return Prepared(gauges, bases, reserved, floors)
 
     def _bytes_of_weights(self) -> int:
@@ -363,7 +363,7 @@ class AutoSizedSteps:
     def trying(self, data: Data) -> Iterator["Trial"]:
         """Let the gradients of a batch be computed in this context, which sets the model's state back in the end."""
         self._trace(self._gradients, data)
-        kept = self._read(self._count_known())
+        kept = self._read(self._count_changing())
         self._create_slots()
 
         def compute(size: int, examples: int) -> bool:
@@ -393,22 +393,22 @@ class AutoSizedSteps:
     # ------------------------------------------------------------------------------------------------------------
     # State
 
-    def _count_known(self) -> int:
+    def _count_changing(self) -> int:
         """Look for variables that a forward pass may change, one for each replica. Returns how many there are."""
         variables = _tf.steps.state_of(self._model) + counters_of(self._model) + _tf.steps.seeds_without_model()
         parts = [part for var in variables for part in self._local(_tf.variables.native(var))]
-        seen = {id(part) for part in self._known}
-        self._known.extend({id(part): part for part in parts if id(part) not in seen}.values())
-        return len(self._known)
+        seen = {id(part) for part in self._changing}
+        self._changing.extend({id(part): part for part in parts if id(part) not in seen}.values())
+        return len(self._changing)
 
     def _read_state(self, count: int) -> List[tf.Tensor]:
-        return [tf.identity(part) for part in self._known[:count]]
+        return [tf.identity(part) for part in self._changing[:count]]
 
     def _restore(self, kept: List[tf.Tensor]) -> None:
-        self._count_known()
-        for part, value in zip(self._known, kept):
+        self._count_changing()
+        for part, value in zip(self._changing, kept):
             part.assign(value)
-        for part in self._known[len(kept) :]:  # of metrics, which an attempt has created that failed
+        for part in self._changing[len(kept) :]:  # of metrics, which an attempt has created that failed
             part.assign(tf.zeros_like(part))
 
     # ------------------------------------------------------------------------------------------------------------

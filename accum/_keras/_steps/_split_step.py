@@ -113,8 +113,8 @@ class SplitStep:
         """Return the number of examples of a micro-batch."""
         first, _, size = self._cuts
         count = first if index is FIRST else size
-        known = tf.get_static_value(tf.convert_to_tensor(count))
-        return count if known is None else int(known)
+        static_count = tf.get_static_value(tf.convert_to_tensor(count))
+        return count if static_count is None else int(static_count)
 
     # ------------------------------------------------------------------------------------------------------------
     # Training
@@ -141,7 +141,7 @@ class SplitStep:
             if watch is not None:
                 watch.warn_of_changes()
             calls = [self._parts_of(call, index is FIRST) for call in self._collector.calls]
-            moments = [Pooled(*each) for _, each in self._collector.moments]
+            moments = [Pooled(*pooled) for _, pooled in self._collector.moments]
             return [calls, moments, self._metrics.parts(logs, weight, sums), self._norms(index)]
 
         totals = self._over_micro_batches(micro_batch, data, is_training=True)
@@ -200,9 +200,9 @@ class SplitStep:
         """Return a context in which a `LossScaleOptimizer` hands over its gradients, unscaled or not."""
         inner = _tf.optimizers.without_loss_scale(optimizer)
 
-        def take(given: List[Tuple[Optional[Gradient], tf.Variable]], apply: Callable[..., Wait]) -> None:
+        def take(grads_and_vars: List[Tuple[Optional[Gradient], tf.Variable]], apply: Callable[..., Wait]) -> None:
             internals_of(inner).train_step.note(inner)
-            collector.take(inner, given, None, apply)
+            collector.take(inner, grads_and_vars, None, apply)
 
         return _tf.steps.intercepting_loss_scale(optimizer, take)
 
@@ -247,7 +247,7 @@ class SplitStep:
         # A weight of the user's says that the gradient of each micro-batch is a mean.
         divisor = None if sums and not call.has_own_weight else share
         grads = [divided(total, divisor, dtype) for total, dtype in zip(totals, dtypes)]
-        pairs = list(zip(grads, call.given))
+        pairs = list(zip(grads, call.variables))
         # An optimizer that does not accumulate makes its step as it would at the full batch, without a weight.
         is_passthrough = internals_of(call.optimizer).is_passthrough
         is_weighted = call.weight is not None and not is_passthrough
@@ -316,5 +316,5 @@ def _waits_for(values: Nested) -> List[tf.Tensor]:
 
 def _has_length(output: tf.Tensor, count: Size) -> bool:
     """Whether the first axis of an output has `count` entries, as far as both are known."""
-    known = tf.get_static_value(tf.shape(output)[0]), tf.get_static_value(tf.convert_to_tensor(count))
-    return None in known or int(known[0]) == int(known[1])
+    lengths = tf.get_static_value(tf.shape(output)[0]), tf.get_static_value(tf.convert_to_tensor(count))
+    return None in lengths or int(lengths[0]) == int(lengths[1])

@@ -208,7 +208,9 @@ class ModelSteps:
         # A train step may call a `tf.function` without a new trace, and then none of the calls in it is seen.
         may_call_none = may_skip or bool(self.model._accum.called_by_functions) or not self.model.trainable_variables
         train_step.check(may_call_none, optimizers[0] if batch_norms_of(self.model) else None)
-        self.model._accum.seen.extend(known for known in train_step.called if known not in self.model._accum.seen)
+        self.model._accum.seen.extend(
+            optimizer for optimizer in train_step.called if optimizer not in self.model._accum.seen
+        )
         if train_step.calls_through_function:
             self.model._accum.called_by_functions.extend(train_step.called)
 
