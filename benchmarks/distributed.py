@@ -1,12 +1,12 @@
 """Measure what is saved between workers: `python benchmarks/distributed.py [--workers 2 4] [--overlap]`.
 
-Workers are processes on this machine under a `MultiWorkerMirroredStrategy`. Two contenders take turns, cycle by cycle,
-in the same processes, and make the same steps with the same engine:
+Workers are processes on this machine under a `MultiWorkerMirroredStrategy`. Two implementations take turns, cycle by
+cycle, in the same processes, and make the same steps with the same engine:
 
   once a step         each worker accumulates locally; the sum is exchanged when the cycle ends
   every micro step    the gradients of each micro-batch are exchanged, and then accumulated
 
-With `--overlap`, the step is that of a model with `micro_batch_size`, and the contenders are
+With `--overlap`, the step is that of a model with `micro_batch_size`, and the implementations are
 
   overlapped          gradients are exchanged in packs while the last micro-batch computes others
   after the last      all of them are exchanged in one pack after the last micro-batch
@@ -49,7 +49,7 @@ def bytes_sent():
 # A worker
 
 
-def contender(strategy, name):
+def implementation(strategy, name):
     """Returns a function that makes a micro step with a micro-batch, and one that waits until it has finished."""
     import tensorflow as tf
 
@@ -120,7 +120,7 @@ def worker(task):
     if task["overlap"]:
         made = {name: step_of_model(strategy, name, task["micro_batches"], task["static"]) for name in names}
     else:
-        made = {name: contender(strategy, name) for name in names}
+        made = {name: implementation(strategy, name) for name in names}
     results = {name: {"seconds": [], "bytes": [], "exchanges": []} for name in names}
     for cycle in range(2 + task["cycles"]):  # two to warm up; then each kind in turn
         for name, (run, wait) in made.items():

@@ -1,14 +1,14 @@
 """Measure the cost of accumulation against its limit: `python benchmarks/speed.py run [--smoke] [--json FILE]`.
 
-The limit of a cycle is the time of K forward and backward passes in a bare `tf.function` (a bare Session for the face
-"v1"), and one bare `apply_gradients`. Results are ratios to that limit for every contender in this environment: accum,
-an update on every micro-batch, accumulation by hand, and other libraries. Contenders take turns in one process, in an
-order drawn anew each round. A time is divided by the limit's time in the same round, and the result is the median of
-these ratios with its quartiles. Before anything is timed, accum must end with the limit's weights.
+The limit of a cycle is the time of K forward and backward passes in a bare `tf.function` (a bare Session for the api
+"v1"), and one bare `apply_gradients`. Results are ratios to that limit for every implementation in this environment:
+accum, an update on every micro-batch, accumulation by hand, and other libraries. Implementations take turns in one
+process, in an order drawn anew each round. A time is divided by the limit's time in the same round, and the result is
+the median of these ratios with its quartiles. Before anything is timed, accum must end with the limit's weights.
 
 Memory is the peak of a process that does only one run.
 
-    run                 measure the contenders in this environment, and print tables
+    run                 measure the implementations in this environment, and print tables
     merge FILES         write the tables of `--json` files into benchmarks/README.md
     figure FILES        draw them
 """
@@ -23,7 +23,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 README = os.path.join(HERE, "README.md")
 WORKLOADS = ["mlp", "conv", "transformer", "residual", "towers"]
-FACES = ["v1", "optimizer", "model", "one step", "step in fit", "whole batch"]
+APIS = ["v1", "optimizer", "model", "one step", "step in fit", "whole batch"]
 OF_WHOLE_BATCH = {"residual", "towers"}
 
 
@@ -53,16 +53,16 @@ def work_here(task):
         return measure_one(task)
     from measuring import timing
 
-    if task["face"] == "whole batch":
-        return timing.face_of(task["face"])[0].time_one(task)
+    if task["api"] == "whole batch":
+        return timing.api_of(task["api"])[0].time_one(task)
     return timing.time_one(task)
 
 
 def tasks_of(settings):
     """All tasks, each a dict: first timing, then memory, the latter several times in random order."""
     common = {"smoke": settings["smoke"], "optimizer": settings["optimizer"]}
-    pairs = [(w, f) for w in settings["workloads"] for f in settings["faces"]]
-    named = [dict(common, workload=w, face=f) for w, f in pairs if (w in OF_WHOLE_BATCH) == (f == "whole batch")]
+    pairs = [(w, f) for w in settings["workloads"] for f in settings["apis"]]
+    named = [dict(common, workload=w, api=f) for w, f in pairs if (w in OF_WHOLE_BATCH) == (f == "whole batch")]
     shared = {"rounds": settings["rounds"], "warm_up": settings["warm_up"], "what": "time"}
     timed = [dict(task, accum_steps=k, **shared) for task in named for k in settings["accum_steps"]]
     measured = []
@@ -78,13 +78,13 @@ def _memory_tasks(task, settings):
 
     For a step that takes whole batches: 8 micro-batches against a single one and against the whole batch.
     """
-    if task["face"] == "step in fit":
+    if task["api"] == "step in fit":
         return []
-    if task["face"] == "whole batch":
+    if task["api"] == "whole batch":
         batch = 4 if settings["smoke"] else 64
         of_k = ("micro-batch", "accumulated", "exact", "full batch")
         kinds = [(kind, 2 if settings["smoke"] else 8) for kind in of_k]
-    elif task["face"] == "one step":
+    elif task["api"] == "one step":
         if task["workload"] == "transformer":
             return []
         batch = 4 if settings["smoke"] else {"mlp": 16, "conv": 64}[task["workload"]]
@@ -107,10 +107,10 @@ def run(arguments):
     result = {"machine": machine.described(), "settings": settings, "times": [], "memory": [], "absent": []}
     result.update(work({"what": "versions"}))
     if result["versions"]["tensorflow"].startswith("1."):
-        settings["faces"] = [face for face in settings["faces"] if face == "v1"]
+        settings["apis"] = [api for api in settings["apis"] if api == "v1"]
     tasks, failures = tasks_of(settings), 0
     for count, task in enumerate(tasks, 1):
-        shown = [str(task.get(key, "")) for key in ("what", "kind", "workload", "face")]
+        shown = [str(task.get(key, "")) for key in ("what", "kind", "workload", "api")]
         print(f"{count}/{len(tasks)}: {' '.join(shown)} K = {task['accum_steps']}", file=sys.stderr)
         try:
             found = work(task)
@@ -130,7 +130,7 @@ def settings_from(arguments):
     return {
         "smoke": is_smoke,
         "workloads": arguments.workload,
-        "faces": arguments.face,
+        "apis": arguments.api,
         "accum_steps": arguments.accum_steps or ([1, 3] if is_smoke else [1, 4, 8, 32]),
         "optimizer": arguments.optimizer,
         "rounds": arguments.rounds or (2 if is_smoke else 15),
@@ -172,9 +172,9 @@ def parser():
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = made.add_subparsers(dest="command")
     commands.required = True
-    running = commands.add_parser("run", help="measure the contenders in this environment")
+    running = commands.add_parser("run", help="measure the implementations in this environment")
     running.add_argument("--workload", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    running.add_argument("--face", nargs="+", choices=FACES, default=FACES)
+    running.add_argument("--api", nargs="+", choices=APIS, default=APIS)
     running.add_argument("--accum-steps", nargs="+", type=int, metavar="K", help="default: 1 4 8 32")
     running.add_argument("--rounds", type=int, help="default: 15")
     running.add_argument("--processes", type=int, help="runs of each kind that measure memory; default: 3")

@@ -15,7 +15,7 @@ collect_ignore = [os.path.join("support", "small_library")]  # a project of its 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "law(name): the law of the semantics that the test holds")
-    config.addinivalue_line("markers", "keras_face: needs Keras' `train_step`, which TF 1.15 never calls")
+    config.addinivalue_line("markers", "keras_api: needs Keras' `train_step`, which TF 1.15 never calls")
     config.addinivalue_line(
         "markers",
         "slow: starts processes, exports models, or differs little between versions; runs in some environments",
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True, run=runs))
         for reason in exceptions.lacks(item):
             item.add_marker(pytest.mark.skip(reason=reason))
-        if item.get_closest_marker("keras_face") and not exceptions.HAS_KERAS_API:
+        if item.get_closest_marker("keras_api") and not exceptions.HAS_KERAS_API:
             item.add_marker(pytest.mark.skip(reason="TF 1.15 never calls an overridden `train_step`: no Keras API"))
 
 

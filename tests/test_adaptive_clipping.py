@@ -210,7 +210,7 @@ def assert_near(ours, theirs):
 
 
 @pytest.mark.law("L7")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("sparse", ["rows", "dense"])
 def test_a_model_knows_its_layers_and_leaves_out_what_is_named(sparse):
     options = {"use_agc": True, "clip_factor": 0.1, "agc_exclude": ["bias", "logits"], "sparse": sparse}
@@ -222,7 +222,7 @@ def test_a_model_knows_its_layers_and_leaves_out_what_is_named(sparse):
 
 @pytest.mark.law("L7")
 @pytest.mark.law("L11")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_two_replicas_know_their_layers_too():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     kernel, grads = drawn((2, 2, 3, 2)), [drawn((2, 2, 3, 2), seed=seed) for seed in (1, 2)]
@@ -246,7 +246,7 @@ def test_two_replicas_know_their_layers_too():
 
 
 @pytest.mark.law("L7")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_an_optimizer_in_a_loop_clips_as_the_model_does_also_from_its_config():
     tf.keras.backend.clear_session()  # a config knows variables by name, which TF 2.2 numbers within a session
     model = network()
@@ -268,7 +268,7 @@ def einsum_dense():
 
 
 @pytest.mark.law("L7")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_the_equation_of_a_layer_says_its_units_and_another_transform_acts_before():
     layer = einsum_dense()("abc,cde->abde", output_shape=(None, 2, 3))
     layer.build((1, 5, 4))
@@ -281,7 +281,7 @@ def test_the_equation_of_a_layer_says_its_units_and_another_transform_acts_befor
 
 
 @pytest.mark.law("L7")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_function_can_leave_out():
     one, other = tf.Variable([[1.0]]), tf.Variable([[1.0]])
     clipping = accum.AdaptiveClipping(0.1, exclude=lambda var: var is other)
@@ -291,7 +291,7 @@ def test_a_function_can_leave_out():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_name_that_means_nothing_is_an_error_in_a_model_and_a_warning_without():
     inputs = tf.keras.Input((3,))
     outputs = layers.Dense(2, name="head")(inputs)

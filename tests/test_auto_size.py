@@ -10,7 +10,7 @@ from replicas import mirrored
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.weekly]
+pytestmark = [pytest.mark.keras_api, pytest.mark.law("L18"), pytest.mark.weekly]
 
 layers = tf.keras.layers
 RANDOM = np.random.RandomState(0)

@@ -18,7 +18,7 @@ from accum import _tf
 from accum.__main__ import main
 from accum.testing._sizes import measured_sizes
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.weekly]
+pytestmark = [pytest.mark.keras_api, pytest.mark.law("L18"), pytest.mark.weekly]
 
 layers = tf.keras.layers
 MIB = 2**20

@@ -8,7 +8,7 @@ from saving import FORMATS, saved
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.law("L13"), pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.law("L13"), pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 PARTS = (slice(0, 5), slice(5, 9), slice(9, 12))  # a ragged cycle of 12 examples

@@ -18,9 +18,9 @@ def benchmarks_importable(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
 
 
-def task(face, workload):
+def task(api, workload):
     return {
-        "face": face,
+        "api": api,
         "workload": workload,
         "accum_steps": 2,
         "optimizer": "momentum",
@@ -30,27 +30,27 @@ def task(face, workload):
     }
 
 
-FACES = [("v1", "conv")] + ([("optimizer", "transformer"), ("model", "mlp")] if HAS_KERAS_API else [])
+APIS = [("v1", "conv")] + ([("optimizer", "transformer"), ("model", "mlp")] if HAS_KERAS_API else [])
 
 
-@pytest.mark.parametrize("face,workload", FACES)
-def test_every_face_is_timed_beside_the_limit(face, workload):
+@pytest.mark.parametrize("api,workload", APIS)
+def test_every_api_is_timed_beside_the_limit(api, workload):
     from measuring.timing import time_one
 
-    result = time_one(task(face, workload))
-    rows = {row["contender"]: row for row in result["times"]}
+    result = time_one(task(api, workload))
+    rows = {row["implementation"]: row for row in result["times"]}
     assert {"limit", "accum", "an update every micro-batch"} <= set(rows)
     assert rows["limit"]["ratio"] == 1.0
     assert rows["accum"]["deviation"] <= 2e-6 < rows["an update every micro-batch"]["deviation"]
 
 
 @pytest.mark.skipif(not HAS_KERAS_API, reason="no `GradientAccumulateModel` here")
-@pytest.mark.parametrize("face", ["one step", "step in fit"])
-def test_a_step_over_micro_batches_is_timed_beside_the_full_batch(face):
+@pytest.mark.parametrize("api", ["one step", "step in fit"])
+def test_a_step_over_micro_batches_is_timed_beside_the_full_batch(api):
     from measuring.timing import time_one
 
-    result = time_one(task(face, "mlp"))
-    rows = {row["contender"]: row for row in result["times"]}
+    result = time_one(task(api, "mlp"))
+    rows = {row["implementation"]: row for row in result["times"]}
     for name in (
         "plain, full batch",
         "accum, micro_batch_size",
@@ -75,7 +75,7 @@ def test_the_memory_of_a_step_over_micro_batches_is_measured(kind):
 def test_whole_batch_is_timed_beside_plain_splitting_and_the_full_batch(workload):
     from measuring.whole_batch import EXACT, PLAIN, SPLIT, time_one
 
-    rows = {row["contender"]: row for row in time_one(task("whole batch", workload))["times"]}
+    rows = {row["implementation"]: row for row in time_one(task("whole batch", workload))["times"]}
     assert rows[SPLIT]["ratio"] == 1.0
     assert rows[EXACT]["deviation"] <= 2e-5 < rows[SPLIT]["deviation"]
     assert {PLAIN, f"{EXACT}, to the {PLAIN}"} <= set(rows)
@@ -116,13 +116,13 @@ def test_what_ends_in_other_weights_is_not_timed(monkeypatch):
 def test_tables_go_between_the_marks_and_nothing_else_changes():
     from measuring import machine, report
 
-    row = {"workload": "mlp", "face": "v1", "accum_steps": 4, "seconds": 0.1}
+    row = {"workload": "mlp", "api": "v1", "accum_steps": 4, "seconds": 0.1}
     spread = {"ratio": 1.25, "ratio_25": 1.2, "ratio_75": 1.3, "deviation": None}
     result = {
         "machine": machine.described(),
         "versions": {"tensorflow": "2.15.1", "gpus": [], "threads": [0, 0]},
         "settings": {"smoke": False},
-        "times": [dict(row, contender="limit", **spread), dict(row, contender="accum", **spread)],
+        "times": [dict(row, implementation="limit", **spread), dict(row, implementation="accum", **spread)],
         "memory": [],
         "absent": [],
     }
@@ -153,12 +153,14 @@ def test_the_page_on_cost_quotes_what_was_measured():
         page = file.read()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if "|" in line][2:]
     assert [row[0] for row in rows] == list(QUOTED)
-    ratio = {(r["face"], r["contender"], r["workload"]): r["ratio"] for r in result["times"] if r["accum_steps"] == 8}
+    ratio = {
+        (r["api"], r["implementation"], r["workload"]): r["ratio"] for r in result["times"] if r["accum_steps"] == 8
+    }
     for label, *shown in rows:
         assert shown == [f"{ratio[QUOTED[label] + (name,)]:.2f}" for name in ("mlp", "conv", "transformer")]
     peaks = {}
     for row in result["memory"]:
-        if (row["workload"], row["face"]) == ("conv", "optimizer"):
+        if (row["workload"], row["api"]) == ("conv", "optimizer"):
             peaks.setdefault(row["kind"], []).append(row["peak_mib"])
     told = {kind: f"{sorted(sizes)[len(sizes) // 2]:,.0f}" for kind, sizes in peaks.items()}
     words = " ".join(page.split())

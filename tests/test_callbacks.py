@@ -11,7 +11,7 @@ from test_mixed_precision import loss_scale_optimizer
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 1)).astype("float32")

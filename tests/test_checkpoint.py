@@ -53,7 +53,7 @@ def uninterrupted(make, is_traced):
 
 
 @pytest.mark.law("L12")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 @pytest.mark.parametrize("stop", mainly([2, 3, 5], 2) + [pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4)])
 @pytest.mark.parametrize("make", ADAMS)
@@ -68,7 +68,7 @@ def test_a_run_restored_after_any_micro_step_ends_as_the_uninterrupted_one(tmp_p
 
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("restores_first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
 def test_sums_return_to_their_variables_though_other_variables_have_gradients_now(tmp_path, is_sparse, restores_first):
@@ -102,7 +102,7 @@ def test_sums_return_to_their_variables_though_other_variables_have_gradients_no
 
 
 @pytest.mark.law("L12")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_resumed_cycle_with_fewer_variables_is_refused(tmp_path):
     one, variables = tf.constant([1.0]), [tf.Variable([0.0]) for _ in range(3)]
     optimizer = wrapped(tf.keras.optimizers.SGD)
@@ -119,7 +119,7 @@ def test_a_resumed_cycle_with_fewer_variables_is_refused(tmp_path):
 
 @pytest.mark.law("L12")
 @pytest.mark.law("L17")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("call", ["flush", "reset"])
 def test_a_restored_cycle_that_is_not_known_yet_is_not_left_in_silence(tmp_path, call):
     var = tf.Variable([0.0])
@@ -134,7 +134,7 @@ def test_a_restored_cycle_that_is_not_known_yet_is_not_left_in_silence(tmp_path,
 
 
 @pytest.mark.law("L12")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("then", ["flush", "reset"])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
 def test_a_cycle_restored_into_another_one_is_flushed_or_reset_as_a_whole(tmp_path, is_sparse, then):
@@ -162,7 +162,7 @@ def test_a_cycle_restored_into_another_one_is_flushed_or_reset_as_a_whole(tmp_pa
 
 
 @pytest.mark.law("L12")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("make", ADAMS)
 def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
     gradients = random_gradients(2, SHAPES)
@@ -181,7 +181,7 @@ def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
 
 @pytest.mark.per_version
 @pytest.mark.law("L12")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("make", ADAMS)
 def test_other_accum_steps_on_resume_keep_iterations_and_finish_the_cycle_begun(tmp_path, make):
     path = Run(wrapped(make, 4), True).feed(random_gradients(5, SHAPES)).checkpoint.save(str(tmp_path / "at"))

@@ -14,7 +14,7 @@ from replicas import mirrored
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.per_version, pytest.mark.law("L3")]
+pytestmark = [pytest.mark.keras_api, pytest.mark.per_version, pytest.mark.law("L3")]
 
 RANDOM = np.random.RandomState(0)
 COUNT, RATE = 20, 0.1

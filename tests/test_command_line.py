@@ -44,7 +44,7 @@ def test_the_installed_command_is_in_the_package():
 
 
 @pytest.mark.slow
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_program_that_is_called_like_the_command_has_all_of_accum(tmp_path):
     source = "import accum, accum._script; print(accum.GradientAccumulateModel.__name__)"
     done = run_with(None, tmp_path, "-c", source)

@@ -10,7 +10,7 @@ from optimizers import built, families, keras_optimizers
 
 import accum
 
-pytestmark = pytest.mark.keras_face
+pytestmark = pytest.mark.keras_api
 
 
 @pytest.mark.parametrize("make", keras_optimizers())

@@ -19,7 +19,7 @@ from accum.convert import ConversionError, Disagreement, from_v1, to_v1
 
 tf1 = tf.compat.v1
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
 
 END = environments.K * STEPS
 FAMILIES = (

@@ -7,7 +7,7 @@ from architectures import CASES, END, STOP, KerasSide, proposal_of, run_graph
 
 from accum.convert import from_v1, to_v1
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
 
 IDS = [f"{name}-{'named' if is_named else 'numbered'} layers" for name, is_named in CASES]
 

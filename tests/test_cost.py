@@ -67,7 +67,7 @@ def without_scalars(made):
 
 
 @pytest.mark.law("L16")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("accum_steps", [2, 32])
 def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
     plain = made_by(micro_steps, tf.keras.optimizers.Adam())
@@ -79,7 +79,7 @@ def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
 
 
 @pytest.mark.law("L16")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("accum_steps", [2, 8])
 def test_a_model_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
     plain, ours = made_by(a_cycle_of_a_model), made_by(a_cycle_of_a_model, accum_steps)
@@ -88,7 +88,7 @@ def test_a_model_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
 
 @pytest.mark.law("L16")
 @pytest.mark.law("L11")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_each_replica_has_one_accumulator_a_variable():
     plain = made_by(micro_step_on_replicas, tf.keras.optimizers.Adam)
     ours = made_by(micro_step_on_replicas, lambda: accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), 32))
@@ -128,7 +128,7 @@ def all_ops(graph_def):
 
 @pytest.mark.law("L16")
 @pytest.mark.law("L2")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_inner_kernels_stand_in_one_branch_of_the_trace_only():
     variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
     family = legacy_family() or tf.keras.optimizers
@@ -149,7 +149,7 @@ def test_inner_kernels_stand_in_one_branch_of_the_trace_only():
 
 @pytest.mark.law("L16")
 @pytest.mark.law("L5")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_weighed_micro_batch_is_added_in_one_pass():
     variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), accum_steps=4)
@@ -170,7 +170,7 @@ def test_a_weighed_micro_batch_is_added_in_one_pass():
 @pytest.mark.per_version
 @pytest.mark.law("L16")
 @pytest.mark.law("L18")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_no_gradient_is_multiplied_in_the_loop_over_micro_batches():
     inputs = tf.keras.Input((5,))
     outputs = tf.keras.Sequential([tf.keras.layers.Dense(3) for _ in range(4)])(inputs)
@@ -230,7 +230,7 @@ def test_the_table_of_an_embedding_is_never_handled_whole():
 
 
 @pytest.mark.law("L16")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_no_accumulator_is_a_weight():
     inputs = tf.keras.Input((3,))
     outputs = tf.keras.layers.Dense(2)(inputs)
@@ -286,7 +286,7 @@ def in_fit(strategy, inner, after_micro_step):
 
 @pytest.mark.law("L16")
 @pytest.mark.law("L2")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.per_version)])
 def test_a_micro_step_that_ends_no_cycle_runs_no_inner_kernel(train):
     executed, seen = [], []
@@ -297,7 +297,7 @@ def test_a_micro_step_that_ends_no_cycle_runs_no_inner_kernel(train):
 
 @pytest.mark.law("L16")
 @pytest.mark.law("L11")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.per_version)])
 def test_replicas_rest_until_the_cycle_ends(train):
     """Neither a kernel of the inner optimizer nor a reduction of gradients runs before."""

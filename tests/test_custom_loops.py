@@ -7,7 +7,7 @@ from optimizers import MAINLY_EAGER, legacy_family, new_family
 
 import accum
 
-pytestmark = pytest.mark.keras_face
+pytestmark = pytest.mark.keras_api
 
 RANDOM = np.random.RandomState(0)
 NOISE, REAL = RANDOM.normal(size=(24, 2)).astype("float32"), RANDOM.normal(size=(24, 3)).astype("float32")

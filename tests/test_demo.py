@@ -23,7 +23,7 @@ ARGUMENTS = ["demo", "--batch-size", "256", "--accum-steps", "4", "--epochs", "2
 
 
 def _start_command(folder):
-    command = [sys.executable, "-m", "accum"] + ARGUMENTS + ["--face", "v1"]
+    command = [sys.executable, "-m", "accum"] + ARGUMENTS + ["--api", "v1"]
     return subprocess.Popen(command, cwd=str(folder), stdout=subprocess.PIPE, universal_newlines=True)
 
 
@@ -34,7 +34,7 @@ def _end_command(process):
 
 
 def _in_process(api, folder):
-    arguments = ARGUMENTS + ["--face", api]
+    arguments = ARGUMENTS + ["--api", api]
     if HAS_MATPLOTLIB:
         arguments += ["--plot", str(folder / "curves.png")]
     with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -139,7 +139,7 @@ def test_the_curves_are_drawn_in_the_file_asked_for(demo):
         [],
         ["walk"],
         ["--walk"],
-        ["demo", "--face", "tf1"],
+        ["demo", "--api", "tf1"],
         ["demo", "--accum-steps", "0"],
         ["demo", "--accum-steps", "two"],
         ["demo", "--batch-size", "-8"],
@@ -221,7 +221,7 @@ def test_a_plot_that_is_there_needs_no_writable_folder(read_only, tmp_path, caps
 @pytest.mark.skipif(bool(KERAS_APIS), reason="this TensorFlow has every API")
 def test_an_api_that_this_tensorflow_lacks_is_refused(capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["demo", "--face", "model"])
+        main(["demo", "--api", "model"])
     assert stopped.value.code == 2
     assert "v1" in capsys.readouterr().err
 
@@ -265,7 +265,7 @@ def micro_batches(tmp_path_factory):
 @pytest.mark.weekly
 @pytest.mark.law("L19")
 @pytest.mark.slow
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_batch_in_micro_batches_trains_as_the_full_batch_with_batch_normalisation(micro_batches):
     rows = _table(micro_batches)
     assert [row["run"] for row in rows] == [
@@ -321,7 +321,7 @@ def test_log_lines_of_tensorflow_are_hidden_and_all_others_are_shown():
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "arguments",
-    ["--micro-batch-size 0", "--micro-batch-size 257", "--whole-batch some", "--face model --micro-batch-size 8"],
+    ["--micro-batch-size 0", "--micro-batch-size 257", "--whole-batch some", "--api model --micro-batch-size 8"],
 )
 def test_wrong_sizes_of_micro_batches_get_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -334,7 +334,7 @@ def test_wrong_sizes_of_micro_batches_get_the_usage(arguments, capsys):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full disk to write to")
 def test_a_demo_on_a_full_disk_ends_in_a_line(tmp_path):
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "accum"] + ARGUMENTS + ["--face", "v1"]
+        command = [sys.executable, "-m", "accum"] + ARGUMENTS + ["--api", "v1"]
         done = subprocess.run(
             command, cwd=str(tmp_path), stdout=full, stderr=subprocess.PIPE, universal_newlines=True, timeout=120
         )
@@ -345,7 +345,7 @@ def test_a_demo_on_a_full_disk_ends_in_a_line(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal on Windows")
 def test_ctrl_c_ends_the_demo_in_a_line(tmp_path):
-    command = [sys.executable, "-m", "accum", "demo", "--face", "v1", "--epochs", "8"]
+    command = [sys.executable, "-m", "accum", "demo", "--api", "v1", "--epochs", "8"]
     process = subprocess.Popen(
         command,
         cwd=str(tmp_path),

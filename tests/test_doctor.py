@@ -208,7 +208,9 @@ def test_this_environment_is_supported():
     report = json.loads(done.stdout)
     assert (report["verdict"], done.returncode, problems(report)) == ("supported", 0, [])
     assert report["cell"] in [name for name, _, _, _ in matrix.environments(HERE)]
-    assert report["faces"] == (["accum", "accum.compat.v1"] if hasattr(accum, "FlushCallback") else ["accum.compat.v1"])
+    assert report["interfaces"] == (
+        ["accum", "accum.compat.v1"] if hasattr(accum, "FlushCallback") else ["accum.compat.v1"]
+    )
     with open(report["constraints"]) as file:  # it exists on this machine, and pins this version
         assert f"\ntensorflow=={installed.minor(report['tensorflow'])}" in file.read()
     assert report["constraints"] in report["install"].replace('"', "")

@@ -122,7 +122,7 @@ MODELS = {make.__name__: make for make in (noisy, attentive, recurrent, augmente
 
 
 @needs_keras_3
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.per_version
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_draws_are_those_of_plain_keras_at_the_full_batch(kind):
@@ -132,7 +132,7 @@ def test_the_draws_are_those_of_plain_keras_at_the_full_batch(kind):
 
 
 @needs_keras_3
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["loss", "all"])
 @pytest.mark.parametrize("kind", ["noisy", "recurrent", "seeded_too"])
@@ -141,7 +141,7 @@ def test_the_draws_of_a_whole_batch_are_those_of_plain_keras(kind, how):
 
 
 @needs_keras_3
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unseeded", "seeded_too"])
 def test_the_batches_of_a_cycle_begin_with_the_seed_of_keras(kind):
@@ -150,7 +150,7 @@ def test_the_batches_of_a_cycle_begin_with_the_seed_of_keras(kind):
 
 @pytest.mark.weekly
 @needs_keras_3
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.per_version
 def test_with_xla_the_draws_are_those_of_plain_keras_with_xla():
     compile_with = {"jit_compile": True}
@@ -158,7 +158,7 @@ def test_with_xla_the_draws_are_those_of_plain_keras_with_xla():
     assert_same(trained(noisy, compile_with=compile_with, micro_batch_size=5), plain)
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"micro_batch_size": 3}, {"accum_steps": 2}], ids=str)
 def test_the_check_of_a_model_leaves_dropout_on(options):
@@ -177,7 +177,7 @@ def test_the_check_of_a_model_leaves_dropout_on(options):
         accum.testing.assert_accumulation_equals_full_batch(unlike, (X, Y), batch_size=8, **options)
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_the_draws_do_not_depend_on_the_size_of_micro_batches():
     whole = trained(noisy, micro_batch_size=BATCH)
     assert_same(trained(noisy, micro_batch_size=5), whole)
@@ -192,7 +192,7 @@ def in_a_lambda():
     return tf.keras.Model(inputs, layers.Dense(1)(hidden))
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.per_version
 def test_a_lambda_layer_may_draw():
     """Keras 2 refuses one that creates variables: those of the draws have to be there before."""
@@ -205,7 +205,7 @@ def test_a_lambda_layer_may_draw():
 K_AND_REPLICAS = [(8, 1), (1, 2), (4, 2)]
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.weekly
 @pytest.mark.parametrize("accum_steps, replicas", K_AND_REPLICAS, ids=str)
@@ -217,7 +217,7 @@ def test_the_draws_do_not_depend_on_how_many_batches_and_replicas_share_them(acc
         assert_same(trained(noisy, 2, replicas, micro_batch_size=3), whole)
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.weekly
 @pytest.mark.parametrize("how", ["loss", "all"])
@@ -234,7 +234,7 @@ def normalised(rate=0.4):
     return tf.keras.Model(inputs, layers.Dense(1)(layers.Dropout(rate)(hidden)))
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.weekly
 def test_replicas_that_take_turns_draw_their_own_examples():
@@ -255,7 +255,7 @@ class Remembers(tf.keras.callbacks.Callback):
             self.saved = tf.train.Checkpoint(model=self.model, optimizer=self.model.optimizer).save(self.path)
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.weekly
 @pytest.mark.parametrize("size", [None, 2])
@@ -284,7 +284,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_in_mid_cycle_draws_the_same(tmp_pa
     assert differs(shifted, uninterrupted)
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.skipif(TF_VERSION < (2, 8), reason="`compile` takes no `jit_compile` here")
 @pytest.mark.parametrize("how", [{}, {"whole_batch": "loss"}], ids=["split", "loss"])
@@ -296,7 +296,7 @@ def test_with_xla_the_draws_do_not_depend_on_the_size(how):
 
 
 @pytest.mark.per_version
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_layer_s_own_seed_is_enough():
     def make(size=5):
         inputs = tf.keras.Input((6,))
@@ -313,7 +313,7 @@ def test_a_layer_s_own_seed_is_enough():
     assert_same(make(), make(BATCH))
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.weekly
 @pytest.mark.parametrize("size", [None, 2])
@@ -350,7 +350,7 @@ def test_a_batch_that_fails_draws_the_same_when_it_is_tried_again(size):
 
 @pytest.mark.weekly
 @pytest.mark.per_version
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_function_draws_the_same_for_every_size():
     kernel = tf.Variable(ROWS.normal(size=(6, 5)).astype("float32"))
 
@@ -438,7 +438,7 @@ class DrawsElsewhere(layers.Layer):
         return inputs + tf.random.normal(tf.shape(inputs))
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.per_version
 @pytest.mark.parametrize("how", ["function", "generator", "loop", "last axis", "python", "shuffle"])
 def test_draws_that_are_no_function_of_the_example_are_named(how):
@@ -468,7 +468,7 @@ class Losses(tf.keras.callbacks.Callback):
         self.losses.append(logs["loss"])
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore:Random numbers differ", "ignore:These operations draw")
@@ -503,7 +503,7 @@ class CallsTwice(tf.keras.Model):
         return {"gap": loss}
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 def test_two_calls_over_the_whole_batch_draw_apart():
     set_seeds(3)
@@ -519,7 +519,7 @@ class SeesAll(layers.Layer):
         return tf.nn.dropout(inputs, 0.4) + tf.random.truncated_normal(tf.shape(inputs))
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.weekly
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -533,7 +533,7 @@ def test_a_layer_that_sees_the_whole_batch_draws_for_its_place_in_the_cycle(repl
 
 
 @needs_keras_3
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_layers_whose_seeds_advance_with_each_micro_batch_of_a_function_are_named():
     kernel, dropout = tf.Variable(np.ones([6, 5], np.float32)), layers.Dropout(0.4, seed=2)
 
@@ -560,7 +560,7 @@ SEEDED = {
 }
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("kind", SEEDED)
 @pytest.mark.filterwarnings("ignore:These operations draw")
 def test_what_cannot_be_drawn_in_part_still_draws_apart(kind):
@@ -577,7 +577,7 @@ def test_what_cannot_be_drawn_in_part_still_draws_apart(kind):
     assert (drawn(0) == drawn(0)).all() and (drawn(0) != drawn(2)).any()
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_noise_whose_examples_are_not_on_the_first_axis_is_named():
     from accum._engine._draws import Draws  # as above
 
@@ -591,7 +591,7 @@ def test_noise_whose_examples_are_not_on_the_first_axis_is_named():
 
 
 @pytest.mark.per_version
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_noise_that_is_the_same_for_all_examples_is_the_same_for_all_micro_batches():
     """As noise on weights is; plain Keras draws it once a batch."""
 
@@ -607,7 +607,7 @@ def test_noise_that_is_the_same_for_all_examples_is_the_same_for_all_micro_batch
     assert_same(trained(make, micro_batch_size=5), whole)
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_eagerly_draws_are_named():
     model = accum.GradientAccumulateModel.from_model(noisy(), micro_batch_size=5)
     model.compile("sgd", "mse", run_eagerly=True)
@@ -617,7 +617,7 @@ def test_eagerly_draws_are_named():
 
 @pytest.mark.weekly
 @pytest.mark.per_version
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_batch_of_one_example_and_one_of_none_left_draw(tmp_path):
     whole = trained(noisy, micro_batch_size=BATCH)
     assert_same(trained(noisy, micro_batch_size=1), whole)

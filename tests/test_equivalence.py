@@ -47,14 +47,14 @@ def run_keras(optimizer, gradients, first, is_traced):
 
 
 @pytest.mark.law("L1")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("make", keras_optimizers())
 def test_keras_optimizers_make_the_plain_step(make):
     is_equal_to_the_plain_step(make, is_traced=False)
 
 
 @pytest.mark.law("L1")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("make", mainly(keras_optimizers(), "keras-Adam", "legacy-Adam"))
 def test_keras_optimizers_make_the_plain_step_in_a_function(make):
     is_equal_to_the_plain_step(make, is_traced=True)
@@ -159,7 +159,7 @@ FIT = [
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.law("L6")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("make", mainly(FIT, "adam"))
 def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
     ours, full = through_fit(mlp, make(), 5, accum_steps=4), through_fit(mlp, make(), 20, run_eagerly=True)
@@ -173,7 +173,7 @@ BUILT_IN_A_TRACE = ("ScheduleFreeAdamW",)  # by Keras' own `fit`, and takes vari
 
 @pytest.mark.slow
 @pytest.mark.law("L1")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("make", keras_optimizers(but=HELD + BUILT_IN_A_TRACE))
 def test_fit_with_every_other_optimizer_equals_fit_on_the_full_batch(make):
     # The oracle is traced too: Keras' Nadam makes other steps eagerly.

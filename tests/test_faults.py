@@ -141,7 +141,7 @@ def each_fault(step, state):
     raise AssertionError(f"There are more than {STEPS} faults.")
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore:No batch is split")
@@ -209,7 +209,7 @@ def loop(model, optimizer, strategy=None, eagerly=True):
     return step
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.weekly
 @pytest.mark.parametrize(
     "eagerly", [pytest.param(True, id="eager", marks=pytest.mark.per_version), EAGER_AND_TRACED[1]]
@@ -226,7 +226,7 @@ def test_the_n_th_layer_or_its_gradient_fails_in_a_custom_loop(eagerly):
         assert_near(values(model.trainable_variables), plain[number])
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.per_version
 @pytest.mark.skipif(TF_VERSION < (2, 4), reason="values of replicas can be made since 2.4")
 def test_the_n_th_communication_fails():
@@ -253,7 +253,7 @@ def test_the_n_th_communication_fails():
     assert not FAULTS.has_come  # a step has one communication
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_the_n_th_assignment_fails_while_sums_are_stored_and_reset_begins_the_cycle_again(monkeypatch):
     """Sums that are half stored can't be told from others: `reset` is what a user has to call then."""
     first = [np.ones(2, "float32"), np.full(3, 2.0, "float32")]
@@ -357,7 +357,7 @@ def fill_up(save):
     raise AssertionError("Nothing was ever saved.")
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.per_version
 @pytest.mark.weekly
 def test_the_disk_is_full_while_a_checkpoint_is_saved_in_mid_cycle(tmp_path):
@@ -423,7 +423,7 @@ def test_the_disk_is_full_while_a_saver_saves_in_mid_cycle(tmp_path):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("fit", marks=[pytest.mark.keras_face, pytest.mark.weekly]),
+        pytest.param("fit", marks=[pytest.mark.keras_api, pytest.mark.weekly]),
         "MonitoredTrainingSession",
         "Estimator",
     ],

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, OTHER, Y = (RANDOM.normal(size=(20, size)).astype("float32") for size in (3, 3, 2))

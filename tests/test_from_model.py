@@ -7,7 +7,7 @@ from exceptions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(22, 3)).astype("float32"), RANDOM.normal(size=(22, 2)).astype("float32")

@@ -90,7 +90,7 @@ def test_golden_gradients_agree_with_finite_differences():
 
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 def test_optimizer_api_follows_the_golden_trajectory(rule, family, is_traced, follows):
     variables = [tf.Variable(w) for w in golden_problem()[2]]
@@ -115,7 +115,7 @@ def test_optimizer_api_follows_the_golden_trajectory(rule, family, is_traced, fo
 
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_model_api_follows_the_golden_trajectory_through_fit(rule, family, follows):
     plain = golden_model()
     model = accum.GradientAccumulateModel(len(RAGGED), inputs=plain.inputs, outputs=plain.outputs)

@@ -682,7 +682,7 @@ def test_batches_of_different_lengths_are_refused_in_the_session():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_eager_execution_is_refused():
     with pytest.raises(RuntimeError, match="or use `accum.value_and_gradients`"):
         value_and_gradients(of_kernel, ({"x": X}, Y), micro_batch_size=3)

@@ -8,7 +8,7 @@ from optimizers import float32_mean, legacy_family, new_family, random_gradients
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api]
 
 K, STEPS = 3, 4
 SHAPES = [(4, 3), (3,)]

@@ -107,7 +107,7 @@ def segments_of(net, side):
 BOUNDS = {"ResNet50": (64, 0.45), "MobileNetV2": (64, 0.45)}
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.per_version
 @pytest.mark.weekly
@@ -161,7 +161,7 @@ def peak_mib(side):
 
 
 @pytest.mark.weekly
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.slow
 @pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")

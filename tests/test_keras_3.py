@@ -11,7 +11,7 @@ import accum
 
 pytestmark = [
     pytest.mark.per_version,
-    pytest.mark.keras_face,
+    pytest.mark.keras_api,
     pytest.mark.skipif(not IS_KERAS_3, reason="`tf.keras` is Keras 2 here"),
 ]
 

@@ -10,7 +10,7 @@ from exceptions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api]
 
 
 def graphs_alive():

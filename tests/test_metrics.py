@@ -9,7 +9,7 @@ from exceptions import IS_KERAS_3, TF_VERSION
 from models import from_model
 from replicas import mirrored
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.weekly]
+pytestmark = [pytest.mark.keras_api, pytest.mark.law("L18"), pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 COUNT, BATCH = 44, 20  # the last batch of an epoch has 4 examples

@@ -12,7 +12,7 @@ from whole_batches import REGULARIZED, SUMS_ACTIVITIES
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L18"), pytest.mark.weekly]
+pytestmark = [pytest.mark.keras_api, pytest.mark.law("L18"), pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 COUNT, BATCH, EPOCHS = 44, 20, 2  # the last batch of an epoch has 4 examples

@@ -162,7 +162,7 @@ def executed(migrate, name):
 
 
 @pytest.mark.law("L4")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("name,factor", [(name, 1) for name in AS_THE_MEAN] + [("optimizer-of-0.3.0", 4)])
 def test_a_rewritten_keras_optimizer_sums_or_takes_the_mean_as_before(migrate, name, factor):
     optimizer = executed(migrate, name)["optimizer"]
@@ -191,7 +191,7 @@ def test_a_rewritten_graph_optimizer_sums_or_takes_the_mean_as_before(migrate, n
 
 
 @pytest.mark.law("L1")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("name", ["h2g-net-adam", "cyberzhg-adam"])
 def test_rewritten_adam_accumulated_divides_by_k_twice_as_before(migrate, name):
     optimizer = executed(migrate, name)["optimizer"]
@@ -207,7 +207,7 @@ def test_rewritten_adam_accumulated_divides_by_k_twice_as_before(migrate, name):
 
 
 @pytest.mark.law("L1")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_rewritten_adam_accumulate_makes_the_same_updates(migrate):
     """Its rule: Adam on the mean, whose bias is corrected by the number of steps."""
     optimizer = executed(migrate, "adam-accumulate")["optimizer"]
@@ -222,7 +222,7 @@ def test_rewritten_adam_accumulate_makes_the_same_updates(migrate):
 
 
 @pytest.mark.law("L6")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_rewritten_model_makes_the_steps_of_gradient_accumulator(migrate):
     """Its rule: each micro-batch counts alike, and an unfinished cycle goes on in the next epoch."""
     model = executed(migrate, "model")["model"]
@@ -238,7 +238,7 @@ def test_a_rewritten_model_makes_the_steps_of_gradient_accumulator(migrate):
     np.testing.assert_allclose(model.get_weights()[0], weights, rtol=0, atol=2e-6)
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_rewritten_layers_are_made(migrate):
     layer = executed(migrate, "layers")["layer"]
     assert (layer.momentum, layer.epsilon) == (0.9, 1e-4)

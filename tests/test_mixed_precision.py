@@ -9,7 +9,7 @@ from optimizers import EAGER_AND_TRACED, families, mainly
 import accum
 import accum.testing
 
-pytestmark = pytest.mark.keras_face
+pytestmark = pytest.mark.keras_api
 
 
 @pytest.mark.law("L10")

@@ -14,7 +14,7 @@ from exceptions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.slow, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.slow, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 EXAMPLES, SIZE, K = 12, 5, 3  # micro-batches of 5, 5 and 2

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = pytest.mark.keras_face
+pytestmark = pytest.mark.keras_api
 
 SIZE, BATCHES = 4, 240
 RANDOM = np.random.RandomState(0)

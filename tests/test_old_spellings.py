@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = pytest.mark.keras_face
+pytestmark = pytest.mark.keras_api
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 1)).astype("float32")

@@ -10,7 +10,7 @@ import tensorflow as tf
 import accum
 import accum.compat.v1
 
-pytestmark = pytest.mark.keras_face
+pytestmark = pytest.mark.keras_api
 
 SHARED = ["accumulator_dtype", "nonfinite", "reduction", "sparse", "transform"]
 

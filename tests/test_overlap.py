@@ -16,7 +16,7 @@ from accum._engine import _replicas
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.keras_face,
+    pytest.mark.keras_api,
     pytest.mark.law("L18"),
     pytest.mark.skipif(TF_VERSION < (2, 5), reason="TF 2.4 and earlier can't sum gradients over workers in packs"),
 ]

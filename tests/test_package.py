@@ -166,7 +166,7 @@ def test_a_command_that_needs_tensorflow_says_so_in_a_line(arguments, source, sa
 
 
 @pytest.mark.slow
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_what_a_command_imports_of_the_user_s_has_all_of_accum(tmp_path):
     (tmp_path / "mine.py").write_text("import accum; raise SystemExit(accum.GradientAccumulateOptimizer.__doc__)")
     done = run_with(None, tmp_path, "-m", "accum", "verify", "mine:f")

@@ -328,7 +328,7 @@ def case_of(packages, python="3.9.18", system="linux", environ=()):
 def test_an_environment_as_locked_has_no_drift(record):
     pins = locks.lock(record, "py39-tf2.10-cpu").packages["linux"]
     report = drift.report(case_of(dict(pins, pytest="8.0")), record)
-    assert (report["name"], report["differ"], report["missing"], report["mend"]) == ("py39-tf2.10-cpu", {}, [], None)
+    assert (report["name"], report["differ"], report["missing"], report["fix"]) == ("py39-tf2.10-cpu", {}, [], None)
     assert drift.text(report).endswith(f"all {len(pins)} packages are as locked")
 
 
@@ -340,16 +340,16 @@ def test_drift_is_named_with_the_command_that_mends_it(record):
     report = drift.report(case_of(pins), record)
     assert (report["differ"], report["missing"]) == ({"numpy": ["1.22.0", locked]}, ["wrapt"])
     assert drift.text(report).endswith(f"1 differs: numpy 1.22.0 (locked {locked}); 1 is missing: wrapt")
-    assert report["mend"].startswith("python -m accum doctor --pins py39-tf2.10 --platform linux > py39-tf2.10.txt && ")
+    assert report["fix"].startswith("python -m accum doctor --pins py39-tf2.10 --platform linux > py39-tf2.10.txt && ")
 
 
 def test_a_newer_package_stays_and_the_command_that_mends_leaves_it_out(record):
     pins = dict(locks.lock(record, "py39-tf2.10").packages["linux"], tensorflow="2.10.9")
     report = drift.report(case_of(pins), record)
-    assert (report["newer"], report["mend"]) == (["tensorflow"], None)
+    assert (report["newer"], report["fix"]) == (["tensorflow"], None)
     assert drift.text(report).endswith("1 is newer, and stays: tensorflow 2.10.9 (locked 2.10.1)")
     del pins["wrapt"]
-    assert "py39-tf2.10 --platform linux --keep-newer > " in drift.report(case_of(pins), record)["mend"]
+    assert "py39-tf2.10 --platform linux --keep-newer > " in drift.report(case_of(pins), record)["fix"]
 
 
 def test_keep_newer_prints_no_older_version_of_what_is_installed(record, monkeypatch, capsys):
@@ -371,7 +371,7 @@ def test_the_newest_patch_of_1_15_is_as_locked(record, package):
     name = "py37-tf1.15" + ("-cpu" if package == "tensorflow-cpu" else "")
     pins = locks.lock(record, name).packages["linux"]
     assert pins[package] == {"tensorflow": "1.15.5", "tensorflow-cpu": "1.15.0"}[package]
-    assert drift.report(case_of(pins, "3.7.16"), record)["mend"] is None
+    assert drift.report(case_of(pins, "3.7.16"), record)["fix"] is None
     head = "\n".join(locks.head(record, locks.lock(record, name)))
     assert "The newest patches differ: tensorflow has 1.15.5, tensorflow-cpu has 1.15.0" in head
 

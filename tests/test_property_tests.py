@@ -58,7 +58,7 @@ MISTAKES = {
 
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("mistake", sorted(MISTAKES))
 def test_a_case_fails_if_the_optimizer_does_something_else(mistake, runner, monkeypatch):
     options, said = MISTAKES[mistake]
@@ -75,7 +75,7 @@ def test_a_case_fails_if_the_optimizer_does_something_else(mistake, runner, monk
 
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_failure_is_a_script_that_reproduces_it(runner, monkeypatch):
     real = runner.fed.cycles.steps_of
     monkeypatch.setattr(runner.fed.cycles, "steps_of", lambda case, dtype: [None for _ in real(case, dtype)])

@@ -24,7 +24,7 @@ def keras_variables(optimizer):
 @pytest.mark.every_merge
 @pytest.mark.law("L2")
 @pytest.mark.law("L3")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("make", keras_optimizers())
 def test_keras_weights_slots_and_step_counters_rest_between_steps(make):
     inner = make()

@@ -120,7 +120,7 @@ def test_a_difference_is_estimated_and_never_missed(tmp_path):
             assert abs(np.sqrt(np.mean(ratios**2)) - 1.0) < 0.33, kind
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.law("L3")
 @pytest.mark.law("L6")
 def test_fit_of_micro_batches_is_recorded_as_the_full_batch(tmp_path, by_numpy):
@@ -157,7 +157,7 @@ def test_keras_in_a_static_graph_is_recorded(tmp_path, by_numpy):
     assert comparison.agrees and comparison.steps == list(range(10)) and comparison.has_losses == (True, True)
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_several_steps_in_one_execution_are_recorded_without_a_loss_of_one(tmp_path):
     inputs = tf.keras.Input((3,))
     model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))
@@ -168,7 +168,7 @@ def test_several_steps_in_one_execution_are_recorded_without_a_loss_of_one(tmp_p
     assert [(step["step"], "loss" in step) for step in steps] == [(0, False), (2, False), (4, False), (5, True)]
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_the_loss_that_a_train_step_of_the_user_returns_is_recorded(tmp_path):
     class Own(tf.keras.Model):
         def train_step(self, data):
@@ -299,7 +299,7 @@ def test_runs_that_start_from_different_values_diverge_though_one_has_not_traine
     assert not comparison.agrees and "start from different values" in str(comparison)
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_fit_that_goes_on_is_recorded_from_its_start(tmp_path):
     inputs = tf.keras.Input((3,))
     model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.law("L13"), pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.law("L13"), pytest.mark.weekly]
 
 layers = tf.keras.layers
 KERAS = layers.BatchNormalization

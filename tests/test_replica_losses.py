@@ -9,7 +9,7 @@ from whole_batches import CLASSES, OTHER, TRACED, Towers, X, Y, batch_dice, cont
 
 import accum
 
-pytestmark = [pytest.mark.keras_face, pytest.mark.law("L19"), pytest.mark.per_version]
+pytestmark = [pytest.mark.keras_api, pytest.mark.law("L19"), pytest.mark.per_version]
 
 WEIGHTS = np.linspace(0.1, 3.0, len(X)).astype("float32")
 HALVES = np.clip(np.abs(Y), 0.0, 1.0)

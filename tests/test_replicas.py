@@ -14,7 +14,7 @@ import accum
 
 R, K, CYCLES, N = 2, 3, 3, 4  # N examples a replica and micro step
 
-pytestmark = pytest.mark.keras_face
+pytestmark = pytest.mark.keras_api
 
 
 def data():

@@ -20,20 +20,20 @@ def test_a_graph_optimizer_shows_how_it_accumulates():
     assert repr(optimizer) == "AccumOptimizer(AdamOptimizer, accum_steps=4, reduction='sum')"
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_keras_optimizer_shows_how_it_accumulates():
     optimizer = accum.GradientAccumulateOptimizer("adam", accum_steps={0: 8, 100: 2})
     assert repr(optimizer) == "GradientAccumulateOptimizer(Adam, accum_steps={0: 8, 100: 2}, reduction='mean')"
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_keras_optimizer_shows_the_number_of_micro_steps_that_was_set_last():
     optimizer = accum.GradientAccumulateOptimizer("sgd", accum_steps=4)
     optimizer.accum_steps = 2
     assert repr(optimizer) == "GradientAccumulateOptimizer(SGD, accum_steps=2, reduction='mean')"
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_functional_model_shows_how_it_accumulates():
     plain = functional("plain")
     model = accum.GradientAccumulateModel(
@@ -42,7 +42,7 @@ def test_a_functional_model_shows_how_it_accumulates():
     assert repr(model) == "<GradientAccumulateModel name=mine, built=True, accum_steps=4, reduction='sum'>"
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_compiled_model_shows_the_number_of_micro_steps_that_was_set_last():
     model = accum.GradientAccumulateModel.from_model(functional("mine"), accum_steps=4)
     model.compile("sgd", "mse")
@@ -50,7 +50,7 @@ def test_a_compiled_model_shows_the_number_of_micro_steps_that_was_set_last():
     assert repr(model) == "<GradientAccumulateModel name=mine, built=True, accum_steps=2, reduction='mean'>"
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize(
     "options, said",
     [
@@ -72,7 +72,7 @@ def test_the_summary_of_a_model_ends_with_how_it_accumulates(options, said, caps
     assert lines[-1] == "Gradient accumulation: " + said and not capsys.readouterr().out
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_model_keeps_what_its_own_class_shows():
     class Own(tf.keras.Model):
         def __repr__(self):

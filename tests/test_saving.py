@@ -16,7 +16,7 @@ import accum
 
 pytestmark = [
     pytest.mark.per_version,
-    pytest.mark.keras_face,
+    pytest.mark.keras_api,
     pytest.mark.slow,
     pytest.mark.law("L12"),
     pytest.mark.weekly,

@@ -13,7 +13,7 @@ from models import from_model, step_by_mean_square
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(16, 3)).astype("float32"), RANDOM.normal(size=(16, 2)).astype("float32")

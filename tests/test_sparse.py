@@ -64,7 +64,7 @@ OPTIMIZERS = [
 @pytest.mark.every_merge
 @pytest.mark.law("L5")
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("is_dense", [False, True], ids=["rows", "dense"])
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("make", [param for param in OPTIMIZERS if param.id.endswith("SGD")])
@@ -98,7 +98,7 @@ def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken
 
 @pytest.mark.every_merge
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("pattern", sorted(INDICES))
 @pytest.mark.parametrize("make", OPTIMIZERS)
@@ -112,7 +112,7 @@ def test_sparse_rows_reach_the_inner_optimizer_as_their_union(make, pattern, is_
 @pytest.mark.every_merge
 @pytest.mark.law("L4")
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("pattern", sorted(INDICES))
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_a_running_mean_hands_over_the_touched_rows_alone(make, pattern):
@@ -152,7 +152,7 @@ def test_sparse_rows_in_a_session(pattern, use_resource, reduction):
 @pytest.mark.every_merge
 @pytest.mark.law("L6")
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_reset_discards_the_rows_of_the_cycle_and_that_they_were_touched(make):
     grads = [slices([0, 2], 0), slices([2, 3], 1), slices([4, 2], 2)]
@@ -201,7 +201,7 @@ def test_rows_of_a_ref_variable_are_read_after_they_are_written():
 
 
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("sparse,expected", [("rows", tf.IndexedSlices), ("dense", tf.Tensor)])
 def test_sparse_argument_says_what_the_inner_optimizer_receives(sparse, expected):
     seen = []
@@ -219,7 +219,7 @@ def test_sparse_argument_says_what_the_inner_optimizer_receives(sparse, expected
 
 
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_missing_gradient_counts_as_zero_in_its_cycle(index):
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
@@ -232,7 +232,7 @@ def test_a_missing_gradient_counts_as_zero_in_its_cycle(index):
 
 
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 def test_a_variable_without_any_gradient_is_not_handed_on(is_traced):
     handed = []
@@ -271,7 +271,7 @@ LAST_CYCLES = {"none": (None, None, None), "zeros": (0.0, 0.0, 0.0), "one": (Non
 
 
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("ends_by", ["full cycle", "flush"])
 @pytest.mark.parametrize("last", sorted(LAST_CYCLES))
 def test_momentum_moves_a_variable_only_if_the_full_batch_has_a_gradient_for_it(last, ends_by):
@@ -293,7 +293,7 @@ def test_momentum_moves_a_variable_only_if_the_full_batch_has_a_gradient_for_it(
 
 @pytest.mark.law("L8")
 @pytest.mark.law("L9")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_skipped_micro_batch_gives_no_variable_a_gradient():
     used, other = tf.Variable([1.0]), tf.Variable([1.0])
     optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2, nonfinite="skip_micro")
@@ -305,7 +305,7 @@ def test_a_skipped_micro_batch_gives_no_variable_a_gradient():
 
 
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.skipif(new_family() is None, reason="averages of the weights came with new-style optimizers")
 def test_averages_stay_with_their_variables_if_one_has_no_gradient():
     first, second = keras_weights([np.array([1.0], "float32"), np.array([101.0], "float32")])
@@ -322,7 +322,7 @@ def test_averages_stay_with_their_variables_if_one_has_no_gradient():
 
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_restored_sum_is_applied_though_no_gradient_of_it_was_seen(tmp_path):
     def made():
         optimizer = accum.GradientAccumulateOptimizer(_keras(momentum=0.0), accum_steps=2)
@@ -343,7 +343,7 @@ def test_a_restored_sum_is_applied_though_no_gradient_of_it_was_seen(tmp_path):
 
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("restores_first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("last", ["step", "flush"])
 @pytest.mark.parametrize("later", [None, 2.0], ids=["none", "one"])
@@ -384,7 +384,7 @@ def test_a_variable_without_a_gradient_rests_in_the_cycle_in_which_the_run_is_re
 
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_checkpoint_has_a_note_only_where_a_variable_has_had_no_gradient(tmp_path):
     optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2)
     variables = [tf.Variable([1.0]), tf.Variable([1.0])]
@@ -400,7 +400,7 @@ def test_a_checkpoint_has_a_note_only_where_a_variable_has_had_no_gradient(tmp_p
 
 @pytest.mark.law("L8")
 @pytest.mark.law("L11")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["in one run", "resumed"])
 def test_on_two_replicas_a_variable_without_a_gradient_rests_too(tmp_path, is_resumed):
     def made():
@@ -427,7 +427,7 @@ def test_on_two_replicas_a_variable_without_a_gradient_rests_too(tmp_path, is_re
 
 
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 def test_variables_without_a_gradient_may_come_and_go(is_traced):
     used, unused = tf.Variable([0.0]), tf.Variable([5.0])
@@ -444,7 +444,7 @@ def test_variables_without_a_gradient_may_come_and_go(is_traced):
 
 
 @pytest.mark.law("L8")
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_gradient_that_an_older_trace_would_lose_is_refused():
     first, second = tf.Variable([0.0]), tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer("SGD", accum_steps=2)

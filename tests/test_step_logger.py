@@ -14,7 +14,7 @@ from test_callbacks import logged as logged_points
 import accum
 from accum._keras._logging._noise_scale import Estimate, NoiseScale, SquaredNorms, advice, estimate
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api]
 
 RANDOM = np.random.RandomState(0)
 WIDTH = 3

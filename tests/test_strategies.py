@@ -14,7 +14,7 @@ from replicas import RUN, CountingOps, R, mirrored
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.law("L11"), pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.law("L11"), pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(37, 5)).astype("float32")

@@ -10,7 +10,7 @@ import accum
 
 pytestmark = [
     pytest.mark.per_version,
-    pytest.mark.keras_face,
+    pytest.mark.keras_api,
     pytest.mark.law("L11"),
     pytest.mark.law("L13"),
     pytest.mark.weekly,

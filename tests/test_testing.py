@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(14, 4)).astype("float32"), RANDOM.normal(size=(14, 1)).astype("float32")
-needs_keras_face = pytest.mark.keras_face
+needs_keras_api = pytest.mark.keras_api
 layers = tf.keras.layers
 
 
@@ -87,7 +87,7 @@ def contrast(targets, outputs):
     return tf.reduce_mean((outputs - tf.reduce_mean(outputs)) ** 2) + 0.0 * tf.reduce_mean(targets)
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L1")
 def test_a_model_that_agrees_gets_a_report():
     def build_model():
@@ -107,7 +107,7 @@ def test_a_model_that_agrees_gets_a_report():
     assert str(report).startswith("Accumulation equals the full batch: 4 steps of 3 micro-batches")
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L1")
 @pytest.mark.parametrize(
     "options, sizes", [({"batch_size": 10}, [4, 4, 2]), ({}, [4, 4, 4, 2])], ids=["batches", "all"]
@@ -125,7 +125,7 @@ def test_a_model_that_splits_its_batches_is_checked_as_it_splits_them(options, s
     assert [size for _, size in fed[:2]] == [sum(sizes)] * 2  # both models are given the full batch
 
 
-@needs_keras_face
+@needs_keras_api
 def test_batch_size_is_that_of_fit(monkeypatch):
     fed = []
     train_on = _tf.models.train_on
@@ -138,7 +138,7 @@ def test_batch_size_is_that_of_fit(monkeypatch):
     assert fed[:6] == [12, 4, 4, 4, 2, 2]  # a full batch and its micro-batches, and what is left
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.parametrize("whole_batch, last", [((), "the loss"), (("loss",), "your own layers")])
 def test_rounding_is_named_before_the_users_own_layers(whole_batch, last):
     def causes(excess, **options):
@@ -158,7 +158,7 @@ class FakePair:
         self.full, self.whole_batch = full, whole_batch
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L13")
 def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
     def frozen():
@@ -194,7 +194,7 @@ def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
     assert not any(re.search("frozen|no_drop", line) for line in lines.values())
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.per_version
 @pytest.mark.law("L19")
 def test_over_the_whole_batch_normalisation_and_losses_agree():
@@ -210,7 +210,7 @@ def test_over_the_whole_batch_normalisation_and_losses_agree():
     assert "looks_across_examples = True" in message_of(across, whole_batch="all")
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L1")
 @pytest.mark.parametrize(
     "build_model,options,said",
@@ -254,7 +254,7 @@ def ratio(targets, outputs):
     return tf.reduce_sum(weights * (outputs - targets) ** 2) / tf.reduce_sum(weights)
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L1")
 def test_a_loss_that_is_a_ratio_of_sums_passes_at_no_learning_rate():
     assert "diverges from the full batch" in message_of(maker(loss=ratio))
@@ -262,7 +262,7 @@ def test_a_loss_that_is_a_ratio_of_sums_passes_at_no_learning_rate():
         assert_accumulation_equals_full_batch(maker(loss=ratio, optimizer=lambda: sgd(3e-6)), (X, Y), 3)
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L17")
 def test_micro_batches_that_are_all_alike_check_nothing():
     with pytest.raises(
@@ -271,7 +271,7 @@ def test_micro_batches_that_are_all_alike_check_nothing():
         assert_accumulation_equals_full_batch(maker(), (np.ones((6, 4)), np.ones((6, 1))), 3)
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L14")
 def test_a_single_micro_batch_is_checked_against_a_model_that_does_not_train():
     assert assert_accumulation_equals_full_batch(maker(), (X, Y), 1).sensitivity > 100.0
@@ -279,7 +279,7 @@ def test_a_single_micro_batch_is_checked_against_a_model_that_does_not_train():
         assert_accumulation_equals_full_batch(maker(optimizer=lambda: sgd(0.0)), (X, Y), 1)
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
 def test_an_optimizer_with_its_usual_learning_rate_can_be_checked(optimizer):
@@ -303,7 +303,7 @@ def embedding(optimizer):
     return build_model
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L8")
 @pytest.mark.parametrize(
     "optimizer,is_line,said",
@@ -325,7 +325,7 @@ def test_duplicate_rows_are_named_where_the_plain_optimizer_does_not_add_them_up
     assert "sum of its slices" in message and "mean over examples" not in message
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L8")
 @pytest.mark.parametrize(
     "ids,options", [(DISTINCT, {"clipnorm": 9.0}), (REPEATED, {"momentum": 0.9})], ids=["distinct", "added up"]
@@ -335,7 +335,7 @@ def test_duplicate_rows_are_not_named_where_they_do_nothing(ids, options):
     assert "Use reduction='mean'" in message and "duplicate rows" not in message
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L1")
 def test_the_first_step_and_the_variable_that_is_furthest_off_are_named():
     def late():  # the first step moves nothing
@@ -353,7 +353,7 @@ def test_the_first_step_and_the_variable_that_is_furthest_off_are_named():
     assert f"at step 2: `{first.variable}` is off" in str(report)
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L4")
 def test_a_sum_over_examples_agrees_by_the_reduction_that_is_named():
     loss = tf.keras.losses.MeanSquaredError("sum")
@@ -369,7 +369,7 @@ def bfloat16_policy():
     return (home if hasattr(home, "Policy") else home.experimental).Policy("mixed_bfloat16")
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L10")
 @pytest.mark.parametrize(
     "dtype,tolerance", [(lambda: "float16", 2.0**-9), (bfloat16_policy, 2.4e-3)], ids=["16", "mixed"]
@@ -399,7 +399,7 @@ def test_batches_from_a_generator_and_a_model_that_is_built_late_and_computes_in
     assert "layers compute in {}float16".format("" if tolerance == 2.0**-9 else "b") in said and "in float32" in said
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "arguments,said",
@@ -435,7 +435,7 @@ def test_what_cannot_be_checked_is_refused(arguments, said):
         assert_accumulation_equals_full_batch(**kwargs)
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L17")
 def test_a_function_that_makes_no_new_model_is_refused():
     same_model = maker()()
@@ -484,7 +484,7 @@ def module(tmp_path, monkeypatch):
     return "checked_by_accum"
 
 
-@needs_keras_face
+@needs_keras_api
 def test_verify_says_on_the_command_line_whether_a_model_agrees(module, capsys):
     assert main(["verify", module + ":agrees", "--accum-steps", "3", "--steps", "2", "--batch-size", "4"]) == 0
     said = capsys.readouterr()
@@ -500,7 +500,7 @@ def test_verify_says_on_the_command_line_whether_a_model_agrees(module, capsys):
     assert main(["verify", module + ":diverges", "--tolerance", "1e9", "--steps", "1"]) == 2  # it could not fail
 
 
-@needs_keras_face
+@needs_keras_api
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "named,said",

@@ -15,7 +15,7 @@ from replicas import mirrored
 import accum
 from accum._engine._token_budget import plan_of
 
-pytestmark = [pytest.mark.law("L18"), pytest.mark.keras_face]
+pytestmark = [pytest.mark.law("L18"), pytest.mark.keras_api]
 
 layers = tf.keras.layers
 ROWS = np.random.RandomState(0)

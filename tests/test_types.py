@@ -52,7 +52,7 @@ def test_the_package_says_that_it_has_types():
     assert os.path.isfile(os.path.join(os.path.dirname(accum.__file__), "py.typed"))
 
 
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_model_is_made_with_the_same_defaults_in_either_way():
     """Their signatures stand in two places, because types and completion need them there."""
     model = accum.GradientAccumulateModel

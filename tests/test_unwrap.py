@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.slow]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 2)).astype("float32")

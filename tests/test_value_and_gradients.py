@@ -10,7 +10,7 @@ from replicas import RUN, mirrored
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
 
 N, ROWS = 11, 6
 RANDOM = np.random.RandomState(0)

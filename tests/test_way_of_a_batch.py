@@ -15,7 +15,7 @@ DIAGRAMS = ["How a train op is built", "How a batch travels through `fit`", "How
 
 
 @pytest.mark.slow
-@pytest.mark.keras_face
+@pytest.mark.keras_api
 def test_a_whole_batch_enters_few_files():
     output = subprocess.check_output([sys.executable, SCRIPT], cwd=ROOT, universal_newlines=True)
     paths = [path for path in output.split("\n") if path.endswith(".py") and not path.startswith("accum/_tf/")]

@@ -7,7 +7,7 @@ from exceptions import IS_KERAS_3, TF_VERSION
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_face, pytest.mark.weekly]
+pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(14, 3)).astype("float32"), RANDOM.normal(size=(14, 2)).astype("float32")

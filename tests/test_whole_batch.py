@@ -31,7 +31,7 @@ from whole_batches import (
 import accum
 
 pytestmark = [
-    pytest.mark.keras_face,
+    pytest.mark.keras_api,
     pytest.mark.law("L19"),
     pytest.mark.weekly,
     pytest.mark.filterwarnings("error:With `whole_batch`, these operations"),

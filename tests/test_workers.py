@@ -22,7 +22,7 @@ from worker_problems import (
 
 pytestmark = [
     pytest.mark.per_version,
-    pytest.mark.keras_face,
+    pytest.mark.keras_api,
     pytest.mark.slow,
     pytest.mark.law("L11"),
     pytest.mark.weekly,

@@ -1,4 +1,4 @@
-"""The optimizer face: custom loops around a `tf.function`, and the limit of a cycle."""
+"""The optimizer API: custom loops around a `tf.function`, and the limit of a cycle."""
 
 import tensorflow as tf
 
@@ -46,7 +46,7 @@ def mean_of(grads):
 
 
 class Loop:
-    """What the contenders share.
+    """What the implementations share.
 
     Args:
       workload, initial: the network and its first weights.
@@ -196,7 +196,7 @@ class Limit(Loop):
         self._optimizer.apply_gradients(list(zip(self._fixed, self._variables)))
 
 
-def contenders():
+def implementations():
     """name -> (class, module that it needs)."""
     found = {"accum": (Ours, None), "an update every micro-batch": (Plain, None), "by hand": (HandWritten, None)}
     found["gradient-accumulator, optimizer"] = (GradientAccumulator, "gradient_accumulator")

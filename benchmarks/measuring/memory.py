@@ -3,13 +3,13 @@
 import numpy as np
 
 from measuring import machine
-from measuring.timing import face_of
+from measuring.timing import api_of
 
 MIB = 2**20
 
 
 def measure_one(task):
-    """Measure the peak memory of training with one face, and the bytes of the variables that it creates.
+    """Measure the peak memory of training with one API, and the bytes of the variables that it creates.
 
     The task's "kind" is "micro-batch" (an update on every micro-batch, without the library), "accumulated", "exact"
     (with `whole_batch`), or "full batch" (K times as many examples at once).
@@ -21,30 +21,30 @@ def measure_one(task):
 
     is_full, accum_steps = task["kind"] == "full batch", task["accum_steps"]
     batch = task["batch"] * (accum_steps if is_full else 1)
-    module, _ = face_of(task["face"])
-    is_step = task["face"] in ("one step", "whole batch")
-    drawn = module if task["face"] == "whole batch" else workloads
+    module, _ = api_of(task["api"])
+    is_step = task["api"] in ("one step", "whole batch")
+    drawn = module if task["api"] == "whole batch" else workloads
     workload = drawn.WORKLOADS[task["workload"]](task["smoke"], batch)
     initial = drawn.initial_weights(workload)
     # Few batches, met again and again: data are no part of this. Where a step takes whole batches, all runs hold one.
     count = 1 if is_full else accum_steps if is_step else min(accum_steps, 8)
     batches, times = workloads.micro_batches(workload, count), 2 * (1 if is_full else accum_steps) // count
     if is_step:
-        times *= 8 if task["face"] == "one step" else 2  # memory grows over the first calls
+        times *= 8 if task["api"] == "one step" else 2  # memory grows over the first calls
     known = {"accumulated": "Ours", "exact": "Exact"}
-    contender = getattr(module, known.get(task["kind"], "Plain"))
+    implementation = getattr(module, known.get(task["kind"], "Plain"))
     on_gpu = _has_gpu_memory(tf)
     idle = peak_mib()
     with _RecordedVariables(tf) as made:
-        run = contender(workload, initial, accum_steps, task["optimizer"])
+        run = implementation(workload, initial, accum_steps, task["optimizer"])
         losses = run.run(run.prepare(batches, times))
     if not np.all(np.isfinite(losses)):
         raise AssertionError(f"The loss is no number: {losses}.")
-    result = {key: task[key] for key in ("workload", "face", "kind", "accum_steps", "batch")}
+    result = {key: task[key] for key in ("workload", "api", "kind", "accum_steps", "batch")}
     result.update(
         peak_mib=peak_mib(),
         idle_mib=idle,
-        variables_mib=(run.variable_bytes() if task["face"] == "v1" else made.bytes) / MIB,
+        variables_mib=(run.variable_bytes() if task["api"] == "v1" else made.bytes) / MIB,
     )
     result["parameters_mib"] = sum(value.nbytes for value in initial) / MIB
     if on_gpu:

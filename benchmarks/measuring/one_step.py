@@ -14,7 +14,7 @@ PLAIN = "plain, full batch"
 
 
 class Steps(Fit):
-    """What the contenders share; see `custom_loop.Loop`. Each gets whole batches of K micro-batches.
+    """What the implementations share; see `custom_loop.Loop`. Each gets whole batches of K micro-batches.
 
     Attributes:
       size: the number of examples in a micro-batch.
@@ -96,7 +96,7 @@ class KerasCycles(Steps):
 Ours = Split
 
 
-def contenders():
+def implementations():
     """name -> (class, module that it needs)."""
     found = {PLAIN: (WholeBatch, None), "accum, micro_batch_size": (Split, None)}
     found['accum, micro_batch_size="auto"'] = (SplitByItself, None)

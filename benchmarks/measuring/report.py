@@ -24,16 +24,16 @@ def table(head, rows):
 
 
 def time_tables(result):
-    """One table per workload, with a row per contender and face, and a column per K."""
+    """One table per workload, with a row per implementation and API, and a column per K."""
     times, lines = result["times"], []
     for workload in _met(row["workload"] for row in times):
         mine = [row for row in times if row["workload"] == workload]
         steps = sorted({row["accum_steps"] for row in mine})
         rows = []
-        for face, name in _met((row["face"], row["contender"]) for row in mine):
-            found = {row["accum_steps"]: row for row in mine if (row["face"], row["contender"]) == (face, name)}
-            rows.append([face, name] + [_time_cell(found.get(k)) for k in steps])
-        head = ["face", workload] + [f"K = {k}" for k in steps]
+        for api, name in _met((row["api"], row["implementation"]) for row in mine):
+            found = {row["accum_steps"]: row for row in mine if (row["api"], row["implementation"]) == (api, name)}
+            rows.append([api, name] + [_time_cell(found.get(k)) for k in steps])
+        head = ["api", workload] + [f"K = {k}" for k in steps]
         lines += table(head, rows) + [""]
     return lines
 
@@ -41,7 +41,7 @@ def time_tables(result):
 def _time_cell(row):
     if row is None:
         return ""
-    if row.get("is_base", row["contender"] == "limit"):
+    if row.get("is_base", row["implementation"] == "limit"):
         return f"{1000 * row['seconds']:.1f} ms"
     return "{ratio:.2f} ({ratio_25:.2f}–{ratio_75:.2f})".format(**row)
 
@@ -50,19 +50,19 @@ def memory_table(result):
     """Medians over processes of one kind, relative to micro-batches without the library."""
     rows, found = [], {}
     for row in result["memory"]:
-        key = row["workload"], row["face"], row["kind"], row["batch"], row["accum_steps"]
+        key = row["workload"], row["api"], row["kind"], row["batch"], row["accum_steps"]
         found.setdefault(key, []).append(row)
     medians = {key: {name: _median(of, name) for name in of[0] if name.endswith("_mib")} for key, of in found.items()}
-    for (workload, face, kind, batch, k), now in sorted(medians.items()):
-        bare = [v for key, v in medians.items() if key[:4] == (workload, face, "micro-batch", batch)]
+    for (workload, api, kind, batch, k), now in sorted(medians.items()):
+        bare = [v for key, v in medians.items() if key[:4] == (workload, api, "micro-batch", batch)]
         more = {name: now[name] - bare[0][name] if bare else float("nan") for name in ("peak_mib", "variables_mib")}
         share = more["variables_mib"] / now["parameters_mib"]
         size = f"{k} x {batch}" if kind in ("accumulated", "exact") else str(batch * (k if kind == "full batch" else 1))
         cells = [now["peak_mib"], now["idle_mib"], more["peak_mib"], now["parameters_mib"], share]
         cells += [now["peak_mib"] / (bare[0]["peak_mib"] + now["parameters_mib"]) if bare else float("nan")]
         cells += [now["gpu_peak_mib"]] if "gpu_peak_mib" in now else []
-        rows.append([workload, face, kind, size] + [f"{value:.2f}" for value in cells])
-    head = ["MiB", "face", "run", "batch", "peak", "of it idle", "more", "parameters", "accumulators / parameters"]
+        rows.append([workload, api, kind, size] + [f"{value:.2f}" for value in cells])
+    head = ["MiB", "api", "run", "batch", "peak", "of it idle", "more", "parameters", "accumulators / parameters"]
     head += ["peak / (micro-batch + gradient)"]
     head += ["GPU peak"] if any(len(row) > len(head) for row in rows) else []
     return table(head, [row + [""] * (len(head) - len(row)) for row in rows]) + [""] if rows else []
@@ -83,27 +83,27 @@ def as_text(result):
 
 
 def _deviations(result):
-    """(contender, whose weights) -> its largest deviation, for those that do not make the steps of the full batch."""
+    """(implementation, whose weights) -> its largest deviation, for those that differ from the full batch."""
     found = {}
     for row in result["times"]:
         if (
             row.get("deviation") is not None
             and row["deviation"] > 1e-5
-            and not row["contender"].startswith("an update")
+            and not row["implementation"].startswith("an update")
         ):
-            key = row["contender"], "plain Keras'" if row["face"] == "whole batch" else "the limit's"
+            key = row["implementation"], "plain Keras'" if row["api"] == "whole batch" else "the limit's"
             found[key] = max(row["deviation"], found.get(key, 0.0))
     return found
 
 
 def _absences(result):
-    """reason -> contenders that it keeps out of the tables."""
+    """reason -> implementations that it keeps out of the tables."""
     found = {}
     for row in result["absent"]:
-        rest = "" if row["why"] == "not installed" else " ({face}, {workload})".format(**row)
+        rest = "" if row["why"] == "not installed" else " ({api}, {workload})".format(**row)
         names = found.setdefault(row["why"], [])
-        if row["contender"] + rest not in names:
-            names.append(row["contender"] + rest)
+        if row["implementation"] + rest not in names:
+            names.append(row["implementation"] + rest)
     return found
 
 
@@ -113,9 +113,9 @@ def merged(text, results):
     after = rest.split(END)[1]
     parts = []
     for result in sorted(results, key=_version):
-        faces = {row["face"] for row in result["times"] + result["memory"]}
-        what = ": a step over micro-batches" if faces and faces <= {"one step", "step in fit"} else ""
-        what = ": `whole_batch`" if faces == {"whole batch"} else what
+        apis = {row["api"] for row in result["times"] + result["memory"]}
+        what = ": a step over micro-batches" if apis and apis <= {"one step", "step in fit"} else ""
+        what = ": `whole_batch`" if apis == {"whole batch"} else what
         parts.append(f"### TensorFlow {result['versions']['tensorflow']}{what}\n\n{as_text(result)}")
     return before + BEGIN + "\n" + ("\n".join(parts) or NOTHING + "\n") + END + after
 

@@ -1,4 +1,4 @@
-"""The static-graph face: everything in Sessions, each contender with a graph of its own."""
+"""The static-graph API: everything in Sessions, each implementation with a graph of its own."""
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,7 @@ def inner_optimizer(name):
 
 
 class InSession:
-    """What the contenders share; see `custom_loop.Loop`."""
+    """What the implementations share; see `custom_loop.Loop`."""
 
     def __init__(self, workload, initial, accum_steps, optimizer):
         self.accum_steps = accum_steps
@@ -204,7 +204,7 @@ def _mean_of(grads):
     return sums / np.float32(len(grads)), rows
 
 
-def contenders():
+def implementations():
     """name -> (class, module that it needs)."""
     found = {"accum": (Ours, None), "accum, explicit ops": (OurOps, None)}
     found.update({"an update every micro-batch": (Plain, None), "by hand": (HandWritten, None)})

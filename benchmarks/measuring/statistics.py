@@ -4,12 +4,12 @@ import numpy as np
 
 
 def row(name, seconds, base="limit"):
-    """The result for a contender.
+    """The result for a implementation.
 
     Args:
-      name: of the contender.
-      seconds: contender -> seconds a cycle, one a round.
-      base: the contender that the ratios are to.
+      name: of the implementation.
+      seconds: implementation -> seconds a cycle, one a round.
+      base: the implementation that the ratios are to.
 
     Returns:
       A dict: the median of its seconds; of the ratios to `base` in the same round, the median and the quartiles.
@@ -17,7 +17,7 @@ def row(name, seconds, base="limit"):
     ratios = np.divide(seconds[name], seconds[base])
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return {
-        "contender": name,
+        "implementation": name,
         "seconds": float(np.median(seconds[name])),
         "ratio": float(middle),
         "ratio_25": float(low),

@@ -8,7 +8,7 @@ from measuring.through_fit import Fit, untuned
 
 
 class InFit:
-    """Calls `fit` on batches of K micro-batches, or on micro-batches for contenders that accumulate over calls."""
+    """Calls `fit` on batches of K micro-batches, or on micro-batches for implementations that accumulate over calls."""
 
     def prepare(self, batches, times=1):
         size = self.size * (self.accum_steps if self.takes_whole_batches else 1)
@@ -19,7 +19,7 @@ class InFit:
         return Fit.run(self, batches)
 
 
-def contenders():
+def implementations():
     """name -> (class, module that it needs)."""
-    known = one_step.contenders().items()
+    known = one_step.implementations().items()
     return {name: (type(f"{made.__name__}InFit", (InFit, made), {}), needed) for name, (made, needed) in known}

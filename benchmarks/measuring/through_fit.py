@@ -1,4 +1,4 @@
-"""The model face: every contender uses `fit` over a dataset, so each includes the overhead of Keras."""
+"""The model API: every implementation uses `fit` over a dataset, so each includes the overhead of Keras."""
 
 import numpy as np
 import tensorflow as tf
@@ -40,7 +40,7 @@ def untuned(data):
 
 
 class Fit:
-    """What the contenders share; see `custom_loop.Loop`."""
+    """What the implementations share; see `custom_loop.Loop`."""
 
     compile_options = {}
 
@@ -144,7 +144,7 @@ class LimitInFit(Fit):
         return losses
 
 
-def contenders():
+def implementations():
     """name -> (class, module that it needs)."""
     found = {"accum": (Ours, None), "accum, optimizer": (OurOptimizer, None)}
     found["an update every micro-batch"] = (Plain, None)

@@ -1,4 +1,4 @@
-"""A worker that times one workload with one face and one K; contenders take turns, in random order each round."""
+"""A worker that times one workload with one API and one K; implementations take turns, in random order each round."""
 
 import gc
 import importlib.util
@@ -11,7 +11,7 @@ from measuring import machine, statistics
 
 CYCLES_IN_THE_GUARD = 2
 IN_FIT = "limit in fit"
-# What a face is told as a ratio to, beside the limit itself.
+# What an API is told as a ratio to, beside the limit itself.
 OTHER_BASE = {"model": IN_FIT, "one step": "plain, full batch", "step in fit": "plain, full batch"}
 LEAST_MICRO_BATCHES = {
     "v1": 8,
@@ -23,21 +23,21 @@ LEAST_MICRO_BATCHES = {
 TOLERANCE = {"momentum": 2e-6, "adam": 2e-5}
 
 
-def face_of(name):
-    """The module of a face, and the class of its limit."""
+def api_of(name):
+    """The module of an API, and the class of its limit."""
     if name == "v1":
         from measuring import static_graph
 
         return static_graph, static_graph.Limit
     from measuring import custom_loop, one_step, step_in_fit, through_fit, whole_batch
 
-    faces = {"optimizer": custom_loop, "model": through_fit, "one step": one_step, "step in fit": step_in_fit}
-    faces["whole batch"] = whole_batch
-    return faces[name], custom_loop.Limit
+    apis = {"optimizer": custom_loop, "model": through_fit, "one step": one_step, "step in fit": step_in_fit}
+    apis["whole batch"] = whole_batch
+    return apis[name], custom_loop.Limit
 
 
 def missing(needed):
-    """Why a contender cannot run here, or None."""
+    """Why a implementation cannot run here, or None."""
     import tensorflow as tf
 
     if needed == "keras 3":
@@ -48,26 +48,26 @@ def missing(needed):
 
 
 def time_one(task):
-    """Returns the rows of the table, and the contenders left out of it, with reasons."""
+    """Returns the rows of the table, and the implementations left out of it, with reasons."""
     from measuring import workloads
 
     workload = workloads.WORKLOADS[task["workload"]](task["smoke"])
     settings = workload, workloads.initial_weights(workload), task["accum_steps"], task["optimizer"]
-    module, limit_class = face_of(task["face"])
-    known = {name: missing(needed) for name, (_, needed) in module.contenders().items()}
+    module, limit_class = api_of(task["api"])
+    known = {name: missing(needed) for name, (_, needed) in module.implementations().items()}
     absent = {name: why for name, why in known.items() if why}
-    cycles = max(1, -(-LEAST_MICRO_BATCHES[task["face"]] // task["accum_steps"]))
+    cycles = max(1, -(-LEAST_MICRO_BATCHES[task["api"]] // task["accum_steps"]))
     batches = workloads.micro_batches(workload, max(cycles, CYCLES_IN_THE_GUARD) * task["accum_steps"])
     guarded, timed = batches[: CYCLES_IN_THE_GUARD * task["accum_steps"]], batches[: cycles * task["accum_steps"]]
 
     limit = limit_class(*settings)
     limit.run_in_earnest(limit.prepare(guarded))
     goal, made, deviations = limit.weights(), {"limit": limit}, {}
-    for name, (contender, _) in module.contenders().items():
+    for name, (implementation, _) in module.implementations().items():
         if name in absent:
             continue
         try:
-            made[name] = contender(*settings)
+            made[name] = implementation(*settings)
             made[name].run(made[name].prepare(guarded))
         except Exception as error:  # whatever another library raises is its result
             if name.startswith("accum"):
@@ -86,21 +86,21 @@ def time_one(task):
         raise AssertionError("The weights hardly move, which proves nothing.")
     seconds = in_turns(made, timed, cycles, task["rounds"], task["warm_up"])
     rows = [dict(statistics.row(name, seconds), deviation=deviations.get(name)) for name in made]
-    base = OTHER_BASE.get(task["face"])
+    base = OTHER_BASE.get(task["api"])
     if base in made:
         told = [statistics.row(name, seconds, base) for name in made if name.startswith("accum")]
-        rows += [dict(row, contender=f"{row['contender']}, to the {base}") for row in told]
-    keys = {key: task[key] for key in ("workload", "face", "accum_steps")}
+        rows += [dict(row, implementation=f"{row['implementation']}, to the {base}") for row in told]
+    keys = {key: task[key] for key in ("workload", "api", "accum_steps")}
     return {
         "times": [dict(row, **keys) for row in rows],
-        "absent": [dict(contender=name, why=why, **keys) for name, why in absent.items()],
+        "absent": [dict(implementation=name, why=why, **keys) for name, why in absent.items()],
         "versions": machine.versions(),
     }
 
 
 def in_turns(made, batches, cycles, rounds, warm_up):
-    """Seconds per cycle, one value per round, for each contender."""
-    prepared = {name: contender.prepare(batches) for name, contender in made.items()}
+    """Seconds per cycle, one value per round, for each implementation."""
+    prepared = {name: implementation.prepare(batches) for name, implementation in made.items()}
     seconds = {name: [] for name in made}
     order = random.Random(0)
     for count in range(warm_up + rounds):

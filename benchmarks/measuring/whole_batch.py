@@ -155,17 +155,17 @@ def time_one(task):
     initial = initial_weights(workload)
     made = {name: of(workload, initial, k, task["optimizer"]) for name, of in CONTENDERS.items()}
     guarded = workloads.micro_batches(workload, STEPS_IN_THE_GUARD * k)
-    for contender in made.values():
-        contender.run(contender.prepare(guarded))
+    for implementation in made.values():
+        implementation.run(implementation.prepare(guarded))
     goal = made[PLAIN].weights()
-    apart = {name: _largest(contender.weights(), goal) for name, contender in made.items()}
+    apart = {name: _largest(implementation.weights(), goal) for name, implementation in made.items()}
     if not apart[EXACT] <= TOLERANCE < _largest(initial, goal) / 20:
         raise AssertionError(f"{EXACT} ends {apart[EXACT]:.1e} off the weights of plain Keras, or nothing moves.")
     seconds = timing.in_turns(made, guarded[:k], 1, task["rounds"], task["warm_up"])
     rows = [dict(statistics.row(name, seconds, SPLIT), deviation=apart[name], is_base=name == SPLIT) for name in made]
     told = dict(statistics.row(EXACT, seconds, PLAIN), deviation=apart[EXACT])
-    rows.append(dict(told, contender=f"{EXACT}, to the {PLAIN}"))
-    keys = {key: task[key] for key in ("workload", "face", "accum_steps")}
+    rows.append(dict(told, implementation=f"{EXACT}, to the {PLAIN}"))
+    keys = {key: task[key] for key in ("workload", "api", "accum_steps")}
     return {"times": [dict(row, **keys) for row in rows], "absent": [], "versions": machine.versions()}
 
 

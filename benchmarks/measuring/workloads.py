@@ -1,4 +1,4 @@
-"""The three networks, each as one function of weights and inputs, so that every face computes the same."""
+"""The three networks, each as one function of weights and inputs, so that every API computes the same."""
 
 import numpy as np
 import tensorflow as tf

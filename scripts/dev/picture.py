@@ -206,11 +206,11 @@ def memory_and_time(result):
     """Median peak memory in MiB by kind of run, and the mean over networks of the time of a cycle by baseline."""
     peaks, ratios = {}, {}
     for row in result["memory"]:
-        if (row["workload"], row["face"]) == ("conv", "optimizer"):
+        if (row["workload"], row["api"]) == ("conv", "optimizer"):
             peaks.setdefault(row["kind"], []).append(row["peak_mib"])
     for row in result["times"]:
-        if (row["accum_steps"], row["face"]) == (8, "optimizer"):
-            ratios.setdefault(row["contender"], []).append(row["ratio"])
+        if (row["accum_steps"], row["api"]) == (8, "optimizer"):
+            ratios.setdefault(row["implementation"], []).append(row["ratio"])
     medians = {kind: sorted(values)[len(values) // 2] for kind, values in peaks.items()}
     return medians, {name: sum(values) / len(values) for name, values in ratios.items()}
 

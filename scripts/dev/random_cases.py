@@ -4,7 +4,8 @@
     python scripts/dev/random_cases.py page FILE [FILE ...]
 
 `run` needs an environment with TensorFlow and Hypothesis. It shrinks a failure to a script that reproduces it, and
-prints that. `page` adds the counts of the files to records/random-cases.json, and writes docs/prover.md from it.
+prints that. `page` adds the counts of the files to records/random-cases.json, and writes docs/property-tests.md from
+it.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 KINDS = ("optimizer", "graph", "model")
-DATA, PAGE = os.path.join(ROOT, "records", "random-cases.json"), os.path.join(ROOT, "docs", "prover.md")
+DATA, PAGE = os.path.join(ROOT, "records", "random-cases.json"), os.path.join(ROOT, "docs", "property-tests.md")
 BEGIN, END = "<!-- counts -->\n", "<!-- end of counts -->\n"
 WORDS = {
     "optimizer": "gradients fed to a Keras optimizer",
@@ -122,7 +123,7 @@ def main():
     command.add_argument("--of", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help=", ".join(KINDS))
     command.add_argument("--json", help="a file to which the counts of kinds that hold are added")
     command.set_defaults(function=run)
-    command = commands.add_parser("page", help="write docs/prover.md")
+    command = commands.add_parser("page", help="write docs/property-tests.md")
     command.add_argument("files", nargs="*")
     command.set_defaults(function=page)
     arguments = parser.parse_args()

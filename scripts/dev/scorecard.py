@@ -39,7 +39,7 @@ ROWS = [
     ("L1", None, "One step per cycle, that of the full batch, with each optimizer"),
     ("L2", "", "Between steps, weights and slots stay"),
     ("L2", "use_ema", "Between steps, moving averages of weights stay"),
-    ("L3", "clock", "The counter counts steps"),
+    ("L3", "counter", "The counter counts steps"),
     ("L3", "schedule", "A learning rate schedule follows steps"),
     ("L4", None, "Sums instead of means"),
     ("L5", None, "Micro-batches of unequal size"),

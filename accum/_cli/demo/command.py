@@ -20,18 +20,18 @@ def add_parser(commands):
         help="train on handwritten digits with and without accumulation, and compare",
         description="Train a residual network with batch normalisation on handwritten digits three times from the same "
         "weights, on the same batches, at the same learning rate: in full, in micro-batches with `whole_batch`, and in "
-        "micro-batches without it. With --face or --accum-steps: a plain network, whose full batches are accumulated "
+        "micro-batches without it. With --api or --accum-steps: a plain network, whose full batches are accumulated "
         "from micro-batches through one of the interfaces. Exit status: 0, or 1 if a run or its output fails.",
     )
     add = parser.add_argument
     add(
-        "--face",
+        "--api",
         dest="api",
         choices=APIS,
         help="accumulate through accum.compat.v1, GradientAccumulateOptimizer or GradientAccumulateModel (v1 on "
         "TensorFlow 1.15)",
     )
-    add("--accum-steps", type=_positive, metavar="K", help=f"with --face: micro-batches per update (default: {STEPS})")
+    add("--accum-steps", type=_positive, metavar="K", help=f"with --api: micro-batches per update (default: {STEPS})")
     add("--micro-batch-size", type=_positive, metavar="M", help=f"examples computed at once (default: {MICRO_BATCH})")
     add(
         "--whole-batch",
@@ -39,7 +39,7 @@ def add_parser(commands):
         help="what sees the whole batch although it is computed in micro-batches (default: all); none: only two runs",
     )
     add("--batch-size", type=_positive, metavar="N", help="examples per update (default: 256)")
-    add("--epochs", type=_positive, metavar="E", help="passes over the images (default: 2; 20 with --face)")
+    add("--epochs", type=_positive, metavar="E", help="passes over the images (default: 2; 20 with --api)")
     add("--seed", type=_seed, default=0, metavar="S", help="seed for weights and data (default: %(default)s)")
     add("--plot", metavar="FILE.png", help=f"file for the loss curves; needs matplotlib (default: {DEFAULT_PLOT})")
     parser.set_defaults(
@@ -68,7 +68,7 @@ def _check(parser, arguments):
     """Check the arguments as far as that needs no TensorFlow, and fill in what was left out."""
     accumulates = arguments.api is not None or arguments.accum_steps is not None
     if accumulates and (arguments.micro_batch_size is not None or arguments.whole_batch is not None):
-        parser.error("--micro-batch-size and --whole-batch can't go together with --face and --accum-steps.")
+        parser.error("--micro-batch-size and --whole-batch can't go together with --api and --accum-steps.")
     arguments.batch_size = arguments.batch_size or 256
     arguments.accum_steps = arguments.accum_steps or STEPS
     arguments.whole_batch = arguments.whole_batch or "all"
@@ -95,7 +95,7 @@ def _perform(parser, arguments):
 
     if not _tf.version.HAS_KERAS_API and arguments.api != "v1":
         if arguments.api != MICRO_BATCHES:
-            parser.error(f"--face {arguments.api} needs TensorFlow 2.2 or later. Use --face v1.")
+            parser.error(f"--api {arguments.api} needs TensorFlow 2.2 or later. Use --api v1.")
         arguments.api = "v1"
     path = arguments.plot
     settings = Settings(*(getattr(arguments, field) for field in Settings._fields))

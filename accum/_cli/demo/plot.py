@@ -58,7 +58,7 @@ def _label(axes, settings, largest):
         axes.set_title(f"Full batch and micro-batches: weights differ by {largest:.1e} at most", fontsize=11)
     else:
         axes.set_title(
-            f"Handwritten digits, --face {settings.api}: the accumulated weights end\nwithin {largest:.1e} of the "
+            f"Handwritten digits, --api {settings.api}: the accumulated weights end\nwithin {largest:.1e} of the "
             "full batch's"
         )
     axes.set_xlabel("epoch")

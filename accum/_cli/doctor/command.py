@@ -222,7 +222,7 @@ def diagnosis(case):
         "distributions": {package.name: package.version for package in case.distributions},
         "keras": case.keras,
         "import_seconds": case.trial.seconds,
-        "faces": interfaces if case.is_known else [],
+        "interfaces": interfaces if case.is_known else [],
         "constraints": remedies.constraints(case.tensorflow) if case.is_known else None,
         "install": case.install(),
         "lock": drift.report(case, locks.read()),
@@ -232,7 +232,7 @@ def diagnosis(case):
 
 def _next(report):
     """What the reader does after this."""
-    if report["verdict"] == "supported" and "accum" in report["faces"]:
+    if report["verdict"] == "supported" and "accum" in report["interfaces"]:
         return (
             "`python -m accum demo` shows what accumulation does. In your own code, wrap a model in\n"
             "  accum.GradientAccumulateModel.from_model(model, micro_batch_size=8), then compile and fit as before.\n"
@@ -267,11 +267,11 @@ def text(report):
         ("Python", report["python"]),
         ("TensorFlow", f"{report['tensorflow']} ({names or 'no metadata'}{took})"),
         ("Keras", report["keras"]),
-        ("supports", ", ".join(_INTERFACES[name] for name in report["faces"])),
+        ("supports", ", ".join(_INTERFACES[name] for name in report["interfaces"])),
         ("pins", report["constraints"]),
         ("install", report["install"]),
         ("lock", report["lock"] and drift.text(report["lock"])),
-        ("fix", report["lock"] and report["lock"]["mend"]),
+        ("fix", report["lock"] and report["lock"]["fix"]),
     ]
     if report["tensorflow"] is None:
         rows[3] = ("TensorFlow", "not found")

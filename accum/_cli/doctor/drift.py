@@ -64,7 +64,7 @@ def report(case, record) -> Optional[Dict[str, Any]]:
         "differ": differ,
         "newer": newer,
         "missing": missing,
-        "mend": fix if missing or set(differ) - set(newer) else None,
+        "fix": fix if missing or set(differ) - set(newer) else None,
     }
 
 

@@ -223,7 +223,7 @@ def _schedules():
 _MAKERS = {
     "L1": lambda: _turns("L1", "", 2 * len(OPTIMIZERS), OPTIMIZERS),
     "L2": lambda: _turns("L2", "", 24) + _averages(),
-    "L3": lambda: _turns("L3", "clock", 12) + _schedules(),
+    "L3": lambda: _turns("L3", "counter", 12) + _schedules(),
     "L4": lambda: _turns("L4", "", 24, reduction="sum"),
     "L5": _sizes,
     "L6": lambda: _ends("flush", "flush") + _ends("reset", "drop"),

@@ -59,7 +59,7 @@ NOTES = {
             "raises an `AttributeError`, because state that it prepares in `apply_gradients` is missing."
         ),
         "L2": "As in the first row: slots decay.",
-        "L3 clock": "`iterations` counts every micro-batch, and each step once more.",
+        "L3 counter": "`iterations` counts every micro-batch, and each step once more.",
         "L3 schedule": "`iterations`, which schedules are given, counts every micro-batch, and each step once more.",
         "L4": "`reduction` is accepted and stored, but not used.",
         "L5": "Not part of its interface; " + ALIKE + ".",
