@@ -121,6 +121,10 @@ class CutGraph:
     def _inputs(self, node: Any) -> List[Key]:
         return [self._aliases.get(key, key) for key in node.inputs]
 
+    def inputs_of(self, name: str) -> List[Key]:
+        """Return the keys of the tensors that an operation takes."""
+        return self._inputs(self._nodes[name])
+
     def _order(self) -> None:
         """Sort the operations such that each comes after what it takes, and what is behind a barrier after that."""
         waits: Dict[str, List[Key]] = {}
@@ -328,7 +332,18 @@ class CutGraph:
     def _state_key(self, handle: Key) -> Key:
         return f"accum_state/{_tf.graph_parts.name_of(handle)}:0"
 
+    def _require_plain_reads(self, handle: Key) -> None:
+        """Raise if a variable that is assigned to is read by other operations than those that are replaced."""
+        for node in self._nodes.values():
+            if handle in node.inputs and node.type in _tf.graph_parts.CALLS | {"ResourceGather", "ResourceGatherNd"}:
+                raise Unrepeatable(
+                    "With `whole_batch`, a layer can't assign to a variable and also look up rows of it, or read it "
+                    "within a loop, a conditional or a function of its own: read all of it first, with "
+                    f"`tf.convert_to_tensor`, or leave out `whole_batch`. Received: {node.name!r}."
+                )
+
     def _forward_one(self, handle: Key, nodes: Sequence[Any], finals: Dict[Key, Key]) -> None:
+        self._require_plain_reads(handle)
         current = self._state_key(handle)
         dtype = next(_dtype(node) for node in nodes)
         self._add(_tf.graph_parts.new_node(_tf.graph_parts.name_of(current), "Placeholder", [], dtype=dtype))
@@ -366,8 +381,9 @@ class CutGraph:
             if hidden:
                 raise Unrepeatable(
                     "With `whole_batch`, each micro-batch is computed again, and must be the same. Within a loop, "
-                    "a conditional or a function of its own, a layer draws random numbers or assigns to a variable: "
-                    f"do that before it, or leave out `whole_batch`. Received: {name!r}, with {sorted(hidden)}."
+                    "a conditional or a function of its own, a layer draws random numbers, assigns to a variable, or "
+                    "calls Python, which may draw (`tf.numpy_function(…, stateful=False)` says that it does not): do "
+                    f"that before it, or leave out `whole_batch`. Received: {name!r}, with {sorted(hidden)}."
                 )
 
     def is_cotangent(self, key: Key) -> bool:

@@ -102,6 +102,7 @@ class Draws:
 
     Attributes:
       number: how many operations have drawn.
+      others: names of those whose numbers differ with the size of micro-batches.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Draws:
         self._rows: Optional[_Rows] = None
         self.number = 0
         self._own: Dict[int, Optional[int]] = {}  # seeds of operations, by their number
-        self._others: List[str] = []
+        self.others: List[str] = []
         self._advancing: List[str] = []
         self._has_warned = False
 
@@ -150,7 +151,7 @@ class Draws:
             self._warn()
 
     def _warn(self) -> None:
-        if (self._others or self._advancing) and not self._has_warned:
+        if (self.others or self._advancing) and not self._has_warned:
             self._has_warned = True
             if self._advancing:
                 _check.warn(
@@ -158,20 +159,20 @@ class Draws:
                     "call advances the seed of its layer: train with `GradientAccumulateModel`, or pass `whole_batch`. "
                     f"Received: {_check.shown(self._advancing)}."
                 )
-            if self._others:
+            if self.others:
                 _check.warn(
                     "These operations draw random numbers that differ with the size of micro-batches: they are in a "
                     "loop or a `tf.function`, shuffle, take their numbers from a `tf.random.Generator`, perhaps from "
                     "Python, or do not have the examples along their first axis. Results are correct, but for other "
                     "draws: draw with `tf.random.uniform` or `normal`, a number for each example, outside of loops and "
-                    f"functions. Received: {_check.shown(self._others)}."
+                    f"functions. Received: {_check.shown(self.others)}."
                 )
 
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:
         assert self._rows is not None
         # TensorFlow calls a function for other micro-batches, and other batches, without tracing it again.
         if any(map(_tf.graphs.is_function, _tf.graphs.graphs_within(self._rows.context[0]))):
-            self._others.append(op.output.op.name)
+            self.others.append(op.output.op.name)
             return None
         if not self._sets_seeds_back and _tf.random_ops.advances_its_seed(op):
             self._advancing.append(op.output.op.name)
@@ -181,7 +182,7 @@ class Draws:
         is_in_loop = _tf.graphs.is_in_loop_within(self._rows.context)
         is_shared = bool(shape) and not self._is_of_examples(shape)
         if op.kind is None or is_in_loop or (is_shared and self._may_be_of_examples(shape[1:])):
-            self._others.append(op.output.op.name)
+            self.others.append(op.output.op.name)
             _tf.random_ops.set_apart(op, tf.cast(self._rows.begin, tf.int64) + tf.cast(self._before(op), tf.int64))
             return None
         if not shape or is_shared:  # the same for all examples
@@ -317,7 +318,7 @@ class Draws:
                 return self._base()
         except LookupError:
             pass
-        self._others.append(op.output.op.name)
+        self.others.append(op.output.op.name)
         return 0
 
     def _cut(self, op: Any, source: Source, shape: tf.Tensor, begin: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

@@ -56,6 +56,11 @@ class Batch:
             raise ValueError(f"There is no batch to split into micro-batches: nothing has an axis. Received: {data!r}.")
         self.count = _the_same(counts)
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether all that it holds of an example is dense."""
+        return not any(isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) for leaf in self._leaves)
+
     def specs(self) -> List[tf.TensorSpec]:
         """Return the specs of the tensors of a part of the batch, in the order of `flatten`."""
         specs = []

@@ -60,6 +60,7 @@ from accum._engine._trace_and_barriers import (
     is_differentiable,
     trace,
 )
+from accum._engine._trial_of_examples import trial_of_examples
 from accum._tf import Gradient, Nested, Scalar, tf
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -563,7 +564,8 @@ def with_gradient(
     def linked(*args: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
         def grad(*upstream: tf.Tensor) -> List[Optional[Gradient]]:
             grads: List[Optional[Gradient]] = [None] * len(tensors)
-            return grads + list(backward(upstream)) + [tf.zeros_like(probe) for probe in probes]
+            by_variables = _without_second_gradient(list(backward(upstream)), [*values, *upstream])
+            return grads + by_variables + [tf.zeros_like(probe) for probe in probes]
 
         return [tf.identity(arg) for arg in args[: len(tensors)]], grad
 
@@ -583,6 +585,26 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
     (probe,) = custom_gradient(lambda value: ([tf.identity(value)], grad))(tensor)
     return probe
+
+
+def _without_second_gradient(
+    grads: Sequence[Optional[Gradient]], sources: Sequence[tf.Tensor]
+) -> List[Optional[Gradient]]:
+    """Return gradients, and raise if a tape differentiates them by what they depend on."""
+
+    def refuse(*upstream: tf.Tensor) -> None:
+        raise ValueError(
+            "The gradient of a model with `whole_batch` can't be differentiated again, as a penalty on it would do: "
+            "leave out `whole_batch`."
+        )
+
+    dense = [grad for grad in grads if isinstance(grad, tf.Tensor)]
+    if not dense:
+        return list(grads)
+    count = len(dense)
+    linked = custom_gradient(lambda *args: ([tf.identity(arg) for arg in args[:count]], refuse))(*dense, *sources)
+    following = iter(linked)
+    return [next(following) if isinstance(grad, tf.Tensor) else grad for grad in grads]
 
 
 def _float32(tensor: tf.Tensor) -> tf.Tensor:
@@ -610,6 +632,7 @@ def segments_of(
     differentiable: bool = True,
     receive: Optional[Receive] = None,
     compiled: bool = False,
+    are_means: bool = False,
 ) -> Segments:
     """Trace a function on a micro-batch, and return it in segments.
 
@@ -622,6 +645,7 @@ def segments_of(
       differentiable: whether the gradient is needed.
       receive: as for `FoundStatistics`.
       compiled: whether XLA will compile it.
+      are_means: whether the outputs are a mean over the examples and its weight, spread over the examples.
 
     Raises:
       ValueError: something can't be computed again, or over the whole batch.
@@ -646,9 +670,29 @@ def segments_of(
             made = segments(True)
         except Unrepeatable as error:
             raise ValueError(str(error)) from None
-    if made.graph.trace.unknown:
-        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(made.graph.trace.unknown)}.")
+    for key in made.graph.trace.outputs:
+        _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
+    if finds_statistics:
+        _warn_of_meetings(made, batch, variables, are_means)
     return made
+
+
+def _warn_of_meetings(
+    segments: Segments, batch: Batch, variables: Sequence[Union[tf.Tensor, tf.Variable]], are_means: bool
+) -> None:
+    """Warn of operations that look across examples and are no barriers."""
+    unknown = segments.graph.trace.unknown
+    if not unknown and batch.is_dense:
+        handled = [var for var in variables if hasattr(var, "handle")]
+        specs = {id(var.handle): tf.TensorSpec(var.shape, var.dtype.base_dtype) for var in handled}
+        unknown, failure = trial_of_examples(segments.graph, specs, are_means)
+        if failure is not None:
+            _check.warn(
+                "It can't be checked whether operations look across the examples of each micro-batch: a trial on two "
+                f"made-up examples failed. The step is that of the full batch if none does. Received: {failure}",
+            )
+    if unknown:
+        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.")
 
 
 def whole_call(
@@ -698,18 +742,26 @@ def whole_call(
     return outputs, linked[len(floats) :]
 
 
+NOT_BATCHED = (
+    "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: leave out "
+    "`whole_batch`, or return one entry for each example."
+)
+
+
+def _require_examples(output: tf.Tensor) -> None:
+    """Raise unless the first axis of an output of the trace, where the number of examples is unknown, is unknown."""
+    if output.shape.rank == 0 or (output.shape.rank and output.shape.as_list()[0] is not None):
+        raise ValueError(f"{NOT_BATCHED} Received: {output!r}.")
+
+
 def _with_examples(tensor: tf.Tensor, count: Size) -> tf.Tensor:
     """Return an output, and raise, or let the graph raise, unless its first axis is the batch."""
-    message = (
-        "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: leave out "
-        "`whole_batch`, or return one entry for each example."
-    )
     static_size = tensor.shape[0] if tensor.shape.rank else None
     static_size = getattr(static_size, "value", static_size)  # a `Dimension` in a static graph of TF 1.15
     if tensor.shape.rank == 0 or (isinstance(count, int) and static_size not in (None, count)):
-        raise ValueError(f"{message} Received: {tensor!r}.")
+        raise ValueError(f"{NOT_BATCHED} Received: {tensor!r}.")
     if static_size is not None and isinstance(count, int):
         return tensor
-    check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, message=message)
+    check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, message=NOT_BATCHED)
     with tf.control_dependencies([] if check is None else [check]):
         return tf.identity(tensor)

@@ -203,6 +203,7 @@ class Trace(NamedTuple):
       inputs: of the arguments, one tensor each.
       share, position, total, seed: as in `Marks`.
       draws: how many operations draw.
+      other_draws: names of those whose numbers differ with the size of micro-batches.
       outputs: of the results.
       cotangents: placeholders for the gradients by the outputs, None where there is none.
       losses: list of `LossMark`.
@@ -223,6 +224,7 @@ class Trace(NamedTuple):
     total: Key
     seed: Key
     draws: int
+    other_draws: List[str]
     outputs: List[Key]
     cotangents: List[Optional[Key]]
     losses: List[LossMark]
@@ -352,6 +354,7 @@ def _read(
         marks.total.name,
         marks.seed.name,
         marks.draws.number,
+        marks.draws.others,
         _names(outputs),
         [_name(one) for one in of_outputs],
         [LossMark(v.name, is_sum, _name(one)) for (v, is_sum), one in zip(marks.losses, of_losses)],
@@ -390,7 +393,6 @@ def _any_length(tensor: tf.Tensor) -> Union[tf.TensorShape, Sequence[Optional[in
 # Barriers that nobody has marked
 
 
-SQUARES = {"Square", "Pow", "Mul", "SquaredDifference"}
 PASSING = ("Identity", "StopGradient")
 REDUCTIONS = {"Mean", "Sum", "Max", "Min", "Prod", "All", "Any"}
 SIZES = {"Shape", "ShapeN", "Size", "Rank"}
@@ -559,7 +561,7 @@ class FoundStatistics:
         if op.type != "Mean" or axes is None:
             return None
         squares = op.inputs[0].op
-        if squares.type not in SQUARES or (
+        if squares.type not in _tf.graph_parts.SQUARES or (
             squares.type == "Pow" and _tf.variables.known_value(squares.inputs[1]) != 2.0
         ):
             return None

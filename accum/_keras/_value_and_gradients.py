@@ -115,7 +115,15 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable]) ->
         task._replace(function=functools.partial(_tf.graphs.touched_by_autograph, task.function)), data
     )
     compiled, finds = _tf.graphs.is_compiled_by_xla_here(), "batch_norm" in task.barriers
-    segments = segments_of(whole.traced, whole.batch, variables, task.recompute, finds, compiled=compiled)
+    segments = segments_of(
+        whole.traced,
+        whole.batch,
+        variables,
+        task.recompute,
+        finds,
+        compiled=compiled,
+        are_means=task.loss is None,
+    )
     _warn_of_moved(segments.graph)
 
     def loss() -> tf.Tensor:

@@ -88,6 +88,14 @@ def import_part(
     return tf.graph_util.import_graph_def(part, input_map=feeds, return_elements=list(fetches), name="segment")
 
 
+def plain_session() -> Any:
+    """Return a session on the host, for the current graph, which is computed as it is written."""
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)
+    config.graph_options.optimizer_options.opt_level = -1
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return tf.compat.v1.Session(config=config)
+
+
 def captured(tensor: Any) -> Any:
     """Return a tensor of an outer graph, or an eager one, as a tensor of the current graph, a function's."""
     graph = tf.compat.v1.get_default_graph()
@@ -120,6 +128,8 @@ REPEATABLE = {
     "CudnnRNNBackpropV3",
 }
 """Stateful operations that compute the same when they run again."""
+
+SQUARES = {"Square", "Pow", "Mul", "SquaredDifference"}
 
 LOOPS = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
 CALLS = LOOPS | {"PartitionedCall", "StatefulPartitionedCall"}
@@ -159,34 +169,42 @@ class Library:
         return names
 
     def normalizes(self, proto: Any) -> bool:
-        """Whether the functions that an operation calls normalise by the statistics of their first axis."""
+        """Whether the functions that an operation calls normalise, or may do so, by statistics of their first axis."""
         functions = [self._functions.get(name) for name in functions_of(proto)]
         bodies = [list(function.node_def) for function in functions if function is not None]
-        return any(_normalizes(body) or any(map(self.normalizes, body)) for body in bodies)
+        return any(_normalizes(body, proto.op in LOOPS) or any(map(self.normalizes, body)) for body in bodies)
 
     def _within(self, name: str) -> Set[str]:
         if name not in self._ops_of:
             self._ops_of[name] = set()
             for node in getattr(self._functions.get(name), "node_def", ()):
                 is_draw = node.op in STATEFUL_DRAWS or (node.op.startswith("Stateful") and node.op not in CALLS)
-                if is_draw or is_assignment(node.op):
+                if is_draw or is_assignment(node.op) or node.op in ("PyFunc", "EagerPyFunc"):
                     self._ops_of[name].add(node.op)
                 for inner in functions_of(node):
                     self._ops_of[name] |= self._within(inner)
         return self._ops_of[name]
 
 
-def _normalizes(body: Sequence[Any]) -> bool:
-    """Whether operations of a function compute a variance over the first axis."""
+def _normalizes(body: Sequence[Any], is_loop: bool) -> bool:
+    """Whether operations of a function compute a variance over the first axis.
+
+    An axis that is counted from the last may be the first one. A function, but no loop, can be traced in another way.
+    """
     nodes = {node.name: node for node in body}
 
     def is_over_first(node: Any) -> bool:
         axes = nodes.get(node.input[1].split(":")[0])
-        return axes is not None and axes.op == "Const" and 0 in tf.make_ndarray(axes.attr["value"].tensor)
+        if axes is None or axes.op != "Const":
+            return False
+        numbers = tf.make_ndarray(axes.attr["value"].tensor)
+        return 0 in numbers or (not is_loop and bool((numbers < -1).any()))
 
     def is_variance(node: Any) -> bool:
         source = nodes.get(node.input[0].split(":")[0]) if node.op == "Mean" else None
-        return source is not None and source.op in ("SquaredDifference", "Square") and is_over_first(node)
+        if source is None or source.op not in SQUARES or (source.op == "Mul" and source.input[0] != source.input[1]):
+            return False
+        return is_over_first(node)
 
     def is_fused(node: Any) -> bool:
         if node.op not in FUSED_BATCH_NORMS or not node.attr["is_training"].b:

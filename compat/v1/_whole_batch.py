@@ -84,7 +84,15 @@ class _StaticCall:
             marks.sources += handles
             return self._imported(part, feeds, outputs)
 
-        segments = segments_of(function, self._whole.batch, [], self._task.recompute, finds, receive=self._receive)
+        segments = segments_of(
+            function,
+            self._whole.batch,
+            [],
+            self._task.recompute,
+            finds,
+            receive=self._receive,
+            are_means=self._task.loss is None,
+        )
         results, _ = whole_call(segments, self._whole.batch, self._task.size, values + handles, [])
         if finds and self._averages:
             raise ValueError(

@@ -1,0 +1,178 @@
+"""With `whole_batch`, operations in which examples meet are named, whatever they are, and no others (law L19).
+
+The oracle is plain Keras on the whole batch: the step differs from it where the warning comes, and only there.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3, TF_VERSION
+
+import accum
+
+pytestmark = [pytest.mark.keras_api, pytest.mark.law("L19"), pytest.mark.per_version]
+
+layers = tf.keras.layers
+COUNT, TIMES, FEATURES, SIZE = 8, 6, 4, 4
+RANDOM = np.random.RandomState(3)
+X = (RANDOM.normal(size=(COUNT, TIMES, FEATURES)) * np.linspace(0.3, 2.0, COUNT)[:, None, None]).astype("float32")
+Y = RANDOM.normal(size=(COUNT, 2)).astype("float32")
+
+
+def attention_between_examples(hidden):
+    flat = tf.reshape(hidden, [-1, TIMES * FEATURES])
+    return hidden * (1.0 + tf.reduce_sum(tf.nn.softmax(tf.matmul(flat, flat, transpose_b=True)) ** 2, 1)[:, None, None])
+
+
+@tf.function
+def by_the_largest(hidden):
+    return hidden / (3.0 + tf.reduce_max(hidden, axis=0))
+
+
+MEETING = {
+    "softmax": lambda hidden: tf.nn.softmax(hidden, axis=0),
+    "attention": attention_between_examples,
+    "einsum": lambda hidden: hidden * tf.reduce_sum(tf.einsum("btf,ctf->bc", hidden, hidden) ** 2, 1)[:, None, None],
+    "gram matrix": lambda hidden: tf.tensordot(hidden, tf.tensordot(hidden, hidden, [[0, 1], [0, 1]]), 1) / 100.0,
+    "rolled": lambda hidden: 0.7 * hidden + 0.3 * tf.roll(hidden, 1, axis=0),
+    "reversed": lambda hidden: 0.7 * hidden + 0.3 * hidden[::-1],
+    "summed up": lambda hidden: tf.cumsum(hidden, axis=0),
+    "sorted": lambda hidden: tf.sort(hidden, axis=0),
+    "norm": lambda hidden: hidden / tf.math.reduce_euclidean_norm(hidden, axis=0),
+    "number of examples": lambda hidden: hidden / tf.cast(tf.shape(hidden)[0], tf.float32),
+    "largest one": lambda hidden: hidden * tf.cast(tf.argmax(hidden, axis=0), tf.float32),
+    "in a function": by_the_largest,
+}
+
+
+def net(function, **last):
+    inputs = tf.keras.Input((TIMES, FEATURES))
+    hidden = layers.BatchNormalization()(layers.Dense(FEATURES)(inputs))
+    hidden = layers.Lambda(function)(hidden) if not isinstance(function, layers.Layer) else function(hidden)
+    return tf.keras.Model(inputs, layers.Dense(2, **last)(layers.Flatten()(hidden)))
+
+
+def trained(made, is_ours, run_eagerly=False):
+    """Train for one step. Returns the weights, and the warnings of operations in which examples meet."""
+    random = np.random.RandomState(1)
+    made.set_weights([random.uniform(0.5, 1.5, w.shape) if w.ndim == 1 else w for w in made.get_weights()])
+    if is_ours:
+        made = accum.GradientAccumulateModel.from_model(made, micro_batch_size=SIZE, whole_batch="all")
+    made.compile(tf.keras.optimizers.SGD(0.05), "mse", run_eagerly=run_eagerly)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made.fit(X, Y, batch_size=COUNT, shuffle=False, verbose=0)
+    said = [str(warning.message) for warning in caught]
+    return made.get_weights(), [text for text in said if "across the examples of each micro-batch" in text]
+
+
+def both(make):
+    """(Our weights, those of plain Keras, what was said)."""
+    plain = make()
+    ours = make()
+    ours.set_weights(plain.get_weights())
+    weights, said = trained(ours, True)
+    return weights, trained(plain, False)[0], said
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_operations_in_which_examples_meet_are_named(name):
+    ours, plain, said = both(lambda: net(MEETING[name]))
+    assert len(said) == 1 and "Received: ['" in said[0] and "trial" not in said[0]
+    assert max(np.abs(one - other).max() for one, other in zip(ours, plain)) > 1e-4
+
+
+class Halved(layers.Layer):
+    """A convolution by blocks that stand beside each other in the batch axis for a while."""
+
+    def call(self, inputs):
+        blocks = tf.space_to_batch_nd(inputs[..., None], [2, 2], [[0, 0], [0, 0]])
+        return tf.batch_to_space(tf.tanh(blocks), [2, 2], [[0, 0], [0, 0]])[..., 0]
+
+
+APART = {
+    "elementwise": lambda: tf.nn.relu,
+    "softmax": lambda: tf.nn.softmax,
+    "time first": lambda: lambda hidden: tf.transpose(tf.cumsum(tf.transpose(hidden, [1, 0, 2]), axis=0), [1, 0, 2]),
+    "flat": lambda: lambda hidden: tf.reshape(tf.tanh(tf.reshape(hidden, [-1, FEATURES])), [-1, TIMES, FEATURES]),
+    "loop": lambda: lambda hidden: tf.map_fn(lambda one: one / (4.0 + tf.reduce_max(one, axis=0)), hidden),
+    "rows by number": lambda: lambda hidden: hidden
+    + tf.gather_nd(hidden, tf.stack([tf.range(tf.shape(hidden)[0]), tf.ones_like(hidden[:, 0, 0], tf.int32)], 1))[
+        :, None
+    ],
+    "blocks": Halved,
+    "layer normalisation": layers.LayerNormalization,
+    "convolution": lambda: layers.Conv1D(3, 2, dilation_rate=2),
+    "recurrent": lambda: layers.LSTM(3, return_sequences=True),
+    "distributed": lambda: layers.TimeDistributed(layers.Dense(3)),
+}
+if TF_VERSION >= (2, 5):
+    APART["attention"] = lambda: Attends()
+
+
+class Attends(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(2, 3) if TF_VERSION >= (2, 5) else None
+
+    def build(self, shape):
+        if IS_KERAS_3:
+            self.attention.build(shape, shape)
+        super().build(shape)
+
+    def call(self, inputs):
+        return self.attention(inputs, inputs)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_operations_within_an_example_are_not_named(name):
+    ours, plain, said = both(lambda: net(APART[name]()))
+    assert not said
+    for one, other in zip(ours, plain):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_a_layer_that_begins_with_zeros_hides_nothing():
+    weights, _, said = both(lambda: net(MEETING["softmax"], kernel_initializer="zeros"))
+    assert len(weights) == 8 and len(said) == 1
+
+
+@pytest.mark.parametrize("groups", [[4, -1], [-1, 4], [-1, 2]])
+def test_what_can_not_be_tried_is_told(groups):
+    """Groups of examples, which the made-up ones do not fill."""
+
+    def function(hidden):
+        grouped = tf.reshape(hidden, groups + [TIMES, FEATURES])
+        return tf.reshape(tf.cumsum(grouped, axis=1 - groups.index(-1)), [-1, TIMES, FEATURES])
+
+    _, _, said = both(lambda: net(function))
+    assert len(said) == 1 and "It can't be checked" in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_the_trial_changes_nothing(run_eagerly):
+    """Neither weights nor moving statistics nor random numbers."""
+
+    def one():
+        tf.random.set_seed(4)
+        inputs = tf.keras.Input((TIMES, FEATURES))
+        hidden = layers.Dropout(0.5, seed=1)(layers.BatchNormalization()(layers.Dense(FEATURES)(inputs)))
+        return tf.keras.Model(inputs, layers.Dense(2)(layers.Flatten()(hidden)))
+
+    from accum._engine import _segments
+
+    first = one()
+    start = first.get_weights()
+    tried, _ = trained(first, True, run_eagerly)
+    own, _segments._warn_of_meetings = _segments._warn_of_meetings, lambda *args: None
+    try:
+        second = one()
+        second.set_weights(start)
+        untried, _ = trained(second, True, run_eagerly)
+    finally:
+        _segments._warn_of_meetings = own
+    for mine, other in zip(tried, untried):
+        np.testing.assert_array_equal(mine, other)
