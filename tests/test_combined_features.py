@@ -47,9 +47,9 @@ class MeanOverMask(tf.keras.Model):
 
 def linear(cls=tf.keras.Model):
     inputs = tf.keras.Input((3,))
-    outputs = layers.Dense(1, use_bias=False)(inputs)
-    model = cls(inputs, outputs)
-    model.set_weights([KERNEL])
+    last = layers.Dense(1, use_bias=False)
+    model = cls(inputs, last(inputs))
+    last.set_weights([KERNEL])
     return model
 
 
@@ -228,3 +228,244 @@ def test_other_losses_are_not_warned_of(cls, loss, options):
     model = accum.GradientAccumulateModel.from_model(linear(cls), accum_steps=1, micro_batch_size=2, **options)
     model.compile(tf.keras.optimizers.SGD(0.01), summed() if loss == "sum" else loss)
     assert warned(model) == []
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Code of the user's that a step over micro-batches runs several times, or once
+
+
+def said_in_fit(model, words, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = model.fit(X, Y, **dict({"batch_size": 10, "shuffle": False, "verbose": 0}, **options)).history
+    return [str(warning.message) for warning in caught if words in str(warning.message)], history
+
+
+class Anneals(tf.keras.Model):
+    """Counts its calls in a variable that no Keras 3 tracks, alone or in a list."""
+
+    def __init__(self, in_list=False):
+        super().__init__()
+        self.dense = layers.Dense(1)
+        calls = tf.Variable(0.0, trainable=False, name="calls")
+        self.calls = [calls] if in_list else calls
+
+    def call(self, inputs):
+        calls = self.calls[0] if isinstance(self.calls, (list, tuple)) else self.calls
+        calls.assign_add(tf.reduce_mean(tf.ones_like(inputs)))
+        return tf.minimum(1.0, calls / 100.0) * self.dense(inputs)
+
+
+@pytest.mark.parametrize("in_list", [False, True])
+@pytest.mark.parametrize(
+    "options", [{"micro_batch_size": 2}, {"accum_steps": 2}, {"micro_batch_size": 2, "whole_batch": "loss"}]
+)
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_plain_variable_that_each_micro_batch_changes_is_named(options, in_list, run_eagerly):
+    own = Anneals(in_list)
+    own(X[:2])
+    model = accum.GradientAccumulateModel.from_model(own, **options)
+    model.compile(tf.keras.optimizers.SGD(RATE), "mse", run_eagerly=run_eagerly)
+    messages, _ = said_in_fit(model, "changes variables once per micro-batch")
+    assert messages and "calls" in messages[0]
+
+
+class LogsScore(tf.keras.Model):
+    """Logs a number that it computes from results of metrics, as F1 from precision and recall."""
+
+    how = "derived"
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.one, self.other = tf.keras.metrics.Mean(name="one"), tf.keras.metrics.MeanAbsoluteError(name="other")
+
+    @property
+    def metrics(self):
+        return [self.one, self.other]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = tf.reduce_mean((outputs - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.one.update_state(y)
+        self.other.update_state(y, outputs)
+        one, other = self.one.result(), self.other.result()
+        derived = {"score": 2.0 * one * other / (one + other + 3.0), "loss": loss, "one": one}
+        if self.how == "python":
+            return {"score": float(one) / (float(other) + 3.0), "loss": loss}
+        return derived if self.how == "derived" else {"one": one, "other": other, "loss": loss}
+
+
+@pytest.mark.law("L8")
+@pytest.mark.parametrize("run_eagerly, how", [(False, "derived"), (True, "derived"), (True, "python")])
+def test_logs_that_are_computed_from_results_are_named(run_eagerly, how):
+    model = accum.GradientAccumulateModel.from_model(linear(LogsScore), micro_batch_size=2)
+    model.how = how
+    model.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=run_eagerly)
+    messages, history = said_in_fit(model, "averaged over micro-batches")
+    assert messages and "score" in messages[0]
+    plain = linear(LogsScore)
+    plain.how = how
+    plain.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=True)
+    assert abs(said_in_fit(plain, "")[1]["score"][0] - history["score"][0]) > 1e-3
+    model.how = "results"
+    model.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=run_eagerly)
+    assert not said_in_fit(model, "averaged over micro-batches")[0]
+
+
+class AddsUp(LogsScore):
+    """Adds up its loss, a mean over examples, or the sum over them."""
+
+    how = "mean"
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.one = tf.keras.metrics.Sum(name="one")
+
+    def train_step(self, data):
+        x, y = data
+        outputs = self(x, training=True)
+        losses = tf.reduce_sum((outputs - y) ** 2, axis=-1)
+        self.optimizer.apply_gradients([(tf.zeros_like(KERNEL), self.trainable_variables[0])])
+        self.one.update_state(tf.reduce_mean(losses) if self.how == "mean" else losses)
+        return {"one": self.one.result()}
+
+
+@pytest.mark.law("L8")
+def test_a_metric_that_adds_up_one_number_for_each_micro_batch_is_named():
+    def one(how, declared=False, **options):
+        model = accum.GradientAccumulateModel.from_model(linear(AddsUp), accum_steps=1, **options)
+        model.how = how
+        if declared:
+            model.one.looks_across_examples = False
+        model.compile(tf.keras.optimizers.SGD(RATE))
+        return said_in_fit(model, "is updated once for each micro-batch")
+
+    (message,), history = one("mean", micro_batch_size=2)
+    assert "'one'" in message
+    assert history["one"][0] > 2.0 * one("mean")[1]["one"][0]
+    assert not one("mean", True, micro_batch_size=2)[0]
+    messages, history = one("sum", micro_batch_size=2)
+    assert not messages
+    np.testing.assert_allclose(history["one"], one("sum")[1]["one"], rtol=2e-6)
+
+
+class OfBatch(tf.keras.Model):
+    """A model whose call does something that `whole_batch` has to know of."""
+
+    does = ""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+        self.table = tf.Variable(np.ones((4, 3), "float32"), trainable=False, name="table")
+        self.scale = 0.0
+
+    def call(self, inputs, training=False):
+        outputs = self.dense(inputs)
+        if self.does == "function":
+            outputs = normalized(outputs)
+        if self.does == "table":
+            self.table.assign(0.5 * tf.convert_to_tensor(self.table))
+            outputs += tf.gather(self.table, tf.cast(inputs[:, 0] > 0.0, tf.int32))
+        if self.does == "python":
+            outputs *= tf.map_fn(lambda row: row + tf.numpy_function(draw, [], tf.float32), outputs)
+        if self.does == "matrix":
+            outputs = tf.matmul(outputs, outputs, transpose_a=True)
+        if self.does == "scale":
+            outputs *= self.scale
+        return outputs
+
+
+def draw():
+    return np.float32(RANDOM.uniform())
+
+
+@tf.function
+def normalized(inputs):
+    mean = tf.reduce_mean(inputs, axis=-2)
+    variance = tf.reduce_mean((inputs - mean) ** 2, axis=-2)
+    return (inputs - mean) * tf.math.rsqrt(variance + 1e-3)
+
+
+TARGETS = RANDOM.normal(size=(COUNT, 3)).astype("float32")
+
+
+def of_batch(does, is_ours=True, cls=OfBatch, whole_batch="all", run_eagerly=False, jit=None):
+    model = cls()
+    model(X[:2])
+    model.set_weights(
+        [np.linspace(-1.0, 1.0, weight.size).reshape(weight.shape).astype("float32") for weight in model.get_weights()]
+    )
+    model.does = does
+    if is_ours:
+        model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=3, whole_batch=whole_batch)
+    model.compile(tf.keras.optimizers.SGD(RATE), "mse", run_eagerly=run_eagerly)
+    return model
+
+
+@pytest.mark.law("L19")
+def test_statistics_by_any_square_in_a_function_of_the_user_s_are_those_of_the_batch():
+    ours, plain = of_batch("function"), of_batch("function", False)
+    for model in (ours, plain):
+        model.fit(X, TARGETS, batch_size=10, shuffle=False, verbose=0)
+    for mine, whole in zip(ours.get_weights(), plain.get_weights()):
+        np.testing.assert_allclose(mine, whole, rtol=0, atol=2e-5)
+    other = of_batch("function", whole_batch="loss")
+    other.fit(X, TARGETS, batch_size=10, shuffle=False, verbose=0)
+    assert np.abs(other.get_weights()[0] - plain.get_weights()[0]).max() > 1e-4
+
+
+@pytest.mark.law("L19")
+@pytest.mark.parametrize(
+    "does, words",
+    [
+        ("table", "can't assign to a variable and also look up rows of it"),
+        ("python", "calls Python, which may draw"),
+        ("matrix", "first axis of each must be the batch"),
+    ],
+)
+def test_what_a_whole_batch_can_not_compute_again_is_refused(does, words):
+    with pytest.raises(ValueError, match=words):
+        of_batch(does).fit(X, TARGETS[:, None] if does == "matrix" else TARGETS, batch_size=9, verbose=0)
+
+
+class Penalized(OfBatch):
+    """Trains on its loss and on the squares of its gradient by the weights."""
+
+    def train_step(self, data):
+        x, y = data
+        variables = self.trainable_variables
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            total = loss + tf.add_n([tf.reduce_sum(one**2) for one in inner.gradient(loss, variables)])
+        self.optimizer.apply_gradients(zip(outer.gradient(total, variables), variables))
+        return {"loss": total}
+
+
+@pytest.mark.law("L19")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_penalty_on_the_gradient_of_a_whole_batch_is_refused(run_eagerly):
+    model = of_batch("", cls=Penalized, whole_batch="loss", run_eagerly=run_eagerly)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="can't be differentiated again"):
+        model.fit(X, TARGETS, batch_size=10, verbose=0)
+    for weight, old in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(weight, old)
+
+
+@pytest.mark.law("L19")
+def test_python_in_the_call_of_a_whole_batch_is_warned_of_if_it_seems_to_run_each_time():
+    model = of_batch("scale", whole_batch="loss", run_eagerly=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for scale in (1.0, 0.0):
+            model.scale = scale
+            loss = model.train_on_batch(X, TARGETS)
+    said = [str(warning.message) for warning in caught if "runs once" in str(warning.message)]
+    assert len(said) == 1 and "`run_eagerly=True`" in said[0]
+    assert abs(np.mean(np.asarray(loss)) - np.mean(TARGETS**2)) > 1e-3  # the scale is still 1

@@ -254,10 +254,13 @@ def test_what_cannot_wait_for_the_whole_batch_is_warned_of_once(eagerly):
 
 
 @pytest.mark.per_version
-def test_no_warning_for_counts_and_what_is_declared_or_of_keras():
-    declared = Numbers(name="declared")
-    declared.looks_across_examples = False
-    assert not said(others=[declared, metrics.Sum(name="sum")])
+def test_no_warning_for_counts_and_what_is_declared_or_a_mean():
+    declared, summed = Numbers(name="declared"), metrics.Sum(name="sum")
+    for metric in (declared, summed):
+        metric.looks_across_examples = False
+    assert not said(others=[declared, summed, metrics.Mean(name="mean")])
+    (line,) = said(others=[metrics.Sum(name="sum")])
+    assert "'sum'" in line
     assert not said(ByCounts, others=[Numbers()])
 
 

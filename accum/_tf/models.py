@@ -192,6 +192,25 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
+_COUNTERS_OF_KERAS = {"_train_counter", "_test_counter", "_predict_counter", "_steps_per_execution"}
+_STATES_OF_KERAS = {"states", "_states"}  # of recurrent layers, which go on from batch to batch
+
+
+def untracked_variables(model: tf.keras.Model) -> List[tf.Variable]:
+    """Return the variables in attributes of a model and its layers that are not in `variables`, as in Keras 3."""
+    listed = {id(var) for var in model.variables}
+    found: Dict[int, tf.Variable] = {}
+    for layer in [model] + layers_of(model):
+        for name, value in vars(layer).items():
+            parts = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+            )
+            for part in parts if name not in _COUNTERS_OF_KERAS | _STATES_OF_KERAS else ():
+                if isinstance(part, tf.Variable) and id(part) not in listed:
+                    found[id(part)] = part
+    return list(found.values())
+
+
 def rank_of_input(layer: tf.keras.layers.Layer) -> Optional[int]:
     """Return the number of axes of what a layer was built for, or None if it tells none."""
     specs = [spec for spec in tf.nest.flatten(getattr(layer, "input_spec", None)) if spec is not None]

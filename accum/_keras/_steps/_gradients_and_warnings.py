@@ -311,14 +311,16 @@ class StateWatch:
 
 
 def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:
-    """Warn of variables of a model to which each micro-batch of a whole batch assigns, given their handles."""
+    """Warn of variables to which each micro-batch of a whole batch assigns, given their handles."""
     moved = {id(handle) for handle in handles}
     if moved:
-        _warn_of(model, [var for var in _candidates(model) if id(_handle_of(var)) in moved])
+        changed = [var for var in _candidates(model) if id(_handle_of(var)) in moved]
+        _warn_of(model, changed, len(moved - {id(_handle_of(var)) for var in [*_expected(model), *changed]}))
 
 
-def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable]) -> None:
+def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable], others: int = 0) -> None:
     names = sorted(_tf.variables.path_of(var) for var in changed)
+    names += [f"{others} that no attribute of the model or of a layer holds"] if others else []
     if names and names != model._accum.told_of_state:
         model._accum.told_of_state = names
         _check.warn(
@@ -331,10 +333,16 @@ def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable]) -> None:
 
 def _candidates(model: tf.keras.Model) -> List[tf.Variable]:
     """Return the variables of a model but for those of metrics, batch normalisation and random numbers."""
+    ids = {id(_tf.variables.native(var)) for var in _expected(model)}
+    variables = list(model.variables) + _tf.models.untracked_variables(model)
+    return [var for var in variables if id(_tf.variables.native(var)) not in ids]
+
+
+def _expected(model: tf.keras.Model) -> List[tf.Variable]:
+    """Return the variables of metrics, batch normalisation and random numbers."""
     expected = [var for layer in _tf.batch_norm.batch_norms_in(model) for var in layer.variables]
-    expected += [var for metric in model.metrics for var in metric.variables] + _tf.steps.seeds_of(model)
-    ids = {id(_tf.variables.native(var)) for var in expected}
-    return [var for var in model.variables if id(_tf.variables.native(var)) not in ids]
+    metrics = list(model.metrics) + _tf.steps.metrics_of_layers(model)
+    return expected + [var for metric in metrics for var in metric.variables] + _tf.steps.seeds_of(model)
 
 
 def _goes_on(optimizer: tf.keras.optimizers.Optimizer) -> bool:

@@ -109,6 +109,13 @@ def _are_observed(metric: tf.keras.metrics.Metric, value: Leaf, weights: Sequenc
     return is_whole and all(weight is None or _is_number(weight) for weight in weights)
 
 
+def is_sum_of_batch(metric: tf.keras.metrics.Metric, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> bool:
+    """Whether a metric of Keras adds up numbers, one for each call, which may be means over the examples."""
+    is_declared = getattr(metric, "looks_across_examples", None) is False
+    is_sum = isinstance(metric, tf.keras.metrics.Sum) or type(metric).__name__ == "MeanTensor"
+    return is_sum and not is_declared and len(args) == 1 and not kwargs and _is_number(args[0])
+
+
 def are_counts(args: Sequence[Nested], kwargs: Dict[str, Nested]) -> bool:
     """Whether an update is given numbers alone and one is an integer. Such numbers are counts, which add up."""
     leaves = [leaf for leaf in tf.nest.flatten((tuple(args), dict(kwargs))) if leaf is not None]
@@ -166,6 +173,8 @@ class StepMetrics:
         self._watched: List[tf.keras.metrics.Metric] = []
         # id of a value -> (itself, metric, key in its result):
         self._results: Dict[int, Tuple[Leaf, tf.keras.metrics.Metric, Optional[str]]] = {}
+        # Eagerly, what is computed from results. Nothing else is recorded:
+        self._tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
         self._updates: List[MetricUpdate] = []
         self._are_sums: List[bool] = []  # for each update
         self._entries: List[_Entry] = []
@@ -177,6 +186,8 @@ class StepMetrics:
         with contextlib.ExitStack() as self._stack:
             self._model._accum.step_metrics = self
             self._stack.callback(setattr, self._model._accum, "step_metrics", None)
+            if self._graph is None:
+                self._stack.enter_context(self._tape)
             for container in _tf.steps.containers_of(self._model):
                 self._stack.enter_context(
                     _tf.steps.when_built(container, functools.partial(self._watch_within, container))
@@ -209,6 +220,8 @@ class StepMetrics:
                 value = tf.constant(math.nan)  # it waits for its first update
             entries = value.items() if isinstance(value, dict) else [(None, value)]
             self._results.update({id(part): (part, metric, key) for key, part in entries})
+            if self._graph is None:
+                self._tape.watch([part for _, part in entries if tf.is_tensor(part) and part.dtype.is_floating])
             return value
 
         return result
@@ -224,7 +237,8 @@ class StepMetrics:
             if waiting is not None:
                 self._updates.append(waiting)
                 return None
-            if looks_across_examples(metric) and not are_counts(args, kwargs):
+            may_look_across = looks_across_examples(metric) or is_sum_of_batch(metric, args, kwargs)
+            if may_look_across and not are_counts(args, kwargs):
                 self._warn_of_parts(metric)
             if trimmed is not None:
                 args, kwargs = trimmed.reweighted(metric, args, kwargs)
@@ -286,7 +300,7 @@ class StepMetrics:
     def _warn_of_derived_values(self, logs: Any) -> None:
         """Warn of numbers that are averaged but computed from results, or that count: neither has a mean."""
         leaves = [leaf for leaf in tf.nest.flatten(logs) if tf.is_tensor(leaf) and id(leaf) not in self._results]
-        derived = [leaf for leaf in leaves if self._graph is not None and self._is_derived(leaf)]
+        derived = [leaf for leaf in leaves if self._is_derived(leaf)] or self._may_be_derived(logs)
         if derived or any(leaf.dtype.is_integer for leaf in leaves):
             _check.warn(
                 "Numbers in the logs of a train step are averaged over micro-batches, which is not exact for counts, "
@@ -295,7 +309,11 @@ class StepMetrics:
             )
 
     def _is_derived(self, leaf: Leaf) -> bool:
-        """Whether a number depends on the result of a metric, by the graph."""
+        """Whether a number depends on the result of a metric."""
+        if self._graph is None:
+            results = [part for part, _, _ in self._results.values() if tf.is_tensor(part) and part.dtype.is_floating]
+            grads = self._tape.gradient(leaf, results) if results and leaf.dtype.is_floating else []
+            return any(grad is not None for grad in grads)
         waiting: List[tf.Tensor] = [leaf]
         seen = {id(leaf)}
         while waiting:
@@ -306,6 +324,12 @@ class StepMetrics:
             seen.update(map(id, new))
             waiting.extend(new)
         return False
+
+    def _may_be_derived(self, logs: Any) -> List[float]:
+        """Return the numbers of Python in the logs, if the result of a metric is not there by itself."""
+        leaves = tf.nest.flatten(logs)
+        are_logged = {id(leaf) for leaf in leaves} >= set(self._results)
+        return [] if are_logged else [leaf for leaf in leaves if isinstance(leaf, float)]
 
     def finish(self, totals: Nested) -> Logs:
         """Give the metrics what they have waited for, and return the logs of the batch.

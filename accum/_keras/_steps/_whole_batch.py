@@ -366,6 +366,12 @@ class WholeBatchCall:
             with self._within():
                 return traced_call(model, call, batch, has_barriers, self._is_training, self._recompute)
 
+        if tf.executing_eagerly() and model._accum.is_first_time("traced eagerly"):
+            _check.warn(
+                "With `whole_batch`, the Python code of the model's `call` runs once, even with `run_eagerly=True`. "
+                "What it reads or changes in Python stays as it was then, such as an attribute that a callback sets or "
+                "a draw of NumPy: keep it in a `tf.Variable`, or call `compile` again after a change.",
+            )
         leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if not tf.is_tensor(leaf)]
         flags = [bool(layer.trainable) for layer in _tf.models.layers_of(model)]
         key = repr((_replicas.replica_number(), batch.specs(), leaves, flags, has_barriers, self._is_training))
