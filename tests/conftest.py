@@ -39,10 +39,14 @@ def is_deferred(item):
     In a file that is `weekly`, that is not so for a test with conditions of its own, unless it is marked itself.
     """
     marks = {mark.name for mark in item.iter_markers()}
-    is_marked_itself = "weekly" in {mark.name for mark in item.own_markers}
-    is_alike = is_marked_itself or not marks & {"every_merge", "skip", "skipif", "xfail"}
+    is_alike = is_weekly_itself(item) or not marks & {"every_merge", "skip", "skipif", "xfail"}
     is_listed = any(part in item.nodeid for part in exceptions.parts())
     return "weekly" in marks and bool(marks & {"per_version", "slow"}) and is_alike and not is_listed
+
+
+def is_weekly_itself(item):
+    """Return whether a test is marked as `weekly`, and not its file."""
+    return "weekly" in {mark.name for mark in item.own_markers}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` leave out any
@@ -68,6 +72,7 @@ def pytest_runtest_makereport(item, call):
         and exceptions.TF_VERSION == (2, 15)
         and not exceptions.IS_WINE
         and item.get_closest_marker("deferred")
+        and not is_weekly_itself(item)
     ):
         report.outcome = "failed"
         report.longrepr = "It is skipped on TensorFlow 2.15, so it differs between versions: mark it `every_merge`."

@@ -25,10 +25,9 @@ from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._micro_batches import Batch, Size
 from accum._keras._model._options_and_state import WHOLE_BATCH
-from accum._keras._steps._draws_of_batch import counters_of
 from accum._keras._steps._gradients_and_warnings import warn_of_batch_norms, warn_of_unlike_losses
 from accum._keras._steps._measured_size import REACH, Peaks, chosen_size, evened, next_size
-from accum._keras._steps._split_step import SplitStep
+from accum._keras._steps._split_step_and_draws import SplitStep, counters_of
 from accum._tf import Data, Gauge, Leaf, Logs, Nested, PerReplica, tf
 
 MIB = 2**20

@@ -9,7 +9,7 @@ from accum._engine._draws import Chosen
 from accum._engine._micro_batches import Index, Size, as_tensor
 from accum._engine._token_budget import Sequences, TokenBatches
 from accum._keras._steps._sequence_lengths import sequences_of
-from accum._keras._steps._split_step import SplitStep
+from accum._keras._steps._split_step_and_draws import SplitStep
 from accum._keras._steps._trimmed_time import TrimmedTime, check_batch_norms, probe
 from accum._tf import Data, Leaf, Nested, tf
 

@@ -16,7 +16,6 @@ from accum._engine._micro_batches import Size
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
-from accum._keras._steps._draws_of_batch import BatchDraws
 from accum._keras._steps._gradients_and_warnings import (
     Collector,
     StateWatch,
@@ -25,7 +24,7 @@ from accum._keras._steps._gradients_and_warnings import (
     warn_of_sums_in_batch,
     warn_of_unlike_losses,
 )
-from accum._keras._steps._split_step import SplitStep
+from accum._keras._steps._split_step_and_draws import BatchDraws, SplitStep
 from accum._keras._steps._token_step import TokenStep
 from accum._keras._steps._whole_batch import WholeBatchStep
 from accum._tf import Data, Logs, Nested, Scalar, tf

@@ -20,10 +20,9 @@ from accum._engine._trace_and_barriers import Marks, Unrepeatable, is_differenti
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
-from accum._keras._steps._draws_of_batch import BatchDraws
 from accum._keras._steps._gradients_and_warnings import Collector, warn_of_batch_norms, warn_of_moved
 from accum._keras._steps._losses_over_replicas import ReplicaLosses
-from accum._keras._steps._split_step import SplitStep
+from accum._keras._steps._split_step_and_draws import BatchDraws, SplitStep
 from accum._tf import Data, Leaf, Logs, Nested, Scalar, Wait, tf
 
 # --------------------------------------------------------------------------------------------------------------------
