@@ -47,7 +47,7 @@ from accum._engine._micro_batches import (
     SlicesSum,
     Sum,
 )
-from accum._engine._replicas import sum_of_group
+from accum._engine._replicas import replica_number, sum_of_group
 from accum._engine._statistics import Moments, over_replicas
 from accum._engine._trace_and_barriers import (
     FoundStatistics,
@@ -682,7 +682,8 @@ def _warn_of_meetings(
 ) -> None:
     """Warn of operations that look across examples and are no barriers."""
     unknown = segments.graph.trace.unknown
-    if not unknown and batch.is_dense:
+    is_first = replica_number() == 0  # the others compute the same
+    if not unknown and batch.is_dense and is_first:
         handled = [var for var in variables if hasattr(var, "handle")]
         specs = {id(var.handle): tf.TensorSpec(var.shape, var.dtype.base_dtype) for var in handled}
         unknown, failure = trial_of_examples(segments.graph, specs, are_means)
