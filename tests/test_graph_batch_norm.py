@@ -196,6 +196,49 @@ def test_training_as_a_tensor_under_the_control_flow_of_tf_1(is_fused):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+@pytest.mark.law("L13")
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("taken", ["at once", "one by one"])
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+def test_each_use_of_a_layer_moves_the_averages_in_turn(use_resource, taken, tmp_path):
+    (full, _), parts = cycles(2, (5,))
+    other_full, other_parts = 0.5 * full - 2.0, [0.5 * part - 2.0 for part in parts]
+
+    def session_after(batches, path, save):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x, y = [tf1.placeholder(tf.float32, [None, 5]) for _ in range(2)]
+            with tf1.variable_scope("net", use_resource=use_resource):
+                outputs = [
+                    tf_layer(one, fused=False, name="norm", reuse=reuse) for one, reuse in ((x, False), (y, True))
+                ]
+            loss = tf.add_n([tf.reduce_mean(tf.square(one - 1.0)) for one in outputs])
+            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), len(RAGGED))
+            update_ops = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+            assert len(update_ops) == 4
+            for ops in [update_ops] if taken == "at once" else [update_ops[:2], update_ops[2:]]:
+                assert len(optimizer.accumulate_update_ops(ops)) == len(ops)
+            train_op, saver = optimizer.minimize(loss), tf1.train.Saver()
+            session.run(tf1.global_variables_initializer())
+            if not save:
+                saver.restore(session, path)
+            for one, other in batches:
+                session.run(train_op, {x: one, y: other})
+            if save:
+                saver.save(session, path)
+            return session.run([var for var in tf1.global_variables() if "moving_" in var.op.name])
+
+    pairs, path = list(zip(parts, other_parts))[: len(RAGGED)], str(tmp_path / "in the middle")
+    session_after(pairs[:2], path, True)
+    ours = session_after(pairs[2:], path, False)
+    for value, statistic, start in zip(ours, (np.mean, np.var), (0.0, 1.0)):
+        moved = start * np.ones(5)
+        for batch in (full, other_full):
+            moved = MOMENTUM * moved + (1.0 - MOMENTUM) * statistic(batch.astype("float64"), axis=0)
+        np.testing.assert_allclose(value, moved, rtol=0, atol=2e-6)
+        once = MOMENTUM * start + (1.0 - MOMENTUM) * statistic(full.astype("float64"), axis=0)
+        assert np.abs(moved - once).max() > 0.1
+
+
 @contextlib.contextmanager
 def control_flow_of_tf_1():
     was_enabled = tf1.control_flow_v2_enabled()

@@ -6,7 +6,13 @@ from accum._engine._cycle import Cycle
 from accum._tf import tf
 from accum.compat.v1._engine_adapter import GraphAdapter
 from accum.compat.v1._moving_statistics import MovingStatistics
-from accum.compat.v1._update_ops import averages_elsewhere, averages_in_conditionals, read_averages, still
+from accum.compat.v1._update_ops import (
+    Average,
+    averages_elsewhere,
+    averages_in_conditionals,
+    read_averages,
+    still,
+)
 
 OTHERS_STAY = (
     "Pass only the other ops as `update_ops`; these then stay in UPDATE_OPS, and take effect whenever they are run."
@@ -46,12 +52,23 @@ def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphA
     averages = read_averages(taken, OTHERS_STAY)
     if update_ops is None:
         _require_no_others(tf.compat.v1.get_default_graph(), collection)
-    cycle.listeners += [MovingStatistics(mean, variance, adapter) for mean, variance in averages]
+    for mean, variance in averages:
+        _statistics_of(mean, cycle, adapter).add(mean, variance)
     adapter.gathered, adapter.state = adapter.gathered + adapter.state, []
     collection[:] = [left for left in collection if not any(left is update_op for update_op in taken)]
     with tf.control_dependencies(None):
         still(averages)
     return taken
+
+
+def _statistics_of(mean: Average, cycle: Cycle, adapter: GraphAdapter) -> MovingStatistics:
+    """Return the listener for the layer that updates the average `mean`, one for all calls of the layer."""
+    for listener in cycle.listeners:
+        if isinstance(listener, MovingStatistics) and listener.is_of(mean):
+            return listener
+    made = MovingStatistics(adapter)
+    cycle.listeners.append(made)
+    return made
 
 
 def _require_no_others(graph: tf.Graph, update_ops: Sequence[Any]) -> None:

@@ -1,6 +1,6 @@
 """The moving statistics of one batch normalisation layer, which follow the cycle (law L13)."""
 
-from typing import Any, List, Union
+from typing import Any, List, NamedTuple, Union
 
 from accum._engine._interfaces import CycleListener, OptimizerAdapter
 from accum._engine._statistics import Moments, pooled, so_far, with_bessel, without_bessel
@@ -8,40 +8,70 @@ from accum._tf import tf
 from accum.compat.v1._update_ops import Average
 
 
+class Use(NamedTuple):
+    """One call of a layer: the averages that it updates, and the variables for its moments over a cycle."""
+
+    mean: Average
+    variance: Average
+    total: Moments
+
+    @property
+    def here(self) -> Moments:
+        """The moments of the current micro-batch."""
+        return moments_of(self.mean, self.variance)
+
+    @property
+    def stored(self) -> Moments:
+        return Moments(*[var.read_value() for var in self.total])
+
+
 class MovingStatistics(CycleListener):
     """Accumulate the moments of one layer over the micro-batches of a cycle, and update its moving averages.
 
+    A layer that is called several times in a graph has moments for each call. Each moves the averages, in order.
+
     Args:
-      mean, variance: the `Average`s of one layer.
       adapter: an `OptimizerAdapter`, which creates the variables, colocated with the averages.
     """
 
-    def __init__(self, mean: Average, variance: Average, adapter: OptimizerAdapter) -> None:
-        self._mean = mean
-        self._variance = variance
-        self._total = Moments(
-            count=adapter.buffer(mean.var, "accum_count", tf.TensorShape([]), mean.var.dtype.base_dtype),
-            mean=adapter.buffer(mean.var, "accum", mean.var.shape, mean.var.dtype.base_dtype),
-            variance=adapter.buffer(variance.var, "accum", variance.var.shape, variance.var.dtype.base_dtype),
+    def __init__(self, adapter: OptimizerAdapter) -> None:
+        self._adapter = adapter
+        self._uses: List[Use] = []
+
+    def is_of(self, mean: Average) -> bool:
+        """Whether these are the statistics of the layer that updates the average `mean`."""
+        return any(use.mean.var is mean.var for use in self._uses)
+
+    def add(self, mean: Average, variance: Average) -> None:
+        """Add a call of the layer, from the `Average`s that it updates."""
+        number = f"_{len(self._uses)}" if self._uses else ""
+
+        def buffer(average: Average, name: str, shape: tf.TensorShape) -> tf.Variable:
+            return self._adapter.buffer(average.var, name + number, shape, average.var.dtype.base_dtype)
+
+        total = Moments(
+            count=buffer(mean, "accum_count", tf.TensorShape([])),
+            mean=buffer(mean, "accum", mean.var.shape),
+            variance=buffer(variance, "accum", variance.var.shape),
         )
+        self._uses.append(Use(mean, variance, total))
 
     def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
-        whole = pooled(so_far(self._stored(), is_first), self._here())
-        with tf.control_dependencies(list(whole)):
-            return tf.group(*[var.assign(value, read_value=False) for var, value in zip(self._total, whole)])
+        return tf.group(*[_keep(use, is_first) for use in self._uses])
 
     def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
-        whole = so_far(self._stored(), is_first)
-        if has_latest:
-            whole = pooled(whole, self._here())
-        return tf.group(*moves(self._mean, self._variance, whole))
+        done: List[tf.Operation] = []
+        for use in self._uses:
+            with tf.control_dependencies(done):
+                whole = so_far(use.stored, is_first)
+                done = moves(use.mean, use.variance, pooled(whole, use.here) if has_latest else whole)
+        return tf.group(*done)
 
-    def _here(self) -> Moments:
-        """Return the moments of the current micro-batch."""
-        return moments_of(self._mean, self._variance)
 
-    def _stored(self) -> Moments:
-        return Moments(*[var.read_value() for var in self._total])
+def _keep(use: Use, is_first: Union[bool, tf.Tensor]) -> tf.Operation:
+    whole = pooled(so_far(use.stored, is_first), use.here)
+    with tf.control_dependencies(list(whole)):
+        return tf.group(*[var.assign(value, read_value=False) for var, value in zip(use.total, whole)])
 
 
 def moments_of(mean: Average, variance: Average) -> Moments:
