@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -301,4 +302,76 @@ def test_counts_of_the_whole_batch_are_exact_through_value_and_gradients(size):
         data = (model.ids, model.mask, model.labels, model.masked, tf.cast(model.sentences, tf.float32))
         _, pairs = accum.compat.v1.value_and_gradients(loss, data, model.variables, size)
         ours = model.train(momentum().apply_gradients(pairs), FULL)
+    assert_equal(ours, plain())
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Several train ops of one optimizer
+
+
+@pytest.mark.law("L2")
+def test_two_train_ops_share_the_accumulators_of_each_loss():
+    with tf.Graph().as_default(), tf1.Session() as session:
+        model = Pretraining()
+        optimizer, losses, counts = accumulating(model)
+        train_ops = [optimizer.minimize(losses, weight=counts) for _ in range(2)]
+        session.run(tf1.global_variables_initializer())
+        for number, batch in enumerate(MICRO):
+            session.run(train_ops[number % 2], model.feed(batch))
+        ours = session.run(model.variables)
+    assert_equal(ours, plain())
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("other", ["one loss", "three losses", "another variable", "gradients of one"])
+def test_a_train_op_of_other_losses_is_refused(other):
+    """Its sums would be divided by the counts of the first train op, or would not be kept at all."""
+    with tf.Graph().as_default():
+        model = Pretraining()
+        optimizer, losses, counts = accumulating(model)
+        losses = losses[::-1]  # the second one does not depend on the head
+        optimizer.minimize(losses, weight=counts[::-1])
+        with pytest.raises(ValueError, match="pass as many losses to each.*AccumOptimizer. for each train op"):
+            if other == "one loss":
+                optimizer.minimize(model.words)
+            elif other == "three losses":
+                optimizer.minimize(losses + [model.words], weight=counts + [1.0])
+            elif other == "another variable":
+                optimizer.minimize(losses[::-1], weight=counts)
+            else:
+                optimizer.apply_gradients(optimizer.compute_gradients(model.words))
+
+
+class OnlyThoseWithGradients(tf1.train.MomentumOptimizer):
+    """An optimizer whose `compute_gradients` leaves out variables without a gradient, as programs do."""
+
+    def compute_gradients(self, *args, **kwargs):
+        return [pair for pair in super().compute_gradients(*args, **kwargs) if pair[0] is not None]
+
+
+@pytest.mark.law("L2")
+def test_a_variable_that_only_a_later_loss_depends_on_is_updated():
+    with tf.Graph().as_default():
+        model = Pretraining()
+        _, losses, counts = accumulating(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer = accum.compat.v1.AccumOptimizer(OnlyThoseWithGradients(0.1, 0.9), K)
+            ours = model.train(optimizer.minimize(losses, weight=counts), MICRO)
+    assert_equal(ours, plain())
+    assert largest_difference(ours[1:], plain([])[1:]) > 1e-2  # the head, of which the first loss knows nothing
+
+
+@pytest.mark.law("L2")
+def test_separate_ops_keep_the_counts_whatever_accum_steps_is():
+    with tf.Graph().as_default(), tf1.Session() as session:
+        model = Pretraining()
+        _, losses, counts = accumulating(model)
+        ops = accum.compat.v1.AccumOptimizer(momentum()).accumulation_ops(losses, weight=counts)
+        session.run(tf1.global_variables_initializer())
+        for number, batch in enumerate(MICRO, start=1):
+            session.run(ops.accumulate, model.feed(batch))
+            if number % K == 0:
+                session.run(ops.apply)
+        ours = session.run(model.variables)
     assert_equal(ours, plain())

@@ -39,8 +39,6 @@ def take_over(update_ops: Optional[Sequence[Any]], cycle: Cycle, adapter: GraphA
     """
     collection = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.UPDATE_OPS)
     taken = list(collection) if update_ops is None else list(update_ops)
-    if cycle.is_passthrough:
-        return []
     if cycle.is_built:
         raise ValueError(
             "`accumulate_update_ops` must be called before the first train op is created, which updates the averages."

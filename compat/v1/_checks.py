@@ -67,6 +67,18 @@ def require_before_train_op(name: str, has_train_op: bool) -> None:
         raise ValueError(f"`{name}` does not support several replicas.")
 
 
+def require_before_single_steps(has_train_op: bool, has_idle_op: bool) -> None:
+    """Raise if an optimizer with `accum_steps=1` is to accumulate, but has given out an op that does not expect it."""
+    if has_train_op or has_idle_op:
+        what = (
+            "a train op, which makes a step by itself" if has_train_op else "a `flush` or `reset`, which does nothing"
+        )
+        raise ValueError(
+            "With `accum_steps=1`, only the ops of `accumulation_ops` accumulate: call it first, or set `accum_steps`. "
+            f"Received: accum_steps=1, after {what}."
+        )
+
+
 def require_own_step(name: str, waits_for_others: bool) -> None:
     """Raise where the chief makes the steps of all workers, so that nothing can run after one of them here."""
     if waits_for_others:

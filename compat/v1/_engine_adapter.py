@@ -151,8 +151,18 @@ class GraphAdapter(OptimizerAdapter):
     def stepping(self) -> Iterator[None]:
         # Each train op and flush calls the inner optimizer's `apply_gradients`. Optimizers of BERT's family call
         # `get_variable` there, which would fail the second time, or make other moments in another scope.
-        first = self._first_step or FirstCall(REFUSAL)
+        self.begin_step()
+        with self.same_variables():
+            yield
+
+    def begin_step(self) -> None:
+        """Note that what is created from now on makes a step."""
         self._ops_before_step = len(tf.compat.v1.get_default_graph().get_operations())
+
+    @contextlib.contextmanager
+    def same_variables(self) -> Iterator[None]:
+        """Let `tf.compat.v1.get_variable` return the variables that it created in this context the first time."""
+        first = self._first_step or FirstCall(REFUSAL)
         with contextlib.ExitStack() if self._first_step is None else first.again():
             yield
         self._first_step = first
@@ -175,7 +185,8 @@ class GraphAdapter(OptimizerAdapter):
     def others(self) -> Sequence[tf.Variable]:
         if self.after_step:
             return tf.compat.v1.global_variables()
-        return [self.global_step] if self.global_step is not None and self._counts == "steps" else ()
+        counted = [self.global_step] if self.global_step is not None and self._counts == "steps" else []
+        return self.gathered + counted  # which are of the kind of the averages that the listeners move
 
     def end_step(self, done: tf.Tensor) -> tf.Tensor:
         if self.waits_for_others:

@@ -94,6 +94,9 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._cycle = Cycle(plan, self._adapter, transform, accumulator_dtype)
         self._means: List[CycleMean] = []
         self._has_called = False
+        self._accumulates = not self._cycle.is_passthrough  # or separate ops do, whatever `accum_steps` is
+        self._update_ops_left: List[Any] = []  # arguments of `accumulate_update_ops` while nothing accumulates
+        self._has_idle_op = False  # a flush or reset that does nothing
         self._losses_apart: Optional[SeveralLosses] = None
         self._losses: List[tf.Tensor] = []  # whose gradients were computed
 
@@ -193,8 +196,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _checks.require_graph()
         weight = self._adapter.weight if weight is None else weight
         listed = _check.pairs(grads_and_vars)
-        _checks.require_no_waiting(listed, self._adapter.waits_for_others and not self._cycle.is_passthrough)
-        if self._cycle.is_passthrough and weight is None:
+        _checks.require_no_waiting(listed, self._adapter.waits_for_others and self._accumulates)
+        if not self._accumulates and weight is None:
             return self._plain_step(listed, global_step, name)
         self._enter(listed, global_step, weight)
         with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope(name or self._name):
@@ -212,6 +215,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     ) -> AccumOps:
         """Create the ops of a cycle separately, for custom loops.
 
+        They accumulate until `apply` runs, also with the default `accum_steps=1`.
+
         Args:
           loss: scalar tensor, or a list of them as for `minimize`; None if `grads_and_vars` is given.
           grads_and_vars: list of (gradient, variable); None if `loss` is given.
@@ -224,11 +229,13 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
         Raises:
           RuntimeError: when executing eagerly.
-          ValueError: both or neither of `loss` and `grads_and_vars` are given; or as for `apply_gradients`.
+          ValueError: both or neither of `loss` and `grads_and_vars` are given; with `accum_steps=1`, a train op, a
+            `flush` or a `reset` exists already; or as for `apply_gradients`.
         """
         _checks.require_graph()
         if (loss is None) == (grads_and_vars is None):
             raise ValueError(f"Pass either `loss` or `grads_and_vars`. Received: {loss!r}, {grads_and_vars!r}.")
+        self._accumulate_from_now_on()
         if isinstance(loss, (list, tuple)):
             grads_and_vars, weight = self._several(loss, weight, var_list, []), None
         elif loss is not None:
@@ -262,7 +269,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             GAN, pass each optimizer the ops of its own network.
 
         Returns:
-          List of the ops that were taken over, which no longer need to be run.
+          List of the ops that were taken over, which no longer need to be run. With `accum_steps=1`, it is empty: the
+          ops are taken over only if `accumulation_ops` is called, and may run all the same.
 
         Raises:
           RuntimeError: when executing eagerly.
@@ -270,6 +278,9 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             or `update_ops` is None and a layer updates its averages in place.
         """
         _checks.require_graph()
+        if not self._accumulates:  # the ops stay where they are, unless `accumulation_ops` follows
+            self._update_ops_left.append(update_ops)
+            return []
         return take_over(update_ops, self._cycle, self._adapter)
 
     def after_step(self, function: Callable[[], Any]) -> None:
@@ -329,9 +340,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _checks.require_graph()
         _checks.require_before_train_op("mean_over_cycle", self._has_called)
         mean = CycleMean(value, weight, len(self._means))
-        if not self._cycle.is_passthrough:
-            self._means.append(mean)
-            self._cycle.listeners.append(mean)
+        self._means.append(mean)
+        self._cycle.listeners.append(mean)
         return mean.tensor
 
     def flush(self) -> tf.Operation:
@@ -353,7 +363,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         return self._between_steps(self._cycle.zero, "reset")
 
     def _between_steps(self, function: Callable[..., Any], name: str) -> tf.Operation:
-        if self._cycle.is_passthrough:
+        if not self._accumulates:
+            self._has_idle_op = True
             return tf.no_op()
         if self._adapter.waits_for_others:
             raise ValueError(f"With `SyncReplicasOptimizer`, use the ops of `accumulation_ops` instead of `{name}`.")
@@ -368,7 +379,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         """Return the gradients of several losses that the cycle accumulates, or those of their sum."""
         losses, counts = _several_losses.checked(loss, weight, options)
         _checks.require_several_losses(self._cycle.plan, self._adapter.weight)
-        if self._cycle.is_passthrough:
+        if not self._accumulates:
             return self.compute_gradients(tf.add_n(losses), var_list=var_list)
         pairs = [self.compute_gradients(one, var_list=var_list) for one in losses]
         if self._losses_apart is None:
@@ -377,16 +388,26 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             self._cycle.listeners.append(self._losses_apart)
         return self._losses_apart.receive(pairs, counts)
 
+    def _accumulate_from_now_on(self) -> None:
+        """Accumulate whatever `accum_steps` is, because only the user of separate ops knows how long a cycle is."""
+        if self._accumulates:
+            return
+        _checks.require_before_single_steps(self._has_called, self._has_idle_op)
+        self._accumulates = True
+        for update_ops in self._update_ops_left:
+            take_over(update_ops, self._cycle, self._adapter)
+
     def _plain_step(
         self, listed: GradsAndVars, global_step: Optional[tf.Variable], name: Optional[str]
     ) -> tf.Operation:
         """Create the train op of an optimizer that makes a step from each micro-batch."""
         self._has_called = True
         self._adapter.global_step = global_step
-        with self._adapter.stepping():
-            train_op = _tf.inner_optimizer.as_operation(
-                _tf.inner_optimizer.apply(self._inner, listed, 1, global_step, name)
-            )
+        self._adapter.begin_step()
+        train_op = _tf.inner_optimizer.as_operation(
+            _tf.inner_optimizer.apply(self._inner, listed, 1, global_step, name)
+        )
+        with self._adapter.same_variables():
             done = self._adapter.end_step(train_op)
         return train_op if done is train_op else _tf.inner_optimizer.as_operation(done)
 
@@ -429,7 +450,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     @property
     def has_train_op(self) -> bool:
         """Whether a train op has been created, or no accumulators are needed because `accum_steps` is 1."""
-        return self._cycle.is_built or self._cycle.is_passthrough
+        return self._cycle.is_built or not self._accumulates
 
     @property
     def micro_step(self) -> Optional[tf.Tensor]:

@@ -26,25 +26,45 @@ class Part(NamedTuple):
     count: tf.Tensor
 
 
+SAME_LOSSES = (
+    "Several losses have accumulators of their own, which each train op of an optimizer shares: pass as many losses to "
+    "each, which depend on the same variables, or use an `AccumOptimizer` for each train op."
+)
+
+
 class SeveralLosses(CycleListener):
     """Accumulate the gradients of all losses but the first, and the counts of all."""
 
     def __init__(self) -> None:
         self._here: List[Part] = []
+        self._awaits_train_op = False  # whether gradients were received for which there is no train op yet
         self._counts: List[Any] = []  # variables: the sum of the counts of each loss, and the number of micro-batches
         self._accumulators: List[Dict[int, Accumulator]] = []  # for each loss but the first
 
     def receive(self, pairs: Sequence[GradsAndVars], counts: Sequence[Scalar]) -> GradsAndVars:
         """Take the gradients of each loss in the current micro-batch. Returns those that the engine accumulates."""
         numbers = [_check.not_negative("weight", count, _tf.variables.known_value(count)) for count in counts]
-        self._here = [
+        here = [
             Part(
                 {_tf.variables.key_of(var): grad for grad, var in listed if grad is not None},
                 tf.cast(number, tf.float32),
             )
             for listed, number in zip(pairs, numbers)
         ]
-        return [(self._first(_tf.variables.key_of(var)), var) for _, var in pairs[0]]
+        variables = {_tf.variables.key_of(var): var for listed in pairs for _, var in listed}
+        self._require_same_losses(here, variables)
+        self._here, self._awaits_train_op = here, True
+        return [(self._first(key), var) for key, var in variables.items()]
+
+    def _require_same_losses(self, here: Sequence[Part], variables: Dict[int, tf.Variable]) -> None:
+        if not self._counts:
+            return
+        if len(here) != len(self._here):
+            raise ValueError(f"{SAME_LOSSES} Received: {len(here)} losses, after {len(self._here)}.")
+        for number, (part, accumulators) in enumerate(zip(here[1:], self._accumulators), start=1):
+            others = [variables[key].name for key in part.grads if key not in accumulators]
+            if others:
+                raise ValueError(f"{SAME_LOSSES} Received: loss {number} depends on {others} only now.")
 
     def _first(self, key: int) -> Any:
         """Return the weighted gradient of the first loss, which also has the rows of those of the others."""
@@ -65,7 +85,10 @@ class SeveralLosses(CycleListener):
         return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), shapes[0] if shapes else None)
 
     def follow(self, cycle: Cycle, adapter: GraphAdapter, listed: GradsAndVars) -> None:
-        """Create the variables, once the engine has created its own."""
+        """Take part in a train op. Create the variables, once the engine has created its own."""
+        if not self._awaits_train_op:
+            raise ValueError(f"{SAME_LOSSES} Received: gradients of one loss, after {len(self._here)} losses.")
+        self._awaits_train_op = False
         if self._counts:
             return
         cycle.build([var for _, var in listed], [grad for grad, _ in listed])
