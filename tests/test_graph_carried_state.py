@@ -147,12 +147,82 @@ def test_averages_of_batch_normalisation_that_inference_reads_are_not_named():
     with tf.Graph().as_default(), warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         x, training = tf1.placeholder(tf.float32, [ROWS, 2]), tf1.placeholder(tf.bool, [])
-        average = tf1.get_variable("average", [2], initializer=tf1.zeros_initializer(), trainable=False)
-        mean = tf.reduce_mean(x, 0)
-        used = tf.where(tf.fill([2], training), mean, average.read_value())
-        move = tf1.assign_sub(average, (average.read_value() - mean) * tf.constant(0.1))
+        used = normalized(x, training)
+        optimizer(K).minimize(cell(used[:, 0], 0.0)[1])
+
+
+def normalized(x, training, use_resource=True):
+    """Batch normalisation that uses its averages in inference."""
+    averages = [
+        tf1.get_variable(name, [2], trainable=False, use_resource=use_resource) for name in ("average", "deviation")
+    ]
+    moments = tf.nn.moments(x, [0])
+    for average, moment in zip(averages, moments):
+        move = tf1.assign_sub(average, (average.read_value() - moment) * tf.constant(0.1))
         tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, move)
-        optimizer(K).minimize(cell((x - used)[:, 0], 0.0)[1])
+    mean, variance = [tf.where(tf.fill([2], training), *pair) for pair in zip(moments, averages)]
+    return (x - mean) / tf.sqrt(variance + 1e-3)
+
+
+@KINDS
+@pytest.mark.law("L13")
+@pytest.mark.law("L17")
+def test_what_the_steps_of_a_train_op_move_is_not_named_for_the_next_one(use_resource):
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        x, training = tf1.placeholder(tf.float32, [ROWS, 2]), tf1.placeholder(tf.bool, [])
+        centre = tf1.get_variable("centre", [2], trainable=False, use_resource=use_resource)
+        loss = cell((normalized(x, training, use_resource) - centre)[:, 0], 0.0)[1]
+        ours = optimizer(K)
+        ours.accumulate_update_ops()
+        ours.after_step(lambda: centre.assign(tf.reduce_mean(x, 0)))
+        for _ in range(2):
+            ours.minimize(loss, weight=tf.shape(x)[0])
+
+
+@KINDS
+@pytest.mark.law("L17")
+def test_state_of_a_second_train_op_is_named(use_resource):
+    with tf.Graph().as_default():
+        ours, x = optimizer(K), tf1.placeholder(tf.float32, [ROWS])
+        ours.minimize(cell(x, 0.0)[1])
+        with tf1.variable_scope("", reuse=tf1.AUTO_REUSE):
+            loss = stateful(x, ROWS, use_resource)
+        with pytest.warns(UserWarning, match="carry state.*state(_1)?'"):
+            ours.minimize(loss)
+
+
+def centred(x, waits):
+    """A loss that reads a centre, which follows the mean of the micro-batches as in DINO, and the op that moves it."""
+    centre = tf1.get_variable("centre", [2], initializer=tf1.zeros_initializer(), trainable=False)
+    move = tf1.assign_sub(centre, (centre.read_value() - tf.reduce_mean(x, 0)) * tf.constant(0.1))
+    with tf.control_dependencies([move] if waits else []):
+        loss = cell((x - centre.read_value())[:, 0], 0.0)[1]
+    return loss, move
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_average_of_a_mean_alone_is_named(waits):
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match="one state for each.*'centre'"):
+        optimizer(K).minimize(centred(tf1.placeholder(tf.float32, [ROWS, 2]), waits)[0])
+
+
+@pytest.mark.law("L17")
+def test_the_average_of_a_mean_alone_makes_another_step_than_the_full_batch():
+    batches = np.random.RandomState(1).normal(3.0, 1.0, size=(STEPS, K * ROWS, 2)).astype("float32")
+
+    def train(accum_steps, rows):
+        with tf.Graph().as_default(), tf1.Session() as session, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            x = tf1.placeholder(tf.float32, [rows, 2])
+            train_op = optimizer(accum_steps).minimize(centred(x, True)[0])
+            session.run(tf1.global_variables_initializer())
+            for part in batches.reshape(-1, rows, 2):
+                session.run(train_op, {x: part})
+            return session.run(tf1.trainable_variables()[0])
+
+    assert abs(train(K, ROWS) - train(1, K * ROWS)) > 1e-3
 
 
 @pytest.mark.law("L13")

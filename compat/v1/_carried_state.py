@@ -4,7 +4,8 @@ from typing import List, Sequence, Set
 
 from accum import _check, _tf
 from accum._tf import Gradient, tf
-from accum.compat.v1._update_ops import averages_elsewhere
+from accum.compat.v1._engine_adapter import ops_outside_of_steps
+from accum.compat.v1._update_ops import Average, averages_of_layers
 
 CARRIED = (
     "Each micro-batch changes variables before its gradients are computed, so they carry state from one micro-batch to "
@@ -36,32 +37,33 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
     is computed from the same data counts: whoever resets a state, copies weights to a target network or counts may do
     so at any other time.
 
-    Left out are the moving averages of batch normalisation, with which `accumulate_update_ops` deals, but not those of
-    a loss, which are scalars.
+    Left out are the moving averages of batch normalisation, with which `accumulate_update_ops` deals, and what the
+    steps of an `AccumOptimizer` assign.
     """
     flat = tf.nest.flatten(list(tensors), expand_composites=True)
     ops = [op for op in _tf.op_walks.ancestors([tensor.op for tensor in flat], with_control=True) if not _is_still(op)]
     graph = tf.compat.v1.get_default_graph()
     assigned = _tf.op_walks.assigned_handles(graph, ops)
-    averages = [id(average.var) for average in averages_elsewhere(ops, []) if average.value.shape.rank != 0]
+    averages = averages_of_layers(graph)
+    moved = {id(average.var) for average in averages}
     changes = [op for op in ops if _tf.op_walks.changes_variable(op) and "Apply" not in op.type]
     changed = {id(_tf.op_walks.entered(op.inputs[0]).op) for op in changes}
     names = sorted(
         var.op.name
         for var in _variables()
-        if id(var) not in averages and (id(var.op) in changed or id(getattr(var, "handle", None)) in assigned)
+        if id(var) not in moved and (id(var.op) in changed or id(getattr(var, "handle", None)) in assigned)
     )
     others = _accumulating_optimizers(names)
     if others:
         _check.warn(f"{AFTER_ANOTHER} Received: {others}.")
     elif names:
         _check.warn(f"{CARRIED} Received: {names}.")
-    beside = [] if others else [name for name in _assigned_beside(ops) if name not in names]
+    beside = [] if others else [name for name in _assigned_beside(ops, averages) if name not in names]
     if beside:
         _check.warn(f"{BESIDE} Received: {beside}.")
 
 
-def _assigned_beside(ops: Sequence[tf.Operation]) -> List[str]:
+def _assigned_beside(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> List[str]:
     """Return the names of variables that `ops` read and that other ops assign, from data that `ops` use too."""
     own_ops, data = set(ops), {op for op in ops if _gives_data(op)}
     trained = {id(var) for var in tf.compat.v1.trainable_variables()}
@@ -69,13 +71,13 @@ def _assigned_beside(ops: Sequence[tf.Operation]) -> List[str]:
     read = {owner: var for owner, var in read.items() if id(var) not in trained}
     if not read or not data:
         return []
-    assigns = [op for op in tf.compat.v1.get_default_graph().get_operations() if _tf.op_walks.changes_variable(op)]
+    of_layers = {average.assign for average in averages}
+    assigns = [op for op in ops_outside_of_steps() if _tf.op_walks.changes_variable(op) and op not in of_layers]
     others = [op for op in assigns if op not in own_ops and id(_tf.op_walks.entered(op.inputs[0]).op) in read]
-    averages = {id(average.assign) for average in averages_elsewhere(others, [])}
     names: Set[str] = set()
     for op in others:
         values = [tensor.op for tensor in list(op.inputs)[1:]]
-        if id(op) not in averages and not data.isdisjoint(_tf.op_walks.ancestors(values)):
+        if not data.isdisjoint(_tf.op_walks.ancestors(values)):
             names.add(read[id(_tf.op_walks.entered(op.inputs[0]).op)].op.name)
     return sorted(names)
 

@@ -1,6 +1,7 @@
 """The engine's adapter for the optimizer of a static graph."""
 
 import contextlib
+import weakref
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from accum import _check, _tf
@@ -154,6 +155,9 @@ class GraphAdapter(OptimizerAdapter):
         self.begin_step()
         with self.same_variables():
             yield
+        graph = tf.compat.v1.get_default_graph()
+        steps = _STEPS.setdefault(graph, [])
+        steps.append(range(self._ops_before_step, len(graph.get_operations())))
 
     def begin_step(self) -> None:
         """Note that what is created from now on makes a step."""
@@ -222,6 +226,17 @@ class GraphAdapter(OptimizerAdapter):
 
     def steps(self) -> tf.Tensor:
         return tf.identity(self.global_step)
+
+
+_STEPS: "weakref.WeakKeyDictionary[tf.Graph, List[range]]" = weakref.WeakKeyDictionary()
+"""The places of those operations in a graph that make the step of an `AccumOptimizer`."""
+
+
+def ops_outside_of_steps() -> List[tf.Operation]:
+    """Return the operations of the current graph but for those that run once per step, when an `AccumOptimizer` does."""
+    graph = tf.compat.v1.get_default_graph()
+    steps = _STEPS.get(graph, [])
+    return [op for place, op in enumerate(graph.get_operations()) if not any(place in step for step in steps)]
 
 
 def _worker_that_shares(var: tf.Variable) -> Optional[str]:

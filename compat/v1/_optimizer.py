@@ -418,9 +418,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._adapter.scope = tf.compat.v1.get_default_graph().get_name_scope()
         _checks.require_updatable(self._inner, self._adapter.variables)
         self._adapter.create_inner_slots([var for grad, var in listed if grad is not None])
-        if not self._has_called:
-            warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses)
-        self._has_called = True
+        warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses)
+        self._losses, self._has_called = [], True
         if self._losses_apart is not None:
             self._losses_apart.follow(self._cycle, self._adapter, listed)
             if weight is not None or any(mean.follows_train_op for mean in self._means):
