@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import RUN, mirrored
 
 import accum.compat.v1
 
@@ -181,6 +182,54 @@ def test_an_optimizer_that_counts_is_not_warned_of(use_resource):
             optimizer = accum.compat.v1.AccumOptimizer(inner, accum_steps, **options)
             optimizer.minimize(problem.loss, problem.step)
             optimizer.flush()
+
+
+class Uncounted(tf1.train.GradientDescentOptimizer):
+    """An optimizer that leaves it to its caller to count steps."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return super().apply_gradients(grads_and_vars, None, name)
+
+
+def steps_under(strategy, inner, accum_steps=2, **options):
+    """The weight and `global_step` after four micro-batches, whose gradients are 1 on all replicas together."""
+    with tf.Graph().as_default():
+        with strategy.scope():
+            step = tf1.train.get_or_create_global_step()
+            variable = tf1.get_variable("w", initializer=[0.0], use_resource=True)
+            optimizer = accum.compat.v1.AccumOptimizer(inner, accum_steps, **options)
+        share = [1.0 / strategy.num_replicas_in_sync]
+        done = getattr(strategy, RUN)(lambda: optimizer.apply_gradients([(tf.constant(share), variable)], step))
+        train_op = tf.group(*strategy.experimental_local_results(done))
+        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)) as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(4):
+                session.run(train_op)
+            return session.run([variable, step])
+
+
+STRATEGIES = pytest.mark.parametrize(
+    "make_strategy", [mirrored, lambda: tf.distribute.OneDeviceStrategy("/cpu:0")], ids=["mirrored", "one device"]
+)
+
+
+@pytest.mark.per_version
+@STRATEGIES
+@pytest.mark.law("L3")
+@pytest.mark.law("L17")
+def test_steps_are_counted_once_under_a_strategy(make_strategy):
+    counted = tf1.train.GradientDescentOptimizer(1.0)
+    with pytest.raises(ValueError, match="count_steps=True. would count each step twice"):
+        steps_under(make_strategy(), counted, count_steps=True)
+    with pytest.warns(UserWarning, match="does not advance.*count_steps=True.*Uncounted"):
+        weight, step = steps_under(make_strategy(), Uncounted(1.0))
+    assert (weight, step) == (-2.0, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert steps_under(make_strategy(), Uncounted(1.0), count_steps=True) == [-2.0, 2]
+        assert steps_under(make_strategy(), counted) == [-2.0, 2]
+        assert steps_under(make_strategy(), counted, count_micro_steps=True) == [-2.0, 4]
+        assert steps_under(make_strategy(), counted, accum_steps=1) == [-4.0, 4]
 
 
 @pytest.mark.law("L17")

@@ -212,11 +212,10 @@ class GraphAdapter(OptimizerAdapter):
         return self.global_step.assign_add(one, read_value=False)
 
     def _advances(self) -> bool:
-        """Whether the ops of the current step so far advance `global_step`. Under a strategy, they are trusted to."""
-        if tf.distribute.has_strategy():
-            return not self._counts
+        """Whether the ops of the current step so far advance `global_step`, or that of a replica."""
         ops = tf.compat.v1.get_default_graph().get_operations()[self._ops_before_step :]
-        return _tf.op_walks.may_change(ops, self.global_step)
+        counters = tf.distribute.get_strategy().experimental_local_results(self.global_step)
+        return any(_tf.op_walks.may_change(ops, counter) for counter in counters)
 
     def count_micro_step(self, counts: Optional[tf.Tensor]) -> Optional[tf.Operation]:
         if self._counts != "micro_steps" or self.global_step is None:
