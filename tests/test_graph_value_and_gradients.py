@@ -1,5 +1,7 @@
 """`accum.compat.v1.value_and_gradients`: a whole batch in micro-batches, in a static graph (law L18)."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -686,3 +688,45 @@ def test_batches_of_different_lengths_are_refused_in_the_session():
 def test_eager_execution_is_refused():
     with pytest.raises(RuntimeError, match="or use `accum.value_and_gradients`"):
         value_and_gradients(of_kernel, ({"x": X}, Y), micro_batch_size=3)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+def test_variables_that_the_function_changes_for_each_micro_batch_are_named(use_resource):
+    def run(gradients_of):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x = tf1.placeholder(tf.float32, [None])
+            weight, count = [
+                tf1.get_variable(name, initializer=1.0, use_resource=use_resource) for name in ("w", "count")
+            ]
+
+            def loss(x):
+                with tf.control_dependencies([count.assign_add(1.0)]):
+                    return weight * tf.reduce_mean(x) * count.read_value()
+
+            pairs = gradients_of(loss, x, [weight])
+            train_op = tf1.train.GradientDescentOptimizer(1.0).apply_gradients(pairs)
+            session.run(tf1.global_variables_initializer())
+            session.run(train_op, {x: np.arange(6.0)})
+            return session.run(weight)
+
+    def whole(loss, x, variables):
+        return tf1.train.GradientDescentOptimizer(1.0).compute_gradients(loss(x), variables)
+
+    def ours(loss, x, variables):
+        with pytest.warns(UserWarning, match="once for each micro-batch.*outside of `function`.*'count'"):
+            return accum.compat.v1.value_and_gradients(loss, x, variables, 2)[1]
+
+    assert abs(run(whole) - (1.0 - 2.0 * 2.5)) < 2e-6
+    assert abs(run(ours) - run(whole)) > 1.0
+
+
+@pytest.mark.law("L17")
+def test_variables_that_are_changed_outside_of_the_function_are_not_named():
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        x, count = tf1.placeholder(tf.float32, [None]), tf1.get_variable("count", initializer=1.0)
+        weight = tf1.get_variable("w", initializer=1.0)
+        with tf.control_dependencies([count.assign_add(1.0)]):
+            counted = count.read_value()
+        accum.compat.v1.value_and_gradients(lambda x: tf.reduce_mean(x) * weight * counted, x, [weight], 2)

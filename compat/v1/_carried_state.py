@@ -22,6 +22,12 @@ BESIDE = (
     "keep one state for each micro-batch of the cycle. Otherwise, assign in `after_step`."
 )
 
+REPEATED = (
+    "`function` changes variables before it computes its loss, which happens once for each micro-batch; in a call with "
+    "the whole batch, it would happen once. Assign outside of `function`, such as by ops that wait for the returned "
+    "value, or pass the state of each example among the data."
+)
+
 AFTER_ANOTHER = (
     "The gradients wait for the train op of another `AccumOptimizer`, which makes a step only in the last micro-batch "
     "of a cycle. There, they may be computed with the updated variables, and in the other micro-batches with the old "
@@ -42,17 +48,8 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
     """
     flat = tf.nest.flatten(list(tensors), expand_composites=True)
     ops = [op for op in _tf.op_walks.ancestors([tensor.op for tensor in flat], with_control=True) if not _is_still(op)]
-    graph = tf.compat.v1.get_default_graph()
-    assigned = _tf.op_walks.assigned_handles(graph, ops)
-    averages = averages_of_layers(graph)
-    moved = {id(average.var) for average in averages}
-    changes = [op for op in ops if _tf.op_walks.changes_variable(op) and "Apply" not in op.type]
-    changed = {id(_tf.op_walks.entered(op.inputs[0]).op) for op in changes}
-    names = sorted(
-        var.op.name
-        for var in _variables()
-        if id(var) not in moved and (id(var.op) in changed or id(getattr(var, "handle", None)) in assigned)
-    )
+    averages = averages_of_layers(tf.compat.v1.get_default_graph())
+    names = _changed_by(ops, averages)
     others = _accumulating_optimizers(names)
     if others:
         _check.warn(f"{AFTER_ANOTHER} Received: {others}.")
@@ -61,6 +58,28 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
     beside = [] if others else [name for name in _assigned_beside(ops, averages) if name not in names]
     if beside:
         _check.warn(f"{BESIDE} Received: {beside}.")
+
+
+def warn_of_repeated_changes(loss: tf.Tensor, created: Sequence[tf.Operation]) -> None:
+    """Warn of variables that a function of a micro-batch changes, by those of the ops it `created` that `loss` runs."""
+    own_ops = set(created)
+    ops = [op for op in _tf.op_walks.ancestors([loss.op], with_control=True) if op in own_ops and not _is_still(op)]
+    names = _changed_by(ops, [])
+    if names:
+        _check.warn(f"{REPEATED} Received: {names}.")
+
+
+def _changed_by(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> List[str]:
+    """Return the names of the variables that `ops` change, but for those of `averages`."""
+    assigned = _tf.op_walks.assigned_handles(tf.compat.v1.get_default_graph(), ops)
+    moved = {id(average.var) for average in averages}
+    changes = [op for op in ops if _tf.op_walks.changes_variable(op) and "Apply" not in op.type]
+    changed = {id(_tf.op_walks.entered(op.inputs[0]).op) for op in changes}
+    return sorted(
+        var.op.name
+        for var in _variables()
+        if id(var) not in moved and (id(var.op) in changed or id(getattr(var, "handle", None)) in assigned)
+    )
 
 
 def _assigned_beside(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> List[str]:

@@ -12,6 +12,7 @@ from accum._engine._micro_batches import Pooled
 from accum._engine._value_and_gradients import Derived, Weight, checked, checked_variables, mean_and_gradients
 from accum._tf import Gradient, tf
 from accum._tf.types import WholeBatch
+from accum.compat.v1._carried_state import warn_of_repeated_changes
 from accum.compat.v1._collections import Additions, depends_on, is_in_loop, ops_of
 from accum.compat.v1._first_call import FirstCall
 from accum.compat.v1._moving_statistics import moments_of, moves
@@ -63,6 +64,9 @@ def value_and_gradients(
     whole batch, whether it is a layer, `tf.nn.moments` or a fused operation. For either, `function` is called once, and
     what it adds to the graph is read and repeated for each micro-batch, so far as its result is computed from it: ops
     that only run beside it, such as `tf.print` or an assertion, do not run.
+
+    A warning names the variables that `function` assigns to before it computes its result, because it does so for each
+    micro-batch.
 
     Args:
       function: function of one micro-batch, a scalar loss; with `loss`, a nested structure of tensors whose first axis
@@ -164,9 +168,10 @@ class _Calls:
         """Call the function outside of the loop, where it creates its variables."""
         count = len(self._graph.get_operations())
         loss = compute()
-        update_ops = additions.of(KEYS.UPDATE_OPS)
-        require_none_in_place(self._graph.get_operations()[count:], update_ops)
+        created, update_ops = self._graph.get_operations()[count:], additions.of(KEYS.UPDATE_OPS)
+        require_none_in_place(created, update_ops)
         self.averages = _taken_over(update_ops)
+        warn_of_repeated_changes(loss, created)
         local = (KEYS.UPDATE_OPS, KEYS.LOSSES)
         additions.keep(lambda key, added: key not in local and not depends_on(added, sources))
         self._kept_losses = ops_of(additions.of(KEYS.REGULARIZATION_LOSSES))
