@@ -1,5 +1,7 @@
 """Optimizers of the user's own, of Keras and of the lineage in a static graph (laws L1, L7)."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -100,6 +102,60 @@ def test_adaptive_clipping_acts_on_the_accumulated_gradient():
     for mean in means().astype("float64"):
         weights = weights - mean * min(1.0, 0.1 * max(np.linalg.norm(weights), 1e-3) / np.linalg.norm(mean))
     np.testing.assert_allclose(ours, weights, rtol=0, atol=2e-6)
+
+
+class OfProgram(tf1.train.GradientDescentOptimizer):
+    """An optimizer with a `compute_gradients` of its own, as programs have them."""
+
+    def __init__(self, change):
+        super().__init__(1.0)
+        self._change = change
+
+    def compute_gradients(self, *args, **kwargs):
+        pairs = super().compute_gradients(*args, **kwargs)
+        return [(self._change(grad), var) for grad, var in pairs if grad is not None]
+
+
+CHANGES = {
+    "norm": lambda grad: tf.clip_by_norm(grad, 0.5),
+    "value": lambda grad: tf.clip_by_value(grad, -0.1, 0.1),
+    "sign": tf.sign,
+}
+
+
+def trained_by(optimizer, batches):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        weights = tf1.get_variable("w", initializer=np.ones(5, "float32"))
+        tf1.get_variable("unused", initializer=1.0)
+        fed = tf1.placeholder(tf.float32, [5])
+        train_op = optimizer.minimize(tf.reduce_sum(tf.sin(weights) * fed))
+        session.run(tf1.global_variables_initializer())
+        for batch in batches:
+            session.run(train_op, {fed: batch})
+        return session.run(weights)
+
+
+@pytest.mark.law("L7")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("name", list(CHANGES))
+def test_clipping_in_a_compute_gradients_of_the_user_s_own_is_named(name):
+    expected = trained_by(OfProgram(CHANGES[name]), means())
+    with pytest.warns(UserWarning, match="OfProgram.compute_gradients. changes.*transform=.*OfProgram"):
+        ours = trained_by(accum.compat.v1.AccumOptimizer(OfProgram(CHANGES[name]), K), GRADIENTS)
+    assert np.abs(ours - expected).max() > 1e-2
+    remedy = lambda pairs: [(CHANGES[name](grad), var) for grad, var in pairs]
+    optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), K, transform=remedy)
+    np.testing.assert_allclose(trained_by(optimizer, GRADIENTS), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("accum_steps, change", [(K, lambda grad: grad * 0.5), (K, tf.identity), (1, CHANGES["norm"])])
+def test_a_compute_gradients_that_changes_nothing_or_scales_is_not_named(accum_steps, change):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        ours = trained_by(accum.compat.v1.AccumOptimizer(OfProgram(change), accum_steps), GRADIENTS)
+    batches = means() if accum_steps == K else GRADIENTS
+    np.testing.assert_allclose(ours, trained_by(OfProgram(change), batches), rtol=0, atol=2e-6)
 
 
 @pytest.mark.law("L1")

@@ -1,5 +1,6 @@
 """Check how an `AccumOptimizer` is created and called."""
 
+import re
 from typing import Any, Optional, Sequence
 
 from accum import _check, _tf
@@ -7,6 +8,15 @@ from accum._engine._cycle import Cycle
 from accum._engine._cycle_state import Plan
 from accum._tf import GradsAndVars, tf
 from accum._tf.types import AccumSteps
+
+LIBRARIES = ("tensorflow", "tensorflow_core", "tensorflow_estimator", "horovod")  # tf.contrib is in one of them
+DIFFERENTIATES = re.compile(r"(^|/)gradients(_\d+)?/")  # the name scope of `tf.gradients`
+LINEAR = frozenset(
+    ["Add", "AddN", "AddV2", "Cast", "ConcatV2", "Const", "Identity", "IdentityN", "Mul", "Neg", "Pack", "RealDiv"]
+    + ["ReadVariableOp", "Reshape", "Shape", "Size", "Slice", "Split", "SplitV", "StridedSlice", "Sub", "Unpack"]
+    + ["Placeholder", "PlaceholderWithDefault", "VariableV2", "VarHandleOp"]
+)
+"""Operations whose result for a mean of gradients is the mean of the results."""
 
 NO_COMMON_WEIGHT = (
     "With several losses, each has its own count: pass them as a list to `minimize`, and their own `weight` to "
@@ -40,6 +50,29 @@ def require_inner(optimizer: Any) -> None:
         raise TypeError(
             "A Keras optimizer that is built from a list of variables does not update them in a static graph, where "
             f"only its counter is run: use {_tf.optimizers.FOR_STATIC_GRAPHS}. Received: {optimizer!r}."
+        )
+
+
+def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int) -> None:
+    """Warn if a user's `compute_gradients` changes gradients otherwise than by a factor.
+
+    Args:
+      optimizer: the inner optimizer.
+      listed: list of (gradient, variable) that it returned.
+      before: the number of operations that the graph had before.
+    """
+    owner = next((cls for cls in type(optimizer).__mro__ if "compute_gradients" in vars(cls)), type(optimizer))
+    if owner.__module__.split(".")[0] in LIBRARIES:
+        return
+    created = set(tf.compat.v1.get_default_graph().get_operations()[before:])
+    grads = tf.nest.flatten([grad for grad, _ in listed if grad is not None], expand_composites=True)
+    ops = [op for op in _tf.op_walks.ancestors([grad.op for grad in grads]) if op in created]
+    kinds = {op.type for op in ops if not DIFFERENTIATES.search(op.name)} - LINEAR
+    if kinds:
+        _check.warn(
+            f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. What is not linear, such "
+            "as clipping, acts on the mean gradient in a full batch: leave it out there, and pass it as `transform=` to "
+            f"the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type {sorted(kinds)}."
         )
 
 

@@ -104,13 +104,21 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     # Ops
 
     def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> List[Tuple[Optional[Gradient], tf.Variable]]:
-        """Compute gradients with the inner optimizer's `compute_gradients`, which receives all arguments."""
+        """Compute gradients with the inner optimizer's `compute_gradients`, which receives all arguments.
+
+        A warning says so if that is a method of your own which does more than scale them, such as clip them: it acts on
+        each micro-batch.
+        """
         _checks.require_graph()
         if tf.is_tensor(loss):
             self._losses.append(loss)
-        if _tf.optimizers.is_graph_optimizer(self._inner):
-            return self._inner.compute_gradients(loss, *args, **kwargs)
-        return super().compute_gradients(loss, *args, **kwargs)
+        if not _tf.optimizers.is_graph_optimizer(self._inner):
+            return super().compute_gradients(loss, *args, **kwargs)
+        before = len(tf.compat.v1.get_default_graph().get_operations())
+        listed = self._inner.compute_gradients(loss, *args, **kwargs)
+        if self._accumulates:
+            _checks.warn_of_changed_gradients(self._inner, listed, before)
+        return listed
 
     def minimize(
         self,
