@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 
 import killed
 import numpy as np
@@ -271,10 +272,70 @@ def test_averages_taken_over_later_begin_at_zero(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:
         run = Run(wrapped(), update_ops=True)
         saver = accum.compat.v1.Saver([run.optimizer])
-        saver.restore(session, path)
+        with pytest.warns(UserWarning, match="from the middle of a cycle.*moving_mean/AccumOptimizer/accum"):
+            saver.restore(session, path)
         assert session.run(run.optimizer.micro_step) == 1
         run.feed(session, GRADIENTS[1:2])
         assert session.run(run.step) == 1
+
+
+class Losses:
+    """Two losses, one or both of which are minimised, and a run that may end or begin in the middle of a cycle."""
+
+    def __init__(self, number, accum_steps):
+        self.fed = tf1.placeholder(tf.float32, [2])
+        self.weight = tf1.get_variable("w", initializer=1.0)
+        losses = [self.weight * self.fed[0], self.weight * self.fed[1]]
+        self.optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps)
+        if number == 1:
+            self.train_op = self.optimizer.minimize(losses[0])
+        else:
+            self.train_op = self.optimizer.minimize(losses, weight=[1.0, 1.0])
+        self.reset, self.saver = self.optimizer.reset(), accum.compat.v1.Saver(self.optimizer)
+
+
+def weight_after(number, accum_steps, batches, save=None, restore=None, resets=False):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        run = Losses(number, accum_steps)
+        session.run(tf1.global_variables_initializer())
+        if restore:
+            run.saver.restore(session, restore)
+        if resets:
+            session.run(run.reset)
+        for batch in batches:
+            session.run(run.train_op, {run.fed: batch})
+        if save:
+            run.saver.save(session, save)
+        return session.run(run.weight)
+
+
+@pytest.mark.law("L12")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "before, after, accum_steps, name",
+    [(1, 2, 2, "count_0"), (2, 1, 2, "count_0"), (1, 1, 1, "micro_step"), (2, 2, 1, "micro_step")],
+    ids=["one loss, then two", "two losses, then one", "without accumulation", "two losses without accumulation"],
+)
+def test_other_options_in_the_middle_of_a_cycle_are_named(tmp_path, before, after, accum_steps, name):
+    path, boundary = str(tmp_path / "middle"), str(tmp_path / "boundary")
+    (first, second, third), ways = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]), [1.0, 1.0]
+    weight_after(before, 2, [first], save=path)
+    ours = weight_after(before, 2, [second], restore=path)  # the cycle as it began
+    ways = [1.0, 0.0] if before == 1 else [1.0, 1.0]
+    assert abs(ours - (1.0 - np.mean([first, second], axis=0).dot(ways))) < 2e-6
+    rest = [second] if accum_steps == 2 else []
+    with pytest.warns(UserWarning, match="from the middle of a cycle.*run `reset..`.*AccumOptimizer/" + name):
+        changed = weight_after(after, accum_steps, rest, restore=path)
+    assert abs(changed - ours) > 1e-2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        weight_after(before, 2, [first, second], save=boundary)  # between cycles, options may change
+        weight_after(after, accum_steps, rest, restore=boundary)
+    ways = [1.0, 0.0] if after == 1 else [1.0, 1.0]
+    with pytest.warns(UserWarning, match="from the middle of a cycle"):
+        remedied = weight_after(after, accum_steps, [second, third], restore=path, resets=True)
+    mean = np.sum([second, third], axis=0) / accum_steps
+    assert abs(remedied - (1.0 - mean.dot(ways))) < 2e-6
 
 
 @pytest.mark.law("L17")

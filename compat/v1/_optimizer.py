@@ -474,6 +474,13 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         """Return the names of the slots of this optimizer and the inner optimizer."""
         return sorted(super().get_slot_names()) + _tf.inner_optimizer.slot_names(self._inner)
 
+    @property
+    def scope_of_state(self) -> str:
+        """The prefix of the names of the variables that count micro steps, as checkpoints have them."""
+        if not self._cycle.is_built:
+            return str(self._name)
+        return str(self._cycle.state.micro_step.op.name.rpartition("/")[0])
+
     def saved_groups(self) -> List[List[tf.Variable]]:
         """Return the variables that accumulation adds to a checkpoint, grouped by the feature that added them."""
         return [group for group in [self._adapter.gathered, *self._adapter.groups, self._adapter.state] if group]

@@ -1,17 +1,24 @@
 """Restore checkpoints that were saved before accumulation was added, and start with empty accumulators."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+import re
+from typing import Any, List, Optional, Sequence, Set, Tuple
 
-from accum import _tf
+from accum import _check, _tf
 from accum._tf import tf
 from accum.compat.v1._optimizer import AccumOptimizer
+
+CHANGED_IN_MID_CYCLE = (
+    "The checkpoint is from the middle of a cycle that began with other options, so its step will not be that of the "
+    "full batch: finish the cycle as it began, or run `reset()` of the optimizer after restoring, which discards it."
+)
 
 
 class Saver(tf.compat.v1.train.Saver):
     """A `tf.compat.v1.train.Saver` that also restores checkpoints without accumulators.
 
     The variables in such a checkpoint are restored as usual. The accumulators and the micro step, which it lacks,
-    start at zero, so the run continues with a new cycle. Use it wherever a `Saver` is accepted: `saver.restore`,
+    start at zero, so the run continues with a new cycle. A warning says so if a checkpoint from the middle of a cycle
+    has sums that this graph lacks, or the other way round. Use it wherever a `Saver` is accepted: `saver.restore`,
     `tf.compat.v1.train.Scaffold(saver=…)` for a `MonitoredTrainingSession` or an `EstimatorSpec`,
     `slim.learning.train(saver=…)`.
 
@@ -60,6 +67,7 @@ class Saver(tf.compat.v1.train.Saver):
     def restore(self, sess: tf.compat.v1.Session, save_path: str) -> None:
         """Restore as `tf.compat.v1.train.Saver.restore` does, and zero accumulators that the checkpoint lacks."""
         names = {name for name, _ in tf.compat.v1.train.list_variables(save_path)} if save_path else set()
+        self._warn_of_another_cycle(save_path, names)
         if not save_path or all(name in names for name, _, _ in self._parts):
             super().restore(sess, save_path)
             return
@@ -69,6 +77,26 @@ class Saver(tf.compat.v1.train.Saver):
                 saver.restore(sess, save_path)
             else:
                 sess.run(initialize)
+
+    def _warn_of_another_cycle(self, save_path: str, names: Set[str]) -> None:
+        """Warn if the checkpoint holds an unfinished cycle of which not all is known, or which knows not all."""
+        here = {_saved_name(var) for var in self._var_list}
+        for optimizer in self._optimizers:
+            groups = optimizer.saved_groups()
+            scope = optimizer.scope_of_state
+            if (groups and f"{scope}/micro_step" not in here) or not _is_unfinished(save_path, names, scope):
+                continue
+            kept = {_saved_name(var) for group in groups for var in group} & here
+            of_cycle = re.compile(f"(^|/){re.escape(scope)}/(accum|count_|micro_step)")
+            changed = sorted(kept - names) + sorted(name for name in names - here if of_cycle.search(name))
+            if changed:
+                _check.warn(f"{CHANGED_IN_MID_CYCLE} Received: {_check.shown(changed)}.")
+
+
+def _is_unfinished(save_path: str, names: Set[str], scope: str) -> bool:
+    """Whether a checkpoint with variables `names` holds an unfinished cycle."""
+    name = f"{scope}/micro_step"
+    return name in names and tf.compat.v1.train.load_checkpoint(save_path).get_tensor(name) > 0
 
 
 def _holds(variables: Sequence[tf.Variable], var: tf.Variable) -> bool:
