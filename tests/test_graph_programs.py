@@ -448,6 +448,77 @@ def test_each_mean_has_the_weights_it_is_given():
     np.testing.assert_allclose(seen[:3], [np.mean(losses), 0.0, losses_of_full_batches()[0]], rtol=2e-6)
 
 
+def means_of(weights, factors, own_weight=None, **options):
+    """The means that runs of a train op show, whose micro-batches have `weights` and whose losses are multiplied."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        problem = Problem()
+        weight, factor = [tf1.placeholder(tf.float32, []) for _ in range(2)]
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.05), K, **options)
+        mean = optimizer.mean_over_cycle(problem.loss, weight if own_weight == "weight" else own_weight)
+        train_op = optimizer.minimize(problem.loss * factor, weight=weight if own_weight is None else None)
+        session.run(tf1.global_variables_initializer())
+        seen = []
+        for batch, one, other in zip(MICRO, weights, factors):
+            feed = problem.feed(batch)
+            feed.update({weight: one, factor: other})
+            seen.append(session.run([mean, train_op], feed)[0])
+        return seen
+
+
+SIZES = [4.0, 2.0, 2.0]
+
+
+@pytest.mark.law("L5")
+@pytest.mark.parametrize("own_weight", [None, "weight"])
+def test_a_cycle_whose_weights_sum_to_zero_keeps_the_mean_of_the_latest_step(own_weight):
+    seen = means_of(SIZES + [0.0] * K + SIZES, [1.0] * 3 * K, own_weight)
+    np.testing.assert_allclose(seen[K - 1], losses_of_full_batches()[0], rtol=2e-6)
+    np.testing.assert_array_equal(seen[K : 3 * K - 1], [seen[K - 1]] * (2 * K - 1))
+    assert seen[-1] != seen[K - 1]
+
+
+@pytest.mark.law("L9")
+@pytest.mark.parametrize("own_weight", [None, 1.0])
+def test_a_skipped_cycle_keeps_the_mean_of_the_latest_step(own_weight):
+    factors = [1.0] * K + [1.0, np.nan, 1.0] + [1.0] * K
+    seen = means_of(SIZES * 3, factors, own_weight, nonfinite="skip_cycle")
+    np.testing.assert_array_equal(seen[K : 3 * K - 1], [seen[K - 1]] * (2 * K - 1))
+    assert np.isfinite(seen[-1]) and seen[-1] != seen[K - 1]
+
+
+@pytest.mark.law("L9")
+def test_a_gradient_of_weight_zero_skips_no_cycle_and_no_mean():
+    weights, factors = SIZES + [4.0, 0.0, 2.0], [1.0] * K + [1.0, np.nan, 1.0]
+    seen = means_of(weights, factors, nonfinite="skip_cycle")
+    assert np.isfinite(seen).all() and seen[-1] != seen[K - 1]
+
+
+@pytest.mark.law("L5")
+@pytest.mark.law("L17")
+def test_train_ops_of_other_weights_or_skips_have_no_common_mean():
+    def optimizer(**options):
+        made = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.05), K, **options)
+        return made, made.mean_over_cycle(problem.loss)
+
+    with tf.Graph().as_default(), tf1.Session() as session:
+        problem = Problem()
+        ours, mean = optimizer()
+        train_ops = [ours.minimize(problem.loss, weight=problem.size) for _ in range(2)]
+        for weight in (None, 1.0, tf.identity(problem.size)):
+            with pytest.raises(ValueError, match="one tensor for all train ops.*same tensor as `weight`"):
+                ours.minimize(problem.loss, weight=weight)
+        session.run(tf1.global_variables_initializer())
+        seen = [session.run([mean, train_ops[n % 2]], problem.feed(batch))[0] for n, batch in enumerate(MICRO)]
+        np.testing.assert_allclose(seen[K - 1 :: K], losses_of_full_batches(), rtol=2e-6)
+        known, _ = optimizer()
+        for _ in range(2):
+            known.minimize(problem.loss, weight=2.0)
+        skipping, _ = optimizer(nonfinite="skip_micro")
+        skipping.minimize(problem.loss)
+        with pytest.raises(ValueError, match="same gradients to each.*Received: nonfinite='skip_micro'"):
+            skipping.minimize(problem.loss)
+
+
 class StopBelow(tf1.train.SessionRunHook):
     """Early stopping: ends a loop once a step has been made and the loss is below a bound."""
 
@@ -556,7 +627,8 @@ def test_a_checkpoint_from_before_the_mean_restores_with_the_saver(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:
         problem = Problem()
         optimizer, mean, train_op = with_mean(problem)
-        accum.compat.v1.Saver(optimizer).restore(session, path)
+        with pytest.warns(UserWarning, match="from the middle of a cycle.*AccumOptimizer/mean"):
+            accum.compat.v1.Saver(optimizer).restore(session, path)
         np.testing.assert_array_equal(session.run(optimizer.get_slot(problem.weights, "accum")), accumulated)
         assert session.run(optimizer.micro_step) == 1
         assert np.isfinite(session.run([mean, train_op], problem.feed(MICRO[K + 1]))[0])

@@ -9,9 +9,21 @@ from accum._engine._interfaces import CycleListener
 from accum._tf import GradsAndVars, Scalar, tf
 from accum.compat.v1._engine_adapter import GraphAdapter
 
+OTHER_WEIGHTS = (
+    "`mean_over_cycle` returns one tensor for all train ops, which has the weights of the first: pass the same tensor as "
+    "`weight` to each, or its own `weight` to `mean_over_cycle`."
+)
+OTHER_GRADIENTS = (
+    "Whether `nonfinite` skips a micro-batch is the same for a mean as for the step, by the gradients of the first train "
+    'op: pass the same gradients to each, or `nonfinite="propagate"`, or use an `AccumOptimizer` for each train op.'
+)
+
 
 class Sums(NamedTuple):
-    """The weighted sum of a value over micro-batches, and the sum of their weights: scalar tensors or variables."""
+    """The weighted sum of a value over micro-batches, and the sum of their weights: scalar tensors or variables.
+
+    The sum of the weights is NaN if no step can be made from the micro-batches.
+    """
 
     total: Any
     weight: Any
@@ -47,6 +59,7 @@ class CycleMean(CycleListener):
         self._here: Any = None  # Sums of the current micro-batch
         self._stored: Any = None  # Sums of the current cycle
         self._latest: Any = None  # Sums of the latest cycle
+        self._of_first: Any = None  # weight and gradients of the first train op
 
     @property
     def follows_train_op(self) -> bool:
@@ -55,16 +68,44 @@ class CycleMean(CycleListener):
 
     def follow(self, cycle: Cycle, adapter: GraphAdapter, listed: GradsAndVars, weight: Optional[Scalar]) -> None:
         """Take part in a train op that is about to be created from the gradients `listed`."""
-        weight = self._own_weight if self._own_weight is not None else 1.0 if weight is None else weight
+        grads = [grad for grad, _ in listed]
+        if self.now is not None:
+            self._require_same(cycle, weight, grads)
+            return
+        self._of_first = weight, grads
+        cycle.build([var for _, var in listed], grads)
+        self._create_variables(adapter)
         with tf.name_scope("mean_over_cycle"):
-            share = tf.cast(weight, self._dtype)
-            self._here = Sums(tf.math.multiply_no_nan(tf.cast(self._value, self._dtype), share), share)
-        if self.now is None:
-            cycle.build([var for _, var in listed], [grad for grad, _ in listed])
-            self._create_variables(adapter)
-            with tf.name_scope("mean_over_cycle"):
-                self.now = self._mean(cycle, [grad for grad, _ in listed])
-            _tf.graphs.replace_input(self.tensor.op, 0, self.now)
+            is_finite = None
+            if cycle.plan.nonfinite != "propagate":
+                is_finite = tf.equal(count_nonfinite([grad for grad in grads if grad is not None]), 0)
+            self._here = self._sums_of(weight, is_finite if cycle.plan.nonfinite == "skip_cycle" else None)
+            self.now = self._mean(cycle, weight, is_finite if cycle.plan.nonfinite == "skip_micro" else None)
+        _tf.graphs.replace_input(self.tensor.op, 0, self.now)
+
+    def _require_same(self, cycle: Cycle, weight: Optional[Scalar], grads: List[Any]) -> None:
+        """Raise if a further train op would need another mean."""
+        first_weight, first_grads = self._of_first
+        if self.follows_train_op and weight is not first_weight:
+            numbers = [_tf.variables.known_value(one) for one in (weight, first_weight) if one is not None]
+            if len(numbers) != 2 or None in numbers or numbers[0] != numbers[1]:
+                raise ValueError(f"{OTHER_WEIGHTS} Received: weight={weight!r}, after {first_weight!r}.")
+        skips = cycle.plan.nonfinite != "propagate"
+        if skips and (
+            len(grads) != len(first_grads) or any(one is not first for one, first in zip(grads, first_grads))
+        ):
+            raise ValueError(f"{OTHER_GRADIENTS} Received: nonfinite={cycle.plan.nonfinite!r}.")
+
+    def _sums_of(self, weight: Optional[Scalar], allows_step: Optional[tf.Tensor]) -> Sums:
+        """Return the `Sums` of the current micro-batch, which may not allow a step to be made from its cycle."""
+        own = weight if self._own_weight is None else self._own_weight
+        share = tf.cast(1.0 if own is None else own, self._dtype)
+        total = tf.math.multiply_no_nan(tf.cast(self._value, self._dtype), share)
+        if allows_step is not None:
+            if weight is not None:  # a gradient of weight 0 is left out
+                allows_step = tf.logical_or(allows_step, tf.equal(tf.cast(weight, tf.float32), 0.0))
+            share = tf.where(allows_step, share, tf.constant(float("nan"), self._dtype))
+        return Sums(total, share)
 
     def _create_variables(self, adapter: GraphAdapter) -> None:
         zero, number = tf.zeros([], self._dtype), f"_{self._number}" if self._number else ""
@@ -73,32 +114,49 @@ class CycleMean(CycleListener):
             variables = [adapter.scalar(name, zero) for name in names]
         self._stored, self._latest = Sums(*variables[:2]), Sums(*variables[2:])
 
-    def _mean(self, cycle: Cycle, grads: List[Any]) -> tf.Tensor:
-        """Return the mean as it will be after the run, from what the variables hold before it."""
+    def _mean(self, cycle: Cycle, weight: Optional[Scalar], counts: Optional[tf.Tensor]) -> tf.Tensor:
+        """Return the mean as it will be after the run, from what the variables hold before it.
+
+        Args:
+          cycle: the `Cycle`.
+          weight: weight of the current micro-batch in the train op.
+          counts: bool scalar, whether the micro-batch counts; None: it does.
+        """
         micro_step_index = cycle.state.micro_step.read_value()
-        is_last = micro_step_index + 1 >= cycle.counter.length(micro_step_index)
-        here, before = self._here, self._so_far(tf.equal(micro_step_index, 0))
-        if cycle.plan.nonfinite == "skip_micro":
-            counts = tf.equal(count_nonfinite([grad for grad in grads if grad is not None]), 0)
-            is_last = tf.logical_and(is_last, counts)
+        is_first = tf.equal(micro_step_index, 0)
+        makes_step = micro_step_index + 1 >= cycle.counter.length(micro_step_index)
+        here, before = self._here, self._so_far(is_first)
+        if counts is not None:
+            makes_step = tf.logical_and(makes_step, counts)
             here = Sums(*[tf.where(counts, part, tf.zeros_like(part)) for part in here])
-        latest = Sums(*[var.read_value() for var in self._latest])
-        is_running = tf.logical_or(is_last, tf.equal(latest.weight, 0.0))
-        whole = Sums(*[tf.where(is_running, one + other, last) for one, other, last in zip(before, here, latest)])
-        return tf.cast(tf.math.divide_no_nan(*whole), self._value.dtype)
+        if weight is not None:
+            stored = tf.where(is_first, 0.0, cycle.state.weight_sum.read_value())
+            makes_step = tf.logical_and(makes_step, tf.greater(stored + tf.cast(weight, tf.float32), 0.0))
+        so_far, latest = _added(before, here), Sums(*[var.read_value() for var in self._latest])
+        is_new = tf.logical_and(makes_step, tf.greater(so_far.weight, 0.0))
+        is_running = tf.logical_or(is_new, tf.equal(latest.weight, 0.0))
+        shown = Sums(*[tf.where(is_running, new, old) for new, old in zip(so_far, latest)])
+        return tf.cast(tf.math.divide_no_nan(*shown), self._value.dtype)
 
     def _so_far(self, is_first: Union[bool, tf.Tensor]) -> Sums:
         """Return the `Sums` over the earlier micro-batches of the cycle."""
         return Sums(*[tf.where(is_first, tf.zeros([], self._dtype), var.read_value()) for var in self._stored])
 
     def _whole(self, is_first: Union[bool, tf.Tensor]) -> Sums:
-        return Sums(*[one + other for one, other in zip(self._so_far(is_first), self._here)])
+        return _added(self._so_far(is_first), self._here)
 
     def on_micro_step(self, is_first: Union[bool, tf.Tensor]) -> Any:
         return _assign(self._stored, self._whole(is_first))
 
     def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
-        return _assign(self._latest, self._whole(is_first) if has_latest else self._so_far(is_first))
+        whole = self._whole(is_first) if has_latest else self._so_far(is_first)
+        is_any = tf.greater(whole.weight, 0.0)
+        kept = [tf.where(is_any, new, var.read_value()) for new, var in zip(whole, self._latest)]
+        return _assign(self._latest, Sums(*kept))
+
+
+def _added(one: Sums, other: Sums) -> Sums:
+    return Sums(one.total + other.total, one.weight + other.weight)
 
 
 def _assign(variables: Sums, values: Sums) -> tf.Operation:

@@ -325,8 +325,12 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
         In a run of the train op that makes a step, it is the mean over that step's micro-batches, so for a loss that is
         a mean over examples, the loss of the full batch. In the runs between, it is still the mean of the latest step;
-        before the first step, it is the mean so far. Evaluate it in the same run as the train op. Call this before
-        creating the train op. A checkpoint contains the means of an unfinished cycle.
+        before the first step, it is the mean so far. A cycle that makes no step, because its weights sum to zero or
+        `nonfinite` skips it, leaves the mean of the latest step. Evaluate it in the same run as the train op. Call this
+        before creating the train op. A checkpoint contains the means of an unfinished cycle.
+
+        A cycle of separate ops may end at any time: there, from the `accum_steps`-th micro-batch on, it is the mean of
+        the cycle so far. Several train ops of one optimizer must have the same `weight`.
 
         Args:
           value: floating-point scalar tensor, computed from the micro-batch.

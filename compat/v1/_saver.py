@@ -8,8 +8,9 @@ from accum._tf import tf
 from accum.compat.v1._optimizer import AccumOptimizer
 
 CHANGED_IN_MID_CYCLE = (
-    "The checkpoint is from the middle of a cycle that began with other options, so its step will not be that of the "
-    "full batch: finish the cycle as it began, or run `reset()` of the optimizer after restoring, which discards it."
+    "The checkpoint is from the middle of a cycle that began with other options, so its step, averages or means "
+    "will not be those of the full batch: finish the cycle as it began, or run `reset()` of the optimizer after "
+    "restoring, which discards it."
 )
 
 
