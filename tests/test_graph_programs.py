@@ -363,6 +363,34 @@ def test_averages_of_moving_statistics_see_those_of_the_step():
         np.testing.assert_allclose(moving_value, averaged, rtol=0, atol=2e-6)
 
 
+@KINDS
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("accum_steps", [1, K])
+@pytest.mark.parametrize("options", [{}, {"count_micro_steps": True}], ids=["steps", "micro steps"])
+def test_what_follows_a_step_sees_the_counter_after_it(options, accum_steps, use_resource):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        problem = Problem(use_resource)
+        seen = tf1.get_variable("seen", [], tf.int64, tf1.zeros_initializer(), use_resource=use_resource)
+        inner = tf1.train.GradientDescentOptimizer(0.05)
+        optimizer = accum.compat.v1.AccumOptimizer(inner, accum_steps, **options)
+        optimizer.after_step(lambda: seen.assign(problem.step.read_value()))
+        train_op = optimizer.minimize(problem.loss, problem.step)
+        session.run(tf1.global_variables_initializer())
+        counted = []
+        for batch in MICRO[: 2 * K + 1]:
+            session.run(train_op, problem.feed(batch))
+            counted.append(tuple(session.run([seen, problem.step])))
+        session.run(optimizer.flush())
+        counted.append(tuple(session.run([seen, problem.step])))
+    runs = np.arange(1, 2 * K + 2)
+    steps = runs // accum_steps
+    if not options:
+        counters, last = [(step, step) for step in steps], (-(-runs[-1] // accum_steps),) * 2
+    else:
+        counters, last = [(step * accum_steps, run) for step, run in zip(steps, runs)], (runs[-1],) * 2
+    assert counted == counters + [last]
+
+
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("name, argument", [("after_step", lambda: None), ("mean_over_cycle", 1.0)])
 def test_what_follows_a_step_is_said_before_the_train_op(name, argument):
@@ -381,6 +409,40 @@ def test_nothing_follows_a_step_that_the_chief_makes():
         optimizer = accum.compat.v1.AccumOptimizer(sync, K, local_accumulators=True)
         with pytest.raises(ValueError, match="`after_step` does not support a `SyncReplicasOptimizer`"):
             optimizer.after_step(tf.no_op)
+
+
+@pytest.mark.law("L9")
+@pytest.mark.law("L17")
+def test_no_worker_skips_a_cycle_that_others_wait_for():
+    sync = tf1.train.SyncReplicasOptimizer(tf1.train.GradientDescentOptimizer(0.05), 2)
+    with pytest.raises(ValueError, match="SyncReplicasOptimizer.*use `nonfinite=.skip_micro"):
+        accum.compat.v1.AccumOptimizer(sync, K, local_accumulators=True, nonfinite="skip_cycle")
+
+
+@pytest.mark.law("L14")
+@pytest.mark.law("L15")
+def test_two_train_ops_may_stand_in_the_branches_of_a_conditional():
+    was_enabled = tf1.control_flow_v2_enabled()
+    tf1.enable_control_flow_v2()
+    try:
+        with tf.Graph().as_default():
+            problem = Problem()
+            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.05), K)
+
+            def branch():
+                with tf.control_dependencies([optimizer.minimize(problem.loss, problem.step, weight=problem.size)]):
+                    return tf.constant(True)
+
+            train_op = tf.cond(problem.size > 2, branch, branch)
+            weights, step = problem.run(train_op, MICRO, [problem.weights, problem.step])
+    finally:
+        if not was_enabled:
+            tf1.disable_control_flow_v2()
+    expected = FIRST.astype("float64")
+    for x, y in FULL:
+        expected = expected - 0.05 * 2.0 * x.T.dot(x.dot(expected) - y) / len(x)
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-6)
+    assert step == STEPS
 
 
 @pytest.mark.law("L17")
@@ -678,6 +740,31 @@ def test_the_last_checkpoint_of_a_monitored_session_has_the_flushed_step(tmp_pat
                 session.run(train_op, problem.feed(batch))
     np.testing.assert_allclose(saved(tmp_path), flushed_by_numpy(MICRO[:2]), rtol=0, atol=2e-6)
     assert saved(tmp_path, "AccumOptimizer/micro_step") == 0
+
+
+@pytest.mark.per_version
+@pytest.mark.law("L6")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("kind", ["micro steps", "without a counter", "steps"])
+def test_a_flush_that_the_last_checkpoint_may_lack_is_named(tmp_path, kind):
+    with tf.Graph().as_default(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        problem = Problem()
+        inner, options = tf1.train.GradientDescentOptimizer(0.05), {"count_micro_steps": kind == "micro steps"}
+        optimizer = accum.compat.v1.AccumOptimizer(inner, 100, **options)
+        step = None if kind == "without a counter" else problem.step
+        train_op = optimizer.minimize(problem.loss, step, weight=problem.size)
+        with tf1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path),
+            chief_only_hooks=[accum.compat.v1.FlushHook(optimizer)],
+            save_checkpoint_steps=1,
+            log_step_count_steps=None,
+        ) as session:
+            for batch in MICRO[:2]:
+                session.run(train_op, problem.feed(batch))
+    is_saved = np.abs(saved(tmp_path) - flushed_by_numpy(MICRO[:2])).max() < 2e-6
+    is_named = any("use `accum.compat.v1.CheckpointSaverHook` instead" in str(one.message) for one in caught)
+    assert (is_saved, is_named) == ((True, False) if kind == "steps" else (False, True))
 
 
 def input_fn():

@@ -276,7 +276,8 @@ class CycleOps:
             with self._adapter.stepping():
                 stepped = _replicas.each_replica(strategy, on_step, [totals, weight])
                 settled = self._each(strategy, lambda: self._on_settle(is_first, has_latest))
-                return self._adapter.end_step(true_after(_replicas.local_tensors(strategy, [stepped, settled])))
+                done = true_after(_replicas.local_tensors(strategy, [stepped, settled]))
+                return self._adapter.end_step(done, has_latest)
 
         verdicts = []
         if self._is_weighted:

@@ -222,7 +222,7 @@ class StepCounter:
             with _tf.variables.on_host():
                 following = tf.where(counts, following, now.micro_step)
         with tf.control_dependencies([has_stepped]), tf.name_scope("step_counter"):
-            counted = self._adapter.count_micro_step(counts)
+            counted = self._adapter.count_micro_step(counts, has_stepped)
             kept = None if self.has_stepped is None else _assign(strategy, self.has_stepped, has_stepped)
         with tf.control_dependencies([op for op in (counted, kept) if op is not None]):
             return self.advance(strategy, has_stepped, now, following)

@@ -72,19 +72,25 @@ class OptimizerAdapter:
         """Return the variables that `end_step` may use."""
         return ()
 
-    def end_step(self, done: tf.Tensor) -> tf.Tensor:
-        """Do what follows a step, across replicas. Takes and returns a tensor to wait for."""
+    def end_step(self, done: tf.Tensor, has_latest: bool = False) -> tf.Tensor:
+        """Do what follows a step, across replicas. Takes and returns a tensor to wait for.
+
+        Args:
+          done: tensor to wait for.
+          has_latest: whether a micro step makes the step, rather than a flush.
+        """
         return done
 
     def when(self, condition: tf.Tensor, function: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Return the bool tensor of `function()` if `condition` is true, otherwise False."""
         return tf.cond(condition, function, lambda: tf.constant(False), name="if_any")
 
-    def count_micro_step(self, counts: Optional[tf.Tensor]) -> Optional[tf.Operation]:
+    def count_micro_step(self, counts: Optional[tf.Tensor], has_stepped: tf.Tensor) -> Optional[tf.Operation]:
         """Advance the interface's own counter of micro steps, if it has one.
 
         Args:
           counts: bool tensor, whether this micro step counts; None: it does.
+          has_stepped: bool tensor, whether it made a step, so that `end_step` may have counted it.
 
         Returns:
           An op, or None if the interface has no such counter.

@@ -133,14 +133,15 @@ def unrecorded(collection: str) -> Iterator[None]:
 
 def record_train_op(op: tf.Operation) -> None:
     """Add an op to the collection TRAIN_OP, as every v1 optimizer does, unless it is inside a conditional."""
-    if op.graph is not _outermost_graph() or not op.graph.is_fetchable(op):
+    if op.graph is not outermost_graph() or not op.graph.is_fetchable(op):
         return
     recorded = op.graph.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
     if not any(op is train_op for train_op in recorded):
         recorded.append(op)
 
 
-def _outermost_graph() -> tf.Graph:
+def outermost_graph() -> tf.Graph:
+    """Return the graph around those of all conditionals, loops and functions in which ops are created now."""
     with tf.init_scope():
         return tf.compat.v1.get_default_graph()
 

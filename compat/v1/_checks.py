@@ -121,6 +121,15 @@ def require_own_step(name: str, waits_for_others: bool) -> None:
         )
 
 
+def require_no_skipped_cycle(plan: Plan, waits_for_others: bool) -> None:
+    """Raise where a step that is left out would leave the other workers waiting."""
+    if waits_for_others and plan.nonfinite == "skip_cycle":
+        raise ValueError(
+            "A worker that skips a cycle gives no gradient to the other workers of a `SyncReplicasOptimizer`, which wait "
+            'for it: use `nonfinite="skip_micro"` or "propagate". Received: nonfinite=\'skip_cycle\'.'
+        )
+
+
 def require_several_losses(plan: Plan, default_weight: Any) -> None:
     """Raise where losses that are means over different things can't be accumulated, each by its own count."""
     if plan.reduction != "mean":
@@ -160,7 +169,7 @@ def require_same_step_counter(cycle: Cycle, known_step: Any, global_step: Any, c
         raise ValueError(
             "A schedule of `accum_steps` needs a step counter: pass a `global_step`, without `count_micro_steps`."
         )
-    if cycle.is_built and cycle.state.micro_step.graph is not tf.compat.v1.get_default_graph():
+    if cycle.is_built and cycle.state.micro_step.graph is not _tf.graphs.outermost_graph():
         raise ValueError("An `AccumOptimizer` belongs to the graph of its first call: create one for each graph.")
     if cycle.is_built and known_step is not global_step:
         raise ValueError(

@@ -189,14 +189,21 @@ class GraphAdapter(OptimizerAdapter):
     def others(self) -> Sequence[tf.Variable]:
         if self.after_step:
             return tf.compat.v1.global_variables()
-        counted = [self.global_step] if self.global_step is not None and self._counts == "steps" else []
+        counted = [self.global_step] if self.global_step is not None and self._counts else []
         return self.gathered + counted  # which are of the kind of the averages that the listeners move
 
-    def end_step(self, done: tf.Tensor) -> tf.Tensor:
+    @property
+    def counts_steps(self) -> bool:
+        """Whether there is a `global_step` that advances with each step."""
+        return self.global_step is not None and self._counts != "micro_steps"
+
+    def end_step(self, done: tf.Tensor, has_latest: bool = False) -> tf.Tensor:
         if self.waits_for_others:
             return done
-        counts = self.global_step is not None and self._counts == "steps"
-        if counts and self._advances():
+        counts = self.global_step is not None and (
+            self._counts == "steps" or (self._counts == "micro_steps" and has_latest)
+        )
+        if counts and self._counts == "steps" and self._advances():
             raise ValueError(COUNTED_TWICE)
         with tf.compat.v1.name_scope(self.scope + "/" if self.scope else None):
             for function in ([self._count_step] if counts else []) + self.after_step:
@@ -217,10 +224,11 @@ class GraphAdapter(OptimizerAdapter):
         counters = tf.distribute.get_strategy().experimental_local_results(self.global_step)
         return any(_tf.op_walks.may_change(ops, counter) for counter in counters)
 
-    def count_micro_step(self, counts: Optional[tf.Tensor]) -> Optional[tf.Operation]:
+    def count_micro_step(self, counts: Optional[tf.Tensor], has_stepped: tf.Tensor) -> Optional[tf.Operation]:
         if self._counts != "micro_steps" or self.global_step is None:
             return None
-        one = tf.constant(True) if counts is None else counts
+        one = tf.logical_not(has_stepped)  # otherwise, `end_step` has counted it, before what follows the step
+        one = one if counts is None else tf.logical_and(counts, one)
         return self.global_step.assign_add(tf.cast(one, self.global_step.dtype.base_dtype))
 
     def steps(self) -> tf.Tensor:

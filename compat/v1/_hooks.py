@@ -2,9 +2,16 @@
 
 from typing import Any, List, Optional
 
+from accum import _check
 from accum._tf import tf
 from accum.compat.v1._optimizer import AccumOptimizer
 from accum.compat.v1._saver import Saver
+
+NOT_SAVED = (
+    "The step that `FlushHook` makes does not advance `global_step`, because there is none or it counts micro steps. If "
+    "the hook that saves checkpoints has saved at the same `global_step` before, it leaves this step out of the last "
+    "checkpoint: use `accum.compat.v1.CheckpointSaverHook` instead of both hooks."
+)
 
 
 class FlushHook(tf.compat.v1.train.SessionRunHook):
@@ -13,7 +20,8 @@ class FlushHook(tf.compat.v1.train.SessionRunHook):
     The `end` methods of hooks run in order, and one of them writes the last checkpoint. Pass this hook to
     `MonitoredTrainingSession` in `chief_only_hooks`, which come first, so that the checkpoint includes the last step.
     Where other hooks come first, as in an `Estimator`, use `accum.compat.v1.CheckpointSaverHook`, which flushes before
-    it writes the last checkpoint.
+    it writes the last checkpoint. So use that one, too, with `count_micro_steps` or without a `global_step`, where
+    TensorFlow's hook may take the last checkpoint for saved already; a warning says so.
 
     Args:
       optimizer: the `AccumOptimizer` of the session's graph. Its train op must exist when the session is created.
@@ -37,6 +45,8 @@ class FlushHook(tf.compat.v1.train.SessionRunHook):
 
     def begin(self) -> None:
         self._flush_op = self._optimizer.flush()
+        if not self._optimizer.flush_is_counted:
+            _check.warn(NOT_SAVED)
 
     def end(self, session: tf.compat.v1.Session) -> None:
         session.run(self._flush_op)

@@ -91,6 +91,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._count_micro_steps = bool(count_micro_steps)
         counts = _checks.what_is_counted(bool(count_micro_steps), bool(count_steps))
         self._adapter = GraphAdapter(self, name, counts, bool(local_accumulators))
+        _checks.require_no_skipped_cycle(plan, self._adapter.waits_for_others)
         self._cycle = Cycle(plan, self._adapter, transform, accumulator_dtype)
         self._means: List[CycleMean] = []
         self._has_called = False
@@ -192,14 +193,15 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
           global_step: variable that counts steps (micro steps with `count_micro_steps`), or None.
           name: name of the op.
           weight: scalar >= 0, the weight of this micro-batch in the mean, such as its number of examples; None: 1.
+            Whether a tensor is negative is not checked when it is computed.
 
         Returns:
           An op, to be run once per micro-batch. It is added to the graph's collection TRAIN_OP.
 
         Raises:
           RuntimeError: when executing eagerly.
-          ValueError: there is no gradient at all, a gradient has the wrong shape, the weight is negative, or the
-            variables or `global_step` differ from those of an earlier call.
+          ValueError: there is no gradient at all, a gradient has the wrong shape, the weight is a negative constant, or
+            the variables or `global_step` differ from those of an earlier call.
         """
         _checks.require_graph()
         weight = self._adapter.weight if weight is None else weight
@@ -294,7 +296,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     def after_step(self, function: Callable[[], Any]) -> None:
         """Run the ops of `function` once after each step, such as a moving average of the weights.
 
-        They run after the inner optimizer's step, after `global_step` has been advanced and, with
+        They run after the inner optimizer's step, after `global_step` has been advanced (with `count_micro_steps`, a
+        flush does not advance it) and, with
         `accumulate_update_ops`, after the moving averages of batch normalisation have moved. The functions of several
         calls run in order. Call it before creating the train op.
 
@@ -484,6 +487,11 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         if not self._cycle.is_built:
             return str(self._name)
         return str(self._cycle.state.micro_step.op.name.rpartition("/")[0])
+
+    @property
+    def flush_is_counted(self) -> bool:
+        """Whether `global_step` advances with the step of a flush."""
+        return self._adapter.counts_steps or not self._accumulates
 
     def saved_groups(self) -> List[List[tf.Variable]]:
         """Return the variables that accumulation adds to a checkpoint, grouped by the feature that added them."""
