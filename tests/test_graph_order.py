@@ -59,6 +59,28 @@ def test_two_train_ops_in_one_run_do_not_race(use_resource):
 
 
 @pytest.mark.law("L15")
+def test_two_train_ops_in_one_run_do_not_race_under_a_strategy_for_one_device():
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with tf.Graph().as_default(), tf1.Session(config=tf1.ConfigProto(allow_soft_placement=True)) as session:
+        fed = [tf1.placeholder(tf.float32, [200000]) for _ in range(2)]
+        with strategy.scope():
+            step = tf1.train.get_or_create_global_step()
+            variables = [tf1.get_variable(name, initializer=np.zeros(200000, "float32")) for name in "abcd"]
+            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), 2)
+        train_ops = []
+        for grad in fed:
+            pairs = [(tf.sqrt(grad), var) for var in variables]
+            done = getattr(strategy, RUN)(lambda pairs=pairs: optimizer.apply_gradients(pairs, step))
+            train_ops.append(tf.group(*strategy.experimental_local_results(done)))
+        session.run(tf1.global_variables_initializer())
+        for number in range(100):
+            session.run(train_ops, {one: np.full(200000, (number + k) ** 2, "float32") for k, one in enumerate(fed)})
+        ours, steps = session.run([variables, step])
+    np.testing.assert_array_equal(ours, np.full((4, 200000), -sum(number + 0.5 for number in range(100)), "float32"))
+    assert steps == 100
+
+
+@pytest.mark.law("L15")
 def test_two_optimizers_in_one_graph_keep_to_themselves():
     with tf.Graph().as_default(), tf1.Session() as session:
         ours = []

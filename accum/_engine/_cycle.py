@@ -537,7 +537,8 @@ class Cycle:
         self._check_strategy()
         self.strategy = tf.distribute.get_strategy()
         self.counter.build()
-        if _tf.graphs.in_static_graph() and not tf.distribute.has_strategy():
+        # A section of several replicas would wait for itself, because TensorFlow synchronises their threads (1.15).
+        if _tf.graphs.in_static_graph() and self.strategy.num_replicas_in_sync == 1:
             self._lock = TrainOpLock()
 
     def _add_accumulator(self, var: tf.Variable, grad: Optional[Gradient]) -> None:
@@ -604,7 +605,10 @@ class Cycle:
 
     def _across(self, function: Callable[..., tf.Operation], *args: PerReplica) -> tf.Operation:
         if self._lock is not None:
-            function = self._lock.around(function, [*self._variables.current, *self.adapter.others()])
+            used = [*self._variables.current, *self.adapter.others()]
+            strategy = tf.distribute.get_strategy()
+            used = [one for var in used for one in strategy.experimental_local_results(var)]
+            function = self._lock.around(function, used)
         else:
             function = _after_arguments(function)
         return _replicas.across_replicas(function, args)

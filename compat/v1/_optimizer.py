@@ -36,7 +36,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
       name: name of the ops and of the accumulators.
       steps_per_update: the name of `accum_steps` in H2G-Net.
       use_locking: accepted for compatibility with `tf.compat.v1.train.Optimizer`; two train ops of one graph never
-        race.
+        race. Only with several replicas they may: there, run each in a `session.run` of its own.
       transform: function `grads_and_vars -> grads_and_vars`, called once per cycle with the accumulated gradients.
       nonfinite: how a NaN or Inf in a gradient is handled. "propagate": as in a full batch. "skip_micro": leave out
         this micro-batch and take one more. "skip_cycle": finish the cycle without a step.
