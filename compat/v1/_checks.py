@@ -71,8 +71,8 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
     if kinds:
         _check.warn(
             f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. What is not linear, such "
-            "as clipping, acts on the mean gradient in a full batch: leave it out there, and pass it as `transform=` to "
-            f"the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type {sorted(kinds)}."
+            "as clipping, acts on the mean gradient in a full batch: leave it out there, and pass it as `transform=` "
+            f"to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type {sorted(kinds)}."
         )
 
 
@@ -125,8 +125,8 @@ def require_no_skipped_cycle(plan: Plan, waits_for_others: bool) -> None:
     """Raise where a step that is left out would leave the other workers waiting."""
     if waits_for_others and plan.nonfinite == "skip_cycle":
         raise ValueError(
-            "A worker that skips a cycle gives no gradient to the other workers of a `SyncReplicasOptimizer`, which wait "
-            'for it: use `nonfinite="skip_micro"` or "propagate". Received: nonfinite=\'skip_cycle\'.'
+            "A worker that skips a cycle gives no gradient to the other workers of a `SyncReplicasOptimizer`, which "
+            'wait for it: use `nonfinite="skip_micro"` or "propagate". Received: nonfinite=\'skip_cycle\'.'
         )
 
 

@@ -10,12 +10,12 @@ from accum._tf import GradsAndVars, Scalar, tf
 from accum.compat.v1._engine_adapter import GraphAdapter
 
 OTHER_WEIGHTS = (
-    "`mean_over_cycle` returns one tensor for all train ops, which has the weights of the first: pass the same tensor as "
-    "`weight` to each, or its own `weight` to `mean_over_cycle`."
+    "`mean_over_cycle` returns one tensor for all train ops, which has the weights of the first: pass the same tensor "
+    "as `weight` to each, or its own `weight` to `mean_over_cycle`."
 )
 OTHER_GRADIENTS = (
-    "Whether `nonfinite` skips a micro-batch is the same for a mean as for the step, by the gradients of the first train "
-    'op: pass the same gradients to each, or `nonfinite="propagate"`, or use an `AccumOptimizer` for each train op.'
+    "Whether `nonfinite` skips a micro-batch is the same for a mean as for the step, by the gradients of the first "
+    'train op: pass the same gradients to each, or `nonfinite="propagate"`, or use an `AccumOptimizer` for each.'
 )
 
 

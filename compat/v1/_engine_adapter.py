@@ -240,7 +240,7 @@ _STEPS: "weakref.WeakKeyDictionary[tf.Graph, List[range]]" = weakref.WeakKeyDict
 
 
 def ops_outside_of_steps() -> List[tf.Operation]:
-    """Return the operations of the current graph but for those that run once per step, when an `AccumOptimizer` does."""
+    """Return the operations of the current graph but for those that make the steps of an `AccumOptimizer`."""
     graph = tf.compat.v1.get_default_graph()
     steps = _STEPS.get(graph, [])
     return [op for place, op in enumerate(graph.get_operations()) if not any(place in step for step in steps)]

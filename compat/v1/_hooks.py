@@ -8,9 +8,9 @@ from accum.compat.v1._optimizer import AccumOptimizer
 from accum.compat.v1._saver import Saver
 
 NOT_SAVED = (
-    "The step that `FlushHook` makes does not advance `global_step`, because there is none or it counts micro steps. If "
-    "the hook that saves checkpoints has saved at the same `global_step` before, it leaves this step out of the last "
-    "checkpoint: use `accum.compat.v1.CheckpointSaverHook` instead of both hooks."
+    "The step that `FlushHook` makes does not advance `global_step`, because there is none or it counts micro steps. "
+    "If the hook that saves checkpoints has saved at the same `global_step` before, it leaves this step out of the "
+    "last checkpoint: use `accum.compat.v1.CheckpointSaverHook` instead of both hooks."
 )
 
 
