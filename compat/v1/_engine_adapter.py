@@ -200,11 +200,10 @@ class GraphAdapter(OptimizerAdapter):
     def end_step(self, done: tf.Tensor, has_latest: bool = False) -> tf.Tensor:
         if self.waits_for_others:
             return done
-        counts = self.global_step is not None and (
-            self._counts == "steps" or (self._counts == "micro_steps" and has_latest)
-        )
-        if counts and self._counts == "steps" and self._advances():
+        counts = self.global_step is not None and self._counts == "steps"
+        if counts and self._advances():
             raise ValueError(COUNTED_TWICE)
+        counts = counts or (has_latest and self.global_step is not None and self._counts == "micro_steps")
         with tf.compat.v1.name_scope(self.scope + "/" if self.scope else None):
             for function in ([self._count_step] if counts else []) + self.after_step:
                 with tf.control_dependencies([done]):

@@ -36,7 +36,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
       name: name of the ops and of the accumulators.
       steps_per_update: the name of `accum_steps` in H2G-Net.
       use_locking: accepted for compatibility with `tf.compat.v1.train.Optimizer`; two train ops of one graph never
-        race. Only with several replicas they may: there, run each in a `session.run` of its own.
+        race, except under a strategy with several replicas: there, run each in a `session.run` of its own.
       transform: function `grads_and_vars -> grads_and_vars`, called once per cycle with the accumulated gradients.
       nonfinite: how a NaN or Inf in a gradient is handled. "propagate": as in a full batch. "skip_micro": leave out
         this micro-batch and take one more. "skip_cycle": finish the cycle without a step.
@@ -107,8 +107,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> List[Tuple[Optional[Gradient], tf.Variable]]:
         """Compute gradients with the inner optimizer's `compute_gradients`, which receives all arguments.
 
-        A warning says so if that is a method of your own which does more than scale them, such as clip them: it acts on
-        each micro-batch.
+        If your own optimizer class overrides it to do more than scale gradients, such as to clip them, this acts on each
+        micro-batch, and a warning says so.
         """
         _checks.require_graph()
         if tf.is_tensor(loss):
@@ -193,7 +193,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
           global_step: variable that counts steps (micro steps with `count_micro_steps`), or None.
           name: name of the op.
           weight: scalar >= 0, the weight of this micro-batch in the mean, such as its number of examples; None: 1.
-            Whether a tensor is negative is not checked when it is computed.
+            A negative number raises an error; that a tensor turns out to be negative is not found.
 
         Returns:
           An op, to be run once per micro-batch. It is added to the graph's collection TRAIN_OP.
@@ -296,10 +296,10 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     def after_step(self, function: Callable[[], Any]) -> None:
         """Run the ops of `function` once after each step, such as a moving average of the weights.
 
-        They run after the inner optimizer's step, after `global_step` has been advanced (with `count_micro_steps`, a
-        flush does not advance it) and, with
+        They run after the inner optimizer's step, after `global_step` has been advanced and, with
         `accumulate_update_ops`, after the moving averages of batch normalisation have moved. The functions of several
-        calls run in order. Call it before creating the train op.
+        calls run in order. Call it before creating the train op. (With `count_micro_steps`, a flush makes a step without
+        advancing `global_step`.)
 
         Args:
           function: function without arguments that returns an op, a tensor or a list of them. It is called once for
