@@ -107,8 +107,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> List[Tuple[Optional[Gradient], tf.Variable]]:
         """Compute gradients with the inner optimizer's `compute_gradients`, which receives all arguments.
 
-        If your own optimizer class overrides it to do more than scale gradients, such as to clip them, this acts on each
-        micro-batch, and a warning says so.
+        If your own optimizer class overrides it to do more than scale gradients, such as to clip them, this acts on
+        each micro-batch, and a warning says so.
         """
         _checks.require_graph()
         if tf.is_tensor(loss):
@@ -298,8 +298,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
         They run after the inner optimizer's step, after `global_step` has been advanced and, with
         `accumulate_update_ops`, after the moving averages of batch normalisation have moved. The functions of several
-        calls run in order. Call it before creating the train op. (With `count_micro_steps`, a flush makes a step without
-        advancing `global_step`.)
+        calls run in order. Call it before creating the train op. With `count_micro_steps`, a flush makes a step without
+        advancing `global_step`.
 
         Args:
           function: function without arguments that returns an op, a tensor or a list of them. It is called once for
