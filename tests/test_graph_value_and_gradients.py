@@ -730,3 +730,39 @@ def test_variables_that_are_changed_outside_of_the_function_are_not_named():
         with tf.control_dependencies([count.assign_add(1.0)]):
             counted = count.read_value()
         accum.compat.v1.value_and_gradients(lambda x: tf.reduce_mean(x) * weight * counted, x, [weight], 2)
+
+
+@pytest.mark.law("L13")
+@pytest.mark.parametrize("whole_batch", [(), "batch_norm"], ids=["micro-batches", "whole batch"])
+@pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+def test_each_use_of_a_layer_moves_its_averages_in_turn(use_resource, whole_batch):
+    data = np.random.RandomState(2).normal(3.0, 2.0, size=(11, 5)).astype("float32")
+    others = 0.5 * data - 2.0
+    with tf.Graph().as_default(), tf1.Session() as session:
+        averages = []
+        with tf1.variable_scope("norm", use_resource=use_resource):
+            for name in ("moving_mean", "moving_variance"):
+                averages.append(tf1.get_variable(name, [5], initializer=tf1.zeros_initializer(), trainable=False))
+        weight = tf1.get_variable("w", initializer=1.0, use_resource=use_resource)
+
+        def normalized(x):
+            mean, variance = tf.nn.moments(x, [0])
+            for average, moment in zip(averages, (mean, variance)):
+                move = tf1.assign_sub(average, (average.read_value() - moment) * tf.constant(0.25))
+                tf1.add_to_collection(KEYS.UPDATE_OPS, move)
+            return tf.nn.batch_normalization(x, mean, variance, None, None, 1e-3)
+
+        def loss(x, y):
+            return tf.reduce_mean((normalized(x) * weight - 1.0) ** 2) + tf.reduce_mean((normalized(y) - weight) ** 2)
+
+        batch = tf1.placeholder(tf.float32, [None, 5]), tf1.placeholder(tf.float32, [None, 5])
+        value_and_gradients(loss, batch, [weight], 4, whole_batch=whole_batch)
+        moves = tf1.get_collection(KEYS.UPDATE_OPS)
+        session.run(tf1.global_variables_initializer())
+        session.run(moves, dict(zip(batch, (data, others))))
+        ours = session.run(averages)
+    for value, statistic in zip(ours, (np.mean, np.var)):
+        moved = np.zeros(5)
+        for used in (data, others):
+            moved = 0.75 * moved + 0.25 * statistic(used.astype("float64"), axis=0)
+        np.testing.assert_allclose(value, moved, rtol=0, atol=2e-6)

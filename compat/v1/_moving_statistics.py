@@ -1,6 +1,6 @@
 """The moving statistics of one batch normalisation layer, which follow the cycle (law L13)."""
 
-from typing import Any, List, NamedTuple, Union
+from typing import Any, Dict, List, NamedTuple, Union
 
 from accum._engine._interfaces import CycleListener, OptimizerAdapter
 from accum._engine._statistics import Moments, pooled, so_far, with_bessel, without_bessel
@@ -86,6 +86,23 @@ def moves(mean: Average, variance: Average, whole: Moments) -> List[tf.Operation
     """Create the ops that move the averages of one layer to the moments of a whole batch, as the layer does."""
     corrected = with_bessel(whole.variance, whole.count) if variance.is_corrected else whole.variance
     return [_move(mean, whole.mean), _move(variance, corrected)]
+
+
+class MovesInTurn:
+    """Adds ops that move averages to UPDATE_OPS. A layer that was called several times moves its averages in turn.
+
+    Nothing else would order them, and one move would overwrite the other.
+    """
+
+    def __init__(self) -> None:
+        self._latest: Dict[int, List[tf.Operation]] = {}
+
+    def add(self, mean: Average, variance: Average, whole: Moments) -> None:
+        """Move the averages of a layer to the moments `whole`, after the earlier moves of the same averages."""
+        with tf.control_dependencies(self._latest.get(id(mean.var), [])):
+            self._latest[id(mean.var)] = moves(mean, variance, whole)
+        for move in self._latest[id(mean.var)]:
+            tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.UPDATE_OPS, move)
 
 
 def _move(average: Average, value: tf.Tensor) -> tf.Operation:

@@ -15,7 +15,7 @@ from accum._tf.types import WholeBatch
 from accum.compat.v1._carried_state import warn_of_repeated_changes
 from accum.compat.v1._collections import Additions, depends_on, is_in_loop, ops_of
 from accum.compat.v1._first_call import FirstCall
-from accum.compat.v1._moving_statistics import moments_of, moves
+from accum.compat.v1._moving_statistics import MovesInTurn, moments_of
 from accum.compat.v1._update_ops import Average, read_averages, require_none_in_place, still
 from accum.compat.v1._whole_batch import whole_value
 
@@ -119,9 +119,9 @@ def value_and_gradients(
     # Only loops of TF 1 take ref variables, and only in theirs can update ops be read.
     with _tf.graphs.control_flow_of_tf(1):
         derived = mean_and_gradients(task, data, calls.differentiate)
+    in_turn = MovesInTurn()
     for (mean, variance), whole in zip(calls.averages, derived.others):
-        for move in moves(mean, variance, whole):
-            tf.compat.v1.add_to_collection(KEYS.UPDATE_OPS, move)
+        in_turn.add(mean, variance, whole)
     return derived.value, list(derived.grads_and_vars)
 
 

@@ -19,7 +19,7 @@ from accum._engine._trace_and_barriers import Marks, is_differentiable
 from accum._engine._value_and_gradients import Task, WholeBatchFunction
 from accum._tf import tf
 from accum.compat.v1._collections import Additions, depends_on, ops_of
-from accum.compat.v1._moving_statistics import moves
+from accum.compat.v1._moving_statistics import MovesInTurn
 from accum.compat.v1._update_ops import Average, read_averages, require_none_in_place, still
 
 KEYS = tf.compat.v1.GraphKeys
@@ -58,6 +58,7 @@ class _StaticCall:
         self._task = task
         self._whole = WholeBatchFunction(task, data)
         self._averages: Dict[str, List[Tuple[Average, Average]]] = {}  # by the name of what is normalised
+        self._moments: Dict[str, Moments] = {}  # of the whole batch, by the same name
         self._stilled: Set[tf.Operation] = set()  # which update these
         # Of the micro-batch and the batch, as in the trace:
         self._position = tf.compat.v1.placeholder(tf.int64, [], "accum_position")
@@ -94,15 +95,17 @@ class _StaticCall:
             are_means=self._task.loss is None,
         )
         results, _ = whole_call(segments, self._whole.batch, self._task.size, values + handles, [])
-        if finds and self._averages:
+        missing = [mean for name, pairs in self._averages.items() if name not in self._moments for mean, _ in pairs]
+        if finds and missing:
             raise ValueError(
                 "These averages of batch normalisation are updated, but the statistics of the whole batch towards "
                 "which they move were not found in the graph: leave out `whole_batch`. Received: "
-                f"{[mean.var.op.name for pairs in self._averages.values() for mean, _ in pairs]}."
+                f"{[mean.var.op.name for mean in missing]}."
             )
         additions = Additions(self._graph)
         value = self._whole.loss(results)
         additions.keep(lambda key, _: key != KEYS.LOSSES)
+        self._move_averages()
         # The base class scales the loss for the strategy of an Estimator, as the optimizers do.
         optimizer = tf.compat.v1.train.Optimizer(use_locking=False, name="gradients")
         return value, optimizer.compute_gradients(value, listed)
@@ -145,12 +148,17 @@ class _StaticCall:
         additions.keep(lambda key, added: key not in local and not depends_on(added, sources))
 
     def _receive(self, key: str, whole: Moments) -> None:
-        """Let the averages of what was normalised move to the moments of the batch, once."""
-        name = self._names.get(key, key.split("/", 1)[1] if "/" in key else key)
-        for mean, variance in self._averages.pop(name, ()):
-            shaped = [tf.reshape(value, mean.var.shape) for value in (whole.mean, whole.variance)]
-            for move in moves(mean, variance, Moments(whole.count, *shaped)):
-                tf.compat.v1.add_to_collection(KEYS.UPDATE_OPS, move)
+        """Take the moments of the batch at what was normalised."""
+        self._moments[self._names.get(key, key.split("/", 1)[1] if "/" in key else key)] = whole
+
+    def _move_averages(self) -> None:
+        """Let averages move to the moments of the batch, once, in the order in which the layers were called."""
+        in_turn = MovesInTurn()
+        for name in [name for name in self._averages if name in self._moments]:
+            whole = self._moments[name]
+            for mean, variance in self._averages[name]:
+                shaped = [tf.reshape(value, mean.var.shape) for value in (whole.mean, whole.variance)]
+                in_turn.add(mean, variance, Moments(whole.count, *shaped))
 
     # ------------------------------------------------------------------------------------------------------------
 
