@@ -94,7 +94,8 @@ def value_and_gradients(
     Raises:
       TypeError, ValueError: an argument does not match its description above, the loss depends on no variable,
         `function` creates variables in its second call, or what it adds to a collection can't be treated as above;
-        with `whole_batch` or `loss`, it assigns to variables or contains loops or conditionals of TF 1.
+        with `whole_batch` or `loss`, it assigns to variables or contains loops or conditionals of TF 1, or it updates
+        averages of batch normalisation without `whole_batch="batch_norm"`.
       RuntimeError: when executing eagerly or in a `tf.function`.
 
     Example:

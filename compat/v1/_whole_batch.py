@@ -96,11 +96,13 @@ class _StaticCall:
         )
         results, _ = whole_call(segments, self._whole.batch, self._task.size, values + handles, [])
         missing = [mean for name, pairs in self._averages.items() if name not in self._moments for mean, _ in pairs]
-        if finds and missing:
+        if missing:
+            cause = "were not found in the graph: leave out `whole_batch`"
+            if not finds:
+                cause = 'are computed only with `whole_batch="batch_norm"`: pass it besides `loss`'
             raise ValueError(
                 "These averages of batch normalisation are updated, but the statistics of the whole batch towards "
-                "which they move were not found in the graph: leave out `whole_batch`. Received: "
-                f"{[mean.var.op.name for mean in missing]}."
+                f"which they move {cause}. Received: {[mean.var.op.name for mean in missing]}."
             )
         additions = Additions(self._graph)
         value = self._whole.loss(results)
