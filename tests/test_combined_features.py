@@ -316,6 +316,32 @@ def test_logs_that_are_computed_from_results_are_named(run_eagerly, how):
     assert not said_in_fit(model, "averaged over micro-batches")[0]
 
 
+class OwnVariable(tf.keras.metrics.Metric):
+    """A metric whose result is its variable, as in the documentation of Keras 3."""
+
+    def __init__(self):
+        super().__init__(name="own")
+        self.total = self.add_weight(name="total", shape=(), initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(y_true))
+
+    def result(self):
+        return self.total if IS_KERAS_3 else tf.convert_to_tensor(self.total)
+
+
+@pytest.mark.law("L8")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_the_result_of_a_metric_may_be_a_variable(run_eagerly):
+    metric = OwnVariable()
+    metric.looks_across_examples = False
+    model = accum.GradientAccumulateModel.from_model(linear(), micro_batch_size=2)
+    model.compile(tf.keras.optimizers.SGD(RATE), "mse", metrics=[metric], run_eagerly=run_eagerly)
+    messages, history = said_in_fit(model, "averaged over micro-batches")
+    assert not messages
+    np.testing.assert_allclose(history["own"], [Y.sum()], rtol=1e-5)
+
+
 class AddsUp(LogsScore):
     """Adds up its loss, a mean over examples, or the sum over them."""
 
@@ -386,8 +412,8 @@ def draw():
 
 @tf.function
 def normalized(inputs):
-    mean = tf.reduce_mean(inputs, axis=-2)
-    variance = tf.reduce_mean((inputs - mean) ** 2, axis=-2)
+    mean = tf.reduce_mean(inputs, axis=0)
+    variance = tf.reduce_mean((inputs - mean) ** 2, axis=0)
     return (inputs - mean) * tf.math.rsqrt(variance + 1e-3)
 
 

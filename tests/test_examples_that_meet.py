@@ -31,6 +31,12 @@ def by_the_largest(hidden):
     return hidden / (3.0 + tf.reduce_max(hidden, axis=0))
 
 
+@tf.function
+def by_the_last_axes(hidden):
+    mean = tf.reduce_mean(hidden, axis=-3)
+    return (hidden - mean) * tf.math.rsqrt(tf.reduce_mean((hidden - mean) ** 2, axis=-3) + 1e-3)
+
+
 MEETING = {
     "softmax": lambda hidden: tf.nn.softmax(hidden, axis=0),
     "attention": attention_between_examples,
@@ -44,6 +50,7 @@ MEETING = {
     "number of examples": lambda hidden: hidden / tf.cast(tf.shape(hidden)[0], tf.float32),
     "largest one": lambda hidden: hidden * tf.cast(tf.argmax(hidden, axis=0), tf.float32),
     "in a function": by_the_largest,
+    "in a function, from the last axis": by_the_last_axes,
 }
 
 
@@ -132,6 +139,53 @@ def test_operations_within_an_example_are_not_named(name):
     assert not said
     for one, other in zip(ours, plain):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+IDS = RANDOM.randint(0, 30, size=(COUNT, 7))
+
+
+def of_tokens(function, length=7, words=30):
+    """A model of ids, whose rows of a large table are small beside biases and products."""
+    inputs = tf.keras.Input((length,), dtype="int32")
+    hidden = layers.Lambda(function)(layers.Embedding(words, 16)(inputs))
+    hidden = layers.Dense(4)(layers.Dense(8, activation="relu")(hidden))
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(hidden)))
+
+
+@pytest.mark.parametrize("length", [1, 4, 7])
+@pytest.mark.parametrize("words", [30000])
+@pytest.mark.parametrize("name", ["rolled", "reversed", "softmax", "elementwise"])
+def test_examples_of_tokens_meet_too(name, length, words):
+    make = MEETING[name] if name in MEETING else APART[name]()
+    model = accum.GradientAccumulateModel.from_model(
+        of_tokens(make, length, words), micro_batch_size=SIZE, whole_batch="all"
+    )
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.train_on_batch(np.resize(IDS, (COUNT, length)), Y)
+    said = [str(one.message) for one in caught if "across the examples of each micro-batch" in str(one.message)]
+    assert len(said) == (name != "elementwise") and "can't be checked" not in "".join(said)
+
+
+@pytest.mark.parametrize("layer", [layers.DepthwiseConv2D(3), layers.SeparableConv2D(4, 3)])
+def test_examples_that_meet_before_a_convolution_of_each_channel_are_named(layer):
+    inputs = tf.keras.Input((6, 6, 64))
+    hidden = layers.Lambda(lambda hidden: 0.5 * hidden + 0.5 * tf.roll(hidden, 1, axis=0))(inputs)
+    outputs = layers.Dense(2)(layers.GlobalAveragePooling2D()(type(layer).from_config(layer.get_config())(hidden)))
+    model = accum.GradientAccumulateModel(inputs=inputs, outputs=outputs, micro_batch_size=4, whole_batch="all")
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+    with pytest.warns(UserWarning, match="look across the examples of each micro-batch.*Roll"):
+        model.train_on_batch(RANDOM.normal(size=(COUNT, 6, 6, 64)).astype("float32"), Y)
+
+
+def test_large_examples_are_not_tried():
+    inputs = tf.keras.Input((1100, 1000))
+    outputs = layers.Dense(2)(layers.Lambda(lambda images: tf.reduce_mean(images, axis=2)[:, :5])(inputs))
+    model = accum.GradientAccumulateModel(inputs=inputs, outputs=outputs, micro_batch_size=1, whole_batch="all")
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+    with pytest.warns(UserWarning, match="can't be checked.*1,100,000 numbers, which would take long"):
+        model.train_on_batch(np.ones((2, 1100, 1000), "float32"), Y[:2])
 
 
 def test_a_layer_that_begins_with_zeros_hides_nothing():

@@ -149,7 +149,16 @@ def test_clipping_in_a_compute_gradients_of_the_user_s_own_is_named(name):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.parametrize("accum_steps, change", [(K, lambda grad: grad * 0.5), (K, tf.identity), (1, CHANGES["norm"])])
+@pytest.mark.parametrize(
+    "accum_steps, change",
+    [
+        (K, lambda grad: grad * 0.5),
+        (K, tf.identity),
+        (1, CHANGES["norm"]),
+        (K, lambda grad: grad - tf.reduce_mean(grad, keepdims=True)),
+        (K, lambda grad: grad * tf.minimum(tf.sqrt(tf.constant(0.5)), 1.0)),
+    ],
+)
 def test_a_compute_gradients_that_changes_nothing_or_scales_is_not_named(accum_steps, change):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

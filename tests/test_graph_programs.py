@@ -549,6 +549,15 @@ def test_a_skipped_cycle_keeps_the_mean_of_the_latest_step(own_weight):
 
 
 @pytest.mark.law("L9")
+def test_the_mean_is_finite_if_the_very_first_cycle_is_skipped():
+    """A hook that stops at NaN must not stop for gradients that overflow in half precision."""
+    seen = means_of(SIZES * 2, [1.0, np.inf, 1.0] + [1.0] * K, nonfinite="skip_cycle")
+    plain = means_of(SIZES * 2, [0.0] * K + [1.0] * K)  # whose first step moves nothing
+    assert np.isfinite(seen).all()
+    np.testing.assert_allclose(seen[2 * K - 1], plain[2 * K - 1], rtol=2e-6)
+
+
+@pytest.mark.law("L9")
 def test_a_gradient_of_weight_zero_skips_no_cycle_and_no_mean():
     weights, factors = SIZES + [4.0, 0.0, 2.0], [1.0] * K + [1.0, np.nan, 1.0]
     seen = means_of(weights, factors, nonfinite="skip_cycle")

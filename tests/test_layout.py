@@ -125,7 +125,7 @@ def test_the_engine_knows_nothing_of_keras(name):
 
 def test_contributing_lists_what_is_replaced_in_keras():
     with open(os.path.join(ROOT, "CONTRIBUTING.md"), encoding="utf-8") as file:
-        table = file.read().split("## What is replaced in Keras")[1].split("`python scripts")[0]
+        table = file.read().split("## What is replaced in Keras")[1].split("\n## ")[0]
     replaces = re.compile(r"\b(?<!def )(own_methods|set_untracked|finish_clones)\(|\bsetattr\(cls\b|\b_finished\(")
     files = set()
     for path in glob.glob(os.path.join(ROOT, "accum", "**", "*.py"), recursive=True):

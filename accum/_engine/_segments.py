@@ -616,9 +616,9 @@ def _float32(tensor: tf.Tensor) -> tf.Tensor:
 
 
 NOT_WHOLE = (
-    "With `whole_batch`, these operations look across the examples of each micro-batch, not of the whole batch, and "
-    "what they return meets single examples again: make them a mean and variance of `tf.nn.moments` over the examples, "
-    "or move them behind the model, into the loss."
+    "With `whole_batch`, these operations look across the examples of each micro-batch, not of the whole batch, so "
+    "outputs or added losses depend on how the batch is split: make them a mean and variance of `tf.nn.moments` over "
+    "the examples, or a loss that is a mean over examples, or move them behind the model, into the loss."
 )
 Function = Callable[[Sequence[tf.Tensor], Marks], Sequence[tf.Tensor]]
 
@@ -633,6 +633,7 @@ def segments_of(
     receive: Optional[Receive] = None,
     compiled: bool = False,
     are_means: bool = False,
+    tries: bool = True,
 ) -> Segments:
     """Trace a function on a micro-batch, and return it in segments.
 
@@ -646,6 +647,7 @@ def segments_of(
       receive: as for `FoundStatistics`.
       compiled: whether XLA will compile it.
       are_means: whether the outputs are a mean over the examples and its weight, spread over the examples.
+      tries: whether to compute two examples, to find operations that look across them.
 
     Raises:
       ValueError: something can't be computed again, or over the whole batch.
@@ -673,20 +675,15 @@ def segments_of(
     for key in made.graph.trace.outputs:
         _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
     if finds_statistics:
-        _warn_of_meetings(made, batch, variables, are_means)
+        _warn_of_meetings(made, tries and batch.is_dense, are_means)
     return made
 
 
-def _warn_of_meetings(
-    segments: Segments, batch: Batch, variables: Sequence[Union[tf.Tensor, tf.Variable]], are_means: bool
-) -> None:
+def _warn_of_meetings(segments: Segments, tries: bool, are_means: bool) -> None:
     """Warn of operations that look across examples and are no barriers."""
     unknown = segments.graph.trace.unknown
-    is_first = replica_number() == 0  # the others compute the same
-    if not unknown and batch.is_dense and is_first:
-        handled = [var for var in variables if hasattr(var, "handle")]
-        specs = {id(var.handle): tf.TensorSpec(var.shape, var.dtype.base_dtype) for var in handled}
-        unknown, failure = trial_of_examples(segments.graph, specs, are_means)
+    if not unknown and tries and replica_number() == 0:  # the other replicas compute the same
+        unknown, failure = trial_of_examples(segments.graph, are_means)
         if failure is not None:
             _check.warn(
                 "It can't be checked whether operations look across the examples of each micro-batch: a trial on two "

@@ -393,6 +393,7 @@ def _any_length(tensor: tf.Tensor) -> Union[tf.TensorShape, Sequence[Optional[in
 # Barriers that nobody has marked
 
 
+SQUARES = {"Square", "Pow", "Mul", "SquaredDifference"}
 PASSING = ("Identity", "StopGradient")
 REDUCTIONS = {"Mean", "Sum", "Max", "Min", "Prod", "All", "Any"}
 SIZES = {"Shape", "ShapeN", "Size", "Rank"}
@@ -561,7 +562,7 @@ class FoundStatistics:
         if op.type != "Mean" or axes is None:
             return None
         squares = op.inputs[0].op
-        if squares.type not in _tf.graph_parts.SQUARES or (
+        if squares.type not in SQUARES or (
             squares.type == "Pow" and _tf.variables.known_value(squares.inputs[1]) != 2.0
         ):
             return None

@@ -25,8 +25,8 @@ SCALES = (1.0, 0.1)
 """Sizes of the weights. A softmax of large numbers is the same with and without a few more small ones."""
 UNKNOWN_LENGTH = 8
 """The length of any other axis that is unknown in the trace."""
-UNKNOWN_ROWS = 4096
-"""The length of a table that is unknown in the trace."""
+LARGEST = 2**20
+"""The numbers in an example up to which a trial is made: it computes twelve examples, on the host."""
 
 
 class Outcome(NamedTuple):
@@ -45,21 +45,24 @@ class _CantTry(Exception):
     """Something can't be made up."""
 
 
-def trial_of_examples(graph: CutGraph, specs: Dict[int, tf.TensorSpec], are_means: bool = False) -> Outcome:
+def trial_of_examples(graph: CutGraph, are_means: bool = False) -> Outcome:
     """Compute a function on two examples together, and on each of them alone.
 
     Args:
       graph: the function. All that it takes of an example must be dense.
-      specs: {id of the handle of a variable: its shape and dtype}.
       are_means: whether the outputs are a mean over the examples and its weight, spread over the examples.
     """
-    if graph.drawn or graph.trace.other_draws:  # other numbers in each run
+    if graph.trace.other_draws:  # other numbers in each run, of which a warning has told
         return Outcome([], None)
+    if graph.drawn:
+        return Outcome([], f"{sorted(graph.drawn)[:3]} may return something else each time")
+    if _numbers_of_example(graph) > LARGEST:
+        return Outcome([], f"an example has {_numbers_of_example(graph):,} numbers, which would take long")
     with tf.Graph().as_default(), _tf.graph_parts.plain_session() as session:
         try:
-            trial = _Trial(graph, specs, session)
+            trial = _Trial(graph, session)
             return Outcome(next(filter(None, (trial.meetings(are_means, scale) for scale in SCALES)), []), None)
-        except (tf.errors.OpError, TypeError, ValueError, _CantTry) as error:
+        except Exception as error:  # of whatever kind: nobody trains without having asked for a trial
             return Outcome([], _told(error))
 
 
@@ -73,9 +76,8 @@ class _Imported(NamedTuple):
 class _Trial:
     """The runs of a function: with both examples, and with each of them alone."""
 
-    def __init__(self, graph: CutGraph, specs: Dict[int, tf.TensorSpec], session: Any) -> None:
+    def __init__(self, graph: CutGraph, session: Any) -> None:
         self._cut, self._trace = graph, graph.trace
-        self._specs = specs
         self._session = session
         self._random = np.random.RandomState(0)
         self._outsides = {key: outside for outside, key in graph.trace.captures}
@@ -130,12 +132,16 @@ class _Trial:
     def _input(self, spec: tf.TensorSpec) -> np.ndarray:
         """Return two examples of an argument.
 
-        They differ in their size, so that no average makes them alike. But neither is the larger one everywhere.
+        They differ at each place, and on average. But neither is the larger one everywhere.
         """
         is_batched = _is_batched(spec)
         shape = _made_up_shape(spec)
         if spec.dtype.is_integer:
-            value = (np.arange(np.prod(shape, dtype=int)).reshape(shape) // (2 if is_batched else 1)) % 2
+            place = np.arange(np.prod(shape[1:] if is_batched else shape, dtype=int))
+            value = place // 2 % 2
+            if is_batched:
+                value = np.stack([value, np.where(place % 3 == 1, value, 1 - value)])
+            value = value.reshape(shape)
         elif spec.dtype.is_bool:
             value = np.ones(shape, bool)
         elif spec.dtype.is_floating or spec.dtype.is_complex:
@@ -147,41 +153,51 @@ class _Trial:
             raise _CantTry(f"values of {spec.dtype.name} can't be made up")
         return np.asarray(value, spec.dtype.as_numpy_dtype)
 
-    def _weights(self, shape: Sequence[int], dtype: tf.DType) -> np.ndarray:
-        """Return positive weights that keep the size of what they are multiplied with."""
+    def _weights(self, key: Key, shape: Sequence[int], dtype: tf.DType) -> np.ndarray:
         if not (dtype.is_floating or dtype.is_complex):
             return np.zeros(shape, dtype.as_numpy_dtype)
-        value = self._random.uniform(0.5, 1.5, shape) * self._scale / _fan_in(shape)
+        value = self._random.uniform(0.5, 1.5, shape) * self._scale / self._divisor(key, shape)
         return np.asarray(value, dtype.as_numpy_dtype)
+
+    def _divisor(self, key: Key, shape: Sequence[int]) -> float:
+        """Return by what to divide weights such that results neither grow nor vanish beside those of other weights."""
+        keys, kinds = {key}, set()
+        for op in self._trace.graph.get_operations():
+            if any(tensor.name in keys for tensor in op.inputs):
+                if op.type in ("ReadVariableOp", "Identity", "Cast"):
+                    keys.update(output.name for output in op.outputs)
+                kinds.add(op.type)
+        if kinds & {"Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"}:
+            return 1.0
+        if "DepthwiseConv2dNative" in kinds:
+            return float(shape[0] * shape[1])
+        if len(shape) == 1:
+            return 10.0 if kinds & {"Add", "AddV2", "BiasAdd"} else 1.0
+        return float(max(int(np.prod(shape[:-1])), 1))
 
     def _capture(self, key: Key) -> np.ndarray:
         """Return a value for what comes from outside of the graph."""
         outside, spec = self._outsides.get(key), self._cut.spec(key)
-        if outside is not None and hasattr(outside, "numpy"):
-            return outside.numpy()
         if key in self._cut.states:
             spec = self._variable(self._cut.states[key])
-            return self._weights(spec.shape.as_list(), spec.dtype)
-        if spec.shape.rank is None or None in self._tensor(key).shape.as_list():
-            raise _CantTry(f"the shape of {key} is unknown")
-        return self._weights(self._tensor(key).shape.as_list(), spec.dtype)
+            return self._weights(key, spec.shape.as_list(), spec.dtype)
+        value = None if outside is None else tf.get_static_value(outside)
+        if value is not None:
+            return value
+        shape = self._tensor(key).shape
+        if shape.rank is None or None in shape.as_list() or not (spec.dtype.is_floating or spec.dtype.is_complex):
+            raise _CantTry(f"{outside!r} is unknown when the graph is built")
+        return self._weights(key, shape.as_list(), spec.dtype)
 
     def _tensor(self, key: Key) -> tf.Tensor:
         return self._trace.graph.get_tensor_by_name(key)
 
     def _variable(self, handle: tf.Tensor) -> tf.TensorSpec:
         """Return the spec of a variable, given its handle outside of the graph."""
-        if id(handle) in self._specs:
-            return self._specs[id(handle)]
-        keys = [key for key, outside in self._outsides.items() if outside is handle]
-        for op in self._trace.graph.get_operations():
-            if op.inputs and op.inputs[0].name in keys and op.type in ("ReadVariableOp", "ResourceGather"):
-                (output,) = op.outputs
-                if op.type == "ResourceGather":
-                    row = output.shape.as_list()[op.inputs[1].shape.rank :]
-                    return tf.TensorSpec([UNKNOWN_ROWS] + row, output.dtype)
-                return tf.TensorSpec(output.shape, output.dtype)
-        raise _CantTry(f"the shape of the variable {keys} is unknown")
+        spec = _tf.graph_parts.spec_of_variable(handle)
+        if spec is None:
+            raise _CantTry(f"the shape of the variable of {handle!r} is unknown")
+        return spec
 
     def _made_up_variables(self) -> Dict[Key, tf.Variable]:
         """Return variables that take the place of those outside."""
@@ -194,7 +210,7 @@ class _Trial:
             value = tf.zeros(shape, dtype)
             if dtype.is_floating:
                 drawn = tf.random.uniform(shape, 0.5, 1.5, seed=number)
-                value = tf.cast(drawn * self._fed_scale / _fan_in(shape), dtype)
+                value = tf.cast(drawn * self._fed_scale / self._divisor(key, shape), dtype)
             made[key] = tf.compat.v1.Variable(value, use_resource=True, trainable=False)
         return made
 
@@ -210,7 +226,8 @@ class _Trial:
                 spec = self._cut.spec(key)
                 places[key] = tf.compat.v1.placeholder(spec.dtype, spec.shape)
             feeds[key] = self._variables[key].handle if key in self._variables else places[key]
-        return _Imported(places, self._cut.run(phase._replace(fetches=list(keys), effects=[]), feeds))
+        phase = phase._replace(fetches=list(keys), effects=[])
+        return _Imported(places, self._cut.run(phase, feeds, keeps_devices=False))
 
     def _run(self, phase: _Imported, runs: Sequence[Values]) -> None:
         for values in runs:
@@ -305,8 +322,9 @@ def _told(error: Exception) -> str:
     return (named or lines or [type(error).__name__])[0]
 
 
-def _fan_in(shape: Sequence[int]) -> int:
-    return max(int(np.prod(shape[:-1])), 1)
+def _numbers_of_example(graph: CutGraph) -> int:
+    shapes = [graph.spec(key).shape for key in graph.trace.inputs if _is_batched(graph.spec(key))]
+    return sum(int(np.prod([length or UNKNOWN_LENGTH for length in shape.as_list()[1:]])) for shape in shapes)
 
 
 def _is_batched(spec: tf.TensorSpec) -> bool:
@@ -328,6 +346,7 @@ def _are_close(one: np.ndarray, other: np.ndarray) -> bool:
     if one.dtype.kind not in "fc" and one.dtype.itemsize != 2:
         return bool(np.array_equal(one, other))
     tolerance = 1e-3 if one.dtype.itemsize > 2 else 5e-2
-    one, other = np.asarray(one, float), np.asarray(other, float)
+    kind = complex if one.dtype.kind == "c" else float
+    one, other = np.asarray(one, kind), np.asarray(other, kind)
     scale = np.max(np.abs(other[np.isfinite(other)]), initial=0.0)
     return bool(np.allclose(one, other, rtol=0.0, atol=tolerance * scale, equal_nan=True))

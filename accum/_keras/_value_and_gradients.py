@@ -1,7 +1,8 @@
 """The gradients of a whole batch in a custom training loop, with the memory of one micro-batch (law L18)."""
 
 import functools
-from typing import Callable, List, Optional, Sequence, Tuple
+import weakref
+from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 
 from accum import _check, _tf
 from accum._engine._cut_graph import CutGraph
@@ -123,6 +124,7 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable]) ->
         finds,
         compiled=compiled,
         are_means=task.loss is None,
+        tries=_is_new(task.function, whole.batch.specs()),
     )
     _warn_of_moved(segments.graph)
 
@@ -133,6 +135,21 @@ def _over_whole_batch(task: Task, data: Nested, variables: List[tf.Variable]) ->
     value, grads = _differentiated(loss, variables)
     _check.pairs(zip(grads, variables))
     return value, grads
+
+
+_TRIED: "weakref.WeakKeyDictionary[Any, Set[str]]" = weakref.WeakKeyDictionary()
+"""{function of the user's: what it has been traced for}"""
+
+
+def _is_new(function: Callable[..., Nested], specs: Sequence[tf.TensorSpec]) -> bool:
+    """Whether a function is traced for the first time for batches of a kind. An eager loop traces it in each step."""
+    try:
+        kinds = _TRIED.setdefault(function, set())
+    except TypeError:  # nothing can refer to it
+        return True
+    is_new = repr(specs) not in kinds
+    kinds.add(repr(specs))
+    return is_new
 
 
 def _warn_of_moved(graph: CutGraph) -> None:

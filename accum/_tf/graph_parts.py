@@ -1,7 +1,7 @@
 """Read the graph of a function, and run parts of it."""
 
 import contextlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum._tf.op_walks import FUSED_BATCH_NORMS, is_assignment
 from accum._tf.random_ops import STATEFUL_DRAWS
@@ -129,8 +129,6 @@ REPEATABLE = {
 }
 """Stateful operations that compute the same when they run again."""
 
-SQUARES = {"Square", "Pow", "Mul", "SquaredDifference"}
-
 LOOPS = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
 CALLS = LOOPS | {"PartitionedCall", "StatefulPartitionedCall"}
 
@@ -189,7 +187,7 @@ class Library:
 def _normalizes(body: Sequence[Any], is_loop: bool) -> bool:
     """Whether operations of a function compute a variance over the first axis.
 
-    An axis that is counted from the last may be the first one. A function, but no loop, can be traced in another way.
+    In a loop, a product may be of anything, and the first axis is often another one than that of the examples.
     """
     nodes = {node.name: node for node in body}
 
@@ -197,14 +195,16 @@ def _normalizes(body: Sequence[Any], is_loop: bool) -> bool:
         axes = nodes.get(node.input[1].split(":")[0])
         if axes is None or axes.op != "Const":
             return False
-        numbers = tf.make_ndarray(axes.attr["value"].tensor)
-        return 0 in numbers or (not is_loop and bool((numbers < -1).any()))
+        return 0 in _constant(axes)
 
     def is_variance(node: Any) -> bool:
         source = nodes.get(node.input[0].split(":")[0]) if node.op == "Mean" else None
-        if source is None or source.op not in SQUARES or (source.op == "Mul" and source.input[0] != source.input[1]):
-            return False
-        return is_over_first(node)
+        is_square = source is not None and source.op in ("SquaredDifference", "Square")
+        if source is not None and source.op in ("Mul", "Pow") and not is_loop:
+            other = nodes.get(source.input[1].split(":")[0])
+            is_two = other is not None and other.op == "Const" and bool((_constant(other) == 2.0).all())
+            is_square = is_two if source.op == "Pow" else source.input[0] == source.input[1]
+        return is_square and is_over_first(node)
 
     def is_fused(node: Any) -> bool:
         if node.op not in FUSED_BATCH_NORMS or not node.attr["is_training"].b:
@@ -213,6 +213,10 @@ def _normalizes(body: Sequence[Any], is_loop: bool) -> bool:
         return scale is None or scale.op != "Fill"  # ones, one for each example, of a layer normalisation
 
     return any(map(is_fused, body)) or any(map(is_variance, body))
+
+
+def _constant(node: Any) -> Any:
+    return tf.make_ndarray(node.attr["value"].tensor)
 
 
 def spec_of(graph: Any, node: Node, key: Key) -> tf.TensorSpec:
@@ -224,6 +228,12 @@ def spec_of(graph: Any, node: Node, key: Key) -> tf.TensorSpec:
         return tf.TensorSpec(None, tf.as_dtype(own[0]))
     shape = tensor.shape
     return tf.TensorSpec([None] + shape.as_list()[1:] if shape.rank else shape, tensor.dtype)
+
+
+def spec_of_variable(handle: Any) -> Optional[tf.TensorSpec]:
+    """Return shape and dtype of a variable, given its handle, which has no public name for them; None: unknown."""
+    parts: Any = getattr(getattr(handle, "_handle_data", None), "shape_and_type", ())
+    return tf.TensorSpec(tf.TensorShape(parts[0].shape), tf.as_dtype(parts[0].dtype)) if len(parts) == 1 else None
 
 
 def read_handle(handle: Any, dtype: tf.DType) -> tf.Tensor:

@@ -1,7 +1,7 @@
 """Check how an `AccumOptimizer` is created and called."""
 
 import re
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Set
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle
@@ -11,12 +11,12 @@ from accum._tf.types import AccumSteps
 
 LIBRARIES = ("tensorflow", "tensorflow_core", "tensorflow_estimator", "horovod")  # tf.contrib is in one of them
 DIFFERENTIATES = re.compile(r"(^|/)gradients(_\d+)?/")  # the name scope of `tf.gradients`
-LINEAR = frozenset(
-    ["Add", "AddN", "AddV2", "Cast", "ConcatV2", "Const", "Identity", "IdentityN", "Mul", "Neg", "Pack", "RealDiv"]
-    + ["ReadVariableOp", "Reshape", "Shape", "Size", "Slice", "Split", "SplitV", "StridedSlice", "Sub", "Unpack"]
-    + ["Placeholder", "PlaceholderWithDefault", "VariableV2", "VarHandleOp"]
+NONLINEAR = frozenset(
+    ["Abs", "ClipByValue", "Elu", "Exp", "Floor", "L2Loss", "Log", "Log1p", "Max", "Maximum", "Min", "Minimum", "Pow"]
+    + ["Prod", "Relu", "Round", "Rsqrt", "Select", "SelectV2", "Sigmoid", "Sign", "Softplus", "Sqrt", "Square", "Tanh"]
+    + ["TopK", "TopKV2", "Where", "EuclideanNorm", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars"]
 )
-"""Operations whose result for a mean of gradients is the mean of the results."""
+"""Operations whose result for a mean of gradients is not the mean of the results."""
 
 NO_COMMON_WEIGHT = (
     "With several losses, each has its own count: pass them as a list to `minimize`, and their own `weight` to "
@@ -54,7 +54,7 @@ def require_inner(optimizer: Any) -> None:
 
 
 def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int) -> None:
-    """Warn if a user's `compute_gradients` changes gradients otherwise than by a factor.
+    """Warn if a user's `compute_gradients` computes something of gradients that is not linear.
 
     Args:
       optimizer: the inner optimizer.
@@ -64,10 +64,16 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
     owner = next((cls for cls in type(optimizer).__mro__ if "compute_gradients" in vars(cls)), type(optimizer))
     if owner.__module__.split(".")[0] in LIBRARIES:
         return
-    created = set(tf.compat.v1.get_default_graph().get_operations()[before:])
     grads = tf.nest.flatten([grad for grad, _ in listed if grad is not None], expand_composites=True)
-    ops = [op for op in _tf.op_walks.ancestors([grad.op for grad in grads]) if op in created]
-    kinds = {op.type for op in ops if not DIFFERENTIATES.search(op.name)} - LINEAR
+    used = set(_tf.op_walks.ancestors([grad.op for grad in grads]))
+    changing: Set[tf.Operation] = set()  # of gradients
+    for op in tf.compat.v1.get_default_graph().get_operations()[before:]:
+        sources = [tensor.op for tensor in op.inputs]
+        if not DIFFERENTIATES.search(op.name) and any(
+            one in changing or DIFFERENTIATES.search(one.name) for one in sources
+        ):
+            changing.add(op)
+    kinds = {op.type for op in changing & used} & NONLINEAR
     if kinds:
         _check.warn(
             f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. What is not linear, such "

@@ -1,6 +1,6 @@
 """The mean of a loss or metric over the micro-batches of a cycle, which takes the place of the batch's value."""
 
-from typing import Any, List, NamedTuple, Optional, Union
+from typing import Any, Callable, List, NamedTuple, Optional, Union
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle
@@ -20,13 +20,17 @@ OTHER_GRADIENTS = (
 
 
 class Sums(NamedTuple):
-    """The weighted sum of a value over micro-batches, and the sum of their weights: scalar tensors or variables.
+    """Over micro-batches, as scalar tensors or variables; None, if it is always 0.
 
-    The sum of the weights is NaN if no step can be made from the micro-batches.
+    Attributes:
+      total: the weighted sum of a value.
+      weight: the sum of the weights.
+      refusals: how many micro-batches allow no step.
     """
 
     total: Any
     weight: Any
+    refusals: Any
 
 
 class CycleMean(CycleListener):
@@ -74,12 +78,13 @@ class CycleMean(CycleListener):
             return
         self._of_first = weight, grads
         cycle.build([var for _, var in listed], grads)
-        self._create_variables(adapter)
         with tf.name_scope("mean_over_cycle"):
             is_finite = None
             if cycle.plan.nonfinite != "propagate":
                 is_finite = tf.equal(count_nonfinite([grad for grad in grads if grad is not None]), 0)
             self._here = self._sums_of(weight, is_finite if cycle.plan.nonfinite == "skip_cycle" else None)
+        self._create_variables(adapter)
+        with tf.name_scope("mean_over_cycle"):
             self.now = self._mean(cycle, weight, is_finite if cycle.plan.nonfinite == "skip_micro" else None)
         _tf.graphs.replace_input(self.tensor.op, 0, self.now)
 
@@ -101,18 +106,20 @@ class CycleMean(CycleListener):
         own = weight if self._own_weight is None else self._own_weight
         share = tf.cast(1.0 if own is None else own, self._dtype)
         total = tf.math.multiply_no_nan(tf.cast(self._value, self._dtype), share)
-        if allows_step is not None:
-            if weight is not None:  # a gradient of weight 0 is left out
-                allows_step = tf.logical_or(allows_step, tf.equal(tf.cast(weight, tf.float32), 0.0))
-            share = tf.where(allows_step, share, tf.constant(float("nan"), self._dtype))
-        return Sums(total, share)
+        if allows_step is None:
+            return Sums(total, share, None)
+        if weight is not None:  # a gradient of weight 0 is left out
+            allows_step = tf.logical_or(allows_step, tf.equal(tf.cast(weight, tf.float32), 0.0))
+        return Sums(total, share, 1.0 - tf.cast(allows_step, self._dtype))
 
     def _create_variables(self, adapter: GraphAdapter) -> None:
         zero, number = tf.zeros([], self._dtype), f"_{self._number}" if self._number else ""
-        names = [f"mean{number}_{part}" for part in ("total", "weight", "latest_total", "latest_weight")]
+        parts = ["total", "weight", "latest_total", "latest_weight"]
+        parts += [] if self._here.refusals is None else ["refusals"]
         with adapter.group_of_state():
-            variables = [adapter.scalar(name, zero) for name in names]
-        self._stored, self._latest = Sums(*variables[:2]), Sums(*variables[2:])
+            made = {part: adapter.scalar(f"mean{number}_{part}", zero) for part in parts}
+        self._stored = Sums(made["total"], made["weight"], made.get("refusals"))
+        self._latest = Sums(made["latest_total"], made["latest_weight"], None)
 
     def _mean(self, cycle: Cycle, weight: Optional[Scalar], counts: Optional[tf.Tensor]) -> tf.Tensor:
         """Return the mean as it will be after the run, from what the variables hold before it.
@@ -128,19 +135,18 @@ class CycleMean(CycleListener):
         here, before = self._here, self._so_far(is_first)
         if counts is not None:
             makes_step = tf.logical_and(makes_step, counts)
-            here = Sums(*[tf.where(counts, part, tf.zeros_like(part)) for part in here])
+            here = _each(lambda part: tf.where(counts, part, tf.zeros_like(part)), here)
         if weight is not None:
             stored = tf.where(is_first, 0.0, cycle.state.weight_sum.read_value())
             makes_step = tf.logical_and(makes_step, tf.greater(stored + tf.cast(weight, tf.float32), 0.0))
-        so_far, latest = _added(before, here), Sums(*[var.read_value() for var in self._latest])
-        is_new = tf.logical_and(makes_step, tf.greater(so_far.weight, 0.0))
-        is_running = tf.logical_or(is_new, tf.equal(latest.weight, 0.0))
-        shown = Sums(*[tf.where(is_running, new, old) for new, old in zip(so_far, latest)])
+        so_far, latest = _added(before, here), _each(lambda var: var.read_value(), self._latest)
+        is_running = tf.logical_or(tf.logical_and(makes_step, _allow_step(so_far)), tf.equal(latest.weight, 0.0))
+        shown = [tf.where(is_running, new, old) for new, old in zip(so_far[:2], latest[:2])]
         return tf.cast(tf.math.divide_no_nan(*shown), self._value.dtype)
 
     def _so_far(self, is_first: Union[bool, tf.Tensor]) -> Sums:
         """Return the `Sums` over the earlier micro-batches of the cycle."""
-        return Sums(*[tf.where(is_first, tf.zeros([], self._dtype), var.read_value()) for var in self._stored])
+        return _each(lambda var: tf.where(is_first, tf.zeros([], self._dtype), var.read_value()), self._stored)
 
     def _whole(self, is_first: Union[bool, tf.Tensor]) -> Sums:
         return _added(self._so_far(is_first), self._here)
@@ -150,15 +156,24 @@ class CycleMean(CycleListener):
 
     def on_step(self, is_first: Union[bool, tf.Tensor], has_latest: bool) -> Any:
         whole = self._whole(is_first) if has_latest else self._so_far(is_first)
-        is_any = tf.greater(whole.weight, 0.0)
-        kept = [tf.where(is_any, new, var.read_value()) for new, var in zip(whole, self._latest)]
-        return _assign(self._latest, Sums(*kept))
+        kept = [tf.where(_allow_step(whole), new, var.read_value()) for new, var in zip(whole[:2], self._latest[:2])]
+        return _assign(self._latest, Sums(kept[0], kept[1], None))
+
+
+def _each(function: Callable[[Any], Any], sums: Sums) -> Sums:
+    return Sums(*[None if one is None else function(one) for one in sums])
 
 
 def _added(one: Sums, other: Sums) -> Sums:
-    return Sums(one.total + other.total, one.weight + other.weight)
+    return Sums(*[None if part is None else part + more for part, more in zip(one, other)])
+
+
+def _allow_step(sums: Sums) -> tf.Tensor:
+    has_weight = tf.greater(sums.weight, 0.0)
+    return has_weight if sums.refusals is None else tf.logical_and(has_weight, tf.equal(sums.refusals, 0.0))
 
 
 def _assign(variables: Sums, values: Sums) -> tf.Operation:
-    with tf.control_dependencies(list(values)):
-        return tf.group(*[var.assign(value, read_value=False) for var, value in zip(variables, values)])
+    pairs = [(var, value) for var, value in zip(variables, values) if var is not None]
+    with tf.control_dependencies([value for _, value in pairs]):
+        return tf.group(*[var.assign(value, read_value=False) for var, value in pairs])

@@ -45,7 +45,8 @@ class FlushHook(tf.compat.v1.train.SessionRunHook):
 
     def begin(self) -> None:
         self._flush_op = self._optimizer.flush()
-        if not self._optimizer.flush_is_counted:
+        # Without any `global_step`, TensorFlow's hook saves nothing.
+        if not self._optimizer.flush_is_counted and tf.compat.v1.train.get_global_step() is not None:
             _check.warn(NOT_SAVED)
 
     def end(self, session: tf.compat.v1.Session) -> None:

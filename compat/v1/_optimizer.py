@@ -333,7 +333,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         before creating the train op. A checkpoint contains the means of an unfinished cycle.
 
         A cycle of separate ops may end at any time: there, from the `accum_steps`-th micro-batch on, it is the mean of
-        the cycle so far. Several train ops of one optimizer must have the same `weight`.
+        the cycle so far. Several train ops of one optimizer must have the same `weight`, and the same gradients if
+        `nonfinite` may skip some.
 
         Args:
           value: floating-point scalar tensor, computed from the micro-batch.
@@ -345,7 +346,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         Raises:
           RuntimeError: when executing eagerly.
           TypeError: `value` is not a floating-point tensor.
-          ValueError: `value` is not a scalar, a train op exists already, or there are several replicas.
+          ValueError: `value` is not a scalar, a train op exists already, or there are several replicas; later, a second
+            train op has another weight or, if `nonfinite` may skip some, other gradients.
 
         Example:
           >>> mean_loss = optimizer.mean_over_cycle(loss)
@@ -408,9 +410,10 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         if self._accumulates:
             return
         _checks.require_before_single_steps(self._has_called, self._has_idle_op)
+        while self._update_ops_left:
+            take_over(self._update_ops_left[0], self._cycle, self._adapter)
+            del self._update_ops_left[0]
         self._accumulates = True
-        for update_ops in self._update_ops_left:
-            take_over(update_ops, self._cycle, self._adapter)
 
     def _plain_step(
         self, listed: GradsAndVars, global_step: Optional[tf.Variable], name: Optional[str]

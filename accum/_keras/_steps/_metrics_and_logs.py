@@ -134,6 +134,11 @@ def _is_number(value: Leaf) -> bool:
     return isinstance(value, (int, float)) or (tf.is_tensor(value) and value.shape.rank == 0)
 
 
+def _is_float(value: Leaf) -> bool:
+    """Whether a value is a tensor of floating-point numbers. The variables of Keras 3 are none."""
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating
+
+
 def as_float(value: Leaf) -> tf.Tensor:
     """Return a number as a tensor, in float32 at least."""
     value = tf.convert_to_tensor(value)
@@ -221,7 +226,7 @@ class StepMetrics:
             entries = value.items() if isinstance(value, dict) else [(None, value)]
             self._results.update({id(part): (part, metric, key) for key, part in entries})
             if self._graph is None:
-                self._tape.watch([part for _, part in entries if tf.is_tensor(part) and part.dtype.is_floating])
+                self._tape.watch([part for _, part in entries if _is_float(part)])
             return value
 
         return result
@@ -284,7 +289,8 @@ class StepMetrics:
             _, metric, key = self._results[id(leaf)]
             return _Entry(metric=metric, key=key)
         is_number = tf.is_tensor(leaf) or (isinstance(leaf, (int, float)) and not isinstance(leaf, bool))
-        if is_number and not (tf.is_tensor(leaf) and (leaf.dtype.is_bool or leaf.dtype == tf.string)):
+        dtype = tf.as_dtype(leaf.dtype) if tf.is_tensor(leaf) else tf.float32
+        if is_number and not (dtype.is_bool or dtype == tf.string):
             return _Entry(number=as_float(leaf))
         if tf.is_tensor(leaf) and not tf.executing_eagerly():
             raise ValueError(
@@ -301,7 +307,8 @@ class StepMetrics:
         """Warn of numbers that are averaged but computed from results, or that count: neither has a mean."""
         leaves = [leaf for leaf in tf.nest.flatten(logs) if tf.is_tensor(leaf) and id(leaf) not in self._results]
         derived = [leaf for leaf in leaves if self._is_derived(leaf)] or self._may_be_derived(logs)
-        if derived or any(leaf.dtype.is_integer for leaf in leaves):
+        has_counts = any(tf.as_dtype(leaf.dtype).is_integer for leaf in leaves)
+        if (derived or has_counts) and self._model._accum.is_first_time("derived logs"):
             _check.warn(
                 "Numbers in the logs of a train step are averaged over micro-batches, which is not exact for counts, "
                 "sums, and values computed from `metric.result()`: return the result itself, or use a metric. "
@@ -311,8 +318,8 @@ class StepMetrics:
     def _is_derived(self, leaf: Leaf) -> bool:
         """Whether a number depends on the result of a metric."""
         if self._graph is None:
-            results = [part for part, _, _ in self._results.values() if tf.is_tensor(part) and part.dtype.is_floating]
-            grads = self._tape.gradient(leaf, results) if results and leaf.dtype.is_floating else []
+            results = [part for part, _, _ in self._results.values() if _is_float(part)]
+            grads = self._tape.gradient(leaf, results) if results and _is_float(leaf) else []
             return any(grad is not None for grad in grads)
         waiting: List[tf.Tensor] = [leaf]
         seen = {id(leaf)}
@@ -326,10 +333,11 @@ class StepMetrics:
         return False
 
     def _may_be_derived(self, logs: Any) -> List[float]:
-        """Return the numbers of Python in the logs, if the result of a metric is not there by itself."""
+        """Return the numbers of Python in the logs, if a metric was asked for its result but is not there by itself."""
         leaves = tf.nest.flatten(logs)
-        are_logged = {id(leaf) for leaf in leaves} >= set(self._results)
-        return [] if are_logged else [leaf for leaf in leaves if isinstance(leaf, float)]
+        asked = {id(metric) for _, metric, _ in self._results.values()}
+        logged = {id(self._results[id(leaf)][1]) for leaf in leaves if id(leaf) in self._results}
+        return [] if asked == logged else [leaf for leaf in leaves if isinstance(leaf, float)]
 
     def finish(self, totals: Nested) -> Logs:
         """Give the metrics what they have waited for, and return the logs of the batch.
