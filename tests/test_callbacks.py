@@ -208,3 +208,25 @@ def test_an_interrupted_fit_raises_what_interrupted_it_though_the_flush_fails():
         with pytest.raises(KeyboardInterrupt):
             model.fit(X, Y, batch_size=4, verbose=0, callbacks=[Break()])
     assert int(model.optimizer.micro_step) == 1
+
+
+def fitted(given):
+    model = accumulating_model(4)
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, validation_data=VALIDATION, callbacks=given(model))
+    return int(model.optimizer.iterations.numpy())
+
+
+def test_another_policy_for_the_last_cycle_than_the_model_s_is_refused():
+    assert fitted(lambda model: [accum.FlushCallback("flush")]) == 2
+    for policy in ("drop", "carry"):
+        with pytest.raises(ValueError, match="The model ends its cycles by itself: leave out the `FlushCallback`"):
+            fitted(lambda model, policy=policy: [accum.FlushCallback(policy)])
+
+
+@pytest.mark.skipif(not hasattr(callbacks, "CallbackList"), reason="private up to TensorFlow 2.2")
+def test_a_list_of_callbacks_that_is_one_of_keras_ends_cycles_once():
+    seen = []
+    count = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    assert fitted(lambda model: callbacks.CallbackList([count], model=model)) == 2
+    assert seen == [0]

@@ -101,6 +101,38 @@ def test_sums_return_to_their_variables_though_other_variables_have_gradients_no
     np.testing.assert_allclose(moved, [-3.0, -10.0, -4.0, 0.0], rtol=1e-6)
 
 
+@pytest.mark.law("L8")
+@pytest.mark.law("L12")
+@pytest.mark.keras_api
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_dense_sums_are_not_restored_as_rows(tmp_path, micro_steps):
+    """Between cycles, a dense sum is still there; rows are zeros then."""
+
+    def made(sparse):
+        optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), 2, sparse=sparse)
+        var = tf.Variable(tf.zeros([3, 1]))
+        return optimizer, var, tf.train.Checkpoint(optimizer=optimizer, var=var)
+
+    def take(optimizer, var, value):
+        row = tf.IndexedSlices(tf.constant([[value]]), tf.constant([0]), tf.constant([3, 1]))
+        optimizer.apply_gradients([(row, var)])
+
+    optimizer, var, saved = made("dense")
+    for value in (4.0, 2.0)[:micro_steps]:
+        take(optimizer, var, value)
+    path = saved.save(str(tmp_path / "at"))
+    optimizer, var, restored = made("rows")
+    restored.restore(path)
+    with pytest.raises(ValueError, match="pass `sparse='dense'` again"):
+        take(optimizer, var, 1.0)
+    optimizer, var, restored = made("dense")
+    restored.restore(path)
+    for value in (1.0, 1.0)[: 3 - micro_steps]:
+        take(optimizer, var, value)
+    expected = -2.5 if micro_steps == 1 else -3.0
+    np.testing.assert_allclose(var.numpy()[:, 0], [expected, 0.0, 0.0], rtol=1e-6)
+
+
 @pytest.mark.law("L12")
 @pytest.mark.keras_api
 def test_a_resumed_cycle_with_fewer_variables_is_refused(tmp_path):

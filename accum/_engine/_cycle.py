@@ -544,10 +544,16 @@ class Cycle:
     def _add_accumulator(self, var: tf.Variable, grad: Optional[Gradient]) -> None:
         """Create the accumulator of a variable that has a gradient now, or that a restored checkpoint has a sum for."""
         number = self._variables.number_of(var)
-        awaited = self.state.accumulators.awaited(number) if grad is None else None
+        awaited = self.state.accumulators.awaited(number)
         if grad is None and awaited is None:
             return
         is_sparse = self.plan.sparse == "rows" and (isinstance(grad, tf.IndexedSlices) or "rows" in (awaited or ()))
+        if is_sparse and awaited is not None and "rows" not in awaited:
+            raise ValueError(
+                "The checkpoint holds a sum of all rows of a variable, which had dense gradients or an optimizer with "
+                "`sparse='dense'`, and now the rows with a gradient are to be told apart: pass `sparse='dense'` again. "
+                f"Received: {var.name}."
+            )
         if not var.shape.is_fully_defined():
             raise ValueError(
                 f"An accumulator needs a variable of known shape. Received: {var.name} with shape {var.shape}."

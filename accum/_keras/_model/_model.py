@@ -398,7 +398,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         """Train as `tf.keras.Model.fit` does; `last_cycle` decides how the last or an interrupted cycle ends."""
         bound = inspect.signature(super().fit).bind_partial(*args, **kwargs)
         ending = FlushCallback(self._accum.options.last_cycle)
-        bound.arguments["callbacks"] = _with_callback(bound.arguments.get("callbacks"), ending)
+        bound.arguments["callbacks"] = self._with_callback(bound.arguments.get("callbacks"), ending)
         self._warn_of_sizes(bound.arguments)
         try:
             return super().fit(*bound.args, **bound.kwargs)
@@ -408,6 +408,25 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             if self._accum.recorder is not None:
                 self._accum.recorder.detach()
             raise
+
+    def _with_callback(self, callbacks: Any, ending: FlushCallback) -> Any:
+        """Return `callbacks` as the user passed them, with `ending` before the others."""
+        is_list = hasattr(callbacks, "append") and hasattr(callbacks, "on_train_begin")  # private up to 2.2
+        listed = callbacks.callbacks if is_list else callbacks
+        listed = [] if listed is None else list(listed) if isinstance(listed, (list, tuple)) else [listed]
+        others = [one.last_cycle for one in listed if isinstance(one, FlushCallback)]
+        if any(last_cycle != ending.last_cycle for last_cycle in others):
+            raise ValueError(
+                "The model ends its cycles by itself: leave out the `FlushCallback`, and pass the model `last_cycle`. "
+                f"Received: last_cycle={others[0]!r}, for a model with {ending.last_cycle!r}."
+            )
+        if not is_list:
+            return [ending] + listed
+        if not others:  # which does the same
+            ending.set_model(self)
+            ending.set_params(getattr(callbacks, "params", None) or {})
+            callbacks.callbacks.insert(0, ending)
+        return callbacks
 
     def _warn_of_sizes(self, passed: Options) -> None:
         """Warn, once, if the batches that `fit` will compute hardly are what is meant."""
@@ -595,16 +614,6 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         self.compile(**_tf.models.deserialize_compile_config(config))
         if _tf.optimizers.is_new_optimizer(self.optimizer) and self.built:
             self.optimizer.build(self.trainable_variables)
-
-
-def _with_callback(callbacks: Any, callback: tf.keras.callbacks.Callback) -> Any:
-    """Add a callback to the `callbacks` that the user passed, before the others."""
-    if hasattr(callbacks, "append") and hasattr(callbacks, "on_train_begin"):  # a CallbackList, private up to 2.2
-        callbacks.append(callback)
-        return callbacks
-    if callbacks is None:
-        return [callback]
-    return [callback] + (list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks])
 
 
 def _finish_clone(model: tf.keras.Model, clone: tf.keras.Model) -> GradientAccumulateModel:

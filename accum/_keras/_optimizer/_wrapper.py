@@ -578,7 +578,11 @@ class GradientAccumulateOptimizer:
 
     @property
     def gradients(self) -> List[tf.Tensor]:
-        """The gradients accumulated in the current cycle: a list with one tensor per variable, summed over replicas."""
+        """The weighted sums of the gradients in the current cycle, over replicas too; zeros between cycles.
+
+        A list with one tensor for each variable that has had a gradient, in the order of the variables. For the mean,
+        divide by the sum of the weights. With `reduction="running_mean"` they are means already.
+        """
         return self._cycle.accumulated()
 
     # Attributes that Keras reads and sets belong to the inner optimizer.
