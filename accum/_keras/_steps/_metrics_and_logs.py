@@ -333,11 +333,17 @@ class StepMetrics:
         return False
 
     def _may_be_derived(self, logs: Any) -> List[float]:
-        """Return the numbers of Python in the logs, if a metric was asked for its result but is not there by itself."""
+        """Return the numbers of Python in the logs, if a metric was asked for its result but is not there by itself.
+
+        Some releases of Keras 3 log results as such numbers, under the names of their metrics.
+        """
         leaves = tf.nest.flatten(logs)
-        asked = {id(metric) for _, metric, _ in self._results.values()}
+        asked = {id(metric): metric.name for _, metric, _ in self._results.values()}
         logged = {id(self._results[id(leaf)][1]) for leaf in leaves if id(leaf) in self._results}
-        return [] if asked == logged else [leaf for leaf in leaves if isinstance(leaf, float)]
+        if not isinstance(logs, dict) or set(asked) == logged:
+            return []
+        names = set(asked.values()) | {key for _, _, key in self._results.values()}
+        return [leaf for name, leaf in logs.items() if isinstance(leaf, float) and name not in names]
 
     def finish(self, totals: Nested) -> Logs:
         """Give the metrics what they have waited for, and return the logs of the batch.
