@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from accum import _tf
+from accum import _check, _tf
 from accum._engine._cut_graph import CutGraph, Phase
 from accum._engine._trace_and_barriers import StatisticsMark, WholeMark
 from accum._tf import tf
@@ -26,7 +26,7 @@ SCALES = (1.0, 0.1)
 UNKNOWN_LENGTH = 8
 """The length of any other axis that is unknown in the trace."""
 LARGEST = 2**20
-"""The numbers in an example up to which a trial is made: it computes twelve examples, on the host."""
+"""The numbers in an example up to which a trial is made: it computes eight examples, on the host."""
 
 
 class Outcome(NamedTuple):
@@ -52,17 +52,18 @@ def trial_of_examples(graph: CutGraph, are_means: bool = False) -> Outcome:
       graph: the function. All that it takes of an example must be dense.
       are_means: whether the outputs are a mean over the examples and its weight, spread over the examples.
     """
-    if graph.trace.other_draws:  # other numbers in each run, of which a warning has told
+    if graph.trace.other_draws:  # they draw other numbers in each run; a warning has named them
         return Outcome([], None)
     if graph.drawn:
-        return Outcome([], f"{sorted(graph.drawn)[:3]} may return something else each time")
-    if _numbers_of_example(graph) > LARGEST:
-        return Outcome([], f"an example has {_numbers_of_example(graph):,} numbers, which would take long")
+        return Outcome([], f"{_check.shown(sorted(graph.drawn))} may return something else each time")
+    count = _numbers_of_example(graph)
+    if count > LARGEST:
+        return Outcome([], f"an example has {count:,} numbers, which would take long")
     with tf.Graph().as_default(), _tf.graph_parts.plain_session() as session:
         try:
             trial = _Trial(graph, session)
             return Outcome(next(filter(None, (trial.meetings(are_means, scale) for scale in SCALES)), []), None)
-        except Exception as error:  # of whatever kind: nobody trains without having asked for a trial
+        except Exception as error:  # whatever it is: nobody has asked for a trial, so it must not end training
             return Outcome([], _told(error))
 
 
@@ -81,6 +82,10 @@ class _Trial:
         self._session = session
         self._random = np.random.RandomState(0)
         self._outsides = {key: outside for outside, key in graph.trace.captures}
+        self._readers: Dict[Key, List[tf.Operation]] = {}  # of each tensor
+        for op in graph.trace.graph.get_operations():
+            for tensor in op.inputs:
+                self._readers.setdefault(tensor.name, []).append(op)
         self._shared: Values = {}  # what is the same in all runs
         self._fed_scale = tf.compat.v1.placeholder(tf.float32, [])
         self._variables = self._made_up_variables()
@@ -161,12 +166,12 @@ class _Trial:
 
     def _divisor(self, key: Key, shape: Sequence[int]) -> float:
         """Return by what to divide weights such that results neither grow nor vanish beside those of other weights."""
-        keys, kinds = {key}, set()
-        for op in self._trace.graph.get_operations():
-            if any(tensor.name in keys for tensor in op.inputs):
-                if op.type in ("ReadVariableOp", "Identity", "Cast"):
-                    keys.update(output.name for output in op.outputs)
+        kinds, waiting = set(), [key]
+        while waiting:
+            for op in self._readers.get(waiting.pop(), ()):
                 kinds.add(op.type)
+                if op.type in ("ReadVariableOp", "Identity", "Cast"):
+                    waiting += [output.name for output in op.outputs]
         if kinds & {"Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"}:
             return 1.0
         if "DepthwiseConv2dNative" in kinds:

@@ -80,7 +80,7 @@ class Saver(tf.compat.v1.train.Saver):
                 sess.run(initialize)
 
     def _warn_of_another_cycle(self, save_path: str, names: Set[str]) -> None:
-        """Warn if the checkpoint holds an unfinished cycle of which not all is known, or which knows not all."""
+        """Warn if the checkpoint holds an unfinished cycle, but not the same sums of it as this graph."""
         here = {_saved_name(var) for var in self._var_list}
         for optimizer in self._optimizers:
             groups = optimizer.saved_groups()
