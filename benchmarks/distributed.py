@@ -78,7 +78,29 @@ def implementation(strategy, name):
     return run, lambda: weights[0].numpy()[0, 0]
 
 
-def step_of_model(strategy, name, micro_batches, is_static):
+def waiting(seconds):
+    """Returns a layer that passes its input on, but takes `seconds` forwards and twice that backwards, as if an
+    accelerator computed: without processor time."""
+    import tensorflow as tf
+
+    def passed_on(values, seconds):
+        def wait(values):
+            time.sleep(seconds)
+            return values
+
+        # Not tf.py_function, which has state: the outputs of a branch wait for all of its operations that have.
+        later = tf.numpy_function(wait, [values], values.dtype, stateful=False)
+        later.set_shape(values.shape)
+        return later
+
+    @tf.custom_gradient
+    def call(values):
+        return passed_on(values, seconds), lambda grads: passed_on(grads, 2 * seconds)
+
+    return tf.keras.layers.Lambda(call)
+
+
+def step_of_model(strategy, name, micro_batches, is_static, seconds):
     """Returns a function that makes a step of a model with a batch, and one that waits until it has finished."""
     from unittest import mock
 
@@ -89,7 +111,10 @@ def step_of_model(strategy, name, micro_batches, is_static):
 
     with strategy.scope():
         layers = [tf.keras.layers.Dense(size, activation="relu") for size in SIZES[1:-1]]
-        net = tf.keras.Sequential([tf.keras.Input((SIZES[0],))] + layers + [tf.keras.layers.Dense(SIZES[-1])])
+        layers.append(tf.keras.layers.Dense(SIZES[-1]))
+        if seconds:
+            layers = [one for layer in layers for one in (layer, waiting(seconds))]
+        net = tf.keras.Sequential([tf.keras.Input((SIZES[0],))] + layers)
         model = accum.GradientAccumulateModel.from_model(net, micro_batch_size=BATCH * K // micro_batches)
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         options = {"jit_compile": False} if hasattr(model, "jit_compile") else {}
@@ -118,7 +143,8 @@ def worker(task):
     x = tf.constant(random.normal(size=(BATCH * K // calls, SIZES[0])).astype("float32"))
     y = tf.constant(random.randint(SIZES[-1], size=BATCH * K // calls))
     if task["overlap"]:
-        made = {name: step_of_model(strategy, name, task["micro_batches"], task["static"]) for name in names}
+        arguments = task["micro_batches"], task["static"], task["seconds"]
+        made = {name: step_of_model(strategy, name, *arguments) for name in names}
     else:
         made = {name: implementation(strategy, name) for name in names}
     results = {name: {"seconds": [], "bytes": [], "exchanges": []} for name in names}
@@ -157,6 +183,7 @@ def measured(workers, arguments):
     for index in range(workers):
         task = {"addresses": addresses, "index": index, "cycles": arguments.cycles, "pause": 0.5}
         task.update(overlap=arguments.overlap, static=arguments.static, micro_batches=arguments.micro_batches)
+        task.update(seconds=arguments.seconds)
         command = [sys.executable, "-W", "ignore", os.path.abspath(__file__), "--worker", json.dumps(task)]
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
@@ -184,6 +211,7 @@ def main():
     parser.add_argument("--overlap", action="store_true", help="compare the exchange during and after the last one")
     parser.add_argument("--micro-batches", type=int, default=2, help=f"of {BATCH * K} examples, with --overlap")
     parser.add_argument("--static", action="store_true", help="with --overlap, for a number of examples that is known")
+    parser.add_argument("--seconds", type=float, default=0, help="each layer also waits so long, twice that backwards")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
