@@ -21,6 +21,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import accum  # noqa: E402
+from accum._engine._token_budget import plan_of  # noqa: E402
 
 WORDS, WIDTH, LONGEST = 1000, 128, 128
 
@@ -46,10 +47,9 @@ def texts(count):
     return np.where(is_token, random.randint(1, WORDS, size=is_token.shape), 0).astype("int32"), lengths
 
 
-def stepper(rate, x, y, **options):
+def stepper(rate, x, y, is_compiled, **options):
     model = accum.GradientAccumulateModel.from_model(network(rate), **options)
-    compiling = {"jit_compile": False} if hasattr(model, "jit_compile") else {}
-    model.compile("adam", "mse", **compiling)
+    model.compile("adam", "mse", **({"jit_compile": is_compiled} if hasattr(model, "jit_compile") else {}))
     model.train_on_batch(x, y)  # traces
 
     def step():
@@ -60,14 +60,10 @@ def stepper(rate, x, y, **options):
     return step
 
 
-def computed_tokens(lengths, budget):
-    ordered = -np.sort(-lengths)
-    begin, tokens = 0, 0
-    while begin < len(ordered):
-        count = min(max(1, budget // ordered[begin]), len(ordered) - begin)
-        tokens += count * ordered[begin]
-        begin += count
-    return int(tokens)
+def computed_tokens(lengths, budget, has_few_shapes):
+    longest = tf.constant(LONGEST) if has_few_shapes else None
+    plan = plan_of(tf.constant(lengths, tf.int32), budget, longest)
+    return int(tf.reduce_sum(plan.sizes * plan.lengths))
 
 
 def main():
@@ -76,11 +72,12 @@ def main():
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=8 * LONGEST)
     parser.add_argument("--rate", type=float, default=0.0, help="of dropout")
+    parser.add_argument("--xla", action="store_true", help="compile: the first step takes minutes")
     arguments = parser.parse_args()
     x, lengths = texts(arguments.batch_size)
     y = np.random.RandomState(1).normal(size=(arguments.batch_size, 1)).astype("float32")
     by = {"tokens": {"micro_batch_tokens": arguments.tokens}, "size": {"micro_batch_size": arguments.tokens // LONGEST}}
-    steps = {name: stepper(arguments.rate, x, y, **options) for name, options in by.items()}
+    steps = {name: stepper(arguments.rate, x, y, arguments.xla, **options) for name, options in by.items()}
     times = {name: [] for name in steps}
     for number in range(arguments.steps):
         for name in ("tokens", "size") if number % 2 else ("size", "tokens"):
@@ -89,10 +86,11 @@ def main():
     result = {
         "tensorflow": tf.__version__,
         "dropout": arguments.rate,
+        "xla": arguments.xla,
         "by_tokens_ms": 1000 * statistics.median(times["tokens"]),
         "by_size_ms": 1000 * statistics.median(times["size"]),
         "ratio": statistics.median(ratios),
-        "computed_by_tokens": computed_tokens(lengths, arguments.tokens),
+        "computed_by_tokens": computed_tokens(lengths, arguments.tokens, arguments.xla),
         "computed_by_size": arguments.batch_size * LONGEST,
         "tokens": int(lengths.sum()),
         "steps": arguments.steps,

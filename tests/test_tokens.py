@@ -5,6 +5,7 @@ The oracle is plain Keras at the full batch, which computes all of the padding.
 
 import random
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from replicas import mirrored
 
 import accum
 from accum._engine._token_budget import plan_of
+from accum._keras._steps import _token_step
 
 pytestmark = [pytest.mark.law("L18"), pytest.mark.keras_api]
 
@@ -105,7 +107,7 @@ def train(
         model = accum.GradientAccumulateModel.from_model(model, **options)
     compiling = {"loss": "mse", **(compiling or {})}
     rates = {"sgd": lambda: tf.keras.optimizers.SGD(0.5, momentum=0.9), "slow": lambda: tf.keras.optimizers.SGD(0.1)}
-    model.compile(rates[optimizer](), **compiling, **NOT_COMPILED)
+    model.compile(rates[optimizer](), **dict(NOT_COMPILED, **compiling))
     fit = {"batch_size": batch_size, "shuffle": False, "verbose": 0, "sample_weight": weights}
     history = model.fit(x, y, epochs=epochs, **fit).history
     if only_fit:
@@ -430,12 +432,86 @@ def test_batch_normalization_over_time_steps_is_refused():
     failing(make, TOKENS, SCORES, "Batch normalization over time steps counts padding", ValueError)
 
 
-@pytest.mark.skipif(TF_VERSION < (2, 8), reason="`compile` takes no `jit_compile` here")
-def test_xla_is_refused():
-    model = accum.GradientAccumulateModel.from_model(scorer(), micro_batch_tokens=BUDGET)
+# --------------------------------------------------------------------------------------------------------------------
+# XLA, which compiles each micro-batch for its shape
+
+HAS_JIT_COMPILE = pytest.mark.skipif(TF_VERSION < (2, 8), reason="`compile` takes no `jit_compile` here")
+XLA = {"jit_compile": True}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_shapes_hold_every_example_once_and_keep_the_budget(seed):
+    lengths = np.random.RandomState(seed).randint(1, 40, size=25).astype("int32")
+    rounded = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 39]  # and the padded length
+    for budget in (64, 30):
+        order, begins, sizes, longest = [part.numpy() for part in plan_of(tf.constant(lengths), budget, 39)]
+        assert sorted(order) == list(range(25)) and begins.tolist() == (np.cumsum(sizes) - sizes).tolist()
+        assert set(sizes) <= {1, 2, 4, 8, 16}
+        for begin, size, length in zip(begins, sizes, longest):
+            own = lengths[order[begin : begin + size]].max()
+            assert own <= length and (length in rounded or length == budget or size == 1)
+            assert size * length <= budget or (size == 1 and length == own)
+
+
+@HAS_JIT_COMPILE
+@pytest.mark.per_version
+@pytest.mark.parametrize("accum_steps", [1, 2])
+def test_xla_compiles_each_micro_batch(accum_steps):
+    compiling = {"loss": cross_entropy(), "weighted_metrics": ["accuracy"]}
+    plain = train(tagger, TOKENS, TAGS, weights=IS_TOKEN.astype("float32"), compiling=compiling, batch_size=18)
+    more = {"weights": IS_TOKEN.astype("float32"), "compiling": dict(compiling, **XLA), "accum_steps": accum_steps}
+    with mock.patch.object(_token_step, "within_function", wraps=_token_step.within_function) as compiled:
+        ours = train(tagger, TOKENS, TAGS, BUDGET, batch_size=18 // accum_steps, **more)
+    assert len(compiled.call_args_list) >= 6  # the first and the others, of each kind of step
+    assert all(call[1] == XLA for call in compiled.call_args_list)
+    assert_same(
+        ours if accum_steps == 1 else (ours[0], {}, plain[2]), plain if accum_steps == 1 else (plain[0], {}, plain[2])
+    )
+    assert_same_predictions(ours[3], plain[3])
+
+
+@HAS_JIT_COMPILE
+def test_xla_and_dropout():
+    """In Keras 3, XLA draws what plain Keras draws with XLA; everywhere the same for each budget."""
+    compiling = {"loss": cross_entropy(), **XLA}
+    ours = train(lambda: tagger(0.3), TOKENS, TAGS, BUDGET, compiling=compiling, only_fit=True)
+    if IS_KERAS_3:
+        other = train(lambda: tagger(0.3), TOKENS, TAGS, compiling=compiling, only_fit=True)
+    else:
+        other = train(lambda: tagger(0.3), TOKENS, TAGS, 3 * BUDGET, compiling=compiling, only_fit=True)
+    assert_same(ours, other)
+    still = train(tagger, TOKENS, TAGS, BUDGET, compiling=compiling, only_fit=True)
+    assert max(abs(one - two).max() for one, two in zip(ours[0], still[0])) > 1e-3
+
+
+@HAS_JIT_COMPILE
+@pytest.mark.slow
+def test_xla_on_two_replicas():
+    set_seeds()
+    with mirrored().scope():
+        model = accum.GradientAccumulateModel.from_model(scorer(), micro_batch_tokens=BUDGET)
+        model.compile(tf.keras.optimizers.SGD(0.5, momentum=0.9), "mse", jit_compile=True)
+    model.fit(TOKENS, SCORES, batch_size=9, shuffle=False, verbose=0, epochs=2)
+    assert_same((model.get_weights(), {}, 0.0), (train(scorer, TOKENS, SCORES)[0], {}, 0.0))
+
+
+@HAS_JIT_COMPILE
+def test_xla_and_ragged_inputs():
+    model = accum.GradientAccumulateModel.from_model(scorer(), micro_batch_tokens=BUDGET, sequence_lengths=None)
     model.compile("sgd", "mse", jit_compile=True)
-    with pytest.raises(ValueError, match="XLA compiles for fixed shapes only"):
+    with pytest.raises(ValueError, match="ragged inputs have none: pad them"):
+        model.fit(tf.RaggedTensor.from_tensor(TOKENS, padding=0), SCORES, verbose=0)
+
+
+@HAS_JIT_COMPILE
+def test_a_compiled_model_that_starts_to_split():
+    """Keras 3 compiles by default on a GPU, so only Keras 2 can tell that this is asked for."""
+    plain = scorer()
+    plain.compile("sgd", "mse", jit_compile=True)
+    model = accum.GradientAccumulateModel.from_model(plain, micro_batch_tokens=BUDGET)
+    with mock.patch.object(_token_step, "within_function", wraps=_token_step.within_function) as compiled:
         model.fit(TOKENS, SCORES, verbose=0)
+    assert compiled.called is not IS_KERAS_3
 
 
 @pytest.mark.parametrize(
@@ -513,7 +589,8 @@ class Shifted(tf.keras.Model):
 @pytest.mark.skipif(IS_KERAS_3, reason="`compiled_loss` ended with Keras 2")
 def test_outputs_of_another_length_than_the_sequences_are_named():
     weights = IS_TOKEN.astype("float32")
-    failing(Shifted, reading(), TAGS, "axis 1 of an", weights=weights, compiling={"loss": cross_entropy()})
+    for more in [{}] + ([XLA] if TF_VERSION >= (2, 8) else []):
+        failing(Shifted, reading(), TAGS, "axis 1 of an", weights=weights, compiling={"loss": cross_entropy(), **more})
 
 
 class LateReader(tf.keras.Model):

@@ -279,8 +279,9 @@ class Draws:
         whole = self._untrimmed(op, own, chosen)
         places = tf.cast(chosen.places, tf.int64) + self._before(op)
         per_count = _tf.random_ops.numbers_per_count(kind, op.output.dtype)
-        if source.counter is None or per_count is None:
-            total = tf.reduce_max(places) + 1
+        if source.counter is None or per_count is None or self._compiled:
+            # XLA has to know how many, and compiles for each number that it is told.
+            total = tf.cast(self._total, tf.int64) if self._compiled else tf.reduce_max(places) + 1
             drawn = _tf.random_ops.draw(kind, tf.concat([[total * whole[0]], whole[1:]], 0), source, *_numbers(op))
             drawn = tf.gather(tf.reshape(drawn, tf.concat([[total], whole], 0)), places)
             sizes = tf.concat([[count], own], 0)

@@ -538,7 +538,7 @@ class MicroBatches:
         def returned(index: Index) -> List[Optional[Combined]]:
             part = self.part(self.batch, index) if is_given else None
             if self._as_function and not tf.executing_eagerly():  # eagerly, the loop is Python's
-                return _within_function(lambda part: function(part, index), part)
+                return tf.nest.flatten(within_function(lambda: function(part, index)))
             return tf.nest.flatten(function(part, index))
 
         if tf.executing_eagerly():
@@ -565,20 +565,23 @@ class MicroBatches:
         return tf.nest.pack_sequence_as(result, ended)
 
 
-def _within_function(function: Callable[[Nested], Nested], part: Nested) -> List[Optional[Combined]]:
-    """Call `function(part)` within a `tf.function`, and bring the values that it returns out of it."""
-    results: List[Optional[Combined]] = []
+def within_function(function: Callable[[], Nested], **options: Any) -> Nested:
+    """Call `function()` within a `tf.function` with these options, and bring the values that it returns out of it.
+
+    It returns a nested structure of `Combined` and None.
+    """
+    result: Nested = None
 
     def values() -> List[List[LoopVariable]]:
-        nonlocal results
-        results = tf.nest.flatten(function(part))
-        return [[] if leaf is None else leaf.values for leaf in results]
+        nonlocal result
+        result = function()
+        return [[] if leaf is None else leaf.values for leaf in tf.nest.flatten(result)]
 
-    outsides = tf.function(values)()
-    for leaf, outside in zip(results, outsides):
+    outsides = tf.function(values, **options)()
+    for leaf, outside in zip(tf.nest.flatten(result), outsides):
         if leaf is not None:
             leaf.values = list(outside)
-    return results
+    return result
 
 
 def _add_eagerly(

@@ -9,7 +9,7 @@ end where its longest example does.
 Source: the idea of micro-batches by tokens is that of `seqlen_balancing` in verl, which balances them over workers.
 """
 
-from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum._engine._micro_batches import (
     FIRST,
@@ -30,6 +30,10 @@ from accum._tf import Leaf, Nested, tf
 SHORTEST = 2
 """No time axis is trimmed to fewer tokens: an axis of length 1 may be one that is broadcast."""
 
+_POWERS = [2**k for k in range(31)]
+_BUCKETS = sorted(_POWERS + [3 * 2**k for k in range(29)])
+"""The lengths of a time axis where shapes have to be few: 1, 2, 3, 4, 6, 8, 12, … A fifth is padding, on average."""
+
 
 class Plan(NamedTuple):
     """Which examples are in which micro-batch.
@@ -38,7 +42,7 @@ class Plan(NamedTuple):
       order: int32 [n], the places of the examples in the batch, the longest example first.
       begins: int32 [k], the place in `order` at which each micro-batch begins.
       sizes: int32 [k], the number of examples in each.
-      lengths: int32 [k], the length of the longest example in each.
+      lengths: int32 [k], the length of the time axis in each: that of its longest example, or of a bucket.
     """
 
     order: tf.Tensor
@@ -47,20 +51,31 @@ class Plan(NamedTuple):
     lengths: tf.Tensor
 
 
-def plan_of(lengths: tf.Tensor, budget: int) -> Plan:
+def plan_of(lengths: tf.Tensor, budget: int, longest: Optional[tf.Tensor] = None) -> Plan:
     """Cut a batch so that no micro-batch has more than `budget` tokens with padding, or else it has one example.
 
     Args:
       lengths: int32 [n], the number of tokens in each example, >= 1.
       budget: int >= 1.
+      longest: int32 scalar tensor, the length of the padded sequences, for micro-batches of few different shapes: their
+        lengths are rounded up to buckets, and their numbers of examples down to powers of two. None: do not round.
     """
     count = tf.size(lengths)
     order = tf.argsort(lengths, direction="DESCENDING", stable=True)
     ordered = tf.gather(lengths, order)
+    if longest is not None:
+        bucket = tf.gather(_BUCKETS, tf.searchsorted(_BUCKETS, ordered))
+        ordered = tf.minimum(tf.minimum(bucket, longest), tf.maximum(ordered, budget))
     rooms = tf.maximum(budget // tf.maximum(ordered, 1), 1)  # how many examples fit after each that is the longest
 
+    def taken(begin: tf.Tensor) -> tf.Tensor:
+        if longest is None:
+            return rooms[begin]
+        room = tf.minimum(rooms[begin], count - begin)
+        return tf.gather(_POWERS, tf.searchsorted(_POWERS, room[None], side="right")[0] - 1)
+
     def body(begin: tf.Tensor, number: tf.Tensor, begins: tf.TensorArray) -> Tuple[tf.Tensor, tf.Tensor, Any]:
-        return begin + rooms[begin], number + 1, begins.write(number, begin)
+        return begin + taken(begin), number + 1, begins.write(number, begin)
 
     begins = tf.TensorArray(tf.int32, size=0, dynamic_size=True, element_shape=[])
     start = tf.constant(0), tf.constant(0), begins
@@ -68,8 +83,7 @@ def plan_of(lengths: tf.Tensor, budget: int) -> Plan:
     starts = begins.stack() if not tf.executing_eagerly() or int(number) else tf.zeros([0], tf.int32)
     starts = tf.cond(number > 0, lambda: starts, lambda: tf.zeros([1], tf.int32))  # of a batch without examples
     sizes = tf.concat([starts[1:], [count]], 0) - starts
-    longest = tf.gather(tf.concat([ordered, [1]], 0), starts)
-    return Plan(order, starts, sizes, longest)
+    return Plan(order, starts, sizes, tf.gather(tf.concat([ordered, [1]], 0), starts))
 
 
 class Sequences(NamedTuple):
@@ -95,6 +109,7 @@ class TokenBatches(MicroBatches):
       budget: int >= 1, the largest number of tokens in a micro-batch, padding included.
       as_function: as for `MicroBatches`.
       has_time: function of a tensor of a micro-batch -> whether axis 1 is the time, as far as can be told.
+      has_few_shapes: whether to round the shapes of micro-batches, for which XLA compiles.
 
     Attributes:
       plan: the `Plan`.
@@ -108,10 +123,12 @@ class TokenBatches(MicroBatches):
         budget: int,
         as_function: bool = False,
         has_time: Callable[[tf.Tensor], bool] = lambda tensor: False,
+        has_few_shapes: bool = False,
     ) -> None:
         floor = SHORTEST if sequences.padded is None else tf.minimum(SHORTEST, sequences.padded)
-        self.plan = plan_of(tf.maximum(sequences.lengths, floor), budget)
         self.padded = None if sequences.padded is None else tf.convert_to_tensor(sequences.padded)
+        lengths = tf.maximum(sequences.lengths, floor)
+        self.plan = plan_of(lengths, budget, self.padded if has_few_shapes else None)
         self._lengths = sequences.lengths
         self._are_timed = list(sequences.are_timed)
         self._inverse = tf.argsort(self.plan.order)

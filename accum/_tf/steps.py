@@ -16,6 +16,18 @@ def is_compiled_by_xla(model: tf.keras.Model) -> bool:
     return bool(compiled) and not getattr(model, "_run_eagerly", False)
 
 
+XLA_IS_ASKED_FOR = not IS_KERAS_3
+"""Whether a model that XLA compiles was compiled with `jit_compile=True`; in Keras 3, this is the default on a GPU."""
+
+
+def compile_no_step(model: tf.keras.Model) -> None:
+    """Let Keras trace the steps of a model without XLA, whatever it was compiled with."""
+    if IS_KERAS_3:
+        model.jit_compile = False
+    else:
+        model._jit_compile = False
+
+
 def local_result(metric: tf.keras.metrics.Metric) -> Callable[[], Any]:
     """Return a function that computes the result of a metric from this replica's state alone.
 

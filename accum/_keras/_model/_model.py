@@ -283,6 +283,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         own_steps = {name: _tf.models.bound_to(made, model, made.__dict__.pop(name)) for name in steps}
         made._accumulate_by(ModelAccumulation(model_options, own_steps))
         if getattr(model, "optimizer", None) is not None:
+            made._accum.compile_micro_batches(made, _tf.steps.XLA_IS_ASKED_FOR)
             ModelOptimizers(made).take_over()
         return made
 
@@ -348,6 +349,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             if isinstance(optimizer, str) or _tf.optimizers.is_config(optimizer):
                 bound.arguments["optimizer"] = optimizers_of_model.accumulating(optimizer)
         super().compile(*bound.args, **bound.kwargs)
+        self._accum.compile_micro_batches(self, {**bound.arguments, **kwargs}.get("jit_compile") is True)
         optimizers_of_model.take_over()
         warn_of_inexact_loss(self, self._accum.options)
         optimizers = accumulating_optimizers(self) if self._accum.optimizers else []

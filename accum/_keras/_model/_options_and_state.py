@@ -402,6 +402,7 @@ class ModelAccumulation:
       is_state_watched: whether variables have been copied and compared since the last `compile`.
       told_of_state: names of the variables that a warning has named since then.
       told_of_metrics: names of the metrics that a warning has named since then.
+      compiles_micro_batches: whether XLA compiles each micro-batch, in place of the whole step.
       output_shapes: the shapes of the outputs for sequences of any length, if the model runs eagerly.
     """
 
@@ -441,6 +442,18 @@ class ModelAccumulation:
         self.told_of_state: List[str] = []
         self.told_of_metrics: Set[str] = set()
         self.output_shapes: Optional[List[tf.TensorShape]] = None
+        self.compiles_micro_batches = False
+
+    def compile_micro_batches(self, model: tf.keras.Model, is_asked_for: bool) -> None:
+        """Let XLA compile micro-batches by tokens instead of a step whose shapes depend on data, if it compiles any.
+
+        Args:
+          model: the model.
+          is_asked_for: whether `jit_compile` is True, and not a default of Keras.
+        """
+        if self.size.tokens is not None and _tf.steps.is_compiled_by_xla(model):
+            self.compiles_micro_batches = is_asked_for
+            _tf.steps.compile_no_step(model)
 
     def forget_calls_of(self, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
         """Forget that train steps have called some optimizers."""

@@ -50,6 +50,7 @@ class SplitStep:
         self._model = model = steps.model
         self._size = size
         self._compiled = _tf.steps.is_compiled_by_xla(model)
+        self._compiles_parts = False  # whether it compiles each micro-batch alone
         self._as_function = _tf.steps.must_not_be_in_loop(model)
         self._metrics: Any = None
         self._collector: Any = None
@@ -74,15 +75,25 @@ class SplitStep:
         micro_batches = self._cut(data)
         self._cuts = micro_batches.cuts
         warn_of_eager_draws(self._model)
-        draws = BatchDraws(self._model, micro_batches.batch.count, self._compiled, is_training)
+        compiled = self._compiled or self._compiles_parts
+        draws = BatchDraws(self._model, micro_batches.batch.count, compiled, is_training)
 
-        def with_draws(part: Data, index: Index) -> Nested:
-            with draws.of(micro_batches.begin(index), micro_batches.size_of(index), self._chosen(index)):
-                return function(part, index)
+        def on_part(part: Data, index: Index) -> Nested:
+            drawn = micro_batches.begin(index), micro_batches.size_of(index), self._chosen(index)
+
+            def with_draws() -> Nested:
+                with draws.of(*drawn):
+                    return function(part, index)
+
+            return self._on_part(with_draws, index)
 
         with draws.batch():
-            draws.done = micro_batches.run(with_draws, has_last=is_training and self._may_overlap)
+            draws.done = micro_batches.run(on_part, has_last=is_training and self._may_overlap)
         return draws.done
+
+    def _on_part(self, function: Callable[[], Nested], index: Index) -> Nested:
+        """Run `function()`, which computes the micro-batch at `index`."""
+        return function()
 
     @property
     def _may_overlap(self) -> bool:
@@ -98,7 +109,12 @@ class SplitStep:
     def _must_end_first(self) -> bool:
         """Whether something looks at all gradients at once."""
         own = self._model._accum
-        return self._compiled or own.size.is_auto or any(map(_tf.optimizers.is_loss_scale_optimizer, own.optimizers))
+        return (
+            self._compiled
+            or self._compiles_parts
+            or own.size.is_auto
+            or any(map(_tf.optimizers.is_loss_scale_optimizer, own.optimizers))
+        )
 
     @property
     def _overlaps(self) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._draws import Chosen
-from accum._engine._micro_batches import Index, Size, as_tensor
+from accum._engine._micro_batches import Index, Size, Sum, as_tensor, within_function
 from accum._engine._token_budget import Sequences, TokenBatches
 from accum._keras._steps._sequence_lengths import sequences_of
 from accum._keras._steps._split_step_and_draws import SplitStep
@@ -30,9 +30,10 @@ class TokenStep(SplitStep):
         super().__init__(steps, 1)
         if self._compiled:
             raise ValueError(
-                "`micro_batch_tokens` makes micro-batches of any number of examples and tokens, and XLA compiles for "
-                "fixed shapes only: compile with `jit_compile=False`, or pass `micro_batch_size`."
+                "`micro_batch_tokens` cuts a batch by its lengths, and XLA compiles for fixed shapes only: pass "
+                "`jit_compile=True` to `compile`, and XLA compiles each micro-batch instead of the whole step."
             )
+        self._compiles_parts = steps.model._accum.compiles_micro_batches and not tf.executing_eagerly()
         self._budget = budget
         self._lengths_of = lengths_of
         self._batches: Any = None
@@ -45,25 +46,44 @@ class TokenStep(SplitStep):
             check_batch_norms(self._model)
         data = tf.nest.map_structure(as_tensor, data)
         sequences = sequences_of(self._model, data, self._lengths_of)
+        if self._compiles_parts and sequences.padded is None:
+            raise ValueError(
+                "XLA compiles for fixed shapes only, and ragged inputs have none: pad them, and mask padding or pass "
+                "`sequence_lengths`, or compile with `jit_compile=False`."
+            )
         self._trimmed = trimmed = TrimmedTime(self._model, self._output_shapes(data, sequences))
-        self._batches = TokenBatches(data, sequences, self._budget, self._as_function, trimmed.has_time)
+        self._batches = TokenBatches(
+            data, sequences, self._budget, self._as_function, trimmed.has_time, self._compiles_parts
+        )
         trimmed.padded = self._batches.padded
         probes: List[Any] = []
         if sequences.padded is not None:
             probes = probe(self._model, self._batches, sequences.lengths, _replicas.local_variable)
 
-        def on_trimmed(part: Data, index: Index) -> Nested:
-            trimmed.length = self._batches.length_of(index)
-            with self._trimming():
-                return function(part, index)
-
         with tf.control_dependencies(probes):
-            totals = super()._over_micro_batches(on_trimmed, data, is_training)
+            totals = super()._over_micro_batches(function, data, is_training)
         self._warn_of_other_losses(is_training)
         timed = [leaf for leaf, is_timed in zip(tf.nest.flatten(data), sequences.are_timed) if is_timed]
         checks = trimmed.checks(data, sequences.lengths, timed)
         with tf.control_dependencies(checks):
             return tf.nest.map_structure(_after, totals, expand_composites=True) if checks else totals
+
+    def _on_part(self, function: Callable[[], Nested], index: Index) -> Nested:
+        self._trimmed.length = self._batches.length_of(index)
+        with self._trimming():
+            return self._compiled_part(function) if self._compiles_parts else function()
+
+    def _compiled_part(self, function: Callable[[], Nested]) -> Nested:
+        """Run `function()`, compiled by XLA for each shape of a micro-batch when it first comes."""
+
+        def with_lengths() -> Nested:
+            with self._trimmed.noting_lengths() as lengths:
+                returned = function()
+            return returned, [Sum(length) for length in lengths]
+
+        returned, lengths = within_function(with_lengths, jit_compile=True)
+        self._trimmed.check_lengths([length for total in lengths for length in total.values])
+        return returned
 
     def _cut(self, data: Data) -> TokenBatches:
         return self._batches

@@ -5,7 +5,8 @@ are multiplied by the share of the time axis that is left, so that each micro-ba
 all of its padding.
 """
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+import contextlib
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._token_budget import TokenBatches
@@ -33,6 +34,8 @@ class TrimmedTime:
         self.length: Any = None
         self.padded: Any = None
         self.has_losses = False
+        self._noted: Optional[List[Tuple[tf.Tensor, str]]] = None  # lengths and names of outputs
+        self._whats: List[str] = []
         self._needs_zero_weights: List[str] = []
         self._ignored: List[Tuple[str, Any]] = []
 
@@ -135,14 +138,35 @@ class TrimmedTime:
 
     def _share_of(self, output: tf.Tensor, what: str) -> tf.Tensor:
         """Return the share of the time axis that is left in the micro-batch, if that is axis 1 of the output."""
+        self._check_length(tf.shape(output)[1], what)
+        return tf.cast(self.length, tf.float32) / tf.cast(self.padded, tf.float32)
+
+    def _check_length(self, length: tf.Tensor, what: str) -> None:
+        if self._noted is not None:
+            self._noted.append((length, what))
+            return
         message = (
             "`micro_batch_tokens` scales a mean over time steps by the share of them that it keeps, so axis 1 of an "
             "output must be as long as the sequences: shift or shorten them before `fit` instead of in the step or in "
             f"layers, or pass `micro_batch_size`. Received: {what} of another length."
         )
-        check = tf.debugging.assert_equal(tf.shape(output)[1], self.length, message)
-        with tf.control_dependencies([] if check is None else [check]):
-            return tf.cast(tf.identity(self.length), tf.float32) / tf.cast(self.padded, tf.float32)
+        tf.debugging.assert_equal(length, self.length, message)
+
+    @contextlib.contextmanager
+    def noting_lengths(self) -> Iterator[List[tf.Tensor]]:
+        """In this context, note the lengths of outputs for `check_lengths` later: XLA leaves out what can raise."""
+        lengths: List[tf.Tensor] = []
+        self._noted = []
+        try:
+            yield lengths
+        finally:
+            lengths += [length for length, _ in self._noted]
+            self._whats, self._noted = [what for _, what in self._noted], None
+
+    def check_lengths(self, lengths: Sequence[tf.Tensor]) -> None:
+        """Check the lengths that were noted, outside of what XLA compiles."""
+        for length, what in zip(lengths, self._whats):
+            self._check_length(length, what)
 
     # ------------------------------------------------------------------------------------------------------------
     # Checks of the values of a batch
