@@ -197,6 +197,59 @@ def test_build_lets_the_list_change_between_cycles_only():
     np.testing.assert_array_equal([one.numpy(), other.numpy()], [[-2.0], [-1.0]])
 
 
+def alternating():
+    """Return two variables, an optimizer, and a traced micro step for each of them."""
+    one, other = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+    optimizer.build([one, other])
+    steps = [
+        tf.function(lambda var=var: optimizer.apply_gradients([(tf.constant([1.0]), var)])) for var in (one, other)
+    ]
+    return one, other, optimizer, steps
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_api
+def test_build_allows_no_second_list_in_the_same_cycle():
+    """Both would count micro steps, and end each other's cycles: one variable would never move."""
+    *_, (step_of_one, step_of_other) = alternating()
+    step_of_one()
+    with pytest.raises(ValueError, match="One optimizer accumulates for one list of variables"):
+        step_of_other()
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_api
+def test_flush_after_build_has_gone_back_to_an_earlier_list():
+    one, other, optimizer, (step_of_one, step_of_other) = alternating()
+    step_of_one(), step_of_one()
+    optimizer.build([other])
+    step_of_other(), step_of_other()
+    optimizer.build([one])
+    step_of_one()  # traced before
+    np.testing.assert_array_equal(optimizer.gradients, [[1.0]])
+    optimizer.flush()
+    np.testing.assert_array_equal([one.numpy(), other.numpy()], [[-2.0], [-1.0]])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_api
+def test_a_variable_that_comes_back_without_a_gradient():
+    """It would bring the sum of an earlier cycle."""
+    one, other = tf.Variable([0.0]), tf.Variable([0.0])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
+    grad = tf.constant([1.0])
+    for _ in range(2):
+        optimizer.apply_gradients([(grad, one), (grad, other)])
+    optimizer.apply_gradients([(grad, one)])
+    with pytest.raises(ValueError, match="must not change within a cycle"):
+        optimizer.apply_gradients([(grad, one), (None, other)])
+    optimizer.reset()
+    for _ in range(2):
+        optimizer.apply_gradients([(grad, one), (None, other)])
+    np.testing.assert_array_equal([one.numpy(), other.numpy()], [[-2.0], [-1.0]])
+
+
 @pytest.mark.law("L17")
 @pytest.mark.keras_api
 def test_flush_traced_before_the_first_micro_step_is_refused():

@@ -490,7 +490,7 @@ class Cycle:
             used = [var for var in variables if self.accumulator_of(var) is not None]
             # In eager execution, the inner optimizer creates its variables when it receives gradients.
             self.adapter.prepare(variables, used if is_tracing else ())
-        self._variables.current = tuple(variables)
+        self._variables.use(variables)
 
     def _check_restored(self, variables: Sequence[tf.Variable]) -> None:
         """Raise if a restored cycle has sums for more variables than all that are known, before any gets a number."""
@@ -584,8 +584,7 @@ class Cycle:
         weight = None if weight is None else _check.not_negative("weight", weight, _tf.variables.known_value(weight))
         grads, variables = [grad for grad, _ in listed], [var for _, var in listed]
         _check.once_each([var.name for var in variables], [_tf.variables.key_of(var) for var in variables])
-        accumulated = [entry.variable for entry in self._entries(self._variables.current)]
-        self._variables.check(listed, accumulated, self.is_in_cycle)
+        self._variables.check(listed, lambda var: self.accumulator_of(var) is not None, self.is_in_cycle)
         self.adapter.check([var for grad, var in listed if grad is not None])
         self._build_here(variables, grads)
         if _tf.graphs.is_tracing():

@@ -10,7 +10,7 @@ In eager execution, Python sees every gradient.
 """
 
 import json
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine import _gradients, _replicas
@@ -428,11 +428,18 @@ class VariableList:
 
     def __init__(self) -> None:
         self.current: Tuple[tf.Variable, ...] = ()
+        # Their keys -> the variables of an earlier call. It may run again without Python, because it was traced.
+        self._used: Dict[FrozenSet[int], Tuple[tf.Variable, ...]] = {}
         self._announced: Optional[Set[int]] = None  # keys of the last announced list
         self._may_change = False  # whether the next call may have another list, because one was announced
         # Variable key -> (variable, number). It holds the variable because the key is unique only while it exists.
         self._numbers: Dict[int, Tuple[tf.Variable, int]] = {}
         self._traced_without: Dict[int, str] = {}  # variable key -> name, for variables without a gradient in a trace
+
+    def use(self, variables: Sequence[tf.Variable]) -> None:
+        """Make `variables` those of the last call."""
+        self.current = tuple(variables)
+        self._used[frozenset(_keys(variables))] = self.current
 
     def number(self, variables: Sequence[tf.Variable]) -> None:
         """Number those of `variables` that are new, in order."""
@@ -446,35 +453,39 @@ class VariableList:
         """How many variables will have a number once `variables` have one."""
         return len(_keys(variables).union(self._numbers))
 
-    def check(self, listed: GradsAndVars, accumulated: Sequence[tf.Variable], is_in_cycle: Callable[[], bool]) -> None:
+    def check(
+        self, listed: GradsAndVars, has_accumulator: Callable[[tf.Variable], bool], is_in_cycle: Callable[[], bool]
+    ) -> None:
         """Raise if a call has another list of variables within a cycle. A traced call may run at any time in a cycle.
 
         Variables that never had a gradient may be added and removed.
 
         Args:
           listed: list of (gradient or None, variable) of the call.
-          accumulated: those variables in `current` that have an accumulator.
+          has_accumulator: function that returns whether a variable has an accumulator.
           is_in_cycle: function that returns whether a cycle has begun.
         """
         keys, current = _keys([var for _, var in listed]), _keys(self.current)
-        gone = _keys(accumulated) - keys
-        come = _keys([var for grad, var in listed if grad is not None]) - current
+        gone = _keys([var for var in self.current if has_accumulator(var)]) - keys
+        # A variable that has an accumulator comes even without a gradient: with the sum of an earlier cycle.
+        come = _keys([var for grad, var in listed if grad is not None or has_accumulator(var)]) - current
         if self.current and (gone or come):
             self._refuse_change([var.name for _, var in listed], is_in_cycle)
+        self._may_change = False
         self._check_traces(listed)
 
     def _refuse_change(self, names: Sequence[str], is_in_cycle: Callable[[], bool]) -> None:
         received = f"Received: {names}, after {[var.name for var in self.current]}."
         if self._may_change:
-            self._may_change = False
-        elif _tf.graphs.is_tracing():
+            return
+        if _tf.graphs.is_tracing():
             # an optimizer of a static graph has no `build`
             remedy = "" if _tf.graphs.in_static_graph() else ", or call `build(var_list)` when it changes"
             raise ValueError(
                 f"One optimizer accumulates for one list of variables: use an optimizer for each list{remedy}. "
                 f"{received}"
             )
-        elif is_in_cycle():
+        if is_in_cycle():
             raise ValueError(
                 f"The list of variables must not change within a cycle: call `flush()` or `reset()` first. {received}"
             )
@@ -494,21 +505,24 @@ class VariableList:
         self._traced_without.update((_tf.variables.key_of(var), var.name) for var in variables)
 
     def announce(self, variables: Sequence[tf.Variable], is_in_cycle: Callable[[], bool]) -> None:
-        """Let the next call have another list of variables, unless this list is already known.
+        """Let the next call have another list of variables, unless the last one had this list.
 
         `LossScaleOptimizer` announces all variables before each call, but then calls without those that have no
         gradient.
         """
         self.number(variables)
         keys = _keys(variables)
-        if keys in (self._announced, _keys(self.current)):
+        if keys == _keys(self.current):
             return
         if is_in_cycle():
+            if keys == self._announced:
+                return
             raise ValueError(
                 "The list of variables must not change within a cycle: call `flush()` or `reset()` first. "
                 f"Received: {[var.name for var in variables]}."
             )
         self._announced, self._may_change = keys, True
+        self.current = self._used.get(frozenset(keys), self.current)
 
 
 def _keys(variables: Sequence[tf.Variable]) -> Set[int]:
