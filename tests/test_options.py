@@ -295,3 +295,101 @@ def test_an_epoch_shorter_than_a_cycle_says_so(recwarn, last_cycle, said):
     if said:
         assert said in messages[0] and "accum_steps=8, 6 batches" in messages[0]
     assert int(model.optimizer.iterations) == {"flush": 2, "drop": 0, "carry": 1}[last_cycle]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Options that are set as attributes
+
+
+def compiled(accum_steps=4, optimizer="sgd"):
+    model = accum.GradientAccumulateModel.from_model(net(), accum_steps)
+    model.compile(tf.keras.optimizers.SGD(0.1) if optimizer == "sgd" else optimizer, "mse")
+    return model
+
+
+def updates(model, batches):
+    before = int(model.optimizer.iterations)
+    for at in range(batches):
+        model.train_on_batch(X[2 * at : 2 * at + 2], Y[2 * at : 2 * at + 2])
+    return int(model.optimizer.iterations) - before
+
+
+@pytest.mark.law("L7")
+@pytest.mark.per_version
+def test_accum_steps_of_a_model_can_be_set():
+    model = compiled()
+    assert model.accum_steps == 4 and updates(model, 4) == 1
+    model.accum_steps = 2
+    assert model.accum_steps == model.optimizer.accum_steps == 2 and updates(model, 4) == 2
+    with pytest.raises(ValueError, match="must be an int >= 1"):
+        model.accum_steps = 0
+    with pytest.raises(ValueError, match="compile it first"):
+        accum.GradientAccumulateModel.from_model(net(), 4).accum_steps = 2
+
+
+@pytest.mark.law("L7")
+@pytest.mark.per_version
+@pytest.mark.skipif(not hasattr(tf.keras.mixed_precision, "LossScaleOptimizer"), reason="came with 2.4")
+def test_accum_steps_that_is_set_on_a_loss_scale_optimizer_is_used(recwarn):
+    inner = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1))
+    model = compiled(optimizer=inner)
+    optimizer = model.optimizer.inner_optimizer
+    model.optimizer.accum_steps = 2
+    model.train_on_batch(X[:2], Y[:2])
+    model.train_on_batch(X[:2], Y[:2])
+    assert optimizer.accum_steps == 2 and int(optimizer.iterations) == 1
+    model.optimizer.accum_steps = 3
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert optimizer.accum_steps == 3 and int(optimizer.iterations) == 3
+    assert not [one for one in recwarn if "LossScaleOptimizer" in str(one.message)]
+
+    class Late(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.optimizer.accum_steps = 6
+
+    with pytest.warns(UserWarning, match="is in use from this epoch on"):
+        model.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[Late()])
+    assert optimizer.accum_steps == 6 and int(optimizer.iterations) == 3 + 2 + 1
+
+
+@pytest.mark.law("L17")
+def test_other_options_that_are_set_are_named():
+    model = compiled()
+    with pytest.warns(UserWarning, match="`reduction` is an option of accum, and an attribute of this name changes"):
+        model.reduction = "sum"
+    with pytest.raises(AttributeError, match="`reduction` of an optimizer that accumulates can't be changed"):
+        model.optimizer.reduction = "sum"
+    model.optimizer.learning_rate = 0.5  # that of the inner optimizer
+
+
+class WithAttributes(tf.keras.Model):
+    """A model whose own attributes have names of options."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = tf.keras.layers.Dense(1)
+        self.accum_steps, self.reduction = 7, "own"
+
+    def call(self, inputs):
+        assert (self.accum_steps, self.reduction) in [(7, "own"), (8, "other")]
+        return self.head(inputs)
+
+
+@pytest.mark.law("L17")
+def test_attributes_of_the_users_class_remain_its_own(recwarn):
+    model = accum.GradientAccumulateModel.from_model(WithAttributes(), 4)
+    model.compile("sgd", "mse")
+    assert updates(model, 4) == 1
+    model.accum_steps, model.reduction = 8, "other"
+    assert updates(model, 4) == 1
+    assert not [one for one in recwarn if "an option of accum" in str(one.message)]
+
+
+@pytest.mark.law("L17")
+def test_another_optimizer_in_the_middle_of_a_cycle_is_named(recwarn):
+    model = compiled()
+    updates(model, 1)
+    model.compile(model.optimizer, "mae")
+    assert not [one for one in recwarn if "another optimizer" in str(one.message)]
+    with pytest.warns(UserWarning, match="another optimizer in the middle of a cycle, whose gradients are lost"):
+        model.compile(model.optimizer.optimizer, "mse")

@@ -97,6 +97,14 @@ class FlushCallback(tf.keras.callbacks.Callback):
                 f"accum_steps={length}, {batches} batches in an epoch, last_cycle={self.last_cycle!r}.",
             )
 
+    def on_epoch_begin(self, epoch: int, logs: Optional[Logs] = None) -> None:
+        own = getattr(self.model, "_accum", None)
+        if own is not None and own.take_steps_of_loss_scales():
+            _check.warn(
+                "`accum_steps` was set on a `LossScaleOptimizer` while an epoch ran, and is in use from this epoch on: "
+                "set `model.accum_steps`, for the next cycle."
+            )
+
     def on_test_begin(self, logs: Optional[Logs] = None) -> None:
         # Keras validates before `on_epoch_end`. In `fit`, only this validation calls `on_test_begin`.
         self._end_epoch()

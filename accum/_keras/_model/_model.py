@@ -294,6 +294,28 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         self._keep_loss()
 
     @property
+    def accum_steps(self) -> AccumSteps:
+        """Batches per update, or their schedule. An int that is assigned takes effect from the next cycle on.
+
+        Raises:
+          ValueError: on assignment, the model is not compiled; or there are no accumulators, or a schedule.
+        """
+        return self.__dict__.get("accum_steps", self._steps_in_use)
+
+    @accum_steps.setter
+    def accum_steps(self, value: int) -> None:
+        if "accum_steps" in self.__dict__ or accumulation_of(self) is None:  # an attribute of the user's class
+            self.__dict__["accum_steps"] = value
+            return
+        if not self._accum.optimizers:
+            raise ValueError(
+                "`accum_steps` belongs to the optimizers of the model: compile it first, or pass `accum_steps` where "
+                f"the model is created. Received: accum_steps={value!r}."
+            )
+        for optimizer in accumulating_optimizers(self):
+            optimizer.accum_steps = value
+
+    @property
     def micro_batch_size(self) -> Union[int, str, None]:
         """The largest number of examples that are computed at once. It can be set between steps.
 
@@ -399,6 +421,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     def fit(self, *args: object, **kwargs: object) -> tf.keras.callbacks.History:
         """Train as `tf.keras.Model.fit` does; `last_cycle` decides how the last or an interrupted cycle ends."""
         bound = inspect.signature(super().fit).bind_partial(*args, **kwargs)
+        self._accum.take_steps_of_loss_scales()
         ending = FlushCallback(self._accum.options.last_cycle)
         bound.arguments["callbacks"] = self._with_callback(bound.arguments.get("callbacks"), ending)
         self._warn_of_sizes(bound.arguments)
@@ -410,6 +433,11 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             if self._accum.recorder is not None:
                 self._accum.recorder.detach()
             raise
+
+    def train_on_batch(self, *args: object, **kwargs: object) -> Any:
+        """Train on one batch, as `tf.keras.Model.train_on_batch` does."""
+        self._accum.take_steps_of_loss_scales()
+        return super().train_on_batch(*args, **kwargs)
 
     def _with_callback(self, callbacks: Any, ending: FlushCallback) -> Any:
         """Return `callbacks` as the user passed them, with `ending` before the others."""
@@ -461,9 +489,19 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             if value != self.__dict__[name]:
                 own.own_steps[name] = value  # None: that of the class
         else:
+            if own is not None and name in ModelOptions.NAMES and name not in self.__dict__:
+                self._warn_of_option(name)
             super().__setattr__(name, value)
             if name == "compute_loss" and own is not None:
                 self._keep_loss()
+
+    def _warn_of_option(self, name: str) -> None:
+        """Warn of an assignment to an attribute that has the name of an option, but that nothing reads."""
+        if not hasattr(type(self), name):
+            _check.warn(
+                f"`{name}` is an option of accum, and an attribute of this name changes nothing: pass "
+                f"`{name}` where the model is created. If it is an attribute of your own, set it before."
+            )
 
     def _maybe_symbolic_build(self, iterator: Optional[Iterator[Data]] = None, data_batch: Data = None) -> None:
         """Build the model by the shapes of its data. Keras 3 calls this, and would average a batch over the replicas.

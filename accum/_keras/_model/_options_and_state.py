@@ -455,6 +455,19 @@ class ModelAccumulation:
             self.compiles_micro_batches = is_asked_for
             _tf.steps.compile_no_step(model)
 
+    def take_steps_of_loss_scales(self) -> bool:
+        """Let optimizers have an `accum_steps` that was set on the `LossScaleOptimizer` around them, which ignores it.
+
+        Returns:
+          Whether there was one.
+        """
+        scaled = [optimizer for optimizer in self.optimizers or () if "accum_steps" in vars(optimizer)]
+        for optimizer in scaled:
+            inner = _tf.optimizers.without_loss_scale(optimizer)
+            if inner is not optimizer:
+                inner.accum_steps = vars(optimizer).pop("accum_steps")
+        return bool(scaled)
+
     def forget_calls_of(self, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
         """Forget that train steps have called some optimizers."""
         self.seen = [optimizer for optimizer in self.seen if optimizer not in optimizers]
@@ -521,9 +534,17 @@ class ModelOptimizers:
         optimizers = others + main if is_default else main + others
         self._own.optimizers = optimizers
         accumulating = accumulating_optimizers(self._model) if optimizers else []
+        gone = [optimizer for optimizer in accumulating_before if optimizer not in accumulating]
+        if any(
+            internals_of(optimizer).cycle.is_built and internals_of(optimizer).cycle.is_in_cycle() for optimizer in gone
+        ):
+            _check.warn(
+                "The model gets another optimizer in the middle of a cycle, whose gradients are lost: call `flush()` of "
+                "the optimizer first, or compile with the optimizer that the model has (`model.optimizer`)."
+            )
         for optimizer in accumulating:
             internals_of(optimizer).show(self._model)
-        self._own.forget_calls_of([optimizer for optimizer in accumulating_before if optimizer not in accumulating])
+        self._own.forget_calls_of(gone)
         self._own.steps.replace()
         self._watch_losses()
         return before is not None and {id(optimizer) for optimizer in before} != {

@@ -8,6 +8,9 @@ from accum._engine._gradients import count_nonfinite
 from accum._tf import Gradient, GradsAndVars, Wait, tf
 from accum._tf.types import LearningRate, LossOrFunction, VariablesOrFunction
 
+FIXED = frozenset(["accumulator_dtype", "nonfinite", "reduction", "sparse", "transform"])
+"""Options of an accumulating optimizer that can't be changed."""
+
 
 def _of_inner(name: str) -> property:
     """Make a property that reads and sets an attribute of the inner optimizer, if the inner optimizer has it."""
@@ -62,6 +65,11 @@ class _Interface(_tf.tracking.TrackedAsInner):
         return getattr(self._inner, name)
 
     def __setattr__(self, name: str, value: object) -> None:
+        if self.__dict__.get("_is_ready") and name in FIXED and not hasattr(type(self), name):
+            raise AttributeError(
+                f"`{name}` of an optimizer that accumulates can't be changed: create another one, with `{name}=…`. "
+                f"Received: {value!r}."
+            )
         is_public = self.__dict__.get("_is_ready") and not name.startswith("_") and not hasattr(type(self), name)
         if is_public and name not in self.__dict__ and hasattr(self._inner, name):
             setattr(self._inner, name, value)
