@@ -359,3 +359,70 @@ def test_the_layer_refuses_a_static_graph():
     layer = accum.AccumBatchNormalization(2)
     with tf.Graph().as_default(), pytest.raises(ValueError, match="accum_steps=1 there. Received: accum_steps=2"):
         layer(tf.ones([2, 3]), training=True)
+
+
+def normalizing(layer):
+    inputs = tf.keras.Input((3,))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(layer(inputs)))
+    model = accum.GradientAccumulateModel.from_model(model, 2)
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def test_a_layer_in_two_models_whose_cycles_mix_is_named(recwarn):
+    layer, x, y = accum.AccumBatchNormalization(), examples((3,)), np.ones([12, 1], "float32")
+    one, other = normalizing(layer), normalizing(layer)
+    for model in (one, other):  # whole cycles in turn
+        model.fit(x, y, batch_size=6, verbose=0)
+    assert not [warning for warning in recwarn if "batch normalization" in str(warning.message)]
+    one, other = normalizing(layer), normalizing(layer)
+    one.train_on_batch(x, y)
+    with pytest.warns(UserWarning, match="in the middle of cycles of two optimizers, and would mix their moments"):
+        other.train_on_batch(x, y)
+
+
+class Contrasting(tf.keras.Model):
+    """Encodes two halves of each example, as for a contrastive loss."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.norm, self.head, self.calls = accum.AccumBatchNormalization(momentum=0.5), tf.keras.layers.Dense(1), calls
+        self.traced = tf.function(lambda x: self.head(self.norm(x, training=True)))
+
+    def call(self, x, training=None):
+        return self.head(self.norm(x, training=training))
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            if self.calls == "functions":
+                outputs = self.traced(x[:, :3]), self.traced(x[:, 3:])
+            elif self.calls == "loop":
+                parts = tf.stack([x[:, :3], x[:, 3:]])
+                outputs = tf.map_fn(lambda part: self(part, training=True), parts)
+            else:
+                outputs = self(x[:, :3], training=True), self(x[:, 3:], training=True)
+            loss = tf.reduce_mean((outputs[0] - outputs[1]) ** 2)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("calls", ["functions", "loop"])
+def test_a_layer_that_a_train_step_calls_twice(calls):
+    model, x = Contrasting("model"), examples((6,))
+    model(x[:, :3])
+    model = accum.GradientAccumulateModel.from_model(model, 2)
+
+    def train():
+        model.compile(tf.keras.optimizers.SGD(0.1), **({"jit_compile": False} if IS_KERAS_3 else {}))
+        model.fit(x, np.ones(len(x)), batch_size=6, shuffle=False, verbose=0)
+
+    train()
+    keras = KERAS(momentum=0.5)
+    for part in (x[:, :3], x[:, 3:]):
+        keras(part, training=True)
+    assert_close(statistics(model.norm), statistics(keras))
+    model.calls = calls
+    with pytest.raises(ValueError, match="several times through one `tf.function` or loop, and only the moments"):
+        train()

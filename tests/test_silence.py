@@ -637,6 +637,51 @@ def test_a_loss_that_divides_by_unmasked_elements_beside_one_that_a_layer_adds_i
     assert "`whole_batch='loss'`" in said
 
 
+class OwnTerms(tf.keras.Model):
+    """A model of tokens, with a term of its own beside the compiled loss."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.embedding, self.kind = layers.Embedding(5, 2, mask_zero=True), kind
+        self.scale = tf.Variable(0.5, trainable=False)
+
+    def call(self, inputs):
+        return self.embedding(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **kwargs):
+        compiled = super().compute_loss(x, y, y_pred, sample_weight, **kwargs)
+        return {
+            "none": lambda: compiled,
+            "scaled": lambda: self.scale * compiled + 0.0 * tf.reduce_sum(self.trainable_variables[0] ** 2),
+            "term": lambda: compiled + 0.1 * tf.reduce_mean(y_pred**2),
+            "twice": lambda: compiled + super(OwnTerms, self).compute_loss(x, y, unmasked(y_pred), sample_weight),
+        }[self.kind]()
+
+
+def unmasked(output):
+    """Return an output with a mask of ones, whose loss divides by all elements."""
+    output = tf.identity(output)
+    output._keras_mask = tf.ones(tf.shape(output)[:2], tf.bool)
+    return output
+
+
+@pytest.mark.law("L5")
+@pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("kind, is_said", [("none", False), ("scaled", False), ("term", True), ("twice", True)])
+def test_a_term_of_ones_own_beside_a_loss_that_divides_by_unmasked_elements_is_warned_of(kind, is_said, run_eagerly):
+    if run_eagerly and kind == "scaled":
+        pytest.skip("eagerly, only values can be compared")
+    model = from_model(OwnTerms(kind), 3)
+    model.compile(sgd(), "mse", run_eagerly=run_eagerly)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(TOKENS[0], TARGETS, batch_size=2, shuffle=False, verbose=0)
+    said = [str(warning.message) for warning in caught if "Losses divide" in str(warning.message)]
+    assert bool(said) is is_said
+    assert not said or ("terms of `compute_loss`" if kind == "term" else "second call") in said[0]
+
+
 @pytest.mark.law("L5")
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 takes scalars")
 @pytest.mark.parametrize("way", ["accum_steps", "micro_batch_size"])

@@ -51,6 +51,7 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
         # Hidden from checkpoints and from the list of a model's layers.
         self.__dict__["_layer"] = layer
         self.__dict__["accum_steps"] = accum_steps
+        self.__dict__["_optimizers"] = []  # weak references to those that it has followed
         self.__dict__["_followed"] = {}  # replica -> (the optimizer whose micro step is running, calls so far)
         self.__dict__["_collectors"] = {}  # replica -> what takes over the moments of one micro-batch of a batch
 
@@ -105,8 +106,25 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
         if optimizer is None:
             return self._count(moments)
         self._followed[_replicas.replica_number()] = optimizer, number + 1
-        internals_of(optimizer).add_listener(self)
+        internals = internals_of(optimizer)
+        self._follow_alone(optimizer)
+        internals.add_listener(self)
+        if internals.train_step is not None:
+            internals.train_step.note_moments(self._layer.name)
         return self._accumulator_of_call(number).receive(moments)
+
+    def _follow_alone(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        """Warn if another optimizer, whose cycles the layer follows too, is in the middle of one."""
+        known = [known() for known in self._optimizers]
+        if not any(one is optimizer for one in known):
+            self._optimizers.append(weakref.ref(optimizer))
+        others = [one for one in known if one is not None and one is not optimizer]
+        if any(internals_of(other).cycle.is_in_cycle() for other in others):
+            _check.warn(
+                "A batch normalization layer is called in the middle of cycles of two optimizers, and would mix their "
+                "moments: finish one of them before, by the last batch of its cycle or by `flush()`, or give each model "
+                f"a layer of its own. Received: layer {self._layer.name!r}."
+            )
 
     def receive_whole(self, moments: Moments) -> Wait:
         """Accumulate the moments of one call over all micro-batches of a batch, or update with them at once."""

@@ -539,8 +539,8 @@ class ModelOptimizers:
             internals_of(optimizer).cycle.is_built and internals_of(optimizer).cycle.is_in_cycle() for optimizer in gone
         ):
             _check.warn(
-                "The model gets another optimizer in the middle of a cycle, whose gradients are lost: call `flush()` of "
-                "the optimizer first, or compile with the optimizer that the model has (`model.optimizer`)."
+                "The model gets another optimizer in the middle of a cycle, whose gradients are lost: call `flush()` "
+                "of the optimizer first, or compile with the optimizer that the model has (`model.optimizer`)."
             )
         for optimizer in accumulating:
             internals_of(optimizer).show(self._model)

@@ -138,6 +138,7 @@ class TrainStep:
         # id -> (optimizer, where it was called: paths of graphs):
         self._calls: Dict[int, Tuple[tf.keras.optimizers.Optimizer, List[Sequence[tf.Graph]]]] = {}
         self.calls_through_function = False
+        self._normalizing: List[Tuple[str, Sequence[tf.Graph]]] = []  # layers, and where they were called
         self._stack = contextlib.ExitStack()
         # For each call: (optimizer, its variables, which variables have been read since the call)
         self._read_since: List[Tuple[tf.keras.optimizers.Optimizer, List[tf.Variable], _tf.watching.VariableReads]] = []
@@ -185,6 +186,10 @@ class TrainStep:
             self._refuse_several(optimizer)
         earlier.append(path)
         self.calls_through_function |= any(map(_tf.graphs.is_function, path))
+
+    def note_moments(self, layer: str) -> None:
+        """Record that a batch normalisation layer keeps the moments of a call."""
+        self._normalizing.append((layer, _tf.graphs.graphs_within(self._graph)))
 
     def _warn_of_order(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         """Warn of a second update whose forward pass would have seen the first, such as that of a GAN's generator."""
@@ -236,8 +241,19 @@ class TrainStep:
                 f"Batch normalisation follows the cycles of {followed!r}, which `{self._name}` does not call: take "
                 "it out of the model's attributes, or pass to `compile` the optimizers that are called."
             )
-        for optimizer, paths in self._calls.values() if self.is_traced else ():
+        if not self.is_traced:
+            return
+        for optimizer, paths in self._calls.values():
             self._check_functions(optimizer, paths)
+        for layer, path in self._normalizing:
+            function = _outermost_function(path)
+            is_repeated = function is not None and _tf.op_walks.count_calls(self._graph, function) > 1
+            if is_repeated or any(map(_tf.graphs.is_loop_body, path)):
+                raise ValueError(
+                    f"`{self._name}` calls batch normalization several times through one `tf.function` or loop, and "
+                    "only the moments of the last call would be kept: call the model itself, each time. Received: "
+                    f"layer {layer!r}."
+                )
 
     def _check_functions(self, optimizer: tf.keras.optimizers.Optimizer, paths: Sequence[Sequence[tf.Graph]]) -> None:
         for function in filter(None, map(_outermost_function, paths)):
@@ -423,6 +439,32 @@ class ReportingLoss:
         self._trimmed = trimmed
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
+        # What calls in the current step have reported, and what they have returned; None outside of one.
+        self._reported: Optional[List[Tuple[List[tf.Tensor], tf.Tensor]]] = None
+
+    @contextlib.contextmanager
+    def of_step(self, model: tf.keras.Model) -> Iterator[None]:
+        """Look in this context, in which a train step runs once, for terms beside the compiled losses.
+
+        Args:
+          model: the model of the step. A `compute_loss` of its own may add such terms.
+        """
+        own: Any = getattr(model, "compute_loss", None)
+
+        def compute_loss(*args: Any, **kwargs: Any) -> tf.Tensor:
+            total = own(*args, **kwargs)
+            compiled = [returned for _, returned in self._reported or ()]
+            if compiled and not _adds_up(total, compiled, list(model.losses)):
+                self.unlike = {"compiled losses": "elements that count", "terms of `compute_loss`": "examples"}
+            return total
+
+        watches = self._report is not None and _tf.losses.is_loss_of_user(own)
+        self._reported = []
+        try:
+            with _tf.steps.own_methods(model, **({"compute_loss": compute_loss} if watches else {})):
+                yield
+        finally:
+            self._reported = None
 
     def __call__(
         self, y_true: Nested, y_pred: Nested, sample_weight: Nested = None, *args: object, **kwargs: object
@@ -450,6 +492,10 @@ class ReportingLoss:
         if counted and not any(one is None for one in counted):
             # Exact if all outputs share the same mask and weights.
             self._report(tf.add_n([tf.reduce_sum(one) for one in counted]))
+            if self._reported is not None:
+                if not _divide_alike([one for before, _ in self._reported for one in before] + counted):
+                    self.unlike = {"compiled losses": "elements that count", "their second call": "other elements"}
+                self._reported.append((counted, total))
         if self._added():
             named.append(("losses that layers add", None))
         if not _divide_alike([one for _, one in named]):
@@ -474,6 +520,35 @@ def _divide_alike(counted: Sequence[Optional[tf.Tensor]]) -> bool:
         shares = [1.0 if one is None else float(tf.reduce_mean(one)) for one in counted]
         return np.allclose(shares, shares[0])
     return len({None if one is None else _sources(one) for one in counted}) == 1
+
+
+# Operations whose gradient reaches all their inputs alike, so that their output is a sum of terms, perhaps scaled.
+_SUMMING = frozenset(["Add", "AddN", "AddV2", "Cast", "ExpandDims", "Identity", "Pack", "Reshape", "Squeeze", "Sum"])
+
+
+def _adds_up(total: tf.Tensor, compiled: Sequence[tf.Tensor], added: Sequence[tf.Tensor]) -> bool:
+    """Whether a loss is a sum of compiled and added losses, and of terms that do not depend on the examples."""
+    if tf.executing_eagerly():
+        whole, first, rest = (sum(float(tf.reduce_sum(one)) for one in part) for part in ([total], compiled, added))
+        return bool(np.isclose(whole, first, rtol=1e-5) or np.isclose(whole, first + rest, rtol=1e-5))
+    ends, waiting = {part.name for part in (*compiled, *added)}, [total]
+    while waiting:
+        term = waiting.pop()
+        if term.name in ends or term.op.type == "Const":
+            continue
+        if term.op.type in _SUMMING:
+            waiting.extend(term.op.inputs)
+        elif term.op.type in ("Mul", "RealDiv") and any(_is_of_no_example(factor) for factor in term.op.inputs):
+            waiting.extend(factor for factor in term.op.inputs if not _is_of_no_example(factor))
+        elif not _is_of_no_example(term):
+            return False
+    return True
+
+
+def _is_of_no_example(tensor: tf.Tensor) -> bool:
+    """Whether a tensor in a graph is computed from constants and variables alone."""
+    graph = tensor.graph
+    return all(graph.get_tensor_by_name(name).op.type == "ReadVariableOp" for name in _sources(tensor))
 
 
 def _sources(tensor: tf.Tensor) -> FrozenSet[str]:

@@ -18,6 +18,7 @@ from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
 from accum._keras._steps._gradients_and_warnings import (
     Collector,
+    ReportingLoss,
     StateWatch,
     TrainStep,
     warn_of_summed_losses,
@@ -151,6 +152,9 @@ class ModelSteps:
                     stack.enter_context(internals_of(optimizer).weighing(weight))
             stack.enter_context(batch_norm_following(optimizers[0], model, collector))
             stack.enter_context(train_step.watching())
+            container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
+            if isinstance(container, ReportingLoss):
+                stack.enter_context(container.of_step(model))
             logs = function(data)
         self._check(train_step, optimizers)
         if self._splits_losses or not all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
