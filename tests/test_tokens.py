@@ -405,6 +405,44 @@ def test_a_metric_that_counts_padding_is_named():
         )
 
 
+class KeptAndRight(tf.keras.metrics.Metric):
+    """The share of tokens whose target is not -100 that have the right class."""
+
+    def __init__(self):
+        super().__init__(name="right")
+        self.kept, self.right = (self.add_weight(name=name, initializer="zeros") for name in ("kept", "sum"))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        y_true = tf.cast(y_true, tf.int32)
+        y_true = tf.reshape(y_true, tf.shape(y_pred)[:2])
+        kept = tf.cast(tf.not_equal(y_true, -100), tf.float32)
+        right = tf.cast(tf.equal(tf.argmax(y_pred, axis=-1, output_type=tf.int32), y_true), tf.float32)
+        self.kept.assign_add(tf.reduce_sum(kept))
+        self.right.assign_add(tf.reduce_sum(kept * right))
+
+    def result(self):
+        return self.right / self.kept
+
+
+@pytest.mark.per_version
+@pytest.mark.parametrize("more", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=["graph", "eager", "xla"])
+def test_a_metric_of_ones_own_sees_the_padding_of_targets(more):
+    if "jit_compile" in more and TF_VERSION < (2, 8):
+        pytest.skip("`compile` takes no `jit_compile` here")
+    tags = np.where(IS_TOKEN, TAGS, -100)
+
+    def loss(y_true, y_pred):
+        y_true = tf.maximum(tf.reshape(tf.cast(y_true, tf.int32), tf.shape(y_pred)[:2]), 0)
+        return tf.keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+    def run(*budget):
+        compiling = {"loss": loss, "metrics": [KeptAndRight()], **more}
+        return train(tagger, TOKENS, tags, *budget, compiling=compiling, epochs=1)
+
+    assert_same(run(BUDGET), run())
+
+
+@pytest.mark.per_version
 def test_batches_that_tell_no_lengths_are_refused():
     def make():
         inputs = tf.keras.Input((None, 3))

@@ -257,6 +257,7 @@ class Rows(Combined):
     """
 
     _loops: Size
+    origin: Optional[int] = None  # the leaf of the batch's data that it is, but for its dtype and axes of length 1
 
     def start(self, loops: Size, compiled: bool) -> List[LoopVariable]:
         self._loops = loops

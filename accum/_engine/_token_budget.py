@@ -175,21 +175,27 @@ class TokenBatches(MicroBatches):
     def run(self, function: Callable[[Nested, Index], Nested], *args: Any, **kwargs: Any) -> Nested:
         """Run `function` as `MicroBatches.run` does. `Rows` come back in the order and with the padding of the batch.
 
-        Padding is zeros.
+        Padding is zeros, but for `Rows` of the data itself, which have that of the data.
         """
 
         def with_padding(part: Nested, index: Index) -> Nested:
             returned = function(part, index)
             for rows in tf.nest.flatten(returned):
                 if isinstance(rows, Rows) and not isinstance(rows, SlicesSum):
-                    rows.values = [self._with_padding(value, index) for value in rows.values]
+                    rows.values = [self._with_padding(value, index, rows.origin) for value in rows.values]
             return returned
 
         return super().run(with_padding, *args, **kwargs)
 
-    def _with_padding(self, value: tf.Tensor, index: Index) -> tf.Tensor:
+    def _with_padding(self, value: tf.Tensor, index: Index, origin: Optional[int]) -> tf.Tensor:
         if self.padded is None or not self._has_time(value):
             return value
+        if origin is not None:
+            leaf = tf.nest.flatten(super().part(self.batch, index))[origin]
+            shape = tf.concat([tf.shape(leaf)[:2], tf.shape(value)[2:]], 0)
+            leaf = tf.reshape(tf.cast(leaf, value.dtype), shape)
+            leaf.set_shape([None, None] + value.shape.as_list()[2:])
+            return leaf
         lengths = tf.gather(self._lengths, self.places(index))
         return pad(value, self.length_of(index), self.padded, lengths)
 

@@ -1,7 +1,7 @@
 """Walk the operations of a graph, and tell what they do to variables."""
 
 import re
-from typing import Any, Container, Dict, Iterable, List, Sequence, Set
+from typing import Any, Container, Dict, Iterable, Iterator, List, Sequence, Set
 
 from accum._tf.version import tf
 
@@ -108,6 +108,19 @@ def captures_of(graph: Any) -> Any:
     """Return a list of (tensor outside, tensor inside) for what the graph of a function captures."""
     captures = getattr(graph, "captures", ())
     return list(captures() if callable(captures) else captures)
+
+
+_KEEPING = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze")
+
+
+def sources_of_value(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
+    """Yield a tensor, and those whose values it has, but for its dtype and axes of length 1, out of functions too."""
+    while tensor is not None:
+        yield tensor
+        if tensor.op.type in _KEEPING:
+            tensor = tensor.op.inputs[0]
+        else:
+            tensor = next((outside for outside, inside in captures_of(tensor.graph) if inside is tensor), None)
 
 
 def _captured(graph: Any) -> List[Any]:

@@ -122,8 +122,8 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
         if any(internals_of(other).cycle.is_in_cycle() for other in others):
             _check.warn(
                 "A batch normalization layer is called in the middle of cycles of two optimizers, and would mix their "
-                "moments: finish one of them before, by the last batch of its cycle or by `flush()`, or give each model "
-                f"a layer of its own. Received: layer {self._layer.name!r}."
+                "moments: finish one of them before, by the last batch of its cycle or by `flush()`, or give each "
+                f"model a layer of its own. Received: layer {self._layer.name!r}."
             )
 
     def receive_whole(self, moments: Moments) -> Wait:

@@ -28,6 +28,7 @@ class MetricUpdate(NamedTuple):
     metric: tf.keras.metrics.Metric
     arguments: Tuple[Tuple[Nested, ...], Dict[str, Nested]]  # (args, kwargs) of this micro-batch
     combined_by: List[Optional[str]]  # for each leaf of them; None: it is the same in all micro-batches
+    origins: Sequence[Optional[int]] = ()  # for each leaf, which leaf of trimmed data it is, or None
 
     def parts(self, weight: Optional[Scalar], is_sum: bool) -> List[List[Optional[Combined]]]:
         """Return what the micro-batch contributes: a nested structure for the engine.
@@ -37,7 +38,11 @@ class MetricUpdate(NamedTuple):
           is_sum: whether numbers are added up, and not averaged.
         """
         leaves = tf.nest.flatten(self.arguments)
-        return [self._part(leaf, how, None if is_sum else weight) for leaf, how in zip(leaves, self.combined_by)]
+        parts = [self._part(leaf, how, None if is_sum else weight) for leaf, how in zip(leaves, self.combined_by)]
+        for (part, _), origin in zip(parts, self.origins):
+            if isinstance(part, JoinedRows):
+                part.origin = origin
+        return parts
 
     @staticmethod
     def _part(leaf: Leaf, how: Optional[str], weight: Optional[Scalar]) -> List[Optional[Combined]]:
@@ -240,6 +245,9 @@ class StepMetrics:
                 trimmed.warn_of_metric(metric, args, kwargs)
             waiting = None if self._is_elsewhere() else update_of(metric, args, kwargs, self._count)
             if waiting is not None:
+                if trimmed is not None:
+                    leaves = tf.nest.flatten(waiting.arguments)
+                    waiting = waiting._replace(origins=[trimmed.origin_of(leaf) for leaf in leaves])
                 self._updates.append(waiting)
                 return None
             may_look_across = looks_across_examples(metric) or is_sum_of_batch(metric, args, kwargs)

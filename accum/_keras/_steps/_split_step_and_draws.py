@@ -85,14 +85,14 @@ class SplitStep:
                 with draws.of(*drawn):
                     return function(part, index)
 
-            return self._on_part(with_draws, index)
+            return self._on_part(with_draws, part, index)
 
         with draws.batch():
             draws.done = micro_batches.run(on_part, has_last=is_training and self._may_overlap)
         return draws.done
 
-    def _on_part(self, function: Callable[[], Nested], index: Index) -> Nested:
-        """Run `function()`, which computes the micro-batch at `index`."""
+    def _on_part(self, function: Callable[[], Nested], part: Data, index: Index) -> Nested:
+        """Run `function()`, which computes `part`, the micro-batch at `index`."""
         return function()
 
     @property

@@ -68,7 +68,8 @@ class TokenStep(SplitStep):
         with tf.control_dependencies(checks):
             return tf.nest.map_structure(_after, totals, expand_composites=True) if checks else totals
 
-    def _on_part(self, function: Callable[[], Nested], index: Index) -> Nested:
+    def _on_part(self, function: Callable[[], Nested], part: Data, index: Index) -> Nested:
+        self._trimmed.part = tf.nest.flatten(part)
         self._trimmed.length = self._batches.length_of(index)
         with self._trimming():
             return self._compiled_part(function) if self._compiles_parts else function()

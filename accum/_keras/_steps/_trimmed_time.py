@@ -8,6 +8,8 @@ all of its padding.
 import contextlib
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from accum import _check, _tf
 from accum._engine._token_budget import TokenBatches
 from accum._tf import Data, Leaf, Nested, Options, Wait, tf
@@ -24,6 +26,7 @@ class TrimmedTime:
 
     Attributes:
       length: int32 scalar tensor, the length of the time axis in the micro-batch.
+      part: the leaves of the data of the micro-batch.
       padded: int32 scalar tensor, its length in the batch.
       has_losses: whether compiled losses have been computed.
     """
@@ -33,6 +36,7 @@ class TrimmedTime:
         self._shapes = shapes
         self.length: Any = None
         self.padded: Any = None
+        self.part: List[Leaf] = []
         self.has_losses = False
         self._noted: Optional[List[Tuple[tf.Tensor, str]]] = None  # lengths and names of outputs
         self._whats: List[str] = []
@@ -50,6 +54,18 @@ class TrimmedTime:
             return False
         alike = [shape for shape in self._shapes if shape.is_compatible_with(tensor.shape)]
         return all(shape.rank is None or shape[1] is None for shape in alike)
+
+    def origin_of(self, tensor: Leaf) -> Optional[int]:
+        """Return which leaf of the micro-batch a tensor is, but for its dtype and axes of length 1, or None."""
+        if not self.has_time(tensor):
+            return None
+        if tf.executing_eagerly():
+            return next((place for place, leaf in enumerate(self.part) if _is_same(leaf, tensor)), None)
+        places = {id(leaf): place for place, leaf in enumerate(self.part)}
+        for source in _tf.op_walks.sources_of_value(tensor):
+            if id(source) in places:
+                return places[id(source)]
+        return None
 
     # ------------------------------------------------------------------------------------------------------------
     # Losses and metrics
@@ -203,6 +219,12 @@ class TrimmedTime:
                 expected = tf.fill(tf.shape(leaf), tf.cast(ignored, leaf.dtype))
                 made.append(tf.debugging.assert_equal(_at_padding(leaf, lengths, ignored), expected, message))
         return [check for check in made if check is not None]
+
+
+def _is_same(leaf: Leaf, tensor: tf.Tensor) -> bool:
+    """Whether eager tensors have the same values, but for their dtype and axes of length 1."""
+    is_alike = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string and tf.size(leaf) == tf.size(tensor)
+    return is_alike and np.array_equal(np.ravel(tf.cast(leaf, tensor.dtype)), np.ravel(tensor))
 
 
 def _weights_among(args: Sequence[Any], kwargs: Options) -> Any:
