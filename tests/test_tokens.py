@@ -442,6 +442,45 @@ def test_a_metric_of_ones_own_sees_the_padding_of_targets(more):
     assert_same(run(BUDGET), run())
 
 
+class Translator(tf.keras.Model):
+    """An encoder and a decoder that have a table of words in common, with a loss over the decoder's tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = layers.Embedding(WORDS, 8), layers.Dense(5)
+
+    def call(self, inputs):
+        mask = tf.cast(inputs["attention_mask"], tf.float32)[..., None]
+        read = (
+            tf.reduce_sum(self.embedding(inputs["input_ids"]) * mask, 1, keepdims=True)
+            / tf.reduce_sum(mask, 1)[:, None]
+        )
+        return self.head(self.embedding(inputs["decoder_input_ids"]) + read)
+
+
+@pytest.mark.per_version
+@pytest.mark.parametrize("told", ["encoder", "decoder", "function", "places"])
+def test_tokens_of_a_decoder_behind_the_end_of_the_encoder_s(told):
+    x = dict(reading(), decoder_input_ids=TOKENS[::-1])
+    weights = IS_TOKEN[::-1].astype("float32")
+    options = {"weights": weights, "compiling": {"loss": cross_entropy()}, "only_fit": True, "optimizer": "slow"}
+    if told == "encoder":
+        failing(Translator, x, TAGS, "other inputs have tokens there", weights=weights)
+        return
+    if told == "places":  # the same in all examples
+        x["decoder_input_ids"] = np.tile(np.arange(TIME, dtype="int32"), [COUNT, 1])
+        options["weights"] = IS_TOKEN.astype("float32")
+    plain = train(Translator, x, np.where(options["weights"] > 0, TAGS, 0), **options)
+    if told == "decoder":
+        x["decoder_attention_mask"] = IS_TOKEN[::-1].astype("int32")
+    elif told == "function":
+        options["sequence_lengths"] = lambda x: tf.reduce_max(
+            [tf.reduce_sum(tf.cast(x[name] != 0, tf.int32), 1) for name in ("input_ids", "decoder_input_ids")], 0
+        )
+    assert_same(train(Translator, x, np.where(options["weights"] > 0, TAGS, 0), BUDGET, **options), plain)
+
+
+@pytest.mark.per_version
 @pytest.mark.per_version
 def test_batches_that_tell_no_lengths_are_refused():
     def make():

@@ -14,10 +14,11 @@ LengthsOf = Callable[[Nested], tf.Tensor]
 
 
 class _Told(NamedTuple):
-    """What tells the lengths: the padded inputs, and a function of one of them."""
+    """What tells the lengths: the padded inputs, a function of one of them, and whether they are attention masks."""
 
     inputs: Sequence[tf.Tensor]
     lengths_of: Callable[[tf.Tensor], tf.Tensor]
+    are_masks: bool = False
 
 
 def sequences_of(model: tf.keras.Model, data: Data, lengths_of: Optional[LengthsOf]) -> Sequences:
@@ -38,8 +39,7 @@ def sequences_of(model: tf.keras.Model, data: Data, lengths_of: Optional[Lengths
     if ragged and lengths_of is None:
         return Sequences(_longest([leaf.row_lengths() for leaf in ragged]), None, [False] * len(tf.nest.flatten(data)))
     if lengths_of is not None:
-        timed = _padded_inputs(inputs)
-        padded, checks = _padded_length(timed)
+        padded, checks = _padded_length(_padded_inputs(inputs))
         lengths = _checked(lengths_of(x), inputs, padded)
     else:
         told = _told_by(model, x, inputs)
@@ -48,6 +48,9 @@ def sequences_of(model: tf.keras.Model, data: Data, lengths_of: Optional[Lengths
     leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(data)]
     are_timed = [_is_timed(leaf, padded) for leaf in leaves]
     checks += [_same_length(leaf, padded) for leaf, is_timed in zip(leaves, are_timed) if is_timed]
+    if lengths_of is None and told.are_masks:
+        tokens = [leaf for leaf in inputs if _rank(leaf) == 2 and leaf.dtype.is_integer and _is_timed(leaf, padded)]
+        checks += [_no_token(leaf, lengths) for leaf in tokens if not any(leaf is mask for mask in told.inputs)]
     _check_inputs_of_model(model, padded)
     with tf.control_dependencies([check for check in checks if check is not None]):
         return Sequences(tf.identity(lengths), padded, are_timed)
@@ -57,7 +60,7 @@ def _told_by(model: tf.keras.Model, x: Nested, inputs: Sequence[Leaf]) -> _Told:
     """Return what tells the lengths of the examples in x."""
     masks = [as_tensor(x[name]) for name in MASKS if isinstance(x, dict) and x.get(name) is not None]
     if masks:
-        return _Told(masks, _end_of_nonzero)
+        return _Told(masks, _end_of_nonzero, are_masks=True)
     layers = _tf.models.layers_of(model)
     if any(getattr(layer, "mask_zero", False) for layer in layers):
         tokens = [leaf for leaf in inputs if _rank(leaf) == 2]
@@ -144,6 +147,24 @@ def _same_length(leaf: tf.Tensor, padded: Size) -> Wait:
         padded,
         message="`micro_batch_tokens` trims axis 1 of everything in which its length varies, so it must be the same "
         "length: pad all sequences of a batch to one length, or give axis 1 of what is no sequence a static length.",
+    )
+
+
+def _no_token(leaf: tf.Tensor, lengths: tf.Tensor) -> Wait:
+    """Check that a leaf has nothing but padding where attention masks say so: in each place, the same for all examples.
+
+    Otherwise it may be what a decoder reads or has to predict, which is longer than what the encoder reads.
+    """
+    is_padding = tf.range(tf.shape(leaf)[1])[None] >= lengths[:, None]
+    highest = tf.reduce_max(tf.where(is_padding, leaf, tf.fill(tf.shape(leaf), leaf.dtype.min)), axis=0)
+    lowest = tf.reduce_min(tf.where(is_padding, leaf, tf.fill(tf.shape(leaf), leaf.dtype.max)), axis=0)
+    return tf.debugging.Assert(
+        tf.reduce_all(highest <= lowest),
+        [
+            "`micro_batch_tokens` trims sequences where the attention masks among the inputs end, and other inputs "
+            "have tokens there, as those of a decoder: add a 'decoder_attention_mask', or pass "
+            "`sequence_lengths=`, a function of x that returns the length of the longer of both."
+        ],
     )
 
 
