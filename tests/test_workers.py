@@ -99,6 +99,15 @@ def test_a_job_whose_worker_was_killed_in_mid_cycle_goes_on_from_a_checkpoint(tm
 
 
 @pytest.mark.law("L12")
+def test_a_worker_killed_before_and_after_each_micro_step(tmp_path):
+    for half in range(1, 13):
+        folder = tmp_path / str(half)
+        folder.mkdir()
+        job(folder, "loop_saved_each", 2, dies_at=half / 2)
+        assert_steps(job(folder, "loop_saved_each", 2), LOOP)
+
+
+@pytest.mark.law("L12")
 def test_fit_goes_on_from_a_backup_in_mid_cycle(tmp_path):
     job(tmp_path, "fit", 2, dies_at=6)
     assert_steps(job(tmp_path, "fit", 2), FIT)

@@ -58,8 +58,12 @@ def die_at(micro_step):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def loop(strategy):
-    """Run a custom loop, weighted by examples, with a checkpoint after every two micro steps."""
+def loop_saved_each(strategy):
+    return loop(strategy, saved_every=1)
+
+
+def loop(strategy, saved_every=2):
+    """Run a custom loop, weighted by examples, with a checkpoint after every two micro steps, or each."""
     x, y, first = problem()
     with strategy.scope():
         weights = tf.Variable(first)
@@ -82,12 +86,13 @@ def loop(strategy):
     run = tf.function(lambda a, b: getattr(strategy, RUN)(micro_step, args=(a, b)), input_signature=spec)
     before = sum(shares(WORKERS)[:INDEX])
     for number in range(int(at.numpy()), 6):
+        die_at(number + 0.5)
         start = 12 * number + before
         part = slice(start, start + shares(WORKERS)[INDEX])
         run(x[part], y[part])
         at.assign(number + 1)
         die_at(number + 1)
-        if number % 2:
+        if not (number + 1) % saved_every:
             manager.save()
     return weights, optimizer
 
@@ -218,6 +223,7 @@ if __name__ == "__main__":
     look_often_for_the_end_of_replicas()
     jobs = {
         "loop": loop,
+        "loop_saved_each": loop_saved_each,
         "fit": fit,
         "epochs": epochs,
         "micro_batches": micro_batches,
