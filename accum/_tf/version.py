@@ -1,6 +1,8 @@
 """Detect the TensorFlow and Keras versions, and check that accum supports them."""
 
+import os
 import re
+import warnings
 
 SUPPORTED = "TensorFlow 1.15 or 2.2 to 2.21"
 
@@ -16,7 +18,13 @@ except ModuleNotFoundError as error:
 
 VERSION = tuple(int(part) for part in re.findall(r"\d+", tf.__version__)[:3])
 
-if not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 21)):
+if VERSION[:2] > (2, 21) and os.environ.get("ACCUM_UNTESTED_TENSORFLOW") == "1":
+    warnings.warn(
+        f"accum has been tested with {SUPPORTED}, and not with TensorFlow {tf.__version__}: compare a run of yours with "
+        "the full batch before you trust it, by `accum.testing`.",
+        stacklevel=2,
+    )
+elif not (VERSION[:2] == (1, 15) or (2, 2) <= VERSION[:2] <= (2, 21)):
     raise ImportError(
         f"accum needs {SUPPORTED}, but found TensorFlow {tf.__version__}: install a supported version, such as with "
         "`pip install 'tensorflow==2.15.*'`."

@@ -204,12 +204,26 @@ def _read_value(value: tf.Tensor) -> Optional[Tuple[str, tf.Tensor, bool]]:
     ):
         inputs = _tf.op_walks.entered(value.op.inputs[0])
         return ("mean", inputs, False) if value.value_index == 1 else ("variance", inputs, True)
+    if value.op.type == "Maximum":
+        return _read_corrected_variance(value)
     if value.op.type != "Mean":
         return None
     inputs = _tf.op_walks.entered(value.op.inputs[0])
     if inputs.op.type == "SquaredDifference":
         return "variance", _tf.op_walks.entered(inputs.op.inputs[0]), False
     return "mean", inputs, False
+
+
+def _read_corrected_variance(value: tf.Tensor) -> Optional[Tuple[str, tf.Tensor, bool]]:
+    """Read what `_read_value` does from `max(mean((x - m)^2) - mean(x - m)^2, 0)`, as TensorFlow has it since 2.22."""
+    difference = value.op.inputs[0].op
+    terms = [term.op for term in difference.inputs] if difference.type == "Sub" else []
+    if [term.type for term in terms] != ["Mean", "Square"] or terms[0].inputs[0].op.type != "Square":
+        return None
+    deviation, mean = terms[0].inputs[0].op.inputs[0], terms[1].inputs[0].op
+    if deviation.op.type != "Sub" or mean.type != "Mean" or mean.inputs[0] is not deviation:
+        return None
+    return "variance", _tf.op_walks.entered(deviation.op.inputs[0]), False
 
 
 def _back(tensor: tf.Tensor, types: Sequence[str]) -> tf.Tensor:
