@@ -323,7 +323,7 @@ def test_accum_steps_of_a_model_can_be_set():
     assert model.accum_steps == model.optimizer.accum_steps == 2 and updates(model, 4) == 2
     with pytest.raises(ValueError, match="must be an int >= 1"):
         model.accum_steps = 0
-    with pytest.raises(ValueError, match="compile it first"):
+    with pytest.warns(UserWarning, match="which the model does not have yet"):
         accum.GradientAccumulateModel.from_model(net(), 4).accum_steps = 2
 
 
@@ -355,8 +355,8 @@ def test_accum_steps_that_is_set_on_a_loss_scale_optimizer_is_used(recwarn):
 @pytest.mark.law("L17")
 def test_other_options_that_are_set_are_named():
     model = compiled()
-    with pytest.warns(UserWarning, match="`reduction` is an option of accum, and an attribute of this name changes"):
-        model.reduction = "sum"
+    with pytest.warns(UserWarning, match="`last_cycle` is an option of accum, and an attribute of this name changes"):
+        model.last_cycle = "carry"
     with pytest.raises(AttributeError, match="`reduction` of an optimizer that accumulates can't be changed"):
         model.optimizer.reduction = "sum"
     model.optimizer.learning_rate = 0.5  # that of the inner optimizer
@@ -374,14 +374,36 @@ class WithAttributes(tf.keras.Model):
         assert (self.accum_steps, self.reduction) in [(7, "own"), (8, "other")]
         return self.head(inputs)
 
+    def compile(self, *args, eps=0.1, **kwargs):
+        super().compile(*args, **kwargs)
+        self.eps = eps
+
+
+class OfTheClass(WithAttributes):
+    accum_steps = 7
+
+    def __init__(self):
+        tf.keras.Model.__init__(self)
+        self.head, self.reduction = tf.keras.layers.Dense(1), "own"
+
+
+class SetsInCompile(tf.keras.Sequential):
+    def compile(self, *args, accum_steps=4, **kwargs):
+        super().compile(*args, **kwargs)
+        self.accum_steps = accum_steps
+
 
 @pytest.mark.law("L17")
-def test_attributes_of_the_users_class_remain_its_own(recwarn):
-    model = accum.GradientAccumulateModel.from_model(WithAttributes(), 4)
+@pytest.mark.parametrize("cls", [WithAttributes, OfTheClass, SetsInCompile])
+def test_attributes_of_the_users_class_remain_its_own(cls, recwarn):
+    plain = cls([tf.keras.layers.Dense(1)]) if cls is SetsInCompile else cls()
+    model = accum.GradientAccumulateModel.from_model(plain, 4)
     model.compile("sgd", "mse")
+    assert model.accum_steps == (4 if cls is SetsInCompile else 7)
     assert updates(model, 4) == 1
-    model.accum_steps, model.reduction = 8, "other"
-    assert updates(model, 4) == 1
+    if cls is not SetsInCompile:  # whose value is K, and may have set it
+        model.accum_steps, model.reduction = 8, "other"
+        assert updates(model, 4) == 1
     assert not [one for one in recwarn if "an option of accum" in str(one.message)]
 
 

@@ -61,6 +61,26 @@ def test_with_an_unsupported_version_the_import_says_so(version, tmp_path):
     assert "pip install" in said
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "version, is_asked_for, is_imported", [("2.22.0", "1", True), ("2.22.0", "0", False), ("2.1.0", "1", False)]
+)
+def test_an_untested_version_can_be_asked_for(version, is_asked_for, is_imported, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCUM_UNTESTED_TENSORFLOW", is_asked_for)
+    (tmp_path / "version.py").write_text(read_version())
+    done = run_with(f"__version__ = {version!r}\nclass keras: pass", tmp_path, "version.py")
+    assert (done.returncode == 0) is is_imported, done.stderr
+    assert ("and not with TensorFlow 2.22.0: compare a run of yours" in done.stderr) is is_imported
+
+
+def read_version():
+    """The source of accum's module that looks at the versions."""
+    with open(
+        os.path.join(os.path.dirname(os.path.abspath(accum.__file__)), "_tf", "version.py"), encoding="utf-8"
+    ) as file:
+        return file.read()
+
+
 def keras_names():
     """The names that `accum/__init__.py` takes from the Keras interface."""
     with open(accum.__file__) as file:

@@ -655,6 +655,7 @@ class OwnTerms(tf.keras.Model):
             "scaled": lambda: self.scale * compiled + 0.0 * tf.reduce_sum(self.trainable_variables[0] ** 2),
             "term": lambda: compiled + 0.1 * tf.reduce_mean(y_pred**2),
             "twice": lambda: compiled + super(OwnTerms, self).compute_loss(x, y, unmasked(y_pred), sample_weight),
+            "mean": lambda: tf.reduce_mean([compiled, compiled]) - 1.0,
         }[self.kind]()
 
 
@@ -668,17 +669,17 @@ def unmasked(output):
 @pytest.mark.law("L5")
 @pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
 @pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.parametrize("kind, is_said", [("none", False), ("scaled", False), ("term", True), ("twice", True)])
+@pytest.mark.parametrize(
+    "kind, is_said", [("none", False), ("scaled", False), ("mean", False), ("term", True), ("twice", True)]
+)
 def test_a_term_of_ones_own_beside_a_loss_that_divides_by_unmasked_elements_is_warned_of(kind, is_said, run_eagerly):
-    if run_eagerly and kind == "scaled":
-        pytest.skip("eagerly, only values can be compared")
     model = from_model(OwnTerms(kind), 3)
     model.compile(sgd(), "mse", run_eagerly=run_eagerly)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.fit(TOKENS[0], TARGETS, batch_size=2, shuffle=False, verbose=0)
     said = [str(warning.message) for warning in caught if "Losses divide" in str(warning.message)]
-    assert bool(said) is is_said
+    assert bool(said) is (is_said and not (run_eagerly and kind == "term"))  # which docs/limits.md says
     assert not said or ("terms of `compute_loss`" if kind == "term" else "second call") in said[0]
 
 

@@ -476,7 +476,7 @@ class VariableList:
 
     def _refuse_change(self, names: Sequence[str], is_in_cycle: Callable[[], bool]) -> None:
         received = f"Received: {names}, after {[var.name for var in self.current]}."
-        if self._may_change:
+        if self._may_change and not is_in_cycle():
             return
         if _tf.graphs.is_tracing():
             # an optimizer of a static graph has no `build`

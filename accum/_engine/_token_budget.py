@@ -190,14 +190,15 @@ class TokenBatches(MicroBatches):
     def _with_padding(self, value: tf.Tensor, index: Index, origin: Optional[int]) -> tf.Tensor:
         if self.padded is None or not self._has_time(value):
             return value
-        if origin is not None:
-            leaf = tf.nest.flatten(super().part(self.batch, index))[origin]
-            shape = tf.concat([tf.shape(leaf)[:2], tf.shape(value)[2:]], 0)
-            leaf = tf.reshape(tf.cast(leaf, value.dtype), shape)
-            leaf.set_shape([None, None] + value.shape.as_list()[2:])
-            return leaf
         lengths = tf.gather(self._lengths, self.places(index))
-        return pad(value, self.length_of(index), self.padded, lengths)
+        padded = pad(value, self.length_of(index), self.padded, lengths)
+        if origin is None:
+            return padded
+        leaf = tf.nest.flatten(super().part(self.batch, index))[origin]
+        leaf = tf.reshape(tf.cast(leaf, value.dtype), tf.shape(padded))
+        is_token = tf.sequence_mask(lengths, self.padded)
+        is_token = tf.reshape(is_token, tf.concat([tf.shape(is_token), tf.ones([value.shape.rank - 2], tf.int32)], 0))
+        return tf.where(is_token, padded, leaf)
 
     def _ended(self, leaf: Combined, state: List[Any]) -> Any:
         ended = super()._ended(leaf, state)

@@ -117,7 +117,7 @@ def sources_of_value(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
     """Yield a tensor, and those whose values it has, but for its dtype and axes of length 1, out of functions too."""
     while tensor is not None:
         yield tensor
-        if tensor.op.type in _KEEPING:
+        if tensor.op.type in _KEEPING and tf.bool not in (tensor.dtype, tensor.op.inputs[0].dtype):
             tensor = tensor.op.inputs[0]
         else:
             tensor = next((outside for outside, inside in captures_of(tensor.graph) if inside is tensor), None)

@@ -20,10 +20,18 @@ XLA_IS_ASKED_FOR = not IS_KERAS_3
 """Whether a model that XLA compiles was compiled with `jit_compile=True`; in Keras 3, this is the default on a GPU."""
 
 
-def compile_no_step(model: tf.keras.Model) -> None:
-    """Let Keras trace the steps of a model without XLA, whatever it was compiled with."""
+def compile_no_step(model: tf.keras.Model, is_asked_for: bool) -> None:
+    """Let Keras trace the steps of a model without XLA, whatever it was compiled with.
+
+    Args:
+      model: the model.
+      is_asked_for: whether `jit_compile` is True, and not a default of Keras. A saved model says so, too.
+    """
     if IS_KERAS_3:
         model.jit_compile = False
+        config = getattr(model, "_compile_config", None)
+        if config is not None and not is_asked_for:
+            config.config["jit_compile"] = "auto"
     else:
         model._jit_compile = False
 

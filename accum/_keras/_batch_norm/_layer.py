@@ -115,11 +115,13 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
 
     def _follow_alone(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         """Warn if another optimizer, whose cycles the layer follows too, is in the middle of one."""
+        self._optimizers[:] = [known for known in self._optimizers if known() is not None]
         known = [known() for known in self._optimizers]
         if not any(one is optimizer for one in known):
             self._optimizers.append(weakref.ref(optimizer))
         others = [one for one in known if one is not None and one is not optimizer]
-        if any(internals_of(other).cycle.is_in_cycle() for other in others):
+        cycles = [internals_of(other).cycle for other in others]
+        if any(cycle.is_built and cycle.is_in_cycle() for cycle in cycles):
             _check.warn(
                 "A batch normalization layer is called in the middle of cycles of two optimizers, and would mix their "
                 "moments: finish one of them before, by the last batch of its cycle or by `flush()`, or give each "

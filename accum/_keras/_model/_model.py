@@ -23,7 +23,11 @@ from accum._keras._model._options_and_state import (
     replaced_within,
 )
 from accum._keras._optimizer._wrapper import accumulation_of, internals_of
-from accum._keras._steps._gradients_and_warnings import warn_of_inexact_loss, warn_of_summed_activities
+from accum._keras._steps._gradients_and_warnings import (
+    ReportingLoss,
+    warn_of_inexact_loss,
+    warn_of_summed_activities,
+)
 from accum._keras._steps._out_of_memory import AutoSizedSteps
 from accum._keras._steps._train_test_predict import ModelSteps, with_variables_ahead
 from accum._tf import Data, Logs, Nested, Options, Transform, tf
@@ -47,6 +51,12 @@ from accum._tf.types import (
 # --------------------------------------------------------------------------------------------------------------------
 # Classes of accumulating models
 
+
+OF_ACCUM_ALONE = frozenset(
+    ["accumulator_dtype", "last_cycle", "memory_limit", "micro_batch_tokens", "micro_batch_weight", "nonfinite"]
+    + ["replicas_per_group", "sequence_lengths", "whole_batch"]
+)
+"""Names of options that nobody else is likely to give to an attribute."""
 
 MODEL_OPTIONS = ("inputs", "outputs", "name", "trainable", "dtype", "dynamic", "autocast")
 """Further arguments of `tf.keras.Model`. Keras 3 accepts any other name too, and ignores it."""
@@ -298,22 +308,34 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         """Batches per update, or their schedule. An int that is assigned takes effect from the next cycle on.
 
         Raises:
-          ValueError: on assignment, the model is not compiled; or there are no accumulators, or a schedule.
+          ValueError: on assignment, there are no accumulators, or there is a schedule.
         """
-        return self.__dict__.get("accum_steps", self._steps_in_use)
+        if "accum_steps" in self.__dict__:
+            return self.__dict__["accum_steps"]
+        if self._has_own_accum_steps():
+            return super().accum_steps
+        if accumulation_of(self) is None:
+            raise AttributeError("`accum_steps` is known when the model has been created.")
+        return self._steps_in_use
 
     @accum_steps.setter
     def accum_steps(self, value: int) -> None:
-        if "accum_steps" in self.__dict__ or accumulation_of(self) is None:  # an attribute of the user's class
+        own = accumulation_of(self)
+        if own is None or not own.optimizers or "accum_steps" in self.__dict__ or self._has_own_accum_steps():
+            if own is not None and not own.optimizers and value != own.options.for_optimizers["accum_steps"]:
+                _check.warn(
+                    "`accum_steps` belongs to the optimizers, which the model does not have yet, so this is an "
+                    "attribute of your own: pass `accum_steps` where the model is created, or set it after `compile`. "
+                    f"Received: accum_steps={value!r}."
+                )
             self.__dict__["accum_steps"] = value
             return
-        if not self._accum.optimizers:
-            raise ValueError(
-                "`accum_steps` belongs to the optimizers of the model: compile it first, or pass `accum_steps` where "
-                f"the model is created. Received: accum_steps={value!r}."
-            )
         for optimizer in accumulating_optimizers(self):
             optimizer.accum_steps = value
+
+    def _has_own_accum_steps(self) -> bool:
+        """Whether the class that was made to accumulate has an attribute `accum_steps`."""
+        return hasattr(getattr(type(self), "_base", None), "accum_steps")
 
     @property
     def micro_batch_size(self) -> Union[int, str, None]:
@@ -371,7 +393,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             if isinstance(optimizer, str) or _tf.optimizers.is_config(optimizer):
                 bound.arguments["optimizer"] = optimizers_of_model.accumulating(optimizer)
         super().compile(*bound.args, **bound.kwargs)
-        self._accum.compile_micro_batches(self, {**bound.arguments, **kwargs}.get("jit_compile") is True)
+        asks = {**bound.arguments, **kwargs}.get("jit_compile") is True or _tf.steps.XLA_IS_ASKED_FOR
+        self._accum.compile_micro_batches(self, asks)
         optimizers_of_model.take_over()
         warn_of_inexact_loss(self, self._accum.options)
         optimizers = accumulating_optimizers(self) if self._accum.optimizers else []
@@ -489,7 +512,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             if value != self.__dict__[name]:
                 own.own_steps[name] = value  # None: that of the class
         else:
-            if own is not None and name in ModelOptions.NAMES and name not in self.__dict__:
+            if own is not None and name in OF_ACCUM_ALONE and name not in self.__dict__:
                 self._warn_of_option(name)
             super().__setattr__(name, value)
             if name == "compute_loss" and own is not None:
@@ -572,18 +595,27 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         return call(*args, **kwargs) if whole is None else whole(call, args, kwargs)
 
     def _keep_loss(self) -> None:
-        """Let a `compute_loss` of the user's see the outputs of several replicas, if losses are computed over them."""
+        """Watch a `compute_loss` of the user's, or let it see the outputs of several replicas.
+
+        It sees them if losses are computed over them.
+        """
         own: Any = getattr(self, "compute_loss", None)
-        if "loss" not in self._accum.whole_batch or not _tf.losses.is_loss_of_user(own):
+        if not _tf.losses.is_loss_of_user(own):
             return
 
         # Neither a function of its own nor a lambda: a deep copy of the model takes this along, bound to the copy.
-        compute_loss = functools.partial(self._loss_over_replicas, own)
+        compute_loss = functools.partial(self._watched_loss, own)
         _tf.models.set_untracked(self, "compute_loss", functools.update_wrapper(compute_loss, own))
 
-    def _loss_over_replicas(self, own: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
+    def _watched_loss(self, own: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
         losses = self._accum.replica_losses()
-        return own(*args, **kwargs) if losses is None else losses.of_user(own, args, kwargs)
+        if losses is not None:
+            return losses.of_user(own, args, kwargs)
+        total = own(*args, **kwargs)
+        container = getattr(self, _tf.losses.LOSS_CONTAINER, None)
+        if isinstance(container, ReportingLoss):
+            container.compare(total, self.losses)
+        return total
 
     @property
     def losses(self) -> List[tf.Tensor]:

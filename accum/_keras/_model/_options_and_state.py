@@ -453,7 +453,7 @@ class ModelAccumulation:
         """
         if self.size.tokens is not None and _tf.steps.is_compiled_by_xla(model):
             self.compiles_micro_batches = is_asked_for
-            _tf.steps.compile_no_step(model)
+            _tf.steps.compile_no_step(model, is_asked_for)
 
     def take_steps_of_loss_scales(self) -> bool:
         """Let optimizers have an `accum_steps` that was set on the `LossScaleOptimizer` around them, which ignores it.
@@ -461,11 +461,10 @@ class ModelAccumulation:
         Returns:
           Whether there was one.
         """
-        scaled = [optimizer for optimizer in self.optimizers or () if "accum_steps" in vars(optimizer)]
+        scaled = [optimizer for optimizer in self.optimizers or () if _tf.optimizers.is_loss_scale_optimizer(optimizer)]
+        scaled = [optimizer for optimizer in scaled if "accum_steps" in vars(optimizer)]
         for optimizer in scaled:
-            inner = _tf.optimizers.without_loss_scale(optimizer)
-            if inner is not optimizer:
-                inner.accum_steps = vars(optimizer).pop("accum_steps")
+            _tf.optimizers.without_loss_scale(optimizer).accum_steps = vars(optimizer).pop("accum_steps")
         return bool(scaled)
 
     def forget_calls_of(self, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:

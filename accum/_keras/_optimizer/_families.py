@@ -65,7 +65,7 @@ class _Interface(_tf.tracking.TrackedAsInner):
         return getattr(self._inner, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if self.__dict__.get("_is_ready") and name in FIXED and not hasattr(type(self), name):
+        if self.__dict__.get("_is_ready") and name in FIXED and not hasattr(self._inner, name):
             raise AttributeError(
                 f"`{name}` of an optimizer that accumulates can't be changed: create another one, with `{name}=…`. "
                 f"Received: {value!r}."

@@ -138,7 +138,6 @@ class TrainStep:
         # id -> (optimizer, where it was called: paths of graphs):
         self._calls: Dict[int, Tuple[tf.keras.optimizers.Optimizer, List[Sequence[tf.Graph]]]] = {}
         self.calls_through_function = False
-        self._normalizing: List[Tuple[str, Sequence[tf.Graph]]] = []  # layers, and where they were called
         self._stack = contextlib.ExitStack()
         # For each call: (optimizer, its variables, which variables have been read since the call)
         self._read_since: List[Tuple[tf.keras.optimizers.Optimizer, List[tf.Variable], _tf.watching.VariableReads]] = []
@@ -188,8 +187,16 @@ class TrainStep:
         self.calls_through_function |= any(map(_tf.graphs.is_function, path))
 
     def note_moments(self, layer: str) -> None:
-        """Record that a batch normalisation layer keeps the moments of a call."""
-        self._normalizing.append((layer, _tf.graphs.graphs_within(self._graph)))
+        """Record that a batch normalisation layer keeps the moments of a call.
+
+        Raises:
+          ValueError: it is called in a loop.
+        """
+        if any(map(_tf.graphs.is_loop_body, _tf.graphs.graphs_within(self._graph))):
+            raise ValueError(
+                f"`{self._name}` calls batch normalization in a loop, and only the moments of the last call would be "
+                f"kept: call it without a loop. Received: layer {layer!r}."
+            )
 
     def _warn_of_order(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         """Warn of a second update whose forward pass would have seen the first, such as that of a GAN's generator."""
@@ -245,15 +252,6 @@ class TrainStep:
             return
         for optimizer, paths in self._calls.values():
             self._check_functions(optimizer, paths)
-        for layer, path in self._normalizing:
-            function = _outermost_function(path)
-            is_repeated = function is not None and _tf.op_walks.count_calls(self._graph, function) > 1
-            if is_repeated or any(map(_tf.graphs.is_loop_body, path)):
-                raise ValueError(
-                    f"`{self._name}` calls batch normalization several times through one `tf.function` or loop, and "
-                    "only the moments of the last call would be kept: call the model itself, each time. Received: "
-                    f"layer {layer!r}."
-                )
 
     def _check_functions(self, optimizer: tf.keras.optimizers.Optimizer, paths: Sequence[Sequence[tf.Graph]]) -> None:
         for function in filter(None, map(_outermost_function, paths)):
@@ -439,32 +437,26 @@ class ReportingLoss:
         self._trimmed = trimmed
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
-        # What calls in the current step have reported, and what they have returned; None outside of one.
-        self._reported: Optional[List[Tuple[List[tf.Tensor], tf.Tensor]]] = None
+        # Replica -> what calls in its current step have reported and returned; None: it evaluates.
+        self._reported: Dict[int, Optional[List[Tuple[List[tf.Tensor], tf.Tensor]]]] = {}
 
-    @contextlib.contextmanager
-    def of_step(self, model: tf.keras.Model) -> Iterator[None]:
-        """Look in this context, in which a train step runs once, for terms beside the compiled losses.
+    def begin(self, is_training: bool) -> None:
+        """Note that this replica begins a step, in which terms beside the compiled losses are looked for."""
+        self._reported[_replicas.replica_number()] = [] if is_training else None
+
+    def compare(self, total: Any, added: Sequence[tf.Tensor]) -> None:
+        """Note whether what a `compute_loss` of the user's returns has terms beside the compiled losses, in a graph.
 
         Args:
-          model: the model of the step. A `compute_loss` of its own may add such terms.
+          total: what it has returned.
+          added: the losses that layers have added.
         """
-        own: Any = getattr(model, "compute_loss", None)
-
-        def compute_loss(*args: Any, **kwargs: Any) -> tf.Tensor:
-            total = own(*args, **kwargs)
-            compiled = [returned for _, returned in self._reported or ()]
-            if compiled and not _adds_up(total, compiled, list(model.losses)):
-                self.unlike = {"compiled losses": "elements that count", "terms of `compute_loss`": "examples"}
-            return total
-
-        watches = self._report is not None and _tf.losses.is_loss_of_user(own)
-        self._reported = []
-        try:
-            with _tf.steps.own_methods(model, **({"compute_loss": compute_loss} if watches else {})):
-                yield
-        finally:
-            self._reported = None
+        reported = self._reported.get(_replicas.replica_number())
+        compiled = [returned for _, returned in reported or ()]
+        if not compiled or tf.executing_eagerly() or not isinstance(total, tf.Tensor):
+            return
+        if total.graph is compiled[0].graph and not _adds_up(total, [*compiled, *added]):
+            self.unlike = {"compiled losses": "elements that count", "terms of `compute_loss`": "examples"}
 
     def __call__(
         self, y_true: Nested, y_pred: Nested, sample_weight: Nested = None, *args: object, **kwargs: object
@@ -492,10 +484,11 @@ class ReportingLoss:
         if counted and not any(one is None for one in counted):
             # Exact if all outputs share the same mask and weights.
             self._report(tf.add_n([tf.reduce_sum(one) for one in counted]))
-            if self._reported is not None:
-                if not _divide_alike([one for before, _ in self._reported for one in before] + counted):
+            reported = self._reported.get(_replicas.replica_number())
+            if reported is not None:
+                if not _divide_alike([one for before, _ in reported for one in before] + counted):
                     self.unlike = {"compiled losses": "elements that count", "their second call": "other elements"}
-                self._reported.append((counted, total))
+                reported.append((counted, total))
         if self._added():
             named.append(("losses that layers add", None))
         if not _divide_alike([one for _, one in named]):
@@ -523,15 +516,15 @@ def _divide_alike(counted: Sequence[Optional[tf.Tensor]]) -> bool:
 
 
 # Operations whose gradient reaches all their inputs alike, so that their output is a sum of terms, perhaps scaled.
-_SUMMING = frozenset(["Add", "AddN", "AddV2", "Cast", "ExpandDims", "Identity", "Pack", "Reshape", "Squeeze", "Sum"])
+_SUMMING = frozenset(
+    ["Add", "AddN", "AddV2", "Cast", "CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "IdentityN", "Mean"]
+    + ["Neg", "Pack", "Reshape", "Squeeze", "StridedSlice", "Sub", "Sum"]
+)
 
 
-def _adds_up(total: tf.Tensor, compiled: Sequence[tf.Tensor], added: Sequence[tf.Tensor]) -> bool:
-    """Whether a loss is a sum of compiled and added losses, and of terms that do not depend on the examples."""
-    if tf.executing_eagerly():
-        whole, first, rest = (sum(float(tf.reduce_sum(one)) for one in part) for part in ([total], compiled, added))
-        return bool(np.isclose(whole, first, rtol=1e-5) or np.isclose(whole, first + rest, rtol=1e-5))
-    ends, waiting = {part.name for part in (*compiled, *added)}, [total]
+def _adds_up(total: tf.Tensor, losses: Sequence[tf.Tensor]) -> bool:
+    """Whether a loss in a graph is a sum of compiled and added losses, and of terms that depend on no example."""
+    ends, waiting = {loss.name for loss in losses}, [total]
     while waiting:
         term = waiting.pop()
         if term.name in ends or term.op.type == "Const":

@@ -10,6 +10,9 @@ from accum._tf import Data, Leaf, Nested, Wait, tf
 MASKS = ("attention_mask", "decoder_attention_mask")
 """Keys of inputs that say which tokens are no padding, as models of `transformers` have them."""
 
+OF_DECODER = ("decoder_input_ids", "labels")
+"""Keys of inputs that may be longer than the "attention_mask" says, which is that of the encoder."""
+
 LengthsOf = Callable[[Nested], tf.Tensor]
 
 
@@ -48,9 +51,9 @@ def sequences_of(model: tf.keras.Model, data: Data, lengths_of: Optional[Lengths
     leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(data)]
     are_timed = [_is_timed(leaf, padded) for leaf in leaves]
     checks += [_same_length(leaf, padded) for leaf, is_timed in zip(leaves, are_timed) if is_timed]
-    if lengths_of is None and told.are_masks:
-        tokens = [leaf for leaf in inputs if _rank(leaf) == 2 and leaf.dtype.is_integer and _is_timed(leaf, padded)]
-        checks += [_no_token(leaf, lengths) for leaf in tokens if not any(leaf is mask for mask in told.inputs)]
+    if lengths_of is None and told.are_masks and MASKS[1] not in x:
+        tokens = [as_tensor(x[name]) for name in OF_DECODER if x.get(name) is not None]
+        checks += [_no_token(leaf, lengths) for leaf in tokens if _rank(leaf) == 2 and _is_timed(leaf, padded)]
     _check_inputs_of_model(model, padded)
     with tf.control_dependencies([check for check in checks if check is not None]):
         return Sequences(tf.identity(lengths), padded, are_timed)
@@ -153,7 +156,7 @@ def _same_length(leaf: tf.Tensor, padded: Size) -> Wait:
 def _no_token(leaf: tf.Tensor, lengths: tf.Tensor) -> Wait:
     """Check that a leaf has nothing but padding where attention masks say so: in each place, the same for all examples.
 
-    Otherwise it may be what a decoder reads or has to predict, which is longer than what the encoder reads.
+    Otherwise it is what a decoder reads or has to predict, which is longer than what the encoder reads.
     """
     is_padding = tf.range(tf.shape(leaf)[1])[None] >= lengths[:, None]
     highest = tf.reduce_max(tf.where(is_padding, leaf, tf.fill(tf.shape(leaf), leaf.dtype.min)), axis=0)
@@ -161,9 +164,9 @@ def _no_token(leaf: tf.Tensor, lengths: tf.Tensor) -> Wait:
     return tf.debugging.Assert(
         tf.reduce_all(highest <= lowest),
         [
-            "`micro_batch_tokens` trims sequences where the attention masks among the inputs end, and other inputs "
-            "have tokens there, as those of a decoder: add a 'decoder_attention_mask', or pass "
-            "`sequence_lengths=`, a function of x that returns the length of the longer of both."
+            "`micro_batch_tokens` trims sequences where the 'attention_mask' ends, and 'decoder_input_ids' or 'labels' "
+            "have tokens there: add a 'decoder_attention_mask', or pass `sequence_lengths=`, a function of x that "
+            "returns the length of the longer of both."
         ],
     )
 

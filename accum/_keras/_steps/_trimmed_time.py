@@ -60,7 +60,8 @@ class TrimmedTime:
         if not self.has_time(tensor):
             return None
         if tf.executing_eagerly():
-            return next((place for place, leaf in enumerate(self.part) if _is_same(leaf, tensor)), None)
+            alike = [place for place, leaf in enumerate(self.part) if _is_same(leaf, tensor)]
+            return alike[0] if len(alike) == 1 else None
         places = {id(leaf): place for place, leaf in enumerate(self.part)}
         for source in _tf.op_walks.sources_of_value(tensor):
             if id(source) in places:
