@@ -333,6 +333,8 @@ def test_a_requirement_that_is_no_longer_needed_is_named(their, name, tmp_path, 
 NOT_REQUIRED = {
     "requirements.txt": b"# gradient-accumulator\nmy-gradient-accumulator\ngradient-accumulator-tools\n",
     "setup.py": b"from gradient_accumulator import GradientAccumulateOptimizer\n",
+    "own/setup.py": b"setup(\n    name='gradient-accumulator',\n    version=find('gradient_accumulator', 'v.py'),\n)\n",
+    "own/pyproject.toml": b'[project]\nname = "gradient-accumulator"\n',
     "notes.txt": b"gradient-accumulator\n",
     ".venv/requirements.txt": b"gradient-accumulator\n",
 }

@@ -90,6 +90,9 @@ REQUIREMENTS = re.compile(
 )
 """Names of files that name the packages of a program."""
 
+NOT_REQUIRED = re.compile(r"#|import |from |(name|version|packages|py_modules|url)\s*=")
+"""How lines begin that do not say what is required, such as a package's own name."""
+
 
 def requirements(paths, packages):
     """Return the lines that require one of `packages`: [(path, line number, package)].
@@ -103,7 +106,7 @@ def requirements(paths, packages):
         with contextlib.suppress(Unreadable):
             for number, line in enumerate(content(path).decode("utf-8", "replace").splitlines(), 1):
                 match = required.search(line)
-                if match and not line.lstrip().startswith(("#", "import ", "from ")):
+                if match and not NOT_REQUIRED.match(line.lstrip()):
                     requirements.append((path, number, re.sub("[_.]", "-", match.group(1).lower())))
     return requirements
 
