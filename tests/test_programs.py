@@ -30,6 +30,7 @@ RECORD = {
     "killed_after": 7,
     "exports": False,
     "tensorflow": "1.15.0",
+    "accum": "abcdef0123, 2026-01-31",
 }
 
 
@@ -44,19 +45,24 @@ def test_every_program_has_a_record():
 
 def test_every_program_that_ran_agrees_resumes_and_exports():
     ran = {name: record for name, record in script.records().items() if "failed" not in record}
-    assert len(ran) >= 20
+    assert len(ran) >= 38
     for name, record in ran.items():
         assert record["agreement"] <= 5e-6 < 100 * 5e-6 < record["unaccumulated"], name
         assert record["resumes"] and record["exports"], name
         assert 0 < record.get("resumed_from", 1) < record.get("killed_after", 2), name
 
 
-def test_every_evaluation_is_that_of_the_full_batch_and_training_changes_it():
+def test_every_evaluation_is_that_of_the_full_batch_or_as_near_as_one_with_another_order_of_examples():
     evaluated = {name: record for name, record in script.records().items() if "evaluated" in record}
-    assert len(evaluated) >= 10
-    assert evaluated.pop("east")["rounded"]  # predicts from variables that are not compared either; the page says so
-    for name, record in evaluated.items():
-        assert record["evaluated"] <= 1e-5 < 100 * 1e-5 < record["evaluation_moved"], name
+    assert len(evaluated) >= 20
+    exact = {name: record for name, record in evaluated.items() if record["evaluated"] <= 1e-5}
+    assert len(exact) >= len(evaluated) - 3
+    for name, record in exact.items():
+        assert record["evaluation_moved"] > 100 * 1e-5, name
+    for name in set(evaluated) - set(exact):  # they predict from variables that are not compared either
+        record = evaluated[name]
+        assert record["rounded"] and record["evaluated"] <= 2 * record["evaluation_rounded"], name
+        assert record["evaluated"] <= 0.03 * record["evaluation_moved"], name
 
 
 def test_what_ran_on_tensorflow_2_agrees_resumes_and_exports_too():
@@ -76,12 +82,25 @@ def test_some_programs_run_through_an_estimator():
 
 
 def test_a_row_says_what_a_record_does():
-    page = script.page({"one": RECORD, "other": {"repository": "a/b", "what": "`f`", "failed": "it imports gym"}})
+    page = script.page(
+        {
+            "one": RECORD,
+            "other": {
+                "repository": "a/b",
+                "what": "`f`",
+                "failed": "it imports gym",
+                "accum": "fedcba9876, 2026-02-01",
+            },
+        }
+    )
     assert "| `0123456789` | 1.15.0 | `train` | +3 −2 | 3e-07 | 0e+00 | 1e-01 |" in page
-    assert "| 5e-02; `global_step`, `a` and 1 more | `bias` | yes | **no** |  |" in page
+    assert "| 5e-02; `global_step`, `a` and 1 more | `bias` | yes | **no** |  | `abcdef0123`, 2026-01-31 |" in page
+    assert "| `fedcba9876`, 2026-02-01 |" in page
     assert "can't run: it imports gym" in page and "Not tried on TensorFlow 2: one, other." in page
     assert "| yes, 1e-07 | **no** |" in script.page({"one": dict(RECORD, resumed_off=1e-7)})
     assert "| **no** | 2e-08 |" in script.page({"one": dict(RECORD, evaluated=2e-8)})
+    decided = dict(RECORD, evaluated=2e-4, evaluation_rounded=3e-4)
+    assert "| **no** | 2e-04 (3e-04) |" in script.page({"one": decided})
     closed = {name: value for name, value in RECORD.items() if name != "killed_after"}
     assert "| yes, from a closed session |" in script.page({"one": closed})
     rows = [line for line in page.splitlines() if line.startswith("|")]
@@ -95,8 +114,33 @@ def test_what_runs_on_tensorflow_2_is_a_part_of_a_record_and_stays_when_1_15_run
     script.keep(records, "one", dict(RECORD, agreement=5e-7), is_tf2=False)
     assert records["one"]["agreement"] == 5e-7 and records["one"]["also"]["2.10.1"]["agreement"] == 4e-7
     page = script.page(records)
-    assert "| 1.15.0, 2.10.1 |" in page and "| one | 2.10.1 | 4e-07 | 1e-01 | yes | **no** |  |" in page
+    assert "| 1.15.0, 2.10.1 |" in page and "| one | 2.10.1 | 4e-07 | 1e-01 | yes | **no** |  | `abcdef0123`" in page
     assert "| other | 2.10.1 | can't run: no contrib |" in page and "Not tried" not in page
+
+
+def test_a_warning_is_its_first_sentence_and_what_it_received():
+    assert "Warnings" not in script.page({"one": RECORD})
+    text = "Each micro-batch changes variables. Move what follows the steps. Received: ['a', 'b', 'c']."
+    page = script.page({"one": dict(RECORD, warned=[text, "One optimizer counts. Received: Adam."])})
+    assert "\n- one: Each micro-batch changes variables. Received: `a`, `b` and 1 more.\n" in page
+    assert "\n- one: One optimizer counts. Received: Adam.\n" in page
+
+
+@pytest.mark.slow
+def test_the_commit_of_accum_is_the_last_of_its_sources(tmp_path, monkeypatch):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=n@example.org"]
+    subprocess.run(git + ["init", "-q"], check=True)
+    for name in ("accum", "compat", "docs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file.py").write_text("pass\n")
+        subprocess.run(git + ["add", "."], check=True)
+        subprocess.run(git + ["commit", "-qm", name], check=True)
+    last = subprocess.run(git + ["rev-parse", "HEAD^"], stdout=subprocess.PIPE, check=True).stdout.decode()
+    monkeypatch.setattr(script, "ROOT", str(tmp_path))
+    assert script.sources().split(", ")[0] == last[:10]
+    assert len(script.sources().split(", ")) == 2
+    (tmp_path / "compat" / "file.py").write_text("x = 1\n")
+    assert script.sources().endswith(", changed")
 
 
 def test_the_reason_of_a_failure_is_the_line_that_names_the_error():

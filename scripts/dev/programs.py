@@ -5,12 +5,14 @@
 
 FOLDER holds git directories of the repositories, as FOLDER/owner+name or FOLDER/owner/name, with or without /repo or
 /.git at the end; nothing of them is kept here. PYTHON has TensorFlow 1.15, or 2.x up to 2.15 and tf-slim. A program
-runs as its newest commit is, and with the changes in scripts/dev/public_programs, which are those that the guide to
-static graphs gives; on 2.x, also with those of `MODERN`. records/programs.json keeps the results: those of 1.15, and
-those of 2.x by the version.
+runs as its newest commit is, unless another one is named, and with the changes in scripts/dev/public_programs, which
+are those that the guide to static graphs gives; on 2.x, also with those of `MODERN`. records/programs.json keeps the
+results: those of 1.15, and those of 2.x by the version, each with the commit of accum's sources that it was measured
+with.
 """
 
 import argparse
+import ast
 import difflib
 import json
 import os
@@ -26,26 +28,18 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 RECORDS = os.path.join(ROOT, "records", "programs.json")
 PAGE = os.path.join(ROOT, "docs", "programs.md")
 TIME = 600
+ROUNDING = 1e-5  # an evaluation that is off by less is that of the full batch
+SOURCES = ("accum", "compat")
 
 CANNOT = {
-    "NVlabs/stylegan2": "not tried: its layers are CUDA operations that it compiles for a GPU, unless told otherwise",
-    "affinelayer/pix2pix-tensorflow": "not tried: generator and discriminator share a forward pass through batch "
-    "normalisation, and `value_and_gradients` takes one loss",
-    "andreped/H2G-Net": "can't run: its repository has Keras models, and no program that trains them",
     "bojone/bert4keras": "not by this script, because it trains by Keras's `fit`. By hand, on TensorFlow 2.10.1, "
     "`accum.testing.assert_accumulation_equals_full_batch` finds its BERT with its `AdamW` to agree to 2e-8, over 3 "
     "steps of 4 micro-batches",
-    "hellochick/PSPNet-tensorflow": "not tried: its pooling needs images of 473 × 473 or more, which takes too long on "
-    "a CPU",
     "imcaspar/gpt2-ml": "can't run: it asks `tensorflow.compat.v1` for `contrib`, which TensorFlow 1.15 has elsewhere",
     "kpot/keras-transformer": "can't run: its layers are written for Keras 2.2, and the Keras of TensorFlow 2.10 "
     "passes `training` to their `call`, which does not take it",
-    "magenta/magenta": "not tried: its dependencies, such as TensorFlow Probability and note_seq, are not installed",
-    "mozilla/DeepSpeech": "not tried: its dependencies, such as progressbar and its own decoder, are not installed",
     "openai/finetune-transformer-lm, openai/glow": "can't run: their Adam is a function, not an `Optimizer` that could "
     "be wrapped",
-    "tensorflow/lingvo": "can't run from its sources: its newest commit needs Python 3.8, for which there is no "
-    "TensorFlow 1.15, and on 2.10 protocol buffers and operations that Bazel builds",
 }
 
 
@@ -80,15 +74,15 @@ def git_directory(folder, repository):
 
 
 def make_tree(git, folder, program):
-    """Write the Python files of the newest commit to a folder. Returns the commit."""
+    """Write the Python files of the program's commit to a folder. Returns the commit."""
     inside = os.path.join(folder, program.inside)
     os.makedirs(inside)
     # Other files can be large, and a snapshot may lack them.
-    command = ["git", "--git-dir", git, "archive", "HEAD:" + program.subtree, "*.py"]
+    command = ["git", "--git-dir", git, "archive", program.commit + ":" + program.subtree, "*.py"]
     archive = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "x", "-C", inside], input=archive.stdout, check=True)
-    head = subprocess.run(["git", "--git-dir", git, "rev-parse", "HEAD"], stdout=subprocess.PIPE, check=True)
-    return head.stdout.decode().strip()
+    commit = subprocess.run(["git", "--git-dir", git, "rev-parse", program.commit], stdout=subprocess.PIPE, check=True)
+    return commit.stdout.decode().strip()
 
 
 def change(tree, edits):
@@ -128,6 +122,17 @@ def reason_in(output):
     return next((line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception): ", line)), lines[-1])[:200]
 
 
+def sources():
+    """Return the last commit of accum's sources and its date, as in "0123456789, 2026-01-31", and if they changed."""
+    git = ["git", "-C", ROOT]
+    last = [*git, "log", "-1", "--format=%h, %cd", "--abbrev=10", "--date=short", "--", *SOURCES]
+    changed = [*git, "status", "--porcelain", "--", *SOURCES]
+    commit, changes = (
+        subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout for command in (last, changed)
+    )
+    return commit.decode().strip() + (", changed" if changes else "")
+
+
 def version_of(python):
     if python == sys.executable:
         return version
@@ -138,7 +143,7 @@ def version_of(python):
 def run(name, folder, python, is_tf2):
     """Run a program. Returns its record."""
     program = PROGRAMS[name]
-    record = {"repository": program.repository, "what": program.what}
+    record = {"repository": program.repository, "what": program.what, "accum": sources()}
     with tempfile.TemporaryDirectory() as temporary:
         trees = [os.path.join(temporary, kind) for kind in ("full", "micro")]
         git = git_directory(folder, program.repository)
@@ -214,10 +219,20 @@ Modules that are not installed, and that the training does not call, are empty o
   SavedModel that has it too.
 - **Evaluates**: what the program's own evaluation or prediction computes, and how far that from the accumulating run's
   checkpoint is off that from the full batch's. Where it is empty, the loss under **Exports** is all that is compared.
+  In brackets, where it is more than 1e-5: how far a full batch with its examples in another order is off.
+- **accum**: the last commit of accum's sources in the tree that ran, and its date.
 
 | Program | Commit | TensorFlow | What runs | Changed lines | Agrees | Rows | Without | \
-Own runs | Not compared | Resumes | Exports | Evaluates |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|
+Own runs | Not compared | Resumes | Exports | Evaluates | accum |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+"""
+
+WARNINGS = """
+## Warnings
+
+What accum warns of while it accumulates, on TensorFlow 1.15; the first sentence of each. It warns of nothing in the
+other programs.
+
 """
 
 MODERN_HEAD = """
@@ -227,8 +242,8 @@ The same programs and changes, after `tf.disable_v2_behavior()`. In all files of
 becomes `import tensorflow.compat.v1 as tf`, `tf_slim` stands in for `tf.contrib.slim` and `tf.contrib.layers`, and
 `tf.estimator.tpu` for `tf.contrib.tpu`.
 
-| Program | TensorFlow | Agrees | Without | Resumes | Exports | Evaluates |
-|---|---|---|---|---|---|---|
+| Program | TensorFlow | Agrees | Without | Resumes | Exports | Evaluates | accum |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -247,11 +262,34 @@ def resumes(record):
     return answer if "killed_after" in record else answer + ", from a closed session"
 
 
+def accum_of(record):
+    commit, _, date = record.get("accum", "").partition(", ")
+    return f"`{commit}`, {date}" if commit else ""
+
+
+def warning(text):
+    """Return the first sentence of a warning, and what it received."""
+    said, _, received = text.rpartition("Received: ")
+    try:
+        names = named(ast.literal_eval(received.rstrip(".")))
+    except (SyntaxError, ValueError):
+        names = received.rstrip(".")
+    return f"{said.split('. ')[0]}. Received: {names}."
+
+
 def evaluates(name, record):
     if "evaluated" not in record:
         return ""
     what = PROGRAMS[name].evaluates if name in PROGRAMS else None
-    return f"{record['evaluated']:.0e}" + (f", {what}" if what else "")
+    return evaluated(record) + (f", {what}" if what else "")
+
+
+def evaluated(record):
+    """Return how far an evaluation is off and, if that is much, how far the order of the examples moves it."""
+    if "evaluated" not in record:
+        return ""
+    in_another_order = f" ({record['evaluation_rounded']:.0e})" if record["evaluated"] > ROUNDING else ""
+    return f"{record['evaluated']:.0e}{in_another_order}"
 
 
 def row(name, record):
@@ -260,23 +298,22 @@ def row(name, record):
     versions += [version for version, part in sorted(record.get("also", {}).items()) if "failed" not in part]
     head = f"| {name}, {link} | `{record.get('commit', '')[:10]}` | {', '.join(versions)} | {record['what']} |"
     if "failed" in record:
-        return f"{head} can't run: {record['failed']} | | | | | | | | |"
+        return f"{head} can't run: {record['failed']} | | | | | | | | | {accum_of(record)} |"
     race = named(record["unordered"])
     own = f"{record['own_runs_differ']:.0e}" + (f"; {race}" if race else "")
     numbers = f"{record['agreement']:.0e} | {record['rows']:.0e} | {record['unaccumulated']:.0e}"
     lines = f"+{record['added']} −{record['removed']}"
     exports = "yes" if record["exports"] else "**no**"
     answers = f"{resumes(record)} | {exports} | {evaluates(name, record)}"
-    return f"{head} {lines} | {numbers} | {own} | {named(record['rounded'])} | {answers} |"
+    return f"{head} {lines} | {numbers} | {own} | {named(record['rounded'])} | {answers} | {accum_of(record)} |"
 
 
 def modern_row(name, version, part):
     if "failed" in part:
-        return f"| {name} | {version} | can't run: {part['failed']} | | | | |"
+        return f"| {name} | {version} | can't run: {part['failed']} | | | | | {accum_of(part)} |"
     exports = "yes" if part["exports"] else "**no**"
     numbers = f"{part['agreement']:.0e} | {part['unaccumulated']:.0e}"
-    evaluated = f"{part['evaluated']:.0e}" if "evaluated" in part else ""
-    return f"| {name} | {version} | {numbers} | {resumes(part)} | {exports} | {evaluated} |"
+    return f"| {name} | {version} | {numbers} | {resumes(part)} | {exports} | {evaluated(part)} | {accum_of(part)} |"
 
 
 def page(kept):
@@ -290,6 +327,8 @@ def page(kept):
     notes = "\n".join(f"- {name}: {PROGRAMS[name].note}." for name in sorted(kept) if has_note(name))
     others = "\n".join(f"- {name}: {reason}." for name, reason in sorted(CANNOT.items()))
     text = HEAD.format(steps=3) + "\n".join(rows) + f"\n\nNotes:\n\n{notes}\n\nNot run:\n\n" + others + "\n"
+    warned = [f"- {name}: {warning(text)}" for name in sorted(kept) for text in kept[name].get("warned", [])]
+    text += WARNINGS + "\n".join(warned) + "\n" if warned else ""
     text += MODERN_HEAD + "\n".join(modern) + "\n"
     return text + (f"\nNot tried on TensorFlow 2: {', '.join(untried)}.\n" if untried else "")
 
@@ -315,7 +354,8 @@ def main(argv=None):
                 record = run(name, arguments.folder, arguments.python, is_tf2)
             except Failed as failed:
                 repository, what = PROGRAMS[name].repository, PROGRAMS[name].what
-                record = {"repository": repository, "what": what, "failed": str(failed), "tensorflow": tensorflow}
+                record = {"repository": repository, "what": what, "accum": sources(), "failed": str(failed)}
+                record["tensorflow"] = tensorflow
                 status = 1
             print(name, json.dumps(record, sort_keys=True), flush=True)
             keep(kept, name, record, is_tf2)

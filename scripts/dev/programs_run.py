@@ -9,14 +9,18 @@ scripts/dev/public_programs for micro-batches.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import warnings
+
+from tensorflow.core.protobuf import rewriter_config_pb2
 
 from accum.testing import _graph_equality as equality
 from accum.testing._order import unordered_variables
@@ -27,7 +31,7 @@ from public_programs import (
     _estimators,  # noqa: E402
 )
 from public_programs._program import MICRO, START, STEPS, K, is_tf2, tf, version  # noqa: E402
-from public_programs._trees import furthest, imported_from, only, summed_rows  # noqa: E402
+from public_programs._trees import furthest, imported_from, messages_of, only, summed_rows  # noqa: E402
 
 tf1 = tf.compat.v1
 ROUNDING = 5e-6  # what only the order of the examples changes by more is not compared
@@ -79,7 +83,8 @@ def measure(name, trees):
     shared = {key: value for key, value in first.items() if key in micro.variables}
     ours = micro.train(shared, cut)
     names = own.trained + [key for key in own.variables if key.endswith(AVERAGES)]
-    turned = ordered.train(first, [[tuple(array[::-1] for array in batch)] for batch in batches])
+    in_reverse = [tuple(array[::-1] for array in batch) for batch in batches]
+    turned = ordered.train(first, [[batch] for batch in in_reverse])
     rounded = [key for key in names if furthest(only([key], turned), only([key], expected)) > ROUNDING]
     names = [key for key in names if key not in rounded]
     record = {
@@ -92,16 +97,17 @@ def measure(name, trees):
         "unaccumulated": furthest(
             only(own.trained, ordered.train(first, [part[:1] for part in parts])), only(own.trained, expected)
         ),
-        "warned": sorted({str(one.message)[:60] for one in caught if issubclass(one.category, UserWarning)}),
+        "warned": sorted(messages_of(caught)),
     }
     record.update(resumption(name, trees, micro, shared, [part for step in cut for part in step]))
     folder = tempfile.mkdtemp()
-    paths = [os.path.join(folder, kind) for kind in ("first", "full", "micro")]
+    paths = [os.path.join(folder, kind) for kind in ("first", "full", "micro", "turned")]
     save(own, first, [], paths[0])
     save(ordered, first, [part for step in wholes for part in step], paths[1])
     loss = save(micro, shared, [part for step in cut for part in step], paths[2], losses[K], batches[0])
-    record["exports"] = exports(own, losses[1], loss, batches[0], paths[2], folder)
+    record["exports"] = exports(own, PROGRAMS[name].own_names, losses[1], loss, batches[0], paths[2], folder)
     if PROGRAMS[name].evaluates:
+        save(ordered, first, in_reverse, paths[3])
         record.update(evaluation(name, trees[0], batches[0], paths))
     return record
 
@@ -200,14 +206,19 @@ def evaluation(name, tree, batch, paths):
                 session.run([tf1.local_variables_initializer(), tf1.tables_initializer()])
                 tf1.train.Saver().restore(session, path)
                 results.append({str(at): value for at, value in enumerate(session.run(outputs, feed))})
-    first, full, micro = results
-    return {"evaluated": furthest([micro], [full]), "evaluation_moved": furthest([full], [first])}
+    first, full, micro, turned = results
+    return {
+        "evaluated": furthest([micro], [full]),
+        "evaluation_rounded": furthest([turned], [full]),
+        "evaluation_moved": furthest([full], [first]),
+    }
 
 
-def exports(own, ours, theirs, batch, path, folder):
+def exports(own, own_names, ours, theirs, batch, path, folder):
     """Whether the plain program restores the weights of an accumulating run, and exports the same loss."""
     with own._graph.as_default(), own._session() as session:
-        tf1.train.Saver().restore(session, path)
+        listed = [var for var in tf1.global_variables() if not (own_names and re.search(own_names, var.op.name))]
+        tf1.train.Saver(listed).restore(session, path)
         restored = session.run(ours, own._feed(batch))
         fed = tf.nest.flatten(own._fed)
         inputs = {str(index): tensor for index, tensor in enumerate(fed)}
@@ -219,10 +230,19 @@ def exports(own, ours, theirs, batch, path, folder):
     return bool(abs(restored - theirs) <= 1e-5 * max(1.0, abs(theirs)) and restored == exported)
 
 
+def leave_operations_as_they_are():
+    """Let no session that has no other options remap operations to fused ones."""
+    config, session = tf1.ConfigProto(), tf1.Session
+    config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
+    tf1.Session = functools.partial(session, config=config)
+
+
 def main(name, full, micro, out, what=None):
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     if is_tf2:
         tf.disable_v2_behavior()
+        if not PROGRAMS[name].remaps:
+            leave_operations_as_they_are()
     trees = [full, micro]
     is_estimator = PROGRAMS[name].estimator is not None
     if what is not None:

@@ -13,7 +13,7 @@ from accum.testing import order_updates
 from accum.testing._order import unordered_variables
 from public_programs import PROGRAMS
 from public_programs._program import MICRO, STEPS, K, tf1
-from public_programs._trees import furthest, imported_from, only, summed_rows
+from public_programs._trees import furthest, imported_from, messages_of, only, summed_rows
 
 DATA = {}  # by program: made-up data, drawn once
 KILLED = K * STEPS // 2 + 1
@@ -74,7 +74,7 @@ class Program:
                 caught = stack.enter_context(warnings.catch_warnings(record=True))
                 warnings.simplefilter("always", UserWarning)
                 spec = PROGRAMS[name].run()[1](accum_steps)(features, labels, mode, params)
-            self.warned += [str(one.message)[:60] for one in caught if issubclass(one.category, UserWarning)]
+            self.warned += messages_of(caught)
             if mode == tf1.estimator.ModeKeys.TRAIN:
                 self._losses.append(spec.loss)
                 if accum_steps == 1:

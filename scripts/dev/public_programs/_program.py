@@ -33,6 +33,7 @@ class Program(NamedTuple):
         function `build(accum_steps, *batch)` that returns `(train op, loss)`; and, if it `evaluates`, a function
         `evaluate(*batch)` that returns what the program predicts or generates, a tensor or several. If it is that of
         an `estimator`, `build(accum_steps)` returns a `model_fn`.
+      commit: the commit that runs, if it is not the newest.
       inside: the folder in which the tree is put.
       subtree: the folder of the repository that is put there.
       folder: the folder of the tree from which the program imports.
@@ -40,6 +41,9 @@ class Program(NamedTuple):
       added: lines that `build` adds in place of `edits`, where the program's own function can't be called.
       note: what else the page says.
       evaluates: what its own evaluation or prediction computes, for the page.
+      own_names: a pattern of variables that the accumulating program names otherwise, so that its checkpoint lacks
+        what the unchanged one would restore.
+      remaps: whether TensorFlow 2 may remap operations of its graph to fused ones.
       estimator: "Estimator" or "TPUEstimator", if it runs through one.
     """
 
@@ -47,6 +51,7 @@ class Program(NamedTuple):
     what: str
     edits: Edits
     run: Callable[[], Tuple[Tuple[Any, ...], Callable[..., Any]]]
+    commit: str = "HEAD"
     inside: str = ""
     subtree: str = ""
     folder: str = ""
@@ -54,6 +59,8 @@ class Program(NamedTuple):
     added: int = 0
     note: Optional[str] = None
     evaluates: Optional[str] = None
+    own_names: Optional[str] = None
+    remaps: bool = True
     estimator: Optional[str] = None
 
 

@@ -53,6 +53,12 @@ def summed_rows():
             module.clip_by_global_norm = before
 
 
+def messages_of(caught):
+    """Return the texts of warnings, but for those of layers that Keras calls deprecated."""
+    texts = {str(one.message) for one in caught if issubclass(one.category, UserWarning)}
+    return {text for text in texts if "is deprecated and will be removed" not in text}
+
+
 def furthest(ours, theirs):
     """The largest difference of a trained variable or the step counter after any step."""
     return max(deviation(one[name], other[name]) for one, other in zip(ours, theirs) for name in other)

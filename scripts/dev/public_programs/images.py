@@ -1,6 +1,7 @@
 """Segmentation, detection, recognition."""
 
 import builtins
+import contextlib
 from unittest import mock
 
 import numpy as np
@@ -182,16 +183,17 @@ def ssd():
 
 
 THIN = 16  # what the numbers of filters are divided by
+SMALL = 10  # what the sizes of PSPNet's images and pools are divided by
 
 
-def thin(network, num_classes):
+def thin(network, num_classes, factor=THIN):
     """Return the network with fewer filters in each layer but those of the classes."""
 
     def of_layer(name):
         layer = getattr(network, name)
 
         def method(self, height, width, filters, *arguments, **options):
-            filters = filters if filters == num_classes else filters // THIN
+            filters = filters if filters == num_classes else filters // factor
             return layer(self, height, width, filters, *arguments, **options)
 
         return method
@@ -254,6 +256,98 @@ def deeplab():
         return scores, tf.argmax(scores, axis=3)
 
     return (normal(33, 33, 3), unlabelled(integers(5, 33, 33, 1))), build, evaluate
+
+
+def pspnet():
+    from model import PSPNet50
+    from tools import prepare_label
+
+    small = thin(PSPNet50, 5, 4)
+
+    def avg_pool(self, *sizes, name):
+        return PSPNet50.avg_pool(self, *(size // SMALL for size in sizes), name=name)
+
+    network = type("Small", (small,), {"avg_pool": avg_pool})
+
+    def outputs(images, is_training=True):
+        return network({"data": images}, is_training=is_training, num_classes=5).layers["conv6"]
+
+    def loss_of(raw_output, _, labels):
+        return pixels_loss(*labelled_pixels(prepare_label, raw_output, labels, 5), 1e-4)
+
+    def build(accum_steps, images, labels):
+        fc = [
+            "conv5_3_pool1_conv",
+            "conv5_3_pool2_conv",
+            "conv5_3_pool3_conv",
+            "conv5_3_pool6_conv",
+            "conv6",
+            "conv5_4",
+        ]
+        if accum_steps == 1:
+            loss = loss_of(outputs(images), images, labels)
+            rates = three_rates(lambda var: var.name.split("/")[0] in fc)
+            variables = sum(rates.values(), [])
+            gradients = dict(zip(variables, tf.gradients(loss, variables)))
+        else:
+            import accum.compat.v1
+
+            loss, grads_and_vars = accum.compat.v1.value_and_gradients(
+                lambda images, _: outputs(images),
+                (images, labels),
+                micro_batch_size=MICRO,
+                whole_batch="all",
+                loss=loss_of,
+            )
+            rates = three_rates(lambda var: var.name.split("/")[0] in fc)
+            gradients = {var: gradient for gradient, var in grads_and_vars}
+        train_ops = []
+        for rate, variables in rates.items():
+            optimizer = tf.train.MomentumOptimizer(5e-6 * rate, 0.9)
+            train_ops.append(optimizer.apply_gradients([(gradients[var], var) for var in variables]))
+        return tf.group(*train_ops), loss
+
+    def evaluate(images, _):
+        return outputs(images, is_training=False)
+
+    images = normal(48, 48, 3) + 2.0 * normal(1, 1, 3)
+    return (images, unlabelled(integers(5, 48, 48, 1))), build, evaluate
+
+
+def h2g_net():
+    from architectures.UNet import Unet
+
+    def network():
+        unet = Unet(input_shape=(16, 16, 3), nb_classes=3)
+        with contextlib.redirect_stdout(None):
+            return unet.create(), unet.get_dice_loss()
+
+    def build(accum_steps, images, labels):
+        model, dice_loss = network()
+        optimizer, step = tf.train.MomentumOptimizer(0.05, 0.9), tf.train.get_or_create_global_step()
+
+        def mean_loss(images, labels):
+            loss = tf.reduce_mean(dice_loss(labels, model(images, training=True)))
+            for update in model.get_updates_for(images):  # which `fit` would run
+                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+            return loss
+
+        if accum_steps == 1:
+            loss = mean_loss(images, labels)
+            gradients = optimizer.compute_gradients(loss)
+        else:
+            import accum.compat.v1
+
+            loss, gradients = accum.compat.v1.value_and_gradients(
+                mean_loss, (images, labels), micro_batch_size=MICRO, whole_batch="batch_norm"
+            )
+        updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+        return tf.group(optimizer.apply_gradients(gradients, step), *updates), loss
+
+    def evaluate(images, labels):
+        return network()[0](images, training=False)
+
+    return (normal(16, 16, 3), np.eye(3, dtype="float32")[integers(3, 16, 16)]), build, evaluate
 
 
 def unlabelled(labels):
@@ -354,6 +448,35 @@ PROGRAMS = {
         "elsewhere. `str` stands in for `basestring`, and a division without rest for `/`, as in Python 2",
         evaluates="scores and classes of pixels, as in `evaluate.py`",
     ),
+    "pspnet": Program(
+        "hellochick/PSPNet-tensorflow",
+        "`PSPNet50`, and the loss and the three optimizers of `train.py`",
+        {},
+        pspnet,
+        splits=True,
+        added=9,
+        note="`train.py` is one function around files of images and weights, so its loss and optimizers are called "
+        "from here. Its pools fit images of 473 × 473; here, both are a tenth of that, each layer has a quarter of its "
+        "filters, and the learning rate is 5e-6, because untrained weights have large gradients. Its batch "
+        'normalisation and loss are those of the whole batch, by `value_and_gradients(…, whole_batch="all", '
+        "loss=…)`. Rounding grows on the way back through 60 normalised layers, so variables near the input are not "
+        "compared",
+        evaluates="scores of pixels, as in `evaluate.py`",
+    ),
+    "h2g-net": Program(
+        "andreped/H2G-Net",
+        "`UNet.Unet` of Keras, with its batch normalisation and its Dice",
+        {},
+        h2g_net,
+        splits=True,
+        folder="src",
+        added=5,
+        note="its repository has no program that trains its network, so it is trained here as a static graph, by "
+        '`value_and_gradients(…, whole_batch="batch_norm")` and momentum: with Adam, rounding decides nearly all '
+        "variables, because each bias before a normalisation has a gradient of zero. What Keras's layers update "
+        "is added to UPDATE_OPS",
+        evaluates="classes of pixels, with the moving averages",
+    ),
     "east": Program(
         "argman/EAST",
         "`model.model`, a ResNet-50 with slim's batch normalisation, and `model.loss` with its Dice",
@@ -363,8 +486,7 @@ PROGRAMS = {
         added=7,
         note="detects text. `multigpu_train.py` is one function, so its optimizer is called from here. Batch "
         'normalisation and loss are those of the whole batch, by `value_and_gradients(…, whole_batch="all")`. Rounding '
-        "grows on the way back through 50 normalised layers, so variables near the input are not compared. "
-        "Its boxes end 0.5 % of what training moves them apart; whether that is rounding, too, has not been measured",
+        "grows on the way back through 50 normalised layers, so variables near the input are not compared",
         evaluates="scores and boxes, with the moving averages",
     ),
     "ssd": Program(

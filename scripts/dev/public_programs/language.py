@@ -1,6 +1,7 @@
 """Language models, translation, classification of texts."""
 
 import os
+import sys
 import tempfile
 from unittest import mock
 
@@ -229,6 +230,42 @@ def openseq2seq():
     return (normal(6), integers(3)), build
 
 
+def lingvo():
+    operations = mock.MagicMock(assert_shape_match=lambda *_, **__: tf.no_op(), assert_same_dim0=lambda x, **_: x)
+    sys.modules["lingvo.core.ops.gen_x_ops"] = operations
+    for name in ("lingvo.core.hyperparams_pb2", "lingvo.core.plot", "model_pruning", "model_pruning.python"):
+        stand_in(name, __path__=[])
+    stand_in("model_pruning.python.pruning", MASK_COLLECTION="masks")
+    sys.modules["model_pruning.python"].pruning = sys.modules["model_pruning.python.pruning"]
+    from lingvo.core import layers_with_attention, learner, optimizer, py_utils
+
+    def network(inputs, lengths):
+        params = layers_with_attention.TransformerLayer.Params().Set(name="transformer", source_dim=8)
+        params.tr_atten_tpl.num_attention_heads, params.tr_fflayer_tpl.hidden_dim = 2, 16
+        layer = params.cls(params)
+        paddings = 1.0 - tf.sequence_mask(lengths, 5, tf.float32)
+        outputs, _ = layer.FPropDefaultTheta(tf.transpose(inputs, [1, 0, 2]), tf.transpose(paddings))
+        return layer, tf.reduce_mean(outputs, 0)
+
+    def build(accum_steps, inputs, lengths, targets):
+        step = py_utils.GetOrCreateGlobalStepVar()
+        layer, outputs = network(inputs, lengths)
+        loss = tf.reduce_mean((outputs - targets) ** 2)
+        params = learner.Learner.Params().Set(name="loss", learning_rate=1e-2, clip_gradient_norm_to_value=0.5)
+        params.optimizer = optimizer.Adam.ParamsB()
+        train_op, _ = params.cls(params).Apply(loss, layer.vars)
+        if accum_steps > 1:
+            return train_op, loss
+        with tf.control_dependencies([train_op]):
+            return tf.assign_add(step, 1), loss
+
+    def evaluate(inputs, lengths, _):
+        py_utils.GetOrCreateGlobalStepVar()
+        return network(inputs, lengths)[1]
+
+    return (normal(5, 8), 2 + integers(4), normal(8)), build, evaluate
+
+
 GROVER = [
     TF_IMPORT,
     (r"num_warmup_steps, use_tpu\):", "num_warmup_steps, use_tpu, weight):", 1),
@@ -294,6 +331,44 @@ PROGRAMS = {
         note=MASKED,
         evaluates="words of `Transformer.eval`",
     ),
+    "lingvo": Program(
+        "tensorflow/lingvo",
+        "`TransformerLayer`, and `learner.Learner` with its Adam and its clipping",
+        {
+            "lingvo/core/learner.py": [
+                (
+                    r"^    var_grads, stats = self\.AdjustGradients\(\n(.*\n){2}.*$",
+                    "    stats = {}\n"
+                    "    self.optimizer.transform = lambda pairs: [\n"
+                    "        (g, v) for v, g in self.AdjustGradients(\n"
+                    "            var_grads.Pack([(v, g) for g, v in pairs]), gradient_mask=gradient_mask,\n"
+                    "            gradient_adjuster=gradient_adjuster)[0].Flatten()]",
+                    1,
+                ),
+            ],
+            "lingvo/core/optimizer.py": [
+                (r"^import lingvo\.compat as tf", "import accum.compat.v1\nimport lingvo.compat as tf", 1),
+                (
+                    r"^    optimizer = self\.GetOptimizer\(lr\)$",
+                    "    optimizer = accum.compat.v1.AccumOptimizer(\n"
+                    "        self.GetOptimizer(lr), 4, transform=self.transform)",
+                    1,
+                ),
+                (
+                    r"name='meta_backprop'\)",
+                    "name='meta_backprop',\n          global_step=py_utils.GetOrCreateGlobalStepVar())",
+                    1,
+                ),
+            ],
+        },
+        lingvo,
+        commit="033b2f5d92310acba4944c9ebdea75755b5e4213",
+        note="its newest commit needs Python 3.8, for which there is no TensorFlow 1.15, so it runs as of January "
+        "2020. Its learner clips before its optimizer accumulates (`optimizer.Accumulator`, not used); with accum, it "
+        "clips the accumulated gradient. Empty modules stand in for operations and protocol buffers that Bazel builds, "
+        "and for matplotlib: the layer and the learner use none of them",
+        evaluates="outputs of the layer",
+    ),
     "nmt": Program(
         "tensorflow/nmt",
         "`attention_model.AttentionModel`, recurrent, with its warmup and decay",
@@ -323,8 +398,11 @@ PROGRAMS = {
         nematus,
         folder="nematus",
         added=1,
+        remaps=False,
         note="its `ModelUpdater` accumulates by itself, in three runs of a session for each step, and is not used: its "
-        "loss and optimizer are called from here",
+        "loss and optimizer are called from here. TensorFlow 2.15's remapper crashes as it prepares the graph of its "
+        "loss, with or without accum (`CHECK failed: … key not found: value`), so on TensorFlow 2 the remapper is off: "
+        "`rewrite_options.remapping` of the session's `ConfigProto`",
     ),
     "tensor2tensor": Program(
         "tensorflow/tensor2tensor",

@@ -1,4 +1,11 @@
-"""Reinforcement learning, audio, learning to learn."""
+"""Reinforcement learning, audio, drawings, learning to learn."""
+
+import os
+import sys
+import types
+from unittest import mock
+
+import numpy as np
 
 from public_programs._program import (
     IMPORT,
@@ -12,6 +19,8 @@ from public_programs._program import (
     normal,
     stand_in,
     tf,
+    tf1,
+    uniform,
 )
 
 PPO = (
@@ -127,6 +136,72 @@ def tensorpack():
     return (normal(8, 8), integers(3)), build
 
 
+def deepspeech():
+    names = ("ctc_beam_search_decoder", "ctc_beam_search_decoder_batch", "Scorer", "Alphabet", "UTF8Alphabet")
+    stand_in("ds_ctcdecoder", **dict.fromkeys(names))
+    stand_in("attrdict", AttrDict=None)
+    stand_in("xdg", BaseDirectory=None)
+    for name in ("progressbar", "semver", "pyogg", "resampy"):
+        stand_in(name)
+    from deepspeech_training.util import config, helpers
+
+    helpers.check_ctcdecoder_version = lambda: None  # reads a file that is no program
+    from deepspeech_training import train
+
+    sizes = {"n_input": 4, "n_context": 1, "n_cell_dim": 8, "n_hidden_6": 6, "cpu_device": "/cpu:0"}
+    sizes.update({f"n_hidden_{number}": 8 for number in (1, 2, 3, 5)}, available_devices=["/cpu:0"])
+    config.ConfigSingleton._config = type("Config", (dict,), {"__getattr__": dict.__getitem__})(sizes)
+    train.FLAGS = namespace(relu_clip=20.0, layer_norm=False, train_cudnn=False, beta1=0.9, beta2=0.999, epsilon=1e-8)
+    no_dropout = [None] * 6
+
+    def build(accum_steps, audio, lengths, letters):
+        indices = tf.where(letters >= 0)
+        labels = tf.SparseTensor(indices, tf.gather_nd(letters, indices), tf.shape(letters, out_type=tf.int64))
+        files = tf.fill(tf.shape(lengths), "")
+        iterator = namespace(get_next=lambda: (files, (audio, lengths), labels))
+        optimizer = accumulated(train.create_optimizer(1e-2), accum_steps)
+        gradients, loss, _ = train.get_tower_results(iterator, optimizer, no_dropout)
+        step = tf.train.get_or_create_global_step()
+        return optimizer.apply_gradients(train.average_gradients(gradients), global_step=step), loss
+
+    def evaluate(audio, lengths, _):
+        return tf.nn.softmax(train.create_model(audio, lengths, no_dropout)[0])
+
+    letters = integers(5, 4)
+    letters[:, 2:][uniform(2) < 0.5] = -1
+    return (normal(12, 4), 10 + integers(3), np.sort(letters)[:, ::-1].copy()), build, evaluate
+
+
+def sketch_rnn():
+    # Its packages import those of all models; they are no more than folders here.
+    for name in ("magenta", "magenta.models", "magenta.contrib"):
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = [os.path.join(sys.path[0], *name.split("."))]
+    from magenta.models.sketch_rnn import model as program
+
+    hparams = program.get_default_hparams()
+    hparams.parse("max_seq_len=6,enc_rnn_size=8,dec_rnn_size=8,z_size=4,num_mixture=2,learning_rate=0.01")
+    hparams.parse("kl_weight_start=0.5,kl_tolerance=0,grad_clip=0.02,use_recurrent_dropout=0")
+
+    def model_of(strokes, lengths, drawn, is_training):
+        hparams.batch_size, hparams.is_training = tf.shape(strokes)[0], is_training
+        given = iter((lengths, strokes))
+        with mock.patch.object(tf1, "placeholder", lambda *_, **__: next(given)):
+            with mock.patch.object(tf1, "random_normal", lambda *_, **__: drawn):
+                return program.Model(hparams)
+
+    def build(accum_steps, *batch):
+        model = model_of(*batch, is_training=True)
+        return model.train_op, model.cost
+
+    def evaluate(*batch):
+        model = model_of(*batch, is_training=False)
+        return model.r_cost, model.kl_cost
+
+    pens = np.eye(3, dtype="float32")[integers(3, 7)]
+    return (np.concatenate([normal(7, 2), pens], -1), 3 + integers(4), normal(4)), build, evaluate
+
+
 PROGRAMS = {
     "ppo2": Program(
         "openai/baselines",
@@ -145,6 +220,45 @@ PROGRAMS = {
         note="`train.py` is one function around files of audio, so its `minimize` is called from here. librosa, which "
         "reads them, is not installed; an empty module stands in for it",
         evaluates="`predict_proba`",
+    ),
+    "deepspeech": Program(
+        "mozilla/DeepSpeech",
+        "`create_optimizer`, `get_tower_results` with its recurrent model, and `average_gradients`",
+        {},
+        deepspeech,
+        added=1,
+        folder="training",
+        note="`train` is one function around files of audio, so what it calls is called from here. Its decoder, "
+        "progressbar and what reads audio are not installed; empty modules stand in for them",
+        evaluates="probabilities of letters",
+    ),
+    "sketch-rnn": Program(
+        "magenta/magenta",
+        "`sketch_rnn.model.Model`, a recurrent variational autoencoder of drawings",
+        {
+            "magenta/models/sketch_rnn/model.py": [
+                (
+                    r"^import tensorflow\.compat\.v1 as tf",
+                    "import accum.compat.v1\nimport tensorflow.compat.v1 as tf",
+                    1,
+                ),
+                (
+                    r"^      optimizer = tf\.train\.AdamOptimizer\(self\.lr\)",
+                    "      def clip(grads_and_vars):\n"
+                    "        return [(tf.clip_by_value(grad, -g, g), var) for grad, var in grads_and_vars]\n\n"
+                    "      optimizer = tf.train.AdamOptimizer(self.lr)\n"
+                    "      optimizer = accum.compat.v1.AccumOptimizer(optimizer, 4, transform=clip)",
+                    1,
+                ),
+                (r"^      capped_gvs = .*\n", "", 1),
+                (r"^          capped_gvs, global_step", "          gvs, global_step", 1),
+            ]
+        },
+        sketch_rnn,
+        note="what it draws is given, so that a full batch and its micro-batches draw the same. `kl_tolerance` is 0: "
+        "a larger one is compared with the mean over a batch, so a micro-batch may be on its other side. note_seq, "
+        "which other models need, is not installed, so its packages import nothing by themselves",
+        evaluates="both costs, as in `evaluate_model`",
     ),
     "maml": Program(
         "cbfinn/maml",
