@@ -53,7 +53,7 @@ def run(arguments):
     for seed in range(arguments.seed, arguments.seed + arguments.chunks):
         for kind in (kind for kind in arguments.of or runner.KINDS if kind in runner.KINDS):
             start = time.time()
-            counts, failure = runner.run(kind, arguments.cases, seed)
+            counts, failure = runner.run(kind, arguments.cases, seed, arguments.shrink)
             shown = json.dumps({name: count for name, count in counts.items() if " + " not in name}, sort_keys=True)
             print(f"TensorFlow {tf.__version__}, {kind}, {seed}: {shown} in {time.time() - start:.0f} s", flush=True)
             failures += failure is not None
@@ -214,6 +214,7 @@ def main():
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--chunks", type=int, default=1, help="how many runs, with one seed after the other")
     command.add_argument("--of", nargs="+", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    command.add_argument("--no-shrink", dest="shrink", action="store_false", help="print a failure as it was found")
     command.add_argument("--json", help="a file to which the counts of kinds that hold are added")
     command.set_defaults(function=run)
     command = commands.add_parser("page", help="write docs/property-tests.md")

@@ -50,7 +50,7 @@ if HAS_KERAS_API:
     KINDS["model"] = model_cases.model_cases(), trained, _of_model
 
 
-def run(kind, count, seed):
+def run(kind, count, seed, shrinks=True):
     """Check random cases.
 
     Hypothesis would follow each case by mutations of it, which are too much alike to count.
@@ -59,17 +59,21 @@ def run(kind, count, seed):
       kind: a name in `KINDS`.
       count: how many cases.
       seed: an int; the same one draws the same cases on one TensorFlow.
+      shrinks: whether to look for the smallest case that fails, which takes minutes.
 
     Returns:
       A `collections.Counter` of the cases that hold, in all ("cases"), by law, and of models by feature and by pair of
-      features; and None, or if a case fails the error and a script with the smallest such case.
+      features; and None, or if a case fails the error and a script with it.
     """
     strategy, module, counted_for = KINDS[kind]
     counts, failed = collections.Counter(), [None]
 
+    phases = [hypothesis.Phase.generate] + ([hypothesis.Phase.shrink] if shrinks else [])
+
     @hypothesis.seed(seed)
     @hypothesis.settings(
         max_examples=count,
+        phases=phases,
         deadline=None,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),
