@@ -60,7 +60,7 @@ def features_of(case):
         "add_loss": "penalty" in case["layers"],
         "own metrics": bool(case["metrics"]),
         "stateful layers": case["is_stateful"],
-        "dropout": "dropout" in case["layers"],
+        "dropout": "dropout" in case["layers"] or "keras_dropout" in case["layers"],
         "mixed precision": case["precision"].startswith("mixed"),
         "sparse rows": case["input"] == "tokens",
         "checkpoint": case["resume"] is not None,

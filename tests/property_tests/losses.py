@@ -65,7 +65,7 @@ class _Mean(tf.keras.metrics.Metric):
         self.count.assign_add(tf.cast(count, self.count.dtype))
 
     def result(self):
-        return self.total / tf.maximum(tf.convert_to_tensor(self.count), 1.0)
+        return tf.math.divide_no_nan(self.total, self.count)
 
 
 class MeanDistance(_Mean):

@@ -88,6 +88,8 @@ def _data_and_place(draw, wanted):
         kinds = ["vector", "sequence"]
     precision = draw(st.sampled_from(["float32"] * 8 + ["float64"]))
     kind = draw(st.sampled_from([kind for kind in kinds if kind != "tokens" or "sparse rows" in wanted]))
+    if "stateful layers" in wanted and TF_VERSION < (2, 4):
+        precision = "float32"  # plain Keras fails for others
     if "mixed precision" in wanted:  # what TensorFlow's kernels for processors have
         precision = draw(st.sampled_from(models.LOW_PRECISION if kind == "vector" else ["mixed_float16"]))
     # In Keras 3, each replica of a stateful layer would need the states of its own part of the batch.
@@ -145,7 +147,11 @@ def _layers(draw, mode, case, wanted):
     # Batch normalisation is that of each batch, so over a cycle of several batches no full batch is its oracle.
     is_normalised = options.get("whole_batch") in ("all", "batch_norm") and options.get("accum_steps", 1) == 1
     names = models.layers_for(kind)
-    names = [name for name in names if name not in ("penalty", "dropout") and (name != "batch_norm" or is_normalised)]
+    names = [
+        name
+        for name in names
+        if name not in ("penalty", "dropout", "keras_dropout") and (name != "batch_norm" or is_normalised)
+    ]
     if case["is_traced"] and draw(st.integers(0, 4)):  # these take seconds to trace
         names = [name for name in names if name not in ("gru", "lstm")]
     if case["precision"] in models.LOW_PRECISION:
@@ -153,7 +159,7 @@ def _layers(draw, mode, case, wanted):
     chosen = draw(st.lists(st.sampled_from(names), max_size=2))
     if is_normalised and options["whole_batch"] == "batch_norm" and "batch_norm" in names:
         chosen.append("batch_norm")
-    for feature, name in (("add_loss", "penalty"), ("dropout", "dropout")):
+    for feature, name in (("add_loss", "penalty"), ("dropout", draw(st.sampled_from(models.DROPOUT)))):
         if feature in wanted:
             chosen.insert(draw(st.integers(0, len(chosen))), name)
     sizes, is_per_token = list(case["sizes"]), case["is_per_token"]
@@ -239,5 +245,5 @@ def laws(case):
     laws_of_case |= {"L14"} if options.get("accum_steps") == 1 else set()
     laws_of_case |= {"L18"} if "micro_batch_size" in options else set()
     laws_of_case |= {"L19"} if "whole_batch" in options else set()
-    laws_of_case |= {"L20"} if "dropout" in case["layers"] else set()
+    laws_of_case |= {"L20"} if set(models.DROPOUT) & set(case["layers"]) else set()
     return laws_of_case

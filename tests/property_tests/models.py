@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from exceptions import TF_VERSION
+from exceptions import IS_KERAS_3, TF_VERSION
 
 layers = tf.keras.layers
 
@@ -50,6 +50,23 @@ class StatelessDropout(layers.Layer):
         return tf.where(tf.cast(training, tf.bool), dropped, inputs)  # where TensorFlow 2.2 builds the model
 
 
+class KerasDropout(layers.Dropout):
+    """Keras' own dropout.
+
+    Args:
+      order: -1 draws for examples in reverse.
+    """
+
+    def __init__(self, order):
+        super().__init__(0.3, seed=7)
+        self.order = order
+
+    def call(self, inputs, training=False):
+        if self.order == 1 or not training:
+            return super().call(inputs, training=training)
+        return inputs * super().call(tf.ones_like(inputs), training=True)[:: self.order]
+
+
 class Penalty(layers.Layer):
     """Adds a loss that is a mean over examples."""
 
@@ -86,6 +103,7 @@ LAYERS = {
     "penalty": lambda values: Penalty()(values),
     "dropout_off": lambda values: layers.Dropout(0.0)(values),
     "dropout": lambda values, order: StatelessDropout(order)(values),
+    "keras_dropout": lambda values, order: KerasDropout(order)(values),
     "conv": lambda values: layers.Conv2D(3, 3, padding="same", activation="relu")(values),
     "strided": lambda values: layers.Conv2D(3, 3, strides=2, padding="same")(values),
     "pool": lambda values: layers.AveragePooling2D(2, padding="same")(values),
@@ -103,6 +121,10 @@ ONLY_FOR["tokens"] = ONLY_FOR["sequence"]
 LOW_PRECISION = ["mixed_float16"] + (["mixed_bfloat16"] if TF_VERSION >= (2, 4) else [])
 LOW_PRECISION_LAYERS = ["dense", "residual", "shared", "nested", "regularized", "penalty", "dropout", "gru"]
 """Those for which TensorFlow has kernels in 16 bits for processors; in bfloat16, for vectors only."""
+
+
+DROPOUT = ["dropout"] + (["keras_dropout"] if IS_KERAS_3 else [])
+"""Dropout that plain Keras draws as accum does, which is for Keras 2 not its own."""
 
 
 def layers_for(kind):
@@ -128,7 +150,7 @@ def model_of(case, order=1, takes_states=False):
         layer = layers.SimpleRNN(STATE, return_sequences=True, stateful=not takes_states, name="state")
         hidden = layer(hidden, initial_state=states[0], **_mask(case, inputs[0])) if states else layer(hidden)
     for name in case["layers"]:
-        hidden = LAYERS[name](hidden, order) if name == "dropout" else LAYERS[name](hidden)
+        hidden = LAYERS[name](hidden, order) if name in DROPOUT else LAYERS[name](hidden)
     if not case["is_per_token"] and kind != "vector":
         hidden = (layers.GlobalAveragePooling2D if kind == "image" else layers.GlobalAveragePooling1D)()(hidden)
     outputs = _outputs(case, inputs, hidden, size)

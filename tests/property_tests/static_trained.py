@@ -22,7 +22,7 @@ TOLERANCE = {"float32": 2e-6, "barriers": 2e-5, "float16": 3e-4}
 """For variables of order 1."""
 LOG_TOLERANCE = {"float32": 2e-5, "barriers": 2e-4, "float16": 5e-3}
 KEEPS_GRAPHS = TF_VERSION < (2, 0)
-"""Whether a graph stays in memory after `whole_batch`."""
+"""Whether TensorFlow itself keeps each function that has a gradient, and `whole_batch` with it, in a registry."""
 
 CPUS = {"device_count": {"CPU": 4}}
 SPACES = [getattr(tf1, "mixed_precision", None), tf1.train.experimental]  # it moved with TF 2.4
