@@ -140,9 +140,12 @@ def loss_of(case, outputs, data):
     return total
 
 
-def metric_of(outputs):
-    """Return a number of one's own, a mean over examples."""
-    return tf.reduce_mean(tf.abs(outputs["out0"]))
+def metric_of(case, outputs, data):
+    """Return a number of one's own, a mean over what the loss divides by."""
+    sizes = tf.reduce_mean(tf.abs(outputs["out0"]), axis=-1)
+    if case["has_masks"] and case["is_per_token"]:
+        return tf.reduce_sum(sizes * mask_of(case, data["x"])) / weight_of(case, data)
+    return tf.reduce_mean(sizes)
 
 
 class Data:

@@ -77,7 +77,7 @@ def _plain(case, batches, schedule, order):
         data, rows = networks.Data(case), tf1.placeholder(tf.int32, [None])
         network = networks.network_of(case, data.tensors, rows)
         loss = networks.loss_of(case, network.outputs, data.tensors) + sum(network.penalties)
-        logs = [loss] + ([networks.metric_of(network.outputs)] if case["has_metric"] else [])
+        logs = [loss] + ([networks.metric_of(case, network.outputs, data.tensors)] if case["has_metric"] else [])
         train_op = _inner(case).minimize(loss)
         session.run(tf1.global_variables_initializer())
         variables = tf1.trainable_variables()
@@ -193,7 +193,7 @@ class _Graph:
         loss = networks.loss_of(case, network.outputs, data) + sum(network.penalties)
         self._states = network.states
         if self._strategy is None:
-            logs = [loss] + ([networks.metric_of(network.outputs)] if case["has_metric"] else [])
+            logs = [loss] + ([networks.metric_of(case, network.outputs, data)] if case["has_metric"] else [])
             self._logs = [self._optimizer.mean_over_cycle(log, weight) for log in logs]
         if case["precision"] == "float16" and self._strategy is None:
             with self._optimizer.weighing(weight):
