@@ -181,9 +181,8 @@ def _layers(draw, mode, case, wanted):
 
 def _dropouts(case):
     """Return the names of dropout whose draws those of the full batch tell."""
-    # A checkpoint of Keras 3 has no seeds, and what a dropped cycle has drawn is not drawn again.
-    is_alone = case["resume"] is not None or case["options"].get("last_cycle") == "drop"
-    return models.DROPOUT[:1] if is_alone else models.DROPOUT
+    # What a dropped cycle has drawn is not drawn again.
+    return models.DROPOUT[:1] if case["options"].get("last_cycle") == "drop" else models.DROPOUT
 
 
 @st.composite
