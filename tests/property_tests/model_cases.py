@@ -66,7 +66,7 @@ def model_cases(draw):
     mode = "whole_batch" if "whole_batch" in wanted else "micro_batch_size" if is_split else "accum_steps"
     case = draw(_data_and_place(wanted))
     # Eagerly, dropout draws anew for each micro-batch.
-    case["is_traced"] = "dropout" in wanted or draw(st.integers(0, 3)) == 0
+    case["is_traced"] = "dropout" in wanted or draw(st.integers(0, 5)) == 0
     case.update(draw(_batches(mode, case, wanted)))
     case.update(draw(_layers(mode, case, wanted)))
     case.update(draw(_optimizer(case)))
