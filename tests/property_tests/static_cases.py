@@ -48,6 +48,8 @@ EXCLUDED = {
 @st.composite
 def static_cases(draw):
     wanted = draw(compatible(EXCLUDED))
+    if "stateful layers" not in wanted and draw(st.integers(0, 3)) == 0:
+        wanted |= {"strategy"}
     is_split = bool(wanted & {"micro_batch_size", "whole_batch"})
     if not is_split and not wanted & {"accum_steps", "stateful layers", "own metrics"}:
         is_split = draw(st.booleans())
