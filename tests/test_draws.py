@@ -286,6 +286,30 @@ def test_a_run_that_goes_on_from_a_checkpoint_in_mid_cycle_draws_the_same(tmp_pa
 
 @pytest.mark.keras_api
 @pytest.mark.slow
+@pytest.mark.weekly
+@pytest.mark.law("L12")
+@pytest.mark.parametrize("options", [{"micro_batch_size": 2}, {"accum_steps": 3}], ids=str)
+def test_a_run_that_goes_on_from_a_checkpoint_between_steps_draws_the_same(tmp_path, options):
+    def new():
+        set_seeds(7)
+        model = accum.GradientAccumulateModel.from_model(noisy(), **options)
+        model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        set_seeds(3)
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    uninterrupted = new()
+    remembers = Remembers(5, str(tmp_path / "state"))
+    uninterrupted.fit(data.take(9), verbose=0, callbacks=[remembers])
+    resumed = new()
+    resumed.fit(data.take(3), verbose=0)  # creates all variables, and is then overwritten
+    tf.train.Checkpoint(model=resumed, optimizer=resumed.optimizer).restore(remembers.saved)
+    resumed.fit(data.skip(6).take(3), verbose=0)
+    assert_same(resumed, uninterrupted, tolerance=0)
+
+
+@pytest.mark.keras_api
+@pytest.mark.slow
 @pytest.mark.skipif(TF_VERSION < (2, 8), reason="`compile` takes no `jit_compile` here")
 @pytest.mark.parametrize("how", [{}, {"whole_batch": "loss"}], ids=["split", "loss"])
 def test_with_xla_the_draws_do_not_depend_on_the_size(how):

@@ -10,9 +10,10 @@ from exceptions import HAS_KERAS_API
 from optimizers import legacy_family
 
 import accum
+import accum.compat.v1
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-COUNTS = {"optimizer": 60, "graph": 12, "model": 8}
+COUNTS = {"optimizer": 60, "graph": 12, "model": 6, "static": 4}
 FED = {
     "api": "optimizer",
     "optimizer": "SGD",
@@ -26,6 +27,54 @@ FED = {
     "micro_batches": [{"grads": ["dense", [0, 3]], "weight": 1.0 + n, "then": None} for n in range(4)],
     "bad": {},
     "resume": 2,
+    "seed": 0,
+}
+TRAINED = {
+    "input": "vector",
+    "has_second_input": False,
+    "has_masks": False,
+    "is_stateful": False,
+    "layers": ["dense"],
+    "outputs": 2,
+    "names": "dict",
+    "is_per_token": False,
+    "is_ragged": False,
+    "loss": "mse",
+    "loss_reduction": "mean",
+    "metrics": ["distance", "of_batch"],
+    "sample_weight": "examples",
+    "optimizer": "SGD",
+    "arguments": {},
+    "options": {"micro_batch_size": 2},
+    "how": "train_on_batch",
+    "sizes": [5, 3],
+    "epochs": 1,
+    "strategy": None,
+    "is_traced": False,
+    "then": ["evaluate", "predict"],
+    "precision": "float32",
+    "resume": None,
+    "seed": 0,
+}
+STATIC = {
+    "input": "vector",
+    "has_masks": False,
+    "is_stateful": False,
+    "layers": ["dense"],
+    "outputs": 1,
+    "is_per_token": False,
+    "is_ragged": False,
+    "has_weights": False,
+    "has_metric": True,
+    "optimizer": "GradientDescentOptimizer",
+    "arguments": {},
+    "options": {"accum_steps": 2, "micro_batch_size": None, "whole_batch": None},
+    "last_cycle": "flush",
+    "sizes": [3, 2, 1],
+    "strategy": None,
+    "precision": "float32",
+    "resource": True,
+    "resume": None,
     "seed": 0,
 }
 
@@ -43,11 +92,12 @@ def runner():
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("kind", sorted(COUNTS))
 def test_random_cases_make_the_steps_of_the_full_batch(kind, runner):
-    if kind != "graph" and not HAS_KERAS_API:
+    if kind in ("optimizer", "model") and not HAS_KERAS_API:
         pytest.skip("this version has no Keras optimizers that accumulate")
     counts, failure = runner.run(kind, COUNTS[kind], seed=1)
     assert failure is None, failure
     assert counts["cases"] >= COUNTS[kind] and counts["L4"] + counts["L18"] > 0
+    assert kind not in ("model", "static") or any(" + " in name for name in counts)
 
 
 MISTAKES = {
@@ -71,6 +121,57 @@ def test_a_case_fails_if_the_optimizer_does_something_else(mistake, runner, monk
     monkeypatch.setattr(accum, "GradientAccumulateOptimizer", mistaken)
     with pytest.raises(runner.fed.Deviation, match=said):
         runner.fed.check(FED)
+
+
+def _counting_alike(steps, real):
+    """Return a function that weights micro-batches of different sizes alike."""
+    return lambda *arguments, **options: real(*arguments, **dict(options, **steps))
+
+
+@pytest.mark.weekly
+@pytest.mark.slow
+@pytest.mark.keras_api
+def test_a_case_fails_if_a_model_does_something_else(runner, monkeypatch):
+    runner.trained.check(TRAINED)
+    model = accum.GradientAccumulateModel
+    monkeypatch.setattr(model, "from_model", _counting_alike({"micro_batch_weight": "equal"}, model.from_model))
+    with pytest.raises(runner.trained.Deviation, match="law L1: after batch 0"):
+        runner.trained.check(TRAINED)
+
+
+@pytest.mark.weekly
+@pytest.mark.slow
+@pytest.mark.keras_api
+@pytest.mark.parametrize("part", ["logs", "evaluated", "predicted", "references"])
+def test_a_case_fails_for_what_else_is_seen(part, runner, monkeypatch):
+    real, kept = runner.trained.accumulated.run, []
+
+    def mistaken(case, batches):
+        seen = real(case, batches)
+        if part == "logs":
+            seen.logs[1]["out1_loss"] += 1e-3
+        elif part == "evaluated":
+            seen.evaluated["loss"] += 1e-3
+        elif part == "predicted":
+            seen.predicted["out1"][4] += 1e-3
+        else:
+            kept.append(seen.references[0]())
+        return seen
+
+    monkeypatch.setattr(runner.trained.accumulated, "run", mistaken)
+    said = {"logs": "'out1_loss'", "evaluated": "'loss' of evaluate", "predicted": "predict", "references": "alive"}
+    with pytest.raises(runner.trained.Deviation, match=said[part]):
+        runner.trained.check(TRAINED)
+
+
+@pytest.mark.weekly
+@pytest.mark.slow
+def test_a_case_fails_if_a_static_graph_does_something_else(runner, monkeypatch):
+    runner.static_trained.check(STATIC)
+    real = accum.compat.v1.AccumOptimizer
+    monkeypatch.setattr(accum.compat.v1, "AccumOptimizer", _counting_alike({"reduction": "sum"}, real))
+    with pytest.raises(runner.static_trained.Deviation, match="law L1: after batch 1"):
+        runner.static_trained.check(STATIC)
 
 
 @pytest.mark.weekly
@@ -104,3 +205,18 @@ def test_the_page_shows_the_counts_that_were_recorded():
     shown = text[text.index(script.BEGIN) + len(script.BEGIN) : text.index(script.END)]
     records = script._read(script.DATA)
     assert shown == script.tables(records)
+
+
+def test_a_run_is_counted_once_and_replaces_one_at_another_commit(tmp_path):
+    script, path = _script(), str(tmp_path / "records.json")
+
+    def counted(commit, seed, count):
+        pair = {"tensorflow": "2.15.1", "kind": "model", "date": "2026-11-26", "commit": commit}
+        script._add(path, [dict(pair, seeds=[seed], counts={"cases": count})])
+        return [(record["commit"], record["seeds"], record["counts"]["cases"]) for record in script._read(path)]
+
+    assert counted("one", 1, 10) == [("one", [1], 10)]
+    assert counted("one", 1, 10) == [("one", [1], 10)]
+    assert counted("one", 2, 5) == [("one", [1, 2], 15)]
+    assert counted("other", 3, 7) == [("one", [1, 2], 15), ("other", [3], 7)]
+    assert counted("third", 3, 8) == [("one", [1, 2], 15), ("third", [3], 8)]

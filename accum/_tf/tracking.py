@@ -1,6 +1,6 @@
 """Control which attributes of an object checkpoints and exports track."""
 
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 from accum._tf.version import IS_KERAS_3, VERSION, tf
 
@@ -56,6 +56,41 @@ def _hidden_from_exports() -> Dict[str, Any]:
 
 CheckpointOnly: Any = type("CheckpointOnly", (tf.Module,), _hidden_from_exports())
 """A `tf.Module` whose content is saved in checkpoints but not in a SavedModel (law L12)."""
+
+
+class Seeds(CheckpointOnly):  # type: ignore[misc]
+    """The variables that seed the random numbers of a model of Keras 3, which Keras leaves out of its files."""
+
+    def keep(self, variables: Sequence[Any]) -> bool:
+        """Take in the seeds that the model has by now, as attributes, so that what a checkpoint holds of them is read.
+
+        Returns:
+          Whether there are any.
+        """
+        for number, var in enumerate(variables):
+            if getattr(self, f"seed_{number}", None) is not var:
+                setattr(self, f"seed_{number}", var)
+        return bool(variables)
+
+
+def with_seeds(find: Callable[[Any], Optional[Seeds]]) -> Callable[[Any], Any]:
+    """Let the checkpoints of a class of models of Keras 3 hold the `Seeds` that `find` returns for a model, if any."""
+
+    def decorate(cls: Any) -> Any:
+        def children(self: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+            found = super(cls, self)._trackable_children(save_type, **kwargs)
+            seeds = find(self) if save_type == "checkpoint" else None
+            return found if seeds is None else dict(found, accum_seeds=seeds)
+
+        def lookup(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+            seeds = find(self) if name == "accum_seeds" else None
+            return super(cls, self)._lookup_dependency(name, *args, **kwargs) if seeds is None else seeds
+
+        if IS_KERAS_3:  # Keras 2 draws from kernels
+            cls._trackable_children, cls._lookup_dependency = children, lookup
+        return cls
+
+    return decorate
 
 
 def begin_as_optimizer(optimizer: Any, base_init: Callable[..., None], name: str) -> None:

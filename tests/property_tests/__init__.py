@@ -2,7 +2,10 @@
 
     fed_cases -> cycles -> fed        gradients are fed to an optimizer; NumPy computes the steps of the full batch,
                                       and the plain optimizer makes them
-    model_cases -> models -> trained  a Keras model is trained; plain Keras trains it at the full batch
+    model_cases -> models -> trained  a Keras model is trained (accumulated); plain Keras trains it at the full batch
+                                      (plain)
+    static_cases -> static_models -> static_trained
+                                      a network is trained in a static graph, and plainly at the full batch
 
 A case is a dict of plain values, so a failure can be printed as a script. `scripts/dev/random_cases.py` draws
 thousands of them; test_property_tests.py runs a few at every merge.

@@ -108,6 +108,15 @@ def is_functional(args: Sequence[object], kwargs: Options) -> bool:
 # The model
 
 
+def _seeds(model: "GradientAccumulateModel") -> Optional[_tf.tracking.Seeds]:
+    """Return the seeds that a checkpoint of the model holds, or None."""
+    if "_accum" not in vars(model):
+        return None
+    variables = [_tf.variables.native(var) for var in _tf.steps.seeds_of(model)]
+    return model._accum.seeds if model._accum.seeds.keep(variables) else None
+
+
+@_tf.tracking.with_seeds(_seeds)
 @_tf.models.not_made_as_functional
 class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     """A Keras model that makes one step of its optimizer for every `accum_steps` micro-batches.

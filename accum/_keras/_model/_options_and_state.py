@@ -398,6 +398,7 @@ class ModelAccumulation:
       step_metrics: the `StepMetrics` of the current micro-batch, or None.
       trimmed: the `TrimmedTime` of the current micro-batch, or None.
       probed: the variable that counts how often the model has been probed for whether it reads padding, or None.
+      seeds: those of the layers of Keras 3, for checkpoints.
       start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
       is_state_watched: whether variables have been copied and compared since the last `compile`.
       told_of_state: names of the variables that a warning has named since then.
@@ -431,6 +432,7 @@ class ModelAccumulation:
         self.trimmed: Optional["TrimmedTime"] = None
         self.probed: Optional[tf.Variable] = None
         self.start_of_seed: Optional[tf.Variable] = None
+        self.seeds = _tf.tracking.Seeds()
         self._told: Set[str] = set()
         self.begin_anew()
 
