@@ -202,9 +202,15 @@ def alternating():
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
     optimizer.build([one, other])
-    steps = [
-        tf.function(lambda var=var: optimizer.apply_gradients([(tf.constant([1.0]), var)])) for var in (one, other)
-    ]
+
+    def step_of(var):
+        @tf.function
+        def step():
+            optimizer.apply_gradients([(tf.constant([1.0]), var)])
+
+        return step
+
+    steps = [step_of(var) for var in (one, other)]
     return one, other, optimizer, steps
 
 
