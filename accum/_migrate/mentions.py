@@ -53,7 +53,9 @@ def _of_optimizers(seen, is_seen):
 
 
 def _is_of_a_framework(source, modules):
-    return any(is_in(FRAMEWORKS, name) for name in modules) and not any(map(source.is_home, modules))
+    # `import horovod` beside `import horovod.torch` says nothing of its own.
+    names = [name for name in modules if not any(other.startswith(name + ".") for other in modules)]
+    return any(is_in(FRAMEWORKS, name) for name in names) and not any(map(source.is_home, names))
 
 
 def _is_harmless(uses, call):

@@ -394,6 +394,8 @@ UNTOUCHED = [
     "from keras.optimizers import Adam\nAdam(**options)  # as in runai\n",
     HOROVOD + "h.DistributedOptimizer(o, **options)  # as AccumOptimizer\n",
     "import horovod.torch as hvd\nhvd.DistributedOptimizer(o, backward_passes_per_step=4)\n",
+    "import horovod\nimport horovod.spark.torch as s\nimport torch\ns.TorchEstimator(backward_passes_per_step=4)\n",
+    "import horovod.spark.torch\ndef f():\n    import horovod.torch as hvd\n    a['backward_passes_per_step'] = k\n",
     "import runai.ga.torch.optim\nrunai.ga.torch.optim.Adam(4)\n",
     "import tensorpack\nassert AccumGradOptimizer and tensorpack.SimpleTrainer()\n",
     "from accum.compat.v1 import AccumOptimizer, AdamAccumulated\nAdamAccumulated(4)\n",
