@@ -1,5 +1,7 @@
 """Two networks with a loss and an `AccumOptimizer` each in one graph, written as pix2pix is (laws L2, L11, L15)."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -160,3 +162,63 @@ def test_alternating_networks_need_a_cycle_each_and_one_run_for_both_is_named():
     expected = full_batch()
     assert_equal(a_cycle_each(), expected)
     assert max(np.abs(one - other).max() for one, other in zip(in_one_run, expected)) > 1e-4
+
+
+def normalised(x, units):
+    first = np.random.RandomState(units).normal(size=(int(x.shape[1]), units)).astype("float32")
+    hidden = tf.matmul(x, tf1.get_variable("kernel", initializer=first))
+    mean, variance = tf.nn.moments(hidden, [0])
+    return tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3)
+
+
+def of_layers_that_are_shared(inputs, targets):
+    """Return outputs and judgements of networks whose batch normalisation both losses see."""
+
+    def judged(images):
+        with tf1.variable_scope("discriminator", reuse=tf1.AUTO_REUSE):
+            return tf.reduce_sum(tf.nn.relu(normalised(tf.concat([inputs, images], 1), 3)), 1)
+
+    with tf1.variable_scope("generator", reuse=tf1.AUTO_REUSE):
+        outputs = tf.tanh(normalised(inputs, WIDTH))
+    return outputs, judged(targets), judged(outputs)
+
+
+def d_loss(networks, inputs, targets):
+    _, real, fake = networks
+    return tf.reduce_mean(tf.nn.softplus(-real) + tf.nn.softplus(fake))
+
+
+def g_loss(networks, inputs, targets):
+    outputs, _, fake = networks
+    return tf.reduce_mean(tf.nn.softplus(-fake)) + tf.reduce_mean(tf.abs(targets - outputs))
+
+
+def trained_together(pairs_of):
+    """Train both networks, whose gradients `pairs_of(loss, *batch)` computes before either network moves."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        batch = [tf1.placeholder(tf.float32, [None, WIDTH]) for _ in range(2)]
+        losses = {"discriminator": d_loss, "generator": g_loss}
+        pairs = {name: pairs_of(loss, *batch) for name, loss in losses.items()}
+        own = {name: [(grad, var) for grad, var in pairs[name] if var.op.name.startswith(name)] for name in losses}
+        with tf.control_dependencies([grad for name in losses for grad, _ in own[name]]):
+            train_op = tf.group(*(adam().apply_gradients(own[name]) for name in losses))
+        session.run(tf1.global_variables_initializer())
+        for values in FULL:
+            session.run(train_op, dict(zip(batch, values)))
+        return session.run(tf1.trainable_variables())
+
+
+@pytest.mark.law("L19")
+def test_two_losses_over_shared_batch_normalisation_take_a_call_each():
+    def whole(loss, *batch):
+        return adam().compute_gradients(loss(of_layers_that_are_shared(*batch), *batch))
+
+    def split(whole_batch, loss, *batch):
+        return accum.compat.v1.value_and_gradients(
+            of_layers_that_are_shared, batch, micro_batch_size=4, whole_batch=whole_batch, loss=loss
+        )[1]
+
+    expected = trained_together(whole)
+    assert_equal(trained_together(functools.partial(split, "all")), expected)
+    without = trained_together(functools.partial(split, "loss"))
+    assert max(np.abs(one - other).max() for one, other in zip(without, expected)) > 1e-3
