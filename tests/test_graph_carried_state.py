@@ -80,6 +80,65 @@ def test_what_is_assigned_beside_the_loss_or_once_per_step_is_not_named(use_reso
         ours.minimize(loss, tf1.train.get_or_create_global_step())
 
 
+def summed(x, use_resource, added, use=lambda loss, total: loss):
+    """A loss that waits for a sum to be added to."""
+    total = tf1.get_variable("total", initializer=0.0, trainable=False, use_resource=use_resource)
+    loss = use(cell(x, 0.0)[1], total)
+    with tf.control_dependencies([total.assign_add(added(x, total))]):
+        return tf.identity(loss)
+
+
+@KINDS
+@pytest.mark.law("L17")
+def test_sums_over_the_data_that_nothing_reads_are_not_named(use_resource):
+    """Those over the micro-batches of a cycle are those over the full batch."""
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        x = tf1.placeholder(tf.float32, [ROWS])
+        optimizer(K).minimize(summed(x, use_resource, lambda x, _: tf.reduce_sum(x)))
+
+
+@pytest.fixture
+def control_flow_of_tf_1():
+    was_enabled = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    yield
+    if was_enabled:
+        tf1.enable_control_flow_v2()
+
+
+@KINDS
+@pytest.mark.law("L17")
+@pytest.mark.usefixtures("control_flow_of_tf_1")
+def test_sums_that_begin_with_the_first_micro_batch_are_not_named(use_resource):
+    """As those that StyleGAN2 keeps for its summaries."""
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        x = tf1.placeholder(tf.float32, [ROWS])
+        total = tf1.get_variable("total", initializer=0.0, trainable=False, use_resource=use_resource)
+        is_begun, first = tf1.is_variable_initialized(total), tf.reduce_sum(x)
+        update = tf1.cond(is_begun, lambda: tf.group(total.assign_add(first)), lambda: tf.group(total.assign(first)))
+        with tf.control_dependencies([update]):
+            loss = tf.identity(cell(x, 0.0)[1])
+        optimizer(K).minimize(loss)
+
+
+@KINDS
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"added": lambda x, total: 1.0},
+        {"added": lambda x, total: tf.reduce_sum(x) - 0.1 * total},
+        {"added": lambda x, total: tf.reduce_sum(x), "use": lambda loss, total: loss * total},
+    ],
+    ids=["a counter", "a sum that fades", "a sum that the loss reads"],
+)
+def test_what_is_more_than_a_sum_over_the_data_is_named(options, use_resource):
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match="carry state.*'total'"):
+        optimizer(K).minimize(summed(tf1.placeholder(tf.float32, [ROWS]), use_resource, **options))
+
+
 def beside(x, use_resource, assigned):
     """A loss that reads a state, and the op that assigns to it without the loss having to wait for it."""
     state = tf1.get_variable("state", [ROWS], trainable=False, use_resource=use_resource)

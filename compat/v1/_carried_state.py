@@ -1,6 +1,6 @@
 """Find state that a micro-batch leaves to the next one, such as that of a stateful cell, and steps made in between."""
 
-from typing import List, Sequence, Set
+from typing import Dict, List, Sequence, Set
 
 from accum import _check, _tf
 from accum._tf import Gradient, tf
@@ -36,6 +36,11 @@ AFTER_ANOTHER = (
 )
 
 
+ADDS, STARTS = ("AssignAdd", "AssignAddVariableOp"), ("Assign", "AssignVariableOp")
+ASKS = ("IsVariableInitialized", "VarIsInitializedOp")
+PASSES = ("Identity", "RefIdentity", "ReadVariableOp", "Merge", "RefMerge") + _tf.op_walks.ENTRANCES
+
+
 def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
     """Warn of variables that are assigned where gradients and losses are computed, or beside them, and name them.
 
@@ -43,8 +48,9 @@ def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
     is computed from the same data counts: whoever resets a state, copies weights to a target network or counts may do
     so at any other time.
 
-    Left out are the moving averages of batch normalisation, with which `accumulate_update_ops` deals, and what the
-    steps of an `AccumOptimizer` assign.
+    Left out are the moving averages of batch normalisation, with which `accumulate_update_ops` deals, what the steps of
+    an `AccumOptimizer` assign, and sums over the data that nothing reads, as for summaries: over the micro-batches of a
+    cycle, they are those over the full batch.
     """
     flat = tf.nest.flatten(list(tensors), expand_composites=True)
     ops = [op for op in _tf.op_walks.ancestors([tensor.op for tensor in flat], with_control=True) if not _is_still(op)]
@@ -75,11 +81,41 @@ def _changed_by(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> Lis
     moved = {id(average.var) for average in averages}
     changes = [op for op in ops if _tf.op_walks.changes_variable(op) and "Apply" not in op.type]
     changed = {id(_tf.op_walks.entered(op.inputs[0]).op) for op in changes}
-    return sorted(
-        var.op.name
-        for var in _variables()
-        if id(var) not in moved and (id(var.op) in changed or id(getattr(var, "handle", None)) in assigned)
-    )
+    named = [var for var in _variables() if id(var) not in moved]
+    named = [var for var in named if id(var.op) in changed or id(getattr(var, "handle", None)) in assigned]
+    sums = _Sums(ops if named else [])
+    return sorted(var.op.name for var in named if not sums.is_one(getattr(var, "handle", var).op))
+
+
+class _Sums:
+    """Tells which variables are no more than sums over the data, among the ops that compute gradients."""
+
+    def __init__(self, ops: Sequence[tf.Operation]) -> None:
+        self._data = {op for op in ops if _gives_data(op)}
+        self._users: Dict[tf.Operation, List[tf.Operation]] = {}
+        for op in ops:
+            for tensor in op.inputs:
+                self._users.setdefault(tensor.op, []).append(op)
+
+    def is_one(self, owner: tf.Operation) -> bool:
+        """Whether the ops only add to a variable, or begin such a sum, and none of them reads it.
+
+        Args:
+          owner: the op of a ref variable, or that of a handle.
+        """
+        waiting, added = [owner], False
+        while waiting:
+            op = waiting.pop()
+            for user in self._users.get(op, []):
+                if user.type in ADDS + STARTS and user.inputs[1].op is not op and self._is_of_data(user.inputs[1]):
+                    added = added or user.type in ADDS
+                elif user.type not in ASKS + PASSES:
+                    return False
+                waiting += [] if user.type in ASKS else [user]
+        return added
+
+    def _is_of_data(self, value: tf.Tensor) -> bool:
+        return not self._data.isdisjoint(_tf.op_walks.ancestors([value.op]))
 
 
 def _assigned_beside(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> List[str]:
