@@ -190,8 +190,7 @@ PROGRAMS = {
         "implementations, and convolutions over NCHW, which TensorFlow does not have on a CPU, are transposed. "
         "`mbstd_group_size` is 1, because a larger group mixes examples, and path length regularisation, which "
         "compares with a mean over a batch, is not used. A warning names an average of latent vectors that moves with "
-        "each micro-batch, and sums for summaries, which are those of the full batch. Its own accumulation "
-        "(`minibatch_multiplier`) is not used",
+        "each micro-batch. Its own accumulation (`minibatch_multiplier`) is not used",
         evaluates="images that its generator makes, and scores of its discriminator",
     ),
 }
