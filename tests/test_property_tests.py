@@ -13,7 +13,7 @@ import accum
 import accum.compat.v1
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-COUNTS = {"optimizer": 60, "graph": 12, "model": 6, "static": 4}
+COUNTS = {"optimizer": 60, "graph": 12, "model": 4, "static": 3}
 FED = {
     "api": "optimizer",
     "optimizer": "SGD",
@@ -96,8 +96,8 @@ def test_random_cases_make_the_steps_of_the_full_batch(kind, runner):
         pytest.skip("this version has no Keras optimizers that accumulate")
     counts, failure = runner.run(kind, COUNTS[kind], seed=1)
     assert failure is None, failure
-    assert counts["cases"] >= COUNTS[kind] and counts["L4"] + counts["L18"] > 0
-    assert kind not in ("model", "static") or any(" + " in name for name in counts)
+    assert counts["cases"] >= COUNTS[kind]
+    assert any(" + " in name for name in counts) if kind in ("model", "static") else counts["L4"] > 0
 
 
 MISTAKES = {

@@ -170,8 +170,11 @@ def _layers(draw, mode, case, wanted):
     sees_all = options.get("whole_batch") in ("all", "loss") and case["strategy"] is None
     if "penalty" in chosen and case["has_masks"] and DIVIDES_BY_TOKENS and not sees_all:
         is_per_token = False  # the two losses divide by different numbers, as a warning says
-    if case["strategy"] == "mirrored" and case["has_masks"] and mode == "accum_steps" and options["accum_steps"] == 1:
-        is_per_token = False  # plain Keras averages replicas, whatever they divide by
+    # Then replicas are averaged as in plain Keras, whatever they divide by.
+    is_averaged = mode == "accum_steps" and options["accum_steps"] == 1
+    is_averaged |= mode == "whole_batch" and case["precision"] == "mixed_float16"
+    if case["strategy"] == "mirrored" and case["has_masks"] and is_averaged:
+        is_per_token = False
     adds = case["has_second_input"] or "residual" in chosen  # in Keras 3, `Add` fails for no examples
     # For no examples, some losses of Keras 3 have an axis, and can't be added to others.
     fails = IS_KERAS_3 and "regularized" in chosen
