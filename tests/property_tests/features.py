@@ -2,8 +2,6 @@
 
 import itertools
 
-from hypothesis import strategies as st
-
 FEATURES = [
     "accum_steps",
     "micro_batch_size",
@@ -28,16 +26,6 @@ EXCLUDED = {
     ("whole_batch", "stateful layers"): SPLIT_STATES,
 }
 """Pairs that no Keras model has together, and why."""
-
-
-@st.composite
-def compatible(draw, excluded):
-    """Draw features that go together."""
-    kept = []
-    for feature in draw(st.permutations(FEATURES))[: 3 + draw(st.integers(0, 6))]:
-        if not any((feature, other) in excluded or (other, feature) in excluded for other in kept):
-            kept.append(feature)
-    return set(kept)
 
 
 def pairs(features):

@@ -31,7 +31,8 @@ from exceptions import IS_KERAS_3, TF_VERSION
 from hypothesis import strategies as st
 
 from property_tests import losses, models
-from property_tests.features import EXCLUDED, compatible
+from property_tests.drawing import compatible
+from property_tests.features import EXCLUDED
 
 OPTIMIZERS = [
     ("SGD", {}),

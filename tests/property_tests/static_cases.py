@@ -24,7 +24,8 @@ A case is a dict of plain values:
 
 from hypothesis import strategies as st
 
-from property_tests.features import FEATURES, compatible
+from property_tests.drawing import compatible
+from property_tests.features import FEATURES
 
 OPTIMIZERS = [
     ("GradientDescentOptimizer", {}),
