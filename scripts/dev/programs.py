@@ -333,6 +333,11 @@ def page(kept):
     return text + (f"\nNot tried on TensorFlow 2: {', '.join(untried)}.\n" if untried else "")
 
 
+def without_paths(said):
+    """Return an error without the paths of this machine that Python adds in brackets."""
+    return re.sub(r" \(/[^)]*\)", "", said)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "page"])
@@ -354,7 +359,8 @@ def main(argv=None):
                 record = run(name, arguments.folder, arguments.python, is_tf2)
             except Failed as failed:
                 repository, what = PROGRAMS[name].repository, PROGRAMS[name].what
-                record = {"repository": repository, "what": what, "accum": sources(), "failed": str(failed)}
+                record = {"repository": repository, "what": what, "accum": sources()}
+                record["failed"] = without_paths(str(failed))
                 record["tensorflow"] = tensorflow
                 status = 1
             print(name, json.dumps(record, sort_keys=True), flush=True)
