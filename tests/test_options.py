@@ -9,6 +9,8 @@ import tensorflow as tf
 
 import accum
 import accum.compat.v1
+from accum._keras._model import _model, _options_and_state
+from accum._keras._optimizer import _families
 
 pytestmark = pytest.mark.keras_api
 
@@ -350,6 +352,11 @@ def test_accum_steps_that_is_set_on_a_loss_scale_optimizer_is_used(recwarn):
     with pytest.warns(UserWarning, match="is in use from this epoch on"):
         model.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[Late()])
     assert optimizer.accum_steps == 6 and int(optimizer.iterations) == 3 + 2 + 1
+
+
+def test_names_of_options_are_those_of_options():
+    assert not _model.OF_ACCUM_ALONE - set(_options_and_state.ModelOptions.NAMES)
+    assert sorted(_families.FIXED) == SHARED
 
 
 @pytest.mark.law("L17")

@@ -196,9 +196,7 @@ class TokenBatches(MicroBatches):
             return padded
         leaf = tf.nest.flatten(super().part(self.batch, index))[origin]
         leaf = tf.reshape(tf.cast(leaf, value.dtype), tf.shape(padded))
-        is_token = tf.sequence_mask(lengths, self.padded)
-        is_token = tf.reshape(is_token, tf.concat([tf.shape(is_token), tf.ones([value.shape.rank - 2], tf.int32)], 0))
-        return tf.where(is_token, padded, leaf)
+        return tf.where(_is_token(lengths, padded), padded, leaf)
 
     def _ended(self, leaf: Combined, state: List[Any]) -> Any:
         ended = super()._ended(leaf, state)
@@ -220,6 +218,12 @@ def _sizes(leaf: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
     return tf.stack([-1, length] + [-1] * (leaf.shape.rank - 2))
 
 
+def _is_token(lengths: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Return which steps along axis 1 of `value` are before the ends of the examples, as a mask that broadcasts."""
+    mask = tf.sequence_mask(lengths, tf.shape(value)[1])
+    return tf.reshape(mask, tf.concat([tf.shape(mask), tf.ones([value.shape.rank - 2], tf.int32)], 0))
+
+
 def pad(value: tf.Tensor, length: tf.Tensor, padded: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
     """Return a tensor with `padded` entries along axis 1 instead of `length`, and with zeros where there is padding.
 
@@ -231,9 +235,7 @@ def pad(value: tf.Tensor, length: tf.Tensor, padded: tf.Tensor, lengths: tf.Tens
       lengths: int32 [count], where each example ends.
     """
     lengths = tf.where(tf.equal(tf.shape(value)[1], length), lengths, tf.shape(value)[1])
-    is_token = tf.sequence_mask(lengths, tf.shape(value)[1])
-    is_token = tf.reshape(is_token, tf.concat([tf.shape(is_token), tf.ones([value.shape.rank - 2], tf.int32)], 0))
-    value = tf.where(is_token, value, tf.zeros([], value.dtype))
+    value = tf.where(_is_token(lengths, value), value, tf.zeros([], value.dtype))
     lacking = tf.where(tf.equal(tf.shape(value)[1], length), padded - length, 0)
     paddings = tf.stack([[0, 0], tf.stack([0, lacking])] + [[0, 0]] * (value.shape.rank - 2))
     result = tf.pad(value, paddings)

@@ -19,6 +19,7 @@ def right(net: Any, inner: Any) -> None:
     model = accum.GradientAccumulateModel.from_model(
         net, micro_batch_tokens=4096, sequence_lengths=lambda x: x["lengths"]
     )
+    model.accum_steps = 2
     size = model.micro_batch_size
     assert size is None or size == "auto" or int(size) > 0
     optimizer = accum.GradientAccumulateOptimizer("adam", accum_steps=4, reduction="sum", nonfinite="skip_micro")

@@ -437,12 +437,18 @@ class ReportingLoss:
         self._trimmed = trimmed
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
-        # Replica -> what calls in its current step have reported and returned; None: it evaluates.
-        self._reported: Dict[int, Optional[List[Tuple[List[tf.Tensor], tf.Tensor]]]] = {}
+        # Replica -> what calls in its current train step have reported and returned.
+        self._reported: Dict[int, List[Tuple[List[tf.Tensor], tf.Tensor]]] = {}
 
-    def begin(self, is_training: bool) -> None:
-        """Note that this replica begins a step, in which terms beside the compiled losses are looked for."""
-        self._reported[_replicas.replica_number()] = [] if is_training else None
+    @contextlib.contextmanager
+    def of_train_step(self) -> Iterator[None]:
+        """Look for terms beside the compiled losses in this context, in which a replica runs a train step."""
+        replica = _replicas.replica_number()
+        self._reported[replica] = []
+        try:
+            yield
+        finally:  # tensors keep their graph
+            self._reported.pop(replica, None)
 
     def compare(self, total: Any, added: Sequence[tf.Tensor]) -> None:
         """Note whether what a `compute_loss` of the user's returns has terms beside the compiled losses, in a graph.
@@ -451,8 +457,7 @@ class ReportingLoss:
           total: what it has returned.
           added: the losses that layers have added.
         """
-        reported = self._reported.get(_replicas.replica_number())
-        compiled = [returned for _, returned in reported or ()]
+        compiled = [returned for _, returned in self._reported.get(_replicas.replica_number(), ())]
         if not compiled or tf.executing_eagerly() or not isinstance(total, tf.Tensor):
             return
         if total.graph is compiled[0].graph and not _adds_up(total, [*compiled, *added]):

@@ -152,7 +152,9 @@ class ModelSteps:
                     stack.enter_context(internals_of(optimizer).weighing(weight))
             stack.enter_context(batch_norm_following(optimizers[0], model, collector))
             stack.enter_context(train_step.watching())
-            self._begin_losses(is_training=True)
+            container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
+            if isinstance(container, ReportingLoss):
+                stack.enter_context(container.of_train_step())
             logs = function(data)
         self._check(train_step, optimizers)
         if self._splits_losses or not all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
@@ -162,14 +164,8 @@ class ModelSteps:
             warn_of_sums_in_batch(model, function, self.sums_losses, optimizers)
         return logs, model._accum.weight.read(weight)
 
-    def _begin_losses(self, is_training: bool) -> None:
-        container = getattr(self.model, _tf.losses.LOSS_CONTAINER, None)
-        if isinstance(container, ReportingLoss):
-            container.begin(is_training)
-
     def run_test(self, data: Data) -> Tuple[Logs, Optional[Scalar]]:
         """Run the test step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1."""
-        self._begin_losses(is_training=False)
         weight = self.model._accum.weight.begin(self._weight_of(data))
         logs = self.of_class_or_user("test_step")(data)
         if self._splits_losses:
