@@ -436,7 +436,9 @@ def test_a_metric_of_ones_own_sees_the_padding_of_targets(more):
         return tf.keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
 
     def run(*budget):
-        compiling = {"loss": loss, "metrics": [KeptAndRight()], **more}
+        # Up to 2.10, XLA can't compile the plain optimizer's step for rows.
+        xla = {"jit_compile": False} if "jit_compile" in more and not budget else {}
+        compiling = {"loss": loss, "metrics": [KeptAndRight()], **more, **xla}
         return train(tagger, TOKENS, tags, *budget, compiling=compiling, epochs=1)
 
     assert_same(run(BUDGET), run())
