@@ -162,6 +162,38 @@ def test_a_loss_of_the_batch_sees_it_all_and_regularisation_once():
 
 
 @pytest.mark.law("L19")
+def test_the_loss_sees_the_shapes_that_the_network_has_set():
+    """Dense layers of TensorFlow 1 set the shape of an output of several axes themselves."""
+    inputs, shapes = RANDOM.normal(size=(N, 4, 2)).astype("float32"), []
+
+    def outputs_of(inputs):
+        length = tf1.placeholder_with_default([4], [1])
+        outputs = tf.reshape(inputs, tf.concat([tf.shape(inputs)[:1], length, [2]], 0))
+        outputs.set_shape([None, 4, 2])
+        return tf.tensordot(outputs, tf1.get_variable("kernel", [2, 3], initializer=tf1.ones_initializer()), 1)
+
+    def loss(outputs, inputs):
+        shapes.append(outputs.shape.as_list())
+        return tf.reduce_max(tf.reduce_sum(outputs**2, axis=[0, 2]))
+
+    def step(how):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            fed = tf1.placeholder(tf.float32, [None, 4, 2])
+            if how == "plain":
+                value = loss(outputs_of(fed), fed)
+                pairs = tf1.train.GradientDescentOptimizer(1.0).compute_gradients(value)
+            else:
+                options = {"whole_batch": "loss", "loss": loss}
+                value, pairs = accum.compat.v1.value_and_gradients(outputs_of, fed, micro_batch_size=4, **options)
+            session.run(tf1.global_variables_initializer())
+            value, grads = session.run([value, [grad for grad, _ in pairs]], {fed: inputs})
+            return [value], {"kernel": grads[0]}, {}
+
+    assert apart(step("ours"), step("plain")) < 2e-5
+    assert shapes == [[None, 4, 3]] * 2
+
+
+@pytest.mark.law("L19")
 def test_partitioned_and_sparsely_read_variables():
     words = RANDOM.randint(0, 12, (N, 3))
 

@@ -204,6 +204,9 @@ class _StaticCall:
         imported = dict(
             zip(wanted, _tf.graph_parts.import_part(part.graph_def, protos, used_feeds, wanted, needs_library))
         )
+        for tensor in outputs:
+            if tensor.name in imported:
+                imported[tensor.name].set_shape(tensor.shape)  # which layers may have set themselves
         return [feeds[tensor.name] if tensor.name in feeds else imported[tensor.name] for tensor in outputs]
 
 

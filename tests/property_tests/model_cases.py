@@ -129,7 +129,9 @@ def _batches(draw, mode, case, wanted):
         if case["strategy"] == "mirrored" and "ragged targets" in wanted:
             options["whole_batch"] = "batch_norm"  # a loss over the outputs of replicas takes dense targets only
     if mode == "accum_steps" or "accum_steps" in wanted:
-        options["accum_steps"] = draw(_accum_steps(2 if "accum_steps" in wanted else 1))
+        # A model that neither accumulates nor splits is plain Keras, whose replicas draw alike.
+        draws_alike = case["strategy"] == "mirrored" and "dropout" in wanted
+        options["accum_steps"] = draw(_accum_steps(2 if draws_alike or "accum_steps" in wanted else 1))
         if is_fit:
             options["last_cycle"] = draw(st.sampled_from(["flush", "carry", "drop"]))
     resume = None

@@ -60,16 +60,14 @@ def ends_with_its_epochs(case, schedule) -> bool:
 def precision(name):
     """Make a policy or float type that of Keras."""
     before = tf.keras.backend.floatx()
-    if name in models.LOW_PRECISION:
-        _set_policy(name)
-    else:
+    if name not in models.LOW_PRECISION:
         tf.keras.backend.set_floatx(name)
+    _set_policy(name)  # which does not follow the float type any more, once it has been set
     try:
         yield
     finally:
-        if name in models.LOW_PRECISION:
-            _set_policy("float32")
         tf.keras.backend.set_floatx(before)
+        _set_policy(before)
         tf.keras.backend.clear_session()
 
 

@@ -145,9 +145,16 @@ class _Comparison:
 
     def _check_outlook(self):
         """Compare what `evaluate` and `predict` return with plain Keras, which has the same weights then."""
+        try:
+            self._compare_outlook(is_traced=False)
+        except Deviation:
+            # TensorFlow 2.10 may compute layer normalisation otherwise in a graph, but not in each.
+            if not (self._case["is_traced"] and "layer_norm" in self._case["layers"]):
+                raise
+            self._compare_outlook(is_traced=True)
+
+    def _compare_outlook(self, is_traced):
         case = self._case
-        # In a graph, TensorFlow 2.10 computes layer normalisation otherwise than eagerly.
-        is_traced = case["is_traced"] and "layer_norm" in case["layers"]
         theirs = plain.compiled(case, models.model_of(case), is_traced)
         theirs.set_weights(self._seen.states[-1][1])
         evaluated, predicted = accumulated.outlook_of(case, theirs, self._batches)
