@@ -578,7 +578,7 @@ def within_function(function: Callable[[], Nested], **options: Any) -> Nested:
         result = function()
         return [[] if leaf is None else leaf.values for leaf in tf.nest.flatten(result)]
 
-    outsides = tf.function(values, **options)()
+    outsides = tf.function(_tf.graphs.run_as_written(values), **options)()
     for leaf, outside in zip(tf.nest.flatten(result), outsides):
         if leaf is not None:
             leaf.values = list(outside)

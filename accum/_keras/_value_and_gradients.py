@@ -23,6 +23,7 @@ from accum._tf.types import WholeBatch
 ValueAndGradients = Tuple[tf.Tensor, List[Optional[Gradient]]]
 
 
+@_tf.graphs.run_as_written
 def value_and_gradients(
     function: Callable[..., tf.Tensor],
     data: Nested,
@@ -94,6 +95,9 @@ def value_and_gradients(
     if task.barriers or task.loss is not None:
         with keeping_gradients():
             return _over_whole_batch(task, data, listed)
+
+    weight = task.weight if isinstance(task.weight, str) else _tf.graphs.called_as_here(task.weight)
+    task = task._replace(function=_tf.graphs.called_as_here(task.function), weight=weight)
 
     def differentiate(compute: Callable[[], tf.Tensor], part: Nested) -> Derived:
         value, grads = _differentiated(compute, listed)

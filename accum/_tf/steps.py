@@ -4,6 +4,7 @@ import contextlib
 import importlib
 from typing import Any, Callable, Iterator, List
 
+from accum._tf.graphs import called_as_in_fit, run_as_written
 from accum._tf.models import layers_of
 from accum._tf.version import IS_KERAS_3, VERSION, tf
 
@@ -220,10 +221,15 @@ def compiled_unless_eager(model: tf.keras.Model, function: Callable[..., Any]) -
     """Return `function` traced and compiled as Keras would its train function, or itself if the model runs eagerly."""
     if model.run_eagerly:
         return function
-    relaxed: Any = {"reduce_retracing": True} if VERSION >= (2, 9) else {"experimental_relax_shapes": True}
+    options: Any = {"reduce_retracing": True} if VERSION >= (2, 9) else {"experimental_relax_shapes": True}
     if is_compiled_by_xla(model):
-        relaxed["jit_compile"] = True
-    return tf.function(function, **relaxed)
+        options["jit_compile"] = True
+
+    @run_as_written
+    def call(*args: Any) -> Any:
+        return called_as_in_fit(run_as_written(function), *args)
+
+    return tf.function(call, **options)
 
 
 def steps_per_execution(model: tf.keras.Model) -> int:

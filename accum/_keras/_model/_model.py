@@ -570,7 +570,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         warn_of_summed_activities(self)
         is_new = getattr(self, "train_function", None) is None or any(args) or any(kwargs.values())
         made = self._made_function("train_function", super().make_train_function, args, kwargs)
-        if is_new and self._accum.whole_batch and not self._accum.size.is_auto:
+        if is_new and self._accum.size.splits and not self._accum.size.is_auto:
             self.train_function = with_variables_ahead(self, self.train_function)  # type: ignore[arg-type]
         return self.train_function if is_new else made
 

@@ -28,6 +28,7 @@ from accum._keras._model._options_and_state import WHOLE_BATCH
 from accum._keras._steps._gradients_and_warnings import warn_of_batch_norms, warn_of_unlike_losses
 from accum._keras._steps._measured_size import REACH, Peaks, chosen_size, evened, next_size
 from accum._keras._steps._split_step_and_draws import SplitStep, counters_of
+from accum._keras._steps._train_test_predict import create_variables_ahead
 from accum._tf import Data, Gauge, Leaf, Logs, Nested, PerReplica, tf
 
 MIB = 2**20
@@ -86,7 +87,7 @@ class AutoSizedSteps:
         self._changing: List[tf.Variable] = []  # what a forward pass may change, in the order in which it was met
         self._watched: List[Gauge] = []  # until the first step after the measurement
         # Not by XLA, which would copy them all, frozen weights too, and can't read those of several devices.
-        self._read = self._read_state if model.run_eagerly else tf.function(self._read_state)
+        self._read = self._read_state if model.run_eagerly else tf.function(self._read_state, autograph=False)
 
     def train_function(self, iterator: Iterator[Data]) -> Logs:
         return _each_step(iterator, _tf.steps.steps_per_execution(self._model), self._train)
@@ -104,6 +105,8 @@ class AutoSizedSteps:
     # ------------------------------------------------------------------------------------------------------------
 
     def _train(self, data: Data) -> Logs:
+        if self._gradients not in self._traced:
+            create_variables_ahead(self._model, data)
         self._measure_once(data)
         totals = self._retrying(self._gradients, data)
         with _naming_lack_of_memory():
@@ -421,6 +424,7 @@ class AutoSizedSteps:
 
         return _tf.steps.compiled_unless_eager(self._model, function)
 
+    @_tf.graphs.run_as_written
     def _on_gradients(self, data: Data, size: Size, examples: Optional[Size]) -> Nested:
         data = _first_examples(data, examples)
         step = self._steps[_replicas.replica_number()] = self._model._accum.steps.for_size(size)
@@ -428,6 +432,7 @@ class AutoSizedSteps:
             self._model._accum.recorder.begin(data)
         return step.gradients(data)
 
+    @_tf.graphs.run_as_written
     def _on_apply(self, totals: Nested) -> Logs:
         logs = self._steps[_replicas.replica_number()].apply(totals)
         if self._model._accum.recorder is not None:
@@ -435,12 +440,14 @@ class AutoSizedSteps:
         _tf.steps.count_batch(self._model, "_train_counter", logs)
         return logs
 
+    @_tf.graphs.run_as_written
     def _on_test(self, data: Data, size: Size, examples: Optional[Size]) -> Logs:
         del examples  # all
         logs = self._model._accum.steps.for_size(size).test(data)
         _tf.steps.count_batch(self._model, "_test_counter", logs)
         return logs
 
+    @_tf.graphs.run_as_written
     def _on_predict(self, data: Data, size: Size, examples: Optional[Size]) -> Nested:
         del examples  # all
         outputs = self._model._accum.steps.for_size(size).predict(data)

@@ -315,10 +315,9 @@ class SplitStep:
           ValueError: an output has no axis, so that there is nothing to concatenate.
         """
         warn_of_batches_in_prediction(self._model)
-        predict_step = self._steps.of_class_or_user("predict_step")
 
         def micro_batch(part: Data, index: Index) -> Nested:
-            outputs, count = predict_step(part), Batch(part).count
+            outputs, count = self._steps.run("predict_step", part), Batch(part).count
             for output in tf.nest.flatten(outputs):
                 if not isinstance(output, tf.Tensor) or output.shape.rank == 0 or not _has_length(output, count):
                     raise ValueError(

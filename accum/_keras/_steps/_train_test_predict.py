@@ -34,30 +34,40 @@ from accum._tf import Data, Logs, Nested, Scalar, tf
 # Variables, created before the trace
 
 
-def with_variables_ahead(
-    model: tf.keras.Model, function: Callable[[Iterator[Data]], Logs]
-) -> Callable[[Iterator[Data]], Logs]:
-    """Return a train function that creates variables when it is first called, and then is `function`.
+def create_variables_ahead(model: tf.keras.Model, batch: Data) -> None:
+    """Create the variables that Keras creates while it traces its first step, which TensorFlow then traces again.
 
     Only for a functional model on one device that makes a step of every batch by Keras' own train step: elsewhere, the
     step alone knows which variables it needs.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      batch: the tensors of a batch, or their `tf.TensorSpec`s.
     """
     optimizers = accumulating_optimizers(model)
     is_known = (
         _tf.steps.is_built_functional(model)
         and _tf.steps.is_train_step_of_keras(model._accum.steps.of_class_or_user("train_step"))
+        and model.distribute_strategy.num_replicas_in_sync == 1
         and len(optimizers) == 1
     )
     if model.run_eagerly or not is_known or not internals_of(optimizers[0]).is_passthrough:
-        return function
+        return
+    _, targets, _ = _tf.losses.unpack_data(batch)
+    _tf.steps.create_metrics(model, targets)
+    optimizers[0].build(model.trainable_variables)
+    model._accum.weight.create()
+
+
+def with_variables_ahead(
+    model: tf.keras.Model, function: Callable[[Iterator[Data]], Logs]
+) -> Callable[[Iterator[Data]], Logs]:
+    """Return a train function that creates variables when it is first called, and then is `function`."""
 
     def train_function(iterator: Iterator[Data]) -> Logs:
         model.train_function = function
-        if model.distribute_strategy.num_replicas_in_sync == 1 and hasattr(iterator, "element_spec"):
-            _, targets, _ = _tf.losses.unpack_data(iterator.element_spec)
-            _tf.steps.create_metrics(model, targets)
-            optimizers[0].build(model.trainable_variables)
-            model._accum.weight.create()
+        if hasattr(iterator, "element_spec"):
+            create_variables_ahead(model, iterator.element_spec)
         return function(iterator)
 
     return train_function
@@ -80,6 +90,7 @@ class ModelSteps:
     # ------------------------------------------------------------------------------------------------------------
     # What Keras calls for each batch, on each replica
 
+    @_tf.graphs.run_as_written
     def train(self, data: Data) -> Logs:
         """Train on a batch. Returns the logs."""
         recorder = self.model._accum.recorder
@@ -90,10 +101,12 @@ class ModelSteps:
         recorder.end(logs)
         return logs
 
+    @_tf.graphs.run_as_written
     def test(self, data: Data) -> Logs:
         """Evaluate a batch. Returns the logs."""
         return self._step().test(data)
 
+    @_tf.graphs.run_as_written
     def predict(self, data: Data) -> Nested:
         """Return the outputs of a batch."""
         return self._step().predict(data)
@@ -134,6 +147,10 @@ class ModelSteps:
         # `__get__`, because a `tf.function` as method makes one function for each instance, the class one for all.
         return getattr(type(self.model), name).__get__(self.model, type(self.model)) if own is None else own
 
+    def run(self, name: str, data: Data) -> Nested:
+        """Run "train_step", "test_step" or "predict_step" of the class or the user as Keras would."""
+        return _tf.graphs.called_as_train_step(self.of_class_or_user(name), data)
+
     def run_train(self, data: Data, collector: Optional[Collector] = None) -> Tuple[Logs, Optional[Scalar]]:
         """Run the train step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1.
 
@@ -155,7 +172,7 @@ class ModelSteps:
             container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
             if isinstance(container, ReportingLoss):
                 stack.enter_context(container.of_train_step())
-            logs = function(data)
+            logs = self.run("train_step", data)
         self._check(train_step, optimizers)
         if self._splits_losses or not all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
             warn_of_unlike_losses(model)
@@ -167,7 +184,7 @@ class ModelSteps:
     def run_test(self, data: Data) -> Tuple[Logs, Optional[Scalar]]:
         """Run the test step on one micro-batch. Returns the logs and the micro-batch's weight, None for 1."""
         weight = self.model._accum.weight.begin(self._weight_of(data))
-        logs = self.of_class_or_user("test_step")(data)
+        logs = self.run("test_step", data)
         if self._splits_losses:
             warn_of_unlike_losses(self.model)
             warn_of_summed_losses(self.model)
@@ -233,7 +250,7 @@ class PlainStep:
         optimizers = accumulating_optimizers(model)
         if all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
             with batch_norm_following(optimizers[0], model):
-                return self._steps.of_class_or_user("train_step")(data)
+                return self._steps.run("train_step", data)
         watch = StateWatch.of_cycle(model, optimizers)
         with self._drawing(data):
             logs, _ = self._steps.run_train(data)
@@ -250,7 +267,7 @@ class PlainStep:
         return draws.whole_batch(count)
 
     def test(self, data: Data) -> Logs:
-        return self._steps.of_class_or_user("test_step")(data)
+        return self._steps.run("test_step", data)
 
     def predict(self, data: Data) -> Nested:
-        return self._steps.of_class_or_user("predict_step")(data)
+        return self._steps.run("predict_step", data)

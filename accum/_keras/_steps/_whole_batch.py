@@ -502,7 +502,7 @@ class WholeBatchStep(SplitStep):
 
     def predict(self, data: Data) -> Nested:
         with self._calling("predict_step", data):
-            return self._steps.of_class_or_user("predict_step")(data)
+            return self._steps.run("predict_step", data)
 
 
 class _Logs:
