@@ -9,7 +9,7 @@ from exceptions import IS_KERAS_3
 from property_tests import accumulated, models, plain
 from property_tests.fed import Deviation, alike
 
-TOLERANCE = {"float32": 2e-6, "float64": 2e-6, "barriers": 2e-5, "mixed_float16": 3e-4, "mixed_bfloat16": 2e-3}
+TOLERANCE = {"float32": 2e-6, "float64": 2e-6, "barriers": 2e-5, "mixed_float16": 3e-4, "mixed_bfloat16": 4e-3}
 """For weights of order 1; in 16 bits, for each step that was made, because each rounds anew."""
 LOG_TOLERANCE = {"float32": 2e-5, "float64": 2e-5, "barriers": 2e-4, "mixed_float16": 5e-3, "mixed_bfloat16": 2e-2}
 """For logs, evaluations and predictions of order 1."""
