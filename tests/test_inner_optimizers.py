@@ -374,3 +374,46 @@ ADDONS = {
 def test_tensorflow_addons_optimizers_make_the_plain_step(name):
     tfa = pytest.importorskip("tensorflow_addons", reason="TensorFlow Addons is installed on some environments only")
     assert_the_same_steps(lambda: ADDONS[name](tfa))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Horovod
+
+
+def distributed(optimizer):
+    """What `hvd.DistributedOptimizer` makes of an optimizer: methods that average where gradients are computed."""
+
+    class Averages:
+        def __init__(self, **config):
+            super(type(self), self).__init__(**config)
+            self._allreduce_grads = lambda grads, variables: grads
+
+        def _compute_gradients(self, *args, **kwargs):
+            raise AssertionError("an accumulating optimizer would not call this")
+
+    methods = {name: vars(Averages)[name] for name in ("__init__", "_compute_gradients")}
+    return type(type(optimizer).__name__, (type(optimizer),), methods).from_config(optimizer.get_config())
+
+
+@pytest.mark.law("L11")
+@pytest.mark.law("L17")
+def test_a_distributed_optimizer_of_horovod_is_refused_within_and_around():
+    with pytest.raises(ValueError, match="Horovod.*`transform`"):
+        accum.GradientAccumulateOptimizer(distributed(tf.keras.optimizers.SGD(0.1)), accum_steps=2)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=2)
+    with pytest.raises(ValueError, match="Horovod.*`transform`"):
+        model.compile(distributed(tf.keras.optimizers.SGD(0.1)), "mse")
+    with pytest.raises(ValueError, match="methods would be lost.*`transform`"):
+        distributed(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), accum_steps=2))
+
+
+class Named(accum.GradientAccumulateOptimizer):
+    """A class of the user's, which loads as before."""
+
+
+@pytest.mark.law("L17")
+def test_a_class_of_ones_own_is_made_of_its_config():
+    optimizer = Named(tf.keras.optimizers.SGD(0.1), accum_steps=2)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert isinstance(again, Named) and again.accum_steps == 2

@@ -652,12 +652,19 @@ class GradientAccumulateOptimizer:
     @classmethod
     def from_config(cls, config: Config, custom_objects: CustomObjects = None) -> "GradientAccumulateOptimizer":
         """Create an optimizer from the config that `get_config` returned."""
+        root = getattr(cls, "_root", cls)
+        if root is not cls and "_root" not in vars(cls):  # as `hvd.DistributedOptimizer` does
+            raise ValueError(
+                f"{cls.__name__} is derived from the class of an accumulating optimizer, and its methods would be lost: "
+                f"derive from `accum.{root.__name__}`. In place of an optimizer around it that averages gradients over "
+                "workers, pass `transform` a function that does so."
+            )
         config = dict(config)
         config.pop("is_legacy_optimizer", None)
         config["transform"] = _config.from_config("transform", config.get("transform"), custom_objects)
         config["optimizer"] = _tf.optimizers.deserialize(config["optimizer"], custom_objects)
         config["accum_steps"] = _config.int_keys_from_config(config["accum_steps"])
-        return getattr(cls, "_root", cls)(**config)
+        return root(**config)
 
 
 def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
@@ -679,6 +686,12 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
                 "`optimizer` accumulates already, through Keras: leave out its `gradient_accumulation_steps`. "
                 f"Received: gradient_accumulation_steps={part.gradient_accumulation_steps!r}."
             )
+    if callable(getattr(inner, "_allreduce_grads", None)):
+        raise ValueError(
+            "`optimizer` is a DistributedOptimizer of Horovod, which averages gradients over workers where it computes "
+            "them, and an accumulating optimizer is only given gradients: leave it out, and average them in a "
+            f"`transform`, which is called once per step. Received: {inner!r}."
+        )
     if _tf.optimizers.is_loss_scale_optimizer(inner):
         raise ValueError(
             "A LossScaleOptimizer has to be outermost, where it scales the loss: "
