@@ -1,6 +1,6 @@
 """Callbacks that end unfinished cycles at the end of an epoch, and that set the cycle length by epoch."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from accum import _check, _tf
 from accum._keras._batch_norm._layer import batch_norms_of
@@ -68,6 +68,7 @@ class FlushCallback(tf.keras.callbacks.Callback):
         super().__init__()
         self.last_cycle = _check.one_of("last_cycle", last_cycle, LAST_CYCLE)
         self._is_first_epoch = True
+        self._ops: List[Tuple[Any, Any]] = []  # in a static graph: (what has a cycle, the op that ends it)
 
     def _warn_of_short_epoch(self) -> None:
         """Warn if no cycle of an epoch was complete, or if much of it was in unfinished ones."""
@@ -123,10 +124,23 @@ class FlushCallback(tf.keras.callbacks.Callback):
         if self.last_cycle == "carry":
             return
         for ending in _cycles_of(model):
-            if self.last_cycle == "flush":
+            if _tf.graphs.in_static_graph():
+                self._end_in_session(ending)
+            elif self.last_cycle == "flush":
                 ending.flush()
             else:
                 ending.reset()
+
+    def _end_in_session(self, ending: Any) -> None:
+        """End a cycle in the session of Keras, by an op that is built once."""
+        ops = [op for one, op in self._ops if one is ending]
+        if not ops:
+            op = ending.flush() if self.last_cycle == "flush" else ending.reset()
+            if op is None:  # nothing has accumulated
+                return
+            self._ops.append((ending, op))
+            ops = [op]
+        tf.compat.v1.keras.backend.get_session().run(ops[0])
 
     def end_interrupted_cycle_of(self, model: tf.keras.Model) -> None:
         """End the cycle that an exception interrupted. If that fails too, only warn: the user sees the first one."""

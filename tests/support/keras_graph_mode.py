@@ -50,10 +50,45 @@ compare("AccumOptimizer(v1)", momentum, lambda: accum.compat.v1.AccumOptimizer(m
 compare("AccumOptimizer(Keras)", adam, lambda: accum.compat.v1.AccumOptimizer(adam(), 3))
 if hasattr(accum, "GradientAccumulateOptimizer"):
     compare("GradientAccumulateOptimizer", adam, lambda: accum.GradientAccumulateOptimizer(adam(), 3))
-    try:
-        inputs = tf.keras.Input((4,))
-        accum.GradientAccumulateModel(3, inputs=inputs, outputs=tf.keras.layers.Dense(1)(inputs))
-    except ValueError as error:
-        assert "graph mode" in str(error)
-    else:
-        raise AssertionError("the model can't weight micro-batches in graph mode, but raised no error")
+
+    def accumulating(last_cycle):
+        """Weights and steps after two epochs of 24 examples in micro-batches of 4, of which 5 make a cycle."""
+        tf1.keras.backend.clear_session()
+        hidden = tf.keras.layers.Dense(3, activation="tanh", input_shape=(4,))
+        model = tf.keras.Sequential([hidden, tf.keras.layers.Dense(1)])
+        model.set_weights(WEIGHTS)
+        model.compile(accum.GradientAccumulateOptimizer(adam(), 5), "mse")
+        callbacks = [accum.FlushCallback(last_cycle)]
+        model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+        return model.get_weights(), tf1.keras.backend.get_value(model.optimizer.iterations)
+
+    def by_hand(parts):
+        """The same of plain Keras, whose batches are what each step is made of."""
+        tf1.keras.backend.clear_session()
+        hidden = tf.keras.layers.Dense(3, activation="tanh", input_shape=(4,))
+        model = tf.keras.Sequential([hidden, tf.keras.layers.Dense(1)])
+        model.set_weights(WEIGHTS)
+        model.compile(adam(), "mse")
+        for part in parts:
+            model.train_on_batch(X[part], Y[part])
+        return model.get_weights()
+
+    carried = np.r_[20:24, 0:16]
+    for last_cycle, parts in [
+        ("flush", [slice(0, 20), slice(20, 24)] * 2),
+        ("drop", [slice(0, 20)] * 2),
+        ("carry", [slice(0, 20), carried]),
+    ]:
+        (ours, steps), plain = accumulating(last_cycle), by_hand(parts)
+        assert steps == len(parts), (last_cycle, steps)
+        off = max(np.abs(one - other).max() for one, other in zip(ours, plain))
+        print(f"FlushCallback({last_cycle!r}) is {off:.1e} from the full batch")
+        assert off <= 2e-6
+    for arguments in [{"accum_steps": 3}, {"micro_batch_size": 2, "micro_batch_weight": "equal"}]:
+        try:
+            inputs = tf.keras.Input((4,))
+            accum.GradientAccumulateModel(inputs=inputs, outputs=tf.keras.layers.Dense(1)(inputs), **arguments)
+        except ValueError as error:
+            assert "graph mode" in str(error)
+        else:
+            raise AssertionError(f"the model can't do this in graph mode, but raised no error: {arguments}")

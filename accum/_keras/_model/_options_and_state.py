@@ -317,10 +317,12 @@ class ModelOptions:
                 "count their means alike: leave `micro_batch_weight` out, pass a function that counts what the loss "
                 "divides by, or pass `reduction='sum'` for a loss that is a sum."
             )
-        if micro_batch_weight != "equal" and _tf.graphs.in_static_graph():
+        splits = (micro_batch_size, micro_batch_tokens) != (None, None)
+        if (splits or micro_batch_weight != "equal") and _tf.graphs.in_static_graph():
             raise ValueError(
-                "Keras in graph mode never calls `train_step`, which would weight the micro-batches: compile a plain "
-                "model with `GradientAccumulateOptimizer`, or pass micro_batch_weight='equal'."
+                "Keras in graph mode never calls `train_step`, which would split batches and weight micro-batches: "
+                "compile a plain model with `GradientAccumulateOptimizer`, or pass `accum_steps` alone and "
+                "micro_batch_weight='equal'."
             )
         return cls(arguments, options, last_cycle, micro_batch_weight)
 

@@ -655,8 +655,8 @@ class GradientAccumulateOptimizer:
         root = getattr(cls, "_root", cls)
         if root is not cls and "_root" not in vars(cls):  # as `hvd.DistributedOptimizer` does
             raise ValueError(
-                f"{cls.__name__} is derived from the class of an accumulating optimizer, and its methods would be lost: "
-                f"derive from `accum.{root.__name__}`. In place of an optimizer around it that averages gradients over "
+                f"{cls.__name__} is derived from the class of an accumulating optimizer: its methods would be lost. "
+                f"Derive from `accum.{root.__name__}`. In place of an optimizer around it that averages gradients over "
                 "workers, pass `transform` a function that does so."
             )
         config = dict(config)
