@@ -49,9 +49,8 @@ LACKING = {"ragged targets"} if TF_VERSION < (2, 5) else set()
 """Features that plain Keras does not have: `train_on_batch` takes no ragged tensors."""
 
 EXCLUDED_HERE = dict(EXCLUDED)
-if TF_VERSION < (2, 4):
-    EXCLUDED_HERE["stateful layers", "mixed precision"] = "plain Keras fails"
 if TF_VERSION < (2, 5):
+    EXCLUDED_HERE["stateful layers", "mixed precision"] = "plain Keras fails in recurrent layers"
     EXCLUDED_HERE["masks", "mixed precision"] = "plain Keras fails in pooling"
 if not IS_KERAS_3:
     EXCLUDED_HERE["stateful layers", "strategy"] = "Keras 2 refuses it"
