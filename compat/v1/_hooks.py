@@ -19,6 +19,7 @@ class FlushHook(tf.compat.v1.train.SessionRunHook):
 
     The `end` methods of hooks run in order, and one of them writes the last checkpoint. Pass this hook to
     `MonitoredTrainingSession` in `chief_only_hooks`, which come first, so that the checkpoint includes the last step.
+    With `local_accumulators=True`, where each worker has cycles of its own, pass it in `hooks` of every worker.
     Where other hooks come first, as in an `Estimator`, use `accum.compat.v1.CheckpointSaverHook`, which flushes before
     it writes the last checkpoint. So use that one, too, with `count_micro_steps` or without a `global_step`, where
     TensorFlow's hook may take the last checkpoint for saved already; a warning says so.

@@ -59,10 +59,12 @@ def asynchronous(target):
         with tf1.device(tf1.train.replica_device_setter(cluster=CLUSTER, worker_device=worker)):
             train_op = optimizer.apply_gradients([(fed, weights)], step)
             finish = done.assign_add(1, read_value=False)
-        with session_of(target) as session:
+        with session_of(target, [accum.compat.v1.FlushHook(optimizer)]) as session:
             for _ in range(MICRO_BATCHES // 2):
                 session.run(train_op, {fed: [0.0]})
                 session.run(train_op, {fed: [1.0]})
+            session.run(train_op, {fed: [1.0]})  # whose step the hook makes
+        with tf1.Session(target) as session:
             session.run(finish)
             while IS_CHIEF and session.run(done) < 2:
                 pass
