@@ -115,11 +115,54 @@ def test_the_functions_of_value_and_gradients_have_it_in_a_function():
     def step(x, y):
         return accum.value_and_gradients(error, (x, y), [kernel], micro_batch_size=3, weight=weight)
 
-    value, (grad,) = step(tf.constant(X), tf.constant(Y))
+    check_doubled(kernel, *step(tf.constant(X), tf.constant(Y)))
+
+
+def check_doubled(kernel, value, grads):
+    """Compare with NumPy, for inputs that were doubled."""
     off = 2 * X @ kernel.numpy() - Y
     np.testing.assert_allclose(value, np.mean(off**2), rtol=2e-6)
-    np.testing.assert_allclose(grad, 2 * (2 * X).T @ off / len(X), rtol=2e-6)
+    np.testing.assert_allclose(grads[0], 2 * (2 * X).T @ off / len(X), rtol=2e-6)
     assert abs(np.mean((X @ kernel.numpy() - Y) ** 2) - value) > 1.0
+
+
+@pytest.mark.law("L18")
+def test_the_loss_of_value_and_gradients_has_it_in_a_function():
+    kernel = tf.Variable([[1.0], [2.0], [3.0]])
+
+    def network(x, y):
+        return x @ kernel
+
+    def loss(outputs, x, y):
+        outputs = doubled_if_positive(outputs)
+        return tf.reduce_mean((outputs - y) ** 2)
+
+    @tf.function
+    def step(x, y):
+        return accum.value_and_gradients(network, (x, y), [kernel], micro_batch_size=3, whole_batch="loss", loss=loss)
+
+    check_doubled(kernel, *step(tf.constant(X), tf.constant(Y)))
+
+
+class ComputesByHand(tf.keras.Model):
+    def train_step(self, data):
+        def error(x, y):
+            return tf.reduce_mean((self(doubled_if_positive(x), training=True) - y) ** 2)
+
+        value, _ = accum.value_and_gradients(error, data, self.trainable_variables, micro_batch_size=3)
+        return {"loss": value}
+
+
+@pytest.mark.law("L18")
+def test_in_a_train_step_functions_have_what_keras_gives_it():
+    """Nothing since TensorFlow 2.3, where a `train_step` runs as it is written."""
+    model = model_with(None, ComputesByHand)
+    model.compile("sgd", **NOT_BY_XLA)
+    if exceptions.TF_VERSION < (2, 3):
+        model.fit(X, Y, verbose=0)
+        return
+    with pytest.raises(TypeError, match="bool"):
+        model.fit(X, Y, verbose=0)
 
 
 @pytest.mark.law("L18")
@@ -145,8 +188,9 @@ def converted(function):
     return {name for _, _, name in profile.stats if name.startswith("tf__")}
 
 
-OF_OTHERS = {"tf__call", "tf__train_function", "tf___calling", "tf__step", "tf__error"}
-"""Those of the user, of Keras, and the function through which accum has the user's functions converted."""
+OF_OTHERS = {"tf__call", "tf__train_function", "tf__step", "tf__error"}
+OF_OTHERS |= {"tf___calling", "tf__value_and_gradients", "tf__lam"}
+"""Those of the user, of Keras, and those through which accum has the user's functions converted."""
 
 
 @pytest.mark.law("L18")

@@ -98,6 +98,9 @@ class FlushCallback(tf.keras.callbacks.Callback):
                 f"accum_steps={length}, {batches} batches in an epoch, last_cycle={self.last_cycle!r}.",
             )
 
+    def on_train_end(self, logs: Optional[Logs] = None) -> None:
+        self._ops = []  # which would keep their graph
+
     def on_epoch_begin(self, epoch: int, logs: Optional[Logs] = None) -> None:
         own = getattr(self.model, "_accum", None)
         if own is not None and own.take_steps_of_loss_scales():

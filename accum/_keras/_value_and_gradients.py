@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from accum import _check, _tf
 from accum._engine._cut_graph import CutGraph
@@ -23,7 +23,6 @@ from accum._tf.types import WholeBatch
 ValueAndGradients = Tuple[tf.Tensor, List[Optional[Gradient]]]
 
 
-@_tf.graphs.run_as_written
 def value_and_gradients(
     function: Callable[..., tf.Tensor],
     data: Nested,
@@ -85,19 +84,45 @@ def value_and_gradients(
       >>> value, gradients = accum.value_and_gradients(loss, (x, y), model.trainable_variables, micro_batch_size=32)
       >>> optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     """
+    # Where AutoGraph converts the caller, it converts this function and these, and so what they call, but none below.
+    calls = {
+        "function": lambda *args: function(*args),
+        "weight": lambda *args: weight(*args),  # type: ignore[operator]
+        "loss": lambda *args: loss(*args),  # type: ignore[misc]
+    }
+    options = {"weight": weight, "whole_batch": whole_batch, "recompute": recompute, "loss": loss}
+    return _value_and_gradients(function, data, variables, micro_batch_size, calls, options)
+
+
+@_tf.graphs.run_as_written
+def _value_and_gradients(
+    function: Callable[..., tf.Tensor],
+    data: Nested,
+    variables: Sequence[tf.Variable],
+    micro_batch_size: int,
+    calls: Dict[str, Callable[..., Any]],
+    options: Dict[str, Any],
+) -> ValueAndGradients:
+    """Check the arguments, and compute the loss and its gradients.
+
+    Args:
+      calls: what calls the function, the weight and the loss of the user as the caller would.
+      options: the other arguments of `value_and_gradients`.
+    """
     if _tf.graphs.in_static_graph():
         raise RuntimeError(
             "`accum.value_and_gradients` runs eagerly or in a `tf.function`: in a static graph, use "
             "`accum.compat.v1.value_and_gradients`."
         )
-    task = checked(function, micro_batch_size, weight, whole_batch, recompute, loss)
+    task = checked(function, micro_batch_size, **options)
     listed = checked_variables(variables)
+    weight = calls["weight"] if callable(task.weight) else task.weight
+    task = task._replace(weight=weight, loss=None if task.loss is None else calls["loss"])
     if task.barriers or task.loss is not None:
         with keeping_gradients():
             return _over_whole_batch(task, data, listed)
 
-    weight = task.weight if isinstance(task.weight, str) else _tf.graphs.called_as_here(task.weight)
-    task = task._replace(function=_tf.graphs.called_as_here(task.function), weight=weight)
+    task = task._replace(function=calls["function"])
 
     def differentiate(compute: Callable[[], tf.Tensor], part: Nested) -> Derived:
         value, grads = _differentiated(compute, listed)

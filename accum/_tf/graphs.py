@@ -1,16 +1,10 @@
 """Questions about static graphs and traces."""
 
 import contextlib
-import functools
 import re
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 from accum._tf.version import IS_KERAS_3, VERSION, tf
-
-try:  # a private module: no public name tells whether AutoGraph converts what is called
-    from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
-except ImportError:
-    control_status_ctx = tf.__internal__.autograph.control_status_ctx
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -171,16 +165,10 @@ def run_as_written(function: Function) -> Function:
     """Decorate a function of ours, which AutoGraph then does not convert, nor what it calls of ours.
 
     Converting a hundred functions takes seconds. Unlike in `untouched_by_autograph`, the layers that Keras calls are
-    converted. What the user has passed has to be called by `called_as_here`.
+    converted. What the user has passed is not.
     """
     function.__dict__.update(_MARKS)
     return function
-
-
-def called_as_here(call: Function) -> Function:
-    """Return a function that calls `call` with AutoGraph if it converts what is called here."""
-    is_converted = control_status_ctx().status.name == "ENABLED"
-    return functools.partial(touched_by_autograph, call) if is_converted else call  # type: ignore[return-value]
 
 
 def touched_by_autograph(call: Any, *args: Any, **kwargs: Any) -> Any:

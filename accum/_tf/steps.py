@@ -174,11 +174,20 @@ def create_metrics(model: tf.keras.Model, targets: Any) -> None:
         if container is None or getattr(container, "built", getattr(container, "_built", False)):
             continue
         if IS_KERAS_3:
-            container.build(targets, outputs)
+            if _are_alike(outputs, targets):  # otherwise, Keras first rearranges the targets
+                container.build(targets, outputs)
             continue
         build = container.build if hasattr(container, "build") else container._build  # dies with 2.2
         is_loss = name == "compiled_loss"
         build(outputs, *[] if is_loss else [container._conform_to_outputs(outputs, targets)])
+
+
+def _are_alike(outputs: Any, targets: Any) -> bool:
+    try:
+        tf.nest.assert_same_structure(outputs, targets)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def must_not_be_in_loop(model: tf.keras.Model) -> bool:

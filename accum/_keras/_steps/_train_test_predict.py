@@ -55,7 +55,8 @@ def create_variables_ahead(model: tf.keras.Model, batch: Data) -> None:
         return
     _, targets, _ = _tf.losses.unpack_data(batch)
     _tf.steps.create_metrics(model, targets)
-    optimizers[0].build(model.trainable_variables)
+    with model.distribute_strategy.scope():
+        _tf.optimizers.build_with_loss_scale(model._accum.optimizers[0], model.trainable_variables)
     model._accum.weight.create()
 
 
