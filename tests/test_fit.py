@@ -271,6 +271,36 @@ def test_targets_by_output_name_are_matched_in_a_trace_too(how):
             np.testing.assert_allclose(logs[1][name], values, rtol=2e-5, err_msg=name)
 
 
+TARGETS = {"list": lambda one, other: [one, other], "dict": lambda one, other: {"one": one, "other": other}}
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("targets", sorted(TARGETS))
+@pytest.mark.parametrize("outputs", ["list", "dict", "leaf"])
+def test_targets_of_any_structure_are_matched_in_a_trace(outputs, targets):
+    """Or refused, as in plain Keras."""
+
+    def trained(options):
+        inputs = tf.keras.Input((3,))
+        made = [layers.Dense(2, name=name)(inputs) for name in ("one", "other")]
+        model = tf.keras.Model(inputs, made[0] if outputs == "leaf" else TARGETS[outputs](*made))
+        model = filled(accum.GradientAccumulateModel.from_model(model, **options) if options else model)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        y = [Y] if outputs == "leaf" else TARGETS[targets](Y, 2.0 * Y)
+        try:
+            logs = model.fit(X, y, batch_size=20, epochs=2, shuffle=False, verbose=0).history
+        except (KeyError, TypeError, ValueError) as error:
+            return type(error)
+        return model.get_weights() + [logs[name] for name in sorted(logs)]
+
+    plain, ours = trained({}), trained({"micro_batch_size": 6})
+    if isinstance(plain, type):
+        assert ours is plain
+        return
+    for one, other in zip(ours, plain):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.law("L5")
 def test_outputs_that_differ_in_their_masks_are_weighed_by_examples():
     """No one weight serves two denominators: what is promised is the mean over the examples of what Keras computes."""
