@@ -1,6 +1,7 @@
 """Plant mistakes that nobody chose in the sources, and see for each whether a quick test fails.
 
     python scripts/dev/generated_mutants.py map FOLDER               find which tests run which lines, by coverage.py
+    python scripts/dev/generated_mutants.py map FOLDER --add --marks per_version --tests tests/test_single.py
     python scripts/dev/generated_mutants.py run FOLDER --count 200   plant that many more, and record what they did
     python scripts/dev/generated_mutants.py run FOLDER --survivors --tests tests/test_new.py
     python scripts/dev/generated_mutants.py page                     write the section of docs/how-tested.md
@@ -44,8 +45,9 @@ PARTS = (
 )
 OTHER_TESTS = """
 accumulators benchmarks cluster clusters command_line consoles conventions convert convert_architectures cost demo
-doctor error_text evidence foreign graph_pins index_page laws layout markers migrate migrate_files migrating mutants
-notebooks package pins platforms programs readme scorecard silence site stored types upstream_suites workers
+doctor error_text evidence exceptions foreign generated_mutants graph_pins index_page laws layout markers migrate
+migrate_files migrating mutants package pins platforms programs property_tests readme scorecard silence site stored
+types upstream_suites way_of_a_batch workers
 """
 # Tests of other parts of the package, and of its files.
 
@@ -244,7 +246,7 @@ def drawn(seed):
 
 
 def copy_sources(folder):
-    for name in ("accum", "compat", "tests"):
+    for name in ("accum", "compat", "docs", "tests"):
         target = os.path.join(folder, name)
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(os.path.join(ROOT, name), target, symlinks=True)
@@ -292,7 +294,8 @@ def make_map(arguments):
     import pytest
 
     sources = [os.path.join(folder, name) for name in ("accum", "compat")]
-    cover = coverage.Coverage(data_file=os.path.join(folder, "coverage"), branch=True, source=sources)
+    name = "coverage-added" if arguments.add else "coverage"
+    cover = coverage.Coverage(data_file=os.path.join(folder, name), branch=True, source=sources)
     cover.start()
     watch = Watch(cover)
     pytest.main(["-q", "-p", "no:cacheprovider", "-m", arguments.marks] + (arguments.tests or quick_tests()), [watch])
@@ -309,9 +312,23 @@ def make_map(arguments):
             if reached:
                 reached_from[str(line)] = reached
         lines[os.path.relpath(os.path.realpath(path), os.path.realpath(folder))] = reached_from
+    coverage = {"tests": passed, "seconds": [watch.seconds[test] for test in passed], "lines": lines}
+    if arguments.add:
+        with open(os.path.join(folder, "map.json"), encoding="utf-8") as file:
+            coverage = together(json.load(file), coverage)
     with open(os.path.join(folder, "map.json"), "w", encoding="utf-8") as file:
-        json.dump({"tests": passed, "seconds": [watch.seconds[test] for test in passed], "lines": lines}, file)
+        json.dump(coverage, file)
     return 0
+
+
+def together(one, other):
+    """Return a map of the tests of two, of which none is in both."""
+    shift, lines = len(one["tests"]), {path: dict(reached) for path, reached in one["lines"].items()}
+    for path, reached in other["lines"].items():
+        for line, tests in reached.items():
+            before = lines.setdefault(path, {}).get(line, [])
+            lines[path][line] = before + [index + shift for index in tests]
+    return {"tests": one["tests"] + other["tests"], "seconds": one["seconds"] + other["seconds"], "lines": lines}
 
 
 def enter(folder):
@@ -369,10 +386,12 @@ def run(arguments):
 
     tf.keras.layers.Dense  # noqa: B018  Keras is imported on first use
     left = arguments.count
-    for key, mutant in drawn(arguments.seed):
+    mutants = drawn(arguments.seed)
+    drop_what_is_gone(mutants)
+    for key, mutant in mutants:
         before = read_record().get(key)
         is_wanted = before is not None and before["outcome"] != "killed" if arguments.survivors else before is None
-        if not is_wanted or (arguments.only and arguments.only not in key):
+        if not is_wanted or (arguments.only and not any(text in key for text in arguments.only)):
             continue
         if left == 0:
             break
@@ -380,21 +399,17 @@ def run(arguments):
         tests, estimate = (arguments.tests, 3 * SECONDS) if arguments.tests else tests_for(mutant, coverage)
         outcome, test, seconds = tried(mutant, tests, estimate, folder, arguments.marks)
         print("{:>8} {:>4.0f} s  {}  ({})".format(outcome, seconds, key, test), flush=True)
-        if arguments.survivors and outcome != "killed":
+        if arguments.survivors and outcome != "killed" and (not tests or before["outcome"] != "not reached"):
             continue
-        with open(os.path.join(folder, mutant.path), "rb") as file:
-            source = file.read()
-        start = source.rfind(b"\n", 0, mutant.start) + 1
-        changed = source[start : mutant.start] + mutant.text.strip("\n").encode("utf-8")
-        changed += source[mutant.end :].split(b"\n")[0]
+        text, changed = change_of(mutant)
         records = read_record()  # anew, because another run may have written meanwhile
         records[key] = {
             "outcome": outcome,
             "test": test,
             "tests": len(tests),
             "line": mutant.line,
-            "before": source.splitlines()[mutant.line - 1].decode("utf-8").strip(),
-            "after": changed.decode("utf-8").strip().split("\n")[0],
+            "before": text,
+            "after": changed,
             "commit": commit,
             "tensorflow": tf.__version__,
             "seed": arguments.seed,
@@ -402,6 +417,32 @@ def run(arguments):
         }
         write_record(records)
     return 0
+
+
+def change_of(mutant):
+    """Return the mutant's line in the sources, and what it becomes."""
+    with open(os.path.join(ROOT, mutant.path), "rb") as file:
+        source = file.read()
+    start = source.rfind(b"\n", 0, mutant.start) + 1
+    changed = source[start : mutant.start] + mutant.text.strip("\n").encode("utf-8")
+    changed += source[mutant.end :].split(b"\n")[0]
+    before = source.splitlines()[mutant.line - 1].decode("utf-8").strip()
+    return before, changed.decode("utf-8").strip().split("\n")[0]
+
+
+def drop_what_is_gone(mutants):
+    """Drop records of mutants that the sources no longer have, or have elsewhere in the same function."""
+    mutants, records = dict(mutants), read_record()
+    gone = [
+        key
+        for key, record in records.items()
+        if key not in mutants or change_of(mutants[key]) != (record["before"], record["after"])
+    ]
+    for key in gone:
+        del records[key]
+    if gone:
+        print(f"{len(gone)} records dropped, of mutants that the sources no longer have", flush=True)
+        write_record(records)
 
 
 def tried(mutant, tests, estimate, folder, marks):
@@ -455,6 +496,8 @@ def in_child(tests, folder, marks, limit):
         return "killed", "the process crashed"
     with open(answer) as file:
         code, failed = json.load(file)
+    if code == 5:  # `marks` leaves out all of them
+        return "not reached", None
     return ("survived", None) if code == 0 else ("killed", failed)
 
 
@@ -522,10 +565,11 @@ def main(argv=None):
         command.add_argument("folder", metavar="FOLDER", help="for the copy of the sources and the map")
         command.add_argument("--tests", nargs="+", default=[], help="these, in place of those that the map names")
         command.add_argument("--marks", default="not slow and not per_version", help="as pytest's -m")
+    maps.add_argument("--add", action="store_true", help="to the map in FOLDER, of other tests")
     runs.add_argument("--count", type=int, default=-1, help="how many mutants (default: all that are left)")
     runs.add_argument("--seed", type=int, default=0, help="of the order in which mutants are taken")
     runs.add_argument("--survivors", action="store_true", help="only those that no test has caught before")
-    runs.add_argument("--only", metavar="TEXT", help="only those whose name has TEXT in it")
+    runs.add_argument("--only", nargs="+", metavar="TEXT", help="only those whose name has a TEXT in it")
     commands.add_parser("page", help="write the section of docs/how-tested.md")
     arguments = parser.parse_args(argv)
     if arguments.command is None:
