@@ -91,6 +91,25 @@ def test_value_and_gradients_equal_the_full_batch(size, way):
 
 
 @pytest.mark.law("L18")
+@pytest.mark.parametrize("size", [3, N])
+def test_a_loss_of_unknown_rank_is_a_scalar(size):
+    """Such as one of Python code. Summaries and metrics ask for its shape."""
+    model, ranks = Model(), []
+
+    def loss(data, labels):
+        return tf.compat.v1.placeholder_with_default(model.loss(data, labels), None)
+
+    @tf.function
+    def step(data, labels):
+        value, grads = accum.value_and_gradients(loss, (data, labels), model.variables_, size)
+        ranks.append(value.shape.rank)
+        return value, grads
+
+    assert_close(step(*batch()), model.whole(*batch()))
+    assert set(ranks) == {0}
+
+
+@pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function"])
 def test_without_weights_the_mean_would_be_another(way):
     """The same comparison finds a difference where micro-batches count equally, whatever they hold."""

@@ -401,7 +401,7 @@ def run(arguments):
         print("{:>8} {:>4.0f} s  {}  ({})".format(outcome, seconds, key, test), flush=True)
         if arguments.survivors and outcome != "killed" and (not tests or before["outcome"] != "not reached"):
             continue
-        text, changed = change_of(mutant)
+        text, changed = change_of(mutant, folder)
         records = read_record()  # anew, because another run may have written meanwhile
         records[key] = {
             "outcome": outcome,
@@ -419,9 +419,9 @@ def run(arguments):
     return 0
 
 
-def change_of(mutant):
+def change_of(mutant, root=ROOT):
     """Return the mutant's line in the sources, and what it becomes."""
-    with open(os.path.join(ROOT, mutant.path), "rb") as file:
+    with open(os.path.join(root, mutant.path), "rb") as file:
         source = file.read()
     start = source.rfind(b"\n", 0, mutant.start) + 1
     changed = source[start : mutant.start] + mutant.text.strip("\n").encode("utf-8")
