@@ -9,7 +9,7 @@
 A mutant is one small change: another comparison or constant, a statement that is left out, two arguments swapped, a
 branch negated, a context that is not entered. It is planted in a copy of the sources in FOLDER. TensorFlow is imported
 once; each mutant has a process of its own, forked from there, in which pytest runs the tests that reach the changed
-line, the quickest first, until one fails. Which mutants are taken is drawn by a seed, in turns from each part of the
+line, quick ones first, until one fails. Which mutants are taken is drawn by a seed, in turns from each part of the
 sources, and a run goes on where the last one stopped.
 
 Tools such as mutmut rewrite every function so that a mutant can be chosen while the program runs. AutoGraph and the
@@ -60,7 +60,7 @@ SYMMETRIC = ["equal", "not_equal", "logical_and", "logical_or", "maximum", "mini
 ASKED = ["isinstance", "hasattr", "getattr", "setattr", "cast", "warn", "pop", "get", "join", "replace", "startswith"]
 """Functions whose arguments may be swapped, and those where this is no mistake that anybody makes."""
 
-SECONDS, TESTS = 15.0, 25
+SECONDS, TESTS = 20.0, 40
 """What the tests of one mutant may take, by the times of `map`, and how many there may be."""
 
 
@@ -343,8 +343,8 @@ def enter(folder):
 def tests_for(mutant, coverage):
     """Return (tests, the seconds that they take): those that reach the line, then those that reach its file.
 
-    What a cache keeps is reached by the first test alone. Quick ones come first, and each function before its other
-    parameters.
+    What a cache keeps is reached by the first test alone. The quickest of each file come first, and each function before
+    its other parameters.
     """
     lines = coverage["lines"].get(mutant.path, {})
     reached = set(lines.get(str(mutant.line), []))
@@ -359,12 +359,16 @@ def tests_for(mutant, coverage):
 
 
 def _varied(indices, coverage):
+    """Return [(test, seconds)], the first of them from as many functions and files as there are, and quick."""
     rounds, ordered = {}, []
     for index in sorted(indices, key=lambda index: coverage["seconds"][index]):
-        name = coverage["tests"][index].split("[")[0]
-        rounds[name] = rounds.get(name, 0) + 1
-        ordered.append((rounds[name], coverage["seconds"][index], coverage["tests"][index]))
-    return [(test, seconds) for _, seconds, test in sorted(ordered)]
+        test = coverage["tests"][index]
+        function = test.split("[")[0]
+        rounds[function] = rounds.get(function, 0) + 1
+        file = rounds[function], test.split("::")[0]
+        rounds[file] = rounds.get(file, 0) + 1
+        ordered.append((rounds[function], rounds[file], coverage["seconds"][index], test))
+    return [(test, seconds) for _, _, seconds, test in sorted(ordered)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
