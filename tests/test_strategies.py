@@ -137,6 +137,22 @@ def test_a_flush_of_reduced_gradients_takes_them_once(family, argument, value, r
     assert variable.numpy() == [expected - (12.0 if reduction == "sum" else 4.0)]
 
 
+@pytest.mark.every_merge
+@pytest.mark.law("L6")
+def test_replicas_may_flush_in_their_own_step():
+    strategy = mirrored()
+    with strategy.scope():
+        optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=3)
+        variable = tf.Variable([0.0])
+
+    def micro_step(grad):
+        optimizer.apply_gradients([(tf.reshape(grad, [1]) / R, variable)])
+
+    on_each_replica(strategy, micro_step, [[3.0, 5.0], [6.0, 10.0]])
+    getattr(strategy, RUN)(lambda: optimizer.flush() and None)
+    assert variable.numpy() == [-6.0]  # the mean over four parts
+
+
 @pytest.mark.law("L7")
 @pytest.mark.parametrize("family", families())
 def test_the_inner_optimizer_clips_the_reduced_mean(family):
