@@ -302,7 +302,8 @@ def make_map(arguments):
     cover.stop()
     cover.save()
     data = cover.get_data()
-    passed = sorted(test for test, seconds in watch.seconds.items() if seconds < 1e6)
+    # Those named by an address have another name in each process.
+    passed = sorted(test for test, seconds in watch.seconds.items() if seconds < 1e6 and " at 0x" not in test)
     index_of_test = {test: index for index, test in enumerate(passed)}
     lines = {}
     for path in data.measured_files():
@@ -343,8 +344,8 @@ def enter(folder):
 def tests_for(mutant, coverage):
     """Return (tests, the seconds that they take): those that reach the line, then those that reach its file.
 
-    What a cache keeps is reached by the first test alone. The quickest of each file come first, and each function before
-    its other parameters.
+    What a cache keeps is reached by the first test alone. The quickest of each file come first, and each function
+    before its other parameters.
     """
     lines = coverage["lines"].get(mutant.path, {})
     reached = set(lines.get(str(mutant.line), []))
@@ -502,6 +503,8 @@ def in_child(tests, folder, marks, limit):
         code, failed = json.load(file)
     if code == 5:  # `marks` leaves out all of them
         return "not reached", None
+    if code != 0 and failed is None:
+        raise RuntimeError(f"pytest ended with {code}, and no test failed: see output.txt in {folder}.")
     return ("survived", None) if code == 0 else ("killed", failed)
 
 
