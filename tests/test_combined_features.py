@@ -397,6 +397,9 @@ class OfBatch(tf.keras.Model):
         if self.does == "table":
             self.table.assign(0.5 * tf.convert_to_tensor(self.table))
             outputs += tf.gather(self.table, tf.cast(inputs[:, 0] > 0.0, tf.int32))
+        if self.does == "rows":
+            self.table.scatter_update(tf.IndexedSlices(tf.zeros([1, 3]), [0]))
+            outputs += self.table.read_value()[0]
         if self.does == "python":
             outputs *= tf.map_fn(lambda row: row + tf.numpy_function(draw, [], tf.float32), outputs)
         if self.does == "matrix":
@@ -450,6 +453,7 @@ def test_statistics_by_any_square_in_a_function_of_the_user_s_are_those_of_the_b
     "does, words",
     [
         ("table", "can't assign to a variable and also look up rows of it"),
+        ("rows", "can't assign to parts of a variable: assign to all of it"),
         ("python", "calls Python, which may draw"),
         ("matrix", "first axis of each must be the batch"),
     ],

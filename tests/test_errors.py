@@ -98,6 +98,13 @@ def test_graph_api_refuses_what_is_no_optimizer(optimizer):
         accum.compat.v1.AccumOptimizer(optimizer, 2)
 
 
+@pytest.mark.law("L17")
+def test_graph_api_refuses_to_accumulate_twice():
+    once = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2)
+    with pytest.raises(ValueError, match="accumulates already: set its `accum_steps`"):
+        accum.compat.v1.AccumOptimizer(once, 2)
+
+
 def micro_step(grads_and_vars, accum_steps=2, **kwargs):
     accum.GradientAccumulateOptimizer("SGD", accum_steps).apply_gradients(grads_and_vars, **kwargs)
 

@@ -230,3 +230,14 @@ def test_the_trial_changes_nothing(run_eagerly):
         _segments._warn_of_meetings = own
     for mine, other in zip(tried, untried):
         np.testing.assert_array_equal(mine, other)
+
+
+def test_text_can_not_be_made_up_for_a_trial():
+    inputs = tf.keras.Input((2,), dtype="string")
+    lengths = layers.Lambda(lambda words: tf.cast(tf.strings.length(words), "float32"), output_shape=(2,))(inputs)
+    model = accum.GradientAccumulateModel(
+        inputs=inputs, outputs=layers.Dense(1)(lengths), micro_batch_size=1, whole_batch="all"
+    )
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse", **({"jit_compile": False} if IS_KERAS_3 else {}))
+    with pytest.warns(UserWarning, match="can't be checked.*values of string can't be made up"):
+        model.train_on_batch(tf.constant([["a", "bc"], ["def", ""]]), tf.zeros([2, 1]))

@@ -115,6 +115,17 @@ def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argum
 
 
 @pytest.mark.every_merge
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("family,argument,value", FAMILIES)
+def test_gradients_that_the_user_has_reduced_can_t_be_weighted(family, argument, value):
+    strategy = mirrored()
+    with strategy.scope():
+        optimizer = accum.GradientAccumulateOptimizer(family.SGD(1.0), accum_steps=2)
+    with pytest.raises(ValueError, match="already reduced over replicas can't be weighted: pass each replica's own"):
+        move_by(strategy, optimizer, [[2.0, 2.0]], weight=2.0, **{argument: value})
+
+
+@pytest.mark.every_merge
 @pytest.mark.law("L6")
 @pytest.mark.parametrize(
     "reduction,expected",
