@@ -241,3 +241,21 @@ def test_text_can_not_be_made_up_for_a_trial():
     model.compile(tf.keras.optimizers.SGD(0.05), "mse", **({"jit_compile": False} if IS_KERAS_3 else {}))
     with pytest.warns(UserWarning, match="can't be checked.*values of string can't be made up"):
         model.train_on_batch(tf.constant([["a", "bc"], ["def", ""]]), tf.zeros([2, 1]))
+
+
+class AwayFromOthers(layers.Layer):
+    looks_across_examples = True
+
+    def call(self, inputs):
+        return inputs - tf.reduce_mean(inputs, axis=0, keepdims=True)
+
+
+def test_examples_that_meet_before_a_layer_that_looks_across_them_are_named():
+    inputs = tf.keras.Input((FEATURES,))
+    hidden = layers.Lambda(lambda hidden: 0.5 * hidden + 0.5 * tf.roll(hidden, 1, axis=0))(layers.Dense(3)(inputs))
+    model = accum.GradientAccumulateModel(
+        inputs=inputs, outputs=layers.Dense(2)(AwayFromOthers()(hidden)), micro_batch_size=SIZE, whole_batch="all"
+    )
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+    with pytest.warns(UserWarning, match=r"look across the examples of each micro-batch.*Received: \[[^,]*Roll'\]"):
+        model.train_on_batch(X[:, 0], Y)

@@ -109,6 +109,25 @@ def test_a_loss_of_unknown_rank_is_a_scalar(size):
     assert set(ranks) == {0}
 
 
+@pytest.mark.law("L19")
+def test_the_rank_of_data_may_be_unknown_with_barriers():
+    kernel = tf.Variable(KERNEL)
+
+    def outputs(x, y):
+        return tf.matmul(x, kernel), y
+
+    def loss(outs, x, y):
+        return tf.reduce_mean((outs[0] - tf.reshape(outs[1], tf.shape(outs[0]))) ** 2) ** 2
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec(None)])
+    def step(x, y):
+        return accum.value_and_gradients(outputs, (x, y), [kernel], 3, loss=loss)
+
+    with tf.GradientTape() as tape:
+        value = loss(outputs(tf.constant(X), tf.constant(Y)), X, Y)
+    assert_close(step(X, Y), (value, tape.gradient(value, [kernel])))
+
+
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function"])
 def test_without_weights_the_mean_would_be_another(way):

@@ -56,7 +56,19 @@ COMPARISONS.update({"is not": "is", "is": "is not", "not in": "in", "in": "not i
 ARITHMETIC = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "|": "&", "&": "|"}
 FUNCTIONS = {"equal": "not_equal", "not_equal": "equal", "greater": "greater_equal", "greater_equal": "greater"}
 FUNCTIONS.update({"less": "less_equal", "less_equal": "less", "logical_and": "logical_or", "logical_or": "logical_and"})
-SYMMETRIC = ["equal", "not_equal", "logical_and", "logical_or", "maximum", "minimum", "add", "multiply", "add_n"]
+SYMMETRIC = [
+    "equal",
+    "not_equal",
+    "logical_and",
+    "logical_or",
+    "maximum",
+    "minimum",
+    "max",
+    "min",
+    "add",
+    "multiply",
+    "add_n",
+]
 ASKED = ["isinstance", "hasattr", "getattr", "setattr", "cast", "warn", "pop", "get", "join", "replace", "startswith"]
 """Functions whose arguments may be swapped, and those where this is no mistake that anybody makes."""
 
