@@ -402,6 +402,7 @@ def run(arguments):
     import tensorflow as tf
 
     tf.keras.layers.Dense  # noqa: B018  Keras is imported on first use
+    passes = {}  # by a test that has caught a mutant: whether it passes without one
     left = arguments.count
     mutants = drawn(arguments.seed)
     drop_what_is_gone(mutants)
@@ -415,6 +416,10 @@ def run(arguments):
         left -= 1
         tests, estimate = (arguments.tests, 3 * SECONDS) if arguments.tests else tests_for(mutant, coverage)
         outcome, test, seconds = tried(mutant, tests, estimate, folder, arguments.marks)
+        if test not in passes and outcome == "killed" and "::" in (test or ""):
+            passes[test] = in_child([test], folder, arguments.marks, 600)[0] == "survived"
+        if not passes.get(test, True):
+            raise RuntimeError(f"{test} fails without a mutant.")
         print("{:>8} {:>4.0f} s  {}  ({})".format(outcome, seconds, key, test), flush=True)
         if arguments.survivors and outcome != "killed" and (not tests or before["outcome"] != "not reached"):
             continue
