@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers import new_family
+from optimizers import legacy_family, new_family
 
 import accum
 import accum.compat.v1
@@ -335,6 +335,16 @@ def test_other_variables_in_a_second_minimize_are_refused():
         optimizer.minimize(tf.reduce_sum(one**2), var_list=[one])
         with pytest.raises(ValueError, match="one list of variables"):
             optimizer.minimize(tf.reduce_sum(other**2), var_list=[other])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.skipif(legacy_family() is None, reason="no optimizer of Keras 3 works in a static graph")
+def test_graph_api_refuses_ref_variables_with_a_keras_optimizer():
+    with tf.Graph().as_default():
+        variable = tf1.get_variable("ref", initializer=[1.0], use_resource=False)
+        optimizer = accum.compat.v1.AccumOptimizer(legacy_family().SGD(0.1), 2)
+        with pytest.raises(ValueError, match="only updates resource variables: create them with `use_resource=True`"):
+            optimizer.apply_gradients([(tf.ones([1]), variable)])
 
 
 @pytest.mark.law("L17")
