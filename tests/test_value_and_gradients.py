@@ -111,12 +111,13 @@ def test_a_loss_of_unknown_rank_is_a_scalar(size):
 
 @pytest.mark.law("L19")
 def test_the_rank_of_data_may_be_unknown_with_barriers():
-    kernel = tf.Variable(KERNEL)
+    kernel, features = tf.Variable(KERNEL), []
 
     def outputs(x, y):
         return tf.matmul(x, kernel), y
 
     def loss(outs, x, y):
+        features.append(outs[0].shape.as_list()[-1])
         return tf.reduce_mean((outs[0] - tf.reshape(outs[1], tf.shape(outs[0]))) ** 2) ** 2
 
     @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec(None)])
@@ -126,6 +127,7 @@ def test_the_rank_of_data_may_be_unknown_with_barriers():
     with tf.GradientTape() as tape:
         value = loss(outputs(tf.constant(X), tf.constant(Y)), X, Y)
     assert_close(step(X, Y), (value, tape.gradient(value, [kernel])))
+    assert set(features) == {2}  # what is known of the outputs is known in the loss
 
 
 @pytest.mark.law("L18")
