@@ -259,3 +259,18 @@ def test_examples_that_meet_before_a_layer_that_looks_across_them_are_named():
     model.compile(tf.keras.optimizers.SGD(0.05), "mse")
     with pytest.warns(UserWarning, match=r"look across the examples of each micro-batch.*Received: \[[^,]*Roll'\]"):
         model.train_on_batch(X[:, 0], Y)
+
+
+class AddsSquare(layers.Layer):
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(inputs) ** 2)
+        return inputs
+
+
+def test_an_added_loss_in_which_examples_meet_is_named():
+    inputs = tf.keras.Input((FEATURES,))
+    outputs = layers.Dense(2)(AddsSquare()(layers.Dense(3)(inputs)))
+    model = accum.GradientAccumulateModel(inputs=inputs, outputs=outputs, micro_batch_size=SIZE, whole_batch="all")
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+    with pytest.warns(UserWarning, match="look across the examples of each micro-batch.*added losses.*Received"):
+        model.train_on_batch(X[:, 0], Y)
