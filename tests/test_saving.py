@@ -322,3 +322,23 @@ def test_a_deep_copy_is_no_worse_than_that_of_a_plain_model():
     again = copy.deepcopy(model)
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
     assert isinstance(again, accum.GradientAccumulateModel)
+
+
+@pytest.mark.every_merge
+@pytest.mark.skipif(exceptions.TF_VERSION < (2, 13), reason="files of weights hold no optimizer")
+def test_a_plain_optimizer_reads_its_state_from_a_file_of_weights(tmp_path):
+    def compiled(optimizer):
+        model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    ours = compiled(accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.1), 2))
+    ours.fit(X[:4, :2], Y[:4, :1], batch_size=1, verbose=0)
+    ours.save_weights(str(tmp_path / "model.weights.h5"))
+    plain = compiled(tf.keras.optimizers.Adam(0.1))
+    plain.load_weights(str(tmp_path / "model.weights.h5"))
+    inner = ours.optimizer.optimizer
+    assert int(plain.optimizer.iterations.numpy()) == 2 and len(plain.optimizer.variables) == len(inner.variables)
+    for one, other in zip(plain.optimizer.variables, inner.variables):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
