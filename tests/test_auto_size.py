@@ -128,6 +128,34 @@ def test_where_memory_suffices_the_whole_batch_is_computed_at_once():
     assert model.micro_batch_size == "auto"
 
 
+class Seen(layers.Layer):
+    """Notes what comes by."""
+
+    values = []
+
+    def call(self, inputs):
+        noted = tf.py_function(lambda tensor: self.values.append(tensor.numpy()), [inputs], [])
+        with tf.control_dependencies([noted]):
+            return tf.ensure_shape(tf.identity(inputs), inputs.shape)
+
+
+@pytest.mark.filterwarnings("ignore:Eagerly, dropout and noise draw")
+def test_alpha_dropout_gives_the_two_values_of_keras():
+    def values_of(size):
+        inputs = tf.keras.Input((1,))
+        model = tf.keras.Model(inputs, layers.Dense(1)(Seen()(layers.AlphaDropout(0.4)(inputs))))
+        if size is not None:
+            model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=size)
+        model.compile("sgd", "mse", run_eagerly=True)
+        Seen.values.clear()
+        model.fit(np.ones((64, 1)), np.ones((64, 1)), batch_size=64, verbose=0)
+        return np.unique(np.concatenate(Seen.values).round(4))
+
+    expected = values_of(None)
+    assert len(expected) == 2
+    np.testing.assert_allclose(values_of("auto"), expected, rtol=0, atol=2e-4)
+
+
 @pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
 def test_it_says_so_once_and_halves_again_later(memory, eagerly):
     model = small()

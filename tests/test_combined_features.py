@@ -207,6 +207,14 @@ def test_a_train_step_that_adds_up_losses_of_averaged_micro_batches_is_warned_of
     assert "a batch's micro-batches are averaged" in message and "of its own" in message
 
 
+@pytest.mark.parametrize("accum_steps, is_said", [(1, False), (2, True)])
+def test_compile_warns_of_a_summed_loss_only_where_batches_are_averaged(recwarn, accum_steps, is_said):
+    model = accum.GradientAccumulateModel.from_model(linear(), accum_steps=accum_steps, micro_batch_size=2)
+    model.compile(tf.keras.optimizers.SGD(0.01), summed())
+    said = [one for one in recwarn if "reduction SUM or NONE is a sum over examples" in str(one.message)]
+    assert len(said) == is_said
+
+
 def test_steps_of_several_batches_that_came_after_compile_are_warned_of_with_a_summed_loss():
     model = accum.GradientAccumulateModel.from_model(linear(), accum_steps=1, micro_batch_size=2)
     model.compile(tf.keras.optimizers.SGD(0.01), summed())
@@ -311,6 +319,7 @@ def test_logs_that_are_computed_from_results_are_named(run_eagerly, how):
     plain.how = how
     plain.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=True)
     assert abs(said_in_fit(plain, "")[1]["score"][0] - history["score"][0]) > 1e-3
+    model = accum.GradientAccumulateModel.from_model(linear(LogsScore), micro_batch_size=2)  # another, which tells once
     model.how = "results"
     model.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=run_eagerly)
     assert not said_in_fit(model, "averaged over micro-batches")[0]
@@ -397,6 +406,9 @@ class OfBatch(tf.keras.Model):
         if self.does == "table":
             self.table.assign(0.5 * tf.convert_to_tensor(self.table))
             outputs += tf.gather(self.table, tf.cast(inputs[:, 0] > 0.0, tf.int32))
+        if self.does == "rows":
+            self.table.scatter_update(tf.IndexedSlices(tf.zeros([1, 3]), [0]))
+            outputs += self.table.read_value()[0]
         if self.does == "python":
             outputs *= tf.map_fn(lambda row: row + tf.numpy_function(draw, [], tf.float32), outputs)
         if self.does == "matrix":
@@ -450,6 +462,7 @@ def test_statistics_by_any_square_in_a_function_of_the_user_s_are_those_of_the_b
     "does, words",
     [
         ("table", "can't assign to a variable and also look up rows of it"),
+        ("rows", "can't assign to parts of a variable: assign to all of it"),
         ("python", "calls Python, which may draw"),
         ("matrix", "first axis of each must be the batch"),
     ],

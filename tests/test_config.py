@@ -37,6 +37,14 @@ def test_wrapper_is_an_optimizer_of_the_inner_family(family):
     assert isinstance(optimizer, accum.GradientAccumulateOptimizer)
 
 
+@pytest.mark.parametrize("family", families())
+def test_optimizers_of_one_family_have_one_class(family):
+    optimizer = accum.GradientAccumulateOptimizer(family.SGD(0.5), 2)
+    assert type(accum.GradientAccumulateOptimizer(family.Adam(), 3)) is type(optimizer)
+    assert type(type(optimizer)(family.SGD(0.5), 2)) is type(optimizer)
+    assert type(type(optimizer).from_config(optimizer.get_config())) is type(optimizer)
+
+
 def test_learning_rate_is_the_inner_one_and_can_be_set():
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.5), 2)
     optimizer.learning_rate = 0.25

@@ -226,6 +226,35 @@ def test_a_whole_batch_draws_as_one_of_a_cycle_and_on_replicas(how):
     assert_same(trained(noisy, 2, 2, micro_batch_size=2, whole_batch=how), whole)
 
 
+class DrawsAcross(layers.Layer):
+    """A layer of the user's that is called with the whole batch, and draws a number for each example."""
+
+    looks_across_examples = True
+
+    def call(self, inputs):
+        if IS_KERAS_3:
+            import keras
+
+            drawn = keras.random.normal(tf.shape(inputs))
+        else:
+            drawn = tf.random.normal(tf.shape(inputs))
+        return (inputs + drawn) / (1.0 + tf.math.reduce_std(inputs, axis=0, keepdims=True))
+
+
+def across():
+    inputs = tf.keras.Input((6,))
+    hidden = DrawsAcross()(layers.Dropout(0.4)(layers.Dense(5)(inputs)))
+    return tf.keras.Model(inputs, layers.Dense(1)(hidden))
+
+
+@pytest.mark.keras_api
+@pytest.mark.law("L19")
+@pytest.mark.per_version
+def test_a_layer_that_is_called_with_the_whole_batch_draws_as_ever():
+    whole = trained(across, plain=True) if IS_KERAS_3 else trained(across, micro_batch_size=BATCH)
+    assert_same(trained(across, micro_batch_size=5, whole_batch="all"), whole)
+
+
 def normalised(rate=0.4):
     """Replicas wait for each other between its draws."""
     inputs = tf.keras.Input((6,))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers import new_family
+from optimizers import legacy_family, new_family
 
 import accum
 import accum.compat.v1
@@ -96,6 +96,13 @@ def test_accumulating_twice_is_refused():
 def test_graph_api_refuses_what_is_no_optimizer(optimizer):
     with pytest.raises(TypeError, match="must be a `tf.compat.v1.train.Optimizer` or a legacy Keras optimizer"):
         accum.compat.v1.AccumOptimizer(optimizer, 2)
+
+
+@pytest.mark.law("L17")
+def test_graph_api_refuses_to_accumulate_twice():
+    once = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2)
+    with pytest.raises(ValueError, match="accumulates already: set its `accum_steps`"):
+        accum.compat.v1.AccumOptimizer(once, 2)
 
 
 def micro_step(grads_and_vars, accum_steps=2, **kwargs):
@@ -216,6 +223,22 @@ def alternating():
 
 @pytest.mark.law("L17")
 @pytest.mark.keras_api
+@pytest.mark.skipif(new_family() is None, reason="older optimizers take any variables at any time")
+def test_variables_that_the_inner_optimizer_was_not_built_for_are_refused_before_they_accumulate():
+    inner, one, other = new_family().SGD(1.0), tf.Variable([1.0]), tf.Variable([2.0])
+    inner.build([one])
+    optimizer = accum.GradientAccumulateOptimizer(inner, accum_steps=2)
+    with pytest.raises(ValueError, match="built for a list of variables.*create a new optimizer"):
+        optimizer.apply_gradients([(tf.constant([1.0]), one), (tf.constant([1.0]), other)])
+    with pytest.raises(ValueError, match="built for a list of variables.*create a new optimizer"):
+        optimizer.build([one, other])
+    optimizer.apply_gradients([(tf.constant([4.0]), one)])
+    optimizer.flush()
+    np.testing.assert_allclose(one.numpy(), [-3.0])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.keras_api
 def test_build_allows_no_second_list_in_the_same_cycle():
     """Both would count micro steps, and end each other's cycles: one variable would never move."""
     *_, (step_of_one, step_of_other) = alternating()
@@ -312,6 +335,16 @@ def test_other_variables_in_a_second_minimize_are_refused():
         optimizer.minimize(tf.reduce_sum(one**2), var_list=[one])
         with pytest.raises(ValueError, match="one list of variables"):
             optimizer.minimize(tf.reduce_sum(other**2), var_list=[other])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.skipif(legacy_family() is None, reason="no optimizer of Keras 3 works in a static graph")
+def test_graph_api_refuses_ref_variables_with_a_keras_optimizer():
+    with tf.Graph().as_default():
+        variable = tf1.get_variable("ref", initializer=[1.0], use_resource=False)
+        optimizer = accum.compat.v1.AccumOptimizer(legacy_family().SGD(0.1), 2)
+        with pytest.raises(ValueError, match="only updates resource variables: create them with `use_resource=True`"):
+            optimizer.apply_gradients([(tf.ones([1]), variable)])
 
 
 @pytest.mark.law("L17")

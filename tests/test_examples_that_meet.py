@@ -230,3 +230,47 @@ def test_the_trial_changes_nothing(run_eagerly):
         _segments._warn_of_meetings = own
     for mine, other in zip(tried, untried):
         np.testing.assert_array_equal(mine, other)
+
+
+def test_text_can_not_be_made_up_for_a_trial():
+    inputs = tf.keras.Input((2,), dtype="string")
+    lengths = layers.Lambda(lambda words: tf.cast(tf.strings.length(words), "float32"), output_shape=(2,))(inputs)
+    model = accum.GradientAccumulateModel(
+        inputs=inputs, outputs=layers.Dense(1)(lengths), micro_batch_size=1, whole_batch="all"
+    )
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse", **({"jit_compile": False} if IS_KERAS_3 else {}))
+    with pytest.warns(UserWarning, match="can't be checked.*values of string can't be made up"):
+        model.train_on_batch(tf.constant([["a", "bc"], ["def", ""]]), tf.zeros([2, 1]))
+
+
+class AwayFromOthers(layers.Layer):
+    looks_across_examples = True
+
+    def call(self, inputs):
+        return inputs - tf.reduce_mean(inputs, axis=0, keepdims=True)
+
+
+def test_examples_that_meet_before_a_layer_that_looks_across_them_are_named():
+    inputs = tf.keras.Input((FEATURES,))
+    hidden = layers.Lambda(lambda hidden: 0.5 * hidden + 0.5 * tf.roll(hidden, 1, axis=0))(layers.Dense(3)(inputs))
+    model = accum.GradientAccumulateModel(
+        inputs=inputs, outputs=layers.Dense(2)(AwayFromOthers()(hidden)), micro_batch_size=SIZE, whole_batch="all"
+    )
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+    with pytest.warns(UserWarning, match=r"look across the examples of each micro-batch.*Received: \[[^,]*Roll'\]"):
+        model.train_on_batch(X[:, 0], Y)
+
+
+class AddsSquare(layers.Layer):
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(inputs) ** 2)
+        return inputs
+
+
+def test_an_added_loss_in_which_examples_meet_is_named():
+    inputs = tf.keras.Input((FEATURES,))
+    outputs = layers.Dense(2)(AddsSquare()(layers.Dense(3)(inputs)))
+    model = accum.GradientAccumulateModel(inputs=inputs, outputs=outputs, micro_batch_size=SIZE, whole_batch="all")
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+    with pytest.warns(UserWarning, match="look across the examples of each micro-batch.*added losses.*Received"):
+        model.train_on_batch(X[:, 0], Y)

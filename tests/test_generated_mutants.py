@@ -70,6 +70,32 @@ def test_a_seed_draws_from_every_part_of_the_sources_in_turns():
     assert drawn != [key for key, _ in generated_mutants.drawn(1)]
 
 
+@needs_spans
+def test_a_record_is_dropped_with_its_mutant(monkeypatch, tmp_path):
+    drawn = generated_mutants.drawn(0)
+    (kept, mutant), (changed, _) = drawn[:2]
+    record = dict(zip(("before", "after"), generated_mutants.change_of(mutant)))
+    monkeypatch.setattr(generated_mutants, "RECORD", str(tmp_path / "record.json"))
+    generated_mutants.write_record({kept: record, changed: record, "accum/gone.py function constant 0": record})
+    generated_mutants.drop_what_is_gone(drawn)
+    assert generated_mutants.read_record() == {kept: record}
+
+
+def test_a_map_can_be_made_of_two():
+    one = {"tests": ["a", "b"], "seconds": [1.0, 2.0], "lines": {"x.py": {"3": [0, 1]}}}
+    other = {"tests": ["c"], "seconds": [3.0], "lines": {"x.py": {"3": [0], "4": [0]}, "y.py": {"1": [0]}}}
+    assert generated_mutants.together(one, other) == {
+        "tests": ["a", "b", "c"],
+        "seconds": [1.0, 2.0, 3.0],
+        "lines": {"x.py": {"3": [0, 1, 2], "4": [2]}, "y.py": {"1": [2]}},
+    }
+
+
+def test_what_is_left_out_as_other_tests_exists():
+    for name in generated_mutants.OTHER_TESTS.split():
+        assert os.path.exists(os.path.join(ROOT, "tests", f"test_{name}.py")), name
+
+
 @pytest.mark.parametrize("script", [generated_mutants, long_runs], ids=["mutants", "long runs"])
 def test_the_page_shows_what_was_recorded(script):
     with open(script.PAGE, encoding="utf-8") as file:

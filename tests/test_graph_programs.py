@@ -411,6 +411,16 @@ def test_nothing_follows_a_step_that_the_chief_makes():
             optimizer.after_step(tf.no_op)
 
 
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("name", ["flush", "reset"])
+def test_a_cycle_whose_step_the_chief_makes_is_ended_by_separate_ops(name):
+    sync = tf1.train.SyncReplicasOptimizer(tf1.train.GradientDescentOptimizer(0.05), 2)
+    with tf.Graph().as_default():
+        optimizer = accum.compat.v1.AccumOptimizer(sync, K, local_accumulators=True)
+        with pytest.raises(ValueError, match=f"use the ops of `accumulation_ops` instead of `{name}`"):
+            getattr(optimizer, name)()
+
+
 @pytest.mark.law("L9")
 @pytest.mark.law("L17")
 def test_no_worker_skips_a_cycle_that_others_wait_for():

@@ -283,6 +283,16 @@ def test_a_weight_for_all_losses_together_is_refused():
             optimizer.minimize(model.words, weight=counts)
 
 
+@pytest.mark.law("L17")
+def test_several_losses_after_a_train_op_of_one_are_refused():
+    with tf.Graph().as_default():
+        model = Pretraining()
+        optimizer, losses, counts = accumulating(model)
+        optimizer.minimize(model.words + model.order)
+        with pytest.raises(ValueError, match="several losses.* before the first train op is created"):
+            optimizer.minimize(losses, weight=counts)
+
+
 @pytest.mark.per_version
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("size", [2, 4, 5])

@@ -35,6 +35,16 @@ def fitted(model, batch_size, epochs=2):
 
 
 @pytest.mark.law("L17")
+def test_a_variable_that_is_overwritten_with_its_gradient_is_refused():
+    """As the scales of float8 layers are."""
+    var = linear("sgd").trainable_variables[0]
+    var.overwrite_with_gradient = True
+    optimizer = accum.GradientAccumulateOptimizer("sgd", accum_steps=2)
+    with pytest.raises(ValueError, match="overwritten with its gradient.* can't be trained with accumulation"):
+        optimizer.apply_gradients([(tf.ones([3, 2]), var)])
+
+
+@pytest.mark.law("L17")
 def test_a_second_accumulation_inside_is_refused():
     inner = tf.keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match="leave out its `gradient_accumulation_steps`"):

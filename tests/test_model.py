@@ -157,3 +157,30 @@ def test_a_model_gets_one_attribute(options):
     ours = attributes(lambda model: accum.GradientAccumulateModel.from_model(model, **options))
     of_keras = {"_auto_config"}  # for models of a subclass
     assert ours - plain - of_keras <= {"_accum", "train_step", "test_step", "predict_step"}
+
+
+def test_the_class_of_a_model_makes_models_of_this_class():
+    model = accum.GradientAccumulateModel(2, **parts())
+    assert type(type(model)(2, **parts())) is type(model)
+
+
+@pytest.mark.law("L13")
+def test_batch_normalisation_follows_the_optimizer_of_compile_among_others_of_the_model():
+    inputs = tf.keras.Input((3,))
+    layer = accum.AccumBatchNormalization(momentum=0.5)
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Model(inputs, tf.keras.layers.Dense(1)(layer(inputs))), 2)
+    model.another = tf.keras.optimizers.SGD(0.1)  # as for a phase of the training that comes later
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+    np.testing.assert_allclose(layer.moving_mean.numpy(), 0.5 * X.mean(axis=0), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L17")
+def test_a_train_step_that_calls_no_optimizer_any_more_is_refused_after_another_compile():
+    model = OwnTrainStep(2, **parts())
+    model.compile(tf.keras.optimizers.SGD(0.1), run_eagerly=True)
+    model.fit(X, Y, batch_size=10, verbose=0)
+    model.compile(tf.keras.optimizers.SGD(0.1), run_eagerly=True)
+    model.train_step = lambda data: {"loss": tf.reduce_mean(model(data[0]))}
+    with pytest.raises(ValueError, match="has called none of the model's accumulating optimizers"):
+        model.fit(X, Y, batch_size=10, verbose=0)

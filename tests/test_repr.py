@@ -60,8 +60,13 @@ def test_a_compiled_model_shows_the_number_of_micro_steps_that_was_set_last():
             "accum_steps=1, reduction='mean', micro_batch_size=8, whole_batch=('loss',) (one update for each batch; "
             "batches are computed in micro-batches of at most 8 examples)",
         ),
+        (
+            {"micro_batch_size": "auto"},
+            "accum_steps=1, reduction='mean', micro_batch_size='auto' (one update for each batch; batches are split if "
+            "they do not fit into memory)",
+        ),
     ],
-    ids=["accum_steps", "micro_batch_size"],
+    ids=["accum_steps", "micro_batch_size", "auto"],
 )
 def test_the_summary_of_a_model_ends_with_how_it_accumulates(options, said, capsys):
     model = accum.GradientAccumulateModel.from_model(functional("mine"), **options)

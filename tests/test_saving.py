@@ -84,13 +84,14 @@ def file_of(tmp_path, format):
 @pytest.mark.every_merge
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("make", [functional, sequential])
-def test_a_file_brings_back_the_model_and_trains_on(make, format, tmp_path):
+def test_a_file_brings_back_the_model_and_trains_on(make, format, tmp_path, recwarn):
     model, x = trained_once(make), X if make is sequential else {"a": X}
     model.save(file_of(tmp_path, format))
     again = tf.keras.models.load_model(file_of(tmp_path, format))
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
     assert int(again.optimizer.iterations.numpy()) == (0 if format == "tf" else 4)  # a SavedModel keeps no plain ones
     assert again.optimizer.accum_steps == {0: 2, 100: 3}
+    assert not [one for one in recwarn if "Skipping variable loading" in str(one.message)]
     if exceptions.TF_VERSION == (2, 2) and format == "tf":
         return  # comes back as a plain `Model` of the accumulating optimizer
     assert isinstance(again, accum.GradientAccumulateModel)
@@ -321,3 +322,23 @@ def test_a_deep_copy_is_no_worse_than_that_of_a_plain_model():
     again = copy.deepcopy(model)
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
     assert isinstance(again, accum.GradientAccumulateModel)
+
+
+@pytest.mark.every_merge
+@pytest.mark.skipif(exceptions.TF_VERSION < (2, 13), reason="files of weights hold no optimizer")
+def test_a_plain_optimizer_reads_its_state_from_a_file_of_weights(tmp_path):
+    def compiled(optimizer):
+        model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    ours = compiled(accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.1), 2))
+    ours.fit(X[:4, :2], Y[:4, :1], batch_size=1, verbose=0)
+    ours.save_weights(str(tmp_path / "model.weights.h5"))
+    plain = compiled(tf.keras.optimizers.Adam(0.1))
+    plain.load_weights(str(tmp_path / "model.weights.h5"))
+    inner = ours.optimizer.optimizer
+    assert int(plain.optimizer.iterations.numpy()) == 2 and len(plain.optimizer.variables) == len(inner.variables)
+    for one, other in zip(plain.optimizer.variables, inner.variables):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())

@@ -10,6 +10,7 @@ import tensorflow as tf
 from exceptions import IS_KERAS_3, TF_VERSION
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
+from optimizers import legacy_family
 
 import accum
 
@@ -764,6 +765,17 @@ def test_has_stepped_tells_the_micro_steps_that_make_a_step(is_traced):
     told = [bool(run(tf.constant(weight))) for weight in weights]
     assert told == [False, False, True] * 2 + [False] * 3 + [False, False, True]
     assert bool(optimizer.has_stepped)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.skipif(legacy_family() is None, reason="Keras 3 has no optimizers for static graphs")
+def test_has_stepped_is_refused_in_a_static_graph():
+    with tf.Graph().as_default():
+        var = tf.compat.v1.get_variable("var", initializer=[1.0], use_resource=True)
+        optimizer = accum.GradientAccumulateOptimizer(legacy_family().SGD(0.1), accum_steps=3)
+        optimizer.apply_gradients([(tf.ones([1]), var)])
+        with pytest.raises(RuntimeError, match="`has_stepped` does not exist in a static graph"):
+            optimizer.has_stepped  # noqa: B018
 
 
 @pytest.mark.law("L3")

@@ -115,6 +115,17 @@ def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argum
 
 
 @pytest.mark.every_merge
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("family,argument,value", FAMILIES)
+def test_gradients_that_the_user_has_reduced_can_t_be_weighted(family, argument, value):
+    strategy = mirrored()
+    with strategy.scope():
+        optimizer = accum.GradientAccumulateOptimizer(family.SGD(1.0), accum_steps=2)
+    with pytest.raises(ValueError, match="already reduced over replicas can't be weighted: pass each replica's own"):
+        move_by(strategy, optimizer, [[2.0, 2.0]], weight=2.0, **{argument: value})
+
+
+@pytest.mark.every_merge
 @pytest.mark.law("L6")
 @pytest.mark.parametrize(
     "reduction,expected",
@@ -135,6 +146,22 @@ def test_a_flush_of_reduced_gradients_takes_them_once(family, argument, value, r
     assert variable.numpy() == [expected]
     on_each_replica(strategy, micro_step, [[4.0, 4.0]] * 3)
     assert variable.numpy() == [expected - (12.0 if reduction == "sum" else 4.0)]
+
+
+@pytest.mark.every_merge
+@pytest.mark.law("L6")
+def test_replicas_may_flush_in_their_own_step():
+    strategy = mirrored()
+    with strategy.scope():
+        optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=3)
+        variable = tf.Variable([0.0])
+
+    def micro_step(grad):
+        optimizer.apply_gradients([(tf.reshape(grad, [1]) / R, variable)])
+
+    on_each_replica(strategy, micro_step, [[3.0, 5.0], [6.0, 10.0]])
+    getattr(strategy, RUN)(lambda: optimizer.flush() and None)
+    assert variable.numpy() == [-6.0]  # the mean over four parts
 
 
 @pytest.mark.law("L7")

@@ -91,6 +91,46 @@ def test_value_and_gradients_equal_the_full_batch(size, way):
 
 
 @pytest.mark.law("L18")
+@pytest.mark.parametrize("size", [3, N])
+def test_a_loss_of_unknown_rank_is_a_scalar(size):
+    """Such as one of Python code. Summaries and metrics ask for its shape."""
+    model, ranks = Model(), []
+
+    def loss(data, labels):
+        return tf.compat.v1.placeholder_with_default(model.loss(data, labels), None)
+
+    @tf.function
+    def step(data, labels):
+        value, grads = accum.value_and_gradients(loss, (data, labels), model.variables_, size)
+        ranks.append(value.shape.rank)
+        return value, grads
+
+    assert_close(step(*batch()), model.whole(*batch()))
+    assert set(ranks) == {0}
+
+
+@pytest.mark.law("L19")
+def test_the_rank_of_data_may_be_unknown_with_barriers():
+    kernel, features = tf.Variable(KERNEL), []
+
+    def outputs(x, y):
+        return tf.matmul(x, kernel), y
+
+    def loss(outs, x, y):
+        features.append(outs[0].shape.as_list()[-1])
+        return tf.reduce_mean((outs[0] - tf.reshape(outs[1], tf.shape(outs[0]))) ** 2) ** 2
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec(None)])
+    def step(x, y):
+        return accum.value_and_gradients(outputs, (x, y), [kernel], 3, loss=loss)
+
+    with tf.GradientTape() as tape:
+        value = loss(outputs(tf.constant(X), tf.constant(Y)), X, Y)
+    assert_close(step(X, Y), (value, tape.gradient(value, [kernel])))
+    assert set(features) == {2}  # what is known of the outputs is known in the loss
+
+
+@pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function"])
 def test_without_weights_the_mean_would_be_another(way):
     """The same comparison finds a difference where micro-batches count equally, whatever they hold."""

@@ -108,6 +108,18 @@ def of_tokens():
     return tf.keras.Model(inputs, layers.Dense(2)(hidden))
 
 
+class OfTokens(tf.keras.Model):
+    """The same in a model of the user's, which passes no mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = layers.Embedding(6, 3, mask_zero=True), layers.BatchNormalization()
+        self.last = layers.Dense(2)
+
+    def call(self, inputs, training=False):
+        return self.last(self.norm(self.table(inputs), training=training))
+
+
 def with_losses_of_its_own():
     inputs = tf.keras.Input((3,))
     hidden = layers.Dense(4, kernel_regularizer="l2", **REGULARIZED)(inputs)
@@ -134,6 +146,7 @@ CASES = {  # the model, x, y, what it is compiled with
     "at once": (at_once, X, Y, {"loss": "mse"}),
     "other axes": (over_other_axes, IMAGES, CLASSES, {"loss": FROM_LOGITS}),
     "tokens": (of_tokens, TOKENS, np.repeat(Y[:, None], 4, axis=1), {"loss": "mse"}),
+    "tokens in a model of the user's": (OfTokens, TOKENS, np.repeat(Y[:, None], 4, axis=1), {"loss": "mse"}),
     "losses of its own": (with_losses_of_its_own, X, Y, {"loss": "mse"}),
     "AccumBatchNormalization": (replaced, IMAGES, CLASSES, {"loss": FROM_LOGITS}),
     "contrastive": (Towers, (X, OTHER), CLASSES, {"loss": contrastive}),
@@ -1225,6 +1238,17 @@ class AddsMetric(layers.Layer):
         return inputs
 
 
+class AddsPenalty(layers.Layer):
+    """Adds a loss of its weights alone, in each call."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=(int(shape[-1]),), initializer="ones")
+
+    def call(self, inputs):
+        self.add_loss(0.1 * tf.reduce_sum(tf.convert_to_tensor(self.scale) ** 2))
+        return self.scale * inputs
+
+
 class AddsLosses(layers.Layer):
     """Adds one number for each example, which Keras 3 adds up, and one for all."""
 
@@ -1239,6 +1263,7 @@ class AddsLosses(layers.Layer):
 @pytest.mark.parametrize(
     "layer",
     [
+        AddsPenalty,
         pytest.param(AddsMetric, marks=pytest.mark.skipif(IS_KERAS_3, reason="layers of Keras 3 add no metrics")),
         pytest.param(AddsLosses, marks=pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 takes scalars")),
     ],

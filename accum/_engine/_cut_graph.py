@@ -549,10 +549,6 @@ class CutGraph:
     def _is_island(self, number: int, name: str) -> bool:
         return self._levels[name] is None or self._islands.get(name) == number
 
-    def is_captured(self, key: Key) -> bool:
-        """Whether a tensor stands for one outside of the graph."""
-        return key in self._captures
-
     def _is_base(self, key: Key) -> bool:
         """Whether a tensor is known in every phase: a placeholder, but for what stands for a variable."""
         return self._nodes[_tf.graph_parts.name_of(key)].type == "Placeholder"

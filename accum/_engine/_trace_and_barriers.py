@@ -443,7 +443,7 @@ class FoundStatistics:
         self._marks = marks
         self._receive = receive
         self._ops = marks.graph.get_operations()
-        self._of_patterns: Set[str] = set()  # names of what is part of a pattern
+        self._of_patterns: Set[str] = set()  # names of means and variances that are replaced
         self._inputs = {tensor.op.name for tensor in inputs}
         self._ours = self._reached(self._inputs)
         self._moved = self._with_another_axis_first()
@@ -528,7 +528,6 @@ class FoundStatistics:
         if share != 1.0:  # it returns moving averages, already moved
             mean = (1.0 - share) * op.inputs[3] + share * mean
             variance = (1.0 - share) * op.inputs[4] + share * variance
-        self._of_patterns.add(op.name)
         return {
             op.outputs[0].name: tf.cast(outputs, op.outputs[0].dtype),
             op.outputs[1].name: tf.cast(mean, op.outputs[1].dtype),
@@ -629,9 +628,7 @@ class FoundStatistics:
         rows = set(self._inputs)
         names: Dict[str, None] = {}
         for op in self._ops:
-            is_whole = (
-                op.name in self._of_patterns and op.type not in _tf.op_walks.FUSED_BATCH_NORMS
-            )  # a statistic, now of the batch
+            is_whole = op.name in self._of_patterns  # a statistic, now of the batch
             if op.name not in self._ours or op.type in SIZES or op.name in self._marks.own or is_whole:
                 continue
             before = [tensor.op.name for tensor in op.inputs]

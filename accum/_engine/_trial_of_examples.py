@@ -25,6 +25,8 @@ SCALES = (1.0, 0.1)
 """Sizes of the weights. A softmax of large numbers is the same with and without a few more small ones."""
 UNKNOWN_LENGTH = 8
 """The length of any other axis that is unknown in the trace."""
+ROUNDING = 1e-6
+"""What rounding may leave of a variance that is 0, in squares of the mean."""
 LARGEST = 2**20
 """The numbers in an example up to which a trial is made: it computes eight examples, on the host."""
 
@@ -292,7 +294,10 @@ class _Trial:
         shares = (counts[1:] / max(float(np.sum(counts[1:])), 1.0)).reshape([-1] + [1] * (means.ndim - 1))
         mean = np.sum(shares * means[1:], axis=0)
         variance = np.sum(shares * (variances[1:] + (means[1:] - mean) ** 2), axis=0)
-        return _are_close(mean, means[0]) and _are_close(variance, variances[0])
+        # Tokens may all be the same, and their variance then is what rounding leaves of 0.
+        return _are_close(mean, means[0]) and _are_close(
+            variance, variances[0], ROUNDING * np.max(means**2, initial=0.0)
+        )
 
     def _origins(self, phase: Phase, meeting: Sequence[Key]) -> List[str]:
         """Return the names of the operations at which results begin to depend on other examples."""
@@ -343,8 +348,8 @@ def _made_up_shape(spec: tf.TensorSpec) -> List[int]:
     return [EXAMPLES] + shape[1:] if _is_batched(spec) else shape
 
 
-def _are_close(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether numbers are equal but for rounding."""
+def _are_close(one: np.ndarray, other: np.ndarray, rounding: float = 0.0) -> bool:
+    """Whether numbers are equal but for rounding, which may be as large as `rounding` where they are smaller."""
     if np.shape(one) != np.shape(other):
         return False
     one, other = (np.asarray(value) for value in (one, other))
@@ -354,4 +359,4 @@ def _are_close(one: np.ndarray, other: np.ndarray) -> bool:
     kind = complex if one.dtype.kind == "c" else float
     one, other = np.asarray(one, kind), np.asarray(other, kind)
     scale = np.max(np.abs(other[np.isfinite(other)]), initial=0.0)
-    return bool(np.allclose(one, other, rtol=0.0, atol=tolerance * scale, equal_nan=True))
+    return bool(np.allclose(one, other, rtol=0.0, atol=max(tolerance * scale, rounding), equal_nan=True))

@@ -43,11 +43,6 @@ def is_no_real_call() -> bool:
     return False
 
 
-def is_of_keras(layer: Any) -> bool:
-    """Whether the class of a layer comes with Keras."""
-    return type(layer).__module__.split(".")[0] in ("keras", "tensorflow", "tf_keras")
-
-
 def comes_with_keras(part: Any) -> bool:
     """Whether a function or class is defined in Keras."""
     path = str(getattr(part, "__module__", "")).split(".")

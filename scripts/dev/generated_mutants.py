@@ -1,6 +1,7 @@
 """Plant mistakes that nobody chose in the sources, and see for each whether a quick test fails.
 
     python scripts/dev/generated_mutants.py map FOLDER               find which tests run which lines, by coverage.py
+    python scripts/dev/generated_mutants.py map FOLDER --add --marks per_version --tests tests/test_single.py
     python scripts/dev/generated_mutants.py run FOLDER --count 200   plant that many more, and record what they did
     python scripts/dev/generated_mutants.py run FOLDER --survivors --tests tests/test_new.py
     python scripts/dev/generated_mutants.py page                     write the section of docs/how-tested.md
@@ -8,7 +9,7 @@
 A mutant is one small change: another comparison or constant, a statement that is left out, two arguments swapped, a
 branch negated, a context that is not entered. It is planted in a copy of the sources in FOLDER. TensorFlow is imported
 once; each mutant has a process of its own, forked from there, in which pytest runs the tests that reach the changed
-line, the quickest first, until one fails. Which mutants are taken is drawn by a seed, in turns from each part of the
+line, quick ones first, until one fails. Which mutants are taken is drawn by a seed, in turns from each part of the
 sources, and a run goes on where the last one stopped.
 
 Tools such as mutmut rewrite every function so that a mutant can be chosen while the program runs. AutoGraph and the
@@ -44,8 +45,9 @@ PARTS = (
 )
 OTHER_TESTS = """
 accumulators benchmarks cluster clusters command_line consoles conventions convert convert_architectures cost demo
-doctor error_text evidence foreign graph_pins index_page laws layout markers migrate migrate_files migrating mutants
-notebooks package pins platforms programs readme scorecard silence site stored types upstream_suites workers
+doctor error_text evidence exceptions foreign generated_mutants graph_pins index_page laws layout markers migrate
+migrate_files migrating mutants package pins platforms programs property_tests readme scorecard silence site stored
+types upstream_suites way_of_a_batch workers
 """
 # Tests of other parts of the package, and of its files.
 
@@ -54,11 +56,23 @@ COMPARISONS.update({"is not": "is", "is": "is not", "not in": "in", "in": "not i
 ARITHMETIC = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "|": "&", "&": "|"}
 FUNCTIONS = {"equal": "not_equal", "not_equal": "equal", "greater": "greater_equal", "greater_equal": "greater"}
 FUNCTIONS.update({"less": "less_equal", "less_equal": "less", "logical_and": "logical_or", "logical_or": "logical_and"})
-SYMMETRIC = ["equal", "not_equal", "logical_and", "logical_or", "maximum", "minimum", "add", "multiply", "add_n"]
+SYMMETRIC = [
+    "equal",
+    "not_equal",
+    "logical_and",
+    "logical_or",
+    "maximum",
+    "minimum",
+    "max",
+    "min",
+    "add",
+    "multiply",
+    "add_n",
+]
 ASKED = ["isinstance", "hasattr", "getattr", "setattr", "cast", "warn", "pop", "get", "join", "replace", "startswith"]
 """Functions whose arguments may be swapped, and those where this is no mistake that anybody makes."""
 
-SECONDS, TESTS = 15.0, 25
+SECONDS, TESTS = 20.0, 40
 """What the tests of one mutant may take, by the times of `map`, and how many there may be."""
 
 
@@ -244,7 +258,7 @@ def drawn(seed):
 
 
 def copy_sources(folder):
-    for name in ("accum", "compat", "tests"):
+    for name in ("accum", "compat", "docs", "tests"):
         target = os.path.join(folder, name)
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(os.path.join(ROOT, name), target, symlinks=True)
@@ -292,14 +306,16 @@ def make_map(arguments):
     import pytest
 
     sources = [os.path.join(folder, name) for name in ("accum", "compat")]
-    cover = coverage.Coverage(data_file=os.path.join(folder, "coverage"), branch=True, source=sources)
+    name = "coverage-added" if arguments.add else "coverage"
+    cover = coverage.Coverage(data_file=os.path.join(folder, name), branch=True, source=sources)
     cover.start()
     watch = Watch(cover)
     pytest.main(["-q", "-p", "no:cacheprovider", "-m", arguments.marks] + (arguments.tests or quick_tests()), [watch])
     cover.stop()
     cover.save()
     data = cover.get_data()
-    passed = sorted(test for test, seconds in watch.seconds.items() if seconds < 1e6)
+    # Those named by an address have another name in each process.
+    passed = sorted(test for test, seconds in watch.seconds.items() if seconds < 1e6 and " at 0x" not in test)
     index_of_test = {test: index for index, test in enumerate(passed)}
     lines = {}
     for path in data.measured_files():
@@ -309,9 +325,23 @@ def make_map(arguments):
             if reached:
                 reached_from[str(line)] = reached
         lines[os.path.relpath(os.path.realpath(path), os.path.realpath(folder))] = reached_from
+    coverage = {"tests": passed, "seconds": [watch.seconds[test] for test in passed], "lines": lines}
+    if arguments.add:
+        with open(os.path.join(folder, "map.json"), encoding="utf-8") as file:
+            coverage = together(json.load(file), coverage)
     with open(os.path.join(folder, "map.json"), "w", encoding="utf-8") as file:
-        json.dump({"tests": passed, "seconds": [watch.seconds[test] for test in passed], "lines": lines}, file)
+        json.dump(coverage, file)
     return 0
+
+
+def together(one, other):
+    """Return a map of the tests of two, of which none is in both."""
+    shift, lines = len(one["tests"]), {path: dict(reached) for path, reached in one["lines"].items()}
+    for path, reached in other["lines"].items():
+        for line, tests in reached.items():
+            before = lines.setdefault(path, {}).get(line, [])
+            lines[path][line] = before + [index + shift for index in tests]
+    return {"tests": one["tests"] + other["tests"], "seconds": one["seconds"] + other["seconds"], "lines": lines}
 
 
 def enter(folder):
@@ -326,8 +356,8 @@ def enter(folder):
 def tests_for(mutant, coverage):
     """Return (tests, the seconds that they take): those that reach the line, then those that reach its file.
 
-    What a cache keeps is reached by the first test alone. Quick ones come first, and each function before its other
-    parameters.
+    What a cache keeps is reached by the first test alone. The quickest of each file come first, and each function
+    before its other parameters.
     """
     lines = coverage["lines"].get(mutant.path, {})
     reached = set(lines.get(str(mutant.line), []))
@@ -342,12 +372,16 @@ def tests_for(mutant, coverage):
 
 
 def _varied(indices, coverage):
+    """Return [(test, seconds)], the first of them from as many functions and files as there are, and quick."""
     rounds, ordered = {}, []
     for index in sorted(indices, key=lambda index: coverage["seconds"][index]):
-        name = coverage["tests"][index].split("[")[0]
-        rounds[name] = rounds.get(name, 0) + 1
-        ordered.append((rounds[name], coverage["seconds"][index], coverage["tests"][index]))
-    return [(test, seconds) for _, seconds, test in sorted(ordered)]
+        test = coverage["tests"][index]
+        function = test.split("[")[0]
+        rounds[function] = rounds.get(function, 0) + 1
+        file = rounds[function], test.split("::")[0]
+        rounds[file] = rounds.get(file, 0) + 1
+        ordered.append((rounds[function], rounds[file], coverage["seconds"][index], test))
+    return [(test, seconds) for _, _, seconds, test in sorted(ordered)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -368,33 +402,36 @@ def run(arguments):
     import tensorflow as tf
 
     tf.keras.layers.Dense  # noqa: B018  Keras is imported on first use
+    passes = {}  # by a test that has caught a mutant: whether it passes without one
     left = arguments.count
-    for key, mutant in drawn(arguments.seed):
+    mutants = drawn(arguments.seed)
+    drop_what_is_gone(mutants)
+    for key, mutant in mutants:
         before = read_record().get(key)
         is_wanted = before is not None and before["outcome"] != "killed" if arguments.survivors else before is None
-        if not is_wanted or (arguments.only and arguments.only not in key):
+        if not is_wanted or (arguments.only and not any(text in key for text in arguments.only)):
             continue
         if left == 0:
             break
         left -= 1
         tests, estimate = (arguments.tests, 3 * SECONDS) if arguments.tests else tests_for(mutant, coverage)
         outcome, test, seconds = tried(mutant, tests, estimate, folder, arguments.marks)
+        if test not in passes and outcome == "killed" and "::" in (test or ""):
+            passes[test] = in_child([test], folder, arguments.marks, 600)[0] == "survived"
+        if not passes.get(test, True):
+            raise RuntimeError(f"{test} fails without a mutant.")
         print("{:>8} {:>4.0f} s  {}  ({})".format(outcome, seconds, key, test), flush=True)
-        if arguments.survivors and outcome != "killed":
+        if arguments.survivors and outcome != "killed" and (not tests or before["outcome"] != "not reached"):
             continue
-        with open(os.path.join(folder, mutant.path), "rb") as file:
-            source = file.read()
-        start = source.rfind(b"\n", 0, mutant.start) + 1
-        changed = source[start : mutant.start] + mutant.text.strip("\n").encode("utf-8")
-        changed += source[mutant.end :].split(b"\n")[0]
+        text, changed = change_of(mutant, folder)
         records = read_record()  # anew, because another run may have written meanwhile
         records[key] = {
             "outcome": outcome,
             "test": test,
             "tests": len(tests),
             "line": mutant.line,
-            "before": source.splitlines()[mutant.line - 1].decode("utf-8").strip(),
-            "after": changed.decode("utf-8").strip().split("\n")[0],
+            "before": text,
+            "after": changed,
             "commit": commit,
             "tensorflow": tf.__version__,
             "seed": arguments.seed,
@@ -402,6 +439,32 @@ def run(arguments):
         }
         write_record(records)
     return 0
+
+
+def change_of(mutant, root=ROOT):
+    """Return the mutant's line in the sources, and what it becomes."""
+    with open(os.path.join(root, mutant.path), "rb") as file:
+        source = file.read()
+    start = source.rfind(b"\n", 0, mutant.start) + 1
+    changed = source[start : mutant.start] + mutant.text.strip("\n").encode("utf-8")
+    changed += source[mutant.end :].split(b"\n")[0]
+    before = source.splitlines()[mutant.line - 1].decode("utf-8").strip()
+    return before, changed.decode("utf-8").strip().split("\n")[0]
+
+
+def drop_what_is_gone(mutants):
+    """Drop records of mutants that the sources no longer have, or have elsewhere in the same function."""
+    mutants, records = dict(mutants), read_record()
+    gone = [
+        key
+        for key, record in records.items()
+        if key not in mutants or change_of(mutants[key]) != (record["before"], record["after"])
+    ]
+    for key in gone:
+        del records[key]
+    if gone:
+        print(f"{len(gone)} records dropped, of mutants that the sources no longer have", flush=True)
+        write_record(records)
 
 
 def tried(mutant, tests, estimate, folder, marks):
@@ -455,6 +518,10 @@ def in_child(tests, folder, marks, limit):
         return "killed", "the process crashed"
     with open(answer) as file:
         code, failed = json.load(file)
+    if code == 5:  # `marks` leaves out all of them
+        return "not reached", None
+    if code != 0 and failed is None:
+        raise RuntimeError(f"pytest ended with {code}, and no test failed: see output.txt in {folder}.")
     return ("survived", None) if code == 0 else ("killed", failed)
 
 
@@ -522,10 +589,11 @@ def main(argv=None):
         command.add_argument("folder", metavar="FOLDER", help="for the copy of the sources and the map")
         command.add_argument("--tests", nargs="+", default=[], help="these, in place of those that the map names")
         command.add_argument("--marks", default="not slow and not per_version", help="as pytest's -m")
+    maps.add_argument("--add", action="store_true", help="to the map in FOLDER, of other tests")
     runs.add_argument("--count", type=int, default=-1, help="how many mutants (default: all that are left)")
     runs.add_argument("--seed", type=int, default=0, help="of the order in which mutants are taken")
     runs.add_argument("--survivors", action="store_true", help="only those that no test has caught before")
-    runs.add_argument("--only", metavar="TEXT", help="only those whose name has TEXT in it")
+    runs.add_argument("--only", nargs="+", metavar="TEXT", help="only those whose name has a TEXT in it")
     commands.add_parser("page", help="write the section of docs/how-tested.md")
     arguments = parser.parse_args(argv)
     if arguments.command is None:

@@ -186,7 +186,6 @@ def _normalizing(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., tf
                 f"The layer {layer.name!r} can't be computed over the whole batch: {reason}. Received: {layer!r}."
             )
         _require_here(layer, marks)
-        mask = getattr(inputs, "_keras_mask", None) if mask is None else mask
         return BatchNormBarrier(layer, len(marks.statistics)).call(inputs, mask, marks)
 
     return call
