@@ -1,7 +1,7 @@
 """Walk the operations of a graph, and tell what they do to variables."""
 
 import re
-from typing import Any, Container, Dict, Iterable, Iterator, List, Sequence, Set
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Set
 
 from accum._tf.version import tf
 
@@ -13,7 +13,10 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def ancestors(
-    ops: Iterable[tf.Operation], ends: Container[tf.Operation] = (), with_control: bool = False
+    ops: Iterable[tf.Operation],
+    ends: Container[tf.Operation] = (),
+    with_control: bool = False,
+    sources: Optional[Callable[[tf.Operation], List[tf.Operation]]] = None,
 ) -> List[tf.Operation]:
     """Return operations and all from which they are computed, each after what it uses, as far back as `ends`.
 
@@ -21,6 +24,7 @@ def ancestors(
       ops: operations of one graph.
       ends: operations that are left out, with all before them.
       with_control: whether to return also those that run before by a control dependency.
+      sources: function that returns the operations that one uses, in place of `with_control`.
     """
     ordered: List[tf.Operation] = []
     done: Set[tf.Operation] = set()
@@ -32,7 +36,8 @@ def ancestors(
         elif op not in done and op not in ends:
             done.add(op)
             stack.append((op, True))
-            stack.extend((source, False) for source in sources_of(op, with_control))
+            before = sources_of(op, with_control) if sources is None else sources(op)
+            stack.extend((source, False) for source in before)
     return ordered
 
 
@@ -128,6 +133,15 @@ def _captured(graph: Any) -> List[Any]:
     outer = getattr(graph, "outer_graph", None)
     further = {id(inside): outside for outside, inside in _captured(outer)} if outer is not None else {}
     return [(further.get(id(outside), outside), inside) for outside, inside in captures_of(graph)]
+
+
+def outermost() -> Callable[[Any], Any]:
+    """Return a function that returns a tensor of the current graph as it is outside of conditionals and functions.
+
+    That is the tensor which they capture, or the tensor itself. Dies with `tf.compat.v1`.
+    """
+    outer = {id(inside): outside for outside, inside in _captured(tf.compat.v1.get_default_graph())}
+    return lambda tensor: outer.get(id(tensor), tensor)
 
 
 def _may_assign(op: tf.Operation) -> bool:

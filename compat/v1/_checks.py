@@ -1,7 +1,7 @@
 """Check how an `AccumOptimizer` is created and called."""
 
 import re
-from typing import Any, Optional, Sequence, Set
+from typing import Any, Container, List, Optional, Sequence, Set
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle
@@ -17,6 +17,10 @@ NONLINEAR = frozenset(
     + ["TopK", "TopKV2", "Where", "EuclideanNorm", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars"]
 )
 """Operations whose result for a mean of gradients is not the mean of the results."""
+CHOICES = ("Select", "SelectV2")  # linear, unless gradients decide what is chosen
+PRINTS = ("Print",)  # and give back their first input
+ASKS_IF_FINITE = ("IsFinite", "IsInf", "IsNan")
+LOOPS = ("Exit", "RefExit", "While", "StatelessWhile")  # a gradient that one returns may be a sum over examples
 
 NO_COMMON_WEIGHT = (
     "With several losses, each has its own count: pass them as a list to `minimize`, and their own `weight` to "
@@ -80,6 +84,58 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
             "as clipping, acts on the mean gradient in a full batch: leave it out there, and pass it as `transform=` "
             f"to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type {sorted(kinds)}."
         )
+
+
+class _Computed(Container[tf.Operation]):
+    """Where a walk back from the gradients of a train op ends: at what computes them."""
+
+    def __init__(self, computed: Sequence[tf.Operation]) -> None:
+        self._computed = set(computed)
+
+    def is_gradient(self, op: tf.Operation) -> bool:
+        return op in self._computed or DIFFERENTIATES.search(op.name) is not None
+
+    def __contains__(self, op: object) -> bool:
+        assert isinstance(op, tf.Operation)
+        return self.is_gradient(op) or op.type in LOOPS + ASKS_IF_FINITE or "/pfor/" in op.name
+
+
+def warn_of_gradients_changed_between(listed: GradsAndVars, computed: Sequence[tf.Operation]) -> bool:
+    """Warn if what is not linear has been done to gradients after they were computed. Returns whether it has.
+
+    Left out is what sets gradients that are not finite to zero, and what a loop does to those of single examples.
+
+    Args:
+      listed: list of (gradient, variable) from which a train op is to be created.
+      computed: operations whose results `compute_gradients` returned; those of `tf.gradients` are found by their names.
+    """
+    ends, outermost = _Computed(computed), _tf.op_walks.outermost()
+    last = [outermost(getattr(grad, "values", grad)).op for grad, _ in listed if grad is not None]
+
+    def sources_of(op: tf.Operation) -> List[tf.Operation]:
+        inputs = list(op.inputs)[: 1 if op.type in PRINTS else None]
+        return [outermost(tensor).op for tensor in inputs]
+
+    changing: Set[tf.Operation] = set()  # of gradients
+
+    def is_of_gradients(op: tf.Operation) -> bool:
+        return op in changing or ends.is_gradient(op)
+
+    found: List[tf.Operation] = []
+    for op in _tf.op_walks.ancestors(last, ends, sources=sources_of):
+        sources = sources_of(op)
+        if any(map(is_of_gradients, sources)):
+            changing.add(op)
+            if op.type in NONLINEAR and (op.type not in CHOICES or is_of_gradients(sources[0])):
+                found.append(op)
+    if found:
+        _check.warn(
+            "The gradients of each micro-batch are changed after they are computed and before `AccumOptimizer` "
+            "receives them. What is not linear, such as clipping, acts on the mean gradient in a full batch: leave it "
+            "out there, and pass it as `transform=` to the `AccumOptimizer`. Received: operations of type "
+            f"{sorted({op.type for op in found})}, such as {found[-1].name!r}."
+        )
+    return bool(found)
 
 
 def require_graph() -> None:

@@ -1,7 +1,7 @@
 """`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or combined in one conditional op."""
 
 import contextlib
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle, check_options
@@ -100,6 +100,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._has_idle_op = False  # a flush or reset that does nothing
         self._losses_apart: Optional[SeveralLosses] = None
         self._losses: List[tf.Tensor] = []  # whose gradients were computed
+        self._computed: List[tf.Operation] = []  # whose results are these gradients
+        self._said: Set[str] = set()  # what has been warned of
 
     # ------------------------------------------------------------------------------------------------------------
     # Ops
@@ -108,17 +110,19 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         """Compute gradients with the inner optimizer's `compute_gradients`, which receives all arguments.
 
         If your own optimizer class overrides it to do more than scale gradients, such as to clip them, this acts on
-        each micro-batch, and a warning says so.
+        each micro-batch, and a warning says so. So does what you do to the gradients before `apply_gradients`.
         """
         _checks.require_graph()
         if tf.is_tensor(loss):
             self._losses.append(loss)
-        if not _tf.optimizers.is_graph_optimizer(self._inner):
-            return super().compute_gradients(loss, *args, **kwargs)
         before = len(tf.compat.v1.get_default_graph().get_operations())
-        listed = self._inner.compute_gradients(loss, *args, **kwargs)
-        if self._accumulates:
-            _checks.warn_of_changed_gradients(self._inner, listed, before)
+        if _tf.optimizers.is_graph_optimizer(self._inner):
+            listed = self._inner.compute_gradients(loss, *args, **kwargs)
+            if self._accumulates:
+                _checks.warn_of_changed_gradients(self._inner, listed, before)
+        else:
+            listed = super().compute_gradients(loss, *args, **kwargs)
+        self._computed += [getattr(grad, "values", grad).op for grad, _ in listed if grad is not None]
         return listed
 
     def minimize(
@@ -186,6 +190,9 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         weight: Optional[Scalar] = None,
     ) -> tf.Operation:
         """Create the train op: it accumulates one micro-batch, and makes the step on the last one of a cycle.
+
+        Gradients that were clipped before act as the mean of clipped gradients, and a warning says so: clip in
+        `transform`.
 
         Args:
           grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape,
@@ -435,6 +442,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._adapter.variables = [var for _, var in listed]
         self._adapter.scope = tf.compat.v1.get_default_graph().get_name_scope()
         _checks.require_updatable(self._inner, self._adapter.variables)
+        if "changed" not in self._said and _checks.warn_of_gradients_changed_between(listed, self._computed):
+            self._said.add("changed")
         self._adapter.create_inner_slots([var for grad, var in listed if grad is not None])
         warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses)
         self._losses, self._has_called = [], True
