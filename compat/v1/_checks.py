@@ -1,6 +1,7 @@
 """Check how an `AccumOptimizer` is created and called."""
 
 import re
+import weakref
 from typing import Any, Container, List, Optional, Sequence, Set
 
 from accum import _check, _tf
@@ -86,11 +87,21 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
         )
 
 
+_COMPUTED: "weakref.WeakKeyDictionary[tf.Graph, Set[tf.Operation]]" = weakref.WeakKeyDictionary()
+"""In a graph: operations whose results were returned as gradients. Those of `tf.gradients` are found by their names."""
+
+
+def note_computed(listed: GradsAndVars) -> None:
+    """Note that these (gradient, variable) were just computed."""
+    ops = [getattr(grad, "values", grad).op for grad, _ in listed if grad is not None]
+    _COMPUTED.setdefault(_tf.graphs.outermost_graph(), set()).update(ops)
+
+
 class _Computed(Container[tf.Operation]):
     """Where a walk back from the gradients of a train op ends: at what computes them."""
 
-    def __init__(self, computed: Sequence[tf.Operation]) -> None:
-        self._computed = set(computed)
+    def __init__(self) -> None:
+        self._computed = _COMPUTED.get(_tf.graphs.outermost_graph(), set())
 
     def is_gradient(self, op: tf.Operation) -> bool:
         return op in self._computed or DIFFERENTIATES.search(op.name) is not None
@@ -100,16 +111,15 @@ class _Computed(Container[tf.Operation]):
         return self.is_gradient(op) or op.type in LOOPS + ASKS_IF_FINITE or "/pfor/" in op.name
 
 
-def warn_of_gradients_changed_between(listed: GradsAndVars, computed: Sequence[tf.Operation]) -> bool:
+def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
     """Warn if what is not linear has been done to gradients after they were computed. Returns whether it has.
 
     Left out is what sets gradients that are not finite to zero, and what a loop does to those of single examples.
 
     Args:
       listed: list of (gradient, variable) from which a train op is to be created.
-      computed: operations whose results `compute_gradients` returned; those of `tf.gradients` are found by their names.
     """
-    ends, outermost = _Computed(computed), _tf.op_walks.outermost()
+    ends, outermost = _Computed(), _tf.op_walks.outermost()
     last = [outermost(getattr(grad, "values", grad)).op for grad, _ in listed if grad is not None]
 
     def sources_of(op: tf.Operation) -> List[tf.Operation]:

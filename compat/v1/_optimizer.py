@@ -1,7 +1,7 @@
 """`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or combined in one conditional op."""
 
 import contextlib
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle, check_options
@@ -13,6 +13,7 @@ from accum.compat.v1._batch_norm import take_over
 from accum.compat.v1._carried_state import warn_of_carried_state
 from accum.compat.v1._cycle_mean import CycleMean
 from accum.compat.v1._engine_adapter import GraphAdapter
+from accum.compat.v1._every_run import EveryRun
 from accum.compat.v1._several_losses import SeveralLosses
 
 
@@ -100,8 +101,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._has_idle_op = False  # a flush or reset that does nothing
         self._losses_apart: Optional[SeveralLosses] = None
         self._losses: List[tf.Tensor] = []  # whose gradients were computed
-        self._computed: List[tf.Operation] = []  # whose results are these gradients
-        self._said: Set[str] = set()  # what has been warned of
+        self._has_named_changes = False  # of gradients
+        self._every_run = EveryRun()
 
     # ------------------------------------------------------------------------------------------------------------
     # Ops
@@ -122,7 +123,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
                 _checks.warn_of_changed_gradients(self._inner, listed, before)
         else:
             listed = super().compute_gradients(loss, *args, **kwargs)
-        self._computed += [getattr(grad, "values", grad).op for grad, _ in listed if grad is not None]
+        _checks.note_computed(listed)
         return listed
 
     def minimize(
@@ -216,9 +217,11 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _checks.require_no_waiting(listed, self._adapter.waits_for_others and self._accumulates)
         if not self._accumulates and weight is None:
             return self._plain_step(listed, global_step, name)
+        losses = self._losses
         self._enter(listed, global_step, weight)
         with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope(name or self._name):
             train_op = self._cycle.micro_step(listed, weight)
+        self._every_run.add(train_op, losses, [var for _, var in listed])
         _tf.graphs.record_train_op(train_op)
         return train_op
 
@@ -259,10 +262,12 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             grads_and_vars = self.compute_gradients(loss, var_list=var_list)
         listed = _check.pairs(grads_and_vars or ())
         weight = self._adapter.weight if weight is None else weight
+        losses = self._losses
         self._enter(listed, global_step, weight)
         with tf.name_scope(self._name):
             with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope("accumulate"):
                 accumulate = self._cycle.accumulate(listed, weight)
+            self._every_run.add(accumulate, losses, [var for _, var in listed], is_train_op=False)
             with tf.name_scope("apply"):
                 apply = self._cycle.apply()
             with tf.name_scope("zero"):
@@ -394,6 +399,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             raise ValueError(f"With `SyncReplicasOptimizer`, use the ops of `accumulation_ops` instead of `{name}`.")
         if not self._cycle.is_built:
             raise ValueError(f"`{name}` needs a train op: create it first, such as with `minimize`.")
+        self.check_graph()
         with tf.name_scope(self._name), tf.name_scope(name):
             return function()
 
@@ -442,8 +448,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._adapter.variables = [var for _, var in listed]
         self._adapter.scope = tf.compat.v1.get_default_graph().get_name_scope()
         _checks.require_updatable(self._inner, self._adapter.variables)
-        if "changed" not in self._said and _checks.warn_of_gradients_changed_between(listed, self._computed):
-            self._said.add("changed")
+        self._has_named_changes = self._has_named_changes or _checks.warn_of_gradients_changed_between(listed)
         self._adapter.create_inner_slots([var for grad, var in listed if grad is not None])
         warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses)
         self._losses, self._has_called = [], True
@@ -456,6 +461,14 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
     # ------------------------------------------------------------------------------------------------------------
     # State
+
+    def check_graph(self) -> None:
+        """Warn of what the graph, once it is complete, does with every micro-batch instead of once per step.
+
+        `flush`, `reset`, the hooks and the `Saver` call it.
+        """
+        if self._accumulates:
+            self._every_run.look_again()
 
     @property
     def optimizer(self) -> Any:

@@ -13,6 +13,7 @@ from accum._engine._value_and_gradients import Derived, Weight, checked, checked
 from accum._tf import Gradient, tf
 from accum._tf.types import WholeBatch
 from accum.compat.v1._carried_state import warn_of_repeated_changes
+from accum.compat.v1._checks import note_computed
 from accum.compat.v1._collections import Additions, depends_on, is_in_loop, ops_of
 from accum.compat.v1._first_call import FirstCall
 from accum.compat.v1._moving_statistics import MovesInTurn, moments_of
@@ -115,7 +116,9 @@ def value_and_gradients(
     task = checked(function, micro_batch_size, weight, whole_batch, recompute, loss)
     listed = None if variables is None else checked_variables(_parts(variables))
     if task.barriers or task.loss is not None:
-        return whole_value(task, data, listed)
+        value, pairs = whole_value(task, data, listed)
+        note_computed(pairs)
+        return value, pairs
     calls = _Calls(listed)
     # Only loops of TF 1 take ref variables, and only in theirs can update ops be read.
     with _tf.graphs.control_flow_of_tf(1):
@@ -123,6 +126,7 @@ def value_and_gradients(
     in_turn = MovesInTurn()
     for (mean, variance), whole in zip(calls.averages, derived.others):
         in_turn.add(mean, variance, whole)
+    note_computed(derived.grads_and_vars)
     return derived.value, list(derived.grads_and_vars)
 
 

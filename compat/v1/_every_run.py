@@ -1,0 +1,111 @@
+"""Name what runs along with a train op, so with every micro-batch, although a full batch would do it once per step."""
+
+import weakref
+from typing import Any, Iterable, List, Sequence, Set, Tuple
+
+from accum import _check, _tf
+from accum._tf import tf
+from accum.compat.v1._update_ops import Average, averages_of_layers
+
+MOVES = (
+    "Moving averages of batch normalisation move with every micro-batch, so `accum_steps` times as fast as with full "
+    "batches, and without what differs between micro-batches."
+)
+TAKE_OVER = (
+    "Call `accumulate_update_ops()` of the `AccumOptimizer` after the model is built and before the train op is "
+    "created; it says so if it can't take over an update."
+)
+ON_REPLICAS = (
+    "`accumulate_update_ops` does not support several replicas: run the ops in UPDATE_OPS once per step, by themselves "
+    "instead of with the train op."
+)
+LARGER_BATCHES = (
+    "`accum.compat.v1.value_and_gradients` moves them once for each batch that it splits: pass it the whole batch of a "
+    "step, with the same `micro_batch_size`, and set `accum_steps=1`. That is exact."
+)
+
+_MOVED_BY_BATCH: "weakref.WeakKeyDictionary[tf.Graph, List[Tuple[tf.Operation, str]]]" = weakref.WeakKeyDictionary()
+"""In a graph: ops by which `value_and_gradients` moves averages, with the names of these."""
+
+
+def note_moves(var: tf.Variable, moves: Iterable[tf.Operation]) -> None:
+    """Note that `moves` change an average of batch normalisation once for each batch."""
+    graph = _tf.graphs.outermost_graph()
+    _MOVED_BY_BATCH.setdefault(graph, []).extend((move, var.op.name) for move in moves)
+
+
+class EveryRun:
+    """What runs along with the train ops of one `AccumOptimizer`. Each kind of it is named once."""
+
+    def __init__(self) -> None:
+        self._train_ops: List[tf.Operation] = []
+        self._run: List[tf.Operation] = []  # these and separate ops, and what computes their losses
+        self._trained: List[tf.Variable] = []
+        self._said: Set[str] = set()
+
+    def add(
+        self, op: tf.Operation, losses: Sequence[tf.Tensor], trained: Sequence[tf.Variable], is_train_op: bool = True
+    ) -> None:
+        """Look at what runs before a new op that accumulates, or before its losses.
+
+        Args:
+          op: the op.
+          losses: list of tensors whose gradients it accumulates.
+          trained: list of the variables that it trains.
+          is_train_op: whether it makes steps too.
+        """
+        if op.graph is not _tf.graphs.outermost_graph():
+            return  # a branch, which can't be seen from outside
+        self._train_ops += [op] if is_train_op else []
+        self._run += [op] + [loss.op for loss in losses if loss.graph is op.graph]
+        self._trained = list(trained)
+        self._name_averages(_tf.op_walks.ancestors(self._run, with_control=True))
+
+    def look_again(self) -> None:
+        """Look also at what runs after the train ops, or is run by the same op, now that the graph is complete."""
+        if self._train_ops:
+            running = self._run + list(_tf.op_walks.descendants(self._train_ops))
+            self._name_averages(_tf.op_walks.ancestors(running, with_control=True), of_others=True)
+
+    def _name_averages(self, running: Sequence[tf.Operation], of_others: bool = False) -> None:
+        """Warn of averages of batch normalisation that the ops `running` move.
+
+        Args:
+          running: list of operations.
+          of_others: whether those of layers count that have nothing to do with the trained variables, such as those of
+            the other network of a GAN. Its optimizer may still take them over.
+        """
+        ops, graph = set(running), _tf.graphs.outermost_graph()
+        by_batch = sorted({name for op, name in _MOVED_BY_BATCH.get(graph, []) if op in ops})
+        averages = [
+            average for average in averages_of_layers(graph) if average.assign in ops and not _is_at_rest(average)
+        ]
+        if not of_others and averages:
+            averages = _of_trained(averages, self._trained)
+        names = sorted({average.var.op.name for average in averages})
+        if names:
+            is_alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
+            self._say("averages", f"{MOVES} {TAKE_OVER if is_alone else ON_REPLICAS} Received: {_check.shown(names)}.")
+        if by_batch:
+            self._say("by batch", f"{MOVES} {LARGER_BATCHES} Received: {_check.shown(by_batch)}.")
+
+    def _say(self, kind: str, message: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            _check.warn(message)
+
+
+def _is_at_rest(average: Average) -> bool:
+    """Whether an update op leaves its average as it is, because its momentum is 1."""
+    return _tf.variables.known_value(average.decay) == 0.0
+
+
+def _of_trained(averages: Sequence[Average], trained: Sequence[Any]) -> List[Average]:
+    """Return the averages of those layers whose inputs depend on variables `trained`, or on no trainable variable."""
+    after = _tf.op_walks.descendants([_owner(var) for var in trained])
+    others = _tf.op_walks.descendants([_owner(var) for var in tf.compat.v1.trainable_variables()])
+    return [average for average in averages if average.inputs.op in after or average.inputs.op not in others]
+
+
+def _owner(var: Any) -> tf.Operation:
+    return getattr(var, "handle", var).op
