@@ -55,6 +55,12 @@ def descendants(ops: Sequence[tf.Operation]) -> Set[tf.Operation]:
     return reached
 
 
+def gives_data(op: tf.Operation) -> bool:
+    """Whether an op provides a micro-batch, or a part of it: a scalar, such as a rate or a mode, is none."""
+    is_source = op.type.startswith(("Placeholder", "IteratorGetNext", "QueueDequeue", "Unstage"))
+    return is_source and any(tensor.shape.rank != 0 for tensor in op.outputs)
+
+
 def entered(tensor: Any) -> Any:
     """Return the tensor that was passed into a conditional or loop of TF 1, for a tensor at its entrance."""
     while tensor.op.type in ENTRANCES:

@@ -14,6 +14,7 @@ from accum.compat.v1._carried_state import warn_of_carried_state
 from accum.compat.v1._cycle_mean import CycleMean
 from accum.compat.v1._engine_adapter import GraphAdapter
 from accum.compat.v1._every_run import EveryRun
+from accum.compat.v1._loss_counts import warn_of_counts
 from accum.compat.v1._several_losses import SeveralLosses
 
 
@@ -101,7 +102,9 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._has_idle_op = False  # a flush or reset that does nothing
         self._losses_apart: Optional[SeveralLosses] = None
         self._losses: List[tf.Tensor] = []  # whose gradients were computed
+        self._counts_of_losses: List[Any] = []  # of several losses
         self._has_named_changes = False  # of gradients
+        self._has_named_counts = False
         self._every_run = EveryRun()
 
     # ------------------------------------------------------------------------------------------------------------
@@ -416,6 +419,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             _checks.require_before_train_op("several losses", self._has_called)
             self._losses_apart = SeveralLosses()
             self._cycle.listeners.append(self._losses_apart)
+        self._counts_of_losses = counts
         return self._losses_apart.receive(pairs, counts)
 
     def _accumulate_from_now_on(self) -> None:
@@ -451,7 +455,10 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._has_named_changes = self._has_named_changes or _checks.warn_of_gradients_changed_between(listed)
         self._adapter.create_inner_slots([var for grad, var in listed if grad is not None])
         warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses)
-        self._losses, self._has_called = [], True
+        counts = self._counts_of_losses or [weight] * len(self._losses)
+        if not self._has_named_counts and self._cycle.plan.reduction != "sum":
+            self._has_named_counts = warn_of_counts(list(zip(self._losses, counts)))
+        self._losses, self._counts_of_losses, self._has_called = [], [], True
         if self._losses_apart is not None:
             self._losses_apart.follow(self._cycle, self._adapter, listed)
             if weight is not None or any(mean.follows_train_op for mean in self._means):
