@@ -1,5 +1,6 @@
 """What runs with every micro-batch, although a full batch would do it once per step, is named."""
 
+import time
 import warnings
 
 import numpy as np
@@ -31,6 +32,7 @@ def resting(accum_steps=K):
 def run(train_op, x, fetches, parts=K):
     """Run the train op on each part of each full batch. Returns the values of `fetches`."""
     with tf1.Session() as session:
+        session.run(tf1.variables_initializer(tf1.trainable_variables()))  # from which averages of ref variables begin
         session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
         for part in X.reshape(STEPS * parts, -1, 2):
             session.run(train_op, {x: part})
@@ -259,3 +261,223 @@ def test_averages_that_a_split_batch_moves_once_are_named_where_several_batches_
         with said():
             ours = train(optimizer, 1)
         np.testing.assert_allclose(ours, statistics(), rtol=0, atol=5e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Averages of the weights
+
+WEIGHTS = "Averages of the weights move with every micro-batch"
+
+
+class Regression:
+    """Weights, a loss whose gradient is the mean of what is fed, and an average of the weights."""
+
+    def __init__(self, use_resource=True):
+        self.x = tf1.placeholder(tf.float32, [None, 2])
+        self.weights = tf1.get_variable("w", initializer=[1.0, 2.0], use_resource=use_resource)
+        self.loss = tf.reduce_mean(tf.reduce_sum(self.weights * self.x, 1))
+        self.average = tf1.train.ExponentialMovingAverage(0.5)
+
+
+def averaged_by_numpy():
+    weights = average = np.array([1.0, 2.0])
+    for x in X.astype("float64"):
+        weights = weights - 0.1 * x.mean(0)
+        average = 0.5 * average + 0.5 * weights
+    return average
+
+
+def by_control_dependencies(problem, optimizer):
+    """As TensorFlow's documentation shows it."""
+    train_op = optimizer.minimize(problem.loss)
+    with tf.control_dependencies([train_op]):
+        return problem.average.apply([problem.weights])
+
+
+def by_a_group(problem, optimizer):
+    train_op = optimizer.minimize(problem.loss)
+    return tf.group(train_op, problem.average.apply([problem.weights]))
+
+
+class Averages(tf1.train.Optimizer):
+    """As `tf.contrib.opt.MovingAverageOptimizer`: an optimizer around."""
+
+    def __init__(self, inner, average):
+        super().__init__(False, "Averages")
+        self._inner, self._average = inner, average
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._inner.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        listed = list(grads_and_vars)
+        with tf.control_dependencies([self._inner.apply_gradients(listed, global_step)]):
+            return tf.group(self._average.apply([var for _, var in listed]), name=name)
+
+
+def by_an_optimizer_around(problem, optimizer):
+    return Averages(optimizer, problem.average).minimize(problem.loss)
+
+
+def after_step(problem, optimizer):
+    optimizer.after_step(lambda: problem.average.apply([problem.weights]))
+    return optimizer.minimize(problem.loss)
+
+
+def averaged(program, optimizer, use_resource=True, look=lambda optimizer: optimizer.flush()):
+    with tf.Graph().as_default():
+        problem = Regression(use_resource)
+        train_op = program(problem, optimizer)
+        look(optimizer)
+        look(optimizer)
+        return run(train_op, problem.x, problem.average.average(problem.weights))
+
+
+@KINDS
+@pytest.mark.law("L2")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "program",
+    [by_control_dependencies, by_a_group, by_an_optimizer_around],
+    ids=lambda program: program.__name__,
+)
+def test_an_average_of_the_weights_after_each_run_is_named(program, use_resource):
+    with said(WEIGHTS):
+        ours = averaged(program, accumulating(), use_resource)
+    assert np.abs(ours - averaged_by_numpy()).max() > 5e-3
+    with said():
+        ours = averaged(after_step, accumulating(), use_resource)
+    np.testing.assert_allclose(ours, averaged_by_numpy(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda optimizer: optimizer.reset(),
+        lambda optimizer: accum.compat.v1.Saver(optimizer),
+        lambda optimizer: accum.compat.v1.FlushHook(optimizer).begin(),
+        lambda optimizer: optimizer.check_graph(),
+    ],
+    ids=["reset", "Saver", "FlushHook", "check_graph"],
+)
+def test_all_that_comes_after_the_train_op_looks_for_averages(look):
+    with said(WEIGHTS):
+        averaged(by_control_dependencies, accumulating(), look=look)
+
+
+def target(problem, change):
+    """Weights of another network, which follow those that are trained."""
+    other = tf1.get_variable("target", initializer=[0.0, 0.0], trainable=False)
+    return other.assign(change(other.read_value(), problem.weights.read_value()))
+
+
+def moved_target(problem, optimizer):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return target(problem, lambda old, new: 0.9 * old + 0.1 * new)
+
+
+@pytest.mark.law("L17")
+def test_a_target_network_that_moves_after_each_run_is_named():
+    with said(WEIGHTS):
+        averaged(lambda *of: tf.group(after_step(*of), moved_target(*of)), accumulating())
+
+
+def copied_target(problem, optimizer):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return target(problem, lambda old, new: new)
+
+
+def clipped_weights(problem, optimizer):
+    """As WGAN has."""
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return problem.weights.assign(tf.clip_by_value(problem.weights.read_value(), -0.1, 0.1))
+
+
+def averaged_loss(problem, optimizer):
+    """For display."""
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.train.ExponentialMovingAverage(0.9).apply([tf.identity(problem.loss)])
+
+
+def metrics(problem, optimizer):
+    train_op = optimizer.minimize(problem.loss)
+    with tf.control_dependencies([train_op]):
+        return tf.group(tf1.metrics.mean(problem.weights)[1], tf1.metrics.mean(problem.loss)[1])
+
+
+def counted_examples(problem, optimizer):
+    count = tf1.get_variable("count", initializer=0, trainable=False)
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return count.assign_add(tf.shape(problem.x)[0])
+
+
+def averaged_now_and_then(problem, optimizer):
+    """In a conditional of the program's own."""
+    train_op = optimizer.minimize(problem.loss)
+    with tf.control_dependencies([train_op]):
+        is_new = tf.equal(optimizer.micro_step, 0) if optimizer.micro_step is not None else tf.constant(True)
+    return tf.cond(is_new, lambda: tf.group(problem.average.apply([problem.weights])), tf.no_op)
+
+
+def of_another_optimizer(problem, optimizer):
+    """One that makes a step in each run, as of a generator, whose weights are averaged."""
+    others = tf1.get_variable("other", initializer=[1.0, 2.0])
+    train_op = optimizer.minimize(problem.loss, var_list=[problem.weights])
+    with tf.control_dependencies([train_op]):
+        other_op = sgd().minimize(tf.reduce_mean(others * problem.x), var_list=[others])
+    with tf.control_dependencies([other_op]):
+        return tf1.train.ExponentialMovingAverage(0.9).apply([others])
+
+
+def between_steps(problem, optimizer):
+    """With separate ops, `apply` makes the steps."""
+    ops = optimizer.accumulation_ops(problem.loss)
+    with tf.control_dependencies([ops.apply]):
+        return problem.average.apply([problem.weights])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "program",
+    [
+        copied_target,
+        clipped_weights,
+        averaged_loss,
+        metrics,
+        counted_examples,
+        averaged_now_and_then,
+        of_another_optimizer,
+        between_steps,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_what_may_follow_each_run_is_not_named(program):
+    with tf.Graph().as_default(), said():
+        optimizer = accumulating()
+        program(Regression(), optimizer)
+        optimizer.check_graph()
+
+
+@pytest.mark.law("L14")
+@pytest.mark.law("L17")
+def test_an_average_after_each_step_is_not_named():
+    with said():
+        averaged(by_control_dependencies, accumulating(1))
+
+
+@pytest.mark.law("L17")
+def test_large_graphs_are_looked_at_in_time():
+    """Each average has few operations of its own, and what is computed from the data is looked at once."""
+    with tf.Graph().as_default(), said(WEIGHTS):
+        problem, optimizer = Regression(), accumulating()
+        hidden = problem.weights * problem.x
+        for _ in range(1000):
+            hidden = tf.sin(hidden)
+        others = [tf1.get_variable("slot_%d" % place, initializer=[0.0, 0.0], trainable=False) for place in range(200)]
+        with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+            tf.group(*[tf1.assign_sub(other, tf.reduce_mean(hidden, 0)) for other in others])
+            problem.average.apply([problem.weights])
+        begun = time.time()
+        optimizer.check_graph()
+        assert time.time() - begun < 5.0

@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from accum._tf.op_walks import ancestors, gives_data, sources_of
+from accum._tf.op_walks import ancestors, following, gives_data, sources_of
 from accum._tf.variables import known_value
 from accum._tf.version import tf
 
@@ -156,10 +156,10 @@ class _Reading:
         self.means: List[Tuple[tf.Operation, tf.Tensor]] = []
         self._loss = loss
         ordered = ancestors([loss.op])
-        self._of_batch = _following(ordered, {op for op in ordered if gives_data(op)})  # of its size, too
-        self._of_data = _following(ordered, {op for op in ordered if gives_data(op)}, SIZES)
-        self._of_fed = _following(ordered, {op for op in ordered if _is_fed(op)})
-        self._of_trained = _following(ordered, set(trained), SIZES)
+        self._of_batch = following(ordered, {op for op in ordered if gives_data(op)})  # of its size, too
+        self._of_data = following(ordered, {op for op in ordered if gives_data(op)}, SIZES)
+        self._of_fed = following(ordered, {op for op in ordered if _is_fed(op)})
+        self._of_trained = following(ordered, set(trained), SIZES)
 
     def read(self) -> None:
         waiting: List[Tuple[tf.Tensor, float]] = [(self._loss, 1.0)]
@@ -256,17 +256,6 @@ class _Reading:
         scale = known_value(factor)
         is_fed = factor.op in self._of_fed or factor.op in self._of_batch
         return abs(scale) < A_SUM if scale is not None else _is_common(factor) and is_fed
-
-
-def _following(
-    ordered: Sequence[tf.Operation], first: Set[tf.Operation], ends: Sequence[str] = ()
-) -> Set[tf.Operation]:
-    """Return `first` and what is computed from them, other than by ops of the types `ends`, among `ordered` ops."""
-    reached = set(first)
-    for op in ordered:
-        if op.type not in ends and any(tensor.op in reached for tensor in op.inputs):
-            reached.add(op)
-    return reached
 
 
 def _stacked(op: tf.Operation) -> Optional[List[tf.Tensor]]:

@@ -55,6 +55,15 @@ def descendants(ops: Sequence[tf.Operation]) -> Set[tf.Operation]:
     return reached
 
 
+def following(ordered: Sequence[tf.Operation], first: Set[tf.Operation], ends: Sequence[str] = ()) -> Set[tf.Operation]:
+    """Return `first` and what is computed from them, other than by ops of the types `ends`, among `ordered` ops."""
+    reached = set(first)
+    for op in ordered:
+        if op.type not in ends and any(tensor.op in reached for tensor in op.inputs):
+            reached.add(op)
+    return reached
+
+
 def gives_data(op: tf.Operation) -> bool:
     """Whether an op provides a micro-batch, or a part of it: a scalar, such as a rate or a mode, is none."""
     is_source = op.type.startswith(("Placeholder", "IteratorGetNext", "QueueDequeue", "Unstage"))

@@ -5,6 +5,7 @@ from typing import Any, Iterable, List, Sequence, Set, Tuple
 
 from accum import _check, _tf
 from accum._tf import tf
+from accum.compat.v1._engine_adapter import ops_outside_of_steps
 from accum.compat.v1._update_ops import Average, averages_of_layers
 
 MOVES = (
@@ -24,6 +25,12 @@ LARGER_BATCHES = (
     "step, with the same `micro_batch_size`, and set `accum_steps=1`. That is exact."
 )
 
+AVERAGES_OF_WEIGHTS = (
+    "Averages of the weights move with every micro-batch, although the weights change only in a step: create them in a "
+    "function that you pass to `after_step` of the `AccumOptimizer`, such as `optimizer.after_step(lambda: "
+    "average.apply(variables))`, before the train op."
+)
+
 _MOVED_BY_BATCH: "weakref.WeakKeyDictionary[tf.Graph, List[Tuple[tf.Operation, str]]]" = weakref.WeakKeyDictionary()
 """In a graph: ops by which `value_and_gradients` moves averages, with the names of these."""
 
@@ -32,6 +39,9 @@ def note_moves(var: tf.Variable, moves: Iterable[tf.Operation]) -> None:
     """Note that `moves` change an average of batch normalisation once for each batch."""
     graph = _tf.graphs.outermost_graph()
     _MOVED_BY_BATCH.setdefault(graph, []).extend((move, var.op.name) for move in moves)
+
+
+MOVING = ("AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp")
 
 
 class EveryRun:
@@ -58,14 +68,16 @@ class EveryRun:
             return  # a branch, which can't be seen from outside
         self._train_ops += [op] if is_train_op else []
         self._run += [op] + [loss.op for loss in losses if loss.graph is op.graph]
-        self._trained = list(trained)
+        self._trained += [var for var in trained if not any(var is one for one in self._trained)]
         self._name_averages(_tf.op_walks.ancestors(self._run, with_control=True))
 
     def look_again(self) -> None:
         """Look also at what runs after the train ops, or is run by the same op, now that the graph is complete."""
         if self._train_ops:
-            running = self._run + list(_tf.op_walks.descendants(self._train_ops))
-            self._name_averages(_tf.op_walks.ancestors(running, with_control=True), of_others=True)
+            together = self._run + list(_tf.op_walks.descendants(self._train_ops))
+            running = _tf.op_walks.ancestors(together, with_control=True)
+            self._name_averages(running, of_others=True)
+            self._name_averages_of_weights(running)
 
     def _name_averages(self, running: Sequence[tf.Operation], of_others: bool = False) -> None:
         """Warn of averages of batch normalisation that the ops `running` move.
@@ -88,6 +100,30 @@ class EveryRun:
             self._say("averages", f"{MOVES} {TAKE_OVER if is_alone else ON_REPLICAS} Received: {_check.shown(names)}.")
         if by_batch:
             self._say("by batch", f"{MOVES} {LARGER_BATCHES} Received: {_check.shown(by_batch)}.")
+
+    def _name_averages_of_weights(self, running: Sequence[tf.Operation]) -> None:
+        """Warn of variables to which the ops `running` assign what is computed from themselves and trained variables.
+
+        Left out are copies of the weights, which are the same after each micro-batch, what is computed from data, such
+        as an average of the loss, what happens in a conditional of the program's own, and what runs before the train
+        op, which is state that micro-batches carry.
+        """
+        trained = {_owner(var) for var in self._trained}
+        others = {_owner(var): var for var in tf.compat.v1.global_variables() if not getattr(var, "trainable", False)}
+        of_data = _tf.op_walks.following(running, {op for op in running if _tf.op_walks.gives_data(op)})
+        before = set(_tf.op_walks.ancestors(self._run, with_control=True))
+        outside = set(ops_outside_of_steps()) - before
+        names = set()
+        for op in running:
+            is_assignment = op in outside and _tf.op_walks.changes_variable(op) and len(op.inputs) > 1
+            if not is_assignment or op.inputs[0].op not in others or op.inputs[1].op in of_data:
+                continue
+            owner, sources = op.inputs[0].op, _tf.op_walks.ancestors([op.inputs[1].op])
+            is_of_itself = op.type in MOVING or owner in sources
+            if is_of_itself and not trained.isdisjoint(sources) and not _tf.graphs.is_in_control_flow(op):
+                names.add(others[owner].op.name)
+        if names:
+            self._say("weights", f"{AVERAGES_OF_WEIGHTS} Received: {_check.shown(sorted(names))}.")
 
     def _say(self, kind: str, message: str) -> None:
         if kind not in self._said:
