@@ -481,3 +481,109 @@ def test_large_graphs_are_looked_at_in_time():
         begun = time.time()
         optimizer.check_graph()
         assert time.time() - begun < 5.0
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# A step counter of the program's own
+
+COUNTER = "`global_step` is advanced with every micro-batch"
+
+
+def counter(use_resource=True):
+    collections = [tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.GLOBAL_STEP]
+    options = {"trainable": False, "collections": collections, "use_resource": use_resource}
+    return tf1.get_variable("global_step", [], tf.int64, tf1.zeros_initializer(), **options)
+
+
+def halved(step):
+    return 0.1 * 0.5 ** tf.cast(step.read_value(), tf.float32)
+
+
+def decayed_by_numpy():
+    weights = np.array([1.0, 2.0])
+    for step, x in enumerate(X.astype("float64")):
+        weights = weights - 0.1 * 0.5**step * x.mean(0)
+    return weights
+
+
+def counting(count, use_resource=True, rate=halved):
+    """The weights and the counter. `count` returns the op that is run, from the problem, optimizer and counter."""
+    with tf.Graph().as_default():
+        problem, step = Regression(use_resource), counter(use_resource)
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(rate(step)), K)
+        train_op = count(problem, optimizer, step)
+        optimizer.flush()
+        return run(train_op, problem.x, [problem.weights, step])
+
+
+def after_each_run(problem, optimizer, step):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.assign_add(step, 1)
+
+
+def beside_each_run(problem, optimizer, step):
+    return tf.group(optimizer.minimize(problem.loss), tf1.assign_add(step, 1))
+
+
+def as_it_should(problem, optimizer, step):
+    return optimizer.minimize(problem.loss, step)
+
+
+def after_each_step(problem, optimizer, step):
+    optimizer.after_step(lambda: tf1.assign_add(step, 1))
+    return optimizer.minimize(problem.loss)
+
+
+@KINDS
+@pytest.mark.law("L3")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("count", [after_each_run, beside_each_run], ids=lambda count: count.__name__)
+def test_a_counter_that_the_program_advances_in_each_run_is_named(count, use_resource):
+    with said(COUNTER):
+        weights, steps = counting(count, use_resource=use_resource)
+    assert steps == K * STEPS and np.abs(weights - decayed_by_numpy()).max() > 1e-2
+    for remedy in (as_it_should, after_each_step):
+        with said():
+            weights, steps = counting(remedy, use_resource=use_resource)
+        np.testing.assert_allclose(weights, decayed_by_numpy(), rtol=0, atol=2e-6)
+        assert steps == STEPS
+
+
+def of_the_generator(problem, optimizer, step):
+    """Another optimizer makes a step in each run, and counts them."""
+    others = tf1.get_variable("other", initializer=[1.0, 2.0])
+    train_op = optimizer.minimize(problem.loss, var_list=[problem.weights])
+    with tf.control_dependencies([train_op]):
+        return sgd().minimize(tf.reduce_mean(others * problem.x), step, [others])
+
+
+def of_examples(problem, optimizer, step):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.assign_add(step, tf.shape(problem.x, out_type=tf.int64)[0])
+
+
+def at_the_end_of_a_cycle(problem, optimizer, step):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        is_new = tf.equal(optimizer.micro_step, 0)
+    return tf.cond(is_new, lambda: tf.group(tf1.assign_add(step, 1)), tf.no_op)
+
+
+def by_itself(problem, optimizer, step):
+    """It is run by the program, whenever that makes sense."""
+    tf1.assign_add(step, 1)
+    return optimizer.minimize(problem.loss)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "count", [of_the_generator, of_examples, at_the_end_of_a_cycle, by_itself], ids=lambda count: count.__name__
+)
+def test_other_ways_to_count_are_not_named(count):
+    with said():
+        counting(count)
+
+
+@pytest.mark.law("L17")
+def test_a_counter_that_no_step_reads_is_not_named():
+    with said():
+        counting(after_each_run, rate=lambda step: 0.1)

@@ -31,6 +31,12 @@ AVERAGES_OF_WEIGHTS = (
     "average.apply(variables))`, before the train op."
 )
 
+COUNTER = (
+    "`global_step` is advanced with every micro-batch, and the step reads it, such as for its learning rate, which "
+    "therefore changes `accum_steps` times too fast: pass `global_step` to the train op, which then counts steps, and "
+    "remove what adds 1 in each run."
+)
+
 _MOVED_BY_BATCH: "weakref.WeakKeyDictionary[tf.Graph, List[Tuple[tf.Operation, str]]]" = weakref.WeakKeyDictionary()
 """In a graph: ops by which `value_and_gradients` moves averages, with the names of these."""
 
@@ -41,7 +47,8 @@ def note_moves(var: tf.Variable, moves: Iterable[tf.Operation]) -> None:
     _MOVED_BY_BATCH.setdefault(graph, []).extend((move, var.op.name) for move in moves)
 
 
-MOVING = ("AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp")
+ADDING = ("AssignAdd", "AssignAddVariableOp")
+MOVING = ADDING + ("AssignSub", "AssignSubVariableOp")
 
 
 class EveryRun:
@@ -71,13 +78,19 @@ class EveryRun:
         self._trained += [var for var in trained if not any(var is one for one in self._trained)]
         self._name_averages(_tf.op_walks.ancestors(self._run, with_control=True))
 
-    def look_again(self) -> None:
-        """Look also at what runs after the train ops, or is run by the same op, now that the graph is complete."""
+    def look_again(self, is_counted: bool) -> None:
+        """Look also at what runs after the train ops, or is run by the same op, now that the graph is complete.
+
+        Args:
+          is_counted: whether the train ops were given a `global_step`.
+        """
         if self._train_ops:
             together = self._run + list(_tf.op_walks.descendants(self._train_ops))
             running = _tf.op_walks.ancestors(together, with_control=True)
             self._name_averages(running, of_others=True)
             self._name_averages_of_weights(running)
+            if not is_counted:
+                self._name_counter(running)
 
     def _name_averages(self, running: Sequence[tf.Operation], of_others: bool = False) -> None:
         """Warn of averages of batch normalisation that the ops `running` move.
@@ -125,6 +138,24 @@ class EveryRun:
         if names:
             self._say("weights", f"{AVERAGES_OF_WEIGHTS} Received: {_check.shown(sorted(names))}.")
 
+    def _name_counter(self, running: Sequence[tf.Operation]) -> None:
+        """Warn if the ops `running` add a constant to the graph's `global_step`, and the steps use it.
+
+        Left out are what counts examples, what adds in a conditional of the program's own, the steps of optimizers that
+        accumulate, and what waits for other optimizers, such as that of a generator, which count steps of their own.
+        """
+        step = tf.compat.v1.train.get_global_step()
+        before = set(_tf.op_walks.ancestors(self._run, with_control=True))
+        if step is None or _owner(step) not in before:
+            return
+        outside = set(ops_outside_of_steps()) - before
+        for op in running:
+            if op not in outside or op.type not in ADDING or op.inputs[0].op is not _owner(step):
+                continue
+            is_constant = not any(map(_tf.op_walks.gives_data, _tf.op_walks.ancestors([op.inputs[1].op])))
+            if is_constant and not _tf.graphs.is_in_control_flow(op) and not _follows_other_steps(op, outside):
+                self._say("counter", f"{COUNTER} Received: {op.name!r}.")
+
     def _say(self, kind: str, message: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
@@ -141,6 +172,12 @@ def _of_trained(averages: Sequence[Average], trained: Sequence[Any]) -> List[Ave
     after = _tf.op_walks.descendants([_owner(var) for var in trained])
     others = _tf.op_walks.descendants([_owner(var) for var in tf.compat.v1.trainable_variables()])
     return [average for average in averages if average.inputs.op in after or average.inputs.op not in others]
+
+
+def _follows_other_steps(op: tf.Operation, outside: Set[tf.Operation]) -> bool:
+    """Whether an op waits for an optimizer that accumulates nothing."""
+    before = _tf.op_walks.ancestors([op], with_control=True)
+    return any(one in outside and "Apply" in one.type and _tf.op_walks.changes_variable(one) for one in before)
 
 
 def _owner(var: Any) -> tf.Operation:

@@ -475,7 +475,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         `flush`, `reset`, the hooks and the `Saver` call it.
         """
         if self._accumulates:
-            self._every_run.look_again()
+            self._every_run.look_again(self._adapter.global_step is not None)
 
     @property
     def optimizer(self) -> Any:
