@@ -306,6 +306,27 @@ def test_averages_of_batch_normalisation_that_follow_the_cycle_are_not_named():
         ours.minimize(loss)
 
 
+@pytest.mark.law("L13")
+def test_the_average_of_a_mean_alone_is_no_obstacle_to_taking_over_those_of_layers():
+    batches = np.random.RandomState(2).normal(3.0, 1.0, size=(STEPS, K * ROWS, 2)).astype("float32")
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x, training = tf1.placeholder(tf.float32, [ROWS, 2]), tf1.placeholder_with_default(True, [])
+        centre = tf1.get_variable("centre", [2], initializer=tf1.zeros_initializer(), trainable=False)
+        tf1.assign_sub(centre, (centre.read_value() - tf.reduce_mean(x, 0)) * tf.constant(0.1))  # run by hand
+        loss = cell(normalized(x, training)[:, 0], 0.0)[1]
+        ours = optimizer(K)
+        assert len(ours.accumulate_update_ops()) == 2
+        train_op = ours.minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        average = [var for var in tf1.global_variables() if var.op.name == "average"][0]
+        expected = session.run(average).astype("float64")
+        for part in batches.reshape(-1, ROWS, 2):
+            session.run(train_op, {x: part})
+        for batch in batches.astype("float64"):
+            expected = 0.9 * expected + 0.1 * batch.mean(0)
+        np.testing.assert_allclose(session.run(average), expected, rtol=0, atol=2e-6)
+
+
 @pytest.mark.law("L1")
 def test_one_state_for_each_micro_batch_is_exact_and_a_common_one_is_not():
     def train(keeps_one_each):

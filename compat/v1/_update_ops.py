@@ -63,12 +63,14 @@ def read_averages(update_ops: Sequence[Any], remedy: str) -> List[Tuple[Average,
     return [pair for moments in by_inputs.values() for pair in zip(moments["mean"], moments["variance"])]
 
 
-def averages_of_layers(graph: tf.Graph) -> List[Average]:
+def averages_of_layers(graph: tf.Graph, update_ops: Sequence[Any] = ()) -> List[Average]:
     """Return the averages of batch normalisation in a graph: those that follow the mean and variance of one input.
 
-    The average of a mean alone, such as DINO's centre, is left out. So are averages of scalars, such as losses.
+    The average of a mean alone, such as DINO's centre, is left out. So are averages of scalars, such as losses, and
+    those that `update_ops` update.
     """
-    averages = [average for average in averages_elsewhere(graph.get_operations(), []) if average.value.shape.rank != 0]
+    averages = averages_elsewhere(graph.get_operations(), update_ops)
+    averages = [average for average in averages if average.value.shape.rank != 0]
     moments = {(average.inputs.name, average.moment) for average in averages}
     both = {name for name, moment in moments if {(name, "mean"), (name, "variance")} <= moments}
     return [average for average in averages if average.inputs.name in both]
