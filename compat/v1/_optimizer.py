@@ -361,8 +361,9 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         Raises:
           RuntimeError: when executing eagerly.
           TypeError: `value` is not a floating-point tensor.
-          ValueError: `value` is not a scalar, a train op exists already, or there are several replicas; later, a second
-            train op has another weight or, if `nonfinite` may skip some, other gradients.
+          ValueError: `value` is not a scalar, a train op exists already, or there are several replicas; later, a train
+            op is created in a conditional, such as that of a dynamic loss scale, or a second one has another weight or,
+            if `nonfinite` may skip some, other gradients.
 
         Example:
           >>> mean_loss = optimizer.mean_over_cycle(loss)
