@@ -67,7 +67,7 @@ def is_in_control_flow(op: tf.Operation) -> bool:
 
 
 def is_in_conditional() -> bool:
-    """Whether operations are created now in a conditional or a loop of TF 1 or in a function. Dies with `tf.compat.v1`."""
+    """Whether operations are created now in a conditional, a loop or a function. Dies with `tf.compat.v1`."""
     graph = tf.compat.v1.get_default_graph()
     return graph is not outermost_graph() or graph._get_control_flow_context() is not None  # has no public name
 

@@ -19,9 +19,9 @@ OTHER_GRADIENTS = (
 )
 
 IN_CONDITIONAL = (
-    "`mean_over_cycle` needs a train op outside of conditionals, because its mean is computed in each run: a dynamic loss "
-    'scale applies gradients in one. Use a fixed scale, with `nonfinite="skip_micro"` if gradients may overflow, or show '
-    "the loss of the micro-batch."
+    "`mean_over_cycle` needs a train op outside of conditionals, because its mean is computed in each run. A dynamic "
+    'loss scale applies gradients in a conditional: use a fixed scale, with `nonfinite="skip_micro"` if gradients may '
+    "overflow, or show the loss of the micro-batch."
 )
 
 

@@ -7,22 +7,22 @@ from accum._tf import tf
 
 SUMS = (
     "The loss adds up examples and divides by no number of them, so the mean over micro-batches is a fraction of the "
-    'full batch\'s gradient: pass `reduction="sum"` to the `AccumOptimizer`. If each micro-batch is one example, such as '
-    "an episode, and the mean over these is wanted, pass `weight=1`."
+    'gradient of the full batch: pass `reduction="sum"` to the `AccumOptimizer`. If each micro-batch is one example, '
+    "such as an episode, and the mean over these is wanted, pass `weight=1`."
 )
 MEANS = (
-    "The loss divides by a sum over the micro-batch, such as the number of unmasked elements, but micro-batches are not "
-    "weighted by it. Unless it is the same in all of them, pass this sum as `weight=` where the train op is created. "
+    "The loss divides by a sum over the micro-batch, such as the number of unmasked elements, but micro-batches are "
+    "not weighted by it. Unless it is the same in all of them, pass this sum as `weight=` where the train op is created. "
     "Several losses that divide by different sums are passed as a list, each with its own weight."
 )
 SPLIT_SUMS = (
-    "`function` adds up examples and divides by no number of them, but micro-batches count by their number of examples, "
-    "so the result is a fraction of the full batch's: divide by the number of examples in `function`, and multiply what "
-    "is returned by that of the batch."
+    "`function` adds up examples and divides by no number of them, but micro-batches count by their number of "
+    "examples, so the result is a fraction of that of the full batch: divide by the number of examples in `function`, "
+    "and multiply what is returned by that of the batch."
 )
 SPLIT_MEANS = (
-    "`function` divides by a sum over the micro-batch, such as the number of unmasked elements, but micro-batches count "
-    "by their number of examples. Unless that sum is the same in all of them, pass `weight=`, a function of the "
+    "`function` divides by a sum over the micro-batch, such as the number of unmasked elements, but micro-batches "
+    "count by their number of examples. Unless that sum is the same in all of them, pass `weight=`, a function of the "
     "micro-batch that returns it."
 )
 
