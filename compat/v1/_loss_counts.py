@@ -12,8 +12,8 @@ SUMS = (
 )
 MEANS = (
     "The loss divides by a sum over the micro-batch, such as the number of unmasked elements, but micro-batches are "
-    "not weighted by it. Unless it is the same in all of them, pass this sum as `weight=` where the train op is created. "
-    "Several losses that divide by different sums are passed as a list, each with its own weight."
+    "not weighted by it. Unless it is the same in all of them, pass this sum as `weight=` where the train op is "
+    "created. Several losses that divide by different sums are passed as a list, each with its own weight."
 )
 SPLIT_SUMS = (
     "`function` adds up examples and divides by no number of them, but micro-batches count by their number of "
