@@ -226,7 +226,11 @@ def test_what_is_linear_is_not_named(program):
 def test_nothing_is_named_where_nothing_accumulates():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        ours = by_program(clipped_by_global_norm, accum.compat.v1.AccumOptimizer(sgd()))
+        optimizer = accum.compat.v1.AccumOptimizer(sgd())
+        ours = by_program(clipped_by_global_norm, optimizer)
+        weighted = accum.compat.v1.AccumOptimizer(sgd())
+        with weighted.weighing(2.0):
+            by_program(clipped_by_global_norm, weighted)
     np.testing.assert_array_equal(ours, by_program(clipped_by_global_norm, sgd()))
 
 

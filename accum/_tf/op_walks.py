@@ -46,11 +46,12 @@ def sources_of(op: tf.Operation, with_control: bool = True) -> List[tf.Operation
     return [tensor.op for tensor in op.inputs] + (list(op.control_inputs) if with_control else [])
 
 
-def descendants(ops: Sequence[tf.Operation]) -> Set[tf.Operation]:
+def descendants(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     """Return operations of one graph and all that use them or wait for them, but for what a loop hands back."""
     reached = set(ops)
-    for op in ops[0].graph.get_operations() if ops else ():  # in the order in which they were created
-        if any(source in reached for source in sources_of(op)):
+    graph = next((op.graph for op in reached), None)
+    for op in graph.get_operations() if graph is not None else ():  # in the order in which they were created
+        if op not in reached and any(source in reached for source in sources_of(op)):
             reached.add(op)
     return reached
 

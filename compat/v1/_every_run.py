@@ -57,7 +57,8 @@ class EveryRun:
     def __init__(self) -> None:
         self._train_ops: List[tf.Operation] = []
         self._run: List[tf.Operation] = []  # these and separate ops, and what computes their losses
-        self._trained: List[tf.Variable] = []
+        self._trained: Set[tf.Operation] = set()  # of the variables or their handles
+        self._is_replicated = False
         self._said: Set[str] = set()
 
     def add(
@@ -75,7 +76,8 @@ class EveryRun:
             return  # a branch, which can't be seen from outside
         self._train_ops += [op] if is_train_op else []
         self._run += [op] + [loss.op for loss in losses if loss.graph is op.graph]
-        self._trained += [var for var in trained if not any(var is one for one in self._trained)]
+        self._trained.update(map(_owner, trained))
+        self._is_replicated = tf.distribute.get_strategy().num_replicas_in_sync > 1
         self._name_averages(_tf.op_walks.ancestors(self._run, with_control=True))
 
     def look_again(self, is_counted: bool) -> None:
@@ -84,13 +86,15 @@ class EveryRun:
         Args:
           is_counted: whether the train ops were given a `global_step`.
         """
-        if self._train_ops:
-            together = self._run + list(_tf.op_walks.descendants(self._train_ops))
-            running = _tf.op_walks.ancestors(together, with_control=True)
-            self._name_averages(running, of_others=True)
-            self._name_averages_of_weights(running)
-            if not is_counted:
-                self._name_counter(running)
+        if not self._train_ops or self._is_replicated:  # outside of replicas, their variables can't be told apart
+            return
+        before = _tf.op_walks.ancestors(self._run, with_control=True)
+        following = _tf.op_walks.descendants(self._train_ops)
+        running = before + _tf.op_walks.ancestors(following, set(before), with_control=True)
+        self._name_averages(running, of_others=True)
+        self._name_averages_of_weights(running, set(before))
+        if not is_counted:
+            self._name_counter(running, set(before))
 
     def _name_averages(self, running: Sequence[tf.Operation], of_others: bool = False) -> None:
         """Warn of averages of batch normalisation that the ops `running` move.
@@ -109,22 +113,20 @@ class EveryRun:
             averages = _of_trained(averages, self._trained)
         names = sorted({average.var.op.name for average in averages})
         if names:
-            is_alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
-            self._say("averages", f"{MOVES} {TAKE_OVER if is_alone else ON_REPLICAS} Received: {_check.shown(names)}.")
+            remedy = ON_REPLICAS if self._is_replicated else TAKE_OVER
+            self._say("averages", f"{MOVES} {remedy} Received: {_check.shown(names)}.")
         if by_batch:
             self._say("by batch", f"{MOVES} {LARGER_BATCHES} Received: {_check.shown(by_batch)}.")
 
-    def _name_averages_of_weights(self, running: Sequence[tf.Operation]) -> None:
+    def _name_averages_of_weights(self, running: Sequence[tf.Operation], before: Set[tf.Operation]) -> None:
         """Warn of variables to which the ops `running` assign what is computed from themselves and trained variables.
 
         Left out are copies of the weights, which are the same after each micro-batch, what is computed from data, such
         as an average of the loss, what happens in a conditional of the program's own, and what runs before the train
         op, which is state that micro-batches carry.
         """
-        trained = {_owner(var) for var in self._trained}
         others = {_owner(var): var for var in tf.compat.v1.global_variables() if not getattr(var, "trainable", False)}
         of_data = _tf.op_walks.following(running, {op for op in running if _tf.op_walks.gives_data(op)})
-        before = set(_tf.op_walks.ancestors(self._run, with_control=True))
         outside = set(ops_outside_of_steps()) - before
         names = set()
         for op in running:
@@ -133,19 +135,18 @@ class EveryRun:
                 continue
             owner, sources = op.inputs[0].op, _tf.op_walks.ancestors([op.inputs[1].op])
             is_of_itself = op.type in MOVING or owner in sources
-            if is_of_itself and not trained.isdisjoint(sources) and not _tf.graphs.is_in_control_flow(op):
+            if is_of_itself and not self._trained.isdisjoint(sources) and not _tf.graphs.is_in_control_flow(op):
                 names.add(others[owner].op.name)
         if names:
             self._say("weights", f"{AVERAGES_OF_WEIGHTS} Received: {_check.shown(sorted(names))}.")
 
-    def _name_counter(self, running: Sequence[tf.Operation]) -> None:
+    def _name_counter(self, running: Sequence[tf.Operation], before: Set[tf.Operation]) -> None:
         """Warn if the ops `running` add a constant to the graph's `global_step`, and the steps use it.
 
         Left out are what counts examples, what adds in a conditional of the program's own, the steps of optimizers that
         accumulate, and what waits for other optimizers, such as that of a generator, which count steps of their own.
         """
         step = tf.compat.v1.train.get_global_step()
-        before = set(_tf.op_walks.ancestors(self._run, with_control=True))
         if step is None or _owner(step) not in before:
             return
         outside = set(ops_outside_of_steps()) - before
@@ -167,9 +168,9 @@ def _is_at_rest(average: Average) -> bool:
     return _tf.variables.known_value(average.decay) == 0.0
 
 
-def _of_trained(averages: Sequence[Average], trained: Sequence[Any]) -> List[Average]:
+def _of_trained(averages: Sequence[Average], trained: Set[tf.Operation]) -> List[Average]:
     """Return the averages of those layers whose inputs depend on variables `trained`, or on no trainable variable."""
-    after = _tf.op_walks.descendants([_owner(var) for var in trained])
+    after = _tf.op_walks.descendants(list(trained))
     others = _tf.op_walks.descendants([_owner(var) for var in tf.compat.v1.trainable_variables()])
     return [average for average in averages if average.inputs.op in after or average.inputs.op not in others]
 

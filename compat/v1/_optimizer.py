@@ -224,7 +224,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._enter(listed, global_step, weight)
         with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope(name or self._name):
             train_op = self._cycle.micro_step(listed, weight)
-        self._every_run.add(train_op, losses, [var for _, var in listed])
+        if self._accumulates:
+            self._every_run.add(train_op, losses, [var for _, var in listed])
         _tf.graphs.record_train_op(train_op)
         return train_op
 
@@ -453,11 +454,12 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._adapter.variables = [var for _, var in listed]
         self._adapter.scope = tf.compat.v1.get_default_graph().get_name_scope()
         _checks.require_updatable(self._inner, self._adapter.variables)
-        self._has_named_changes = self._has_named_changes or _checks.warn_of_gradients_changed_between(listed)
+        if self._accumulates and not self._has_named_changes:
+            self._has_named_changes = _checks.warn_of_gradients_changed_between(listed)
         self._adapter.create_inner_slots([var for grad, var in listed if grad is not None])
         warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses)
         counts = self._counts_of_losses or [weight] * len(self._losses)
-        if not self._has_named_counts and self._cycle.plan.reduction != "sum":
+        if self._accumulates and not self._has_named_counts and self._cycle.plan.reduction != "sum":
             self._has_named_counts = warn_of_counts(list(zip(self._losses, counts)))
         self._losses, self._counts_of_losses, self._has_called = [], [], True
         if self._losses_apart is not None:
