@@ -1,7 +1,9 @@
 """What runs with every micro-batch, although a full batch would do it once per step, is named."""
 
+import gc
 import time
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -587,3 +589,17 @@ def test_other_ways_to_count_are_not_named(count):
 def test_a_counter_that_no_step_reads_is_not_named():
     with said():
         counting(after_each_run, rate=lambda step: 0.1)
+
+
+@pytest.mark.law("L16")
+def test_what_is_noted_of_a_graph_does_not_keep_it():
+    with tf.Graph().as_default() as graph:
+        problem, optimizer = Regression(), accumulating()
+        loss = lambda x: tf.reduce_mean(normalized(x))
+        accum.compat.v1.value_and_gradients(loss, (problem.x,), micro_batch_size=SIZE)
+        optimizer.minimize(problem.loss, var_list=[problem.weights])
+        optimizer.flush()
+    reference = weakref.ref(graph)
+    del graph, problem, optimizer, loss
+    gc.collect()
+    assert reference() is None

@@ -50,8 +50,10 @@ def descendants(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     """Return operations of one graph and all that use them or wait for them, but for what a loop hands back."""
     reached = set(ops)
     graph = next((op.graph for op in reached), None)
+    has_begun = False
     for op in graph.get_operations() if graph is not None else ():  # in the order in which they were created
-        if op not in reached and any(source in reached for source in sources_of(op)):
+        has_begun = has_begun or op in reached
+        if has_begun and op not in reached and any(source in reached for source in sources_of(op)):
             reached.add(op)
     return reached
 

@@ -87,14 +87,14 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
         )
 
 
-_COMPUTED: "weakref.WeakKeyDictionary[tf.Graph, Set[tf.Operation]]" = weakref.WeakKeyDictionary()
-"""In a graph: operations whose results were returned as gradients. Those of `tf.gradients` are found by their names."""
+_COMPUTED: "weakref.WeakKeyDictionary[tf.Graph, Set[str]]" = weakref.WeakKeyDictionary()
+"""In a graph: the names of operations whose results were returned as gradients, beside those of `tf.gradients`."""
 
 
 def note_computed(listed: GradsAndVars) -> None:
     """Note that these (gradient, variable) were just computed."""
-    ops = [getattr(grad, "values", grad).op for grad, _ in listed if grad is not None]
-    _COMPUTED.setdefault(_tf.graphs.outermost_graph(), set()).update(ops)
+    names = [getattr(grad, "values", grad).op.name for grad, _ in listed if grad is not None]
+    _COMPUTED.setdefault(_tf.graphs.outermost_graph(), set()).update(names)
 
 
 class _Computed(Container[tf.Operation]):
@@ -104,7 +104,7 @@ class _Computed(Container[tf.Operation]):
         self._computed = _COMPUTED.get(_tf.graphs.outermost_graph(), set())
 
     def is_gradient(self, op: tf.Operation) -> bool:
-        return op in self._computed or DIFFERENTIATES.search(op.name) is not None
+        return op.name in self._computed or DIFFERENTIATES.search(op.name) is not None
 
     def __contains__(self, op: object) -> bool:
         assert isinstance(op, tf.Operation)

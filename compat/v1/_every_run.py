@@ -1,7 +1,7 @@
 """Name what runs along with a train op, so with every micro-batch, although a full batch would do it once per step."""
 
 import weakref
-from typing import Any, Iterable, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Sequence, Set
 
 from accum import _check, _tf
 from accum._tf import tf
@@ -37,14 +37,14 @@ COUNTER = (
     "remove what adds 1 in each run."
 )
 
-_MOVED_BY_BATCH: "weakref.WeakKeyDictionary[tf.Graph, List[Tuple[tf.Operation, str]]]" = weakref.WeakKeyDictionary()
-"""In a graph: ops by which `value_and_gradients` moves averages, with the names of these."""
+_MOVED_BY_BATCH: "weakref.WeakKeyDictionary[tf.Graph, Dict[str, str]]" = weakref.WeakKeyDictionary()
+"""In a graph: the averages that `value_and_gradients` moves, by the ops that do so. Only names, which hold no graph."""
 
 
 def note_moves(var: tf.Variable, moves: Iterable[tf.Operation]) -> None:
     """Note that `moves` change an average of batch normalisation once for each batch."""
     graph = _tf.graphs.outermost_graph()
-    _MOVED_BY_BATCH.setdefault(graph, []).extend((move, var.op.name) for move in moves)
+    _MOVED_BY_BATCH.setdefault(graph, {}).update({move.name: var.op.name for move in moves})
 
 
 ADDING = ("AssignAdd", "AssignAddVariableOp")
@@ -105,7 +105,8 @@ class EveryRun:
             the other network of a GAN. Its optimizer may still take them over.
         """
         ops, graph = set(running), _tf.graphs.outermost_graph()
-        by_batch = sorted({name for op, name in _MOVED_BY_BATCH.get(graph, []) if op in ops})
+        moved = _MOVED_BY_BATCH.get(graph, {})
+        by_batch = sorted({moved[op.name] for op in (running if moved else ()) if op.name in moved})
         averages = [
             average for average in averages_of_layers(graph) if average.assign in ops and not _is_at_rest(average)
         ]
@@ -170,8 +171,9 @@ def _is_at_rest(average: Average) -> bool:
 
 def _of_trained(averages: Sequence[Average], trained: Set[tf.Operation]) -> List[Average]:
     """Return the averages of those layers whose inputs depend on variables `trained`, or on no trainable variable."""
-    after = _tf.op_walks.descendants(list(trained))
-    others = _tf.op_walks.descendants([_owner(var) for var in tf.compat.v1.trainable_variables()])
+    ops = _tf.graphs.outermost_graph().get_operations()
+    after = _tf.op_walks.following(ops, trained)
+    others = _tf.op_walks.following(ops, {_owner(var) for var in tf.compat.v1.trainable_variables()})
     return [average for average in averages if average.inputs.op in after or average.inputs.op not in others]
 
 
