@@ -98,6 +98,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._means: List[CycleMean] = []
         self._has_called = False
         self._accumulates = not self._cycle.is_passthrough  # or separate ops do, whatever `accum_steps` is
+        self._splits = not plan.is_passthrough  # a full batch: with `transform`, one micro-batch may be a cycle
         self._update_ops_left: List[Any] = []  # arguments of `accumulate_update_ops` while nothing accumulates
         self._has_idle_op = False  # a flush or reset that does nothing
         self._losses_apart: Optional[SeveralLosses] = None
@@ -122,7 +123,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         before = len(tf.compat.v1.get_default_graph().get_operations())
         if _tf.optimizers.is_graph_optimizer(self._inner):
             listed = self._inner.compute_gradients(loss, *args, **kwargs)
-            if self._accumulates:
+            if self._splits:
                 _checks.warn_of_changed_gradients(self._inner, listed, before)
         else:
             listed = super().compute_gradients(loss, *args, **kwargs)
@@ -224,7 +225,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._enter(listed, global_step, weight)
         with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope(name or self._name):
             train_op = self._cycle.micro_step(listed, weight)
-        if self._accumulates:
+        if self._splits:
             self._every_run.add(train_op, losses, [var for _, var in listed])
         _tf.graphs.record_train_op(train_op)
         return train_op
@@ -426,6 +427,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
     def _accumulate_from_now_on(self) -> None:
         """Accumulate whatever `accum_steps` is, because only the user of separate ops knows how long a cycle is."""
+        self._splits = True
         if self._accumulates:
             return
         _checks.require_before_single_steps(self._has_called, self._has_idle_op)
@@ -454,12 +456,12 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._adapter.variables = [var for _, var in listed]
         self._adapter.scope = tf.compat.v1.get_default_graph().get_name_scope()
         _checks.require_updatable(self._inner, self._adapter.variables)
-        if self._accumulates and not self._has_named_changes:
+        if self._splits and not self._has_named_changes:
             self._has_named_changes = _checks.warn_of_gradients_changed_between(listed)
         self._adapter.create_inner_slots([var for grad, var in listed if grad is not None])
         warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses)
         counts = self._counts_of_losses or [weight] * len(self._losses)
-        if self._accumulates and not self._has_named_counts and self._cycle.plan.reduction != "sum":
+        if self._splits and not self._has_named_counts and self._cycle.plan.reduction != "sum":
             self._has_named_counts = warn_of_counts(list(zip(self._losses, counts)))
         self._losses, self._counts_of_losses, self._has_called = [], [], True
         if self._losses_apart is not None:
@@ -477,7 +479,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
         `flush`, `reset`, the hooks and the `Saver` call it.
         """
-        if self._accumulates:
+        if self._splits:
             self._every_run.look_again(self._adapter.global_step is not None)
 
     @property
