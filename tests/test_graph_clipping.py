@@ -160,6 +160,24 @@ def with_a_penalty(problem, optimizer):
     return optimizer.compute_gradients(problem.loss + 10.0 * penalty)
 
 
+def penalty_of(slope, factor):
+    return tf.reduce_mean((factor * tf.norm(slope, axis=1) - 1.0) ** 2)
+
+
+def with_a_penalty_under_a_name(problem, optimizer):
+    slope = tf.gradients(problem.each, problem.x)[0]
+    loss = problem.loss + penalty_of(slope, problem.bias)
+    return list(zip(tf.gradients(loss, problem.variables, name="d_grads"), problem.variables))
+
+
+def with_a_penalty_by_a_tape(problem, optimizer):
+    weights = tf1.get_variable("resource", initializer=np.ones(5, "float32"), use_resource=True)
+    with tf.GradientTape() as tape:
+        output = tf.linalg.matvec(problem.x, weights)
+        loss = tf.reduce_mean(output**2) + penalty_of(tf.gradients(output, problem.x)[0], tf.reduce_sum(weights))
+    return [(tape.gradient(loss, weights), weights)]
+
+
 def clipped_by_example(problem, optimizer):
     """As differential privacy does."""
 
@@ -209,7 +227,8 @@ def fed(problem, optimizer):
     return [(tf1.placeholder(tf.float32, var.shape), var) for var in problem.variables]
 
 
-LINEAR = [of_two_towers, with_a_penalty, clipped_by_example, unscaled, multiplied, decayed, finite, printed]
+PENALTIES = [with_a_penalty, with_a_penalty_under_a_name, with_a_penalty_by_a_tape]
+LINEAR = PENALTIES + [of_two_towers, clipped_by_example, unscaled, multiplied, decayed, finite, printed]
 
 
 @pytest.mark.law("L17")
@@ -228,6 +247,8 @@ def test_nothing_is_named_where_nothing_accumulates():
         warnings.simplefilter("error", UserWarning)
         optimizer = accum.compat.v1.AccumOptimizer(sgd())
         ours = by_program(clipped_by_global_norm, optimizer)
+        by_program(clipped_by_global_norm, accum.compat.v1.AccumOptimizer(sgd(), nonfinite="skip_micro"))
+        by_program(clipped_by_global_norm, accum.compat.v1.AccumOptimizer(sgd(), transform=lambda pairs: pairs))
         weighted = accum.compat.v1.AccumOptimizer(sgd())
         with weighted.weighing(2.0):
             by_program(clipped_by_global_norm, weighted)

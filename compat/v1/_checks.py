@@ -108,13 +108,16 @@ class _Computed(Container[tf.Operation]):
 
     def __contains__(self, op: object) -> bool:
         assert isinstance(op, tf.Operation)
-        return self.is_gradient(op) or op.type in LOOPS + ASKS_IF_FINITE or "/pfor/" in op.name
+        is_of_others = "_grad/" in op.name or "gradient_tape/" in op.name  # computed in another way, so not understood
+        return self.is_gradient(op) or is_of_others or op.type in LOOPS + ASKS_IF_FINITE or "/pfor/" in op.name
 
 
 def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
     """Warn if what is not linear has been done to gradients after they were computed. Returns whether it has.
 
-    Left out is what sets gradients that are not finite to zero, and what a loop does to those of single examples.
+    Left out is what sets gradients that are not finite to zero, and what a loop does to those of single examples; and all
+    of it where gradients are computed in a way that is not recognized, as by a tape, so that the way back from them
+    leads through the loss: what follows other gradients there, such as a penalty, is a part of it.
 
     Args:
       listed: list of (gradient, variable) from which a train op is to be created.
@@ -132,7 +135,8 @@ def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
         return op in changing or ends.is_gradient(op)
 
     found: List[tf.Operation] = []
-    for op in _tf.op_walks.ancestors(last, ends, sources=sources_of):
+    ops = _tf.op_walks.ancestors(last, ends, sources=sources_of)
+    for op in ops if not any(map(_tf.op_walks.gives_data, ops)) else ():
         sources = sources_of(op)
         if any(map(is_of_gradients, sources)):
             changing.add(op)
