@@ -264,6 +264,8 @@ def test_a_number_as_the_weight_says_that_each_micro_batch_is_one_example():
 def test_losses_are_not_named_where_nothing_accumulates(loss):
     np.testing.assert_array_equal(with_warnings(None, loss, ours(1), 1), trained(loss, sgd(), 1))
     with_warnings(None, loss, ours(1), 1, lambda p: p.size)
+    with_warnings(None, loss, ours(1, nonfinite="skip_micro"), 1)
+    with_warnings(None, loss, ours(1, transform=lambda pairs: pairs), 1)
 
 
 @pytest.mark.law("L5")

@@ -1,7 +1,7 @@
 """Name what runs along with a train op, so with every micro-batch, although a full batch would do it once per step."""
 
 import weakref
-from typing import Any, Dict, Iterable, List, Sequence, Set
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
 from accum import _check, _tf
 from accum._tf import tf
@@ -49,6 +49,10 @@ def note_moves(var: tf.Variable, moves: Iterable[tf.Operation]) -> None:
 
 ADDING = ("AssignAdd", "AssignAddVariableOp")
 MOVING = ADDING + ("AssignSub", "AssignSubVariableOp")
+SETTING = ("Assign", "AssignVariableOp")
+READING = ("Identity", "ReadVariableOp", "RefIdentity")
+LINEAR = ("Add", "AddN", "AddV2", "Neg", "Sub")
+SCALING = ("Div", "Mul", "RealDiv")
 
 
 class EveryRun:
@@ -120,11 +124,11 @@ class EveryRun:
             self._say("by batch", f"{MOVES} {LARGER_BATCHES} Received: {_check.shown(by_batch)}.")
 
     def _name_averages_of_weights(self, running: Sequence[tf.Operation], before: Set[tf.Operation]) -> None:
-        """Warn of variables to which the ops `running` assign what is computed from themselves and trained variables.
+        """Warn of variables to which the ops `running` assign a linear combination of themselves and trained variables.
 
-        Left out are copies of the weights, which are the same after each micro-batch, what is computed from data, such
-        as an average of the loss, what happens in a conditional of the program's own, and what runs before the train
-        op, which is state that micro-batches carry.
+        Left out are copies of the weights, which are the same after each micro-batch, scalars, such as an average of a
+        loss, what is computed from data or in another way, such as the moments of another optimizer, what happens in a
+        conditional of the program's own, and what runs before the train op, which is state that micro-batches carry.
         """
         others = {_owner(var): var for var in tf.compat.v1.global_variables() if not getattr(var, "trainable", False)}
         of_data = _tf.op_walks.following(running, {op for op in running if _tf.op_walks.gives_data(op)})
@@ -136,7 +140,8 @@ class EveryRun:
                 continue
             owner, sources = op.inputs[0].op, _tf.op_walks.ancestors([op.inputs[1].op])
             is_of_itself = op.type in MOVING or owner in sources
-            if is_of_itself and not self._trained.isdisjoint(sources) and not _tf.graphs.is_in_control_flow(op):
+            is_average = is_of_itself and _is_linear_in(op.inputs[1], self._trained, others[owner].shape)
+            if is_average and not _tf.graphs.is_in_control_flow(op):
                 names.add(others[owner].op.name)
         if names:
             self._say("weights", f"{AVERAGES_OF_WEIGHTS} Received: {_check.shown(sorted(names))}.")
@@ -152,9 +157,10 @@ class EveryRun:
             return
         outside = set(ops_outside_of_steps()) - before
         for op in running:
-            if op not in outside or op.type not in ADDING or op.inputs[0].op is not _owner(step):
+            added = _added(op, _owner(step)) if op in outside else None
+            if added is None:
                 continue
-            is_constant = not any(map(_tf.op_walks.gives_data, _tf.op_walks.ancestors([op.inputs[1].op])))
+            is_constant = not any(map(_tf.op_walks.gives_data, _tf.op_walks.ancestors([added.op])))
             if is_constant and not _tf.graphs.is_in_control_flow(op) and not _follows_other_steps(op, outside):
                 self._say("counter", f"{COUNTER} Received: {op.name!r}.")
 
@@ -175,6 +181,48 @@ def _of_trained(averages: Sequence[Average], trained: Set[tf.Operation]) -> List
     after = _tf.op_walks.following(ops, trained)
     others = _tf.op_walks.following(ops, {_owner(var) for var in tf.compat.v1.trainable_variables()})
     return [average for average in averages if average.inputs.op in after or average.inputs.op not in others]
+
+
+def _is_linear_in(value: tf.Tensor, trained: Set[tf.Operation], shape: tf.TensorShape) -> bool:
+    """Whether a value is a sum of scaled tensors of this shape, which is no scalar's, among them a trained variable."""
+    if not shape.rank or not shape.is_fully_defined():
+        return False
+    waiting, seen = [value], set()
+    while waiting:
+        tensor = waiting.pop()
+        op, inputs = tensor.op, list(tensor.op.inputs)
+        if op in seen or tensor.shape.as_list() != shape.as_list() or tensor.dtype.base_dtype != value.dtype.base_dtype:
+            continue
+        seen.add(op)
+        if op in trained or op.type == "ReadVariableOp" and inputs[0].op in trained:
+            return True
+        if op.type in LINEAR + READING:
+            waiting += inputs
+        elif op.type in SCALING:
+            is_scaled = inputs[1].shape.rank == 0
+            waiting += inputs[:1] if is_scaled else inputs[1:] if op.type == "Mul" and inputs[0].shape.rank == 0 else []
+    return False
+
+
+def _added(op: tf.Operation, owner: tf.Operation) -> Optional[tf.Tensor]:
+    """Return what an op adds to a variable, as `assign_add(var, added)` or `assign(var, var + added)`, or None."""
+    if op.type not in ADDING + SETTING or op.inputs[0].op is not owner:
+        return None
+    if op.type in ADDING:
+        return op.inputs[1]
+    total = _unread(op.inputs[1])
+    if total.type not in ("Add", "AddV2"):
+        return None
+    first, second = total.inputs
+    return second if _unread(first) is owner else first if _unread(second) is owner else None
+
+
+def _unread(tensor: tf.Tensor) -> tf.Operation:
+    """Return the op of the variable that a tensor was read from, or else the op that computes it."""
+    op = tensor.op
+    while op.type in READING:
+        op = op.inputs[0].op
+    return op
 
 
 def _follows_other_steps(op: tf.Operation, outside: Set[tf.Operation]) -> bool:
