@@ -81,6 +81,7 @@ SUM_LOSSES = {
     "sum of means": lambda p: tf.reduce_sum(tf.reduce_mean((p.x * p.weights - 1.0) ** 2, [-1])),
     "sum beside a mean": lambda p: tf.reduce_sum(p.each) + 2.0 * tf.reduce_sum(p.each * p.mask),
     "scaled": lambda p: tf.cast(tf.reduce_sum(p.each) * 128.0, tf.float32),
+    "sum of some": lambda p: tf.reduce_sum(tf.boolean_mask(p.each, p.flags)),
 }
 
 
@@ -187,7 +188,27 @@ def scaled(p):
     return tf.reduce_mean(p.each) * scale
 
 
+def time_major(p):
+    """Means over the batch, added up over time, whose length is not known."""
+    x = tf1.placeholder(tf.float32, [None, None, WIDTH])
+    return tf.reduce_sum(tf.reduce_mean(tf.reduce_sum(x * p.weights, 2) ** 2, 1))
+
+
+def of_steps(p):
+    """Means over the batch of each step of a loop."""
+    write = lambda i, array: (i + 1, array.write(i, tf.reduce_mean(p.each) * tf.cast(i, tf.float32)))
+    array = tf.TensorArray(tf.float32, 0, dynamic_size=True)
+    _, array = tf.while_loop(lambda i, _: i < p.size, write, [0, array])
+    return tf.reduce_sum(array.stack())
+
+
+def divided(p):
+    return p.each / tf.cast(p.size, tf.float32)
+
+
 MEAN_LOSSES = [
+    time_major,
+    of_steps,
     of_towers,
     of_summed_towers,
     with_a_penalty,
@@ -208,6 +229,11 @@ FEW_WORDS = {
     "by a factor": lambda p: tf.reduce_sum(p.each) * (1.0 / SIZE),
     "by a reciprocal": lambda p: tf.reduce_sum(p.each) * (1.0 / tf.cast(p.size, tf.float32)),
     "divided in the sum": lambda p: tf.reduce_sum(p.each / tf.cast(p.size, tf.float32)),
+    "by half": lambda p: tf.reduce_sum(p.each) * (1.0 / 2),
+    "by half in the sum": lambda p: tf.reduce_sum(p.each * 0.5),
+    "divided before a choice": lambda p: tf.reduce_sum(tf1.where(p.flags, divided(p), 2.0 * divided(p))),
+    "divided before a concatenation": lambda p: tf.reduce_sum(tf.concat([divided(p), 2.0 * divided(p)], 0)),
+    "divided before a mask": lambda p: tf.reduce_sum(tf.boolean_mask(divided(p), p.flags)),
     "multiplied in the sum": lambda p: tf.reduce_sum(p.each * (1.0 / SIZE)),
     "sum of features' means": lambda p: tf.reduce_sum(tf.reduce_mean((p.x * p.weights) ** 2, 0)),
     "mean of sums": lambda p: tf.reduce_mean(tf.reduce_sum((p.x * p.weights) ** 2, 1)),
@@ -256,6 +282,14 @@ def test_a_number_as_the_weight_says_that_each_micro_batch_is_one_example():
     with tf.Graph().as_default(), warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         ours().minimize(tf.reduce_sum(Problem().each), weight=1)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("weight", [lambda: 1.0, lambda: tf1.placeholder(tf.float32, [])], ids=["a number", "fed"])
+def test_a_weight_that_may_be_the_count_is_not_named(weight):
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        ours().minimize(MASKED_MEANS["quotient"][0](Problem()), weight=weight())
 
 
 @pytest.mark.law("L14")

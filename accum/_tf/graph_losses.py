@@ -16,7 +16,32 @@ EXAMPLES = "examples"
 PASSES = ("Cast", "CheckNumerics", "ExpandDims", "Identity", "Neg", "Print", "Reshape", "Squeeze")  # the first input
 CONSTANTS = ("Add", "AddV2", "Maximum", "StopGradient") + PASSES  # may add a constant to a count
 CHOICES = ("Select", "SelectV2")
-A_SUM = 0.5  # a smaller factor of a sum may stand for one over the number of examples
+A_SUM = 0.5  # a factor of a sum that is no larger may stand for one over the number of examples
+CURVED = (
+    "Exp",
+    "Log",
+    "Log1p",
+    "Pow",
+    "Sigmoid",
+    "SparseSoftmaxCrossEntropyWithLogits",
+    "Softplus",
+    "Square",
+    "Tanh",
+) + (
+    "SoftmaxCrossEntropyWithLogits",
+    "SquaredDifference",
+)  # what is divided before these is no mean
+HIDING = (
+    "Case",
+    "Exit",
+    "If",
+    "PartitionedCall",
+    "RefExit",
+    "StatefulPartitionedCall",
+    "StatelessIf",
+    "StatelessWhile",
+)
+HIDING += ("Mean", "Softmax", "While")  # what may divide by the number of examples, if it is not the loss itself
 
 
 def means_over_different_counts(graph: tf.Graph) -> List[str]:
@@ -133,15 +158,9 @@ def terms_of(loss: tf.Tensor, trained: Sequence[tf.Operation]) -> Terms:
     return Terms(reading.sums, reading.means)
 
 
-def shares_data(tensor: tf.Tensor, other: Any) -> bool:
-    """Whether two tensors are computed from the values, and not only the shapes, of the same data."""
-    if not isinstance(other, tf.Tensor):
-        return False
-    return not _fed(_sources(tensor.op, SIZES)).isdisjoint(_fed(_sources(other.op, SIZES)))
-
-
-def _fed(ops: Set[tf.Operation]) -> Set[tf.Operation]:
-    return {op for op in ops if _is_fed(op)}
+def uses_values(weight: Any) -> bool:
+    """Whether a weight is computed from values that are fed, and not only from their shapes."""
+    return isinstance(weight, tf.Tensor) and any(map(_is_fed, _sources(weight.op, SIZES)))
 
 
 def _is_fed(op: tf.Operation) -> bool:
@@ -226,8 +245,9 @@ class _Reading:
         values = op.inputs[0]
         if values.shape.rank in (0, None) or op not in self._of_trained:
             return
-        may_be_sum = op.type != "Mean" and tf.compat.dimension_value(values.shape[0]) is None and factor >= A_SUM
+        may_be_sum = op.type != "Mean" and tf.compat.dimension_value(values.shape[0]) is None and factor > A_SUM
         waiting, seen = [values], {op}
+        others: List[tf.Operation] = []  # behind which a division may be
         while waiting:
             part = waiting.pop().op
             if part in seen or part not in self._of_batch:
@@ -246,16 +266,26 @@ class _Reading:
             elif part.type in ADDS + ("Mul",):
                 may_be_sum = may_be_sum and not any(map(self._may_divide, part.inputs if part.type == "Mul" else []))
                 waiting += list(part.inputs)
-            elif part.type == "Softmax" and part.inputs[0].shape.rank == 1:
-                may_be_sum = False
-        if may_be_sum:
+            elif part.type not in CURVED:
+                others.append(part)
+        if may_be_sum and not self._may_be_divided(others):
             self.sums.append(op)
+
+    def _may_be_divided(self, ops: Sequence[tf.Operation]) -> bool:
+        """Whether there may be a division by the number of examples in what these operations compute."""
+        curved = {op for op in ancestors(ops) if op.type in CURVED}
+        for op in ancestors(ops, curved):
+            factors = op.inputs[1:] if op.type in DIVISIONS else op.inputs if op.type == "Mul" else []
+            is_divided = any(map(_is_common if op.type in DIVISIONS else self._may_divide, factors))
+            if op in self._of_batch and (op.type in HIDING or is_divided):
+                return True
+        return False
 
     def _may_divide(self, factor: tf.Tensor) -> bool:
         """Whether a factor may stand for one over the number of examples."""
         scale = known_value(factor)
         is_fed = factor.op in self._of_fed or factor.op in self._of_batch
-        return abs(scale) < A_SUM if scale is not None else _is_common(factor) and is_fed
+        return abs(scale) <= A_SUM if scale is not None else _is_common(factor) and is_fed
 
 
 def _stacked(op: tf.Operation) -> Optional[List[tf.Tensor]]:
@@ -277,8 +307,9 @@ def _is_discrete(tensor: tf.Tensor) -> bool:
 
 
 def _keeps_examples(mean: tf.Operation) -> bool:
-    """Whether a mean is known to leave the first axis."""
-    axes, rank = tf.get_static_value(mean.inputs[1]), mean.inputs[0].shape.rank
-    if axes is None or rank is None:
+    """Whether a mean is over axes of known lengths only, as of features, and not the first one."""
+    axes, shape = tf.get_static_value(mean.inputs[1]), mean.inputs[0].shape
+    if axes is None or shape.rank is None:
         return False
-    return all(int(axis) % rank != 0 for axis in axes.reshape(-1))
+    lengths = [tf.compat.dimension_value(shape[int(axis)]) for axis in axes.reshape(-1)]
+    return None not in lengths and all(int(axis) % shape.rank != 0 for axis in axes.reshape(-1))

@@ -37,9 +37,10 @@ def warn_of_counts(losses_and_weights: Sequence[Tuple[tf.Tensor, Any]]) -> bool:
     means: List[str] = []
     for loss, weight in losses_and_weights:
         terms = _terms_of(loss)
-        if weight is None or _tf.variables.known_value(weight) is None:
-            sums += [op.name for op in terms.sums]
-        means += [count.op.name for _, count in terms.means if not _tf.graph_losses.shares_data(count, weight)]
+        is_number = weight is not None and _tf.variables.known_value(weight) is not None
+        sums += [] if is_number else [op.name for op in terms.sums]
+        if not is_number and not _tf.graph_losses.uses_values(weight):  # it may be the count, which may be fed itself
+            means += [count.op.name for _, count in terms.means]
     return any([_say(SUMS, sums), _say(MEANS, means)])
 
 
