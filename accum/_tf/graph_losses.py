@@ -35,13 +35,17 @@ HIDING = (
     "Case",
     "Exit",
     "If",
+    "Mean",
     "PartitionedCall",
     "RefExit",
+    "Softmax",
     "StatefulPartitionedCall",
+    "StatelessCase",
+) + (
     "StatelessIf",
     "StatelessWhile",
-)
-HIDING += ("Mean", "Softmax", "While")  # what may divide by the number of examples, if it is not the loss itself
+    "While",
+)  # what may divide by the number of examples, if it is not the loss itself
 
 
 def means_over_different_counts(graph: tf.Graph) -> List[str]:

@@ -115,8 +115,8 @@ class _Computed(Container[tf.Operation]):
 def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
     """Warn if what is not linear has been done to gradients after they were computed. Returns whether it has.
 
-    Left out is what sets gradients that are not finite to zero, and what a loop does to those of single examples; and all
-    of it where gradients are computed in a way that is not recognized, as by a tape, so that the way back from them
+    Left out is what sets gradients that are not finite to zero, and what a loop does to those of single examples; and
+    all of it where gradients are computed in a way that is not recognized, as by a tape, so that the way back from them
     leads through the loss: what follows other gradients there, such as a penalty, is a part of it.
 
     Args:
