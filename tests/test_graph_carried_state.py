@@ -286,8 +286,7 @@ def test_the_average_of_a_mean_alone_makes_another_step_than_the_full_batch():
 
 @pytest.mark.law("L13")
 @pytest.mark.law("L17")
-@pytest.mark.parametrize("accumulates", [False, True])
-def test_averages_of_batch_normalisation_are_not_named(accumulates):
+def test_averages_of_batch_normalisation_that_follow_the_cycle_are_not_named():
     with tf.Graph().as_default(), warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         x = tf1.placeholder(tf.float32, [ROWS, 2])
@@ -301,11 +300,31 @@ def test_averages_of_batch_normalisation_are_not_named(accumulates):
         for move in moves:
             tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, move)
         ours = optimizer(K)
-        if accumulates:
-            ours.accumulate_update_ops()
+        ours.accumulate_update_ops()
         with tf.control_dependencies(moves):
             _, loss = cell((x - mean)[:, 0], 0.0)
         ours.minimize(loss)
+
+
+@pytest.mark.law("L13")
+def test_the_average_of_a_mean_alone_is_no_obstacle_to_taking_over_those_of_layers():
+    batches = np.random.RandomState(2).normal(3.0, 1.0, size=(STEPS, K * ROWS, 2)).astype("float32")
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x, training = tf1.placeholder(tf.float32, [ROWS, 2]), tf1.placeholder_with_default(True, [])
+        centre = tf1.get_variable("centre", [2], initializer=tf1.zeros_initializer(), trainable=False)
+        tf1.assign_sub(centre, (centre.read_value() - tf.reduce_mean(x, 0)) * tf.constant(0.1))  # run by hand
+        loss = cell(normalized(x, training)[:, 0], 0.0)[1]
+        ours = optimizer(K)
+        assert len(ours.accumulate_update_ops()) == 2
+        train_op = ours.minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        average = [var for var in tf1.global_variables() if var.op.name == "average"][0]
+        expected = session.run(average).astype("float64")
+        for part in batches.reshape(-1, ROWS, 2):
+            session.run(train_op, {x: part})
+        for batch in batches.astype("float64"):
+            expected = 0.9 * expected + 0.1 * batch.mean(0)
+        np.testing.assert_allclose(session.run(average), expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.law("L1")

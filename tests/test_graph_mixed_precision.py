@@ -110,3 +110,20 @@ def test_a_loss_scale_inside_is_refused_with_the_remedy():
     inner = scaled(tf1.train.GradientDescentOptimizer(0.5))
     with pytest.raises(ValueError, match="put MixedPrecisionLossScaleOptimizer around"):
         accum.compat.v1.AccumOptimizer(inner, K)
+
+
+@pytest.mark.law("L17")
+def test_the_mean_over_a_cycle_needs_a_fixed_scale():
+    def mean_and_loss(scale):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            weights, fed = weights_variable(np.ones(1, "float32")), tf1.placeholder(tf.float32, [1])
+            loss = tf.reduce_mean(weights * fed)
+            optimizer = wrapped()
+            mean = optimizer.mean_over_cycle(loss)
+            train_op = scaled(optimizer, scale).minimize(loss)
+            session.run(tf1.global_variables_initializer())
+            return [session.run([mean, train_op], {fed: [number]})[0] for number in (1.0, 2.0, 6.0)]
+
+    with pytest.raises(ValueError, match="`mean_over_cycle` needs a train op outside of conditionals.*fixed scale"):
+        mean_and_loss("dynamic")
+    assert mean_and_loss(8.0)[-1] == 3.0

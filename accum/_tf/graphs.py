@@ -68,6 +68,12 @@ def is_in_control_flow(op: tf.Operation) -> bool:
     return op._get_control_flow_context() is not None  # has no public name
 
 
+def is_in_conditional() -> bool:
+    """Whether operations are created now in a conditional, a loop or a function. Dies with `tf.compat.v1`."""
+    graph = tf.compat.v1.get_default_graph()
+    return graph is not outermost_graph() or graph._get_control_flow_context() is not None  # has no public name
+
+
 def hold_lock(assign: tf.Operation) -> None:
     """Let an op assign to its ref variable under the variable's lock. Dies with `tf.compat.v1`."""
     assign._set_attr("use_locking", tf.compat.v1.AttrValue(b=True))  # has no public name

@@ -1,7 +1,7 @@
 """Walk the operations of a graph, and tell what they do to variables."""
 
 import re
-from typing import Any, Container, Dict, Iterable, Iterator, List, Sequence, Set
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Set
 
 from accum._tf.version import tf
 
@@ -13,7 +13,10 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def ancestors(
-    ops: Iterable[tf.Operation], ends: Container[tf.Operation] = (), with_control: bool = False
+    ops: Iterable[tf.Operation],
+    ends: Container[tf.Operation] = (),
+    with_control: bool = False,
+    sources: Optional[Callable[[tf.Operation], List[tf.Operation]]] = None,
 ) -> List[tf.Operation]:
     """Return operations and all from which they are computed, each after what it uses, as far back as `ends`.
 
@@ -21,6 +24,7 @@ def ancestors(
       ops: operations of one graph.
       ends: operations that are left out, with all before them.
       with_control: whether to return also those that run before by a control dependency.
+      sources: function that returns the operations that one uses, in place of `with_control`.
     """
     ordered: List[tf.Operation] = []
     done: Set[tf.Operation] = set()
@@ -32,13 +36,41 @@ def ancestors(
         elif op not in done and op not in ends:
             done.add(op)
             stack.append((op, True))
-            stack.extend((source, False) for source in sources_of(op, with_control))
+            before = sources_of(op, with_control) if sources is None else sources(op)
+            stack.extend((source, False) for source in before)
     return ordered
 
 
 def sources_of(op: tf.Operation, with_control: bool = True) -> List[tf.Operation]:
     """Return the operations whose tensors an operation uses, and those for which it waits."""
     return [tensor.op for tensor in op.inputs] + (list(op.control_inputs) if with_control else [])
+
+
+def descendants(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
+    """Return operations of one graph and all that use them or wait for them, but for what a loop hands back."""
+    reached = set(ops)
+    graph = next((op.graph for op in reached), None)
+    has_begun = False
+    for op in graph.get_operations() if graph is not None else ():  # in the order in which they were created
+        has_begun = has_begun or op in reached
+        if has_begun and op not in reached and any(source in reached for source in sources_of(op)):
+            reached.add(op)
+    return reached
+
+
+def following(ordered: Sequence[tf.Operation], first: Set[tf.Operation], ends: Sequence[str] = ()) -> Set[tf.Operation]:
+    """Return `first` and what is computed from them, other than by ops of the types `ends`, among `ordered` ops."""
+    reached = set(first)
+    for op in ordered:
+        if op.type not in ends and any(tensor.op in reached for tensor in op.inputs):
+            reached.add(op)
+    return reached
+
+
+def gives_data(op: tf.Operation) -> bool:
+    """Whether an op provides a micro-batch, or a part of it: a scalar, such as a rate or a mode, is none."""
+    is_source = op.type.startswith(("Placeholder", "IteratorGetNext", "QueueDequeue", "Unstage"))
+    return is_source and any(tensor.shape.rank != 0 for tensor in op.outputs)
 
 
 def entered(tensor: Any) -> Any:
@@ -128,6 +160,15 @@ def _captured(graph: Any) -> List[Any]:
     outer = getattr(graph, "outer_graph", None)
     further = {id(inside): outside for outside, inside in _captured(outer)} if outer is not None else {}
     return [(further.get(id(outside), outside), inside) for outside, inside in captures_of(graph)]
+
+
+def outermost() -> Callable[[Any], Any]:
+    """Return a function that returns a tensor of the current graph as it is outside of conditionals and functions.
+
+    That is the tensor which they capture, or the tensor itself. Dies with `tf.compat.v1`.
+    """
+    outer = {id(inside): outside for outside, inside in _captured(tf.compat.v1.get_default_graph())}
+    return lambda tensor: outer.get(id(tensor), tensor)
 
 
 def _may_assign(op: tf.Operation) -> bool:

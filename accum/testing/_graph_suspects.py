@@ -2,8 +2,8 @@
 
 from typing import Any, List
 
+from accum import _tf
 from accum._tf import tf
-from accum.testing._graph_losses import means_over_different_counts
 from accum.testing._order import unordered_variables
 from accum.testing._report import EqualityReport, Suspect
 
@@ -84,7 +84,7 @@ def suspects_in(whole: Any, parts: Any, report: EqualityReport, rounded: List[st
                 "Build the graph without them for the check; in training they do no harm",
             )
         )
-    means = means_over_different_counts(parts.graph)
+    means = _tf.graph_losses.means_over_different_counts(parts.graph)
     if means:
         suspects.append(
             Suspect(

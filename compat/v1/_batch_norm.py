@@ -8,8 +8,8 @@ from accum.compat.v1._engine_adapter import GraphAdapter
 from accum.compat.v1._moving_statistics import MovingStatistics
 from accum.compat.v1._update_ops import (
     Average,
-    averages_elsewhere,
     averages_in_conditionals,
+    averages_of_layers,
     read_averages,
     still,
 )
@@ -71,8 +71,7 @@ def _statistics_of(mean: Average, cycle: Cycle, adapter: GraphAdapter) -> Moving
 
 def _require_no_others(graph: tf.Graph, update_ops: Sequence[Any]) -> None:
     """Raise if averages of batch normalisation are updated by other ops than those in UPDATE_OPS."""
-    averages = averages_elsewhere(graph.get_operations(), update_ops)
-    others = [average.var for average in averages if average.value.shape.rank != 0]  # not the average of a loss
+    others = [average.var for average in averages_of_layers(graph, update_ops)]
     names = sorted({var.op.name for var in others + averages_in_conditionals(graph)})
     if names:
         raise ValueError(

@@ -91,7 +91,7 @@ class _Sums:
     """Tells which variables are no more than sums over the data, among the ops that compute gradients."""
 
     def __init__(self, ops: Sequence[tf.Operation]) -> None:
-        self._data = {op for op in ops if _gives_data(op)}
+        self._data = {op for op in ops if _tf.op_walks.gives_data(op)}
         self._users: Dict[tf.Operation, List[tf.Operation]] = {}
         for op in ops:
             for tensor in op.inputs:
@@ -120,7 +120,7 @@ class _Sums:
 
 def _assigned_beside(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> List[str]:
     """Return the names of variables that `ops` read and that other ops assign, from data that `ops` use too."""
-    own_ops, data = set(ops), {op for op in ops if _gives_data(op)}
+    own_ops, data = set(ops), {op for op in ops if _tf.op_walks.gives_data(op)}
     trained = {id(var) for var in tf.compat.v1.trainable_variables()}
     read = {id(owner): var for var in _variables() for owner in [getattr(var, "handle", var).op] if owner in own_ops}
     read = {owner: var for owner, var in read.items() if id(var) not in trained}
@@ -135,12 +135,6 @@ def _assigned_beside(ops: Sequence[tf.Operation], averages: Sequence[Average]) -
         if not data.isdisjoint(_tf.op_walks.ancestors(values)):
             names.add(read[id(_tf.op_walks.entered(op.inputs[0]).op)].op.name)
     return sorted(names)
-
-
-def _gives_data(op: tf.Operation) -> bool:
-    """Whether an op provides a micro-batch, or a part of it: a scalar, such as a rate or a mode, is none."""
-    is_source = op.type.startswith(("Placeholder", "IteratorGetNext", "QueueDequeue", "Unstage"))
-    return is_source and any(tensor.shape.rank != 0 for tensor in op.outputs)
 
 
 def _variables() -> List[tf.Variable]:

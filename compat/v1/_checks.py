@@ -1,7 +1,8 @@
 """Check how an `AccumOptimizer` is created and called."""
 
 import re
-from typing import Any, Optional, Sequence, Set
+import weakref
+from typing import Any, Container, List, Optional, Sequence, Set
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle
@@ -17,6 +18,10 @@ NONLINEAR = frozenset(
     + ["TopK", "TopKV2", "Where", "EuclideanNorm", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars"]
 )
 """Operations whose result for a mean of gradients is not the mean of the results."""
+CHOICES = ("Select", "SelectV2")  # linear, unless gradients decide what is chosen
+PRINTS = ("Print",)  # and give back their first input
+ASKS_IF_FINITE = ("IsFinite", "IsInf", "IsNan")
+LOOPS = ("Exit", "RefExit", "While", "StatelessWhile")  # a gradient that one returns may be a sum over examples
 
 NO_COMMON_WEIGHT = (
     "With several losses, each has its own count: pass them as a list to `minimize`, and their own `weight` to "
@@ -80,6 +85,71 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
             "as clipping, acts on the mean gradient in a full batch: leave it out there, and pass it as `transform=` "
             f"to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type {sorted(kinds)}."
         )
+
+
+_COMPUTED: "weakref.WeakKeyDictionary[tf.Graph, Set[str]]" = weakref.WeakKeyDictionary()
+"""In a graph: the names of operations whose results were returned as gradients, beside those of `tf.gradients`."""
+
+
+def note_computed(listed: GradsAndVars) -> None:
+    """Note that these (gradient, variable) were just computed."""
+    names = [getattr(grad, "values", grad).op.name for grad, _ in listed if grad is not None]
+    _COMPUTED.setdefault(_tf.graphs.outermost_graph(), set()).update(names)
+
+
+class _Computed(Container[tf.Operation]):
+    """Where a walk back from the gradients of a train op ends: at what computes them."""
+
+    def __init__(self) -> None:
+        self._computed = _COMPUTED.get(_tf.graphs.outermost_graph(), set())
+
+    def is_gradient(self, op: tf.Operation) -> bool:
+        return op.name in self._computed or DIFFERENTIATES.search(op.name) is not None
+
+    def __contains__(self, op: object) -> bool:
+        assert isinstance(op, tf.Operation)
+        is_of_others = "_grad/" in op.name or "gradient_tape/" in op.name  # computed in another way, so not understood
+        return self.is_gradient(op) or is_of_others or op.type in LOOPS + ASKS_IF_FINITE or "/pfor/" in op.name
+
+
+def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
+    """Warn if what is not linear has been done to gradients after they were computed. Returns whether it has.
+
+    Left out is what sets gradients that are not finite to zero, and what a loop does to those of single examples; and
+    all of it where gradients are computed in a way that is not recognized, as by a tape, so that the way back from them
+    leads through the loss: what follows other gradients there, such as a penalty, is a part of it.
+
+    Args:
+      listed: list of (gradient, variable) from which a train op is to be created.
+    """
+    ends, outermost = _Computed(), _tf.op_walks.outermost()
+    last = [outermost(getattr(grad, "values", grad)).op for grad, _ in listed if grad is not None]
+
+    def sources_of(op: tf.Operation) -> List[tf.Operation]:
+        inputs = list(op.inputs)[: 1 if op.type in PRINTS else None]
+        return [outermost(tensor).op for tensor in inputs]
+
+    changing: Set[tf.Operation] = set()  # of gradients
+
+    def is_of_gradients(op: tf.Operation) -> bool:
+        return op in changing or ends.is_gradient(op)
+
+    found: List[tf.Operation] = []
+    ops = _tf.op_walks.ancestors(last, ends, sources=sources_of)
+    for op in ops if not any(map(_tf.op_walks.gives_data, ops)) else ():
+        sources = sources_of(op)
+        if any(map(is_of_gradients, sources)):
+            changing.add(op)
+            if op.type in NONLINEAR and (op.type not in CHOICES or is_of_gradients(sources[0])):
+                found.append(op)
+    if found:
+        _check.warn(
+            "The gradients of each micro-batch are changed after they are computed and before `AccumOptimizer` "
+            "receives them. What is not linear, such as clipping, acts on the mean gradient in a full batch: leave it "
+            "out there, and pass it as `transform=` to the `AccumOptimizer`. Received: operations of type "
+            f"{sorted({op.type for op in found})}, such as {found[-1].name!r}."
+        )
+    return bool(found)
 
 
 def require_graph() -> None:

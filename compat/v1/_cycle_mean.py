@@ -18,6 +18,12 @@ OTHER_GRADIENTS = (
     'train op: pass the same gradients to each, or `nonfinite="propagate"`, or use an `AccumOptimizer` for each.'
 )
 
+IN_CONDITIONAL = (
+    "`mean_over_cycle` needs a train op outside of conditionals, because its mean is computed in each run. A dynamic "
+    'loss scale applies gradients in a conditional: use a fixed scale, with `nonfinite="skip_micro"` if gradients may '
+    "overflow, or show the loss of the micro-batch."
+)
+
 
 class Sums(NamedTuple):
     """Over micro-batches, as scalar tensors or variables; None, if it is always 0.
@@ -76,6 +82,8 @@ class CycleMean(CycleListener):
         if self.now is not None:
             self._require_same(cycle, weight, grads)
             return
+        if _tf.graphs.is_in_conditional():
+            raise ValueError(IN_CONDITIONAL)
         self._of_first = weight, grads
         cycle.build([var for _, var in listed], grads)
         with tf.name_scope("mean_over_cycle"):

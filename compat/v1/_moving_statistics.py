@@ -5,6 +5,7 @@ from typing import Any, Dict, List, NamedTuple, Union
 from accum._engine._interfaces import CycleListener, OptimizerAdapter
 from accum._engine._statistics import Moments, pooled, so_far, with_bessel, without_bessel
 from accum._tf import tf
+from accum.compat.v1._every_run import note_moves
 from accum.compat.v1._update_ops import Average
 
 
@@ -101,7 +102,8 @@ class MovesInTurn:
         """Move the averages of a layer to the moments `whole`, after the earlier moves of the same averages."""
         with tf.control_dependencies(self._latest.get(id(mean.var), [])):
             self._latest[id(mean.var)] = moves(mean, variance, whole)
-        for move in self._latest[id(mean.var)]:
+        for var, move in zip([mean.var, variance.var], self._latest[id(mean.var)]):
+            note_moves(var, [move])
             tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.UPDATE_OPS, move)
 
 

@@ -13,6 +13,8 @@ from accum.compat.v1._batch_norm import take_over
 from accum.compat.v1._carried_state import warn_of_carried_state
 from accum.compat.v1._cycle_mean import CycleMean
 from accum.compat.v1._engine_adapter import GraphAdapter
+from accum.compat.v1._every_run import EveryRun
+from accum.compat.v1._loss_counts import warn_of_counts
 from accum.compat.v1._several_losses import SeveralLosses
 
 
@@ -96,10 +98,15 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._means: List[CycleMean] = []
         self._has_called = False
         self._accumulates = not self._cycle.is_passthrough  # or separate ops do, whatever `accum_steps` is
+        self._splits = not plan.is_passthrough  # a full batch: with `transform`, one micro-batch may be a cycle
         self._update_ops_left: List[Any] = []  # arguments of `accumulate_update_ops` while nothing accumulates
         self._has_idle_op = False  # a flush or reset that does nothing
         self._losses_apart: Optional[SeveralLosses] = None
         self._losses: List[tf.Tensor] = []  # whose gradients were computed
+        self._counts_of_losses: List[Any] = []  # of several losses
+        self._has_named_changes = False  # of gradients
+        self._has_named_counts = False
+        self._every_run = EveryRun()
 
     # ------------------------------------------------------------------------------------------------------------
     # Ops
@@ -108,17 +115,19 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         """Compute gradients with the inner optimizer's `compute_gradients`, which receives all arguments.
 
         If your own optimizer class overrides it to do more than scale gradients, such as to clip them, this acts on
-        each micro-batch, and a warning says so.
+        each micro-batch, and a warning says so. So does what you do to the gradients before `apply_gradients`.
         """
         _checks.require_graph()
         if tf.is_tensor(loss):
             self._losses.append(loss)
-        if not _tf.optimizers.is_graph_optimizer(self._inner):
-            return super().compute_gradients(loss, *args, **kwargs)
         before = len(tf.compat.v1.get_default_graph().get_operations())
-        listed = self._inner.compute_gradients(loss, *args, **kwargs)
-        if self._accumulates:
-            _checks.warn_of_changed_gradients(self._inner, listed, before)
+        if _tf.optimizers.is_graph_optimizer(self._inner):
+            listed = self._inner.compute_gradients(loss, *args, **kwargs)
+            if self._splits:
+                _checks.warn_of_changed_gradients(self._inner, listed, before)
+        else:
+            listed = super().compute_gradients(loss, *args, **kwargs)
+        _checks.note_computed(listed)
         return listed
 
     def minimize(
@@ -187,6 +196,9 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
     ) -> tf.Operation:
         """Create the train op: it accumulates one micro-batch, and makes the step on the last one of a cycle.
 
+        Gradients that were clipped before act as the mean of clipped gradients, and a warning says so: clip in
+        `transform`.
+
         Args:
           grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape,
             `tf.IndexedSlices` or None.
@@ -209,9 +221,12 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _checks.require_no_waiting(listed, self._adapter.waits_for_others and self._accumulates)
         if not self._accumulates and weight is None:
             return self._plain_step(listed, global_step, name)
+        losses = self._losses
         self._enter(listed, global_step, weight)
         with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope(name or self._name):
             train_op = self._cycle.micro_step(listed, weight)
+        if self._splits:
+            self._every_run.add(train_op, losses, [var for _, var in listed])
         _tf.graphs.record_train_op(train_op)
         return train_op
 
@@ -252,10 +267,12 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             grads_and_vars = self.compute_gradients(loss, var_list=var_list)
         listed = _check.pairs(grads_and_vars or ())
         weight = self._adapter.weight if weight is None else weight
+        losses = self._losses
         self._enter(listed, global_step, weight)
         with tf.name_scope(self._name):
             with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope("accumulate"):
                 accumulate = self._cycle.accumulate(listed, weight)
+            self._every_run.add(accumulate, losses, [var for _, var in listed], is_train_op=False)
             with tf.name_scope("apply"):
                 apply = self._cycle.apply()
             with tf.name_scope("zero"):
@@ -346,8 +363,9 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         Raises:
           RuntimeError: when executing eagerly.
           TypeError: `value` is not a floating-point tensor.
-          ValueError: `value` is not a scalar, a train op exists already, or there are several replicas; later, a second
-            train op has another weight or, if `nonfinite` may skip some, other gradients.
+          ValueError: `value` is not a scalar, a train op exists already, or there are several replicas; later, a train
+            op is created in a conditional, such as that of a dynamic loss scale, or a second one has another weight or,
+            if `nonfinite` may skip some, other gradients.
 
         Example:
           >>> mean_loss = optimizer.mean_over_cycle(loss)
@@ -387,6 +405,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             raise ValueError(f"With `SyncReplicasOptimizer`, use the ops of `accumulation_ops` instead of `{name}`.")
         if not self._cycle.is_built:
             raise ValueError(f"`{name}` needs a train op: create it first, such as with `minimize`.")
+        self.check_graph()
         with tf.name_scope(self._name), tf.name_scope(name):
             return function()
 
@@ -403,10 +422,12 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             _checks.require_before_train_op("several losses", self._has_called)
             self._losses_apart = SeveralLosses()
             self._cycle.listeners.append(self._losses_apart)
+        self._counts_of_losses = counts
         return self._losses_apart.receive(pairs, counts)
 
     def _accumulate_from_now_on(self) -> None:
         """Accumulate whatever `accum_steps` is, because only the user of separate ops knows how long a cycle is."""
+        self._splits = True
         if self._accumulates:
             return
         _checks.require_before_single_steps(self._has_called, self._has_idle_op)
@@ -435,9 +456,14 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._adapter.variables = [var for _, var in listed]
         self._adapter.scope = tf.compat.v1.get_default_graph().get_name_scope()
         _checks.require_updatable(self._inner, self._adapter.variables)
+        if self._splits and not self._has_named_changes:
+            self._has_named_changes = _checks.warn_of_gradients_changed_between(listed)
         self._adapter.create_inner_slots([var for grad, var in listed if grad is not None])
         warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses)
-        self._losses, self._has_called = [], True
+        counts = self._counts_of_losses or [weight] * len(self._losses)
+        if self._splits and not self._has_named_counts and self._cycle.plan.reduction != "sum":
+            self._has_named_counts = warn_of_counts(list(zip(self._losses, counts)))
+        self._losses, self._counts_of_losses, self._has_called = [], [], True
         if self._losses_apart is not None:
             self._losses_apart.follow(self._cycle, self._adapter, listed)
             if weight is not None or any(mean.follows_train_op for mean in self._means):
@@ -447,6 +473,14 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
     # ------------------------------------------------------------------------------------------------------------
     # State
+
+    def check_graph(self) -> None:
+        """Warn of what the graph, once it is complete, does with every micro-batch instead of once per step.
+
+        `flush`, `reset`, the hooks and the `Saver` call it.
+        """
+        if self._splits:
+            self._every_run.look_again(self._adapter.global_step is not None)
 
     @property
     def optimizer(self) -> Any:

@@ -53,6 +53,8 @@ class Saver(tf.compat.v1.train.Saver):
 
     def build(self) -> None:
         """Build the ops that save and restore, including those for checkpoints without accumulators."""
+        for optimizer in self._optimizers:
+            optimizer.check_graph()
         super().build()
         saved = self._var_list
         groups = [group for optimizer in self._optimizers for group in optimizer.saved_groups()]

@@ -63,12 +63,14 @@ def read_averages(update_ops: Sequence[Any], remedy: str) -> List[Tuple[Average,
     return [pair for moments in by_inputs.values() for pair in zip(moments["mean"], moments["variance"])]
 
 
-def averages_of_layers(graph: tf.Graph) -> List[Average]:
+def averages_of_layers(graph: tf.Graph, update_ops: Sequence[Any] = ()) -> List[Average]:
     """Return the averages of batch normalisation in a graph: those that follow the mean and variance of one input.
 
-    The average of a mean alone, such as DINO's centre, is left out. So are averages of scalars, such as losses.
+    The average of a mean alone, such as DINO's centre, is left out. So are averages of scalars, such as losses, and
+    those that `update_ops` update.
     """
-    averages = [average for average in averages_elsewhere(graph.get_operations(), []) if average.value.shape.rank != 0]
+    averages = averages_elsewhere(graph.get_operations(), update_ops)
+    averages = [average for average in averages if average.value.shape.rank != 0]
     moments = {(average.inputs.name, average.moment) for average in averages}
     both = {name for name, moment in moments if {(name, "mean"), (name, "variance")} <= moments}
     return [average for average in averages if average.inputs.name in both]
@@ -145,13 +147,12 @@ def _op_of(update_op: Any) -> tf.Operation:
 def _read_average(update_op: Any) -> Optional[Average]:
     """Read the `Average` that an update op updates, or None."""
     assign = _find_assign(_op_of(update_op))
-    var = None if assign is None else _variable_of(assign.inputs[0])
-    delta = None if assign is None or var is None else _factors(assign.inputs[1], var)
-    if delta is None:
+    delta = None if assign is None else _factors(assign.inputs[1], _tf.op_walks.entered(assign.inputs[0]).op)
+    if assign is None or delta is None:
         return None
     value, decay = delta
-    source = _read_value(value)
-    if source is None:
+    source, var = _read_value(value), _variable_of(assign.inputs[0])
+    if source is None or var is None:
         return None
     return Average(assign, var, value, decay, *source)
 
@@ -172,21 +173,24 @@ def _variable_of(target: tf.Tensor) -> Optional[tf.Variable]:
     """Find the variable whose ref or handle is `target`, or None."""
     target = _tf.op_walks.entered(target)
     graph = target.graph
-    for var in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
+    for var in graph.get_collection_ref(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         owner = var.handle if hasattr(var, "handle") else var
         if owner.op is target.op:
             return var
     return None
 
 
-def _factors(delta: tf.Tensor, var: tf.Variable) -> Optional[Tuple[tf.Tensor, tf.Tensor]]:
-    """Read (value, decay) from `(var - value) * decay`, or None if `delta` is not such a product."""
+def _factors(delta: tf.Tensor, owner: tf.Operation) -> Optional[Tuple[tf.Tensor, tf.Tensor]]:
+    """Read (value, decay) from `(var - value) * decay`, or None if `delta` is not such a product.
+
+    `owner` is the operation of the variable or its handle.
+    """
     if delta.op.type != "Mul":
         return None
     for difference, decay in [delta.op.inputs, reversed(list(delta.op.inputs))]:
         if difference.op.type == "Sub" and decay.shape.rank == 0:
             minuend, value = difference.op.inputs
-            if _variable_of(_back(minuend, READS)) is var:
+            if _tf.op_walks.entered(_back(minuend, READS)).op is owner:
                 return _tf.op_walks.entered(value), _tf.op_walks.entered(decay)
     return None
 

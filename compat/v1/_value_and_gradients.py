@@ -13,8 +13,10 @@ from accum._engine._value_and_gradients import Derived, Weight, checked, checked
 from accum._tf import Gradient, tf
 from accum._tf.types import WholeBatch
 from accum.compat.v1._carried_state import warn_of_repeated_changes
+from accum.compat.v1._checks import note_computed
 from accum.compat.v1._collections import Additions, depends_on, is_in_loop, ops_of
 from accum.compat.v1._first_call import FirstCall
+from accum.compat.v1._loss_counts import warn_of_split_counts
 from accum.compat.v1._moving_statistics import MovesInTurn, moments_of
 from accum.compat.v1._update_ops import Average, read_averages, require_none_in_place, still
 from accum.compat.v1._whole_batch import whole_value
@@ -115,14 +117,17 @@ def value_and_gradients(
     task = checked(function, micro_batch_size, weight, whole_batch, recompute, loss)
     listed = None if variables is None else checked_variables(_parts(variables))
     if task.barriers or task.loss is not None:
-        return whole_value(task, data, listed)
-    calls = _Calls(listed)
+        value, pairs = whole_value(task, data, listed)
+        note_computed(pairs)
+        return value, pairs
+    calls = _Calls(listed, is_by_examples=task.weight == "examples" and task.size > 1)
     # Only loops of TF 1 take ref variables, and only in theirs can update ops be read.
     with _tf.graphs.control_flow_of_tf(1):
         derived = mean_and_gradients(task, data, calls.differentiate)
     in_turn = MovesInTurn()
     for (mean, variance), whole in zip(calls.averages, derived.others):
         in_turn.add(mean, variance, whole)
+    note_computed(derived.grads_and_vars)
     return derived.value, list(derived.grads_and_vars)
 
 
@@ -142,14 +147,16 @@ class _Calls:
 
     Args:
       variables: list of variables, or None for all trainable ones.
+      is_by_examples: whether micro-batches, of several examples, count by their number.
 
     Attributes:
       averages: list of pairs of `Average`, (mean, variance), of the batch normalisation layers in the first call.
     """
 
-    def __init__(self, variables: Optional[List[tf.Variable]]) -> None:
+    def __init__(self, variables: Optional[List[tf.Variable]], is_by_examples: bool) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._variables = variables
+        self._is_by_examples = is_by_examples
         self._first_call = FirstCall(REFUSAL)
         self._is_first = True
         self._kept_losses: List[tf.Operation] = []  # regularization losses of the first call that the others use too
@@ -173,6 +180,8 @@ class _Calls:
         require_none_in_place(created, update_ops)
         self.averages = _taken_over(update_ops)
         warn_of_repeated_changes(loss, created)
+        if self._is_by_examples and tf.is_tensor(loss):
+            warn_of_split_counts(loss)
         local = (KEYS.UPDATE_OPS, KEYS.LOSSES)
         additions.keep(lambda key, added: key not in local and not depends_on(added, sources))
         self._kept_losses = ops_of(additions.of(KEYS.REGULARIZATION_LOSSES))

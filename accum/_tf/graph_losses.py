@@ -1,0 +1,319 @@
+"""Find what the losses of a static graph divide by: examples, masked words, or nothing. Dies with `tf.compat.v1`."""
+
+from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from accum._tf.op_walks import ancestors, following, gives_data, sources_of
+from accum._tf.variables import known_value
+from accum._tf.version import tf
+
+ADDS = ("Add", "AddN", "AddV2", "Sub")
+DIVISIONS = ("Div", "DivNoNan", "RealDiv")
+SCALES = ("Cast", "Identity", "Mul", "Neg")
+SIZES = ("OnesLike", "Shape", "Size", "ZerosLike")
+SELECTIONS = ("DynamicPartition", "NonMaxSuppression", "Unique", "Where")  # `tf.boolean_mask` uses `Where`
+SAME_COUNT = ("Add", "AddV2", "Cast", "ExpandDims", "Identity", "Maximum", "Reshape", "Squeeze", "Sum")
+EXAMPLES = "examples"
+PASSES = ("Cast", "CheckNumerics", "ExpandDims", "Identity", "Neg", "Print", "Reshape", "Squeeze")  # the first input
+CONSTANTS = ("Add", "AddV2", "Maximum", "StopGradient") + PASSES  # may add a constant to a count
+CHOICES = ("Select", "SelectV2")
+A_SUM = 0.5  # a factor of a sum that is no larger may stand for one over the number of examples
+CURVED = (
+    "Exp",
+    "Log",
+    "Log1p",
+    "Pow",
+    "Sigmoid",
+    "SparseSoftmaxCrossEntropyWithLogits",
+    "Softplus",
+    "Square",
+    "Tanh",
+) + (
+    "SoftmaxCrossEntropyWithLogits",
+    "SquaredDifference",
+)  # what is divided before these is no mean
+HIDING = (
+    "Case",
+    "Exit",
+    "If",
+    "Mean",
+    "PartitionedCall",
+    "RefExit",
+    "Softmax",
+    "StatefulPartitionedCall",
+    "StatelessCase",
+) + (
+    "StatelessIf",
+    "StatelessWhile",
+    "While",
+)  # what may divide by the number of examples, if it is not the loss itself
+
+
+def means_over_different_counts(graph: tf.Graph) -> List[str]:
+    """Return the names of two means of a sum that is differentiated, if they are over different counts, or []."""
+    ops = graph.get_operations()
+    names = [op.name for op in ops if "_grad/" in op.name]
+    for op in ops:
+        if op.type not in ADDS or op.outputs[0].shape.rank != 0:
+            continue
+        first: Dict[Hashable, tf.Operation] = {}
+        for mean in _means_in(op):
+            first.setdefault(_count(mean), mean)
+        means = [mean for count, mean in first.items() if count is not None]
+        scopes = [_gradient_scopes(mean, names) for mean in means]
+        for index in range(1, len(means)):
+            if scopes[0] & scopes[index]:
+                return [means[0].name, means[index].name]
+    return []
+
+
+def _means_in(total: tf.Operation) -> List[tf.Operation]:
+    """Return the scalar means that an op adds up, with or without constant factors."""
+    ops, waiting = [], [total]
+    while waiting:
+        op = waiting.pop()
+        if op.type == "Mean" or op.type in DIVISIONS and _depends_on_data(op.inputs[1]):
+            ops.append(op)
+        elif op.type in DIVISIONS:
+            waiting.append(op.inputs[0].op)
+        elif op.type in ADDS + SCALES:
+            waiting += [tensor.op for tensor in reversed(list(op.inputs))]
+    return ops
+
+
+def _count(mean: tf.Operation) -> Optional[Hashable]:
+    """Return what a mean is over, or None if it is not over data, as a regularisation term."""
+    if not _depends_on_data(mean.inputs[0]):
+        return None
+    if mean.type != "Mean" and _depends_on_data(mean.inputs[1], SIZES):
+        return _signature(_without_constants(mean.inputs[1]))
+    selections = [op for op in ancestors([mean]) if op.type.startswith(SELECTIONS)]
+    return _signature(selections[-1]) if selections else EXAMPLES
+
+
+def _signature(op: tf.Operation) -> Hashable:
+    """Return what is alike for ops that compute the same thing: a mask may be computed for each loss anew."""
+    return tuple(sorted(_sign(source) for source in _sources(op, SIZES)))
+
+
+def _sign(op: tf.Operation) -> str:
+    if op.type == "Const":
+        return op.type + str(op.get_attr("value"))
+    return op.type + (op.name if not op.inputs else "")
+
+
+def _without_constants(tensor: tf.Tensor) -> tf.Operation:
+    """Return what is counted, for `max(count, 1)`, `count + 1e-5` and the like."""
+    op = tensor.op
+    while op.type in SAME_COUNT:
+        data = [source for source in op.inputs if _depends_on_data(source, SIZES)]
+        if len(data) != 1:
+            break
+        op = data[0].op
+    return op
+
+
+def _depends_on_data(tensor: tf.Tensor, ends: Any = ()) -> bool:
+    """Whether a tensor depends on what is fed, other than by ops of the types `ends`."""
+    return any(gives_data(op) for op in _sources(tensor.op, ends))
+
+
+def _sources(last: tf.Operation, ends: Any = ()) -> Set[tf.Operation]:
+    reached: Set[tf.Operation] = set()
+    waiting = [last]
+    while waiting:
+        op = waiting.pop()
+        if op not in reached and op.type not in ends:
+            reached.add(op)
+            waiting += sources_of(op, with_control=False)
+    return reached
+
+
+def _gradient_scopes(op: tf.Operation, names: List[str]) -> Set[str]:
+    """Return the scopes of the calls of `tf.gradients` that go through an op: `gradients`, `gradients_1`."""
+    part = f"/{op.name}_grad/"
+    return {name[: name.index(part)] for name in names if part in name}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The terms of one loss
+
+
+class Terms(NamedTuple):
+    """What a loss is added up of that is no mean over examples.
+
+    Attributes:
+      sums: operations that add up examples, by whose number nothing divides.
+      means: pairs of an operation that divides, and the count in it, that of a mask.
+    """
+
+    sums: List[tf.Operation]
+    means: List[Tuple[tf.Operation, tf.Tensor]]
+
+
+def terms_of(loss: tf.Tensor, trained: Sequence[tf.Operation]) -> Terms:
+    """Return the terms of a loss. What is neither clearly a sum nor a mean over a mask is left out.
+
+    Args:
+      loss: scalar tensor.
+      trained: the operations of trainable variables or of their handles.
+    """
+    reading = _Reading(loss, trained)
+    reading.read()
+    return Terms(reading.sums, reading.means)
+
+
+def uses_values(weight: Any) -> bool:
+    """Whether a weight is computed from values that are fed, and not only from their shapes."""
+    return isinstance(weight, tf.Tensor) and any(map(_is_fed, _sources(weight.op, SIZES)))
+
+
+def _is_fed(op: tf.Operation) -> bool:
+    return op.type.startswith("Placeholder") or gives_data(op)
+
+
+class _Reading:
+    """Reads one loss, from its sum down. Each operation is looked at a few times."""
+
+    def __init__(self, loss: tf.Tensor, trained: Sequence[tf.Operation]) -> None:
+        self.sums: List[tf.Operation] = []
+        self.means: List[Tuple[tf.Operation, tf.Tensor]] = []
+        self._loss = loss
+        ordered = ancestors([loss.op])
+        self._of_batch = following(ordered, {op for op in ordered if gives_data(op)})  # of its size, too
+        self._of_data = following(ordered, {op for op in ordered if gives_data(op)}, SIZES)
+        self._of_fed = following(ordered, {op for op in ordered if _is_fed(op)})
+        self._of_trained = following(ordered, set(trained), SIZES)
+
+    def read(self) -> None:
+        waiting: List[Tuple[tf.Tensor, float]] = [(self._loss, 1.0)]
+        seen: Set[tf.Operation] = set()
+        while waiting:
+            tensor, factor = waiting.pop()
+            op = tensor.op
+            if op in seen or op not in self._of_batch:
+                continue
+            seen.add(op)
+            parts = _stacked(op)
+            if op.type in ADDS:
+                waiting += [(part, factor) for part in op.inputs]
+            elif op.type in PASSES or op.type == "Sum" and op.inputs[0].shape.rank == 0:
+                waiting.append((op.inputs[0], factor))
+            elif parts is not None:
+                share = factor / len(parts) if op.type == "Mean" else factor
+                waiting += [(part, share) for part in parts]
+            elif op.type == "Mul":
+                waiting += self._scaled(op, factor)
+            elif op.type in DIVISIONS:
+                self._read_division(op, op.inputs[1])
+            elif op.type in ("Sum", "L2Loss", "Mean"):
+                self._read_reduction(op, factor)
+
+    def _scaled(self, product: tf.Operation, factor: float) -> List[Tuple[tf.Tensor, float]]:
+        """Return the factor of a product that is a loss, with what it is scaled by, or [] if that can't be told."""
+        losses = [tensor for tensor in product.inputs if tensor.op in self._of_batch]
+        scales = [tensor for tensor in product.inputs if tensor.op not in self._of_batch]
+        if len(losses) != 1 or scales[0].op in self._of_fed:
+            return []
+        scale = known_value(scales[0])
+        return [(losses[0], factor if scale is None else factor * abs(scale))]
+
+    def _read_division(self, op: tf.Operation, divisor: tf.Tensor) -> None:
+        """Keep a mean over a mask: a quotient by a sum over data, but not by what the network computes."""
+        count = divisor
+        while count.op.type in CONSTANTS:
+            data = [source for source in count.op.inputs if source.op in self._of_data]
+            if len(data) != 1:
+                return
+            count = data[0]
+        is_count = count.op.type in ("Sum", "Mean") and count.shape.rank == 0
+        if is_count and count.op in self._of_data and count.op not in self._of_trained and self._is_of_mask(count):
+            self.means.append((op, count))
+
+    def _is_of_mask(self, count: tf.Tensor) -> bool:
+        """Whether what is counted may be zero: not if TensorFlow counts weights that are not zero, which few are."""
+        tensor = count.op.inputs[0]
+        while tensor.op.type in PASSES + ("Mul",) and len(tensor.op.inputs):
+            data = [source for source in tensor.op.inputs if source.op in self._of_data]
+            if len(data) != 1:
+                return True
+            tensor = data[0]
+        if tensor.op.type not in CHOICES or tensor.op.inputs[0].op.type != "Equal":
+            return True
+        weights = tensor.op.inputs[0].op.inputs[0]
+        while weights.op.type in PASSES and not _is_discrete(weights):
+            weights = weights.op.inputs[0]
+        return _is_discrete(weights)
+
+    def _read_reduction(self, op: tf.Operation, factor: float) -> None:
+        """Keep a sum over examples, unless what is added up has been divided."""
+        values = op.inputs[0]
+        if values.shape.rank in (0, None) or op not in self._of_trained:
+            return
+        may_be_sum = op.type != "Mean" and tf.compat.dimension_value(values.shape[0]) is None and factor > A_SUM
+        waiting, seen = [values], {op}
+        others: List[tf.Operation] = []  # behind which a division may be
+        while waiting:
+            part = waiting.pop().op
+            if part in seen or part not in self._of_batch:
+                continue
+            seen.add(part)
+            if part.type in DIVISIONS and _is_common(part.inputs[1]):
+                may_be_sum = False
+                self._read_division(part, part.inputs[1])
+            elif part.type in DIVISIONS or part.type in PASSES:
+                waiting.append(part.inputs[0])
+            elif part.type == "Mean":
+                may_be_sum = may_be_sum and _keeps_examples(part)
+                waiting.append(part.inputs[0])
+            elif part.type == "Sum":
+                waiting.append(part.inputs[0])
+            elif part.type in ADDS + ("Mul",):
+                may_be_sum = may_be_sum and not any(map(self._may_divide, part.inputs if part.type == "Mul" else []))
+                waiting += list(part.inputs)
+            elif part.type not in CURVED:
+                others.append(part)
+        if may_be_sum and not self._may_be_divided(others):
+            self.sums.append(op)
+
+    def _may_be_divided(self, ops: Sequence[tf.Operation]) -> bool:
+        """Whether there may be a division by the number of examples in what these operations compute."""
+        curved = {op for op in ancestors(ops) if op.type in CURVED}
+        for op in ancestors(ops, curved):
+            factors = op.inputs[1:] if op.type in DIVISIONS else op.inputs if op.type == "Mul" else []
+            is_divided = any(map(_is_common if op.type in DIVISIONS else self._may_divide, factors))
+            if op in self._of_batch and (op.type in HIDING or is_divided):
+                return True
+        return False
+
+    def _may_divide(self, factor: tf.Tensor) -> bool:
+        """Whether a factor may stand for one over the number of examples."""
+        scale = known_value(factor)
+        is_fed = factor.op in self._of_fed or factor.op in self._of_batch
+        return abs(scale) <= A_SUM if scale is not None else _is_common(factor) and is_fed
+
+
+def _stacked(op: tf.Operation) -> Optional[List[tf.Tensor]]:
+    """Return the scalars of which an operation is the sum or mean, such as the losses of towers, or None."""
+    if op.type not in ("Mean", "Sum") or op.inputs[0].op.type != "Pack":
+        return None
+    parts = list(op.inputs[0].op.inputs)
+    return parts if all(part.shape.rank == 0 for part in parts) else None
+
+
+def _is_common(tensor: tf.Tensor) -> bool:
+    """Whether a tensor has one value for all examples."""
+    rank = tensor.shape.rank
+    return rank == 0 or rank is None or tf.compat.dimension_value(tensor.shape[0]) == 1
+
+
+def _is_discrete(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.base_dtype.is_bool or tensor.dtype.base_dtype.is_integer
+
+
+def _keeps_examples(mean: tf.Operation) -> bool:
+    """Whether a mean is over axes of known lengths only, as of features, and not the first one."""
+    axes, shape = tf.get_static_value(mean.inputs[1]), mean.inputs[0].shape
+    if axes is None or shape.rank is None:
+        return False
+    lengths = [tf.compat.dimension_value(shape[int(axis)]) for axis in axes.reshape(-1)]
+    return None not in lengths and all(int(axis) % shape.rank != 0 for axis in axes.reshape(-1))

@@ -1,0 +1,235 @@
+"""Name what runs along with a train op, so with every micro-batch, although a full batch would do it once per step."""
+
+import weakref
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
+
+from accum import _check, _tf
+from accum._tf import tf
+from accum.compat.v1._engine_adapter import ops_outside_of_steps
+from accum.compat.v1._update_ops import Average, averages_of_layers
+
+MOVES = (
+    "Moving averages of batch normalisation move with every micro-batch, so `accum_steps` times as fast as with full "
+    "batches, and without what differs between micro-batches."
+)
+TAKE_OVER = (
+    "Call `accumulate_update_ops()` of the `AccumOptimizer` after the model is built and before the train op is "
+    "created; it says so if it can't take over an update."
+)
+ON_REPLICAS = (
+    "`accumulate_update_ops` does not support several replicas: run the ops in UPDATE_OPS once per step, by themselves "
+    "instead of with the train op."
+)
+LARGER_BATCHES = (
+    "`accum.compat.v1.value_and_gradients` moves them once for each batch that it splits: pass it the whole batch of a "
+    "step, with the same `micro_batch_size`, and set `accum_steps=1`. That is exact."
+)
+
+AVERAGES_OF_WEIGHTS = (
+    "Averages of the weights move with every micro-batch, although the weights change only in a step: create them in a "
+    "function that you pass to `after_step` of the `AccumOptimizer`, such as `optimizer.after_step(lambda: "
+    "average.apply(variables))`, before the train op."
+)
+
+COUNTER = (
+    "`global_step` is advanced with every micro-batch, and the step reads it, such as for its learning rate, which "
+    "therefore changes `accum_steps` times too fast: pass `global_step` to the train op, which then counts steps, and "
+    "remove what adds 1 in each run."
+)
+
+_MOVED_BY_BATCH: "weakref.WeakKeyDictionary[tf.Graph, Dict[str, str]]" = weakref.WeakKeyDictionary()
+"""In a graph: the averages that `value_and_gradients` moves, by the ops that do so. Only names, which hold no graph."""
+
+
+def note_moves(var: tf.Variable, moves: Iterable[tf.Operation]) -> None:
+    """Note that `moves` change an average of batch normalisation once for each batch."""
+    graph = _tf.graphs.outermost_graph()
+    _MOVED_BY_BATCH.setdefault(graph, {}).update({move.name: var.op.name for move in moves})
+
+
+ADDING = ("AssignAdd", "AssignAddVariableOp")
+MOVING = ADDING + ("AssignSub", "AssignSubVariableOp")
+SETTING = ("Assign", "AssignVariableOp")
+READING = ("Identity", "ReadVariableOp", "RefIdentity")
+LINEAR = ("Add", "AddN", "AddV2", "Neg", "Sub")
+SCALING = ("Div", "Mul", "RealDiv")
+
+
+class EveryRun:
+    """What runs along with the train ops of one `AccumOptimizer`. Each kind of it is named once."""
+
+    def __init__(self) -> None:
+        self._train_ops: List[tf.Operation] = []
+        self._run: List[tf.Operation] = []  # these and separate ops, and what computes their losses
+        self._trained: Set[tf.Operation] = set()  # of the variables or their handles
+        self._is_replicated = False
+        self._said: Set[str] = set()
+
+    def add(
+        self, op: tf.Operation, losses: Sequence[tf.Tensor], trained: Sequence[tf.Variable], is_train_op: bool = True
+    ) -> None:
+        """Look at what runs before a new op that accumulates, or before its losses.
+
+        Args:
+          op: the op.
+          losses: list of tensors whose gradients it accumulates.
+          trained: list of the variables that it trains.
+          is_train_op: whether it makes steps too.
+        """
+        if op.graph is not _tf.graphs.outermost_graph():
+            return  # a branch, which can't be seen from outside
+        self._train_ops += [op] if is_train_op else []
+        self._run += [op] + [loss.op for loss in losses if loss.graph is op.graph]
+        self._trained.update(map(_owner, trained))
+        self._is_replicated = tf.distribute.get_strategy().num_replicas_in_sync > 1
+        self._name_averages(_tf.op_walks.ancestors(self._run, with_control=True))
+
+    def look_again(self, is_counted: bool) -> None:
+        """Look also at what runs after the train ops, or is run by the same op, now that the graph is complete.
+
+        Args:
+          is_counted: whether the train ops were given a `global_step`.
+        """
+        if not self._train_ops or self._is_replicated:  # outside of replicas, their variables can't be told apart
+            return
+        before = _tf.op_walks.ancestors(self._run, with_control=True)
+        following = _tf.op_walks.descendants(self._train_ops)
+        running = before + _tf.op_walks.ancestors(following, set(before), with_control=True)
+        self._name_averages(running, of_others=True)
+        self._name_averages_of_weights(running, set(before))
+        if not is_counted:
+            self._name_counter(running, set(before))
+
+    def _name_averages(self, running: Sequence[tf.Operation], of_others: bool = False) -> None:
+        """Warn of averages of batch normalisation that the ops `running` move.
+
+        Args:
+          running: list of operations.
+          of_others: whether those of layers count that have nothing to do with the trained variables, such as those of
+            the other network of a GAN. Its optimizer may still take them over.
+        """
+        ops, graph = set(running), _tf.graphs.outermost_graph()
+        moved = _MOVED_BY_BATCH.get(graph, {})
+        by_batch = sorted({moved[op.name] for op in (running if moved else ()) if op.name in moved})
+        averages = [
+            average for average in averages_of_layers(graph) if average.assign in ops and not _is_at_rest(average)
+        ]
+        if not of_others and averages:
+            averages = _of_trained(averages, self._trained)
+        names = sorted({average.var.op.name for average in averages})
+        if names:
+            remedy = ON_REPLICAS if self._is_replicated else TAKE_OVER
+            self._say("averages", f"{MOVES} {remedy} Received: {_check.shown(names)}.")
+        if by_batch:
+            self._say("by batch", f"{MOVES} {LARGER_BATCHES} Received: {_check.shown(by_batch)}.")
+
+    def _name_averages_of_weights(self, running: Sequence[tf.Operation], before: Set[tf.Operation]) -> None:
+        """Warn of variables to which the ops `running` assign a linear combination of themselves and trained variables.
+
+        Left out are copies of the weights, which are the same after each micro-batch, scalars, such as an average of a
+        loss, what is computed from data or in another way, such as the moments of another optimizer, what happens in a
+        conditional of the program's own, and what runs before the train op, which is state that micro-batches carry.
+        """
+        others = {_owner(var): var for var in tf.compat.v1.global_variables() if not getattr(var, "trainable", False)}
+        of_data = _tf.op_walks.following(running, {op for op in running if _tf.op_walks.gives_data(op)})
+        outside = set(ops_outside_of_steps()) - before
+        names = set()
+        for op in running:
+            is_assignment = op in outside and _tf.op_walks.changes_variable(op) and len(op.inputs) > 1
+            if not is_assignment or op.inputs[0].op not in others or op.inputs[1].op in of_data:
+                continue
+            owner, sources = op.inputs[0].op, _tf.op_walks.ancestors([op.inputs[1].op])
+            is_of_itself = op.type in MOVING or owner in sources
+            is_average = is_of_itself and _is_linear_in(op.inputs[1], self._trained, others[owner].shape)
+            if is_average and not _tf.graphs.is_in_control_flow(op):
+                names.add(others[owner].op.name)
+        if names:
+            self._say("weights", f"{AVERAGES_OF_WEIGHTS} Received: {_check.shown(sorted(names))}.")
+
+    def _name_counter(self, running: Sequence[tf.Operation], before: Set[tf.Operation]) -> None:
+        """Warn if the ops `running` add a constant to the graph's `global_step`, and the steps use it.
+
+        Left out are what counts examples, what adds in a conditional of the program's own, the steps of optimizers that
+        accumulate, and what waits for other optimizers, such as that of a generator, which count steps of their own.
+        """
+        step = tf.compat.v1.train.get_global_step()
+        if step is None or _owner(step) not in before:
+            return
+        outside = set(ops_outside_of_steps()) - before
+        for op in running:
+            added = _added(op, _owner(step)) if op in outside else None
+            if added is None:
+                continue
+            is_constant = not any(map(_tf.op_walks.gives_data, _tf.op_walks.ancestors([added.op])))
+            if is_constant and not _tf.graphs.is_in_control_flow(op) and not _follows_other_steps(op, outside):
+                self._say("counter", f"{COUNTER} Received: {op.name!r}.")
+
+    def _say(self, kind: str, message: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            _check.warn(message)
+
+
+def _is_at_rest(average: Average) -> bool:
+    """Whether an update op leaves its average as it is, because its momentum is 1."""
+    return _tf.variables.known_value(average.decay) == 0.0
+
+
+def _of_trained(averages: Sequence[Average], trained: Set[tf.Operation]) -> List[Average]:
+    """Return the averages of those layers whose inputs depend on variables `trained`, or on no trainable variable."""
+    ops = _tf.graphs.outermost_graph().get_operations()
+    after = _tf.op_walks.following(ops, trained)
+    others = _tf.op_walks.following(ops, {_owner(var) for var in tf.compat.v1.trainable_variables()})
+    return [average for average in averages if average.inputs.op in after or average.inputs.op not in others]
+
+
+def _is_linear_in(value: tf.Tensor, trained: Set[tf.Operation], shape: tf.TensorShape) -> bool:
+    """Whether a value is a sum of scaled tensors of this shape, which is no scalar's, among them a trained variable."""
+    if not shape.rank or not shape.is_fully_defined():
+        return False
+    waiting, seen = [value], set()
+    while waiting:
+        tensor = waiting.pop()
+        op, inputs = tensor.op, list(tensor.op.inputs)
+        if op in seen or tensor.shape.as_list() != shape.as_list() or tensor.dtype.base_dtype != value.dtype.base_dtype:
+            continue
+        seen.add(op)
+        if op in trained or op.type == "ReadVariableOp" and inputs[0].op in trained:
+            return True
+        if op.type in LINEAR + READING:
+            waiting += inputs
+        elif op.type in SCALING:
+            is_scaled = inputs[1].shape.rank == 0
+            waiting += inputs[:1] if is_scaled else inputs[1:] if op.type == "Mul" and inputs[0].shape.rank == 0 else []
+    return False
+
+
+def _added(op: tf.Operation, owner: tf.Operation) -> Optional[tf.Tensor]:
+    """Return what an op adds to a variable, as `assign_add(var, added)` or `assign(var, var + added)`, or None."""
+    if op.type not in ADDING + SETTING or op.inputs[0].op is not owner:
+        return None
+    if op.type in ADDING:
+        return op.inputs[1]
+    total = _unread(op.inputs[1])
+    if total.type not in ("Add", "AddV2"):
+        return None
+    first, second = total.inputs
+    return second if _unread(first) is owner else first if _unread(second) is owner else None
+
+
+def _unread(tensor: tf.Tensor) -> tf.Operation:
+    """Return the op of the variable that a tensor was read from, or else the op that computes it."""
+    op = tensor.op
+    while op.type in READING:
+        op = op.inputs[0].op
+    return op
+
+
+def _follows_other_steps(op: tf.Operation, outside: Set[tf.Operation]) -> bool:
+    """Whether an op waits for an optimizer that accumulates nothing."""
+    before = _tf.op_walks.ancestors([op], with_control=True)
+    return any(one in outside and "Apply" in one.type and _tf.op_walks.changes_variable(one) for one in before)
+
+
+def _owner(var: Any) -> tf.Operation:
+    return getattr(var, "handle", var).op

@@ -1,0 +1,671 @@
+"""What runs with every micro-batch, although a full batch would do it once per step, is named."""
+
+import gc
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+K, STEPS, SIZE = 4, 3, 3
+X = np.random.RandomState(0).normal(3.0, 2.0, size=(STEPS, K * SIZE, 2)).astype("float32")
+KINDS = pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
+UPDATE_OPS = tf1.GraphKeys.UPDATE_OPS
+
+
+def sgd(rate=0.1):
+    return tf1.train.GradientDescentOptimizer(rate)
+
+
+def accumulating(accum_steps=K, rate=0.1, **options):
+    return accum.compat.v1.AccumOptimizer(sgd(rate), accum_steps, **options)
+
+
+def resting(accum_steps=K):
+    return accumulating(accum_steps, rate=0.0)
+
+
+def run(train_op, x, fetches, parts=K):
+    """Run the train op on each part of each full batch. Returns the values of `fetches`."""
+    with tf1.Session() as session:
+        session.run(tf1.variables_initializer(tf1.trainable_variables()))  # from which averages of ref variables begin
+        session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+        for part in X.reshape(STEPS * parts, -1, 2):
+            session.run(train_op, {x: part})
+        return session.run(fetches)
+
+
+class said:
+    """Fails unless, in this context, these warnings come, each once."""
+
+    def __init__(self, *texts):
+        self._texts = texts
+
+    def __enter__(self):
+        self._context = warnings.catch_warnings(record=True)
+        self._caught = self._context.__enter__()
+        warnings.simplefilter("always", UserWarning)
+
+    def __exit__(self, *error):
+        self._context.__exit__(*error)
+        if error[0] is None:
+            found = [str(one.message) for one in self._caught if issubclass(one.category, UserWarning)]
+            found = [one for one in found if "tf.layers" not in one]
+            assert len(found) == len(self._texts), found
+            for text, one in zip(self._texts, found):
+                assert text in one, one
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Averages of batch normalisation
+
+MOVES = "Moving averages of batch normalisation move with every micro-batch"
+
+
+def normalized(x, scope="net", use_resource=True, decay=0.1, in_place=False, trains=True):
+    """A layer as slim makes it, from public ops. Its averages move in UPDATE_OPS."""
+    with tf1.variable_scope(scope, use_resource=use_resource):
+        scale = tf1.get_variable("scale", initializer=[1.0, 2.0])
+        moments = tf.nn.moments(x * scale, [0])
+        variables = [
+            tf1.get_variable(name, [2], initializer=tf1.zeros_initializer(), trainable=False)
+            for name in ("moving_mean", "moving_variance")
+        ]
+        if not trains:
+            return (x * scale - variables[0]) / tf.sqrt(variables[1] + 1e-3)
+        moves = [
+            tf1.assign_sub(var, (var.read_value() - value) * tf.constant(decay))
+            for var, value in zip(variables, moments)
+        ]
+        if not in_place:
+            for move in moves:
+                tf1.add_to_collection(UPDATE_OPS, move)
+        with tf.control_dependencies(moves if in_place else []):
+            return (x * scale - moments[0]) / tf.sqrt(moments[1] + 1e-3)
+
+
+def loss_of(outputs):
+    return tf.reduce_mean((outputs - 1.0) ** 2)
+
+
+def moving():
+    return [var for var in tf1.global_variables() if "moving_" in var.op.name and "AccumOptimizer" not in var.op.name]
+
+
+def before_minimizing(optimizer, loss):
+    with tf.control_dependencies(tf1.get_collection(UPDATE_OPS)):
+        return optimizer.minimize(loss)
+
+
+def before_applying(optimizer, loss):
+    pairs = optimizer.compute_gradients(loss)
+    with tf.control_dependencies(tf1.get_collection(UPDATE_OPS)):
+        return optimizer.apply_gradients(pairs)
+
+
+def before_the_loss(optimizer, loss):
+    """As tf-slim does, whose train op returns the loss."""
+    with tf.control_dependencies(tf1.get_collection(UPDATE_OPS)):
+        loss = tf.identity(loss)
+    return [optimizer.minimize(loss), loss]
+
+
+def grouped(optimizer, loss):
+    train_op = tf.group(optimizer.minimize(loss), *tf1.get_collection(UPDATE_OPS))
+    if isinstance(optimizer, accum.compat.v1.AccumOptimizer):
+        optimizer.flush()  # sees the whole graph
+        optimizer.reset()
+    return train_op
+
+
+def separate(optimizer, loss):
+    with tf.control_dependencies(tf1.get_collection(UPDATE_OPS)):
+        return optimizer.accumulation_ops(loss).accumulate
+
+
+FORMS = pytest.mark.parametrize(
+    "train_op_of", [before_minimizing, before_applying, before_the_loss, grouped], ids=lambda form: form.__name__
+)
+
+
+def statistics():
+    """The averages after all full batches, whose weights rest."""
+    mean, variance = 0.0, 0.0
+    for x in X.astype("float64") * [1.0, 2.0]:
+        mean, variance = 0.9 * mean + 0.1 * x.mean(0), 0.9 * variance + 0.1 * x.var(0)
+    return mean, variance
+
+
+def averages(train_op_of, make, parts, takes_over=False, use_resource=True):
+    with tf.Graph().as_default():
+        x = tf1.placeholder(tf.float32, [None, 2])
+        loss, optimizer = loss_of(normalized(x, use_resource=use_resource)), make()
+        if takes_over:
+            optimizer.accumulate_update_ops()
+        return run(train_op_of(optimizer, loss), x, moving(), parts)
+
+
+@KINDS
+@FORMS
+@pytest.mark.law("L13")
+@pytest.mark.law("L17")
+def test_averages_that_move_with_every_micro_batch_are_named(train_op_of, use_resource):
+    with said(MOVES):
+        ours = averages(train_op_of, resting, K, use_resource=use_resource)
+    assert np.abs(ours[0] - statistics()[0]).max() > 0.1
+    with said():
+        ours = averages(train_op_of, resting, K, takes_over=True, use_resource=use_resource)
+    np.testing.assert_allclose(ours, statistics(), rtol=0, atol=5e-6)
+
+
+@pytest.mark.law("L13")
+@pytest.mark.law("L17")
+def test_averages_are_named_that_were_not_there_yet_to_be_taken_over():
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match="after the model is built.*net/moving_mean"):
+        optimizer = accumulating()
+        assert optimizer.accumulate_update_ops() == []
+        before_minimizing(optimizer, loss_of(normalized(tf1.placeholder(tf.float32, [None, 2]))))
+
+
+@pytest.mark.law("L13")
+@pytest.mark.law("L17")
+def test_averages_that_move_in_place_are_named():
+    with tf.Graph().as_default(), said(MOVES):
+        accumulating().minimize(loss_of(normalized(tf1.placeholder(tf.float32, [None, 2]), in_place=True)))
+
+
+@pytest.mark.law("L13")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_averages_that_move_with_separate_ops_are_named(takes_over):
+    with tf.Graph().as_default(), said(*[] if takes_over else [MOVES]):
+        loss, optimizer = loss_of(normalized(tf1.placeholder(tf.float32, [None, 2]))), accumulating(1)
+        if takes_over:
+            optimizer.accumulate_update_ops()
+        separate(optimizer, loss)
+
+
+def frozen(x):
+    """A layer in inference, whose averages nothing moves."""
+    return normalized(x, trains=False)
+
+
+def at_rest(x):
+    return normalized(x, decay=0.0)
+
+
+def not_run(x):
+    outputs = normalized(x)
+    del tf1.get_collection_ref(UPDATE_OPS)[:]
+    return outputs
+
+
+@FORMS
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("layer", [frozen, at_rest, not_run], ids=lambda layer: layer.__name__)
+def test_averages_that_do_not_move_are_not_named(layer, train_op_of):
+    with tf.Graph().as_default(), said():
+        train_op_of(accumulating(), loss_of(layer(tf1.placeholder(tf.float32, [None, 2]))))
+
+
+def unchanged(grads_and_vars):
+    return grads_and_vars
+
+
+WHOLE = pytest.mark.parametrize(
+    "options", [{}, {"nonfinite": "skip_micro"}, {"transform": unchanged}], ids=["plain", "nonfinite", "transform"]
+)
+"""Options with which each micro-batch is a full batch, if `accum_steps` is 1."""
+
+
+@FORMS
+@WHOLE
+@pytest.mark.law("L14")
+@pytest.mark.law("L17")
+def test_averages_are_not_named_where_each_batch_is_a_full_batch(options, train_op_of):
+    with said():
+        averages(train_op_of, lambda: accumulating(1, **options), 1)
+
+
+@pytest.mark.law("L13")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_the_averages_of_the_other_network_are_not_named_before_its_optimizer_had_its_turn(takes_over):
+    """Those of a generator run with the train op of the discriminator until the other optimizer takes them over."""
+    with tf.Graph().as_default(), said(*[] if takes_over else [MOVES]):
+        x = tf1.placeholder(tf.float32, [None, 2])
+        fake = normalized(x, "generator")
+        of_generator = list(tf1.get_collection(UPDATE_OPS))
+        real = normalized(x, "discriminator")
+        of_discriminator = tf1.get_collection(UPDATE_OPS)[2:]
+        scale = tf1.trainable_variables()
+        first, second = accumulating(name="D"), accumulating(name="G")
+        first.accumulate_update_ops(of_discriminator)
+        with tf.control_dependencies(tf1.get_collection(UPDATE_OPS)):
+            first.minimize(loss_of(real) - loss_of(fake * scale[1]), var_list=scale[1:])
+        if takes_over:
+            second.accumulate_update_ops(of_generator)
+        second.minimize(loss_of(fake), var_list=scale[:1])
+        accum.compat.v1.Saver([first, second])
+
+
+@pytest.mark.law("L13")
+@pytest.mark.law("L17")
+def test_averages_that_a_split_batch_moves_once_are_named_where_several_batches_make_a_step():
+    def train(optimizer, parts):
+        with tf.Graph().as_default():
+            x = tf1.placeholder(tf.float32, [None, 2])
+            loss = lambda x: loss_of(normalized(x))
+            _, pairs = accum.compat.v1.value_and_gradients(loss, (x,), micro_batch_size=SIZE)
+            with tf.control_dependencies(tf1.get_collection(UPDATE_OPS)):
+                train_op = optimizer.apply_gradients(pairs)
+            return run(train_op, x, moving(), parts)
+
+    with said("pass it the whole batch of a step"):
+        ours = train(resting(2), 2)
+    assert np.abs(ours[0] - statistics()[0]).max() > 0.1
+    for optimizer in (sgd(0.0), resting(1)):  # the remedy
+        with said():
+            ours = train(optimizer, 1)
+        np.testing.assert_allclose(ours, statistics(), rtol=0, atol=5e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Averages of the weights
+
+WEIGHTS = "Averages of the weights move with every micro-batch"
+
+
+class Regression:
+    """Weights, a loss whose gradient is the mean of what is fed, and an average of the weights."""
+
+    def __init__(self, use_resource=True):
+        self.x = tf1.placeholder(tf.float32, [None, 2])
+        self.weights = tf1.get_variable("w", initializer=[1.0, 2.0], use_resource=use_resource)
+        self.loss = tf.reduce_mean(tf.reduce_sum(self.weights * self.x, 1))
+        self.average = tf1.train.ExponentialMovingAverage(0.5)
+
+
+def averaged_by_numpy():
+    weights = average = np.array([1.0, 2.0])
+    for x in X.astype("float64"):
+        weights = weights - 0.1 * x.mean(0)
+        average = 0.5 * average + 0.5 * weights
+    return average
+
+
+def by_control_dependencies(problem, optimizer):
+    """As TensorFlow's documentation shows it."""
+    train_op = optimizer.minimize(problem.loss)
+    with tf.control_dependencies([train_op]):
+        return problem.average.apply([problem.weights])
+
+
+def by_a_group(problem, optimizer):
+    train_op = optimizer.minimize(problem.loss)
+    return tf.group(train_op, problem.average.apply([problem.weights]))
+
+
+class Averages(tf1.train.Optimizer):
+    """As `tf.contrib.opt.MovingAverageOptimizer`: an optimizer around."""
+
+    def __init__(self, inner, average):
+        super().__init__(False, "Averages")
+        self._inner, self._average = inner, average
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._inner.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        listed = list(grads_and_vars)
+        with tf.control_dependencies([self._inner.apply_gradients(listed, global_step)]):
+            return tf.group(self._average.apply([var for _, var in listed]), name=name)
+
+
+def by_an_optimizer_around(problem, optimizer):
+    return Averages(optimizer, problem.average).minimize(problem.loss)
+
+
+def after_step(problem, optimizer):
+    optimizer.after_step(lambda: problem.average.apply([problem.weights]))
+    return optimizer.minimize(problem.loss)
+
+
+def averaged(program, optimizer, use_resource=True, look=lambda optimizer: optimizer.flush()):
+    with tf.Graph().as_default():
+        problem = Regression(use_resource)
+        train_op = program(problem, optimizer)
+        look(optimizer)
+        look(optimizer)
+        return run(train_op, problem.x, problem.average.average(problem.weights))
+
+
+@KINDS
+@pytest.mark.law("L2")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "program",
+    [by_control_dependencies, by_a_group, by_an_optimizer_around],
+    ids=lambda program: program.__name__,
+)
+def test_an_average_of_the_weights_after_each_run_is_named(program, use_resource):
+    with said(WEIGHTS):
+        ours = averaged(program, accumulating(), use_resource)
+    assert np.abs(ours - averaged_by_numpy()).max() > 5e-3
+    with said():
+        ours = averaged(after_step, accumulating(), use_resource)
+    np.testing.assert_allclose(ours, averaged_by_numpy(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda optimizer: optimizer.reset(),
+        lambda optimizer: accum.compat.v1.Saver(optimizer),
+        lambda optimizer: accum.compat.v1.FlushHook(optimizer).begin(),
+        lambda optimizer: optimizer.check_graph(),
+    ],
+    ids=["reset", "Saver", "FlushHook", "check_graph"],
+)
+def test_all_that_comes_after_the_train_op_looks_for_averages(look):
+    with said(WEIGHTS):
+        averaged(by_control_dependencies, accumulating(), look=look)
+
+
+def target(problem, change):
+    """Weights of another network, which follow those that are trained."""
+    other = tf1.get_variable("target", initializer=[0.0, 0.0], trainable=False)
+    return other.assign(change(other.read_value(), problem.weights.read_value()))
+
+
+def moved_target(problem, optimizer):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return target(problem, lambda old, new: 0.9 * old + 0.1 * new)
+
+
+@pytest.mark.law("L17")
+def test_a_target_network_that_moves_after_each_run_is_named():
+    with said(WEIGHTS):
+        averaged(lambda *of: tf.group(after_step(*of), moved_target(*of)), accumulating())
+
+
+def copied_target(problem, optimizer):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return target(problem, lambda old, new: new)
+
+
+def clipped_weights(problem, optimizer):
+    """As WGAN has."""
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return problem.weights.assign(tf.clip_by_value(problem.weights.read_value(), -0.1, 0.1))
+
+
+def averaged_loss(problem, optimizer):
+    """For display."""
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.train.ExponentialMovingAverage(0.9).apply([tf.identity(problem.loss)])
+
+
+def metrics(problem, optimizer):
+    train_op = optimizer.minimize(problem.loss)
+    with tf.control_dependencies([train_op]):
+        return tf.group(tf1.metrics.mean(problem.weights)[1], tf1.metrics.mean(problem.loss)[1])
+
+
+def counted_examples(problem, optimizer):
+    count = tf1.get_variable("count", initializer=0, trainable=False)
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return count.assign_add(tf.shape(problem.x)[0])
+
+
+def averaged_now_and_then(problem, optimizer):
+    """In a conditional of the program's own."""
+    train_op = optimizer.minimize(problem.loss)
+    with tf.control_dependencies([train_op]):
+        is_new = tf.equal(optimizer.micro_step, 0) if optimizer.micro_step is not None else tf.constant(True)
+    return tf.cond(is_new, lambda: tf.group(problem.average.apply([problem.weights])), tf.no_op)
+
+
+def of_another_optimizer(problem, optimizer):
+    """One that makes a step in each run, as of a generator, whose weights are averaged."""
+    others = tf1.get_variable("other", initializer=[1.0, 2.0])
+    train_op = optimizer.minimize(problem.loss, var_list=[problem.weights])
+    with tf.control_dependencies([train_op]):
+        other_op = sgd().minimize(tf.reduce_mean(others * problem.x), var_list=[others])
+    with tf.control_dependencies([other_op]):
+        return tf1.train.ExponentialMovingAverage(0.9).apply([others])
+
+
+def averaged_penalty(problem, optimizer):
+    """A loss for display that is no loss of the data."""
+    penalty = tf.nn.l2_loss(problem.weights)
+    with tf.control_dependencies([optimizer.minimize(problem.loss + 1e-4 * penalty)]):
+        return tf1.train.ExponentialMovingAverage(0.9).apply([tf.identity(penalty)])
+
+
+def averaged_loss_of_noise(problem, optimizer):
+    """A loss for display, as of a generator, which needs no data."""
+    loss = tf.reduce_mean(tf.random.normal([SIZE, 2]) * problem.weights, 0)
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.train.ExponentialMovingAverage(0.9).apply([loss, tf.reduce_sum(loss)])
+
+
+def moments_of_another_optimizer(problem, optimizer):
+    """One written in operations, as BERT's, of a generator whose loss is that of the trained network for noise."""
+    others = tf1.get_variable("other", initializer=[1.0, 2.0])
+    moment = tf1.get_variable("moment", initializer=[0.0, 0.0], trainable=False)
+    train_op = optimizer.minimize(problem.loss, var_list=[problem.weights])
+    with tf.control_dependencies([train_op]):
+        grad = tf.gradients(tf.reduce_sum(problem.weights * others * tf.random.normal([2])), others)[0]
+        return moment.assign(0.9 * moment + 0.1 * grad)
+
+
+def between_steps(problem, optimizer):
+    """With separate ops, `apply` makes the steps."""
+    ops = optimizer.accumulation_ops(problem.loss)
+    with tf.control_dependencies([ops.apply]):
+        return problem.average.apply([problem.weights])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "program",
+    [
+        copied_target,
+        clipped_weights,
+        averaged_loss,
+        metrics,
+        counted_examples,
+        averaged_now_and_then,
+        of_another_optimizer,
+        averaged_penalty,
+        averaged_loss_of_noise,
+        moments_of_another_optimizer,
+        between_steps,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_what_may_follow_each_run_is_not_named(program):
+    with tf.Graph().as_default(), said():
+        optimizer = accumulating()
+        program(Regression(), optimizer)
+        optimizer.check_graph()
+
+
+@WHOLE
+@pytest.mark.law("L14")
+@pytest.mark.law("L17")
+def test_an_average_after_each_step_is_not_named(options):
+    with said():
+        averaged(by_control_dependencies, accumulating(1, **options))
+
+
+@pytest.mark.law("L17")
+def test_large_graphs_are_walked_a_few_times(monkeypatch):
+    """Each average has few operations of its own, and what is computed from the data is looked at once."""
+    with tf.Graph().as_default() as graph, said(WEIGHTS):
+        problem, optimizer = Regression(), accumulating()
+        hidden = problem.weights * problem.x
+        for _ in range(1000):
+            hidden = tf.sin(hidden)
+        others = [tf1.get_variable("slot_%d" % place, initializer=[0.0, 0.0], trainable=False) for place in range(200)]
+        with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+            tf.group(*[tf1.assign_sub(other, tf.reduce_mean(hidden, 0)) for other in others])
+            problem.average.apply([problem.weights])
+        walks, looked = accum._tf.op_walks, []
+        sources_of = walks.sources_of
+        monkeypatch.setattr(walks, "sources_of", lambda op, *args: looked.append(op) or sources_of(op, *args))
+        optimizer.check_graph()
+        assert 0 < len(looked) < 10 * len(graph.get_operations())
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# A step counter of the program's own
+
+COUNTER = "`global_step` is advanced with every micro-batch"
+
+
+def counter(use_resource=True):
+    collections = [tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.GLOBAL_STEP]
+    options = {"trainable": False, "collections": collections, "use_resource": use_resource}
+    return tf1.get_variable("global_step", [], tf.int64, tf1.zeros_initializer(), **options)
+
+
+def halved(step):
+    return 0.1 * 0.5 ** tf.cast(step.read_value(), tf.float32)
+
+
+def decayed_by_numpy():
+    weights = np.array([1.0, 2.0])
+    for step, x in enumerate(X.astype("float64")):
+        weights = weights - 0.1 * 0.5**step * x.mean(0)
+    return weights
+
+
+def counting(count, use_resource=True, rate=halved):
+    """The weights and the counter. `count` returns the op that is run, from the problem, optimizer and counter."""
+    with tf.Graph().as_default():
+        problem, step = Regression(use_resource), counter(use_resource)
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(rate(step)), K)
+        train_op = count(problem, optimizer, step)
+        optimizer.flush()
+        return run(train_op, problem.x, [problem.weights, step])
+
+
+def after_each_run(problem, optimizer, step):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.assign_add(step, 1)
+
+
+def assigned_after_each_run(problem, optimizer, step):
+    """As BERT's programs have it."""
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.assign(step, step + 1)
+
+
+def assigned_beside_each_run(problem, optimizer, step):
+    return tf.group(optimizer.minimize(problem.loss), step.assign(1 + step))
+
+
+def beside_each_run(problem, optimizer, step):
+    return tf.group(optimizer.minimize(problem.loss), tf1.assign_add(step, 1))
+
+
+def as_it_should(problem, optimizer, step):
+    return optimizer.minimize(problem.loss, step)
+
+
+def after_each_step(problem, optimizer, step):
+    optimizer.after_step(lambda: tf1.assign_add(step, 1))
+    return optimizer.minimize(problem.loss)
+
+
+@KINDS
+@pytest.mark.law("L3")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "count",
+    [after_each_run, beside_each_run, assigned_after_each_run, assigned_beside_each_run],
+    ids=lambda count: count.__name__,
+)
+def test_a_counter_that_the_program_advances_in_each_run_is_named(count, use_resource):
+    with said(COUNTER):
+        weights, steps = counting(count, use_resource=use_resource)
+    assert steps == K * STEPS and np.abs(weights - decayed_by_numpy()).max() > 1e-2
+    for remedy in (as_it_should, after_each_step):
+        with said():
+            weights, steps = counting(remedy, use_resource=use_resource)
+        np.testing.assert_allclose(weights, decayed_by_numpy(), rtol=0, atol=2e-6)
+        assert steps == STEPS
+
+
+def of_the_generator(problem, optimizer, step):
+    """Another optimizer makes a step in each run, and counts them."""
+    others = tf1.get_variable("other", initializer=[1.0, 2.0])
+    train_op = optimizer.minimize(problem.loss, var_list=[problem.weights])
+    with tf.control_dependencies([train_op]):
+        return sgd().minimize(tf.reduce_mean(others * problem.x), step, [others])
+
+
+def of_examples(problem, optimizer, step):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.assign_add(step, tf.shape(problem.x, out_type=tf.int64)[0])
+
+
+def set_to_examples(problem, optimizer, step):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.assign(step, step + tf.shape(problem.x, out_type=tf.int64)[0])
+
+
+def set_back(problem, optimizer, step):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        return tf1.assign(step, tf.constant(1, tf.int64) + 1)
+
+
+def at_the_end_of_a_cycle(problem, optimizer, step):
+    with tf.control_dependencies([optimizer.minimize(problem.loss)]):
+        is_new = tf.equal(optimizer.micro_step, 0)
+    return tf.cond(is_new, lambda: tf.group(tf1.assign_add(step, 1)), tf.no_op)
+
+
+def by_itself(problem, optimizer, step):
+    """It is run by the program, whenever that makes sense."""
+    tf1.assign_add(step, 1)
+    return optimizer.minimize(problem.loss)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "count",
+    [of_the_generator, of_examples, set_to_examples, set_back, at_the_end_of_a_cycle, by_itself],
+    ids=lambda count: count.__name__,
+)
+def test_other_ways_to_count_are_not_named(count):
+    with said():
+        counting(count)
+
+
+@pytest.mark.law("L17")
+def test_a_counter_that_no_step_reads_is_not_named():
+    with said():
+        counting(after_each_run, rate=lambda step: 0.1)
+
+
+@pytest.mark.law("L16")
+def test_what_is_noted_of_a_graph_does_not_keep_it():
+    with tf.Graph().as_default() as graph:
+        problem, optimizer = Regression(), accumulating()
+        loss = lambda x: tf.reduce_mean(normalized(x))
+        accum.compat.v1.value_and_gradients(loss, (problem.x,), micro_batch_size=SIZE)
+        optimizer.minimize(problem.loss, var_list=[problem.weights])
+        optimizer.flush()
+    reference = weakref.ref(graph)
+    del graph, problem, optimizer, loss
+    gc.collect()
+    assert reference() is None

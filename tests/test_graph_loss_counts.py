@@ -1,0 +1,376 @@
+"""Losses that add up examples, or that divide by a count of their own, are named (laws L4 and L5)."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+
+K, SIZE, WIDTH = 2, 3, 2
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(3, K * SIZE, WIDTH)).astype("float32")
+Y = RANDOM.normal(size=(3, K * SIZE)).astype("float32")
+MASK = np.tile([[1, 1, 1, 0, 1, 0]], (3, 1)).astype("float32")
+SUMS, MEANS = "adds up examples", "divides by a sum over the micro-batch"
+
+
+class Problem:
+    """A linear regression with a mask, in a graph."""
+
+    def __init__(self, batch=None):
+        self.x, self.y = tf1.placeholder(tf.float32, [batch, WIDTH]), tf1.placeholder(tf.float32, [batch])
+        self.mask = tf1.placeholder(tf.float32, [batch])
+        self.flags = self.mask > 0.5
+        self.size = tf.shape(self.x)[0]
+        self.weights = tf1.get_variable("w", initializer=np.ones(WIDTH, "float32"))
+        self.output = tf.linalg.matvec(self.x, self.weights)
+        self.each = (self.output - self.y) ** 2
+
+
+def trained(loss, optimizer, parts, weight=None, batch=None):
+    """The weights after all full batches. `weight` is None or a function of the `Problem`."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        problem = Problem(batch)
+        options = {} if weight is None else {"weight": weight(problem)}
+        train_op = optimizer.minimize(loss(problem), **options)
+        session.run(tf1.global_variables_initializer())
+        for x, y, mask in zip(*[fed.reshape((3 * parts, -1) + fed.shape[2:]) for fed in (X, Y, MASK)]):
+            session.run(train_op, {problem.x: x, problem.y: y, problem.mask: mask})
+        return session.run(problem.weights)
+
+
+def sgd():
+    return tf1.train.GradientDescentOptimizer(0.05)
+
+
+def ours(accum_steps=K, **options):
+    return accum.compat.v1.AccumOptimizer(sgd(), accum_steps, **options)
+
+
+def with_warnings(text, *args, **options):
+    """What `trained` returns, and whether one warning, with `text`, was given; others fail."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        weights = trained(*args, **options)
+    said = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    assert len(said) == (text is not None), said
+    assert text is None or text in said[0]
+    return weights
+
+
+def by_l2_loss(p):
+    return tf.nn.l2_loss(p.output - p.y) + 0.1 * tf.reduce_sum(p.weights**2)
+
+
+def by_cross_entropy(p):
+    """As the first tutorials have it."""
+    log_of = tf1.log_sigmoid(p.output)
+    return -tf.reduce_sum(tf.stack([p.mask, 1.0 - p.mask], 1) * tf.stack([log_of, log_of - p.output], 1))
+
+
+SUM_LOSSES = {
+    "sum": lambda p: tf.reduce_sum(p.each),
+    "l2_loss": lambda p: tf.nn.l2_loss(p.output - p.y),
+    "cross entropy": by_cross_entropy,
+    "losses with SUM": lambda p: tf1.losses.mean_squared_error(p.y, p.output, reduction=tf1.losses.Reduction.SUM),
+    "sum of sums": lambda p: tf.reduce_sum(tf.reduce_sum((p.x * p.weights - 1.0) ** 2, 1)),
+    "sum of means": lambda p: tf.reduce_sum(tf.reduce_mean((p.x * p.weights - 1.0) ** 2, [-1])),
+    "sum beside a mean": lambda p: tf.reduce_sum(p.each) + 2.0 * tf.reduce_sum(p.each * p.mask),
+    "scaled": lambda p: tf.cast(tf.reduce_sum(p.each) * 128.0, tf.float32),
+    "sum of some": lambda p: tf.reduce_sum(tf.boolean_mask(p.each, p.flags)),
+}
+
+
+@pytest.mark.law("L4")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("weight", [None, lambda p: p.size], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize("name", list(SUM_LOSSES))
+def test_a_loss_that_adds_up_examples_is_named(name, weight):
+    loss = SUM_LOSSES[name]
+    rate = 1e-4 if name == "scaled" else 0.05
+    expected = trained(loss, tf1.train.GradientDescentOptimizer(rate), 1)
+    make = lambda **options: accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(rate), K, **options)
+    assert np.abs(with_warnings(SUMS, loss, make(), K, weight) - expected).max() > 1e-2
+    exact = with_warnings(None, loss, make(reduction="sum"), K)
+    np.testing.assert_allclose(exact, expected, rtol=0, atol=5e-6)
+
+
+GCN_MASK = lambda p: p.mask / tf.reduce_mean(p.mask)
+COUNT = lambda p: tf.reduce_sum(p.mask)
+MASKED_MEANS = {
+    "quotient": (lambda p: tf.reduce_sum(p.each * p.mask) / tf.reduce_sum(p.mask), COUNT),
+    "with epsilon": (lambda p: tf.reduce_sum(p.each * p.mask) / (tf.reduce_sum(p.mask) + 1e-9), COUNT),
+    "at least 1": (lambda p: tf.reduce_sum(p.each * p.mask) / tf.maximum(1.0, tf.reduce_sum(p.mask)), COUNT),
+    "of means": (lambda p: tf.reduce_mean(p.each * p.mask) / tf.reduce_mean(p.mask), COUNT),
+    "in the mask": (lambda p: tf.reduce_mean(p.each * GCN_MASK(p)), COUNT),
+    "in the sum": (lambda p: tf.reduce_sum(p.each * (p.mask / tf.reduce_sum(p.mask))), COUNT),
+    "losses": (lambda p: tf1.losses.mean_squared_error(p.y, p.output, tf.cast(p.flags, tf.float32)), COUNT),
+    "counted": (
+        lambda p: tf.reduce_sum(p.each * p.mask) / tf.cast(tf1.count_nonzero(p.flags), tf.float32),
+        lambda p: tf1.count_nonzero(p.mask),
+    ),
+    "beside the weights": (
+        lambda p: 3.0 * (tf.reduce_sum(p.each * p.mask) / tf.reduce_sum(p.mask)) + 0.1 * tf.nn.l2_loss(p.weights),
+        COUNT,
+    ),
+}
+
+
+@pytest.mark.law("L5")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("weight", [None, lambda p: p.size], ids=["unweighted", "by examples"])
+@pytest.mark.parametrize("name", list(MASKED_MEANS))
+def test_a_mean_over_a_mask_that_nothing_weighs_by_is_named(name, weight):
+    loss, count = MASKED_MEANS[name]
+    expected = trained(loss, sgd(), 1)
+    assert np.abs(with_warnings(MEANS, loss, ours(), K, weight) - expected).max() > 1e-3
+    np.testing.assert_allclose(with_warnings(None, loss, ours(), K, count), expected, rtol=0, atol=5e-6)
+
+
+def of_towers(p):
+    """The mean of what two towers find."""
+    half = p.size // 2
+    return tf.reduce_mean(tf.stack([tf.reduce_mean(p.each[:half]), tf.reduce_mean(p.each[half:])]))
+
+
+def of_summed_towers(p):
+    half = p.size // 2
+    return tf.reduce_sum([tf.reduce_mean(p.each[:half]), tf.reduce_mean(p.each[half:])])
+
+
+def with_a_penalty(p):
+    """As WGAN-GP has."""
+    slope = tf.gradients(p.output, p.x)[0]
+    return tf.reduce_mean(p.output) + 10.0 * tf.reduce_mean((tf.norm(slope, axis=1) - 1.0) ** 2)
+
+
+def in_a_collection(p):
+    tf1.losses.mean_squared_error(p.y, p.output)
+    tf1.add_to_collection(tf1.GraphKeys.REGULARIZATION_LOSSES, tf.nn.l2_loss(p.weights))
+    return tf1.losses.get_total_loss()
+
+
+def smoothed(p):
+    return tf1.losses.sigmoid_cross_entropy(p.mask[:, None], p.output[:, None], label_smoothing=0.1)
+
+
+def by_class(p):
+    """Weights of classes are not zero, so TensorFlow counts all examples."""
+    weights = tf.gather([1.0, 3.0], tf.cast(p.mask, tf.int32))
+    return tf1.losses.mean_squared_error(p.y, p.output, weights)
+
+
+def standardized(p):
+    """As PPO's advantages, which are another kind of count: their deviation."""
+    mean, variance = tf.nn.moments(p.y, [0])
+    return tf.reduce_mean(p.output * (p.y - mean) / (tf.sqrt(variance) + 1e-8))
+
+
+def dice(p):
+    """What divides by outputs of the network is no mean over a count."""
+    return 1.0 - 2.0 * tf.reduce_sum(p.output * p.mask) / (tf.reduce_sum(p.output) + tf.reduce_sum(p.mask) + 1.0)
+
+
+def with_a_placeholder(p):
+    return tf.reduce_sum(p.each) / tf1.placeholder_with_default(float(SIZE), [])
+
+
+def by_a_factor_that_is_fed(p):
+    return tf.reduce_sum(p.each) * tf1.placeholder_with_default(1.0 / SIZE, [])
+
+
+def scaled(p):
+    scale = tf1.get_variable("scale", initializer=128.0, trainable=False)
+    return tf.reduce_mean(p.each) * scale
+
+
+def time_major(p):
+    """Means over the batch, added up over time, whose length is not known."""
+    x = tf1.placeholder(tf.float32, [None, None, WIDTH])
+    return tf.reduce_sum(tf.reduce_mean(tf.reduce_sum(x * p.weights, 2) ** 2, 1))
+
+
+def of_steps(p):
+    """Means over the batch of each step of a loop."""
+    write = lambda i, array: (i + 1, array.write(i, tf.reduce_mean(p.each) * tf.cast(i, tf.float32)))
+    array = tf.TensorArray(tf.float32, 0, dynamic_size=True)
+    _, array = tf.while_loop(lambda i, _: i < p.size, write, [0, array])
+    return tf.reduce_sum(array.stack())
+
+
+def divided(p):
+    return p.each / tf.cast(p.size, tf.float32)
+
+
+MEAN_LOSSES = [
+    time_major,
+    of_steps,
+    of_towers,
+    of_summed_towers,
+    with_a_penalty,
+    in_a_collection,
+    smoothed,
+    by_class,
+    standardized,
+    dice,
+    with_a_placeholder,
+    by_a_factor_that_is_fed,
+    scaled,
+]
+FEW_WORDS = {
+    "mean": lambda p: tf.reduce_mean(p.each),
+    "over examples": lambda p: tf.reduce_sum(p.each) / tf.cast(p.size, tf.float32),
+    "over elements": lambda p: tf.reduce_sum((p.x * p.weights) ** 2) / tf.cast(tf.size(p.x), tf.float32),
+    "by a number": lambda p: tf.reduce_sum(p.each) / SIZE,
+    "by a factor": lambda p: tf.reduce_sum(p.each) * (1.0 / SIZE),
+    "by a reciprocal": lambda p: tf.reduce_sum(p.each) * (1.0 / tf.cast(p.size, tf.float32)),
+    "divided in the sum": lambda p: tf.reduce_sum(p.each / tf.cast(p.size, tf.float32)),
+    "by half": lambda p: tf.reduce_sum(p.each) * (1.0 / 2),
+    "by half in the sum": lambda p: tf.reduce_sum(p.each * 0.5),
+    "divided before a choice": lambda p: tf.reduce_sum(tf1.where(p.flags, divided(p), 2.0 * divided(p))),
+    "divided before a concatenation": lambda p: tf.reduce_sum(tf.concat([divided(p), 2.0 * divided(p)], 0)),
+    "divided before a mask": lambda p: tf.reduce_sum(tf.boolean_mask(divided(p), p.flags)),
+    "multiplied in the sum": lambda p: tf.reduce_sum(p.each * (1.0 / SIZE)),
+    "sum of features' means": lambda p: tf.reduce_sum(tf.reduce_mean((p.x * p.weights) ** 2, 0)),
+    "mean of sums": lambda p: tf.reduce_mean(tf.reduce_sum((p.x * p.weights) ** 2, 1)),
+    "mean of masked examples": lambda p: tf.reduce_mean(p.each * p.mask),
+    "losses": lambda p: tf1.losses.mean_squared_error(p.y, p.output),
+    "losses, weighted by a number": lambda p: tf1.losses.mean_squared_error(p.y, p.output, 0.5),
+    "losses over the batch": lambda p: tf1.losses.mean_squared_error(
+        p.y, p.output, p.mask, reduction=tf1.losses.Reduction.SUM_OVER_BATCH_SIZE
+    ),
+    "example weights": lambda p: tf1.losses.mean_squared_error(p.y, p.output, tf.exp(p.mask)),
+    "weighted as fed": lambda p: tf.reduce_sum(p.each * p.mask / tf.cast(p.size, tf.float32)),
+    "by attention": lambda p: tf.reduce_sum(p.each * tf.nn.softmax(p.mask)),
+    "a small term": lambda p: tf.reduce_mean(p.each) + 1e-4 * tf.reduce_sum(tf.abs(p.output)),
+    "weights alone": lambda p: tf.reduce_mean(p.each) + tf.reduce_sum(p.weights**2),
+    "data alone": lambda p: tf.reduce_mean(p.each) + tf.reduce_sum(p.y),
+    "statistics": lambda p: tf.reduce_sum(tf.abs(tf.matmul(p.x * p.weights, p.x, transpose_a=True))),
+    "normalized examples": lambda p: tf.reduce_mean(p.each / (tf.reduce_sum(p.x**2, 1) + 1.0)),
+}
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("weight", [None, lambda p: p.size], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize(
+    "loss",
+    MEAN_LOSSES + list(FEW_WORDS.values()),
+    ids=[loss.__name__ for loss in MEAN_LOSSES] + list(FEW_WORDS),
+)
+def test_other_losses_are_not_named(loss, weight):
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        problem = Problem()
+        ours().minimize(loss(problem), weight=None if weight is None else weight(problem))
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("batch", [1, SIZE])
+def test_a_sum_over_an_axis_that_may_be_of_features_is_not_named(batch):
+    """So is what is fed as one example."""
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        ours().minimize(tf.reduce_sum(Problem(batch).each))
+
+
+@pytest.mark.law("L17")
+def test_a_number_as_the_weight_says_that_each_micro_batch_is_one_example():
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        ours().minimize(tf.reduce_sum(Problem().each), weight=1)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("weight", [lambda: 1.0, lambda: tf1.placeholder(tf.float32, [])], ids=["a number", "fed"])
+def test_a_weight_that_may_be_the_count_is_not_named(weight):
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        ours().minimize(MASKED_MEANS["quotient"][0](Problem()), weight=weight())
+
+
+@pytest.mark.law("L14")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("loss", [SUM_LOSSES["sum"], MASKED_MEANS["quotient"][0]], ids=["sum", "masked mean"])
+def test_losses_are_not_named_where_nothing_accumulates(loss):
+    np.testing.assert_array_equal(with_warnings(None, loss, ours(1), 1), trained(loss, sgd(), 1))
+    with_warnings(None, loss, ours(1), 1, lambda p: p.size)
+    with_warnings(None, loss, ours(1, nonfinite="skip_micro"), 1)
+    with_warnings(None, loss, ours(1, transform=lambda pairs: pairs), 1)
+
+
+@pytest.mark.law("L5")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("is_right", [False, True])
+def test_each_of_several_losses_has_a_count_of_its_own(is_right):
+    with tf.Graph().as_default(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        problem = Problem()
+        losses = [MASKED_MEANS["quotient"][0](problem), tf.reduce_mean(problem.each)]
+        counts = [COUNT(problem), problem.size]
+        ours().minimize(losses, weight=counts if is_right else counts[::-1])
+    assert len(caught) == (not is_right)
+
+
+@pytest.mark.law("L17")
+def test_a_loss_is_named_once_and_in_time():
+    """A sum whose operations are used many times is read without following each path."""
+    with tf.Graph().as_default(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        problem, optimizer = Problem(), ours()
+        each, total = problem.each, tf.reduce_sum(problem.each)
+        for _ in range(100):
+            each, total = each + each, total + total
+        for _ in range(2):
+            optimizer.minimize(total + tf.reduce_sum(each))
+    assert len(caught) == 1 and SUMS in str(caught[0].message)
+
+
+@pytest.mark.law("L5")
+@pytest.mark.law("L17")
+def test_a_mask_from_an_input_pipeline_is_named():
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match=MEANS):
+        data = tf1.data.Dataset.from_tensor_slices((X[0], MASK[0])).batch(SIZE)
+        x, mask = tf1.data.make_one_shot_iterator(data).get_next()
+        each = tf.linalg.matvec(x, tf1.get_variable("w", [WIDTH])) ** 2
+        ours().minimize(tf.reduce_sum(each * mask) / tf.reduce_sum(mask), weight=tf.shape(x)[0])
+
+
+def split(loss, options):
+    """The loss of one batch that `value_and_gradients` splits, as a plain program has it, and what it has."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        problem = Problem()
+        parts = (problem.x, problem.y, problem.mask)
+
+        def function(x, y, mask):
+            each = (tf.linalg.matvec(x, problem.weights) - y) ** 2
+            return loss(each, mask)
+
+        plain = function(*parts)
+        value, _ = accum.compat.v1.value_and_gradients(function, parts, micro_batch_size=SIZE, **options)
+        session.run(tf1.global_variables_initializer())
+        return session.run([plain, value], dict(zip(parts, (X[0], Y[0], MASK[0]))))
+
+
+@pytest.mark.law("L5")
+@pytest.mark.law("L17")
+def test_a_split_batch_counts_by_examples_unless_it_is_told():
+    def total(each, _):
+        return tf.reduce_sum(each)
+
+    def masked_mean(each, mask):
+        return tf.reduce_sum(each * mask) / tf.reduce_sum(mask)
+
+    for loss, text in [(total, SUMS), (masked_mean, MEANS)]:
+        with pytest.warns(UserWarning, match=text):
+            plain, value = split(loss, {})
+        assert abs(plain - value) > 1e-3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        plain, value = split(masked_mean, {"weight": lambda x, y, mask: tf.reduce_sum(mask)})
+        np.testing.assert_allclose(value, plain, rtol=2e-6)
+        plain, value = split(lambda each, _: tf.reduce_mean(each), {})
+        np.testing.assert_allclose(value, plain, rtol=2e-6)
