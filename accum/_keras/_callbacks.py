@@ -138,7 +138,8 @@ class FlushCallback(tf.keras.callbacks.Callback):
         """End a cycle in the session of Keras, by an op that is built once."""
         ops = [op for one, op in self._ops if one is ending]
         if not ops:
-            op = ending.flush() if self.last_cycle == "flush" else ending.reset()
+            end = ending.flush if self.last_cycle == "flush" else ending.reset
+            op = end()
             if op is None:  # nothing has accumulated
                 return
             self._ops.append((ending, op))
