@@ -9,8 +9,8 @@ from exceptions import IS_KERAS_3
 from property_tests import accumulated, models, plain
 from property_tests.fed import Deviation, alike
 
-TOLERANCE = {"float32": 2e-6, "float64": 2e-6, "barriers": 2e-5, "mixed_float16": 3e-4, "mixed_bfloat16": 4e-3}
-"""For weights of order 1; in 16 bits, for each step that was made, because each rounds anew."""
+TOLERANCE = {"float32": 2e-6, "float64": 2e-6, "barriers": 2e-5, "mixed_float16": 5e-4, "mixed_bfloat16": 4e-3}
+"""For weights of order 1; in 16 bits, for each step that was made the rounding of one number."""
 LOG_TOLERANCE = {"float32": 2e-5, "float64": 2e-5, "barriers": 2e-4, "mixed_float16": 5e-3, "mixed_bfloat16": 2e-2}
 """For logs, evaluations and predictions of order 1."""
 ROUNDING = 8.0
@@ -135,6 +135,9 @@ class _Comparison:
         case = self._case
         if IS_KERAS_3 and (case["how"] == "fit" or is_evaluated):
             logs = [name for name in logs if not re.fullmatch(r"out\d_loss", name)]
+            # In a graph, Keras 3 evaluates no examples where a dataset of unknown length ends.
+            if is_evaluated and case["is_traced"] and len(set(case["sizes"])) > 1:
+                logs = [name for name in logs if not name.endswith("of_batch")]
         if is_evaluated and case["strategy"] != "mirrored":
             return list(logs)
         if not (case["has_masks"] and case["is_per_token"]):
@@ -149,7 +152,8 @@ class _Comparison:
             self._compare_outlook(is_traced=False)
         except Deviation:
             # TensorFlow 2.10 may compute layer normalisation otherwise in a graph, but not in each.
-            if not (self._case["is_traced"] and "layer_norm" in self._case["layers"]):
+            is_in_graph = self._case["is_traced"] or "whole_batch" in self._case["options"]
+            if not (is_in_graph and "layer_norm" in self._case["layers"]):
                 raise
             self._compare_outlook(is_traced=True)
 
