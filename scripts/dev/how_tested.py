@@ -20,7 +20,7 @@ def counts():
     """The table, in Markdown."""
     env_names = [env_name for system in record("evidence").values() for env_name in system.values()]
     mutants, cases = record("mutants"), record("random-cases")
-    trained = sum(case["counts"]["cases"] for case in cases if case["kind"] == "model")
+    trained = sum(case["counts"]["cases"] for case in cases if case["kind"] in ("model", "static"))
     programs, trees = record("programs"), record("accumulators")
     ran = [one for one in programs.values() if "agreement" in one]
     rows = [
@@ -30,7 +30,7 @@ def counts():
         ("planted mistakes, and those that a test caught", f"{len(mutants)}, {sum(map(is_caught, mutants.values()))}"),
         (
             "random cases, and those that train a model",
-            f"{sum(case['counts']['cases'] for case in cases):,}, {trained}",
+            f"{sum(case['counts']['cases'] for case in cases):,}, {trained:,}",
         ),
         ("public programs, and those that resume to what they would have been", f"{len(ran)}, {count(ran, 'resumes')}"),
         ("public source trees that `migrate` is measured on", f"{len(trees)}"),
