@@ -408,12 +408,11 @@ def test_a_distributed_optimizer_of_horovod_is_refused_within_and_around():
         distributed(accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), accum_steps=2))
 
 
-class Named(accum.GradientAccumulateOptimizer):
-    """A class of the user's, which loads as before."""
-
-
 @pytest.mark.law("L17")
 def test_a_class_of_ones_own_is_made_of_its_config():
+    class Named(accum.GradientAccumulateOptimizer):
+        """A class of the user's, which loads as before."""
+
     optimizer = Named(tf.keras.optimizers.SGD(0.1), accum_steps=2)
     again = type(optimizer).from_config(optimizer.get_config())
     assert isinstance(again, Named) and again.accum_steps == 2
