@@ -136,15 +136,14 @@ class FlushCallback(tf.keras.callbacks.Callback):
 
     def _end_in_session(self, ending: Any) -> None:
         """End a cycle in the session of Keras, by an op that is built once."""
-        ops = [op for one, op in self._ops if one is ending]
-        if not ops:
+        op = next((op for one, op in self._ops if one is ending), None)
+        if op is None:
             end = ending.flush if self.last_cycle == "flush" else ending.reset
             op = end()
             if op is None:  # nothing has accumulated
                 return
             self._ops.append((ending, op))
-            ops = [op]
-        tf.compat.v1.keras.backend.get_session().run(ops[0])
+        tf.compat.v1.keras.backend.get_session().run(op)
 
     def end_interrupted_cycle_of(self, model: tf.keras.Model) -> None:
         """End the cycle that an exception interrupted. If that fails too, only warn: the user sees the first one."""

@@ -17,35 +17,12 @@ PASSES = ("Cast", "CheckNumerics", "ExpandDims", "Identity", "Neg", "Print", "Re
 CONSTANTS = ("Add", "AddV2", "Maximum", "StopGradient") + PASSES  # may add a constant to a count
 CHOICES = ("Select", "SelectV2")
 A_SUM = 0.5  # a factor of a sum that is no larger may stand for one over the number of examples
-CURVED = (
-    "Exp",
-    "Log",
-    "Log1p",
-    "Pow",
-    "Sigmoid",
-    "SparseSoftmaxCrossEntropyWithLogits",
-    "Softplus",
-    "Square",
-    "Tanh",
-) + (
-    "SoftmaxCrossEntropyWithLogits",
-    "SquaredDifference",
-)  # what is divided before these is no mean
-HIDING = (
-    "Case",
-    "Exit",
-    "If",
-    "Mean",
-    "PartitionedCall",
-    "RefExit",
-    "Softmax",
-    "StatefulPartitionedCall",
-    "StatelessCase",
-) + (
-    "StatelessIf",
-    "StatelessWhile",
-    "While",
-)  # what may divide by the number of examples, if it is not the loss itself
+# What is divided before one of these is no mean after it.
+CURVED: Tuple[str, ...] = ("Exp", "Log", "Log1p", "Pow", "Sigmoid", "Softplus", "Square", "SquaredDifference", "Tanh")
+CURVED += ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+# Unless it is the loss itself, one of these may divide by the number of examples.
+HIDING: Tuple[str, ...] = ("Case", "Exit", "If", "Mean", "PartitionedCall", "RefExit", "Softmax")
+HIDING += ("StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
 
 
 def means_over_different_counts(graph: tf.Graph) -> List[str]:

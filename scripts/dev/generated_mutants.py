@@ -335,7 +335,7 @@ def make_map(arguments):
 
 
 def together(one, other):
-    """Return a map of the tests of two, of which none is in both."""
+    """Join two maps, which have no test in common."""
     shift, lines = len(one["tests"]), {path: dict(reached) for path, reached in one["lines"].items()}
     for path, reached in other["lines"].items():
         for line, tests in reached.items():
