@@ -233,11 +233,15 @@ def test_workflows_install_nothing_but_by_tox(name):
         ), command
 
 
-def test_what_tensorflow_built_last_night_may_fail():
+def test_what_tensorflow_built_last_night_may_fail_and_meets_the_tests_of_keras_repository():
     jobs = re.split(r"(?m)^  (?=[\w-]+:$)", read(".github", "workflows", "platforms.yml").split("\njobs:\n")[1])
     lenient = [job.split(":")[0] for job in jobs if "continue-on-error: true" in job]
     assert lenient == ["nightly"]
-    assert re.search(r"(?s)\[testenv:nightly\].*?tf-nightly\n    keras-nightly\n", read("tox.ini"))
+    nightly = read("tox.ini").split("[testenv:nightly]")[1].split("\n[")[0]
+    for line in ("ignore_errors = true", "    tf-nightly", "    keras-nightly"):
+        assert line + "\n" in nightly
+    assert re.search(r"pip install --no-deps --force-reinstall .*git\+https://\S+/keras-team/keras", nightly)
+    assert 'pytest tests/test_upstream_suites.py -m ""' in nightly  # of which "not slow" would leave nothing
 
 
 def test_the_workflow_for_other_projects_names_locks_that_exist_and_runs_the_script():
