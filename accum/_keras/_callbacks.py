@@ -54,7 +54,9 @@ def _has_counted(cycle: Any, batches: int) -> bool:
 class FlushCallback(tf.keras.callbacks.Callback):
     """End the last cycle of each epoch of `fit`, before the epoch's validation.
 
-    If the model's optimizer does not accumulate, the callback ends the cycles of each `AccumBatchNormalization`.
+    Pass it as the first callback, so that those that save weights or change the learning rate find the last step made.
+    A `GradientAccumulateModel` needs none. If the model's optimizer does not accumulate, the callback ends the cycles
+    of each `AccumBatchNormalization`.
 
     Args:
       last_cycle: how to handle an unfinished cycle. "flush": make the step from the micro-batches so far, divided by

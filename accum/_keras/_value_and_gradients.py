@@ -36,8 +36,8 @@ def value_and_gradients(
 ) -> Tuple[tf.Tensor, List[Optional[Gradient]]]:
     """Compute a loss over a whole batch and its gradients, with the memory of one micro-batch.
 
-    The batch is split along its first axis, in order, into micro-batches x_i of `micro_batch_size` examples and one
-    smaller remainder, which run one after the other:
+    The batch is split along its first axis, in order, into one remainder of at most `micro_batch_size` examples, which
+    comes first, and micro-batches x_i of `micro_batch_size` examples. They run one after the other:
 
         value     = sum_i(w_i function(x_i)) / sum_i(w_i)
         gradients = sum_i(w_i d function(x_i) / d variables) / sum_i(w_i)
@@ -50,8 +50,8 @@ def value_and_gradients(
     With `loss`, `function` returns the outputs of a network, and `loss(outputs, *data)` is computed once, over the
     whole batch. With `whole_batch="batch_norm"`, batch normalisation in `function` uses the mean and variance of the
     whole batch, and moves its averages once, whether it is a layer of Keras, `tf.nn.moments` or a fused operation. See
-    `whole_batch` of `GradientAccumulateModel`. Either way `function` is traced, as a `tf.function` is: eagerly, in each
-    call, so decorate the step of a loop with `tf.function`. There, the value can't be differentiated again.
+    `whole_batch` of `GradientAccumulateModel`. Either way, `function` is traced. Called eagerly, it is traced in each
+    call, so decorate your step with `tf.function`. The value can't be differentiated again.
 
     Args:
       function: function of one micro-batch, a scalar loss; with `loss`, a nested structure of tensors whose first axis
@@ -66,7 +66,7 @@ def value_and_gradients(
       whole_batch: what is computed over the whole batch: "batch_norm", "loss", both as a tuple, or "all". "loss" needs
         `loss`, which implies it.
       recompute: whether to keep few of the tensors between barriers, and to compute the others again; False: keep all.
-      loss: function `loss(outputs, *data)`, or `loss(outputs, data)` if `data` is no tuple or list: a scalar.
+      loss: function `loss(outputs, *data)`, or `loss(outputs, data)` if `data` is neither a tuple nor a list: a scalar.
 
     Returns:
       `(value, gradients)`. The value is a tensor of shape []. The gradients are a list in the order of `variables`: for

@@ -56,7 +56,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
       TypeError, ValueError: an argument does not match its description above.
 
     Example:
-      >>> optimizer = AccumOptimizer(tf.compat.v1.train.AdamOptimizer(1e-3), accum_steps=4)
+      >>> optimizer = accum.compat.v1.AccumOptimizer(tf.compat.v1.train.AdamOptimizer(1e-3), accum_steps=4)
       >>> train_op = optimizer.minimize(loss, global_step)
       >>> for batch in batches:  # every fourth run makes a step
       ...     session.run(train_op, {x: batch})

@@ -41,8 +41,8 @@ def value_and_gradients(
 ) -> Tuple[tf.Tensor, List[Tuple[Optional[Gradient], tf.Variable]]]:
     """Compute a loss over a whole batch and its gradients in a static graph, with the memory of one micro-batch.
 
-    The batch is split along its first axis, in order, into micro-batches x_i of `micro_batch_size` examples and one
-    smaller remainder. A loop in the graph runs them one after the other:
+    The batch is split along its first axis, in order, into one remainder of at most `micro_batch_size` examples, which
+    comes first, and micro-batches x_i of `micro_batch_size` examples. A loop in the graph runs one after the other:
 
         value     = sum_i(w_i function(x_i)) / sum_i(w_i)
         gradients = sum_i(w_i d function(x_i) / d variables) / sum_i(w_i)
@@ -84,7 +84,7 @@ def value_and_gradients(
       whole_batch: what is computed over the whole batch: "batch_norm", "loss", both as a tuple, or "all". "loss" needs
         `loss`, which implies it.
       recompute: whether to keep few of the tensors between barriers, and to compute the others again; False: keep all.
-      loss: function `loss(outputs, *data)`, or `loss(outputs, data)` if `data` is no tuple or list: a scalar.
+      loss: function `loss(outputs, *data)`, or `loss(outputs, data)` if `data` is neither a tuple nor a list: a scalar.
 
     Returns:
       `(value, grads_and_vars)`. The value is a tensor of shape []. With `whole_batch` or `loss`, it can't be

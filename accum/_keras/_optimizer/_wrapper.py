@@ -296,7 +296,7 @@ class GradientAccumulateOptimizer:
     Example:
       >>> optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(1e-3), accum_steps=4)
       >>> model.compile(optimizer, loss="mse")
-      >>> model.fit(x, y, batch_size=8)  # steps as with batch_size=32
+      >>> model.fit(x, y, batch_size=8, callbacks=[accum.FlushCallback()])  # steps as with batch_size=32
     """
 
     _inner: tf.keras.optimizers.Optimizer
