@@ -126,17 +126,27 @@ def test_sums_that_begin_with_the_first_micro_batch_are_not_named(use_resource):
 @KINDS
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
-    "options",
+    "told, options",
     [
-        {"added": lambda x, total: 1.0},
-        {"added": lambda x, total: tf.reduce_sum(x) - 0.1 * total},
-        {"added": lambda x, total: tf.reduce_sum(x), "use": lambda loss, total: loss * total},
+        ("do not depend on them", {"added": lambda x, total: 1.0}),
+        ("do not depend on them", {"added": lambda x, total: tf.reduce_sum(x) - 0.1 * total}),
+        ("carry state", {"added": lambda x, total: tf.reduce_sum(x), "use": lambda loss, total: loss * total}),
     ],
     ids=["a counter", "a sum that fades", "a sum that the loss reads"],
 )
-def test_what_is_more_than_a_sum_over_the_data_is_named(options, use_resource):
-    with tf.Graph().as_default(), pytest.warns(UserWarning, match="carry state.*'total'"):
+def test_what_is_more_than_a_sum_over_the_data_is_named(told, options, use_resource):
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match=told + ".*'total'"):
         optimizer(K).minimize(summed(tf1.placeholder(tf.float32, [ROWS]), use_resource, **options))
+
+
+@KINDS
+@pytest.mark.law("L17")
+def test_state_is_not_named_where_each_micro_batch_is_a_full_batch(use_resource):
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        loss = stateful(tf1.placeholder(tf.float32, [ROWS]), ROWS, use_resource)
+        plain = tf1.train.GradientDescentOptimizer(0.5)
+        accum.compat.v1.AccumOptimizer(plain, 1, transform=list).minimize(loss)
 
 
 def beside(x, use_resource, assigned):
@@ -346,12 +356,16 @@ def test_one_state_for_each_micro_batch_is_exact_and_a_common_one_is_not():
     assert abs(train(False) - by_numpy()) > 1e-2
 
 
+@KINDS
 @pytest.mark.law("L17")
-def test_an_average_of_the_loss_that_gradients_wait_for_is_named():
-    with tf.Graph().as_default(), pytest.warns(UserWarning, match="Move what follows the steps.*after_step.*/avg"):
+def test_an_average_of_the_loss_that_gradients_wait_for_is_named_apart(use_resource):
+    """As in facenet and TensorFlow's CIFAR-10 tutorial."""
+    with tf.Graph().as_default(), tf1.variable_scope("", use_resource=use_resource), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
         _, loss = cell(tf1.placeholder(tf.float32, [ROWS]), 0.0)
         average = tf1.train.ExponentialMovingAverage(0.9, name="avg")
         with tf.control_dependencies([average.apply([loss])]):
             ours = optimizer(K)
             pairs = ours.compute_gradients(loss)
-        ours.apply_gradients(pairs)
+        with pytest.warns(UserWarning, match="The gradients do not depend on them.*after_step.*/avg"):
+            ours.apply_gradients(pairs)

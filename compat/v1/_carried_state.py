@@ -15,6 +15,12 @@ CARRIED = (
     "counter or an average, in `after_step`."
 )
 
+APART = (
+    "Each micro-batch changes variables before its gradients are computed, such as averages of losses. The gradients "
+    "do not depend on them, but in a full batch, they would change once per step. Where that matters, such as for a "
+    "learning rate that reads one of them, change them in `after_step`."
+)
+
 BESIDE = (
     "The gradients are computed from variables to which the graph assigns what it computes from the same micro-batch. "
     "If this runs along with the train op, such as in UPDATE_OPS, they carry state from one micro-batch to the next; "
@@ -41,42 +47,47 @@ ASKS = ("IsVariableInitialized", "VarIsInitializedOp")
 PASSES = ("Identity", "RefIdentity", "ReadVariableOp", "Merge", "RefMerge") + _tf.op_walks.ENTRANCES
 
 
-def warn_of_carried_state(tensors: Sequence[Gradient]) -> None:
+def warn_of_carried_state(tensors: Sequence[Gradient], splits: bool) -> None:
     """Warn of variables that are assigned where gradients and losses are computed, or beside them, and name them.
 
-    If another optimizer that accumulates assigns them, the warning names that optimizer instead. Beside them, only what
-    is computed from the same data counts: whoever resets a state, copies weights to a target network or counts may do
-    so at any other time.
+    Those that the tensors do not depend on are named apart. If another optimizer that accumulates assigns them, the
+    warning names that optimizer instead. Beside them, only what is computed from the same data counts: whoever resets a
+    state, copies weights to a target network or counts may do so at any other time.
 
     Left out are the moving averages of batch normalisation, with which `accumulate_update_ops` deals, what the steps of
     an `AccumOptimizer` assign, and sums over the data that nothing reads, as for summaries: over the micro-batches of a
-    cycle, they are those over the full batch.
+    cycle, they are those over the full batch. Where each micro-batch is a full batch (`splits` is False), only other
+    optimizers count.
     """
     flat = tf.nest.flatten(list(tensors), expand_composites=True)
     ops = [op for op in _tf.op_walks.ancestors([tensor.op for tensor in flat], with_control=True) if not _is_still(op)]
     averages = averages_of_layers(tf.compat.v1.get_default_graph())
-    names = _changed_by(ops, averages)
-    others = _accumulating_optimizers(names)
+    changed = _changed_by(ops, averages)
+    others = _accumulating_optimizers(list(changed))
     if others:
         _check.warn(f"{AFTER_ANOTHER} Received: {others}.")
-    elif names:
-        _check.warn(f"{CARRIED} Received: {names}.")
-    beside = [] if others else [name for name in _assigned_beside(ops, averages) if name not in names]
-    if beside:
-        _check.warn(f"{BESIDE} Received: {beside}.")
+    if others or not splits:
+        return
+    used = set(_tf.op_walks.ancestors([tensor.op for tensor in flat]))
+    beside = [name for name in _assigned_beside(ops, averages) if name not in changed]
+    carried = [name for name, owner in changed.items() if owner in used]
+    apart = [name for name in changed if name not in carried]
+    for told, names in ((CARRIED, carried), (APART, apart), (BESIDE, beside)):
+        if names:
+            _check.warn(f"{told} Received: {names}.")
 
 
 def warn_of_repeated_changes(loss: tf.Tensor, created: Sequence[tf.Operation]) -> None:
     """Warn of variables that a function of a micro-batch changes, by those of the ops it `created` that `loss` runs."""
     own_ops = set(created)
     ops = [op for op in _tf.op_walks.ancestors([loss.op], with_control=True) if op in own_ops and not _is_still(op)]
-    names = _changed_by(ops, [])
-    if names:
-        _check.warn(f"{REPEATED} Received: {names}.")
+    changed = _changed_by(ops, [])
+    if changed:
+        _check.warn(f"{REPEATED} Received: {list(changed)}.")
 
 
-def _changed_by(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> List[str]:
-    """Return the names of the variables that `ops` change, but for those of `averages`."""
+def _changed_by(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> Dict[str, tf.Operation]:
+    """Return the variables that `ops` change, but for those of `averages`: {name: op of the variable or its handle}."""
     assigned = _tf.op_walks.assigned_handles(tf.compat.v1.get_default_graph(), ops)
     moved = {id(average.var) for average in averages}
     changes = [op for op in ops if _tf.op_walks.changes_variable(op) and "Apply" not in op.type]
@@ -84,7 +95,8 @@ def _changed_by(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> Lis
     named = [var for var in _variables() if id(var) not in moved]
     named = [var for var in named if id(var.op) in changed or id(getattr(var, "handle", None)) in assigned]
     sums = _Sums(ops if named else [])
-    return sorted(var.op.name for var in named if not sums.is_one(getattr(var, "handle", var).op))
+    owners = {var.op.name: getattr(var, "handle", var).op for var in named}
+    return {name: owner for name, owner in sorted(owners.items()) if not sums.is_one(owner)}
 
 
 class _Sums:

@@ -459,7 +459,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         if self._splits and not self._has_named_changes:
             self._has_named_changes = _checks.warn_of_gradients_changed_between(listed)
         self._adapter.create_inner_slots([var for grad, var in listed if grad is not None])
-        warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses)
+        warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses, self._splits)
         counts = self._counts_of_losses or [weight] * len(self._losses)
         if self._splits and not self._has_named_counts and self._cycle.plan.reduction != "sum":
             self._has_named_counts = warn_of_counts(list(zip(self._losses, counts)))
