@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exceptions import IS_KERAS_3
-from optimizers import float32_mean, legacy_family, new_family, random_gradients, slot_families
+from optimizers import (
+    decays,
+    families,
+    float32_mean,
+    keras_optimizers,
+    legacy_family,
+    new_family,
+    random_gradients,
+    slot_families,
+)
 
 import accum
 
@@ -124,16 +133,6 @@ def test_averages_end_well_where_a_variable_never_had_a_gradient():
         step(tf.constant([1.0]), None)
     optimizer.finalize_variable_values([used, unused])
     np.testing.assert_array_equal(unused.numpy(), [5.0])
-
-
-def decays():
-    """Makers of optimizers with decoupled weight decay, of this TensorFlow and of no other."""
-    new, made = new_family(), []
-    if new is not None and hasattr(new, "AdamW"):
-        made.append(pytest.param(lambda: new.AdamW(0.1, weight_decay=0.2), id="AdamW"))
-    if new is not None and "weight_decay" in new.SGD(0.1).get_config():
-        made.append(pytest.param(lambda: new.SGD(0.1, momentum=0.9, weight_decay=0.2), id="SGD"))
-    return made or [pytest.param(None, id="none")]  # which the table of exceptions knows
 
 
 @pytest.mark.law("L2")
@@ -374,6 +373,44 @@ ADDONS = {
 def test_tensorflow_addons_optimizers_make_the_plain_step(name):
     tfa = pytest.importorskip("tensorflow_addons", reason="TensorFlow Addons is installed on some environments only")
     assert_the_same_steps(lambda: ADDONS[name](tfa))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Gradients that an optimizer computes itself
+
+
+def centralizing(base, name):
+    """An optimizer of a user's own that changes gradients where it computes them, by the method `name`."""
+
+    def compute(self, *args, **kwargs):
+        pairs = getattr(base, name)(self, *args, **kwargs)
+        return [(grad - tf.reduce_mean(grad), var) for grad, var in pairs]
+
+    return type("Centralizing", (base,), {name: compute})
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("family", families())
+def test_an_optimizer_that_computes_gradients_itself_is_named(family):
+    if IS_KERAS_3:
+        pytest.skip("the optimizers of Keras 3 do not compute gradients")
+    name = next(name for name in ("compute_gradients", "_compute_gradients") if hasattr(family.SGD, name))
+    with pytest.warns(UserWarning, match="Centralizing.*which nobody calls.*`transform`.*" + name):
+        ours = accum.GradientAccumulateOptimizer(centralizing(family.SGD, name)(1.0), 1)
+    with pytest.warns(UserWarning, match="which nobody calls"):
+        model = accum.GradientAccumulateModel.from_model(tf.keras.Sequential([tf.keras.layers.Dense(1)]), 2)
+        model.compile(centralizing(family.SGD, name)(1.0), "mse")
+    var, other = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
+    ours.minimize(lambda: tf.reduce_sum(var * [1.0, 3.0]), [var])
+    centralizing(family.SGD, name)(1.0).minimize(lambda: tf.reduce_sum(other * [1.0, 3.0]), [other])
+    assert np.abs(var.numpy() - other.numpy()).max() > 0.5  # so the warning is true
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("make", keras_optimizers())
+def test_no_optimizer_of_keras_is_said_to_compute_gradients_itself(make, recwarn):
+    accum.GradientAccumulateOptimizer(make(), 2)
+    assert not [warning for warning in recwarn if "which nobody calls" in str(warning.message)]
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loss_scales import HAS_PUBLIC_CLASS, apply_scaled, loss_scale_optimizer, scaled_loss
-from optimizers import EAGER_AND_TRACED, families, mainly
+from optimizers import EAGER_AND_TRACED, decays, families, mainly
 
 import accum
 import accum.testing
@@ -151,6 +151,58 @@ def test_an_overflow_at_any_place_of_a_cycle_leaves_no_trace_in_fit(mixed_float1
         full.train_on_batch(X[rows], [Y[rows], X[rows]])
     for one, other in zip(model.get_weights(), full.get_weights()):
         np.testing.assert_allclose(one, other, rtol=0, atol=3e-4)
+
+
+def trained_as_compiled(optimizer, how):
+    """The weights after two batches of 20, accumulated from five parts each; or whole, where `how` is None."""
+    random = np.random.RandomState(0)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(3,)), tf.keras.layers.Dense(1)])
+    model.set_weights([1.0 + 0.1 * random.normal(size=weight.shape) for weight in model.get_weights()])
+    if how == "compile":
+        model = accum.GradientAccumulateModel.from_model(model, 5)
+    model.compile(optimizer, "mse")
+    if how == "from_model":
+        model = accum.GradientAccumulateModel.from_model(model, 5)
+    model.fit(X, Y, batch_size=4 if how else 20, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+class WithoutConfig(tf.keras.optimizers.schedules.LearningRateSchedule if hasattr(tf.keras, "optimizers") else object):
+    """A schedule as tutorials write it."""
+
+    def __call__(self, step):
+        return 0.1 / (1.0 + tf.cast(step, tf.float32))
+
+
+@pytest.mark.law("L1")
+@pytest.mark.law("L10")
+@pytest.mark.parametrize("how", ["compile", "from_model"])
+@pytest.mark.parametrize("family", families())
+@pytest.mark.per_version
+def test_a_schedule_without_a_config_works_within_a_loss_scale(family, how):
+    def optimizer():
+        return loss_scale_optimizer(family.SGD(WithoutConfig(), momentum=0.9), 64.0)
+
+    for ours, full in zip(trained_as_compiled(optimizer(), how), trained_as_compiled(optimizer(), None)):
+        np.testing.assert_allclose(ours, full, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L1")
+@pytest.mark.law("L10")
+@pytest.mark.parametrize("how", ["compile", "from_model"])
+@pytest.mark.parametrize("make", decays()[:1])
+@pytest.mark.per_version
+def test_what_is_excluded_from_weight_decay_does_not_decay_within_a_loss_scale(make, how):
+    def optimizer(excluded):
+        made = make()
+        if excluded:
+            made.exclude_from_weight_decay(var_names=["bias"])
+        return loss_scale_optimizer(made, 64.0)
+
+    ours, full = trained_as_compiled(optimizer(True), how), trained_as_compiled(optimizer(True), None)
+    for one, other in zip(ours, full):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert np.abs(full[1] - trained_as_compiled(optimizer(False), None)[1]).max() > 1e-3
 
 
 @pytest.mark.law("L10")

@@ -136,6 +136,52 @@ def copy_of(optimizer: Any) -> Any:
     return type(optimizer).from_config(optimizer.get_config())
 
 
+COMPUTING = (
+    "minimize",
+    "compute_gradients",
+    "_compute_gradients",
+    "get_gradients",
+    "_get_gradients",
+    "_transform_loss",
+)
+"""The methods of Keras 2 that compute gradients. Those of Keras 3 are only given them."""
+
+
+def own_ways_to_gradients(optimizer: Any) -> List[str]:
+    """Return the names of those methods of Keras that a class of the user's has in place of Keras' own."""
+    if IS_KERAS_3:
+        return []
+    classes = [vars(optimizer)] + [vars(base) for base in type(optimizer).__mro__]
+    return [name for name in COMPUTING if sum(name in attributes for attributes in classes) > 1]
+
+
+def without_loss_scale_of_another(optimizer: Any) -> Any:
+    """Return the optimizer, which is within a `LossScaleOptimizer`, for one of its own.
+
+    Keras 2 keeps the loss scale among what the inner optimizer tracks, so there it is a copy that has made no step. The
+    copy has what no config tells: a schedule itself, which may have no config, and what does not decay.
+    """
+    if IS_KERAS_3:
+        return optimizer
+    held, key = (
+        (optimizer._hyper, "learning_rate") if hasattr(optimizer, "_hyper") else (vars(optimizer), "_learning_rate")
+    )
+    rate = held[key]
+    if not isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
+        made = copy_of(optimizer)
+    else:
+        held[key] = 0.0
+        try:
+            config = optimizer.get_config()
+        finally:
+            held[key] = rate
+        made = type(optimizer).from_config(dict(config, learning_rate=rate))
+    for name, value in vars(optimizer).items():
+        if name.startswith("_exclude_from_weight_decay"):
+            setattr(made, name, value)
+    return made
+
+
 def loss_scale_around(optimizer: Any, like: Any) -> Any:
     """Create a `LossScaleOptimizer` around `optimizer`, with the settings of the loss scale optimizer `like`."""
     if IS_KERAS_3:

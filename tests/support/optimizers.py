@@ -66,6 +66,16 @@ def families(pick=lambda module: module):
     return [pytest.param(pick(module), id=name) for name, module in modules.items()]
 
 
+def decays():
+    """Makers of optimizers with decoupled weight decay, of this TensorFlow and of no other."""
+    new, made = new_family(), []
+    if new is not None and hasattr(new, "AdamW"):
+        made.append(pytest.param(lambda: new.AdamW(0.1, weight_decay=0.2), id="AdamW"))
+    if new is not None and "weight_decay" in new.SGD(0.1).get_config():
+        made.append(pytest.param(lambda: new.SGD(0.1, momentum=0.9, weight_decay=0.2), id="SGD"))
+    return made or [pytest.param(None, id="none")]  # which the table of exceptions knows
+
+
 def slot_families():
     """Return pytest parameters: the modules of the optimizers that keep slots and of those built from a list."""
     families = {"legacy": legacy_family(), "new": new_family()}

@@ -578,7 +578,7 @@ class ModelOptimizers:
                 "This LossScaleOptimizer has made steps and must be recreated to accumulate: compile with a new "
                 "optimizer, or restore a checkpoint after `compile`."
             )
-        inner = _tf.optimizers.copy_of(inner)
+        inner = _tf.optimizers.without_loss_scale_of_another(inner)
         return _tf.optimizers.loss_scale_around(GradientAccumulateOptimizer(inner, **options), like=optimizer)
 
     def _watch_losses(self) -> None:

@@ -697,6 +697,13 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
             "A LossScaleOptimizer has to be outermost, where it scales the loss: "
             "LossScaleOptimizer(GradientAccumulateOptimizer(optimizer, accum_steps))."
         )
+    own_ways = _tf.optimizers.own_ways_to_gradients(inner)
+    if own_ways:
+        _check.warn(
+            f"`{type(inner).__name__}` computes gradients in methods of its own, which nobody calls: an accumulating "
+            "optimizer is only given gradients. Pass what these methods do to gradients as `transform`, which is "
+            f"called once per step. Received: {own_ways}."
+        )
     return inner
 
 
