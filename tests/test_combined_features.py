@@ -207,16 +207,20 @@ def test_a_train_step_that_adds_up_losses_of_averaged_micro_batches_is_warned_of
     assert "a batch's micro-batches are averaged" in message and "of its own" in message
 
 
+@pytest.mark.parametrize("micro_batch_size", [2, None])
 @pytest.mark.parametrize("accum_steps, is_said", [(1, False), (2, True)])
-def test_compile_warns_of_a_summed_loss_only_where_batches_are_averaged(recwarn, accum_steps, is_said):
-    model = accum.GradientAccumulateModel.from_model(linear(), accum_steps=accum_steps, micro_batch_size=2)
+def test_compile_warns_of_a_summed_loss_only_where_batches_are_averaged(
+    recwarn, accum_steps, is_said, micro_batch_size
+):
+    model = accum.GradientAccumulateModel.from_model(linear(), accum_steps, micro_batch_size=micro_batch_size)
     model.compile(tf.keras.optimizers.SGD(0.01), summed())
     said = [one for one in recwarn if "reduction SUM or NONE is a sum over examples" in str(one.message)]
     assert len(said) == is_said
 
 
-def test_steps_of_several_batches_that_came_after_compile_are_warned_of_with_a_summed_loss():
-    model = accum.GradientAccumulateModel.from_model(linear(), accum_steps=1, micro_batch_size=2)
+@pytest.mark.parametrize("micro_batch_size", [2, None])
+def test_steps_of_several_batches_that_came_after_compile_are_warned_of_with_a_summed_loss(micro_batch_size):
+    model = accum.GradientAccumulateModel.from_model(linear(), accum_steps=1, micro_batch_size=micro_batch_size)
     model.compile(tf.keras.optimizers.SGD(0.01), summed())
     model.optimizer.accum_steps = 2
     (message,) = warned(model)

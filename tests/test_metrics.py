@@ -208,6 +208,34 @@ def test_a_train_step_of_the_user_updates_them_once(eagerly):
     assert_same(stepped(wrap=split, eagerly=eagerly), stepped())
 
 
+class ByName(OwnStep):
+    """Passes the arguments of means in other ways."""
+
+    def update(self, metric, y, outputs):
+        loss = tf.reduce_mean((y - outputs) ** 2)
+        if metric.name == "values":
+            metric.update_state(values=loss)
+        elif metric.name == "both":
+            metric.update_state(values=loss, sample_weight=tf.reduce_sum(outputs**2))
+        else:
+            metric.update_state(loss, tf.reduce_sum(outputs**2))
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("eagerly", EAGER)
+def test_a_mean_is_updated_once_however_its_arguments_are_passed(eagerly):
+    def others():
+        return [metrics.Mean(name=name) for name in ("values", "both", "by position")]
+
+    assert_same(stepped(ByName, split, eagerly, others()), stepped(ByName, others=others()))
+
+
+@pytest.mark.per_version
+def test_a_sum_is_warned_of_however_its_argument_is_passed():
+    (line,) = said(ByName, others=[metrics.Sum(name="values")])
+    assert "'values'" in line
+
+
 class InABranch(OwnStep):
     def update(self, metric, y, outputs):
         def updated():

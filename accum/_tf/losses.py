@@ -151,6 +151,23 @@ def ignored_class(loss: Any) -> Optional[int]:
     return loss.get_config().get("ignore_class") if is_sparse else None
 
 
+def zero_if_all_are_ignored(container: Any) -> Optional[Callable[[LossCall, Any], Any]]:
+    """Return a function of a loss and its value that is 0 where all targets have its `ignore_class`, if one has any.
+
+    From 2.10 to 2.15, Keras divides by 0 there: no gradient is affected, but the logged mean is NaN.
+    """
+    losses = [] if IS_KERAS_3 or VERSION < (2, 10) else tf.nest.flatten(container._user_losses)  # has no public name
+
+    def value_or_zero(call: LossCall, value: Any) -> Any:
+        ignored = ignored_class(call.loss)
+        if ignored is None:
+            return value
+        is_any = tf.reduce_any(tf.not_equal(tf.cast(call.target, tf.int64), ignored))
+        return tf.where(is_any, value, tf.zeros_like(value))
+
+    return value_or_zero if any(ignored_class(loss) is not None for loss in losses) else None
+
+
 def elements_of_users_loss(call: LossCall) -> Any:
     """Return the losses before their reduction if the loss is not one of Keras, else None."""
     function = getattr(call.loss, "fn", None)

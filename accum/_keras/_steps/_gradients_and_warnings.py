@@ -479,7 +479,7 @@ class ReportingLoss:
         if self._report is None and trimmed is None:
             return self.container(y_true, y_pred, sample_weight, *args, **kwargs)
         outputs, weights = _tf.losses.without_empty_masks(y_pred, sample_weight)
-        changed = None if trimmed is None else trimmed.scaled
+        changed = _tf.losses.zero_if_all_are_ignored(self.container) if trimmed is None else trimmed.scaled
         with _tf.losses.recording_losses(self.container, y_true, y_pred, changed) as calls:
             total = self.container(y_true, outputs, weights, *args, **kwargs)
         if self._report is None:
@@ -619,26 +619,27 @@ _MEAN_OF_SUMS = (
 )
 
 
-def warn_of_sums_in_batch(
-    model: tf.keras.Model,
-    train_step: Callable[[Data], Nested],
-    sums: bool,
-    optimizers: Sequence[tf.keras.optimizers.Optimizer],
-) -> None:
+def warn_of_sums_in_cycle(model: tf.keras.Model, optimizers: Sequence[tf.keras.optimizers.Optimizer]) -> None:
+    """Warn once of losses that are sums over examples if updates have come to take several batches after `compile`."""
+    options = model._accum.options.for_optimizers
+    if options["accum_steps"] != 1 or options["reduction"] == "sum":  # `compile` has warned, or they are added up
+        return
+    adds_up = _tf.losses.adds_up_examples(getattr(model, _tf.losses.LOSS_CONTAINER, None))
+    accumulates = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
+    if adds_up and accumulates and model._accum.is_first_time("sums in a cycle"):
+        _check.warn(_MEAN_OF_SUMS)
+
+
+def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Nested], sums: bool) -> None:
     """Warn once of losses that may be sums over examples, where the micro-batches of a batch are put together.
 
     Args:
       model: a `GradientAccumulateModel` whose batches are split.
       train_step: what runs on each micro-batch.
       sums: whether the compiled losses sum over examples, so that gradients are added up.
-      optimizers: the model's `GradientAccumulateOptimizer`s.
     """
     options, own = model._accum.options, model._accum
-    is_one_batch = options.for_optimizers["accum_steps"] == 1  # otherwise, `compile` has warned
-    accumulates = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
     is_mean = options.for_optimizers["reduction"] != "sum"
-    if sums and is_one_batch and accumulates and is_mean and own.is_first_time("sums in a cycle"):
-        _check.warn(_MEAN_OF_SUMS)
     has_own_loss = _tf.losses.is_loss_of_user(getattr(model, "compute_loss", None))
     if _tf.steps.is_train_step_of_keras(train_step) and not has_own_loss:
         return
@@ -662,10 +663,9 @@ def warn_of_sums_in_batch(
 def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     """Warn if the compiled loss of `model` is not exact with the arguments in `model_options`."""
     container = getattr(model, _tf.losses.LOSS_CONTAINER, None)
-    options, arguments = model_options.for_optimizers, model_options.arguments
-    is_split = (arguments["micro_batch_size"], arguments["micro_batch_tokens"]) != (None, None)
-    is_split_alone = is_split and options["accum_steps"] == 1  # which is exact
-    if options["reduction"] != "sum" and not is_split_alone and _tf.losses.adds_up_examples(container):
+    options = model_options.for_optimizers
+    accumulates = options["accum_steps"] != 1  # batches: what is only split is exact
+    if options["reduction"] != "sum" and accumulates and _tf.losses.adds_up_examples(container):
         _check.warn(_MEAN_OF_SUMS)
     bases = {base.__name__ for base in type(model).__mro__}
     has_own_loss = getattr(model, "_using_dummy_loss", False)  # what `transformers` calls it

@@ -84,6 +84,17 @@ def looks_across_examples(metric: tf.keras.metrics.Metric) -> bool:
     return not all(inspect.isfunction(part) and _tf.layers.comes_with_keras(part) for part in parts)
 
 
+def by_position(metric: tf.keras.metrics.Metric, args: Tuple[Nested, ...], kwargs: Dict[str, Nested]) -> Any:
+    """Return (args, kwargs) of a mean or sum of numbers with the values by position and their weights by name."""
+    is_plain = _tf.steps.is_mean(metric) or type(metric).update_state is tf.keras.metrics.Sum.update_state
+    is_one = is_plain or isinstance(metric, (tf.keras.metrics.Mean, tf.keras.metrics.Sum))
+    if is_one and not args and "values" in kwargs:
+        return (kwargs["values"],), {name: value for name, value in kwargs.items() if name != "values"}
+    if is_plain and len(args) == 2 and not kwargs:
+        return args[:1], {"sample_weight": args[1]}
+    return args, kwargs
+
+
 def update_of(
     metric: tf.keras.metrics.Metric, args: Sequence[Nested], kwargs: Dict[str, Nested], count: Size
 ) -> Optional[MetricUpdate]:
@@ -240,6 +251,7 @@ class StepMetrics:
         update_state = metric.update_state
 
         def update(*args: Any, **kwargs: Any) -> Wait:
+            args, kwargs = by_position(metric, args, kwargs)
             trimmed = self._model._accum.trimmed
             if trimmed is not None:
                 trimmed.warn_of_metric(metric, args, kwargs)

@@ -23,6 +23,7 @@ from accum._keras._steps._gradients_and_warnings import (
     TrainStep,
     warn_of_summed_losses,
     warn_of_sums_in_batch,
+    warn_of_sums_in_cycle,
     warn_of_unlike_losses,
 )
 from accum._keras._steps._split_step_and_draws import BatchDraws, SplitStep
@@ -178,8 +179,9 @@ class ModelSteps:
         if self._splits_losses or not all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
             warn_of_unlike_losses(model)
             warn_of_summed_losses(model)
+        warn_of_sums_in_cycle(model, optimizers)
         if self._splits_losses:
-            warn_of_sums_in_batch(model, function, self.sums_losses, optimizers)
+            warn_of_sums_in_batch(model, function, self.sums_losses)
         return logs, model._accum.weight.read(weight)
 
     def run_test(self, data: Data) -> Tuple[Logs, Optional[Scalar]]:
