@@ -161,6 +161,44 @@ def test_a_scheduler_by_epoch_serves_a_plain_model():
 # Frozen and added variables, missing gradients
 
 
+@pytest.mark.law("L5")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("entered", ["within", "outside, a variable", "outside, a tensor", "outside, an array"])
+def test_a_weight_around_a_traced_step_is_that_of_each_call_or_refused(entered):
+    x, counts = np.random.RandomState(0).normal(size=(2, 10)).astype("float32"), (10, 2)
+    var, optimizer = tf.Variable(1.0), accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.5), 2)
+    optimizer.build([var])
+    held = tf.Variable(0.0)
+
+    def step(x, mask):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(mask * (var * x - 1.0) ** 2) / tf.reduce_sum(mask)
+        optimizer.apply_gradients([(tape.gradient(loss, var), var)])
+
+    def weighed(x, mask):
+        with optimizer.weighing(tf.reduce_sum(mask)):
+            step(x, mask)
+
+    taken = tf.function(weighed if entered == "within" else step)
+    of_mask = {"outside, a tensor": tf.reduce_sum, "outside, an array": np.sum}
+    for row, count in zip(x, counts):
+        mask = np.where(np.arange(10) < count, 1.0, 0.0).astype("float32")
+        if entered == "within":
+            taken(tf.constant(row), tf.constant(mask))
+        elif entered == "outside, a variable":
+            held.assign(mask.sum())
+            with optimizer.weighing(held):
+                taken(tf.constant(row), tf.constant(mask))
+        else:
+            with pytest.raises(ValueError, match="would keep the weight of its first call.*`weight=`"):
+                with optimizer.weighing(of_mask[entered](mask)):
+                    taken(tf.constant(row), tf.constant(mask))
+            assert int(optimizer.micro_step) == 0
+            return
+    counted = np.concatenate([row[:count] for row, count in zip(x, counts)]).astype("float64")
+    assert abs(var.numpy() - (1.0 - 0.5 * np.mean(2.0 * (counted - 1.0) * counted))) < 2e-6
+
+
 def take(optimizer, variables, grads, is_traced):
     def micro_step():
         pairs = [(None if grad is None else tf.constant([grad]), var) for grad, var in zip(grads, variables)]

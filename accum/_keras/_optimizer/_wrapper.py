@@ -100,7 +100,14 @@ class Internals:
     @property
     def weight(self) -> Optional[Scalar]:
         """The default weight of this replica's current micro-batch, a scalar, or None."""
-        weight, _ = self._current_weight
+        weight, is_own = self._current_weight
+        is_known = isinstance(weight, (np.ndarray, np.generic)) or (tf.is_tensor(weight) and hasattr(weight, "numpy"))
+        if is_own and is_known and not isinstance(weight, tf.Variable) and not tf.executing_eagerly():
+            raise ValueError(
+                "`weighing` has a value from outside of the `tf.function` that takes the gradients, which would keep "
+                "the weight of its first call: enter `weighing` in the function, pass `weight=` to `apply_gradients`, "
+                f"or weigh by a `tf.Variable`. Received: {weight!r}."
+            )
         return _replicas.local_variable(weight).read_value() if isinstance(weight, tf.Variable) else weight
 
     @property
@@ -456,7 +463,11 @@ class GradientAccumulateOptimizer:
         """Set the default `weight` for calls of `apply_gradients` inside this context, on this replica.
 
         Args:
-          weight: as for `apply_gradients`; None leaves the default unchanged.
+          weight: as for `apply_gradients`; None leaves the default unchanged. Around a `tf.function`, pass a
+            `tf.Variable`: the function would keep the number of its first call.
+
+        Raises:
+          ValueError: a `tf.function` in this context would keep the value of a tensor or array, as said above.
         """
         with self._internals.weighing(weight, is_own=True):
             yield
