@@ -197,13 +197,8 @@ class _StaticCall:
         for op in part.ops:
             keys = [tensor.name for tensor in op.inputs]
             protos.append(_tf.graph_parts.placed(_tf.graph_parts.Node(op.name, op.type, keys, op.node_def), keys))
-        used = {key for proto in protos for key in proto.input}
-        used_feeds = {key: tensor for key, tensor in feeds.items() if key in used}
         wanted = [tensor.name for tensor in outputs if tensor.name not in feeds]
-        needs_library = any(_tf.graph_parts.functions_of(proto) for proto in protos)
-        imported = dict(
-            zip(wanted, _tf.graph_parts.import_part(part.graph_def, protos, used_feeds, wanted, needs_library))
-        )
+        imported = dict(zip(wanted, _tf.graph_parts.import_part(part.graph_def, protos, feeds, wanted)))
         for tensor in outputs:
             if tensor.name in imported:
                 imported[tensor.name].set_shape(tensor.shape)  # which layers may have set themselves
