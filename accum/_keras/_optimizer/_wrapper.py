@@ -637,7 +637,7 @@ class GradientAccumulateOptimizer:
         """
         plan = self._cycle.plan
         config = {
-            "optimizer": _tf.optimizers.serialize(self._inner),
+            "optimizer": tf.keras.optimizers.serialize(self._inner),
             "accum_steps": _config.int_keys_to_config(plan.accum_steps),
             "reduction": plan.reduction,
             "name": self._adapter.name,
@@ -680,7 +680,7 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
         raise TypeError(
             f"`optimizer` must be a Keras optimizer, its name or its config. Received: {optimizer!r}.{hint}"
         )
-    inner = _tf.optimizers.get(optimizer)
+    inner = tf.keras.optimizers.get(optimizer)
     for part in [inner] + list(getattr(inner, "optimizers", ())):  # the parts of Keras 3's `MultiOptimizer`
         if getattr(part, "gradient_accumulation_steps", None):
             raise ValueError(
