@@ -20,7 +20,7 @@ from accum._engine._value_and_gradients import Task, WholeBatchFunction
 from accum._tf import tf
 from accum.compat.v1._collections import Additions, depends_on, ops_of
 from accum.compat.v1._moving_statistics import MovesInTurn
-from accum.compat.v1._update_ops import Average, read_averages, require_none_in_place, still
+from accum.compat.v1._update_ops import Average, require_none_in_place, taken_over
 
 KEYS = tf.compat.v1.GraphKeys
 CONTROL_FLOW = {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit", "NextIteration"}
@@ -133,12 +133,9 @@ class _StaticCall:
         """Treat what the function has added to collections as if it came from the whole batch."""
         update_ops = additions.of(KEYS.UPDATE_OPS)
         require_none_in_place(ops, update_ops)
-        if update_ops:
-            averages = read_averages(update_ops, "Create them outside of `function`, or without UPDATE_OPS.")
-            still(averages)
-            for mean, variance in averages:
-                self._averages.setdefault(mean.inputs.name, []).append((mean, variance))
-                self._stilled.update((mean.assign, variance.assign))
+        for mean, variance in taken_over(update_ops):
+            self._averages.setdefault(mean.inputs.name, []).append((mean, variance))
+            self._stilled.update((mean.assign, variance.assign))
         activities = [one for one in additions.of(KEYS.REGULARIZATION_LOSSES) if depends_on(one, sources)]
         lost = additions.of(KEYS.LOSSES) + activities
         if lost and self._task.loss is not None:
