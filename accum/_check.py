@@ -21,12 +21,13 @@ LEFT_OUT = _LeftOut(1)
 """The value of `accum_steps` when the caller did not pass it."""
 
 
-def accum_steps(value: Any, name: str = "accum_steps") -> int:
+def accum_steps(value: Any, name: str = "accum_steps", allowed: str = "an int >= 1") -> int:
     """Return `value` as an int, after checking that it is >= 1."""
+    message = f"`{name}` must be {allowed}. Received: {name}={value!r}."
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"`{name}` must be an int >= 1. Received: {name}={value!r}.")
+        raise TypeError(message)
     if value < 1:
-        raise ValueError(f"`{name}` must be an int >= 1. Received: {name}={value!r}.")
+        raise ValueError(message)
     return int(value)
 
 
@@ -119,15 +120,7 @@ def micro_batch_size(value: Any) -> Any:
     """Return a size of micro-batches, after checking that it is an int >= 1, "auto" or None."""
     if value is None or (isinstance(value, str) and value == "auto"):
         return value
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError(
-            f"`micro_batch_size` must be an int >= 1, 'auto' or None. Received: micro_batch_size={value!r}."
-        )
-    if value < 1:
-        raise ValueError(
-            f"`micro_batch_size` must be an int >= 1, 'auto' or None. Received: micro_batch_size={value!r}."
-        )
-    return int(value)
+    return accum_steps(value, "micro_batch_size", "an int >= 1, 'auto' or None")
 
 
 def micro_batch_tokens(value: Any, micro_batch_size: Any, whole_batch: Sequence[str] = ()) -> Optional[int]:
@@ -162,16 +155,13 @@ def memory_limit(value: Any, micro_batch_size: Any) -> Optional[int]:
     """Return a number of bytes, after checking that it is an int >= 1 or None, and that it is used."""
     if value is None:
         return None
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"`memory_limit` must be an int >= 1, in bytes, or None. Received: memory_limit={value!r}.")
-    if value < 1:
-        raise ValueError(f"`memory_limit` must be an int >= 1, in bytes, or None. Received: memory_limit={value!r}.")
+    limit = accum_steps(value, "memory_limit", "an int >= 1, in bytes, or None")
     if micro_batch_size != "auto":
         raise ValueError(
             "`memory_limit` chooses the size of micro-batches, so it needs micro_batch_size='auto'. Received: "
             f"memory_limit={value!r}, micro_batch_size={micro_batch_size!r}."
         )
-    return int(value)
+    return limit
 
 
 WHOLE_BATCH = ("loss", "batch_norm")

@@ -5,6 +5,7 @@ import sys
 from accum._cli import named_function
 from accum._cli.argument_types import at_least_one
 from accum._cli.error_text import one_line
+from accum._cli.named_function import Unusable
 
 MIB = 2**20
 
@@ -39,10 +40,6 @@ def add_parser(commands):
     parser.set_defaults(perform=_perform, check=lambda arguments: named_function.check(arguments.function))
 
 
-class _Unusable(Exception):
-    """Raised if nothing can be measured on what the user named."""
-
-
 def _perform(arguments):
     limit = None if arguments.memory_limit is None else arguments.memory_limit * MIB
     try:
@@ -52,8 +49,8 @@ def _perform(arguments):
 
             rows = measured_sizes(model, batch, limit)
         except Exception as error:
-            raise _Unusable(f"the batch could not be measured: {one_line(error)}.") from error
-    except _Unusable as error:
+            raise Unusable(f"the batch could not be measured: {one_line(error)}.") from error
+    except Unusable as error:
         print(f"python -m accum fit-size: {error}", file=sys.stderr)
         return 2
     return _print(rows)
@@ -61,21 +58,11 @@ def _perform(arguments):
 
 def _model_and_batch(named, batch_size):
     """Call the user's function. Returns a compiled model, and a batch as `fit` gives it to a train step."""
-    module_name, name = named_function.split(named)
-    try:
-        function = getattr(named_function.module_of(module_name), name, None)
-    except (Exception, SystemExit) as error:
-        raise _Unusable(f"{module_name} could not be imported: {one_line(error)}.") from error
-    if not callable(function):
-        raise _Unusable(f"{module_name} has no function {name}.")
-    try:
-        returned = function()
-    except (Exception, SystemExit) as error:
-        raise _Unusable(f"{named} failed: {one_line(error)}.") from error
+    returned = named_function.called(named)
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
-        raise _Unusable(f"{named} must return (model, x, y) or (model, dataset). Received: {type(returned).__name__}.")
+        raise Unusable(f"{named} must return (model, x, y) or (model, dataset). Received: {type(returned).__name__}.")
     if getattr(returned[0], "optimizer", None) is None:
-        raise _Unusable(f"{named} must return a compiled model. Received: {returned[0]!r}.")
+        raise Unusable(f"{named} must return a compiled model. Received: {returned[0]!r}.")
     from accum._tf import tf
 
     dataset = returned[1]

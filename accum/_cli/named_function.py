@@ -6,8 +6,14 @@ import os
 import sys
 from typing import Any
 
+from accum._cli.error_text import one_line
+
 METAVAR = "MODULE:FUNCTION"
 HELP = "MODULE:FUNCTION is package.module:function or path/to/file.py:function"
+
+
+class Unusable(Exception):
+    """Raised if a command can't work with the function that the user named."""
 
 
 def check(named):
@@ -26,6 +32,25 @@ def split(named):
     """Return (module or file, function) of a name that `check` accepts."""
     where, _, name = named.rpartition(":")
     return where, name
+
+
+def called(named):
+    """Call the function of a name that `check` accepts. Returns what it returns.
+
+    Raises:
+      Unusable: it can't be imported, or fails.
+    """
+    where, name = split(named)
+    try:
+        function = getattr(module_of(where), name, None)
+    except (Exception, SystemExit) as error:  # if a script calls `sys.exit`, its status must not become the command's
+        raise Unusable(f"{where} could not be imported: {one_line(error)}.") from error
+    if not callable(function):
+        raise Unusable(f"{where} has no function {name}.")
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise Unusable(f"{named} failed: {one_line(error)}.") from error
 
 
 def module_of(where):

@@ -6,6 +6,7 @@ from accum._cli import named_function
 from accum._cli.argument_types import at_least_one
 from accum._cli.compare.command import positive
 from accum._cli.error_text import one_line
+from accum._cli.named_function import Unusable
 from accum.testing._equality import assert_accumulation_equals_full_batch
 
 REQUIRED = ("build_model", "data", "accum_steps")
@@ -51,14 +52,10 @@ def add_parser(commands):
     parser.set_defaults(perform=_perform, check=lambda arguments: named_function.check(arguments.function))
 
 
-class _Unusable(Exception):
-    """Raised if the check can't be run on the function that the user named."""
-
-
 def _perform(arguments):
     passed = {name: getattr(arguments, name) for name in OVERRIDING if getattr(arguments, name) is not None}
     try:
-        options = _arguments_of(_function(arguments.function), arguments.function)
+        options = _arguments_of(arguments.function)
         if {"accum_steps", "micro_batch_size"} & set(passed):  # what is passed replaces the other one too
             options = {
                 name: value for name, value in options.items() if name not in ("accum_steps", "micro_batch_size")
@@ -68,33 +65,18 @@ def _perform(arguments):
     except AssertionError as error:
         print(error)
         return 1
-    except _Unusable as error:
+    except Unusable as error:
         print(f"python -m accum verify: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _function(named):
-    module_name, name = named_function.split(named)
-    try:
-        module = named_function.module_of(module_name)
-    except (Exception, SystemExit) as error:  # if a script calls `sys.exit`, its status must not become the command's
-        raise _Unusable(f"{module_name} could not be imported: {one_line(error)}.") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise _Unusable(f"{module_name} has no function {name}.")
-    return function
-
-
-def _arguments_of(function, named):
-    try:
-        options = function()
-    except (Exception, SystemExit) as error:
-        raise _Unusable(f"{named} failed: {one_line(error)}.") from error
+def _arguments_of(named):
+    options = named_function.called(named)
     if isinstance(options, tuple) and len(options) in (2, 3):
         options = dict(zip(REQUIRED, options))
     if not isinstance(options, dict) or not set(REQUIRED[:2]) <= set(options):
-        raise _Unusable(
+        raise Unusable(
             f"{named} must return (build_model, data), (build_model, data, accum_steps), or a dict of arguments. "
             f"Received: {type(options).__name__}."
         )
@@ -106,15 +88,15 @@ def _checked(options, named):
 
     Raises:
       AssertionError: the runs diverge.
-      _Unusable: the check failed.
+      Unusable: the check failed.
     """
     if not {"accum_steps", "micro_batch_size"} & set(options):
-        raise _Unusable(f"{named} returned no accum_steps. Pass --accum-steps or --micro-batch-size.")
+        raise Unusable(f"{named} returned no accum_steps. Pass --accum-steps or --micro-batch-size.")
     try:
         return assert_accumulation_equals_full_batch(**options)
     except AssertionError as error:
         if hasattr(error, "report"):
             raise
-        raise _Unusable(f"the check failed: {one_line(error)}.") from error
+        raise Unusable(f"the check failed: {one_line(error)}.") from error
     except (Exception, SystemExit) as error:
-        raise _Unusable(f"the check failed: {one_line(error)}.") from error
+        raise Unusable(f"the check failed: {one_line(error)}.") from error

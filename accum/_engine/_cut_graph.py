@@ -35,6 +35,7 @@ from typing import Any, Callable, Container, Dict, Iterable, List, NamedTuple, O
 from accum import _tf
 from accum._engine._trace_and_barriers import SCOPE, Trace, Unrepeatable
 from accum._tf import tf
+from accum._tf.graph_parts import name_of
 
 # --------------------------------------------------------------------------------------------------------------------
 # Phases
@@ -130,12 +131,12 @@ class CutGraph:
         waits: Dict[str, List[Key]] = {}
         for mark in self.trace.statistics:
             for key in [mark.number, mark.mean, mark.variance] + mark.begins:
-                waits[_tf.graph_parts.name_of(key)] = list(mark.moments)
+                waits[name_of(key)] = list(mark.moments)
         for whole in self.trace.wholes:
             for key in whole.arguments:
-                waits[_tf.graph_parts.name_of(key)] = whole.inputs
+                waits[name_of(key)] = whole.inputs
             for key in whole.parts:
-                waits[_tf.graph_parts.name_of(key)] = whole.results
+                waits[name_of(key)] = whole.results
         self._waits = waits
         done: Set[str] = set()
         self._ordered: List[str] = []
@@ -149,39 +150,35 @@ class CutGraph:
                     done.add(name)
                     stack.append((name, True))
                     for key in self._inputs(self._nodes[name]) + waits.get(name, []):
-                        if _tf.graph_parts.name_of(key) not in done:
-                            stack.append((_tf.graph_parts.name_of(key), False))
+                        if name_of(key) not in done:
+                            stack.append((name_of(key), False))
         self._order_of = {name: number for number, name in enumerate(self._ordered)}
 
     def level(self, key: Key) -> Optional[int]:
         """Return the level of a tensor, None if it does not depend on the batch."""
-        return self._levels[_tf.graph_parts.name_of(key)]
+        return self._levels[name_of(key)]
 
     def _find_levels(self) -> None:
         trace = self.trace
         self._levels: Dict[str, Optional[int]] = {}
         self._islands: Dict[str, int] = {}  # operations that run with the whole batch -> which of `trace.wholes`
-        shared = {
-            _tf.graph_parts.name_of(key) for mark in trace.statistics for key in (mark.number, mark.mean, mark.variance)
-        }
-        behind = shared | {_tf.graph_parts.name_of(key) for mark in trace.statistics for key in mark.begins}
-        arguments = {
-            _tf.graph_parts.name_of(key): number for number, whole in enumerate(trace.wholes) for key in whole.arguments
-        }
-        parts = {_tf.graph_parts.name_of(key) for whole in trace.wholes for key in whole.parts}
-        inputs = {_tf.graph_parts.name_of(key) for key in trace.inputs + [trace.share, trace.position]}
+        shared = {name_of(key) for mark in trace.statistics for key in (mark.number, mark.mean, mark.variance)}
+        behind = shared | {name_of(key) for mark in trace.statistics for key in mark.begins}
+        arguments = {name_of(key): number for number, whole in enumerate(trace.wholes) for key in whole.arguments}
+        parts = {name_of(key) for whole in trace.wholes for key in whole.parts}
+        inputs = {name_of(key) for key in trace.inputs + [trace.share, trace.position]}
         cotangents = self._cotangents()
         is_gradient: Dict[str, bool] = {}
         self._own: Set[str] = set()  # what is another for each micro-batch
         for name in self._ordered:
             node = self._nodes[name]
-            before = [_tf.graph_parts.name_of(key) for key in self._inputs(node)]
+            before = [name_of(key) for key in self._inputs(node)]
             is_gradient[name] = name in cotangents or any(is_gradient[one] for one in before)
             is_drawn = name in self.drawn and name not in self._islands
             if name in inputs or name in parts or is_drawn or any(one in self._own for one in before):
                 self._own.add(name)
             levels = [self._levels[one] for one in before if not is_gradient[one]]
-            levels += [self._levels[_tf.graph_parts.name_of(key)] for key in self._waits.get(name, [])]
+            levels += [self._levels[name_of(key)] for key in self._waits.get(name, [])]
             level = max([one for one in levels if one is not None], default=None)
             if name in inputs or (name in self.drawn and level is None):
                 level = 0
@@ -207,7 +204,7 @@ class CutGraph:
             pairs += [(key, mark.moments.mean) for key in mark.cotangents]
         for whole in trace.wholes:
             pairs += list(zip(whole.result_cotangents, whole.results)) + list(zip(whole.input_cotangents, whole.inputs))
-        return {_tf.graph_parts.name_of(one): other for one, other in pairs if one is not None}  # type: ignore[misc]
+        return {name_of(one): other for one, other in pairs if one is not None}  # type: ignore[misc]
 
     def _find_levels_of_gradients(self, cotangents: Dict[str, Any]) -> None:
         users: Dict[str, List[str]] = {}
@@ -216,8 +213,8 @@ class CutGraph:
             if name in self._gradients:
                 forward[name] = self._differentiated(name)
                 for key in self._inputs(self._nodes[name]):
-                    users.setdefault(_tf.graph_parts.name_of(key), []).append(name)
-        ends = {_tf.graph_parts.name_of(grad) for grad in self.trace.grads if isinstance(grad, str)}
+                    users.setdefault(name_of(key), []).append(name)
+        ends = {name_of(grad) for grad in self.trace.grads if isinstance(grad, str)}
         is_weights: Dict[str, bool] = {}
         for name in reversed(self._ordered):
             if name in self._gradients and name not in cotangents:
@@ -230,12 +227,12 @@ class CutGraph:
                     is_weights[name] = self._nodes[name].type == "AddN" and all_are
         for name in self._ordered:
             if name in cotangents:
-                level, made_by = self.level(cotangents[name]), _tf.graph_parts.name_of(cotangents[name])
+                level, made_by = self.level(cotangents[name]), name_of(cotangents[name])
                 self._levels[name] = WEIGHTS if level is None else level
                 if made_by in self._islands and name not in self._input_cotangents():
                     self._islands[name] = self._islands[made_by]
             elif name in self._gradients:
-                before = [_tf.graph_parts.name_of(key) for key in self._inputs(self._nodes[name])]
+                before = [name_of(key) for key in self._inputs(self._nodes[name])]
                 one = forward[name]
                 levels = [self._levels[before_it] for before_it in before if before_it in self._gradients]
                 levels += [] if one is None else [self._levels[one]]
@@ -246,12 +243,7 @@ class CutGraph:
                     self._islands[name] = number
 
     def _input_cotangents(self) -> Set[str]:
-        return {
-            _tf.graph_parts.name_of(key)
-            for whole in self.trace.wholes
-            for key in whole.input_cotangents
-            if key is not None
-        }
+        return {name_of(key) for whole in self.trace.wholes for key in whole.input_cotangents if key is not None}
 
     def _differentiated(self, name: str) -> Optional[str]:
         """Return the name of the operation whose gradient an operation computes, or None."""
@@ -268,23 +260,25 @@ class CutGraph:
     # State and random numbers
 
     def _data_fetches(self) -> List[Key]:
+        wholes = [key for whole in self.trace.wholes for key in whole.inputs + whole.results]
+        return self._forward_keys() + wholes + self._grad_keys()
+
+    def _forward_keys(self) -> List[Key]:
         trace = self.trace
         keys = trace.outputs + [loss.value for loss in trace.losses]
         keys += [key for moments, _ in trace.moments for key in moments]
-        keys += [key for mark in trace.statistics for key in mark.moments]
-        keys += [key for whole in trace.wholes for key in whole.inputs + whole.results]
-        return keys + self._grad_keys()
+        return keys + [key for mark in trace.statistics for key in mark.moments]
 
     def _reached(self, keys: Iterable[Key]) -> Set[str]:
         """Return the names of the operations from which tensors are computed."""
         names: Set[str] = set()
-        stack = [_tf.graph_parts.name_of(key) for key in keys]
+        stack = [name_of(key) for key in keys]
         while stack:
             name = stack.pop()
             if name not in names:
                 names.add(name)
-                stack += [_tf.graph_parts.name_of(key) for key in self._inputs(self._nodes[name])]
-                stack += [_tf.graph_parts.name_of(key) for key in self._waits.get(name, [])]
+                stack += [name_of(key) for key in self._inputs(self._nodes[name])]
+                stack += [name_of(key) for key in self._waits.get(name, [])]
         return names
 
     def _forward_state(self) -> None:
@@ -316,7 +310,7 @@ class CutGraph:
                 self._dropped.update(assigned[handle])
                 continue
             self.moved.append(outside)
-            if _tf.graph_parts.name_of(self._state_key(handle)) not in reached:  # only its own next value depends on it
+            if name_of(self._state_key(handle)) not in reached:  # only its own next value depends on it
                 reads = [node.name for node in created if node.type == "ReadVariableOp" and node.inputs[0] == handle]
                 for name in reads:
                     self._aliases.pop(f"{name}:0", None)
@@ -327,10 +321,10 @@ class CutGraph:
 
     def _is_of_batch(self, key: Key) -> bool:
         """Whether a tensor is the same for all micro-batches, and known without what is called with all of them."""
-        return _tf.graph_parts.name_of(key) not in self._own and _tf.graph_parts.name_of(key) not in self._islands
+        return name_of(key) not in self._own and name_of(key) not in self._islands
 
     def _state_key(self, handle: Key) -> Key:
-        return f"accum_state/{_tf.graph_parts.name_of(handle)}:0"
+        return f"accum_state/{name_of(handle)}:0"
 
     def _require_plain_reads(self, handle: Key) -> None:
         """Raise if a variable that is assigned to is read by other operations than those that are replaced."""
@@ -346,7 +340,7 @@ class CutGraph:
         self._require_plain_reads(handle)
         current = self._state_key(handle)
         dtype = next(_dtype(node) for node in nodes)
-        self._add(_tf.graph_parts.new_node(_tf.graph_parts.name_of(current), "Placeholder", [], dtype=dtype))
+        self._add(_tf.graph_parts.new_node(name_of(current), "Placeholder", [], dtype=dtype))
         self.states[current] = self._captures[handle]
         for node in nodes:
             if node.type == "ReadVariableOp":
@@ -368,7 +362,7 @@ class CutGraph:
 
     def spec(self, key: Key) -> tf.TensorSpec:
         """Return shape and dtype of a tensor of a micro-batch."""
-        return _tf.graph_parts.spec_of(self.trace.graph, self._nodes[_tf.graph_parts.name_of(key)], key)
+        return _tf.graph_parts.spec_of(self.trace.graph, self._nodes[name_of(key)], key)
 
     def _add(self, node: Any) -> None:
         self._nodes[node.name] = node
@@ -388,7 +382,7 @@ class CutGraph:
 
     def is_cotangent(self, key: Key) -> bool:
         """Whether a placeholder stands for a gradient of the loss of the batch."""
-        return _tf.graph_parts.name_of(key) in self._cotangents()
+        return name_of(key) in self._cotangents()
 
     def _find_drawn(self) -> None:
         """Find what can be computed only once: what has a state, but is no variable."""
@@ -417,7 +411,7 @@ class CutGraph:
         islands: Dict[int, List[Key]] = {number: [] for number, _ in enumerate(trace.wholes)}
 
         def add(key: Key) -> None:
-            name = _tf.graph_parts.name_of(key)
+            name = name_of(key)
             own = islands[self._islands[name]] if name in self._islands else fetches[self._levels[name] or 0]
             if self._levels[name] == WEIGHTS:
                 own = fetches[WEIGHTS]
@@ -428,7 +422,7 @@ class CutGraph:
             add(key)
         self.weights = self._phase(WEIGHTS, fetches[WEIGHTS], [], lambda name: self._levels[name] in (None, WEIGHTS))
         for key in self.weights.feeds:
-            if _tf.graph_parts.name_of(key) in self._gradients and not self._is_base(key):
+            if name_of(key) in self._gradients and not self._is_base(key):
                 add(key)
                 self.summed.add(key)
         self.backward: List[Phase] = []
@@ -456,7 +450,7 @@ class CutGraph:
 
     def _use(self, key: Key, level: int, add: Callable[[Key], None]) -> None:
         """Note that a backward phase takes a tensor."""
-        name = _tf.graph_parts.name_of(key)
+        name = name_of(key)
         if self._is_base(key):
             return
         if name in self._gradients or (self._levels[name] or 0) > level:
@@ -471,14 +465,8 @@ class CutGraph:
     def _cut_forward(self) -> None:
         trace, count = self.trace, self.count
         wanted: Dict[int, List[Key]] = {level: [] for level in range(count)}
-        for key in trace.outputs + [loss.value for loss in trace.losses]:
+        for key in self._forward_keys():
             wanted[self.level(key) or 0].append(key)
-        for moments, _ in trace.moments:
-            for key in moments:
-                wanted[self.level(key) or 0].append(key)
-        for mark in trace.statistics:
-            for key in mark.moments:
-                wanted[self.level(key) or 0].append(key)
         self.wholes = []
         for number, whole in enumerate(trace.wholes):
             phase = self._phase(
@@ -551,7 +539,7 @@ class CutGraph:
 
     def _is_base(self, key: Key) -> bool:
         """Whether a tensor is known in every phase: a placeholder, but for what stands for a variable."""
-        return self._nodes[_tf.graph_parts.name_of(key)].type == "Placeholder"
+        return self._nodes[name_of(key)].type == "Placeholder"
 
     def _phase(
         self,
@@ -568,7 +556,7 @@ class CutGraph:
         own = {f"{name}:0" for name in effects}
         while stack:
             key = stack.pop()
-            name = _tf.graph_parts.name_of(key)
+            name = name_of(key)
             node = self._nodes[name]
             if key not in own and (key in taken or node.type == "Placeholder" or not is_own(name)):
                 feeds[key] = None
@@ -589,14 +577,9 @@ class CutGraph:
         for proto in () if keeps_devices else protos:
             proto.device = ""
         wanted = [key for key in phase.fetches if key not in values]
-        needs_library = any(_tf.graph_parts.functions_of(proto) for proto in protos)
         tensors: List[Any] = []
         if protos:
-            used = {key for proto in protos for key in proto.input}
-            used_values = {key: values[key] for key in values if key in used}
-            tensors = _tf.graph_parts.import_part(
-                self._graph_def, protos, used_values, wanted + list(phase.effects), needs_library
-            )
+            tensors = _tf.graph_parts.import_part(self._graph_def, protos, values, wanted + list(phase.effects))
         result = dict(zip(wanted, tensors))
         result.update({key: values[key] for key in phase.fetches if key in values})
         with tf.control_dependencies(tensors[len(wanted) :] if not tf.executing_eagerly() else []):

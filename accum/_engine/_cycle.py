@@ -84,52 +84,42 @@ class CycleOps:
     """Builds the ops of one call of an interface in cross-replica context.
 
     Args:
-      counter: the `StepCounter` of the cycle.
-      adapter: the `OptimizerAdapter`.
+      cycle: the `Cycle`.
       entries: list of `Entry`.
-      seen: the `SeenGradients` of the cycle.
-      listeners: the `CycleListener`s.
-      transform: function from a list of (gradient, variable) to such a list, or None.
       is_weighted: whether there are weights, whose sum may be zero.
       is_reduced: whether the gradients are already the same on every replica.
     """
 
     def __init__(
-        self,
-        counter: StepCounter,
-        adapter: OptimizerAdapter,
-        entries: Sequence[Entry],
-        seen: SeenGradients,
-        listeners: Sequence[CycleListener],
-        transform: Optional[Transform],
-        is_weighted: bool = False,
-        is_reduced: bool = False,
+        self, cycle: "Cycle", entries: Sequence[Entry], is_weighted: bool = False, is_reduced: bool = False
     ) -> None:
-        self._counter = counter
-        self._plan = counter.plan
-        self._adapter = adapter
+        self._counter = cycle.counter
+        self._plan = cycle.plan
+        self._adapter = cycle.adapter
         self._numbers = [entry.number for entry in entries]
         self._variables = [entry.variable for entry in entries]
         self._accumulators = [entry.accumulator for entry in entries]
-        self._seen = seen
-        self._listeners = tuple(listeners)
-        self._transform = transform
+        self._seen = cycle.seen
+        self._listeners = tuple(cycle.listeners)
+        self._transform = cycle.transform
         self._is_weighted = is_weighted
         self._is_reduced = is_reduced
         self._is_running = self._plan.reduction == "running_mean"
-        self._sums = WeightedSums(counter.state, self._accumulators, self._plan, self._listeners, is_reduced)
+        self._sums = WeightedSums(cycle.state, self._accumulators, self._plan, self._listeners, is_reduced)
 
     # ------------------------------------------------------------------------------------------------------------
     # Across replicas
 
     def micro_step(
-        self, strategy: tf.distribute.Strategy, grads: Sequence[Optional[PerReplica]], weight: Optional[PerReplica]
+        self,
+        strategy: tf.distribute.Strategy,
+        grads: Sequence[Optional[PerReplica]],
+        weight: Optional[PerReplica],
+        may_step: bool = True,
     ) -> tf.Operation:
         now = self._counter.read()
         counts = self._counts(strategy, grads)
         self._seen.note(strategy, grads, self._numbers, now.micro_step, counts)
-        with _tf.variables.on_host():
-            is_last = tf.greater_equal(now.micro_step + 1, now.length)
 
         def finish() -> tf.Tensor:
             return self._finish(strategy, grads, weight, now.micro_step)
@@ -137,25 +127,22 @@ class CycleOps:
         def store() -> tf.Tensor:
             return tf.logical_not(self._store(strategy, grads, weight, now.micro_step))
 
-        has_stepped = _if_counts(counts, lambda: tf.cond(is_last, finish, store, name="if_full"))
+        if may_step:
+            with _tf.variables.on_host():
+                is_last = tf.greater_equal(now.micro_step + 1, now.length)
+            has_stepped = _if_counts(counts, lambda: tf.cond(is_last, finish, store, name="if_full"))
+        else:
+            has_stepped = _if_counts(counts, store)
         with _tf.variables.on_host():
-            following = tf.where(is_last, tf.zeros_like(now.micro_step), now.micro_step + 1)
+            following = now.micro_step + 1
+            if may_step:
+                following = tf.where(is_last, tf.zeros_like(now.micro_step), following)
         return self._counter.end_micro_step(strategy, has_stepped, now, following, counts)
 
     def accumulate(
         self, strategy: tf.distribute.Strategy, grads: Sequence[Optional[PerReplica]], weight: Optional[PerReplica]
     ) -> tf.Operation:
-        now = self._counter.read()
-        counts = self._counts(strategy, grads)
-        self._seen.note(strategy, grads, self._numbers, now.micro_step, counts)
-
-        def store() -> tf.Tensor:
-            return tf.logical_not(self._store(strategy, grads, weight, now.micro_step))
-
-        has_stepped = _if_counts(counts, store)
-        with _tf.variables.on_host():
-            following = now.micro_step + 1
-        return self._counter.end_micro_step(strategy, has_stepped, now, following, counts)
+        return self.micro_step(strategy, grads, weight, may_step=False)
 
     def apply(self, strategy: tf.distribute.Strategy) -> tf.Operation:
         now = self._counter.read()
@@ -391,14 +378,6 @@ class Cycle:
             and self.plan.nonfinite == "propagate"
         )
 
-    def planned_anew(self, plan: Plan) -> "Cycle":
-        """Return a cycle with another plan whose `accum_steps` can be changed; only before anything is built."""
-        return Cycle(plan, self.adapter, self.transform, self.dtype, is_settable=True)
-
-    def set_accum_steps(self, plan: Plan) -> None:
-        """Use `plan` from the next cycle on."""
-        self.counter.request(plan)
-
     # ------------------------------------------------------------------------------------------------------------
     # Calls of an interface, on each replica
 
@@ -428,24 +407,24 @@ class Cycle:
             )
         grads, weight, entries = self._enter(grads_and_vars, weight)
         before()
-        call = self._ops(entries, weight is not None, is_reduced)
+        call = CycleOps(self, entries, weight is not None, is_reduced)
         return self._across(call.micro_step, grads, weight)
 
     def accumulate(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None) -> tf.Operation:
         """Accumulate the gradients of one micro-batch as `micro_step` does, but never make the step. Returns an op."""
         grads, weight, entries = self._enter(grads_and_vars, weight)
-        return self._across(self._ops(entries, weight is not None).accumulate, grads, weight)
+        return self._across(CycleOps(self, entries, weight is not None).accumulate, grads, weight)
 
     def apply(self) -> tf.Operation:
         """Make the step from the accumulated gradients, if there are any, and clear them. Returns an op."""
-        call = self._ops(self._entries_between(), is_weighted=True)
+        call = CycleOps(self, self._entries_between(), is_weighted=True)
         if self.adapter.waits_for_others:
             return _replicas.across_replicas(call.apply)
         return self._across(call.apply)
 
     def zero(self) -> tf.Operation:
         """Discard the accumulated gradients. Returns an op."""
-        return self._across(self._ops(self._entries_between()).zero)
+        return self._across(CycleOps(self, self._entries_between()).zero)
 
     def accumulated(self) -> List[tf.Tensor]:
         """Return the sums so far, a list with one dense tensor for each variable; zeros between cycles."""
@@ -477,7 +456,7 @@ class Cycle:
             all are dense.
         """
         grads = [0.0] * len(variables) if grads is None else grads
-        is_tracing = _tf.graphs.is_tracing()
+        is_tracing = not tf.executing_eagerly()
         with tf.init_scope():
             if not self.is_built:
                 self._build_scalars()
@@ -587,7 +566,7 @@ class Cycle:
         self._variables.check(listed, lambda var: self.accumulator_of(var) is not None, self.is_in_cycle)
         self.adapter.check([var for grad, var in listed if grad is not None])
         self._build_here(variables, grads)
-        if _tf.graphs.is_tracing():
+        if not tf.executing_eagerly():
             self._variables.note_without_gradient([var for var in variables if self.accumulator_of(var) is None])
         grads = [grad for grad, var in listed if self.accumulator_of(var) is not None]
         weight = None if weight is None else tf.cast(weight, tf.float32)
@@ -602,11 +581,6 @@ class Cycle:
         """Whether a cycle has begun. Not for static graphs."""
         with tf.init_scope():
             return int(self.state.micro_step.numpy()) > 0
-
-    def _ops(self, entries: Sequence[Entry], is_weighted: bool = False, is_reduced: bool = False) -> CycleOps:
-        return CycleOps(
-            self.counter, self.adapter, entries, self.seen, self.listeners, self.transform, is_weighted, is_reduced
-        )
 
     def _across(self, function: Callable[..., tf.Operation], *args: PerReplica) -> tf.Operation:
         if self._lock is not None:

@@ -306,7 +306,8 @@ class WeightedSums:
             return true_after([accumulator.add_in_one_pass(grad, factor) for accumulator, grad in in_one])
 
         if in_one:
-            added.append(add() if weight is None else tf.cond(tf.not_equal(weight, 0.0), add, true, name="if_weighs"))
+            weighs = None if weight is None else tf.not_equal(weight, 0.0)
+            added.append(add() if weight is None else tf.cond(weighs, add, lambda: tf.constant(True), name="if_weighs"))
         return added
 
     def keep_running(
@@ -406,10 +407,6 @@ class WeightedSums:
         )
 
 
-def true() -> tf.Tensor:
-    return tf.constant(True)
-
-
 def is_first_micro_step(micro_step_index: tf.Tensor) -> tf.Tensor:
     with _tf.variables.on_host():
         return tf.equal(micro_step_index, 0)
@@ -478,7 +475,7 @@ class VariableList:
         received = f"Received: {names}, after {[var.name for var in self.current]}."
         if self._may_change and not is_in_cycle():
             return
-        if _tf.graphs.is_tracing():
+        if not tf.executing_eagerly():
             # an optimizer of a static graph has no `build`
             remedy = "" if _tf.graphs.in_static_graph() else ", or call `build(var_list)` when it changes"
             raise ValueError(

@@ -238,7 +238,8 @@ class Draws:
         size = tf.reduce_prod(shape)
         first = begin * (size // tf.maximum(count, 1))
         static = _static_shape(op)[1:]
-        if static and None not in static and not _product(static) % per_count:  # then every row begins with a count
+        numbers = tf.TensorShape(static).num_elements()  # of each row
+        if static and numbers is not None and not numbers % per_count:  # then every row begins with a count
             return _tf.random_ops.draw(
                 op.kind, op.shape, _tf.random_ops.advanced(source, first // per_count), *_numbers(op)
             )
@@ -360,10 +361,3 @@ def _static_shape(op: RandomOp) -> List[Optional[int]]:
 
 def _numbers(op: RandomOp) -> Any:
     return op.output.dtype, op.bounds
-
-
-def _product(lengths: Sequence[Any]) -> int:
-    product = 1
-    for length in lengths:
-        product *= length
-    return product

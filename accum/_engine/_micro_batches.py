@@ -133,10 +133,9 @@ def has_axis(leaf: Leaf) -> bool:
 
 def _length(leaf: Leaf) -> Size:
     """Return the length of the first axis: an int if it is known, otherwise an int32 scalar tensor."""
-    length = leaf.shape[0] if leaf.shape.rank else None
-    length = getattr(length, "value", length)  # a `Dimension` in a static graph of TF 1.15
+    length = leaf.shape.as_list()[0] if leaf.shape.rank else None
     if length is not None:
-        return int(length)
+        return length
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)
     return tf.cast(leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0], tf.int32)
@@ -358,7 +357,7 @@ class KeptTensors:
 
     Args:
       first: the tensor of the first micro-batch, or a `tf.TensorSpec` of it if it is in the loop.
-      others: `tf.TensorArray` of all, or if XLA compiles this, of all but the first.
+      others: `tf.TensorArray` of all, or if XLA compiles this, of all but the first; None if `first` is of all.
       joined: function that concatenates all of them along the first axis.
       compiled: whether XLA compiles this.
     """

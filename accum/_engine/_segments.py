@@ -23,7 +23,6 @@ where `mean` is a constant, because the derivative of the variance by it is 0. S
 their gradient.
 """
 
-import contextlib
 import copy
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -140,20 +139,11 @@ class Segments:
                 fetched = self.graph.run(phase, dict(zip(keys, values)))
                 return [fetched[key] for key in phase.fetches]
 
-            self._functions[id(phase)] = tf.function(function).get_concrete_function(*map(self.spec, keys)), phase
+            self._functions[id(phase)] = tf.function(function).get_concrete_function(*map(self.graph.spec, keys)), phase
         # Eagerly, no tape of the user's must record this, or it would keep all tensors of all micro-batches.
-        with tf.init_scope() if tf.executing_eagerly() else contextlib.ExitStack():
+        with tf.init_scope():
             fetched = self._functions[id(phase)][0](*[feeds[key] for key in keys])
         return dict(zip(phase.fetches, fetched if isinstance(fetched, (list, tuple)) else [fetched]))
-
-    def spec(self, key: Key) -> tf.TensorSpec:
-        """Return shape and dtype of a tensor of a micro-batch."""
-        return self.graph.spec(key)
-
-    def zeros(self, key: Key, is_sum: bool = True) -> tf.Tensor:
-        """Return zeros like a tensor whose shape is known; for a sum, in float32 at least."""
-        tensor = self.graph.trace.graph.get_tensor_by_name(key)
-        return tf.zeros(tensor.shape, _tf.variables.at_least_float32(tensor.dtype) if is_sum else tensor.dtype)
 
 
 def _bytes(graph: CutGraph, key: Key) -> int:
@@ -165,15 +155,9 @@ def _bytes(graph: CutGraph, key: Key) -> int:
     return size
 
 
-class _Stored(NamedTuple):
-    """A tensor of all micro-batches."""
-
-    kept: KeptTensors  # `KeptTensors`
-    is_whole: bool  # whether it was computed at once
-
-
-def _stored_whole(tensor: tf.Tensor) -> _Stored:
-    return _Stored(KeptTensors(tensor, None, lambda: tensor), True)
+def _stored_whole(tensor: tf.Tensor) -> KeptTensors:
+    """Return a tensor of all micro-batches that was computed at once: it has no `others`."""
+    return KeptTensors(tensor, None, lambda: tensor)
 
 
 class _Forward(NamedTuple):
@@ -200,7 +184,6 @@ class SegmentedFunction:
     Args:
       segments: `Segments`.
       micro_batches: `MicroBatches` of the batch.
-      flatten: function of a micro-batch that returns the list of its tensors, as they were traced.
       group_size: int, the number of replicas over whose examples statistics are computed together.
       weight: function that returns the scalar >= 0 by which this replica's gradients will be multiplied later, or None
         for 1; called when they are computed. See `_statistics.over_replicas`.
@@ -212,27 +195,27 @@ class SegmentedFunction:
         self,
         segments: Segments,
         micro_batches: MicroBatches,
-        flatten: Callable[[Nested], List[tf.Tensor]],
-        group_size: int = 1,
-        weight: Callable[[], Optional[Scalar]] = lambda: None,
-        draws: Any = None,
+        group_size: int,
+        weight: Callable[[], Optional[Scalar]],
+        draws: Any,
     ) -> None:
         self._draws = draws
         self._segments = segments
         self._cut = segments.graph
         self._trace = segments.graph.trace
         self._micro = micro_batches
-        self._flatten = flatten
         self._group_size = group_size
         self._weight = weight
-        self._stored: Dict[Key, _Stored] = {}
-        self._kept: Dict[Key, _Stored] = {}  # what `forward` leaves to each run of `backward`
+        self._stored: Dict[Key, KeptTensors] = {}
+        self._kept: Dict[Key, KeptTensors] = {}  # what `forward` leaves to each run of `backward`
         self._whole_values: Dict[Key, tf.Tensor] = {}  # what is the same for all micro-batches
         self._loss_grads: Dict[Optional[Key], Tuple[LossMark, tf.Tensor]] = {}
         cut = self._cut
         self._of_wholes = {key for phase in cut.wholes + cut.wholes_backward for key in phase.feeds}
         self._of_wholes.update(key for mark in self._trace.wholes for key in mark.inputs + mark.part_grads if key)
         self._wholes: List[Moments] = [Moments(None, None, None)] * len(self._trace.statistics)
+        pairs = zip(self._trace.grads, self._trace.shapes)
+        self._rows = {grad[0]: (grad[1], shape) for grad, shape in pairs if isinstance(grad, tuple)}
 
     def forward(self) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
         """Run the function. Returns (its outputs, the losses that were added)."""
@@ -245,9 +228,10 @@ class SegmentedFunction:
         fetched: Dict[Key, Any] = {}
         losses = {loss.value: loss for loss in trace.losses}
         for level, phase in enumerate(cut.forward):
-            for number, whole in enumerate(cut.wholes):
+            for mark, whole in zip(trace.wholes, cut.wholes):
                 if whole.level == level:
-                    self._run_whole(trace.wholes[number], whole)
+                    results, parts = self._run_whole(mark, whole), zip(mark.parts, mark.results)
+                    self._stored.update({key: _stored_whole(results[result]) for key, result in parts})
             if phase.fetches or phase.effects:
                 self._forward(level, phase, losses, fetched)
             for key in [key for key in self._stored if self._is_done(key, level)]:
@@ -312,8 +296,8 @@ class SegmentedFunction:
             return combined(value, lambda key: self._part_of(losses[key], value(key), index), value)
 
         zeros = self._zeros_like
-        results: _Forward = self._micro.run(micro_batch, lambda: combined(self._segments.spec, zeros, zeros))
-        self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(crossing, results.crossing)})
+        results: _Forward = self._micro.run(micro_batch, lambda: combined(self._cut.spec, zeros, zeros))
+        self._stored.update(zip(crossing, results.crossing))
         fetched.update(zip(outputs, results.outputs))
         fetched.update(zip(added, results.losses))
         for (number, mark), own in zip(ends, results.statistics):
@@ -330,29 +314,28 @@ class SegmentedFunction:
         tensor = self._trace.graph.get_tensor_by_name(key)
         kind = tensor.dtype, tuple(tensor.shape.as_list())
         if kind not in self._zeros:
-            self._zeros[kind] = self._segments.zeros(key)
+            self._zeros[kind] = tf.zeros(tensor.shape, _tf.variables.at_least_float32(tensor.dtype))
         return self._zeros[kind]
 
     def _reusable(self, keys: Sequence[Key], is_done: Callable[[Key], bool]) -> Dict[Key, KeptTensors]:
         """Return {key of a tensor that a loop makes: a tensor of the same shape that this loop reads last}."""
-        free = [stored.kept for key, stored in self._stored.items() if key not in self._of_wholes and is_done(key)]
+        free = [kept for key, kept in self._stored.items() if key not in self._of_wholes and is_done(key)]
         reusable = {}
         for key in keys:
-            match = next((kept for kept in free if kept.is_like(self._segments.spec(key))), None)
+            match = next((kept for kept in free if kept.is_like(self._cut.spec(key))), None)
             if match is not None:
                 reusable[key] = match
                 free.remove(match)
         return reusable
 
-    def _run_whole(self, mark: WholeMark, phase: Phase) -> None:
-        """Compute what is called with the whole batch."""
+    def _run_whole(self, mark: WholeMark, phase: Phase) -> Dict[Key, tf.Tensor]:
+        """Compute a phase of what is called with the whole batch."""
         for key, input_key in zip(mark.arguments, mark.inputs):
-            self._whole_values[key] = self._stored[input_key].kept.joined()
+            self._whole_values[key] = self._stored[input_key].joined()
         results = self._segments.run(phase, self._feeds(phase, WHOLE))
-        for key, result in zip(mark.parts, mark.results):
-            self._stored[key] = _stored_whole(results[result])
         for key in mark.arguments:
             del self._whole_values[key]
+        return results
 
     def _part_of(self, loss: LossMark, value: tf.Tensor, index: Index) -> tf.Tensor:
         """Return the part of a micro-batch in a loss of the batch."""
@@ -373,7 +356,7 @@ class SegmentedFunction:
                 feeds[key] = self._cast(key, self._at(self._stored[key], index))
             elif key in trace.inputs:
                 if leaves is None:
-                    leaves = self._flatten(self._micro.part(self._micro.batch, index))
+                    leaves = self._micro.batch.flatten(self._micro.part(self._micro.batch, index))
                 feeds[key] = leaves[trace.inputs.index(key)]
             elif key == trace.share:
                 feeds[key] = self._micro.share(index)
@@ -386,18 +369,19 @@ class SegmentedFunction:
                 share = tf.ones([], grad.dtype) if loss.is_sum else self._micro.share(index, grad.dtype)
                 feeds[key] = self._cast(key, grad * share)
             elif self._cut.is_cotangent(key):  # of what has no effect on the loss
-                feeds[key] = self._segments.zeros(key, False)
+                tensor = trace.graph.get_tensor_by_name(key)
+                feeds[key] = tf.zeros(tensor.shape, tensor.dtype)
         return feeds
 
     def _cast(self, key: Key, value: tf.Tensor) -> tf.Tensor:
-        return tf.cast(value, self._segments.spec(key).dtype)
+        return tf.cast(value, self._cut.spec(key).dtype)
 
-    def _at(self, stored: _Stored, index: Index) -> tf.Tensor:
+    def _at(self, kept: KeptTensors, index: Index) -> tf.Tensor:
         if index is WHOLE:
-            return stored.kept.joined()
-        if stored.is_whole:
-            return self._micro.part(Batch(stored.kept.first), index)
-        return stored.kept.first if index is FIRST else stored.kept.at(index)
+            return kept.joined()
+        if kept.others is None:
+            return self._micro.part(Batch(kept.first), index)
+        return kept.first if index is FIRST else kept.at(index)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -416,7 +400,7 @@ class SegmentedFunction:
         cut, trace = self._cut, self._trace
         self._zeros = {}
         output_grads = [(key, grad) for key, grad in zip(trace.cotangents, grads) if key is not None]
-        self._stored = {key: stored._replace(kept=copy.copy(stored.kept)) for key, stored in self._kept.items()}
+        self._stored = {key: copy.copy(kept) for key, kept in self._kept.items()}
         self._stored.update({key: _stored_whole(grad) for key, grad in output_grads})
         self._loss_grads = {loss.cotangent: (loss, grad) for loss, grad in zip(trace.losses, loss_grads)}
         totals: Dict[Key, Gradient] = {}
@@ -427,9 +411,9 @@ class SegmentedFunction:
             for level in reversed(range(begin, end)):
                 if self._segments.backward[level].fetches:
                     after = self._backward(level, totals, after)
-                for number, whole in enumerate(cut.wholes_backward):
+                for mark, whole in zip(trace.wholes, cut.wholes_backward):
                     if whole.level == level:
-                        self._backward_whole(trace.wholes[number], whole, totals)
+                        self._backward_whole(mark, whole, totals)
                 for key in [key for key in self._stored if self._is_done_backward(key, level)]:
                     del self._stored[key]
         return self._by_variables(totals)
@@ -449,14 +433,14 @@ class SegmentedFunction:
         def micro_batch(_: None, index: Index) -> List[Kept]:
             return combined(self._segments.run(phase, self._feeds(phase, index)).__getitem__)
 
-        kept = self._micro.run(micro_batch, lambda: combined(self._segments.spec), after)
-        self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(phase.fetches, kept)})
+        kept = self._micro.run(micro_batch, lambda: combined(self._cut.spec), after)
+        self._stored.update(zip(phase.fetches, kept))
 
     def _backward(self, level: int, totals: Dict[Key, Gradient], after: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """Compute a segment again with its gradient. Returns tensors that are there when it is done."""
         cut, trace = self._cut, self._trace
         phase = self._segments.backward[level]
-        rows = {grad[0]: (grad[1], shape) for grad, shape in zip(trace.grads, trace.shapes) if isinstance(grad, tuple)}
+        rows = self._rows
         part_grads = {key for mark in trace.wholes for key in mark.part_grads}
         sums = {key for mark in trace.statistics for key in mark.grads} | set(cut.summed)
         sums |= {grad for grad in trace.grads if isinstance(grad, str)}
@@ -476,10 +460,8 @@ class SegmentedFunction:
             value = self._segments.run(phase, self._feeds(phase, index)).__getitem__
             return combined(value, lambda key: _float32(value(key)))
 
-        results: _Backward = self._micro.run(
-            micro_batch, lambda: combined(self._segments.spec, self._zeros_like), after
-        )
-        self._stored.update({key: _Stored(tensors, False) for key, tensors in zip(late, results.late)})
+        results: _Backward = self._micro.run(micro_batch, lambda: combined(self._cut.spec, self._zeros_like), after)
+        self._stored.update(zip(late, results.late))
         totals.update(zip(summed, results.sums))
         totals.update(zip(own_rows, results.rows))
         for mark in trace.statistics:
@@ -491,27 +473,19 @@ class SegmentedFunction:
 
     def _backward_whole(self, mark: WholeMark, phase: Phase, totals: Dict[Key, Gradient]) -> None:
         """Differentiate what is called with the whole batch."""
-        for key, input_key in zip(mark.arguments, mark.inputs):
-            self._whole_values[key] = self._stored[input_key].kept.joined()
         for cotangent, grad in zip(mark.result_cotangents, mark.part_grads):
             if cotangent is not None and grad is not None:
-                self._whole_values[cotangent] = self._stored.pop(grad).kept.joined()
-        fetched = self._segments.run(phase, self._feeds(phase, WHOLE))
+                self._whole_values[cotangent] = self._stored.pop(grad).joined()
+        fetched = self._run_whole(mark, phase)
         for cotangent, grad in zip(mark.input_cotangents, mark.argument_grads):
             if cotangent is not None and grad is not None:
                 self._stored[cotangent] = _stored_whole(fetched[grad])
-        rows = {
-            grad[0]: (grad[1], shape)
-            for grad, shape in zip(self._trace.grads, self._trace.shapes)
-            if isinstance(grad, tuple)
-        }
         for key, value in fetched.items():
-            if key in rows:
-                totals[key] = tf.IndexedSlices(value, fetched[rows[key][0]], tf.constant(rows[key][1], tf.int64))
+            if key in self._rows:
+                indices, shape = self._rows[key]
+                totals[key] = tf.IndexedSlices(value, fetched[indices], tf.constant(shape, tf.int64))
             else:
                 totals[key] = _float32(value)
-        for key in mark.arguments:
-            del self._whole_values[key]
 
     def _by_variables(self, totals: Dict[Key, Gradient]) -> List[Optional[Gradient]]:
         cut = self._cut
@@ -522,7 +496,7 @@ class SegmentedFunction:
             elif key in self._loss_grads:
                 feeds[key] = self._loss_grads[key][1]
         for key in feeds:
-            feeds[key] = tf.cast(feeds[key], self._segments.spec(key).dtype)
+            feeds[key] = tf.cast(feeds[key], self._cut.spec(key).dtype)
         if cut.weights.fetches:
             fetched = self._segments.run(cut.weights, feeds)
             totals.update({key: _float32(value) for key, value in fetched.items()})
@@ -718,7 +692,7 @@ def whole_call(
     Returns:
       (outputs, losses). The gradient by `sources` flows through them.
     """
-    run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), batch.flatten, group_size, weight, draws)
+    run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), group_size, weight, draws)
     with _tf.graphs.control_flow_of_tf(2):  # whose loops free what they have kept as soon as nobody needs it
         outputs, losses = run.forward()
     outputs = [_with_examples(tensor, batch.count) for tensor in outputs]
@@ -754,8 +728,7 @@ def _require_examples(output: tf.Tensor) -> None:
 
 def _with_examples(tensor: tf.Tensor, count: Size) -> tf.Tensor:
     """Return an output, and raise, or let the graph raise, unless its first axis is the batch."""
-    static_size = tensor.shape[0] if tensor.shape.rank else None
-    static_size = getattr(static_size, "value", static_size)  # a `Dimension` in a static graph of TF 1.15
+    static_size = tensor.shape.as_list()[0] if tensor.shape.rank else None
     if tensor.shape.rank == 0 or (isinstance(count, int) and static_size not in (None, count)):
         raise ValueError(f"{NOT_BATCHED} Received: {tensor!r}.")
     if static_size is not None and isinstance(count, int):

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, U
 
 from accum import _tf
 from accum._engine import _replicas
-from accum._engine._gradients import GradientFunction, custom_gradient
+from accum._engine._gradients import DifferentiatedFunction, GradientFunction, custom_gradient
 from accum._engine._replicas import local_variable, true_after
 from accum._tf import Scalar, Wait, tf
 from accum._tf.tracking import CheckpointOnly
@@ -232,10 +232,7 @@ class Normalization(NamedTuple):
         gamma = tf.ones(self.shape, dtype) if gamma is None else gamma
         beta = tf.zeros(self.shape, dtype) if beta is None else beta
         mean, variance = tf.cast(mean, dtype), tf.cast(variance, dtype)
-        if self._is_image(values) and epsilon >= LEAST_EPSILON:
-            return self._normalized_image(values, mean, variance, gamma, beta, epsilon)
 
-        @custom_gradient
         def normalized(values: tf.Tensor, *features: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
             mean, variance, gamma, beta = features
             inverse = tf.math.rsqrt(variance + epsilon)
@@ -252,7 +249,8 @@ class Normalization(NamedTuple):
 
             return [outputs], grad
 
-        (outputs,) = normalized(values, mean, variance, gamma, beta)
+        rule = _image_rule(epsilon) if self._is_image(values) and epsilon >= LEAST_EPSILON else normalized
+        (outputs,) = custom_gradient(rule)(values, mean, variance, gamma, beta)
         outputs.set_shape(values.shape)
         return outputs
 
@@ -271,45 +269,6 @@ class Normalization(NamedTuple):
         mean, variance = (tf.where(count > 0.0, value, features[1]) for value in outputs[1:3])  # NaN without examples
         return Moments(count, mean, without_bessel(variance, count))
 
-    def _normalized_image(
-        self,
-        values: tf.Tensor,
-        mean: tf.Tensor,
-        variance: tf.Tensor,
-        gamma: tf.Tensor,
-        beta: tf.Tensor,
-        epsilon: float,
-    ) -> tf.Tensor:
-        """Return the same of images, by the operation that normalises by given statistics, in one pass."""
-        fixed = {"epsilon": epsilon, "data_format": "NHWC", "is_training": False}
-
-        @custom_gradient
-        def normalized(values: tf.Tensor, *features: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
-            mean, variance, gamma, beta = features
-            outputs = tf.raw_ops.FusedBatchNormV3(
-                x=values, scale=gamma, offset=beta, mean=mean, variance=variance, **fixed
-            )
-
-            def grad(upstream: tf.Tensor) -> Sequence[tf.Tensor]:
-                by_values, by_gamma, by_beta, _, _ = tf.raw_ops.FusedBatchNormGradV3(
-                    y_backprop=upstream,
-                    x=values,
-                    scale=gamma,
-                    reserve_space_1=mean,
-                    reserve_space_2=variance,
-                    reserve_space_3=outputs[5],
-                    **fixed,
-                )
-                inverse = tf.math.rsqrt(variance + epsilon)
-                slope = gamma * inverse
-                return by_values, -slope * by_beta, -0.5 * by_gamma * slope * inverse, by_gamma, by_beta
-
-            return [outputs[0]], grad
-
-        (outputs,) = normalized(values, mean, variance, gamma, beta)
-        outputs.set_shape(values.shape)
-        return outputs
-
     def summed(self, values: tf.Tensor) -> tf.Tensor:
         """Return the sum of the values of each feature."""
         total = tf.reduce_sum(values, self.axes, keepdims=len(self.shape) == self.rank)
@@ -321,6 +280,33 @@ class Normalization(NamedTuple):
         if len(self.shape) == self.rank or self.rank - 1 not in self.axes:  # of one feature axis, the last one
             return value
         return tf.reshape(value, [1 if axis in self.axes else -1 for axis in range(self.rank)])
+
+
+def _image_rule(epsilon: float) -> DifferentiatedFunction:
+    """Return the function that normalises images, by the operation for given statistics, in one pass."""
+    fixed = {"epsilon": epsilon, "data_format": "NHWC", "is_training": False}
+
+    def normalized(values: tf.Tensor, *features: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
+        mean, variance, gamma, beta = features
+        outputs = tf.raw_ops.FusedBatchNormV3(x=values, scale=gamma, offset=beta, mean=mean, variance=variance, **fixed)
+
+        def grad(upstream: tf.Tensor) -> Sequence[tf.Tensor]:
+            by_values, by_gamma, by_beta, _, _ = tf.raw_ops.FusedBatchNormGradV3(
+                y_backprop=upstream,
+                x=values,
+                scale=gamma,
+                reserve_space_1=mean,
+                reserve_space_2=variance,
+                reserve_space_3=outputs[5],
+                **fixed,
+            )
+            inverse = tf.math.rsqrt(variance + epsilon)
+            slope = gamma * inverse
+            return by_values, -slope * by_beta, -0.5 * by_gamma * slope * inverse, by_gamma, by_beta
+
+        return [outputs[0]], grad
+
+    return normalized
 
 
 def _line_of_image(values: tf.Tensor, middle: tf.Tensor, slope: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:

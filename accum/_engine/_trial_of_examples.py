@@ -43,10 +43,6 @@ class Outcome(NamedTuple):
     failure: Optional[str]
 
 
-class _CantTry(Exception):
-    """Something can't be made up."""
-
-
 def trial_of_examples(graph: CutGraph, are_means: bool = False) -> Outcome:
     """Compute a function on two examples together, and on each of them alone.
 
@@ -157,7 +153,7 @@ class _Trial:
                 is_other = np.arange(value[0].size).reshape(shape[1:]) % 3 == 2
                 value = value * np.stack([np.where(is_other, 2.0, 1.0), np.where(is_other, 1.0, 2.0)])
         else:
-            raise _CantTry(f"values of {spec.dtype.name} can't be made up")
+            raise ValueError(f"values of {spec.dtype.name} can't be made up")
         return np.asarray(value, spec.dtype.as_numpy_dtype)
 
     def _weights(self, key: Key, shape: Sequence[int], dtype: tf.DType) -> np.ndarray:
@@ -191,19 +187,16 @@ class _Trial:
         value = None if outside is None else tf.get_static_value(outside)
         if value is not None:
             return value
-        shape = self._tensor(key).shape
+        shape = self._trace.graph.get_tensor_by_name(key).shape
         if shape.rank is None or None in shape.as_list() or not (spec.dtype.is_floating or spec.dtype.is_complex):
-            raise _CantTry(f"{outside!r} is unknown when the graph is built")
+            raise ValueError(f"{outside!r} is unknown when the graph is built")
         return self._weights(key, shape.as_list(), spec.dtype)
-
-    def _tensor(self, key: Key) -> tf.Tensor:
-        return self._trace.graph.get_tensor_by_name(key)
 
     def _variable(self, handle: tf.Tensor) -> tf.TensorSpec:
         """Return the spec of a variable, given its handle outside of the graph."""
         spec = _tf.graph_parts.spec_of_variable(handle)
         if spec is None:
-            raise _CantTry(f"the shape of the variable of {handle!r} is unknown")
+            raise ValueError(f"the shape of the variable of {handle!r} is unknown")
         return spec
 
     def _made_up_variables(self) -> Dict[Key, tf.Variable]:
@@ -343,7 +336,7 @@ def _is_batched(spec: tf.TensorSpec) -> bool:
 
 def _made_up_shape(spec: tf.TensorSpec) -> List[int]:
     if spec.shape.rank is None:
-        raise _CantTry("an argument of unknown rank can't be made up")
+        raise ValueError("an argument of unknown rank can't be made up")
     shape = [UNKNOWN_LENGTH if length is None else length for length in spec.shape.as_list()]
     return [EXAMPLES] + shape[1:] if _is_batched(spec) else shape
 

@@ -44,14 +44,11 @@ def name_of(key: Key) -> str:
     return key.split(":")[0]
 
 
-def new_node(name: str, kind: str, inputs: Sequence[Key], **attributes: Any) -> Node:
-    """Return a `Node` for a graph: `attributes` are `tf.DType`s and constant tensors, given as arrays."""
+def new_node(name: str, kind: str, inputs: Sequence[Key], **dtypes: tf.DType) -> Node:
+    """Return a `Node` for a graph, with dtypes as its attributes."""
     proto = tf.compat.v1.NodeDef(name=name, op=kind)
-    for attribute, value in attributes.items():
-        if isinstance(value, tf.DType):
-            proto.attr[attribute].type = value.as_datatype_enum
-        else:
-            proto.attr[attribute].tensor.CopyFrom(tf.make_tensor_proto(value))
+    for attribute, dtype in dtypes.items():
+        proto.attr[attribute].type = dtype.as_datatype_enum
     return Node(name, kind, list(inputs), proto)
 
 
@@ -66,26 +63,27 @@ def placed(node: Node, inputs: Sequence[Key]) -> Any:
 
 
 def import_part(
-    graph_def: Any, protos: Sequence[Any], feeds: Dict[Key, tf.Tensor], fetches: Sequence[str], needs_library: bool
+    graph_def: Any, protos: Sequence[Any], feeds: Dict[Key, tf.Tensor], fetches: Sequence[str]
 ) -> List[Any]:
     """Add operations of another graph to the current one.
 
     Args:
       graph_def: the `GraphDef` from which they are.
       protos: list of `NodeDef`.
-      feeds: {key: tensor of the current graph that takes the place of that one}.
+      feeds: {key: tensor of the current graph that takes the place of that one}; they may take fewer.
       fetches: keys of tensors, or names of operations.
-      needs_library: whether they call functions.
 
     Returns:
       List of the tensors and operations in `fetches`.
     """
     part = tf.compat.v1.GraphDef()
     part.versions.CopyFrom(graph_def.versions)
-    if needs_library:
+    if any(functions_of(proto) for proto in protos):
         part.library.CopyFrom(graph_def.library)
     part.node.extend(protos)
-    return tf.graph_util.import_graph_def(part, input_map=feeds, return_elements=list(fetches), name="segment")
+    taken = {key for proto in protos for key in proto.input}
+    taken_feeds = {key: tensor for key, tensor in feeds.items() if key in taken}
+    return tf.graph_util.import_graph_def(part, input_map=taken_feeds, return_elements=list(fetches), name="segment")
 
 
 def plain_session() -> Any:

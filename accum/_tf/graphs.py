@@ -15,11 +15,6 @@ def in_static_graph() -> bool:
         return not tf.executing_eagerly()
 
 
-def is_tracing() -> bool:
-    """Whether a `tf.function` is being traced or a static graph built."""
-    return not tf.executing_eagerly()
-
-
 def is_ref_variable(var: Any) -> bool:
     """Whether this is a TF 1 ref variable, whose value is a mutable tensor in the graph. Dies with `tf.compat.v1`."""
     return isinstance(var, tf.Variable) and not hasattr(var, "handle")
@@ -293,16 +288,10 @@ def are_traces_of_one_function(path: Sequence[tf.Graph], other: Sequence[tf.Grap
     return bool(names[0]) and names[0] == names[1] and path[0] is not other[0]
 
 
-def waits_for(grad: Any) -> List[tf.Tensor]:
-    """Return what an op of the current graph can wait for until `grad` has been computed: a list of tensors."""
-    tensor = getattr(grad, "values", grad)
-    if tf.executing_eagerly() or not tf.is_tensor(tensor):
-        return []
-    if getattr(tensor, "graph", None) is not tf.compat.v1.get_default_graph():
-        tensor = tf.identity(tensor)  # TF 2.2 can't wait for a tensor of an outer graph; dies with 2.2
-    return [tensor]
-
-
 def waits_for_all(values: Sequence[Any]) -> List[tf.Tensor]:
-    """Return what an op of the current graph can wait for until all of `values` have been computed."""
-    return [wait for value in values for wait in waits_for(value)]
+    """Return what an op of the current graph can wait for until all of `values` have been computed: tensors."""
+    if tf.executing_eagerly():
+        return []
+    tensors = [tensor for tensor in (getattr(value, "values", value) for value in values) if tf.is_tensor(tensor)]
+    graph = tf.compat.v1.get_default_graph()  # TF 2.2 can't wait for a tensor of an outer graph; dies with 2.2
+    return [tensor if getattr(tensor, "graph", None) is graph else tf.identity(tensor) for tensor in tensors]

@@ -105,37 +105,33 @@ def apply(
 ) -> Any:
     """Make one step of the inner optimizer with fully reduced gradients, which it must not reduce again."""
     with unwatched():
-        return _apply_inner(optimizer, grads_and_vars, replicas, global_step, name)
-
-
-def _apply_inner(
-    optimizer: Any, grads_and_vars: GradsAndVars, replicas: int, global_step: Optional[tf.Variable], name: Optional[str]
-) -> Any:
-    if is_graph_optimizer(optimizer):
-        # v1 always sums over replicas: each replica passes its share of the gradient. Dies with the v1 optimizers.
-        if replicas > 1:
-            grads_and_vars = [(scale_gradient(grad, 1.0 / replicas), var) for grad, var in grads_and_vars]
-        return optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
-    grads_and_vars = _clipped_as_in_fit(optimizer, grads_and_vars)
-    if IS_KERAS_3:
-        if hasattr(optimizer, "optimizers"):  # a MultiOptimizer expects all of its variables
-            passed = {key_of(var) for _, var in grads_and_vars}
-            missing = [var for var in optimizer._trainable_variables if key_of(var) not in passed]
-            grads_and_vars = list(grads_and_vars) + [(None, var) for var in missing]
-        with _without_reduction(optimizer, replicas):
+        if is_graph_optimizer(optimizer):
+            # v1 always sums over replicas: each replica passes its share of the gradient. Dies with the v1 optimizers.
+            if replicas > 1:
+                grads_and_vars = [(scale_gradient(grad, 1.0 / replicas), var) for grad, var in grads_and_vars]
+            return optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+        grads_and_vars = _clipped_as_in_fit(optimizer, grads_and_vars)
+        if IS_KERAS_3:
+            if hasattr(optimizer, "optimizers"):  # a MultiOptimizer expects all of its variables
+                passed = {key_of(var) for _, var in grads_and_vars}
+                missing = [var for var in optimizer._trainable_variables if key_of(var) not in passed]
+                grads_and_vars = list(grads_and_vars) + [(None, var) for var in missing]
+            # Without summing over replicas after clipping; there is no public switch for that.
+            parts = _parts(optimizer) if replicas > 1 else []
+            with _reductions_replaced(parts, "_all_reduce_sum_gradients"):
+                done = optimizer.apply_gradients(grads_and_vars)
+        elif replicas == 1 or VERSION < (2, 2):
+            if replicas > 1:  # in TF 1.15 they always reduce, like v1 optimizers; dies with 1.15
+                grads_and_vars = [(scale_gradient(grad, 1.0 / replicas), var) for grad, var in grads_and_vars]
             done = optimizer.apply_gradients(grads_and_vars)
-    elif replicas == 1 or VERSION < (2, 2):
-        if replicas > 1:  # in TF 1.15 they always reduce, like v1 optimizers; dies with 1.15
-            grads_and_vars = [(scale_gradient(grad, 1.0 / replicas), var) for grad, var in grads_and_vars]
-        done = optimizer.apply_gradients(grads_and_vars)
-    elif is_new_optimizer(optimizer):
-        done = optimizer.apply_gradients(grads_and_vars, skip_gradients_aggregation=True)
-    else:
-        done = optimizer.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False)
-    if global_step is not None:
-        with tf.control_dependencies([done]):
-            done = global_step.assign_add(tf.ones([], global_step.dtype.base_dtype))
-    return done
+        elif is_new_optimizer(optimizer):
+            done = optimizer.apply_gradients(grads_and_vars, skip_gradients_aggregation=True)
+        else:
+            done = optimizer.apply_gradients(grads_and_vars, experimental_aggregate_gradients=False)
+        if global_step is not None:
+            with tf.control_dependencies([done]):
+                done = global_step.assign_add(tf.ones([], global_step.dtype.base_dtype))
+        return done
 
 
 def takes_some_variables(optimizer: Any) -> bool:
@@ -150,13 +146,6 @@ def takes_some_variables(optimizer: Any) -> bool:
 def awaited(done: Any) -> Any:
     """Return what to wait for after `apply`: nothing in Keras 3, where traces order ops automatically."""
     return None if IS_KERAS_3 else done
-
-
-@contextlib.contextmanager
-def _without_reduction(optimizer: Any, replicas: int) -> Iterator[None]:
-    """Keep a Keras 3 optimizer from summing over replicas after clipping; there is no public switch for that."""
-    with _reductions_replaced(_parts(optimizer) if replicas > 1 else [], "_all_reduce_sum_gradients"):
-        yield
 
 
 def without_sum_of_one(optimizer: Any) -> Any:

@@ -118,12 +118,11 @@ def may_change(ops: Iterable[tf.Operation], var: Any) -> bool:
 
     Dies with `tf.compat.v1`.
     """
-    outer = {id(inside): outside for outside, inside in _captured(tf.compat.v1.get_default_graph())}
+    outside = outermost()
     owner = var.handle if hasattr(var, "handle") else var
 
     def is_var(tensor: tf.Tensor) -> bool:
-        tensor = entered(tensor)
-        return outer.get(id(tensor), tensor).op is owner.op
+        return outside(entered(tensor)).op is owner.op
 
     calls = ("If", "While", "Case") + _CALLS
     return any((changes_variable(op) or op.type.startswith(calls)) and any(map(is_var, op.inputs)) for op in ops)

@@ -51,10 +51,6 @@ def is_graph_optimizer(optimizer: Any) -> bool:
     return isinstance(optimizer, GraphOptimizer)
 
 
-def is_sync_replicas_optimizer(optimizer: Any) -> bool:
-    return isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer)
-
-
 def _loss_scale_classes() -> Tuple[type, ...]:
     classes = []
     if HAS_KERAS_API:
@@ -85,15 +81,6 @@ def without_loss_scale(optimizer: Any) -> Any:
     if hasattr(optimizer, "inner_optimizer"):
         return optimizer.inner_optimizer
     return optimizer._optimizer  # 2.2 and 2.3 have no public name for it; dies with 2.3
-
-
-def get(identifier: Any) -> Any:
-    """Return a Keras optimizer for an instance, a name or a config; raises the errors of Keras."""
-    return tf.keras.optimizers.get(identifier)
-
-
-def serialize(optimizer: Any) -> Dict[str, Any]:
-    return tf.keras.optimizers.serialize(optimizer)
 
 
 def deserialize(config: Any, custom_objects: Optional[Dict[str, Any]] = None) -> Any:

@@ -1,6 +1,7 @@
 """The objects that a Keras train, test or predict step reads and calls, so that it can run on one micro-batch."""
 
 import contextlib
+import functools
 import importlib
 from typing import Any, Callable, Iterator, List
 
@@ -118,6 +119,7 @@ def intercepting_loss_scale(optimizer: Any, take: Callable[[List[Any], Callable[
     return own_methods(optimizer, apply_gradients=apply_gradients)
 
 
+@functools.lru_cache(maxsize=None)
 def metrics_apply_masks() -> bool:
     """Whether metrics leave out what the mask of an output leaves out, when no weights are passed.
 
@@ -125,16 +127,11 @@ def metrics_apply_masks() -> bool:
     """
     if not IS_KERAS_3:
         return False
-    if not _APPLIES_MASKS:
-        with tf.init_scope():
-            metric, outputs = tf.keras.metrics.MeanAbsoluteError(), tf.constant([[[1.0], [3.0]]])
-            outputs._keras_mask = tf.constant([[True, False]])
-            metric.update_state(tf.zeros([1, 2, 1]), outputs)
-            _APPLIES_MASKS.append(float(metric.result()) < 1.5)
-    return _APPLIES_MASKS[0]
-
-
-_APPLIES_MASKS: List[bool] = []
+    with tf.init_scope():
+        metric, outputs = tf.keras.metrics.MeanAbsoluteError(), tf.constant([[[1.0], [3.0]]])
+        outputs._keras_mask = tf.constant([[True, False]])
+        metric.update_state(tf.zeros([1, 2, 1]), outputs)
+        return float(metric.result()) < 1.5
 
 
 def averages_time_first(metric: Any) -> bool:
@@ -195,6 +192,7 @@ def must_not_be_in_loop(model: tf.keras.Model) -> bool:
     return not IS_KERAS_3 and any(getattr(layer, "activity_regularizer", None) for layer in layers_of(model))
 
 
+@functools.lru_cache(maxsize=None)
 def sums_activities() -> bool:
     """Whether the installed Keras adds up activity regularization over examples, as Keras 3 does before 3.13.
 
@@ -202,17 +200,13 @@ def sums_activities() -> bool:
     """
     if not IS_KERAS_3:
         return False
-    if not _SUMS_ACTIVITIES:
-        with tf.init_scope():
-            layer = tf.keras.layers.Activation(
-                "linear", activity_regularizer=tf.reduce_sum, dtype="float32", name="accum_probe"
-            )
-            layer(tf.ones([2, 1]))
-            _SUMS_ACTIVITIES.append(float(layer.losses[0]) > 1.5)
-    return _SUMS_ACTIVITIES[0]
+    with tf.init_scope():
+        layer = tf.keras.layers.Activation(
+            "linear", activity_regularizer=tf.reduce_sum, dtype="float32", name="accum_probe"
+        )
+        layer(tf.ones([2, 1]))
+        return float(layer.losses[0]) > 1.5
 
-
-_SUMS_ACTIVITIES: List[bool] = []
 
 LOGS_COUNT_EXAMPLES = IS_KERAS_3
 """Whether the log of the loss weights a replica by the examples in its inputs; in Keras 2, by those in its outputs."""

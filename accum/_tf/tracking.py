@@ -5,11 +5,19 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 from accum._tf.version import IS_KERAS_3, VERSION, tf
 
 
-def _forwarded(name: str, attribute: Any) -> Any:
-    """Make an attribute that forwards to `self._inner`."""
+def forwarded(name: str) -> Any:
+    """Make a method that forwards to that of `self._inner`."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    return forward
+
+
+def _forwarded_attribute(name: str, attribute: Any) -> Any:
     if isinstance(attribute, property):
         return property(lambda self: getattr(self._inner, name), lambda self, value: setattr(self._inner, name, value))
-    return lambda self, *args, **kwargs: getattr(self._inner, name)(*args, **kwargs)
+    return forwarded(name)
 
 
 def _tracking_attributes() -> Dict[str, Any]:
@@ -18,7 +26,7 @@ def _tracking_attributes() -> Dict[str, Any]:
     # From 2.9 on, TensorFlow assumes that a class that defines the last two holds tensors itself.
     kept = "__", "_tf_api", "_serialize_to_tensors", "_restore_from_tensors"
     names = [name for name in vars(trackable) if name.startswith("_") and not name.startswith(kept)]
-    return {name: _forwarded(name, vars(trackable)[name]) for name in names}
+    return {name: _forwarded_attribute(name, vars(trackable)[name]) for name in names}
 
 
 TrackedAsInner: Any = type("TrackedAsInner", (), _tracking_attributes())

@@ -9,7 +9,7 @@ from accum import _tf
 from accum._tf import tf
 from accum.convert._report import ConversionError
 from accum.convert._rules import RULES, Convention
-from accum.convert._state import Norm, RunState
+from accum.convert._state import RunState
 from accum.convert._supported import require_eager, rule_of, unwrapped, weights_of
 
 if _tf.version.HAS_KERAS_API:
@@ -175,7 +175,7 @@ class KerasRun:
                 state.sums[index] = accumulator.total.numpy()
 
     def _read_moments(self, state):
-        for index, (variance, layer) in self.norms.items():
+        for index, (_, layer) in self.norms.items():
             statistics = layer.accum_statistics
             if not self.follows and not statistics.is_passthrough and statistics.calls_made() != state.micro_step:
                 raise ConversionError(
@@ -190,7 +190,7 @@ class KerasRun:
                     "Convert between two cycles."
                 )
             if state.micro_step and begun and begun[0][0] > 0.0:
-                state.moments[index] = Norm(variance, begun[0])
+                state.moments[index] = begun[0]
 
     def _slot(self, index, role):
         return _tf.optimizer_state.slot_variable(self.inner, self.variables[index], role)
@@ -248,7 +248,7 @@ class KerasRun:
         for index, (_, layer) in self.norms.items():
             layer.reset()
             if index in state.moments:
-                layer.accum_statistics.resume(state.moments[index].moments, state.micro_step, self.follows)
+                layer.accum_statistics.resume(state.moments[index], state.micro_step, self.follows)
 
     def _set_cycle(self, state):
         cycle = self.wrapper._internals.cycle

@@ -8,7 +8,7 @@ from accum.convert import _rules
 from accum.convert._report import ConversionError
 from accum.convert._rules import RULES
 from accum.convert._shapes import arranged
-from accum.convert._state import Norm, RunState
+from accum.convert._state import RunState
 from accum.convert._v1 import AVERAGE
 
 
@@ -191,7 +191,7 @@ class Reading:
                     )
             elif is_taken:
                 moments = [self._file.value(self._layout.take(name)) for name in names]
-                state.moments[index] = Norm(variance, moments)
+                state.moments[index] = moments
                 for name, part, value in zip(names, ("count", "mean", "variance"), moments):
                     self._report.add(name, f"{layer.name} {part} so far", value)
         if not made:

@@ -1,14 +1,5 @@
 """The neutral description of a run, which both sides read and write."""
 
-from typing import Any, NamedTuple
-
-
-class Norm(NamedTuple):
-    """The index of the moving variance, and the moments (count, mean, variance divided by count) so far."""
-
-    variance_index: int
-    moments: Any
-
 
 class RunState:
     """The state of a run between two micro steps. The values of a variable have its index in the model as their key.
@@ -20,7 +11,8 @@ class RunState:
       sparse: {index: bool}, whether a variable's gradients are sparse, if known.
       sums: {index: array}, the accumulated gradients of the unfinished cycle; empty between cycles.
       rows: {index: bool array [rows]}, which rows of a sparse variable's sum were touched.
-      moments: {index of a moving mean: `Norm`}, statistics of batch normalisation in the unfinished cycle.
+      moments: {index of a moving mean: [count, mean, variance divided by count]}, statistics of batch normalisation in
+        the unfinished cycle.
       iterations: int, number of steps made.
       micro_step: int, micro steps of the unfinished cycle.
       weight_sum: float, the sum of the weights of its micro-batches.

@@ -216,16 +216,16 @@ class Writing:
             return
         names = [beside(at[index], "accum_count"), beside(at[index], "accum"), beside(at[variance], "accum")]
         mean = self._state.weights[index]
-        norm = self._state.moments.get(index)
-        moments = [np.zeros([], mean.dtype), np.zeros_like(mean), np.zeros_like(mean)] if norm is None else norm.moments
+        so_far = self._state.moments.get(index)
+        moments = so_far or [np.zeros([], mean.dtype), np.zeros_like(mean), np.zeros_like(mean)]
         is_known = isinstance(self._layout, KnownLayout)
-        is_lacking = norm is None and self._state.micro_step > 0
+        is_lacking = so_far is None and self._state.micro_step > 0
         if is_lacking and is_known and None not in names:
             self._report.problems.append(f"{layer.name} does not accumulate statistics over a cycle, but `like` does.")
         if None not in names and (is_known or not is_lacking):
             for name, part, value in zip(names, ("count", "mean", "variance"), moments):
                 self._put(f"{layer.name} {part} so far", name, value)
-        elif norm is not None:
+        elif so_far is not None:
             self._report.problems.append(f"`like` has no place for the statistics that {layer.name} has accumulated.")
 
     def rows_there(self):

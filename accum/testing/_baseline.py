@@ -41,6 +41,6 @@ def sum_duplicate_rows(gradients: Sequence[Any]) -> List[Any]:
       >>> grads = accum.testing.sum_duplicate_rows(tf.gradients(loss, variables))
       >>> grads, _ = tf.clip_by_global_norm(grads, 1.0)
     """
-    from accum.testing import _rows  # needs TensorFlow
+    from accum._engine._gradients import with_each_row_once  # needs TensorFlow
 
-    return _rows.sum_duplicate_rows(gradients)
+    return with_each_row_once(gradients)

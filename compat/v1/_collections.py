@@ -38,7 +38,7 @@ def depends_on(value: Any, sources: Iterable[Any]) -> bool:
     if not isinstance(value, (tf.Tensor, tf.Operation)):
         return False
     source_ids = {id(source) for source in sources}
-    return any(id(op) in source_ids for op in _tf.op_walks.ancestors([_op_of(value)]))
+    return any(id(op) in source_ids for op in _tf.op_walks.ancestors([op_of(value)]))
 
 
 def is_in_loop(value: Any) -> bool:
@@ -49,8 +49,9 @@ def is_in_loop(value: Any) -> bool:
 def ops_of(structure: Any) -> List[tf.Operation]:
     """Return the ops that compute the tensors in a nested structure."""
     flat = tf.nest.flatten(structure, expand_composites=True)
-    return [_op_of(value) for value in flat if isinstance(value, (tf.Tensor, tf.Operation))]
+    return [op_of(value) for value in flat if isinstance(value, (tf.Tensor, tf.Operation))]
 
 
-def _op_of(value: Any) -> tf.Operation:
+def op_of(value: Any) -> tf.Operation:
+    """Return the op that computes a tensor, or an op itself."""
     return value if isinstance(value, tf.Operation) else value.op

@@ -124,7 +124,7 @@ class GraphAdapter(OptimizerAdapter):
 
     @property
     def waits_for_others(self) -> bool:  # type: ignore[override]
-        return _tf.optimizers.is_sync_replicas_optimizer(self._wrapper.optimizer)
+        return isinstance(self._wrapper.optimizer, tf.compat.v1.train.SyncReplicasOptimizer)
 
     @property
     def reduces(self) -> bool:  # type: ignore[override]

@@ -1,14 +1,13 @@
 """`AccumOptimizer`: accumulate, apply and zero as ops of a static graph, or combined in one conditional op."""
 
 import contextlib
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _check, _tf
 from accum._engine._cycle import Cycle, check_options
 from accum._tf import Gradient, GradsAndVars, Scalar, Transform, tf
 from accum._tf.types import AccumSteps, Nonfinite, Reduction, Sparse
 from accum.compat.v1 import _checks, _several_losses
-from accum.compat.v1._accum_ops import AccumOps
 from accum.compat.v1._batch_norm import take_over
 from accum.compat.v1._carried_state import warn_of_carried_state
 from accum.compat.v1._cycle_mean import CycleMean
@@ -16,6 +15,23 @@ from accum.compat.v1._engine_adapter import GraphAdapter
 from accum.compat.v1._every_run import EveryRun
 from accum.compat.v1._loss_counts import warn_of_counts
 from accum.compat.v1._several_losses import SeveralLosses
+
+
+class AccumOps(NamedTuple):
+    """The ops of a cycle, for users who run them in their own loop.
+
+    Attributes:
+      accumulate: op that accumulates the gradients of one micro-batch, without making a step.
+      apply: op that makes the step from any number of accumulated micro-batches and clears the accumulators. If
+        nothing has been accumulated, it changes nothing.
+      zero: op that discards the accumulated gradients.
+      micro_step: int64 scalar tensor, the number of micro steps in the current cycle so far.
+    """
+
+    accumulate: tf.Operation
+    apply: tf.Operation
+    zero: tf.Operation
+    micro_step: tf.Tensor
 
 
 class AccumOptimizer(tf.compat.v1.train.Optimizer):

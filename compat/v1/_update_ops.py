@@ -9,6 +9,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from accum import _tf
 from accum._tf import tf
+from accum.compat.v1._collections import op_of
 
 ASSIGN_SUBS = ("AssignSub", "AssignSubVariableOp")
 CONDITIONALS = ("If", "StatelessIf")  # of TF 2
@@ -78,7 +79,7 @@ def averages_of_layers(graph: tf.Graph, update_ops: Sequence[Any] = ()) -> List[
 
 def averages_elsewhere(ops: Sequence[tf.Operation], update_ops: Sequence[Any]) -> List[Average]:
     """Return the averages of batch normalisation that `ops` update, but for those that `update_ops` update."""
-    read_assigns = [_find_assign(_op_of(update_op)) for update_op in update_ops]
+    read_assigns = [_find_assign(op_of(update_op)) for update_op in update_ops]
     others = [op for op in ops if op.type in ASSIGN_SUBS and not any(op is assign for assign in read_assigns)]
     averages = [_read_average(op) for op in others]
     return [average for average in averages if average is not None]
@@ -140,13 +141,16 @@ def still(averages: Sequence[Tuple[Average, Average]]) -> None:
             _tf.graphs.hold_lock(average.assign)
 
 
-def _op_of(update_op: Any) -> tf.Operation:
-    return update_op if isinstance(update_op, tf.Operation) else update_op.op
+def taken_over(update_ops: Sequence[Any]) -> List[Tuple[Average, Average]]:
+    """Read the averages that ops update, and still the ops: a function may run them itself, for one micro-batch."""
+    averages = read_averages(update_ops, "Create them outside of `function`, or without UPDATE_OPS.")
+    still(averages)
+    return averages
 
 
 def _read_average(update_op: Any) -> Optional[Average]:
     """Read the `Average` that an update op updates, or None."""
-    assign = _find_assign(_op_of(update_op))
+    assign = _find_assign(op_of(update_op))
     delta = None if assign is None else _factors(assign.inputs[1], _tf.op_walks.entered(assign.inputs[0]).op)
     if assign is None or delta is None:
         return None

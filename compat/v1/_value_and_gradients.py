@@ -18,7 +18,7 @@ from accum.compat.v1._collections import Additions, depends_on, is_in_loop, ops_
 from accum.compat.v1._first_call import FirstCall
 from accum.compat.v1._loss_counts import warn_of_split_counts
 from accum.compat.v1._moving_statistics import MovesInTurn, moments_of
-from accum.compat.v1._update_ops import Average, read_averages, require_none_in_place, still
+from accum.compat.v1._update_ops import Average, require_none_in_place, taken_over
 from accum.compat.v1._whole_batch import whole_value
 
 KEYS = tf.compat.v1.GraphKeys
@@ -178,7 +178,7 @@ class _Calls:
         loss = compute()
         created, update_ops = self._graph.get_operations()[count:], additions.of(KEYS.UPDATE_OPS)
         require_none_in_place(created, update_ops)
-        self.averages = _taken_over(update_ops)
+        self.averages = taken_over(update_ops)
         warn_of_repeated_changes(loss, created)
         if self._is_by_examples and tf.is_tensor(loss):
             warn_of_split_counts(loss)
@@ -191,7 +191,7 @@ class _Calls:
         """Call the function in the body of the loop, where it finds the variables and names of the first call."""
         with self._first_call.again():
             loss = compute()
-        averages = _taken_over(additions.of(KEYS.UPDATE_OPS))
+        averages = taken_over(additions.of(KEYS.UPDATE_OPS))
         if [id(mean.var) for mean, _ in averages] != [id(mean.var) for mean, _ in self.averages]:
             raise ValueError("A micro-batch updates other averages of batch normalisation than the one before it.")
         self._require_losses_once(loss, additions, sources)
@@ -208,12 +208,3 @@ class _Calls:
                 "would count them twice: add them before, outside of `function`, or pass `regularizer=` where the "
                 f"variable is created. Received: {[one.name for one in added]}."
             )
-
-
-def _taken_over(update_ops: Sequence[Any]) -> List[Tuple[Average, Average]]:
-    """Read the averages that ops update, and still the ops: `function` may run them itself, for one micro-batch."""
-    if not update_ops:
-        return []
-    averages = read_averages(update_ops, "Create them outside of `function`, or without UPDATE_OPS.")
-    still(averages)
-    return averages

@@ -20,7 +20,7 @@ from accum._engine._value_and_gradients import Task, WholeBatchFunction
 from accum._tf import tf
 from accum.compat.v1._collections import Additions, depends_on, ops_of
 from accum.compat.v1._moving_statistics import MovesInTurn
-from accum.compat.v1._update_ops import Average, read_averages, require_none_in_place, still
+from accum.compat.v1._update_ops import Average, require_none_in_place, taken_over
 
 KEYS = tf.compat.v1.GraphKeys
 CONTROL_FLOW = {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit", "NextIteration"}
@@ -133,12 +133,9 @@ class _StaticCall:
         """Treat what the function has added to collections as if it came from the whole batch."""
         update_ops = additions.of(KEYS.UPDATE_OPS)
         require_none_in_place(ops, update_ops)
-        if update_ops:
-            averages = read_averages(update_ops, "Create them outside of `function`, or without UPDATE_OPS.")
-            still(averages)
-            for mean, variance in averages:
-                self._averages.setdefault(mean.inputs.name, []).append((mean, variance))
-                self._stilled.update((mean.assign, variance.assign))
+        for mean, variance in taken_over(update_ops):
+            self._averages.setdefault(mean.inputs.name, []).append((mean, variance))
+            self._stilled.update((mean.assign, variance.assign))
         activities = [one for one in additions.of(KEYS.REGULARIZATION_LOSSES) if depends_on(one, sources)]
         lost = additions.of(KEYS.LOSSES) + activities
         if lost and self._task.loss is not None:
@@ -197,13 +194,8 @@ class _StaticCall:
         for op in part.ops:
             keys = [tensor.name for tensor in op.inputs]
             protos.append(_tf.graph_parts.placed(_tf.graph_parts.Node(op.name, op.type, keys, op.node_def), keys))
-        used = {key for proto in protos for key in proto.input}
-        used_feeds = {key: tensor for key, tensor in feeds.items() if key in used}
         wanted = [tensor.name for tensor in outputs if tensor.name not in feeds]
-        needs_library = any(_tf.graph_parts.functions_of(proto) for proto in protos)
-        imported = dict(
-            zip(wanted, _tf.graph_parts.import_part(part.graph_def, protos, used_feeds, wanted, needs_library))
-        )
+        imported = dict(zip(wanted, _tf.graph_parts.import_part(part.graph_def, protos, feeds, wanted)))
         for tensor in outputs:
             if tensor.name in imported:
                 imported[tensor.name].set_shape(tensor.shape)  # which layers may have set themselves

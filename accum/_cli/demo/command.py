@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from accum._cli import plot_file, requirements
+from accum._cli.argument_types import at_least_one
 from accum._cli.demo import plot, report
 from accum._cli.demo.settings import APIS, MICRO_BATCHES, WHOLE_BATCH, Settings
 from accum._migrate import pipes
@@ -31,27 +32,24 @@ def add_parser(commands):
         help="accumulate through accum.compat.v1, GradientAccumulateOptimizer or GradientAccumulateModel (v1 on "
         "TensorFlow 1.15)",
     )
-    add("--accum-steps", type=_positive, metavar="K", help=f"with --api: micro-batches per update (default: {STEPS})")
-    add("--micro-batch-size", type=_positive, metavar="M", help=f"examples computed at once (default: {MICRO_BATCH})")
+    add(
+        "--accum-steps", type=at_least_one, metavar="K", help=f"with --api: micro-batches per update (default: {STEPS})"
+    )
+    add(
+        "--micro-batch-size", type=at_least_one, metavar="M", help=f"examples computed at once (default: {MICRO_BATCH})"
+    )
     add(
         "--whole-batch",
         choices=WHOLE_BATCH,
         help="what sees the whole batch although it is computed in micro-batches (default: all); none: only two runs",
     )
-    add("--batch-size", type=_positive, metavar="N", help="examples per update (default: 256)")
-    add("--epochs", type=_positive, metavar="E", help="passes over the images (default: 2; 20 with --api)")
+    add("--batch-size", type=at_least_one, metavar="N", help="examples per update (default: 256)")
+    add("--epochs", type=at_least_one, metavar="E", help="passes over the images (default: 2; 20 with --api)")
     add("--seed", type=_seed, default=0, metavar="S", help="seed for weights and data (default: %(default)s)")
     add("--plot", metavar="FILE.png", help=f"file for the loss curves; needs matplotlib (default: {DEFAULT_PLOT})")
     parser.set_defaults(
         perform=lambda arguments: _perform(parser, arguments), check=lambda arguments: _check(parser, arguments)
     )
-
-
-def _positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be an int >= 1. Received: {text}")
-    return value
 
 
 def _seed(text):
@@ -61,7 +59,7 @@ def _seed(text):
     return value
 
 
-_positive.__name__ = _seed.__name__ = "int"  # argparse says "invalid int value" by it
+_seed.__name__ = "int"  # argparse says "invalid int value" by it
 
 
 def _check(parser, arguments):

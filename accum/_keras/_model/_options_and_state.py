@@ -65,6 +65,7 @@ class SizeInUse:
       requested, tokens: the same.
       fixed: the size if it is an int, else None.
       memory_limit: the same.
+      limit: under "auto", the largest size that has not run out of memory; `WHOLE_BATCH` as long as whole batches fit.
       measured: the number of examples in the largest batch for which memory was measured under "auto", or 0.
     """
 
@@ -76,7 +77,7 @@ class SizeInUse:
         self.memory_limit = memory_limit
         self.measured = 0
         self.fixed: Optional[int] = None if self.is_auto else self.requested
-        self._limit = WHOLE_BATCH  # under "auto", the largest size that has not run out of memory
+        self.limit = WHOLE_BATCH
 
     @property
     def splits(self) -> bool:
@@ -88,14 +89,9 @@ class SizeInUse:
         return isinstance(self.requested, str)
 
     @property
-    def limit(self) -> int:
-        """The size under "auto", `WHOLE_BATCH` as long as whole batches fit."""
-        return self._limit
-
-    @property
     def in_use(self) -> Union[int, str, None]:
         """What a user sees: the requested or reduced size, "auto" as long as whole batches fit, or None."""
-        return self.requested if self._limit == WHOLE_BATCH else self._limit
+        return self.requested if self.limit == WHOLE_BATCH else self.limit
 
     def is_to_be_measured(self, count: int, is_alone: bool) -> bool:
         """Whether memory is to be measured before a batch is computed.
@@ -105,7 +101,7 @@ class SizeInUse:
           is_alone: whether there is no other worker. Several measure before the first batch only: later, `count` may
             exceed what was measured on one of them, which would wait for the others forever.
         """
-        return self._limit == WHOLE_BATCH and (count > self.measured if is_alone else self.measured == 0)
+        return self.limit == WHOLE_BATCH and (count > self.measured if is_alone else self.measured == 0)
 
     def choose(self, size: int, described: str) -> None:
         """Use a size that was chosen by measuring, and tell the user.
@@ -114,7 +110,7 @@ class SizeInUse:
           size: the number of examples, less than in the batch.
           described: what was measured.
         """
-        self._limit = size
+        self.limit = size
         _check.warn(f"`micro_batch_size` is {size} from now on: {described}.")
 
     def halve(self, count: int, error: Optional[BaseException]) -> None:
@@ -127,17 +123,17 @@ class SizeInUse:
         Raises:
           RuntimeError: not even one example fits.
         """
-        tried = min(self._limit, count)
+        tried = min(self.limit, count)
         if tried <= 1:
             raise RuntimeError(
                 "Memory ran out with one example at a time: `micro_batch_size` can't be reduced further. Use smaller "
                 "examples or a smaller model, or recompute activations with `tf.recompute_grad`."
             ) from error
-        self._limit = tried // 2
+        self.limit = tried // 2
 
     def report(self) -> None:
         """Tell the user the size that has turned out to fit."""
-        _check.warn(f"Memory ran out, so `micro_batch_size` is {self._limit} from now on.")
+        _check.warn(f"Memory ran out, so `micro_batch_size` is {self.limit} from now on.")
 
 
 class BatchesOfFit(NamedTuple):

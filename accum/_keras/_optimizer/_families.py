@@ -1,6 +1,6 @@
 """The interfaces of the two families of Keras optimizers: the attributes that Keras and its users expect."""
 
-from typing import Any, Dict, List, MutableMapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from accum import _tf
 from accum._engine import _replicas
@@ -96,12 +96,6 @@ class _LegacyInterface(_Interface):
     def _hyper(self, value: object) -> Any:
         """Ignore the initial value of the base class: the inner optimizer's is used."""
 
-    def _get_hyper(self, *args: object, **kwargs: object) -> Any:
-        return self._inner._get_hyper(*args, **kwargs)
-
-    def _set_hyper(self, *args: object, **kwargs: object) -> None:
-        self._inner._set_hyper(*args, **kwargs)
-
     def _aggregate_gradients(self, grads_and_vars: GradsAndVars) -> List[Optional[Gradient]]:
         return _tf.optimizers.aggregated(self._hand_back(grads_and_vars))
 
@@ -111,17 +105,12 @@ class _LegacyInterface(_Interface):
     def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
         _tf.inner_optimizer.build(self._inner, var_list)
 
-    def variables(self) -> Sequence[tf.Variable]:
-        return self._inner.variables()
-
-    def get_slot_names(self) -> List[str]:
-        return self._inner.get_slot_names()
-
-    def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
-        return self._inner.get_slot(var, slot_name)
-
-    def _create_or_restore_slot_variable(self, *args: object, **kwargs: object) -> None:
-        return self._inner._create_or_restore_slot_variable(*args, **kwargs)
+    _get_hyper = _tf.tracking.forwarded("_get_hyper")
+    _set_hyper = _tf.tracking.forwarded("_set_hyper")
+    variables = _tf.tracking.forwarded("variables")
+    get_slot_names = _tf.tracking.forwarded("get_slot_names")
+    get_slot = _tf.tracking.forwarded("get_slot")
+    _create_or_restore_slot_variable = _tf.tracking.forwarded("_create_or_restore_slot_variable")
 
 
 class _NewInterface(_Interface):
@@ -142,17 +131,10 @@ class _NewInterface(_Interface):
     def variables(self) -> Sequence[tf.Variable]:
         return self._inner.variables
 
-    def exclude_from_weight_decay(self, *args: object, **kwargs: object) -> None:
-        self._inner.exclude_from_weight_decay(*args, **kwargs)
-
-    def finalize_variable_values(self, var_list: Sequence[tf.Variable]) -> None:
-        self._inner.finalize_variable_values(var_list)
-
-    def save_own_variables(self, store: MutableMapping[str, tf.Tensor]) -> None:
-        self._inner.save_own_variables(store)
-
-    def load_own_variables(self, store: MutableMapping[str, tf.Tensor]) -> None:
-        self._inner.load_own_variables(store)
+    exclude_from_weight_decay = _tf.tracking.forwarded("exclude_from_weight_decay")
+    finalize_variable_values = _tf.tracking.forwarded("finalize_variable_values")
+    save_own_variables = _tf.tracking.forwarded("save_own_variables")
+    load_own_variables = _tf.tracking.forwarded("load_own_variables")
 
 
 class _Keras3Interface(_NewInterface):
@@ -222,8 +204,7 @@ class _Keras3Interface(_NewInterface):
         grads = tape.gradient(loss, [_tf.variables.native(var) for var in variables])
         return self.apply_gradients(list(zip(grads, variables)))
 
-    def scale_loss(self, loss: LossOrFunction) -> tf.Tensor:
-        return self._inner.scale_loss(loss)
+    scale_loss = _tf.tracking.forwarded("scale_loss")
 
 
 _CONCRETE: Dict[Tuple[type, type], type] = {}

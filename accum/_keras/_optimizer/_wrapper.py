@@ -506,7 +506,7 @@ class GradientAccumulateOptimizer:
 
     def _between_replicas(self, function: Callable[[], tf.Operation]) -> Wait:
         if not self._cycle.is_built:
-            if _tf.graphs.is_tracing() and not self._cycle.is_passthrough:
+            if not tf.executing_eagerly() and not self._cycle.is_passthrough:
                 raise ValueError("`flush` and `reset` can't be traced before the first micro step has been traced.")
             if _tf.tracking.awaited_names(self._cycle.state):
                 _check.warn(
@@ -560,9 +560,10 @@ class GradientAccumulateOptimizer:
         if old.is_schedule or new.is_schedule:
             raise ValueError("A schedule of `accum_steps` can't be set or replaced: pass it to a new optimizer.")
         if self._cycle.is_settable:
-            self._cycle.set_accum_steps(new)
+            self._cycle.counter.request(new)  # from the next cycle on
         elif not new.is_passthrough and not self._has_run:
-            self._use_cycle(self._cycle.planned_anew(new))
+            cycle = self._cycle
+            self._use_cycle(Cycle(new, cycle.adapter, cycle.transform, cycle.dtype, is_settable=True))
         elif not new.is_passthrough:
             raise ValueError(
                 f"`accum_steps` was 1 from the start, so there are no accumulators. To change it to {value} later, "
@@ -647,7 +648,7 @@ class GradientAccumulateOptimizer:
         """
         plan = self._cycle.plan
         config = {
-            "optimizer": _tf.optimizers.serialize(self._inner),
+            "optimizer": tf.keras.optimizers.serialize(self._inner),
             "accum_steps": _config.int_keys_to_config(plan.accum_steps),
             "reduction": plan.reduction,
             "name": self._adapter.name,
@@ -690,7 +691,7 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
         raise TypeError(
             f"`optimizer` must be a Keras optimizer, its name or its config. Received: {optimizer!r}.{hint}"
         )
-    inner = _tf.optimizers.get(optimizer)
+    inner = tf.keras.optimizers.get(optimizer)
     for part in [inner] + list(getattr(inner, "optimizers", ())):  # the parts of Keras 3's `MultiOptimizer`
         if getattr(part, "gradient_accumulation_steps", None):
             raise ValueError(

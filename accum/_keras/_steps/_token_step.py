@@ -4,7 +4,6 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional
 
 from accum import _check, _tf
-from accum._engine import _replicas
 from accum._engine._draws import Chosen
 from accum._engine._micro_batches import Index, Size, Sum, as_tensor, within_function
 from accum._engine._token_budget import Sequences, TokenBatches
@@ -58,7 +57,7 @@ class TokenStep(SplitStep):
         trimmed.padded = self._batches.padded
         probes: List[Any] = []
         if sequences.padded is not None:
-            probes = probe(self._model, self._batches, sequences.lengths, _replicas.local_variable)
+            probes = probe(self._model, self._batches, sequences.lengths)
 
         with tf.control_dependencies(probes):
             totals = super()._over_micro_batches(function, data, is_training)

@@ -6,11 +6,12 @@ all of its padding.
 """
 
 import contextlib
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from accum import _check, _tf
+from accum._engine import _replicas
 from accum._engine._token_budget import TokenBatches
 from accum._tf import Data, Leaf, Nested, Options, Wait, tf
 from accum._tf.losses import LossCall
@@ -275,26 +276,18 @@ def check_batch_norms(model: tf.keras.Model) -> None:
         )
 
 
-def is_probed(model: tf.keras.Model) -> Any:
-    """Return the variable that counts the probes of a model. It is `ATTEMPTS` once one could tell."""
-    if model._accum.probed is None:
-        with tf.init_scope():
-            model._accum.probed = _tf.variables.new_counter("is_probed")
-    return model._accum.probed
-
-
-def probe(
-    model: tf.keras.Model, batches: TokenBatches, lengths: tf.Tensor, of_replica: Callable[[Any], Any]
-) -> List[Wait]:
+def probe(model: tf.keras.Model, batches: TokenBatches, lengths: tf.Tensor) -> List[Wait]:
     """Return operations that fail if some outputs of the model differ without padding, until outputs can tell.
 
     Args:
       model: a `GradientAccumulateModel`.
       batches: the micro-batches, whose last examples are the shortest.
       lengths: int32 [n], the lengths of the examples.
-      of_replica: function of a variable that returns this replica's.
     """
-    probed = of_replica(is_probed(model))
+    if model._accum.probed is None:  # it counts the probes, and is `ATTEMPTS` once one could tell
+        with tf.init_scope():
+            model._accum.probed = _tf.variables.new_counter("is_probed")
+    probed = _replicas.local_variable(model._accum.probed)
     count = tf.minimum(PROBED, batches.batch.count)
     begin = batches.batch.count - count
     own = tf.gather(lengths, tf.slice(batches.plan.order, [begin], [count]))

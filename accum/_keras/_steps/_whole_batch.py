@@ -250,8 +250,6 @@ class WholeBatchCall:
     Args:
       model: a `GradientAccumulateModel`.
       size: int or int32 scalar tensor, the largest number of examples in a micro-batch.
-      barriers: of "loss" and "batch_norm".
-      replicas_per_group: number of replicas in a group for each of these, None for all.
       weight: function that returns the weight of this replica's batch, or None for 1.
       is_training: whether its gradient is needed.
       draws: the `BatchDraws` of the step.
@@ -266,8 +264,6 @@ class WholeBatchCall:
         self,
         model: tf.keras.Model,
         size: Size,
-        barriers: Sequence[str],
-        replicas_per_group: Dict[str, Optional[int]],
         weight: Callable[[], Optional[Scalar]],
         is_training: bool,
         draws: BatchDraws,
@@ -277,9 +273,9 @@ class WholeBatchCall:
         self._draws = draws
         self._recompute = model._accum.recompute
         self._size = size
-        self._barriers = barriers
         self._weight = weight
-        groups = {name: _check.group_size(replicas_per_group[name], _replicas.count()) for name in barriers}
+        sizes = model._accum.replicas_per_group
+        groups = {name: _check.group_size(sizes[name], _replicas.count()) for name in model._accum.whole_batch}
         self._group_size = groups.get("batch_norm", 1)
         self._loss_group = groups.get("loss", 1)
         self.replica_losses = None if self._loss_group == 1 else ReplicaLosses(self._loss_group, weight)
@@ -349,7 +345,7 @@ class WholeBatchCall:
         model = self._model
         names = list(inspect.signature(type(model).call).parameters)[1:]
         training = dict(zip(names, args), **kwargs).get("training")
-        has_barriers = "batch_norm" in self._barriers
+        has_barriers = "batch_norm" in model._accum.whole_batch
         if (
             has_barriers
             and tf.is_tensor(training)
@@ -359,10 +355,6 @@ class WholeBatchCall:
                 "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
                 f"Received: training={training!r}."
             )
-
-        def make() -> TracedCall:
-            with self._within():
-                return traced_call(model, call, batch, has_barriers, self._is_training, self._recompute)
 
         if tf.executing_eagerly() and model._accum.is_first_time("traced eagerly"):
             _check.warn(
@@ -376,7 +368,8 @@ class WholeBatchCall:
         traces = model._accum.traces
         if key in traces:
             return traces[key]
-        traced = make()
+        with self._within():
+            traced = traced_call(model, call, batch, has_barriers, self._is_training, self._recompute)
         if all(hasattr(outside, "numpy") for outside, _ in traced.segments.graph.trace.captures):
             traces[key] = traced  # it knows no tensor of a function that is being traced
         return traced
@@ -415,11 +408,10 @@ class WholeBatchStep(SplitStep):
             ]
             return internals_of(weighted[0]).weight if weighted else None
 
-        own, calls = model._accum, model._accum.calls
-        groups = own.replicas_per_group
+        calls = model._accum.calls
         is_training = name == "train_step"
         draws = BatchDraws(model, count, self._compiled, is_training)
-        calls[replica] = WholeBatchCall(model, self._size, own.whole_batch, groups, weight, is_training, draws)
+        calls[replica] = WholeBatchCall(model, self._size, weight, is_training, draws)
         try:
             with keeping_gradients(), draws.batch():
                 yield
