@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import tensorflow as tf
+from exceptions import IS_KERAS_3
 
 import accum
 
@@ -71,6 +72,25 @@ def test_predict_gives_the_same_bits(make):
     swapped.set_weights([weight + 1.0 for weight in before])  # they share no variable
     for ours, theirs in zip(model.get_weights(), before):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_adapted_normalization_keeps_its_statistics():
+    home = layers if hasattr(layers, "Normalization") else layers.experimental.preprocessing  # dies with 2.5
+    x = np.random.RandomState(0).normal(3.0, 2.0, size=(8, 6)).astype("float32")
+    model = tf.keras.Sequential([tf.keras.Input((6,)), home.Normalization(), layers.Dense(4), KERAS()])
+    model.layers[0].adapt(x)
+    swapped = accum.replace_batchnorm_layers(model, accum_steps=4)
+    np.testing.assert_array_equal(swapped.predict(x), model.predict(x))
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 holds them in weights")
+def test_an_adapted_discretization_keeps_its_boundaries():
+    x = np.random.RandomState(0).normal(size=(32, 6)).astype("float32")
+    binned = layers.Discretization(num_bins=4)
+    binned.adapt(x)
+    model = tf.keras.Sequential([tf.keras.Input((6,)), binned, layers.Embedding(4, 2), KERAS()])
+    swapped = accum.replace_batchnorm_layers(model, accum_steps=4)
+    np.testing.assert_array_equal(swapped.predict(x), model.predict(x))
 
 
 @pytest.mark.parametrize("make", MODELS)

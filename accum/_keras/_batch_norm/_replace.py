@@ -52,7 +52,7 @@ class _Replacer:
     def whole(self, model: tf.keras.Model) -> tf.keras.Model:
         copy = self.copy_model(model)
         self._match_trainable(model, copy)  # determines the order of the weights
-        copy.set_weights(model.get_weights())
+        _tf.models.set_weights(copy, model.get_weights())
         return copy
 
     def copy_model(self, model: tf.keras.Model) -> tf.keras.Model:
