@@ -41,6 +41,73 @@ def functional():
 MODELS = [sequential, deferred, functional]
 
 
+class Pair(layers.Layer):
+    """A layer of a user's own with layers of equal shapes in it, of which those named are frozen, after the others."""
+
+    def __init__(self, frozen=(), normalizes=False, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second = layers.Dense(6, name="first"), layers.Dense(6, name="second")
+        self.norm = KERAS(name="inner_norm") if normalizes else layers.ReLU()
+        self.normalizes = normalizes
+        for name in frozen:
+            getattr(self, name).trainable = False
+
+    def call(self, inputs):
+        return self.second(self.norm(self.first(inputs)))
+
+    def get_config(self):
+        return dict(super().get_config(), normalizes=self.normalizes)
+
+
+def dense_pair(first, second):
+    return tf.keras.Sequential([layers.Dense(6, trainable=first, input_shape=(6,)), layers.Dense(6, trainable=second)])
+
+
+def in_time(inner):
+    inputs = tf.keras.Input((6,))
+    each = layers.TimeDistributed(inner)(layers.Reshape((1, 6))(inputs))
+    return tf.keras.Model(inputs, layers.Dense(2)(KERAS()(layers.Flatten()(each))))
+
+
+def wrapper_with_one_frozen():
+    return in_time(dense_pair(False, True))
+
+
+def wrapper_that_is_frozen_but_for_one():
+    inner = dense_pair(True, True)
+    model = in_time(inner)
+    model.layers[2].trainable = False
+    inner.layers[1].trainable = True
+    return model
+
+
+def composite_with_one_frozen():
+    return tf.keras.Sequential([tf.keras.Input((6,)), Pair(["first"]), KERAS(), layers.Dense(2)])
+
+
+def frozen_model_with_a_composite():
+    model = tf.keras.Sequential([tf.keras.Input((6,)), Pair(["second"]), KERAS(), layers.Dense(2)])
+    model.trainable = False
+    model.layers[0].second.trainable = True
+    return model
+
+
+def one_thawed_later():
+    """Keras 2 lists weights that are trainable first, and these are told from each other by their order alone."""
+    model = tf.keras.Sequential([tf.keras.Input((6,)), Pair(["first", "second"]), KERAS(), layers.Dense(2)])
+    model.layers[0].second.trainable = True
+    return model
+
+
+PARTLY_FROZEN = [
+    wrapper_with_one_frozen,
+    wrapper_that_is_frozen_but_for_one,
+    composite_with_one_frozen,
+    frozen_model_with_a_composite,
+    one_thawed_later,
+]
+
+
 def trained(make):
     """A model whose moving statistics are none that it began with."""
     random = np.random.RandomState(0)
@@ -122,6 +189,16 @@ def test_what_was_frozen_stays_frozen_and_nothing_else():
     swapped = accum.replace_batchnorm_layers(model, 2)
     assert names(swapped.trainable_weights) == names(model.trainable_weights)
     assert [w.shape for w in swapped.trainable_weights] == [w.shape for w in model.trainable_weights]
+
+
+@pytest.mark.parametrize("make", PARTLY_FROZEN)
+def test_what_is_frozen_inside_of_other_layers_stays_frozen_with_its_weights(make):
+    model, x = trained(make)
+    swapped = accum.replace_batchnorm_layers(model, 2)
+    np.testing.assert_array_equal(swapped.predict(x), model.predict(x))
+    assert len(swapped.trainable_weights) == len(model.trainable_weights)
+    for ours, theirs in zip(swapped.trainable_weights, model.trainable_weights):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
 def test_swapping_again_sets_accum_steps():

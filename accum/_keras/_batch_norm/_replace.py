@@ -62,13 +62,14 @@ class _Replacer:
         return copy
 
     def _match_trainable(self, model: tf.keras.Model, copy: tf.keras.Model) -> None:
-        copy.trainable = model.trainable  # also sets all layers in it, so the loop sets each one again
-        for layer in model.layers:
-            _, its_copy = self._copies.get(id(layer), (None, None))
-            if _tf.models.is_layered_model(layer):
-                self._match_trainable(layer, its_copy)
-            elif its_copy is not None:
-                its_copy.trainable = layer.trainable
+        pairs = [(model, copy)]
+        for layer, its_copy in self._copies.values():
+            pairs.append((layer, its_copy))
+            if not _tf.models.is_layered_model(layer):  # what is in it has been copied by its class
+                pairs += zip(_tf.models.layers_of(layer), _tf.models.layers_of(its_copy))
+        # Setting a layer also sets all layers in it, so a layer comes before those in it, which have fewer in them:
+        for layer, its_copy in sorted(pairs, key=lambda pair: -len(_tf.models.layers_of(pair[0]))):
+            its_copy.trainable = layer.trainable
 
     def copy(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
         if id(layer) not in self._copies:
