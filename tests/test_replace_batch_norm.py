@@ -1,6 +1,7 @@
 """The swap of a model's batch normalisation leaves everything else as it was (law L13)."""
 
 import inspect
+import warnings
 
 import numpy as np
 import pytest
@@ -42,13 +43,12 @@ MODELS = [sequential, deferred, functional]
 
 
 class Pair(layers.Layer):
-    """A layer of a user's own with layers of equal shapes in it, of which those named are frozen, after the others."""
+    """A user's own layer, with layers of equal shapes inside. Its config does not tell which of them are frozen."""
 
-    def __init__(self, frozen=(), normalizes=False, **kwargs):
+    def __init__(self, normalizes_by=None, frozen=(), **kwargs):
         super().__init__(**kwargs)
         self.first, self.second = layers.Dense(6, name="first"), layers.Dense(6, name="second")
-        self.norm = KERAS(name="inner_norm") if normalizes else layers.ReLU()
-        self.normalizes = normalizes
+        self.norm = layers.ReLU() if normalizes_by is None else normalizes_by(name="inner_norm")
         for name in frozen:
             getattr(self, name).trainable = False
 
@@ -56,7 +56,7 @@ class Pair(layers.Layer):
         return self.second(self.norm(self.first(inputs)))
 
     def get_config(self):
-        return dict(super().get_config(), normalizes=self.normalizes)
+        return dict(super().get_config(), normalizes_by=None if type(self.norm) is layers.ReLU else type(self.norm))
 
 
 def dense_pair(first, second):
@@ -82,11 +82,11 @@ def wrapper_that_is_frozen_but_for_one():
 
 
 def composite_with_one_frozen():
-    return tf.keras.Sequential([tf.keras.Input((6,)), Pair(["first"]), KERAS(), layers.Dense(2)])
+    return tf.keras.Sequential([tf.keras.Input((6,)), Pair(frozen=["first"]), KERAS(), layers.Dense(2)])
 
 
 def frozen_model_with_a_composite():
-    model = tf.keras.Sequential([tf.keras.Input((6,)), Pair(["second"]), KERAS(), layers.Dense(2)])
+    model = tf.keras.Sequential([tf.keras.Input((6,)), Pair(frozen=["second"]), KERAS(), layers.Dense(2)])
     model.trainable = False
     model.layers[0].second.trainable = True
     return model
@@ -94,7 +94,7 @@ def frozen_model_with_a_composite():
 
 def one_thawed_later():
     """Keras 2 lists weights that are trainable first, and these are told from each other by their order alone."""
-    model = tf.keras.Sequential([tf.keras.Input((6,)), Pair(["first", "second"]), KERAS(), layers.Dense(2)])
+    model = tf.keras.Sequential([tf.keras.Input((6,)), Pair(frozen=["first", "second"]), KERAS(), layers.Dense(2)])
     model.layers[0].second.trainable = True
     return model
 
@@ -213,6 +213,29 @@ def test_a_subclass_with_code_of_its_own_stays_with_a_warning():
     model = tf.keras.Sequential([layers.Dense(2, input_shape=(3,)), Mine(name="mine")])
     with pytest.warns(UserWarning, match="mine is a Mine, .* it is not replaced"):
         assert type(accum.replace_batchnorm_layers(model, 2).get_layer("mine")) is Mine
+
+
+OUTER = {
+    "own": lambda cls: Pair(cls, name="outer"),
+    "wrapper": lambda cls: layers.TimeDistributed(cls(name="inner_norm"), name="outer"),
+}
+
+
+@pytest.mark.parametrize("make", OUTER.values(), ids=list(OUTER))
+def test_batch_norm_inside_of_another_layer_stays_with_a_warning(make):
+    model = tf.keras.Sequential([tf.keras.Input((3, 6)), make(KERAS)])
+    with pytest.warns(UserWarning, match=r"outer is a .*, whose inner layers \['inner_norm'\] are not replaced: use"):
+        accum.replace_batchnorm_layers(model, 2)
+
+
+@pytest.mark.parametrize("make", OUTER.values(), ids=list(OUTER))
+def test_what_the_warning_advises_brings_none(make):
+    model = tf.keras.Sequential([tf.keras.Input((3, 6)), make(accum.AccumBatchNormalization)])
+    x = np.random.RandomState(0).normal(size=(4, 3, 6)).astype("float32")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*not replaced")
+        swapped = accum.replace_batchnorm_layers(model, 2)
+    np.testing.assert_array_equal(swapped.predict(x), model.predict(x))
 
 
 @pytest.mark.law("L17")

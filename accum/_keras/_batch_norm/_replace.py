@@ -16,6 +16,9 @@ def replace_batchnorm_layers(model: tf.keras.Model, accum_steps: int, position: 
     results. Nested models are copied too, and a layer or model that is used several times is copied once. `model`
     itself is not changed. It shares no variable with the copy, which must be compiled.
 
+    Batch normalisation inside another layer, such as a wrapper or a layer of your own, is not replaced, and a warning
+    names it.
+
     Args:
       model: a functional or Sequential model.
       accum_steps: calls per cycle, >= 1, for layers that are not in a `GradientAccumulateModel`.
@@ -85,4 +88,11 @@ class _Replacer:
         if hasattr(layer, "moving_variance"):
             words = "{} is a {}, which has its own moving statistics and code: it is not replaced."
             _check.warn(words.format(layer.name, type(layer).__name__))
+        norms = _tf.batch_norm.batch_norms_in(layer)
+        inner = [norm.name for norm in norms if not isinstance(norm, AccumBatchNormalization)]
+        if inner:
+            _check.warn(
+                f"{layer.name} is a {type(layer).__name__}, whose inner layers {_check.shown(inner)} are not replaced: "
+                "use `accum.AccumBatchNormalization` in the layer's own code, or in the wrapper."
+            )
         return type(layer).from_config(layer.get_config())
