@@ -192,6 +192,18 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
+def set_weights(model: tf.keras.Model, weights: List[Any]) -> None:
+    """Set the weights of a model, and the constants that its layers, such as an adapted `Normalization`, make of them.
+
+    Keras 2 makes them in its own `set_weights`.
+    """
+    model.set_weights(weights)
+    for layer in layers_of(model) if IS_KERAS_3 else ():
+        # Without weights, as in `Discretization`, it would forget what its config holds.
+        if layer.weights and hasattr(layer, "finalize_state"):
+            layer.finalize_state()
+
+
 _COUNTERS_OF_KERAS = {"_train_counter", "_test_counter", "_predict_counter", "_steps_per_execution"}
 _STATES_OF_KERAS = {"states", "_states"}  # of recurrent layers, which go on from batch to batch
 

@@ -16,6 +16,9 @@ def replace_batchnorm_layers(model: tf.keras.Model, accum_steps: int, position: 
     results. Nested models are copied too, and a layer or model that is used several times is copied once. `model`
     itself is not changed. It shares no variable with the copy, which must be compiled.
 
+    Batch normalisation inside another layer, such as a wrapper or a layer of your own, is not replaced, and a warning
+    names it.
+
     Args:
       model: a functional or Sequential model.
       accum_steps: calls per cycle, >= 1, for layers that are not in a `GradientAccumulateModel`.
@@ -52,7 +55,7 @@ class _Replacer:
     def whole(self, model: tf.keras.Model) -> tf.keras.Model:
         copy = self.copy_model(model)
         self._match_trainable(model, copy)  # determines the order of the weights
-        copy.set_weights(model.get_weights())
+        _tf.models.set_weights(copy, model.get_weights())
         return copy
 
     def copy_model(self, model: tf.keras.Model) -> tf.keras.Model:
@@ -62,13 +65,14 @@ class _Replacer:
         return copy
 
     def _match_trainable(self, model: tf.keras.Model, copy: tf.keras.Model) -> None:
-        copy.trainable = model.trainable  # also sets all layers in it, so the loop sets each one again
-        for layer in model.layers:
-            _, its_copy = self._copies.get(id(layer), (None, None))
-            if _tf.models.is_layered_model(layer):
-                self._match_trainable(layer, its_copy)
-            elif its_copy is not None:
-                its_copy.trainable = layer.trainable
+        pairs = [(model, copy)]
+        for layer, its_copy in self._copies.values():
+            pairs.append((layer, its_copy))
+            if not _tf.models.is_layered_model(layer):  # what is in it has been copied by its class
+                pairs += zip(_tf.models.layers_of(layer), _tf.models.layers_of(its_copy))
+        # Setting a layer also sets all layers in it, so a layer comes before those in it, which have fewer in them:
+        for layer, its_copy in sorted(pairs, key=lambda pair: -len(_tf.models.layers_of(pair[0]))):
+            its_copy.trainable = layer.trainable
 
     def copy(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
         if id(layer) not in self._copies:
@@ -84,4 +88,11 @@ class _Replacer:
         if hasattr(layer, "moving_variance"):
             words = "{} is a {}, which has its own moving statistics and code: it is not replaced."
             _check.warn(words.format(layer.name, type(layer).__name__))
+        norms = _tf.batch_norm.batch_norms_in(layer)
+        inner = [norm.name for norm in norms if not isinstance(norm, AccumBatchNormalization)]
+        if inner:
+            _check.warn(
+                f"{layer.name} is a {type(layer).__name__}, whose inner layers {_check.shown(inner)} are not replaced: "
+                "use `accum.AccumBatchNormalization` in the layer's own code, or in the wrapper."
+            )
         return type(layer).from_config(layer.get_config())
