@@ -193,6 +193,28 @@ def sync(optimizer):
     return tf1.train.SyncReplicasOptimizer(optimizer, 2, total_num_replicas=2)
 
 
+@pytest.mark.law("L11")
+def test_synchronous_steps_are_made_of_whole_cycles():
+    """One worker alone, whose queue runner is run by hand. Others are killed, and in processes of their own."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        fed, variable = tf1.placeholder(tf.float32, [1]), tf1.get_variable("w", initializer=[0.0])
+        step = tf1.train.get_or_create_global_step()
+        inner = tf1.train.SyncReplicasOptimizer(gradient_descent(), 1, total_num_replicas=1)
+        optimizer = accum.compat.v1.AccumOptimizer(inner, 3, local_accumulators=True)
+        ops = optimizer.accumulation_ops(grads_and_vars=[(fed, variable)], global_step=step)
+        tokens, (makes_step,) = inner.get_init_tokens_op(), inner.get_chief_queue_runner().enqueue_ops
+        session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+        session.run(inner.chief_init_op)
+        session.run(tokens)
+        for grads in ([1.0, 2.0, 6.0], [0.0, 0.0, 3.0]):
+            session.run(inner.local_step_init_op)  # as if this worker had waited for the step before
+            for grad in grads:
+                session.run(ops.accumulate, {fed: [grad]})
+            session.run(ops.apply)
+            session.run(makes_step)
+        assert session.run([variable, step]) == [[-4.0], 2]
+
+
 @pytest.mark.law("L17")
 def test_accumulators_that_workers_would_share_are_refused():
     def build(variable, step):

@@ -348,6 +348,31 @@ def test_with_xla_the_draws_do_not_depend_on_the_size(how):
     assert_same(trained(noisy, compile_with=compile_with, micro_batch_size=5, **how), whole)
 
 
+@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.skipif(TF_VERSION < (2, 8), reason="`compile` takes no `jit_compile` here")
+def test_with_xla_the_draws_of_several_batches_are_named():
+    """XLA does not know how many examples the batches before had."""
+    set_seeds(7, anew=True)
+    model = accum.GradientAccumulateModel.from_model(noisy(), 2, micro_batch_size=5)
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+    with pytest.warns(UserWarning, match="compiled by XLA although an update takes several batches"):
+        model.fit(X, Y, batch_size=10, verbose=0)
+
+
+@pytest.mark.keras_api
+@pytest.mark.per_version
+def test_draws_on_replicas_of_a_model_without_layers_that_draw_are_named():
+    inputs = tf.keras.Input((6,))
+    with mirrored().scope():
+        noise = layers.Lambda(lambda hidden: hidden + tf.random.normal(tf.shape(hidden)))
+        model = tf.keras.Model(inputs, layers.Dense(1)(noise(layers.Dense(3)(inputs))))
+        model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=4)
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    with pytest.warns(UserWarning, match="on several replicas in a model without dropout.*random_normal"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+
 @pytest.mark.per_version
 @pytest.mark.keras_api
 def test_a_layer_s_own_seed_is_enough():

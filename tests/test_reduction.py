@@ -71,6 +71,20 @@ def test_running_mean_of_opposite_signs_never_overflows():
     np.testing.assert_allclose(moved, [0.0, 0.0], atol=1.0)
 
 
+@pytest.mark.law("L4")
+@pytest.mark.law("L8")
+@pytest.mark.keras_api
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_missing_gradient_is_zero_in_a_running_mean(missing):
+    grads, other = [None if index == missing else tf.constant(grad) for index, grad in enumerate(G)], tf.Variable(0.0)
+    variable = tf.Variable([0.0, 0.0])
+    optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), 3, reduction="running_mean")
+    for grad in grads:
+        optimizer.apply_gradients([(grad, variable), (tf.constant(1.0), other)])
+    mean = sum(np.array(grad) for index, grad in enumerate(G) if index != missing) / 3.0
+    np.testing.assert_allclose(variable.numpy(), -mean, rtol=1e-6)
+
+
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("reduction", ["mean", "running_mean"])
 def test_weights_weigh_the_mean(move, reduction):

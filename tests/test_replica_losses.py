@@ -145,6 +145,18 @@ def test_a_loss_of_the_user():
     assert_same(trained(on_replicas(make, None, "loss"), X, Y, None), plain, but=("loss",))
 
 
+def test_outputs_that_are_one_number_for_each_example():
+    def make():
+        return tf.keras.Sequential([tf.keras.Input((3,)), layers.Dense(1), layers.Reshape(())])
+
+    def loss(y_true, y_pred):
+        return tf.reduce_mean((tf.reshape(y_pred, [-1]) - tf.reduce_mean(y_pred)) ** 2 * tf.reshape(y_true, [-1]))
+
+    plain = trained(compiled(make, loss), X, Y[:, 0], None)
+    assert_same(trained(on_replicas(make, loss, "loss"), X, Y[:, 0], None), plain, but=("loss",))
+    assert differs(trained(on_replicas(make, loss, "loss", replicas_per_group={"loss": 1}), X, Y[:, 0], None), plain)
+
+
 def test_groups_of_replicas():
     """Of four replicas, pairs: two halves of the batch, each with its own, and the mean of their gradients."""
 

@@ -493,6 +493,20 @@ def test_batches_that_tell_no_lengths_are_refused():
     failing(make, np.ones([COUNT, TIME, 3], "float32"), SCORES, "`micro_batch_tokens` needs to know where", ValueError)
 
 
+@pytest.mark.per_version
+def test_sparse_tensors_beside_the_tokens_are_refused():
+    def make():
+        tokens, extra = tf.keras.Input((None,), dtype="int32"), tf.keras.Input((4,), sparse=True)
+        hidden = layers.GlobalAveragePooling1D()(layers.Embedding(WORDS, 2, mask_zero=True)(tokens))
+        return tf.keras.Model([tokens, extra], layers.Dense(1)(hidden) + layers.Dense(1)(extra))
+
+    data = (TOKENS, tf.sparse.from_dense(np.eye(COUNT, 4, dtype="float32"))), SCORES
+    model = accum.GradientAccumulateModel.from_model(make(), micro_batch_tokens=BUDGET)
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    with pytest.raises(ValueError, match="can't sort a `tf.SparseTensor`: make it dense or ragged, or pass"):
+        model.fit(tf.data.Dataset.from_tensor_slices(data).batch(COUNT), verbose=0)
+
+
 def test_inputs_of_one_length_are_refused():
     def make():
         inputs = tf.keras.Input((TIME,), dtype="int32")

@@ -147,8 +147,7 @@ class Draws:
                 yield
         finally:
             self._rows = before
-        if before is None:
-            self._warn()
+        self._warn()
 
     def _warn(self) -> None:
         if (self.others or self._advancing) and not self._has_warned:
@@ -163,9 +162,10 @@ class Draws:
                 _check.warn(
                     "These operations draw random numbers that differ with the size of micro-batches: they are in a "
                     "loop or a `tf.function`, shuffle, take their numbers from a `tf.random.Generator`, perhaps from "
-                    "Python, or do not have the examples along their first axis. Results are correct, but for other "
-                    "draws: draw with `tf.random.uniform` or `normal`, a number for each example, outside of loops and "
-                    f"functions. Received: {_check.shown(self.others)}."
+                    "Python, do not have the examples along their first axis, are compiled by XLA although an update "
+                    "takes several batches, or are on several replicas in a model without dropout or noise layers of "
+                    "Keras. Results are correct, but for other draws: draw with `tf.random.uniform` or `normal`, a "
+                    f"number for each example, outside of loops and functions. Received: {_check.shown(self.others)}."
                 )
 
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:

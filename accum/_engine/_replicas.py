@@ -132,10 +132,11 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.
         return value
     part = tf.constant(value / _tf.strategies.count_local_replicas(strategy), tf.float64)  # each replica adds its part
 
+    @_tf.graphs.run_as_written
     def all_reduced() -> tf.Tensor:
         return tf.distribute.get_replica_context().all_reduce(SUM, part)
 
-    sums = tf.function(lambda: strategy.run(all_reduced))()
+    sums = tf.function(lambda: strategy.run(all_reduced), autograph=False)()
     return strategy.experimental_local_results(sums)[0].numpy()
 
 
@@ -165,8 +166,6 @@ def sum_of_group(values: Sequence[tf.Tensor], group_size: int) -> List[tf.Tensor
       group_size: the number of replicas in a group, which divides the number of replicas. Replicas 0 to n - 1 are the
         first group of n, and so on.
     """
-    if group_size == 1:
-        return list(values)
     context = tf.distribute.get_replica_context()
     if group_size == count():
         return context.all_reduce(SUM, list(values))

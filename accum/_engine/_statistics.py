@@ -148,11 +148,6 @@ class MomentsAccumulator(CheckpointOnly):
         before = so_far(_read(self.total), is_first)
         return pooled(before, _read(self.latest)) if has_latest else before
 
-    def clear(self) -> tf.Tensor:
-        """Discard all moments. Returns a tensor to wait for."""
-        zero = [local_variable(part.count).assign(0.0, read_value=False) for part in (self.latest, self.total)]
-        return true_after(zero)
-
     def forget_latest(self, wait: Wait) -> tf.Tensor:
         """Discard the moments of the latest micro-batch, after `wait`. Returns a tensor to wait for."""
         with tf.control_dependencies([wait]):
