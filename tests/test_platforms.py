@@ -244,6 +244,16 @@ def test_what_tensorflow_built_last_night_may_fail_and_meets_the_tests_of_keras_
     assert 'pytest tests/test_upstream_suites.py -m ""' in nightly  # of which "not slow" would leave nothing
 
 
+def test_all_of_the_engine_has_to_be_reached_by_the_environments_whose_coverage_is_put_together():
+    tox = read("tox.ini")
+    label = re.search(r"(?m)^    cov = (.*)$", tox).group(1).split(", ")
+    section = tox.split("[testenv:engine-coverage]")[1].split("\n[")[0]
+    assert label[-1] == "engine-coverage" and "--fail-under 100\n" in section
+    assert set(re.findall(r"\{work_dir\}/coverage/([\w.-]+-cov)", section)) == set(label[:-1])
+    assert re.search(r"(?m)^depends = (.*)$", section).group(1).split(", ") == label[:-1]
+    assert f'"{",".join(label)}"' in read(".github", "workflows", "platforms.yml")
+
+
 def test_the_workflow_for_other_projects_names_locks_that_exist_and_runs_the_script():
     text = read(".github", "workflows", "across-tensorflow.yml")
     page = read("docs", "test-across-tensorflow.md")
