@@ -199,6 +199,21 @@ def test_a_weight_around_a_traced_step_is_that_of_each_call_or_refused(entered):
     assert abs(var.numpy() - (1.0 - 0.5 * np.mean(2.0 * (counted - 1.0) * counted))) < 2e-6
 
 
+@pytest.mark.law("L5")
+def test_an_array_may_weigh_within_a_traced_step():
+    var, optimizer = tf.Variable(0.0), accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), 2)
+    optimizer.build([var])
+
+    @tf.function
+    def step(x):  # traced for each shape
+        with optimizer.weighing(np.float32(np.prod(x.shape))):
+            optimizer.apply_gradients([(tf.reduce_mean(x), var)])
+
+    step(tf.constant([1.0, 2.0]))
+    step(tf.constant([3.0, 4.0, 8.0]))
+    np.testing.assert_allclose(var.numpy(), -18.0 / 5.0, rtol=1e-6)
+
+
 def take(optimizer, variables, grads, is_traced):
     def micro_step():
         pairs = [(None if grad is None else tf.constant([grad]), var) for grad, var in zip(grads, variables)]

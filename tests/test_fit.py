@@ -203,9 +203,14 @@ def test_a_masked_model_is_exact_whatever_its_keras_divides_by(what, make, loss,
 @pytest.mark.law("L5")
 @pytest.mark.per_version
 @pytest.mark.skipif(exceptions.TF_VERSION < (2, 10), reason="no `ignore_class`")
-def test_a_micro_batch_whose_targets_are_all_ignored_counts_nothing():
-    targets = np.where(np.arange(20) // 8 == 1, 2.0, IGNORED[:, 0, 0])  # the second of three
-    full, model = filled(classifier()), accum.GradientAccumulateModel.from_model(filled(classifier()), 3)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"micro_batch_weight": lambda x, y, weight: tf.reduce_sum(tf.cast(tf.not_equal(y, 2.0), tf.float32))}],
+    ids=["as Keras", "own weight"],
+)
+def test_a_micro_batch_whose_targets_are_all_ignored_counts_nothing(options):
+    targets = np.where(np.arange(20) // 8 == 1, 2.0, IGNORED[:, 0, 0]).astype("float32")  # the second of three
+    full, model = filled(classifier()), accum.GradientAccumulateModel.from_model(filled(classifier()), 3, **options)
     for one, size in ((full, 20), (model, 8)):
         one.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), sparse())
         logged = one.fit(X, targets, batch_size=size, epochs=2, shuffle=False, verbose=0).history["loss"]

@@ -139,6 +139,33 @@ def test_what_is_more_than_a_sum_over_the_data_is_named(told, options, use_resou
         optimizer(K).minimize(summed(tf1.placeholder(tf.float32, [ROWS]), use_resource, **options))
 
 
+@pytest.mark.law("L17")
+def test_state_that_another_variable_hands_to_the_gradients_is_named():
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match=r"carry state.*\['average', 'scale'\]"):
+        _, loss = cell(tf1.placeholder(tf.float32, [ROWS]), 0.0)
+        options = {"initializer": 1.0, "trainable": False, "use_resource": True}
+        average, scale = (tf1.get_variable(name, **options) for name in ("average", "scale"))
+        with tf.control_dependencies([average.assign(0.9 * average + 0.1 * loss)]):
+            scaled = scale.assign(1.0 / average.read_value())
+        with tf.control_dependencies([scaled]):
+            optimizer(K).minimize(loss * scale.read_value())
+
+
+@pytest.mark.law("L17")
+@pytest.mark.usefixtures("control_flow_of_tf_1")
+def test_state_that_a_loop_of_tf_1_reads_is_named():
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match="carry state.*'state'"):
+        x = tf1.placeholder(tf.float32, [ROWS])
+        weight = tf1.get_variable("w", initializer=0.5, use_resource=True)
+        state = tf1.get_variable("state", initializer=1.0, trainable=False, use_resource=True)
+        with tf.control_dependencies([state.assign(tf.reduce_mean(x))]):
+            total = tf.while_loop(lambda i, _: i < 2, lambda i, y: [i + 1, y * weight * state.read_value()], [0, 1.0])[
+                1
+            ]
+        ours = optimizer(K)
+        ours.apply_gradients([(tf1.gradients(total, weight)[0], weight)])
+
+
 @KINDS
 @pytest.mark.law("L17")
 def test_state_is_not_named_where_each_micro_batch_is_a_full_batch(use_resource):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exceptions import IS_KERAS_3
+from loss_scales import loss_scale_optimizer
 from optimizers import (
     decays,
     families,
@@ -410,6 +411,17 @@ def test_an_optimizer_that_computes_gradients_itself_is_named(family):
 @pytest.mark.parametrize("make", keras_optimizers())
 def test_no_optimizer_of_keras_is_said_to_compute_gradients_itself(make, recwarn):
     accum.GradientAccumulateOptimizer(make(), 2)
+    assert not [warning for warning in recwarn if "which nobody calls" in str(warning.message)]
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("name", sorted(ADDONS))
+def test_tensorflow_addons_optimizers_stand_within_a_loss_scale(name, recwarn):
+    tfa = pytest.importorskip("tensorflow_addons", reason="TensorFlow Addons is installed on some environments only")
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Sequential([tf.keras.layers.Dense(1)]), 2)
+    model.compile(loss_scale_optimizer(ADDONS[name](tfa), 64.0), "mse")
+    model.fit(np.ones([4, 2], "float32"), np.ones([4, 1], "float32"), batch_size=2, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 1
     assert not [warning for warning in recwarn if "which nobody calls" in str(warning.message)]
 
 

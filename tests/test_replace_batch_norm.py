@@ -141,6 +141,15 @@ def test_predict_gives_the_same_bits(make):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.skipif(not hasattr(layers.Dense, "enable_lora"), reason="Keras 3 brought LoRA")
+def test_weights_that_are_frozen_one_by_one_stay_so():
+    model = tf.keras.Sequential([tf.keras.Input((6,)), layers.Dense(4), KERAS(), layers.Dense(2)])
+    model.layers[0].enable_lora(2)
+    swapped = accum.replace_batchnorm_layers(model, accum_steps=4)
+    assert names(swapped.trainable_weights) == names(model.trainable_weights)
+    assert len(model.trainable_weights) == 7  # of 8: all but the kernel
+
+
 def test_an_adapted_normalization_keeps_its_statistics():
     home = layers if hasattr(layers, "Normalization") else layers.experimental.preprocessing  # dies with 2.5
     x = np.random.RandomState(0).normal(3.0, 2.0, size=(8, 6)).astype("float32")

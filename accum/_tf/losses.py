@@ -159,11 +159,8 @@ def zero_if_all_are_ignored(container: Any) -> Optional[Callable[[LossCall, Any]
     losses = [] if IS_KERAS_3 or VERSION < (2, 10) else tf.nest.flatten(container._user_losses)  # has no public name
 
     def value_or_zero(call: LossCall, value: Any) -> Any:
-        ignored = ignored_class(call.loss)
-        if ignored is None:
-            return value
-        is_any = tf.reduce_any(tf.not_equal(tf.cast(call.target, tf.int64), ignored))
-        return tf.where(is_any, value, tf.zeros_like(value))
+        counted = None if ignored_class(call.loss) is None else _counted(*call[1:])
+        return value if counted is None else tf.where(tf.reduce_any(counted > 0.0), value, tf.zeros_like(value))
 
     return value_or_zero if any(ignored_class(loss) is not None for loss in losses) else None
 

@@ -192,13 +192,17 @@ def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:
     return list({id(layer): layer for layer in model._flatten_layers(include_self=False)}.values())
 
 
-def set_weights(model: tf.keras.Model, weights: List[Any]) -> None:
-    """Set the weights of a model, and the constants that its layers, such as an adapted `Normalization`, make of them.
+def copy_weights(model: tf.keras.Model, copy: tf.keras.Model) -> None:
+    """Give a copy of a model its weights, and the constants that layers, such as a `Normalization`, make of them.
 
-    Keras 2 makes them in its own `set_weights`.
+    Keras 2 makes them in its own `set_weights`. Keras 3 freezes some weights one by one, as for LoRA.
     """
-    model.set_weights(weights)
-    for layer in layers_of(model) if IS_KERAS_3 else ():
+    copy.set_weights(model.get_weights())
+    if not IS_KERAS_3:
+        return
+    for weight, copied in zip(model.weights, copy.weights):
+        copied.trainable = weight.trainable
+    for layer in layers_of(copy):
         # Without weights, as in `Discretization`, it would forget what its config holds.
         if layer.weights and hasattr(layer, "finalize_state"):
             layer.finalize_state()

@@ -123,14 +123,7 @@ def copy_of(optimizer: Any) -> Any:
     return type(optimizer).from_config(optimizer.get_config())
 
 
-COMPUTING = (
-    "minimize",
-    "compute_gradients",
-    "_compute_gradients",
-    "get_gradients",
-    "_get_gradients",
-    "_transform_loss",
-)
+COMPUTING = ("compute_gradients", "_compute_gradients", "get_gradients", "_get_gradients", "_transform_loss")
 """The methods of Keras 2 that compute gradients. Those of Keras 3 are only given them."""
 
 
@@ -153,18 +146,18 @@ def without_loss_scale_of_another(optimizer: Any) -> Any:
     held, key = (
         (optimizer._hyper, "learning_rate") if hasattr(optimizer, "_hyper") else (vars(optimizer), "_learning_rate")
     )
-    rate = held[key]
-    if not isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
-        made = copy_of(optimizer)
-    else:
+    rate = held.get(key)  # some optimizers around others have none
+    if callable(rate) or isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
         held[key] = 0.0
         try:
             config = optimizer.get_config()
         finally:
             held[key] = rate
         made = type(optimizer).from_config(dict(config, learning_rate=rate))
+    else:
+        made = copy_of(optimizer)
     for name, value in vars(optimizer).items():
-        if name.startswith("_exclude_from_weight_decay"):
+        if name.startswith(("_exclude_from_weight_decay", "_include_in_weight_decay")):
             setattr(made, name, value)
     return made
 

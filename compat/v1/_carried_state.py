@@ -68,13 +68,25 @@ def warn_of_carried_state(tensors: Sequence[Gradient], splits: bool) -> None:
         _check.warn(f"{AFTER_ANOTHER} Received: {others}.")
     if others or not splits:
         return
-    used = set(_tf.op_walks.ancestors([tensor.op for tensor in flat]))
+    used = _used_by([tensor.op for tensor in flat], ops)
     beside = [name for name in _assigned_beside(ops, averages) if name not in changed]
     carried = [name for name, owner in changed.items() if owner in used]
     apart = [name for name in changed if name not in carried]
     for told, names in ((CARRIED, carried), (APART, apart), (BESIDE, beside)):
         if names:
             _check.warn(f"{told} Received: {names}.")
+
+
+def _used_by(results: Sequence[tf.Operation], ops: Sequence[tf.Operation]) -> Set[tf.Operation]:
+    """Return the ops from whose values `results` are computed, also through variables and stacks that `ops` write."""
+    used: Set[tf.Operation] = set()
+    more = set(_tf.op_walks.ancestors(results))
+    writes = [op for op in ops if _tf.op_walks.changes_variable(op) or op.type.startswith("StackPush")]
+    while more:
+        used |= more
+        read = [op for op in writes if _tf.op_walks.entered(op.inputs[0]).op in used]
+        more = set(_tf.op_walks.ancestors([tensor.op for op in read for tensor in list(op.inputs)[1:]])) - used
+    return used
 
 
 def warn_of_repeated_changes(loss: tf.Tensor, created: Sequence[tf.Operation]) -> None:

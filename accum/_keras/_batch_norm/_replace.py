@@ -55,7 +55,7 @@ class _Replacer:
     def whole(self, model: tf.keras.Model) -> tf.keras.Model:
         copy = self.copy_model(model)
         self._match_trainable(model, copy)  # determines the order of the weights
-        _tf.models.set_weights(copy, model.get_weights())
+        _tf.models.copy_weights(model, copy)
         return copy
 
     def copy_model(self, model: tf.keras.Model) -> tf.keras.Model:

@@ -581,7 +581,9 @@ class ModelOptimizers:
         """Let the compiled losses report the number by which they divide."""
         container = getattr(self._model, _tf.losses.LOSS_CONTAINER, None)
         weighs, splits = self._own.options.weighs_as_keras, self._own.size.splits
-        if container is None or isinstance(container, ReportingLoss) or not (weighs or splits):
+        if container is None or isinstance(container, ReportingLoss):
+            return
+        if not (weighs or splits or _tf.losses.zero_if_all_are_ignored(container)):
             return
         report = self._own.weight.replace if weighs else None
         watched = ReportingLoss(

@@ -50,7 +50,7 @@ class Internals:
     def __init__(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         self._optimizer = optimizer
         # Replica -> default weight of its current micro-batch, and whether it is the user's own:
-        self._weights: Dict[int, Tuple[Union[Scalar, tf.Variable, None], bool]] = {}
+        self._weights: Dict[int, Tuple[Union[Scalar, tf.Variable, None], bool, bool]] = {}
         self._train_steps: Dict[int, Optional["TrainStep"]] = {}  # replica -> the `TrainStep` that it is in
         self._overlapping: Set[int] = set()  # replicas whose last gradients are still computed when the first are given
         self.recorder: Optional["StepRecorder"] = None  # the `StepRecorder` of a `StepLogger`, or None
@@ -100,9 +100,9 @@ class Internals:
     @property
     def weight(self) -> Optional[Scalar]:
         """The default weight of this replica's current micro-batch, a scalar, or None."""
-        weight, is_own = self._current_weight
+        weight, _, was_eager = self._current_weight
         is_known = isinstance(weight, (np.ndarray, np.generic)) or (tf.is_tensor(weight) and hasattr(weight, "numpy"))
-        if is_own and is_known and not isinstance(weight, tf.Variable) and not tf.executing_eagerly():
+        if was_eager and is_known and not isinstance(weight, tf.Variable) and not tf.executing_eagerly():
             raise ValueError(
                 "`weighing` has a value from outside of the `tf.function` that takes the gradients, which would keep "
                 "the weight of its first call: enter `weighing` in the function, pass `weight=` to `apply_gradients`, "
@@ -113,12 +113,13 @@ class Internals:
     @property
     def has_own_weight(self) -> bool:
         """Whether the user has set the default weight of this replica's current micro-batch."""
-        _, is_own = self._current_weight
+        _, is_own, _ = self._current_weight
         return is_own
 
     @property
-    def _current_weight(self) -> Tuple[Union[Scalar, tf.Variable, None], bool]:
-        return self._weights.get(_replicas.replica_number(), (None, False))
+    def _current_weight(self) -> Tuple[Union[Scalar, tf.Variable, None], bool, bool]:
+        """(The default weight, whether the user has set it, whether eagerly)."""
+        return self._weights.get(_replicas.replica_number(), (None, False, False))
 
     @contextlib.contextmanager
     def weighing(self, weight: Union[Scalar, tf.Variable, None], is_own: bool = False) -> Iterator[None]:
@@ -130,7 +131,7 @@ class Internals:
         """
         replica = _replicas.replica_number()
         before = self._current_weight
-        self._weights[replica] = before if weight is None else (weight, is_own)
+        self._weights[replica] = before if weight is None else (weight, is_own, is_own and tf.executing_eagerly())
         try:
             yield
         finally:

@@ -476,10 +476,10 @@ class ReportingLoss:
         self, y_true: Nested, y_pred: Nested, sample_weight: Nested, *args: object, **kwargs: object
     ) -> tf.Tensor:
         trimmed = self._trimmed()
-        if self._report is None and trimmed is None:
+        changed = _tf.losses.zero_if_all_are_ignored(self.container) if trimmed is None else trimmed.scaled
+        if self._report is None and changed is None:
             return self.container(y_true, y_pred, sample_weight, *args, **kwargs)
         outputs, weights = _tf.losses.without_empty_masks(y_pred, sample_weight)
-        changed = _tf.losses.zero_if_all_are_ignored(self.container) if trimmed is None else trimmed.scaled
         with _tf.losses.recording_losses(self.container, y_true, y_pred, changed) as calls:
             total = self.container(y_true, outputs, weights, *args, **kwargs)
         if self._report is None:
