@@ -729,10 +729,10 @@ def _require_examples(output: tf.Tensor) -> None:
 def _with_examples(tensor: tf.Tensor, count: Size) -> tf.Tensor:
     """Return an output, and raise, or let the graph raise, unless its first axis is the batch."""
     static_size = tensor.shape.as_list()[0] if tensor.shape.rank else None
-    if tensor.shape.rank == 0 or (isinstance(count, int) and static_size not in (None, count)):
-        raise ValueError(f"{NOT_BATCHED} Received: {tensor!r}.")
     if static_size is not None and isinstance(count, int):
+        if static_size != count:
+            raise ValueError(f"{NOT_BATCHED} Received: {tensor!r}.")
         return tensor
     check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, message=NOT_BATCHED)
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies([check]):
         return tf.identity(tensor)
