@@ -603,6 +603,73 @@ def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
     assert_same(trained(lambda: with_layer(Wraps()), X, Y, compile_with, split()), plain)
 
 
+class AcrossExamples(layers.Layer):
+    looks_across_examples = True
+
+
+class WithRanks(AcrossExamples):
+    """Returns also integers, and a number by which others only decide."""
+
+    def call(self, inputs):
+        centred = inputs - tf.reduce_mean(inputs, axis=0)
+        return centred, tf.argsort(tf.argsort(inputs[:, 0])), tf.reduce_sum(centred, axis=1)
+
+
+class ByRanks(layers.Layer):
+    def call(self, inputs):
+        centred, ranks, sums = inputs
+        return centred * (0.1 * tf.cast(ranks, tf.float32) + tf.cast(sums > 0.0, tf.float32))[:, None]
+
+
+class AwayFromItsClass(AcrossExamples):
+    """Takes also integers, and numbers that only decide."""
+
+    def call(self, inputs):
+        hidden, classes, gates = inputs
+        same = tf.cast(classes[:, None] == classes[None, :], tf.float32)
+        hidden -= tf.matmul(same, hidden) / tf.reduce_sum(same, axis=1, keepdims=True)
+        return hidden * tf.cast(gates > tf.reduce_mean(gates, axis=0), tf.float32)
+
+
+class OfTable(AcrossExamples):
+    """Has a table of its own, whose gradient is one of rows."""
+
+    def build(self, shape):
+        self.table = self.add_weight(name="table", shape=(6, 3), initializer="ones")
+
+    def call(self, tokens):
+        hidden = tf.reduce_mean(tf.gather(tf.convert_to_tensor(self.table), tokens), axis=1)
+        return hidden - tf.reduce_mean(hidden, axis=0)
+
+
+def ranked():
+    inputs = tf.keras.Input((3,))
+    return tf.keras.Model(inputs, layers.Dense(2)(ByRanks()(WithRanks()(layers.Dense(4)(inputs)))))
+
+
+def by_class():
+    inputs, classes = tf.keras.Input((3,)), tf.keras.Input((), dtype="int32")
+    hidden = [layers.Dense(4)(inputs), classes, layers.Dense(4)(inputs)]
+    return tf.keras.Model([inputs, classes], layers.Dense(2)(AwayFromItsClass()(hidden)))
+
+
+def of_table():
+    tokens = tf.keras.Input((4,), dtype="int32")
+    return tf.keras.Model(tokens, layers.Dense(2)(OfTable()(tokens)))
+
+
+@pytest.mark.per_version
+@pytest.mark.parametrize("how", ["eager", "traced"])
+@pytest.mark.parametrize(
+    "make,data",
+    [(ranked, X), (by_class, [X, CLASSES[: len(X)].astype("int32")]), (of_table, TOKENS)],
+    ids=["ranked", "by class", "of table"],
+)
+def test_layers_that_look_across_examples_take_and_return_what_has_no_gradient(make, data, how):
+    compile_with = dict({"loss": "mse"}, **(EAGERLY if how == "eager" else TRACED))
+    assert_same(trained(make, data, Y, compile_with, split()), trained(make, data, Y, compile_with))
+
+
 class Branches(layers.Layer):
     """Needs AutoGraph, which Keras 2 uses for layers in a train function."""
 

@@ -110,6 +110,7 @@ class CutGraph:
         self.drawn: Set[str] = set()
         self.assigned: List[Assigned] = []
         self.moved: List[tf.Tensor] = []
+        self._end_without_effect()
         self._order()
         self._find_levels()
         self._forward_state()
@@ -125,6 +126,18 @@ class CutGraph:
     def inputs_of(self, name: str) -> List[Key]:
         """Return the keys of the tensors that an operation takes."""
         return self._inputs(self._nodes[name])
+
+    def _end_without_effect(self) -> None:
+        """Let the gradient be 0 by what is called with the whole batch, or by what it returns, but has no effect."""
+        for whole in self.trace.wholes:
+            ends = list(zip(whole.result_cotangents, whole.results, whole.part_grads))
+            ends += zip(whole.input_cotangents, whole.inputs, whole.argument_grads)
+            for cotangent, tensor, grad in ends:
+                if cotangent is not None and grad is None:
+                    zeros = f"accum_zeros/{name_of(cotangent)}"
+                    dtype = self.trace.graph.get_tensor_by_name(tensor).dtype
+                    self._add(_tf.graph_parts.new_node(zeros, "ZerosLike", [tensor], T=dtype))
+                    self._aliases[cotangent] = f"{zeros}:0"
 
     def _order(self) -> None:
         """Sort the operations such that each comes after what it takes, and what is behind a barrier after that."""
@@ -204,7 +217,7 @@ class CutGraph:
             pairs += [(key, mark.moments.mean) for key in mark.cotangents]
         for whole in trace.wholes:
             pairs += list(zip(whole.result_cotangents, whole.results)) + list(zip(whole.input_cotangents, whole.inputs))
-        return {name_of(one): other for one, other in pairs if one is not None}  # type: ignore[misc]
+        return {name_of(self._aliases.get(one, one)): other for one, other in pairs if one}  # type: ignore[arg-type]
 
     def _find_levels_of_gradients(self, cotangents: Dict[str, Any]) -> None:
         users: Dict[str, List[str]] = {}
