@@ -670,6 +670,39 @@ def test_layers_that_look_across_examples_take_and_return_what_has_no_gradient(m
     assert_same(trained(make, data, Y, compile_with, split()), trained(make, data, Y, compile_with))
 
 
+class Notes(layers.Layer):
+    def call(self, inputs):
+        self.noted = 2.0 * inputs
+        return self.noted
+
+
+class AwayFromNoted(AcrossExamples):
+    """Takes the mean of what it is given, or of what another layer has noted."""
+
+    def __init__(self, layer, is_given):
+        super().__init__()
+        self.others, self.is_given = layer, is_given
+
+    def call(self, inputs):
+        hidden, noted = inputs
+        return hidden - tf.reduce_mean(noted if self.is_given else self.others.noted, axis=0)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.per_version
+def test_a_layer_that_looks_across_examples_must_be_given_what_it_takes_of_them():
+    def make(is_given):
+        inputs, notes = tf.keras.Input((3,)), Notes()
+        noted = notes(layers.Dense(4)(inputs))
+        return tf.keras.Model(inputs, layers.Dense(2)(AwayFromNoted(notes, is_given)([layers.Dense(4)(noted), noted])))
+
+    compile_with = dict({"loss": "mse"}, **EAGERLY)
+    with pytest.raises(ValueError, match="must be arguments of its `call`.*Received: .*Mean.*of a micro-batch"):
+        trained(lambda: make(False), X, Y, compile_with, split())
+    plain = trained(lambda: make(False), X, Y, compile_with)
+    assert_same(trained(lambda: make(True), X, Y, compile_with, split()), plain)
+
+
 class Branches(layers.Layer):
     """Needs AutoGraph, which Keras 2 uses for layers in a train function."""
 

@@ -33,7 +33,7 @@ import functools
 from typing import Any, Callable, Container, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
-from accum._engine._trace_and_barriers import SCOPE, Trace, Unrepeatable
+from accum._engine._trace_and_barriers import SCOPE, Trace, Unrepeatable, WholeMark
 from accum._tf import tf
 from accum._tf.graph_parts import name_of
 
@@ -485,6 +485,7 @@ class CutGraph:
             phase = self._phase(
                 self.level(whole.arguments[0]) or 0, whole.results, [], functools.partial(self._is_island, number)
             )
+            self._require_arguments(whole, phase)
             self.wholes.append(phase)
             for key in whole.inputs:
                 self._used(key)[1].add(phase.level)
@@ -502,6 +503,20 @@ class CutGraph:
         self.forward = [phases[level] for level in range(count)]
         finals = [final.value for final in self.assigned]
         self.finals = self._phase(0, finals, [], lambda name: self._is_of_batch(f"{name}:0"))
+
+    def _require_arguments(self, whole: WholeMark, phase: Phase) -> None:
+        """Raise if what is called with the whole batch also takes a tensor of the micro-batch."""
+        trace = self.trace
+        stored = {key for mark in trace.wholes for key in mark.inputs}
+        own = set(whole.arguments) | set(trace.inputs) - stored | {trace.share, trace.position}
+        others = sorted(key for key in phase.feeds if key not in own and self.level(key) is not None)
+        if others:
+            raise ValueError(
+                "With `whole_batch`, a layer with `looks_across_examples` is called with the whole batch, so all that "
+                "it takes of the examples must be arguments of its `call`, dense tensors with one entry for each "
+                "example, and it can't contain batch normalization or another such layer: change that, or leave out "
+                f"`whole_batch`. Received: {others}, of a micro-batch."
+            )
 
     def _effects(self) -> Dict[int, List[str]]:
         """Return {level: names of operations that only have an effect}."""

@@ -377,8 +377,6 @@ class SegmentedFunction:
         return tf.cast(value, self._cut.spec(key).dtype)
 
     def _at(self, kept: KeptTensors, index: Index) -> tf.Tensor:
-        if index is WHOLE:
-            return kept.joined()
         if kept.others is None:
             return self._micro.part(Batch(kept.first), index)
         return kept.first if index is FIRST else kept.at(index)
