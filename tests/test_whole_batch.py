@@ -1358,12 +1358,26 @@ class AddsLosses(layers.Layer):
         return inputs
 
 
+class AddsGrowingPenalty(layers.Layer):
+    """Adds a loss of its weights, by the number of calls."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
+        self.scale = self.add_weight(name="scale", shape=(int(shape[-1]),), initializer="ones")
+
+    def call(self, inputs):
+        self.calls.assign_add(1.0)
+        self.add_loss(0.1 * tf.convert_to_tensor(self.calls) * tf.reduce_sum(tf.convert_to_tensor(self.scale) ** 2))
+        return self.scale * inputs
+
+
 @pytest.mark.per_version
 @pytest.mark.parametrize("whole_batch", ["all", "loss"])
 @pytest.mark.parametrize(
     "layer",
     [
         AddsPenalty,
+        AddsGrowingPenalty,
         pytest.param(AddsMetric, marks=pytest.mark.skipif(IS_KERAS_3, reason="layers of Keras 3 add no metrics")),
         pytest.param(AddsLosses, marks=pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 takes scalars")),
     ],
