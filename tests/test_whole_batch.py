@@ -670,6 +670,41 @@ def test_layers_that_look_across_examples_take_and_return_what_has_no_gradient(m
     assert_same(trained(make, data, Y, compile_with, split()), trained(make, data, Y, compile_with))
 
 
+class MovesCentre(AcrossExamples):
+    """Moves an average of what it is given, and reads it before or after that."""
+
+    def __init__(self, is_after):
+        super().__init__()
+        self.is_after = is_after
+
+    def build(self, shape):
+        self.centre = self.add_weight(name="centre", shape=(4,), initializer="zeros", trainable=False)
+        self.largest = tf.keras.metrics.Mean(name="largest")
+
+    def call(self, inputs):
+        before = tf.convert_to_tensor(self.centre)
+        self.centre.assign(0.9 * before + 0.1 * tf.reduce_mean(inputs, axis=0))
+        self.largest.update_state(tf.reduce_max(inputs))
+        return inputs - (tf.convert_to_tensor(self.centre) if self.is_after else before)
+
+
+@pytest.mark.per_version
+@pytest.mark.parametrize("how", ["eager", "traced"])
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.filterwarnings("error:The train step changes variables")
+def test_what_a_layer_that_looks_across_examples_assigns_is_that_of_the_batch(is_after, how):
+    """Each of two steps, also a metric that it updates."""
+
+    def make():
+        inputs = tf.keras.Input((3,))
+        hidden = layers.BatchNormalization()(MovesCentre(is_after)(layers.Dense(4)(inputs)))
+        return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+    compile_with = dict({"loss": "mse"}, **(EAGERLY if how == "eager" else TRACED))
+    plain = trained(make, X, Y, compile_with)
+    assert_same(trained(make, X, Y, compile_with, split()), plain)
+
+
 class Notes(layers.Layer):
     def call(self, inputs):
         self.noted = 2.0 * inputs

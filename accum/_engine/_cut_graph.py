@@ -93,6 +93,7 @@ class CutGraph:
       late: {key of a gradient that a backward phase computes for others: the last level, the lowest, that takes it}.
       summed: keys that the backward phases compute for `weights`.
       assigned: list of `Assigned`, what is assigned once.
+      assigned_at_once: {which of `wholes`: list of `Assigned`, what it assigns}.
       finals: the `Phase` that computes these.
       states: {key in the graph: handle of the variable that is read once, before the batch}.
       moved: handles of the variables to which each micro-batch assigns.
@@ -109,6 +110,7 @@ class CutGraph:
         self.states: Dict[Key, tf.Tensor] = {}
         self.drawn: Set[str] = set()
         self.assigned: List[Assigned] = []
+        self.assigned_at_once: Dict[int, List[Assigned]] = {}
         self.moved: List[tf.Tensor] = []
         self._end_without_effect()
         self._order()
@@ -322,6 +324,11 @@ class CutGraph:
                 self.assigned.append(Assigned(outside, final, assigned[handle]))
                 self._dropped.update(assigned[handle])
                 continue
+            if name_of(final) in self._islands:
+                own = self.assigned_at_once.setdefault(self._islands[name_of(final)], [])
+                own.append(Assigned(outside, final, assigned[handle]))
+                self._dropped.update(assigned[handle])
+                continue
             self.moved.append(outside)
             if name_of(self._state_key(handle)) not in reached:  # only its own next value depends on it
                 reads = [node.name for node in created if node.type == "ReadVariableOp" and node.inputs[0] == handle]
@@ -482,8 +489,9 @@ class CutGraph:
             wanted[self.level(key) or 0].append(key)
         self.wholes = []
         for number, whole in enumerate(trace.wholes):
+            fetches = whole.results + [final.value for final in self.assigned_at_once.get(number, [])]
             phase = self._phase(
-                self.level(whole.arguments[0]) or 0, whole.results, [], functools.partial(self._is_island, number)
+                self.level(whole.arguments[0]) or 0, fetches, [], functools.partial(self._is_island, number)
             )
             self._require_arguments(whole, phase)
             self.wholes.append(phase)
