@@ -274,3 +274,117 @@ def test_an_added_loss_in_which_examples_meet_is_named():
     model.compile(tf.keras.optimizers.SGD(0.05), "mse")
     with pytest.warns(UserWarning, match="look across the examples of each micro-batch.*added losses.*Received"):
         model.train_on_batch(X[:, 0], Y)
+
+
+class ByTotal(layers.Layer):
+    """Divides by a sum over all examples that it has seen."""
+
+    def build(self, shape):
+        self.total = self.add_weight(name="total", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.total.assign_add(tf.reduce_sum(inputs**2, name="of_all"))
+        return inputs / (1.0 + tf.cast(self.total, inputs.dtype))
+
+
+@pytest.mark.filterwarnings("ignore:The train step changes variables")
+def test_examples_that_meet_in_a_variable_are_named():
+    """The named operation is before the assignment, not what reads the variable behind it."""
+    ours, plain, said = both(lambda: net(ByTotal()))
+    assert len(said) == 1 and "of_all']" in said[0]
+    assert max(np.abs(one - other).max() for one, other in zip(ours, plain)) > 1e-4
+
+
+KERNEL = RANDOM.normal(size=(FEATURES, 3)).astype("float32")
+KEYS = np.arange(COUNT) % 3
+ORDER = tf.constant(RANDOM.randint(0, FEATURES, 200))  # too long to become a constant of a function
+ZEROS = tf.Variable(np.zeros(FEATURES, "int32"), trainable=False)
+
+
+def stepped(function, data, how, specs=None):
+    """The value and the gradient of a loss of what `function` returns for the data, and what was said."""
+    kernel = tf.Variable(KERNEL)
+
+    def loss(*data):
+        hidden = tf.matmul(function(*data), kernel)
+        mean, variance = tf.nn.moments(hidden, [0])
+        return tf.reduce_mean(tf.nn.relu((hidden - mean) * tf.math.rsqrt(variance + 1e-3) + 0.3))
+
+    def step(*data):
+        if how is not None:
+            return accum.value_and_gradients(loss, data, [kernel], SIZE - 1, **how)
+        with tf.GradientTape() as tape:
+            value = loss(*data)
+        return value, tape.gradient(value, [kernel])
+
+    step = tf.function(step, input_signature=specs) if specs else step
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        value, (gradient,) = step(*data)
+    return [value, gradient], [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+
+
+FLAT = X[:, 0]
+OF_EVERY_KIND = {
+    "a number": (lambda hidden, scale: hidden * scale, [tf.constant(1.5)]),
+    "an integer": (lambda hidden, power: hidden ** tf.cast(power + 1, tf.float32), [tf.constant(1)]),
+    "a flag": (lambda hidden, flag: tf.where(flag, hidden, 0.0 * hidden), [tf.constant(True)]),
+    "a mask": (lambda hidden, mask: hidden * tf.cast(mask, tf.float32)[:, None], [tf.constant(KEYS > 0)]),
+    "a long constant": (lambda hidden: tf.gather(hidden, ORDER, axis=1)[:, 7:11], []),
+    "a variable of integers": (lambda hidden: hidden + tf.gather(hidden[:, :1], ZEROS, axis=1), []),
+}
+
+
+@pytest.mark.parametrize("name", OF_EVERY_KIND)
+def test_arguments_and_constants_of_every_kind_are_made_up(name):
+    function, others = OF_EVERY_KIND[name]
+    data = [tf.constant(FLAT)] + others
+    ours, said = stepped(function, data, {"whole_batch": "batch_norm"})
+    assert not said
+    for one, other in zip(ours, stepped(function, data, None)[0]):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+    rolled = lambda *data: tf.roll(function(*data), 1, axis=0) + function(*data)  # noqa: E731
+    _, said = stepped(rolled, data, {"whole_batch": "batch_norm"})
+    assert len(said) == 1 and "look across the examples" in said[0] and "Received: ['Roll']" in said[0]
+
+
+def scaled_by(look_up):
+    return lambda hidden, keys: hidden * look_up(keys)[:, None]
+
+
+def test_what_can_not_be_made_up_is_told_and_changes_nothing():
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 1, 2], [0.5, 1.0, 2.0]), 0.0)
+    keys = tf.constant(KEYS, tf.int32)
+    keyed = [tf.constant(FLAT), keys]
+
+    cases = [
+        (scaled_by(table.lookup), keyed, None, "LookupTableFindV2'] may return something else each time"),
+        (scaled_by(tf.function(table.lookup)), keyed, None, "the shape of the variable of"),
+        (lambda hidden: tf.ensure_shape(hidden, [None, 4]), keyed[:1], [tf.TensorSpec(None)], "unknown rank"),
+    ]
+    for function, data, specs, words in cases:
+        ours, said = stepped(function, data, {"whole_batch": "batch_norm"}, specs)
+        assert len(said) == 1 and "can't be checked" in said[0] and words in said[0]
+        for one, other in zip(ours, stepped(function, data, None)[0]):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_integers_from_outside_that_are_not_known_are_told():
+    """Their values may be places, so that none can be made up."""
+    kernel = tf.Variable(KERNEL)
+
+    @tf.function
+    def step(features, shift, **how):
+        shift += 1
+
+        def loss(features):
+            return tf.reduce_mean(tf.nn.relu(tf.matmul(tf.roll(features, shift, axis=1), kernel)))
+
+        if how:
+            return accum.value_and_gradients(loss, [features], [kernel], SIZE - 1, **how)
+        return loss(features), tf.gradients(loss(features), [kernel])
+
+    with pytest.warns(UserWarning, match="can't be checked.*is unknown when the graph is built"):
+        ours = step(tf.constant(FLAT), tf.constant(1), whole_batch="batch_norm")
+    for one, other in zip(tf.nest.flatten(ours), tf.nest.flatten(step(tf.constant(FLAT), tf.constant(1)))):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)

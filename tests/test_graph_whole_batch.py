@@ -402,6 +402,25 @@ def test_assignments_and_losses_that_would_be_lost_are_refused():
 
 
 @pytest.mark.law("L17")
+def test_outputs_of_another_number_than_the_examples_are_refused_in_the_session():
+    def value_of_every(step):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            images = tf1.placeholder(tf.float32, [None, 6, 6, 2])
+            value, _ = accum.compat.v1.value_and_gradients(
+                lambda images: projected(images)[::step],
+                images,
+                micro_batch_size=4,
+                loss=lambda outputs, images: tf.reduce_sum(outputs**2),
+            )
+            session.run(tf1.global_variables_initializer())
+            return session.run(value, {images: IMAGES})
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="first axis of each must be the batch"):
+        value_of_every(2)
+    assert value_of_every(1) > 0.0
+
+
+@pytest.mark.law("L17")
 def test_a_value_that_is_differentiated_again_is_refused():
     with tf.Graph().as_default():
         images = tf1.placeholder(tf.float32, [None, 6, 6, 2])

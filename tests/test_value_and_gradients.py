@@ -817,3 +817,75 @@ def test_what_meets_single_examples_again_and_is_not_exact_is_named(name):
     with pytest.warns(UserWarning, match="look across the examples of each micro-batch"):
         ours = step_of(NAMED[name], {"whole_batch": "batch_norm"})
     assert apart(ours, step_of(NAMED[name], None)) > 1e-3
+
+
+@pytest.mark.law("L19")
+@pytest.mark.parametrize("axis", [0, 1], ids=["times", "examples"])
+def test_statistics_that_may_be_over_examples_or_times_of_unknown_number_are_named(axis):
+    """Behind a transposition, either axis may be the examples: over the times, the step is that of the full batch."""
+    random = np.random.RandomState(4)
+    data = random.normal(size=(N, 5, 4)) * np.linspace(0.2, 3.0, N)[:, None, None]
+    kernel = tf.Variable(random.normal(size=(4, 3)), dtype=tf.float32)
+
+    def function(hidden):
+        mean, variance = tf.nn.moments(hidden, [axis], keepdims=True)
+        return (hidden - mean) * tf.math.rsqrt(variance + 1e-3)
+
+    def loss(data):
+        return tf.reduce_mean(tf.reduce_mean(tf.nn.relu(in_time(function)(tf.matmul(data, kernel))), axis=1) ** 2)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 4])])
+    def step(data):
+        value, gradients = accum.value_and_gradients(loss, data, [kernel], 4, whole_batch="batch_norm")
+        return [value] + gradients
+
+    with tf.GradientTape() as tape:
+        value = loss(tf.constant(data, tf.float32))
+    plain = [value] + tape.gradient(value, [kernel])
+    with pytest.warns(UserWarning, match="look across the examples of each micro-batch.*moments/mean"):
+        ours = step(tf.constant(data, tf.float32))
+    assert apart(ours, plain) < 2e-5 if axis == 0 else apart(ours, plain) > 1e-2
+
+
+@pytest.mark.law("L17")
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_statistics_of_an_unknown_number_of_features_are_refused_until_it_is_set():
+    scale = tf.Variable([1.0, 2.0, 3.0, 4.0])
+
+    def loss(data):
+        return tf.reduce_mean(tf.nn.relu(by_moments(data, 0) * scale + 0.3))
+
+    def known(data):
+        data.set_shape([None, 4])
+        return loss(data)
+
+    def step(function):
+        @tf.function(input_signature=[tf.TensorSpec([None, None])])
+        def of_batch(data):
+            value, gradients = accum.value_and_gradients(function, data, [scale], 4, whole_batch="batch_norm")
+            return [value] + gradients
+
+        return of_batch(tf.constant(X))
+
+    with pytest.raises(ValueError, match=r"needs to know the number of features.*statistics of shape \(1, None\)"):
+        step(loss)
+    ours = step(known)
+    with tf.GradientTape() as tape:
+        value = loss(tf.constant(X))
+    assert apart(ours, [value] + tape.gradient(value, [scale])) < 2e-5
+
+
+@pytest.mark.law("L17")
+@pytest.mark.filterwarnings("ignore:With `whole_batch`, these operations")
+@pytest.mark.parametrize("way", [lambda step: step, tf.function], ids=["eager", "function"])
+def test_outputs_of_another_number_than_the_examples_are_refused(way):
+    """In a function, their number is known only when it runs."""
+    kernel = tf.Variable(KERNEL)
+
+    def step(data):
+        return accum.value_and_gradients(
+            lambda data: tf.matmul(data, kernel)[::2], data, [kernel], 4, loss=lambda outputs, data: tf.norm(outputs)
+        )
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="first axis of each must be the batch"):
+        way(step)(tf.constant(X))

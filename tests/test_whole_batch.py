@@ -603,6 +603,141 @@ def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
     assert_same(trained(lambda: with_layer(Wraps()), X, Y, compile_with, split()), plain)
 
 
+class AcrossExamples(layers.Layer):
+    looks_across_examples = True
+
+
+class WithRanks(AcrossExamples):
+    """Returns also integers, and a number by which others only decide."""
+
+    def call(self, inputs):
+        centred = inputs - tf.reduce_mean(inputs, axis=0)
+        return centred, tf.argsort(tf.argsort(inputs[:, 0])), tf.reduce_sum(centred, axis=1)
+
+
+class ByRanks(layers.Layer):
+    def call(self, inputs):
+        centred, ranks, sums = inputs
+        return centred * (0.1 * tf.cast(ranks, tf.float32) + tf.cast(sums > 0.0, tf.float32))[:, None]
+
+
+class AwayFromItsClass(AcrossExamples):
+    """Takes also integers, and numbers that only decide."""
+
+    def call(self, inputs):
+        hidden, classes, gates = inputs
+        same = tf.cast(classes[:, None] == classes[None, :], tf.float32)
+        hidden -= tf.matmul(same, hidden) / tf.reduce_sum(same, axis=1, keepdims=True)
+        return hidden * tf.cast(gates > tf.reduce_mean(gates, axis=0), tf.float32)
+
+
+class OfTable(AcrossExamples):
+    """Has a table of its own, whose gradient is one of rows."""
+
+    def build(self, shape):
+        self.table = self.add_weight(name="table", shape=(6, 3), initializer="ones")
+
+    def call(self, tokens):
+        hidden = tf.reduce_mean(tf.gather(tf.convert_to_tensor(self.table), tokens), axis=1)
+        return hidden - tf.reduce_mean(hidden, axis=0)
+
+
+def ranked():
+    inputs = tf.keras.Input((3,))
+    return tf.keras.Model(inputs, layers.Dense(2)(ByRanks()(WithRanks()(layers.Dense(4)(inputs)))))
+
+
+def by_class():
+    inputs, classes = tf.keras.Input((3,)), tf.keras.Input((), dtype="int32")
+    hidden = [layers.Dense(4)(inputs), classes, layers.Dense(4)(inputs)]
+    return tf.keras.Model([inputs, classes], layers.Dense(2)(AwayFromItsClass()(hidden)))
+
+
+def of_table():
+    tokens = tf.keras.Input((4,), dtype="int32")
+    return tf.keras.Model(tokens, layers.Dense(2)(OfTable()(tokens)))
+
+
+@pytest.mark.per_version
+@pytest.mark.parametrize("how", ["eager", "traced"])
+@pytest.mark.parametrize(
+    "make,data",
+    [(ranked, X), (by_class, [X, CLASSES[: len(X)].astype("int32")]), (of_table, TOKENS)],
+    ids=["ranked", "by class", "of table"],
+)
+def test_layers_that_look_across_examples_take_and_return_what_has_no_gradient(make, data, how):
+    compile_with = dict({"loss": "mse"}, **(EAGERLY if how == "eager" else TRACED))
+    assert_same(trained(make, data, Y, compile_with, split()), trained(make, data, Y, compile_with))
+
+
+class MovesCentre(AcrossExamples):
+    """Moves an average of what it is given, and reads it before or after that."""
+
+    def __init__(self, is_after):
+        super().__init__()
+        self.is_after = is_after
+
+    def build(self, shape):
+        self.centre = self.add_weight(name="centre", shape=(4,), initializer="zeros", trainable=False)
+        self.largest = tf.keras.metrics.Mean(name="largest")
+
+    def call(self, inputs):
+        before = tf.convert_to_tensor(self.centre)
+        self.centre.assign(0.9 * before + 0.1 * tf.reduce_mean(inputs, axis=0))
+        self.largest.update_state(tf.reduce_max(inputs))
+        return inputs - (tf.convert_to_tensor(self.centre) if self.is_after else before)
+
+
+@pytest.mark.per_version
+@pytest.mark.parametrize("how", ["eager", "traced"])
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.filterwarnings("error:The train step changes variables")
+def test_what_a_layer_that_looks_across_examples_assigns_is_that_of_the_batch(is_after, how):
+    """Each of two steps, also a metric that it updates."""
+
+    def make():
+        inputs = tf.keras.Input((3,))
+        hidden = layers.BatchNormalization()(MovesCentre(is_after)(layers.Dense(4)(inputs)))
+        return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+    compile_with = dict({"loss": "mse"}, **(EAGERLY if how == "eager" else TRACED))
+    plain = trained(make, X, Y, compile_with)
+    assert_same(trained(make, X, Y, compile_with, split()), plain)
+
+
+class Notes(layers.Layer):
+    def call(self, inputs):
+        self.noted = 2.0 * inputs
+        return self.noted
+
+
+class AwayFromNoted(AcrossExamples):
+    """Takes the mean of what it is given, or of what another layer has noted."""
+
+    def __init__(self, layer, is_given):
+        super().__init__()
+        self.others, self.is_given = layer, is_given
+
+    def call(self, inputs):
+        hidden, noted = inputs
+        return hidden - tf.reduce_mean(noted if self.is_given else self.others.noted, axis=0)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.per_version
+def test_a_layer_that_looks_across_examples_must_be_given_what_it_takes_of_them():
+    def make(is_given):
+        inputs, notes = tf.keras.Input((3,)), Notes()
+        noted = notes(layers.Dense(4)(inputs))
+        return tf.keras.Model(inputs, layers.Dense(2)(AwayFromNoted(notes, is_given)([layers.Dense(4)(noted), noted])))
+
+    compile_with = dict({"loss": "mse"}, **EAGERLY)
+    with pytest.raises(ValueError, match="must be arguments of its `call`.*Received: .*Mean.*of a micro-batch"):
+        trained(lambda: make(False), X, Y, compile_with, split())
+    plain = trained(lambda: make(False), X, Y, compile_with)
+    assert_same(trained(lambda: make(True), X, Y, compile_with, split()), plain)
+
+
 class Branches(layers.Layer):
     """Needs AutoGraph, which Keras 2 uses for layers in a train function."""
 
@@ -1258,12 +1393,26 @@ class AddsLosses(layers.Layer):
         return inputs
 
 
+class AddsGrowingPenalty(layers.Layer):
+    """Adds a loss of its weights, by the number of calls."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
+        self.scale = self.add_weight(name="scale", shape=(int(shape[-1]),), initializer="ones")
+
+    def call(self, inputs):
+        self.calls.assign_add(1.0)
+        self.add_loss(0.1 * tf.convert_to_tensor(self.calls) * tf.reduce_sum(tf.convert_to_tensor(self.scale) ** 2))
+        return self.scale * inputs
+
+
 @pytest.mark.per_version
 @pytest.mark.parametrize("whole_batch", ["all", "loss"])
 @pytest.mark.parametrize(
     "layer",
     [
         AddsPenalty,
+        AddsGrowingPenalty,
         pytest.param(AddsMetric, marks=pytest.mark.skipif(IS_KERAS_3, reason="layers of Keras 3 add no metrics")),
         pytest.param(AddsLosses, marks=pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 takes scalars")),
     ],

@@ -33,7 +33,7 @@ import functools
 from typing import Any, Callable, Container, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum import _tf
-from accum._engine._trace_and_barriers import SCOPE, Trace, Unrepeatable
+from accum._engine._trace_and_barriers import SCOPE, Trace, Unrepeatable, WholeMark
 from accum._tf import tf
 from accum._tf.graph_parts import name_of
 
@@ -93,6 +93,7 @@ class CutGraph:
       late: {key of a gradient that a backward phase computes for others: the last level, the lowest, that takes it}.
       summed: keys that the backward phases compute for `weights`.
       assigned: list of `Assigned`, what is assigned once.
+      assigned_at_once: {which of `wholes`: list of `Assigned`, what it assigns}.
       finals: the `Phase` that computes these.
       states: {key in the graph: handle of the variable that is read once, before the batch}.
       moved: handles of the variables to which each micro-batch assigns.
@@ -109,7 +110,9 @@ class CutGraph:
         self.states: Dict[Key, tf.Tensor] = {}
         self.drawn: Set[str] = set()
         self.assigned: List[Assigned] = []
+        self.assigned_at_once: Dict[int, List[Assigned]] = {}
         self.moved: List[tf.Tensor] = []
+        self._end_without_effect()
         self._order()
         self._find_levels()
         self._forward_state()
@@ -125,6 +128,18 @@ class CutGraph:
     def inputs_of(self, name: str) -> List[Key]:
         """Return the keys of the tensors that an operation takes."""
         return self._inputs(self._nodes[name])
+
+    def _end_without_effect(self) -> None:
+        """Let the gradient be 0 by what is called with the whole batch, or by what it returns, but has no effect."""
+        for whole in self.trace.wholes:
+            ends = list(zip(whole.result_cotangents, whole.results, whole.part_grads))
+            ends += zip(whole.input_cotangents, whole.inputs, whole.argument_grads)
+            for cotangent, tensor, grad in ends:
+                if cotangent is not None and grad is None:
+                    zeros = f"accum_zeros/{name_of(cotangent)}"
+                    dtype = self.trace.graph.get_tensor_by_name(tensor).dtype
+                    self._add(_tf.graph_parts.new_node(zeros, "ZerosLike", [tensor], T=dtype))
+                    self._aliases[cotangent] = f"{zeros}:0"
 
     def _order(self) -> None:
         """Sort the operations such that each comes after what it takes, and what is behind a barrier after that."""
@@ -204,7 +219,7 @@ class CutGraph:
             pairs += [(key, mark.moments.mean) for key in mark.cotangents]
         for whole in trace.wholes:
             pairs += list(zip(whole.result_cotangents, whole.results)) + list(zip(whole.input_cotangents, whole.inputs))
-        return {name_of(one): other for one, other in pairs if one is not None}  # type: ignore[misc]
+        return {name_of(self._aliases.get(one, one)): other for one, other in pairs if one}  # type: ignore[arg-type]
 
     def _find_levels_of_gradients(self, cotangents: Dict[str, Any]) -> None:
         users: Dict[str, List[str]] = {}
@@ -307,6 +322,11 @@ class CutGraph:
             outside = self._captures[handle]
             if self._is_of_batch(final):
                 self.assigned.append(Assigned(outside, final, assigned[handle]))
+                self._dropped.update(assigned[handle])
+                continue
+            if name_of(final) in self._islands:
+                own = self.assigned_at_once.setdefault(self._islands[name_of(final)], [])
+                own.append(Assigned(outside, final, assigned[handle]))
                 self._dropped.update(assigned[handle])
                 continue
             self.moved.append(outside)
@@ -469,9 +489,11 @@ class CutGraph:
             wanted[self.level(key) or 0].append(key)
         self.wholes = []
         for number, whole in enumerate(trace.wholes):
+            fetches = whole.results + [final.value for final in self.assigned_at_once.get(number, [])]
             phase = self._phase(
-                self.level(whole.arguments[0]) or 0, whole.results, [], functools.partial(self._is_island, number)
+                self.level(whole.arguments[0]) or 0, fetches, [], functools.partial(self._is_island, number)
             )
+            self._require_arguments(whole, phase)
             self.wholes.append(phase)
             for key in whole.inputs:
                 self._used(key)[1].add(phase.level)
@@ -489,6 +511,20 @@ class CutGraph:
         self.forward = [phases[level] for level in range(count)]
         finals = [final.value for final in self.assigned]
         self.finals = self._phase(0, finals, [], lambda name: self._is_of_batch(f"{name}:0"))
+
+    def _require_arguments(self, whole: WholeMark, phase: Phase) -> None:
+        """Raise if what is called with the whole batch also takes a tensor of the micro-batch."""
+        trace = self.trace
+        stored = {key for mark in trace.wholes for key in mark.inputs}
+        own = set(whole.arguments) | set(trace.inputs) - stored | {trace.share, trace.position}
+        others = sorted(key for key in phase.feeds if key not in own and self.level(key) is not None)
+        if others:
+            raise ValueError(
+                "With `whole_batch`, a layer with `looks_across_examples` is called with the whole batch, so all that "
+                "it takes of the examples must be arguments of its `call`, dense tensors with one entry for each "
+                "example, and it can't contain batch normalization or another such layer: change that, or leave out "
+                f"`whole_batch`. Received: {others}, of a micro-batch."
+            )
 
     def _effects(self) -> Dict[int, List[str]]:
         """Return {level: names of operations that only have an effect}."""

@@ -28,7 +28,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from accum import _check, _tf
 from accum._engine import _cut_graph
-from accum._engine._cut_graph import Crossing, CutGraph, Phase
+from accum._engine._cut_graph import Assigned, Crossing, CutGraph, Phase
 from accum._engine._draws import uniform_seed
 from accum._engine._gradients import GradientFunction, custom_gradient, divided, weighted
 from accum._engine._micro_batches import (
@@ -160,6 +160,11 @@ def _stored_whole(tensor: tf.Tensor) -> KeptTensors:
     return KeptTensors(tensor, None, lambda: tensor)
 
 
+def _assign(finals: Sequence[Assigned], values: Dict[Key, tf.Tensor]) -> None:
+    for final in finals:
+        _tf.graph_parts.assign_handle(final.handle, values[final.value])
+
+
 class _Forward(NamedTuple):
     """What the forward phase of a level leaves of all micro-batches: lists of `Combined`, then of their results."""
 
@@ -228,10 +233,11 @@ class SegmentedFunction:
         fetched: Dict[Key, Any] = {}
         losses = {loss.value: loss for loss in trace.losses}
         for level, phase in enumerate(cut.forward):
-            for mark, whole in zip(trace.wholes, cut.wholes):
+            for number, (mark, whole) in enumerate(zip(trace.wholes, cut.wholes)):
                 if whole.level == level:
                     results, parts = self._run_whole(mark, whole), zip(mark.parts, mark.results)
                     self._stored.update({key: _stored_whole(results[result]) for key, result in parts})
+                    _assign(cut.assigned_at_once.get(number, []), results)
             if phase.fetches or phase.effects:
                 self._forward(level, phase, losses, fetched)
             for key in [key for key in self._stored if self._is_done(key, level)]:
@@ -255,9 +261,7 @@ class SegmentedFunction:
     def _end_states(self) -> None:
         """Assign, once, what does not depend on the batch."""
         if self._cut.assigned:
-            values = self._segments.run(self._cut.finals, self._feeds(self._cut.finals, FIRST))
-            for final in self._cut.assigned:
-                _tf.graph_parts.assign_handle(final.handle, values[final.value])
+            _assign(self._cut.assigned, self._segments.run(self._cut.finals, self._feeds(self._cut.finals, FIRST)))
 
     def _receive(self, fetched: Dict[Key, Any]) -> None:
         ordered = sorted(range(len(self._wholes)), key=lambda number: self._trace.statistics[number].barrier.order)
@@ -377,8 +381,6 @@ class SegmentedFunction:
         return tf.cast(value, self._cut.spec(key).dtype)
 
     def _at(self, kept: KeptTensors, index: Index) -> tf.Tensor:
-        if index is WHOLE:
-            return kept.joined()
         if kept.others is None:
             return self._micro.part(Batch(kept.first), index)
         return kept.first if index is FIRST else kept.at(index)
@@ -729,10 +731,10 @@ def _require_examples(output: tf.Tensor) -> None:
 def _with_examples(tensor: tf.Tensor, count: Size) -> tf.Tensor:
     """Return an output, and raise, or let the graph raise, unless its first axis is the batch."""
     static_size = tensor.shape.as_list()[0] if tensor.shape.rank else None
-    if tensor.shape.rank == 0 or (isinstance(count, int) and static_size not in (None, count)):
-        raise ValueError(f"{NOT_BATCHED} Received: {tensor!r}.")
     if static_size is not None and isinstance(count, int):
+        if static_size != count:
+            raise ValueError(f"{NOT_BATCHED} Received: {tensor!r}.")
         return tensor
     check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, message=NOT_BATCHED)
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies([check]):
         return tf.identity(tensor)

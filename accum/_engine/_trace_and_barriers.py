@@ -125,6 +125,7 @@ class Marks:
       losses: list of (scalar tensor, whether it is a sum).
       moments: list of (`Moments` of the micro-batch, function that receives those of the batch, once).
       own: names of operations that compute moments.
+      is_whole: whether a function is being called with the whole batch.
       unknown: names of reductions over the examples that are no barriers, though they should be.
       sources: what to differentiate by, if the function sets it: tensors of the graph, or variables.
     """
@@ -137,6 +138,7 @@ class Marks:
         self.statistics: List[Any] = []
         self.wholes: List[Any] = []
         self.own: Set[str] = set()
+        self.is_whole = False
         self.unknown: List[str] = []
         self.sources: Optional[List[Union[tf.Tensor, tf.Variable]]] = None
 
@@ -188,8 +190,10 @@ class Marks:
         arguments = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in inputs]
         # `total` also counts the examples that were before the batch.
         count = self.total if self._compiled else tf.shape(arguments[0], tf.int64)[0]
+        self.is_whole = True
         with self.draws.of(self.total - count, count):
             results = [tf.convert_to_tensor(tensor) for tensor in function(*arguments)]
+        self.is_whole = False
         parts = [_placeholder(tensor.dtype, _any_length(tensor)) for tensor in results]
         self.wholes.append((list(inputs), arguments, results, parts))
         return parts

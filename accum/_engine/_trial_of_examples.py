@@ -15,7 +15,7 @@ import numpy as np
 
 from accum import _check, _tf
 from accum._engine._cut_graph import CutGraph, Phase
-from accum._engine._trace_and_barriers import StatisticsMark, WholeMark
+from accum._engine._trace_and_barriers import StatisticsMark, WholeMark, is_differentiable
 from accum._tf import tf
 
 Key = str
@@ -140,7 +140,7 @@ class _Trial:
         is_batched = _is_batched(spec)
         shape = _made_up_shape(spec)
         if spec.dtype.is_integer:
-            place = np.arange(np.prod(shape[1:] if is_batched else shape, dtype=int))
+            place = np.arange(np.prod(shape[1:], dtype=int))  # what is not batched has no axes
             value = place // 2 % 2
             if is_batched:
                 value = np.stack([value, np.where(place % 3 == 1, value, 1 - value)])
@@ -180,17 +180,17 @@ class _Trial:
 
     def _capture(self, key: Key) -> np.ndarray:
         """Return a value for what comes from outside of the graph."""
-        outside, spec = self._outsides.get(key), self._cut.spec(key)
         if key in self._cut.states:
             spec = self._variable(self._cut.states[key])
             return self._weights(key, spec.shape.as_list(), spec.dtype)
-        value = None if outside is None else tf.get_static_value(outside)
+        outside = self._outsides[key]
+        value = tf.get_static_value(outside)
         if value is not None:
             return value
-        shape = self._trace.graph.get_tensor_by_name(key).shape
-        if shape.rank is None or None in shape.as_list() or not (spec.dtype.is_floating or spec.dtype.is_complex):
+        inside = self._trace.graph.get_tensor_by_name(key)
+        if not inside.shape.is_fully_defined() or not is_differentiable(inside):
             raise ValueError(f"{outside!r} is unknown when the graph is built")
-        return self._weights(key, shape.as_list(), spec.dtype)
+        return self._weights(key, inside.shape.as_list(), inside.dtype)
 
     def _variable(self, handle: tf.Tensor) -> tf.TensorSpec:
         """Return the spec of a variable, given its handle outside of the graph."""

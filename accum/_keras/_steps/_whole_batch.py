@@ -233,7 +233,7 @@ def _updating(update_state: Callable[..., Wait], marks: Marks) -> Callable[..., 
     """Return a function that updates the mean of a layer's numbers, each one that of a micro-batch, with them."""
 
     def update(values: tf.Tensor, sample_weight: Nested = None) -> Wait:
-        if sample_weight is None and getattr(values, "shape", None) == ():
+        if sample_weight is None and not marks.is_whole and getattr(values, "shape", None) == ():
             sample_weight = tf.cast(marks.share, values.dtype)
         return update_state(values, sample_weight=sample_weight)
 
