@@ -820,6 +820,27 @@ def test_what_meets_single_examples_again_and_is_not_exact_is_named(name):
 
 
 @pytest.mark.law("L19")
+def test_a_mean_that_cancels_over_two_examples_is_not_named(recwarn):
+    """As of the cubes of normalised values, which for the two of a trial is what rounding leaves of 0."""
+    kernel = tf.Variable(KERNEL)
+
+    def skewness(x):
+        hidden = x @ kernel
+        mean, variance = tf.nn.moments(hidden, [0])
+        return tf.reduce_mean(((hidden - mean) * tf.math.rsqrt(variance + 1e-6)) ** 3)
+
+    step = tf.function(
+        lambda x: accum.value_and_gradients(skewness, x, [kernel], micro_batch_size=4, whole_batch="batch_norm")
+    )
+    value, (gradient,) = step(X)
+    with tf.GradientTape() as tape:
+        whole = skewness(X)
+    np.testing.assert_allclose(value, whole, rtol=2e-5)
+    np.testing.assert_allclose(gradient, tape.gradient(whole, kernel), rtol=2e-5, atol=2e-6)
+    assert not [warning for warning in recwarn if "look across the examples" in str(warning.message)]
+
+
+@pytest.mark.law("L19")
 @pytest.mark.parametrize("axis", [0, 1], ids=["times", "examples"])
 def test_statistics_that_may_be_over_examples_or_times_of_unknown_number_are_named(axis):
     """Behind a transposition, either axis may be the examples: over the times, the step is that of the full batch."""
