@@ -96,6 +96,7 @@ SITE = {
     "MATRIX.md": "matrix.md",
     "docs/": "",
     "../docs/": "",
+    "../../benchmarks/README.md": "../benchmarks.md",
     "../benchmarks/README.md": "benchmarks.md",
     "benchmarks/README.md": "benchmarks.md",
 }
