@@ -241,7 +241,7 @@ def test_what_tensorflow_built_last_night_may_fail_and_meets_the_tests_of_keras_
     for line in ("ignore_errors = true", "    tf-nightly", "    keras-nightly"):
         assert line + "\n" in nightly
     assert re.search(r"pip install --no-deps --force-reinstall .*git\+https://\S+/keras-team/keras", nightly)
-    assert 'pytest tests/test_upstream_suites.py -m ""' in nightly  # of which "not slow" would leave nothing
+    assert 'pytest tests/test_upstream_suites.py -m ""' in nightly  # all `slow`: the other command leaves them out
 
 
 def test_all_of_the_engine_has_to_be_reached_by_the_environments_whose_coverage_is_put_together():

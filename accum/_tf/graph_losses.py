@@ -17,7 +17,7 @@ PASSES = ("Cast", "CheckNumerics", "ExpandDims", "Identity", "Neg", "Print", "Re
 CONSTANTS = ("Add", "AddV2", "Maximum", "StopGradient") + PASSES  # may add a constant to a count
 CHOICES = ("Select", "SelectV2")
 A_SUM = 0.5  # a factor of a sum that is no larger may stand for one over the number of examples
-# What is divided before one of these is no mean after it.
+# A quotient that passes one of these may have been a mean over the examples, and is one no more.
 CURVED: Tuple[str, ...] = ("Exp", "Log", "Log1p", "Pow", "Sigmoid", "Softplus", "Square", "SquaredDifference", "Tanh")
 CURVED += ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 # Unless it is the loss itself, one of these may divide by the number of examples.

@@ -124,7 +124,7 @@ def copy_of(optimizer: Any) -> Any:
 
 
 COMPUTING = ("compute_gradients", "_compute_gradients", "get_gradients", "_get_gradients", "_transform_loss")
-"""The methods of Keras 2 that compute gradients. Those of Keras 3 are only given them."""
+"""The methods by which an optimizer of Keras 2 computes gradients. One of Keras 3 is only given them."""
 
 
 def own_ways_to_gradients(optimizer: Any) -> List[str]:

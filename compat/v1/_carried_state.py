@@ -68,7 +68,7 @@ def warn_of_carried_state(tensors: Sequence[Gradient], splits: bool) -> None:
         _check.warn(f"{AFTER_ANOTHER} Received: {others}.")
     if others or not splits:
         return
-    used = _used_by([tensor.op for tensor in flat], ops)
+    used = _used_by([tensor.op for tensor in flat], ops) if changed else set()
     beside = [name for name in _assigned_beside(ops, averages) if name not in changed]
     carried = [name for name, owner in changed.items() if owner in used]
     apart = [name for name in changed if name not in carried]
