@@ -281,3 +281,16 @@ def test_replicas_agree_on_a_size(memory):
     assert model.micro_batch_size == 5
     for mine, theirs in zip(ended[0], began[0]):
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.per_version
+@pytest.mark.parametrize("memory_limit, is_said", [(None, False), (1, True)], ids=["fits", "split"])
+def test_batch_norm_beside_a_loss_of_the_whole_batch_is_warned_of_when_a_batch_is_split(memory_limit, is_said, recwarn):
+    norm = [tf.keras.layers.Dense(3), tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(1)]
+    plain = tf.keras.Sequential([tf.keras.Input((3,))] + norm)
+    options = {"micro_batch_size": "auto", "whole_batch": "loss", "memory_limit": memory_limit}
+    model = accum.GradientAccumulateModel.from_model(plain, **options)
+    model.compile("sgd", "mse")
+    model.fit(np.ones([8, 3], "float32"), np.ones([8, 1], "float32"), batch_size=8, verbose=0)
+    said = [one for one in recwarn if "Batch normalization updates its moving statistics" in str(one.message)]
+    assert bool(said) == is_said

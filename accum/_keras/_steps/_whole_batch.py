@@ -438,7 +438,8 @@ class WholeBatchStep(SplitStep):
     def _check_batch_norms(self) -> None:
         """Warn of, or refuse, batch normalisation layers that are no barrier."""
         if "batch_norm" not in self._model._accum.whole_batch:
-            warn_of_batch_norms(self._model)
+            if not self._model._accum.size.is_auto:  # which warns when it splits a batch
+                warn_of_batch_norms(self._model)
             self._check_layers()
 
     def train(self, data: Data) -> Logs:
