@@ -8,11 +8,12 @@ __version__ = "0.1.0"
 __all__ = ["__version__"]
 
 if needs_tensorflow():
+    from accum._check import InexactWarning
     from accum._clipping._adaptive import adaptive_clip_grad, compute_norm, unitwise_norm
     from accum._clipping._transform import AdaptiveClipping
     from accum._tf.version import HAS_KERAS_API
 
-    __all__ += ["AdaptiveClipping", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
+    __all__ += ["AdaptiveClipping", "InexactWarning", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
 
     if HAS_KERAS_API:
         from accum._keras._batch_norm._layer import AccumBatchNormalization

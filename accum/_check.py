@@ -57,6 +57,22 @@ _CALLED_ELSEWHERE = dict.fromkeys(
 )
 
 
+class InexactWarning(UserWarning):
+    """Warns of a result that may differ from that of the full batch. The message says what differs, why, and a remedy.
+
+    Other warnings of accum, such as of an argument that has no effect, are of other categories.
+
+    Example:
+      >>> warnings.simplefilter("error", accum.InexactWarning)  # raises an error in place of each such warning
+    """
+
+    # AutoGraph raises what a traced function has raised anew, and keeps the class only of errors with this constructor.
+    __init__ = Exception.__init__  # type: ignore[assignment]
+
+
+InexactWarning.__module__ = "accum"  # so a filter of the command line finds it: -W error::accum.InexactWarning
+
+
 def warn(message: str, category: Type[Warning] = UserWarning) -> None:
     """Warn at the line of the user's code that was running, whatever of accum, Keras and TensorFlow is in between.
 

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "testing": KERAS | {"testing"},
     "_migrate": {"_migrate"},
     # what `import accum` shows, and the command line
-    "": {"_clipping", "_entry", "_keras", "_tf"},
+    "": {"_check", "_clipping", "_entry", "_keras", "_tf"},
     "_cli": {"", "_check", "_cli", "_migrate", "_tf", "compat", "convert", "testing"},
     "__main__": {"", "_cli"},
     "_script": {"__main__"},
@@ -41,6 +41,7 @@ PUBLIC = {
     "GAOptimizerWrapper",
     "GradientAccumulateModel",
     "GradientAccumulateOptimizer",
+    "InexactWarning",
     "NoiseScaleScheduler",
     "StepLogger",
     "__version__",

@@ -156,7 +156,8 @@ class Draws:
                 _check.warn(
                     "These operations draw random numbers that differ with the size of micro-batches, because each "
                     "call advances the seed of its layer: train with `GradientAccumulateModel`, or pass `whole_batch`. "
-                    f"Received: {_check.shown(self._advancing)}."
+                    f"Received: {_check.shown(self._advancing)}.",
+                    _check.InexactWarning,
                 )
             if self.others:
                 _check.warn(
@@ -165,7 +166,8 @@ class Draws:
                     "Python, do not have the examples along their first axis, are compiled by XLA although an update "
                     "takes several batches, or are on several replicas in a model without dropout or noise layers of "
                     "Keras. Results are correct, but for other draws: draw with `tf.random.uniform` or `normal`, a "
-                    f"number for each example, outside of loops and functions. Received: {_check.shown(self.others)}."
+                    f"number for each example, outside of loops and functions. Received: {_check.shown(self.others)}.",
+                    _check.InexactWarning,
                 )
 
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:

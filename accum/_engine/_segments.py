@@ -664,9 +664,10 @@ def _warn_of_meetings(segments: Segments, tries: bool, are_means: bool) -> None:
             _check.warn(
                 "It can't be checked whether operations look across the examples of each micro-batch: a trial on two "
                 f"made-up examples failed. The step is that of the full batch if none does. Received: {failure}",
+                _check.InexactWarning,
             )
     if unknown:
-        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.")
+        _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", _check.InexactWarning)
 
 
 def whole_call(

@@ -189,4 +189,5 @@ def _warn_of_moved(graph: CutGraph) -> None:
         _check.warn(
             "`function` changes variables once per micro-batch, unlike at the full batch, whose result this may "
             f"change: change them outside of it, once. Changed: {names}.",
+            _check.InexactWarning,
         )

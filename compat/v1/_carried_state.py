@@ -65,7 +65,7 @@ def warn_of_carried_state(tensors: Sequence[Gradient], splits: bool) -> None:
     changed = _changed_by(ops, averages)
     others = _accumulating_optimizers(list(changed))
     if others:
-        _check.warn(f"{AFTER_ANOTHER} Received: {others}.")
+        _check.warn(f"{AFTER_ANOTHER} Received: {others}.", _check.InexactWarning)
     if others or not splits:
         return
     used = _used_by([tensor.op for tensor in flat], ops) if changed else set()
@@ -74,7 +74,7 @@ def warn_of_carried_state(tensors: Sequence[Gradient], splits: bool) -> None:
     apart = [name for name in changed if name not in carried]
     for told, names in ((CARRIED, carried), (APART, apart), (BESIDE, beside)):
         if names:
-            _check.warn(f"{told} Received: {names}.")
+            _check.warn(f"{told} Received: {names}.", _check.InexactWarning)
 
 
 def _used_by(results: Sequence[tf.Operation], ops: Sequence[tf.Operation]) -> Set[tf.Operation]:
@@ -95,7 +95,7 @@ def warn_of_repeated_changes(loss: tf.Tensor, created: Sequence[tf.Operation]) -
     ops = [op for op in _tf.op_walks.ancestors([loss.op], with_control=True) if op in own_ops and not _is_still(op)]
     changed = _changed_by(ops, [])
     if changed:
-        _check.warn(f"{REPEATED} Received: {list(changed)}.")
+        _check.warn(f"{REPEATED} Received: {list(changed)}.", _check.InexactWarning)
 
 
 def _changed_by(ops: Sequence[tf.Operation], averages: Sequence[Average]) -> Dict[str, tf.Operation]:

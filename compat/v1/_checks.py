@@ -83,7 +83,8 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
         _check.warn(
             f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. What is not linear, such "
             "as clipping, acts on the mean gradient in a full batch: leave it out there, and pass it as `transform=` "
-            f"to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type {sorted(kinds)}."
+            f"to the `AccumOptimizer`. Received: {type(optimizer).__name__}, with operations of type {sorted(kinds)}.",
+            _check.InexactWarning,
         )
 
 
@@ -147,7 +148,8 @@ def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
             "The gradients of each micro-batch are changed after they are computed and before `AccumOptimizer` "
             "receives them. What is not linear, such as clipping, acts on the mean gradient in a full batch: leave it "
             "out there, and pass it as `transform=` to the `AccumOptimizer`. Received: operations of type "
-            f"{sorted({op.type for op in found})}, such as {found[-1].name!r}."
+            f"{sorted({op.type for op in found})}, such as {found[-1].name!r}.",
+            _check.InexactWarning,
         )
     return bool(found)
 

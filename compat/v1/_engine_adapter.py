@@ -210,7 +210,7 @@ class GraphAdapter(OptimizerAdapter):
                     done = true_after(function())
         # Said once, where the first op that makes a step is created.
         if self._first_step is None and self.global_step is not None and not self._counts and not self._advances():
-            _check.warn(f"{NOT_COUNTED} Received: {type(self._wrapper.optimizer).__name__}.")
+            _check.warn(f"{NOT_COUNTED} Received: {type(self._wrapper.optimizer).__name__}.", _check.InexactWarning)
         return done
 
     def _count_step(self) -> tf.Operation:

@@ -167,7 +167,7 @@ class EveryRun:
     def _say(self, kind: str, message: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            _check.warn(message)
+            _check.warn(message, _check.InexactWarning)
 
 
 def _is_at_rest(average: Average) -> bool:

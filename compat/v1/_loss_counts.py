@@ -59,5 +59,5 @@ def _terms_of(loss: tf.Tensor) -> _tf.graph_losses.Terms:
 
 def _say(message: str, names: Sequence[str]) -> bool:
     if names:
-        _check.warn(f"{message} Received: {_check.shown(names)}.")
+        _check.warn(f"{message} Received: {_check.shown(names)}.", _check.InexactWarning)
     return bool(names)

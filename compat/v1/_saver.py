@@ -93,7 +93,7 @@ class Saver(tf.compat.v1.train.Saver):
             of_cycle = re.compile(f"(^|/){re.escape(scope)}/(accum|count_|micro_step)")
             changed = sorted(kept - names) + sorted(name for name in names - here if of_cycle.search(name))
             if changed:
-                _check.warn(f"{CHANGED_IN_MID_CYCLE} Received: {_check.shown(changed)}.")
+                _check.warn(f"{CHANGED_IN_MID_CYCLE} Received: {_check.shown(changed)}.", _check.InexactWarning)
 
 
 def _is_unfinished(save_path: str, names: Set[str], scope: str) -> bool:

@@ -125,7 +125,8 @@ class MovingStatistics(_tf.tracking.CheckpointOnly, CycleListener):
             _check.warn(
                 "A batch normalization layer is called in the middle of cycles of two optimizers, and would mix their "
                 "moments: finish one of them before, by the last batch of its cycle or by `flush()`, or give each "
-                f"model a layer of its own. Received: layer {self._layer.name!r}."
+                f"model a layer of its own. Received: layer {self._layer.name!r}.",
+                _check.InexactWarning,
             )
 
     def receive_whole(self, moments: Moments) -> Wait:

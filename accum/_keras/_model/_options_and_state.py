@@ -539,7 +539,8 @@ class ModelOptimizers:
         ):
             _check.warn(
                 "The model gets another optimizer in the middle of a cycle, whose gradients are lost: call `flush()` "
-                "of the optimizer first, or compile with the optimizer that the model has (`model.optimizer`)."
+                "of the optimizer first, or compile with the optimizer that the model has (`model.optimizer`).",
+                _check.InexactWarning,
             )
         for optimizer in accumulating:
             internals_of(optimizer).show(self._model)

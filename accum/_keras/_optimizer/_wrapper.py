@@ -715,7 +715,8 @@ def _resolve(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Op
         _check.warn(
             f"`{type(inner).__name__}` computes gradients in methods of its own, which nobody calls: an accumulating "
             "optimizer is only given gradients. Pass what these methods do to gradients as `transform`, which is "
-            f"called once per step. Received: {own_ways}."
+            f"called once per step. Received: {own_ways}.",
+            _check.InexactWarning,
         )
     return inner
 

@@ -207,6 +207,7 @@ class TrainStep:
                     f"then calls {optimizer!r}. At the full batch its loss would see the updated weights; over "
                     "micro-batches it sees the old ones. Use a separate train step or loop for each update, or compute "
                     "all losses first.",
+                    _check.InexactWarning,
                 )
 
     def _refuse_several(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -224,6 +225,7 @@ class TrainStep:
             _check.warn(
                 f"`{self._name}` calls {optimizer!r}, which is not an attribute of the model: each micro-batch has the "
                 "same weight in it, and `fit` does not end its last cycle. Keep it as an attribute of the model.",
+                _check.InexactWarning,
             )
             return
         raise ValueError(
@@ -342,6 +344,7 @@ def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable], others: int 
             "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "
             "variables in a callback, or where `has_stepped` of the optimizer is true. Changed: "
             f"{names}.",
+            _check.InexactWarning,
         )
 
 
@@ -385,6 +388,7 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
             "`accum.replace_batchnorm_layers` replaces it with a layer that updates them once per batch, and "
             "`whole_batch='batch_norm'` also normalises by the whole batch. Received: "
             f"{_check.shown(layers)}.",
+            _check.InexactWarning,
         )
 
 
@@ -399,6 +403,7 @@ def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
             "Batch normalization that is always in training normalises by micro-batches in `evaluate` and `predict` "
             "too, unlike the full batch: pass `whole_batch='batch_norm'`, or call the layers without `training=True`. "
             f"Received: {layers}.",
+            _check.InexactWarning,
         )
 
 
@@ -574,6 +579,7 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
             "batch. Pass `micro_batch_size` and `whole_batch='loss'`, or let all losses divide by examples: give "
             "padding and ignored elements a `sample_weight` of 0 instead, and hide masks from the losses by "
             f"`tf.keras.layers.Lambda(tf.identity)` at the end of each output. Received: {container.unlike}.",
+            _check.InexactWarning,
         )
 
 
@@ -585,6 +591,7 @@ def warn_of_summed_losses(model: tf.keras.Model) -> None:
             "Keras 3 adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
             "them than the full batch: add their mean, or pass `micro_batch_size` and `whole_batch='loss'`. Received: "
             f"losses of shape {[tuple(loss.shape) for loss in summed]}.",
+            _check.InexactWarning,
         )
 
 
@@ -599,6 +606,7 @@ def warn_of_summed_activities(model: tf.keras.Model) -> None:
             "sees, and smaller in micro-batches than in the full batch. Install Keras 3.13 or newer, or call "
             "`self.add_loss` with a mean over the examples in a layer of your own. Received: activity_regularizer of "
             f"{layers}.",
+            _check.InexactWarning,
         )
 
 
@@ -627,7 +635,7 @@ def warn_of_sums_in_cycle(model: tf.keras.Model, optimizers: Sequence[tf.keras.o
     adds_up = _tf.losses.adds_up_examples(getattr(model, _tf.losses.LOSS_CONTAINER, None))
     accumulates = any(internals_of(optimizer).may_take_several for optimizer in optimizers)
     if adds_up and accumulates and model._accum.is_first_time("sums in a cycle"):
-        _check.warn(_MEAN_OF_SUMS)
+        _check.warn(_MEAN_OF_SUMS, _check.InexactWarning)
 
 
 def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Nested], sums: bool) -> None:
@@ -650,6 +658,7 @@ def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Ne
             "gradients of a batch's micro-batches are added up, which differs from the full batch if the loss is "
             "divided by the number of examples, and logs other than the losses of Keras are averaged: compile losses "
             "that are means, or pass `micro_batch_size` and `whole_batch='loss'`.",
+            _check.InexactWarning,
         )
     if not sums and not is_mean and not options.weighs_as_keras and own.is_first_time("means in a train step"):
         _check.warn(
@@ -657,6 +666,7 @@ def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Ne
             "cycle, but the gradients of a batch's micro-batches are averaged, which differs from the full batch if "
             "the loss is a sum over examples: let it be a mean, or pass `micro_batch_size` and `whole_batch='loss'`, "
             "or `accum_steps` alone.",
+            _check.InexactWarning,
         )
 
 
@@ -666,11 +676,12 @@ def warn_of_inexact_loss(model: tf.keras.Model, model_options: Any) -> None:
     options = model_options.for_optimizers
     accumulates = options["accum_steps"] != 1  # batches: what is only split is exact
     if options["reduction"] != "sum" and accumulates and _tf.losses.adds_up_examples(container):
-        _check.warn(_MEAN_OF_SUMS)
+        _check.warn(_MEAN_OF_SUMS, _check.InexactWarning)
     bases = {base.__name__ for base in type(model).__mro__}
     has_own_loss = getattr(model, "_using_dummy_loss", False)  # what `transformers` calls it
     if model_options.weighs_as_keras and has_own_loss and bases & _MEANS_OVER_LABELS:
         _check.warn(
             f"The loss of {type(model).__name__} is a mean over the labels other than -100, whose number differs "
             "between micro-batches: pass `micro_batch_weight=`, a function `(x, y, sample_weight)` that counts them.",
+            _check.InexactWarning,
         )

@@ -281,6 +281,7 @@ class StepMetrics:
                 "over examples. If it does, set its attribute `looks_across_examples = False`. If not, call its "
                 "`update_state` with tensors whose first axis is the batch, outside of any `tf.function`, condition "
                 "or loop of the train step's own, or pass `whole_batch='loss'`.",
+                _check.InexactWarning,
             )
 
     # ------------------------------------------------------------------------------------------------------------
@@ -333,6 +334,7 @@ class StepMetrics:
                 "Numbers in the logs of a train step are averaged over micro-batches, which is not exact for counts, "
                 "sums, and values computed from `metric.result()`: return the result itself, or use a metric. "
                 f"Received: {logs!r}.",
+                _check.InexactWarning,
             )
 
     def _is_derived(self, leaf: Leaf) -> bool:

@@ -169,6 +169,7 @@ class SplitStep:
             _check.warn(
                 "A loss with reduction SUM adds up over micro-batches, and so do the regularization losses of the "
                 "model, which then count once for each micro-batch: compile a loss that is a mean.",
+                _check.InexactWarning,
             )
         return totals
 
@@ -436,7 +437,8 @@ class BatchDraws:
         except LookupError:
             _check.warn(
                 "Random numbers differ with the number of replicas: those of a model without dropout or noise layers "
-                "of Keras, or with XLA or several workers on TensorFlow 2.2 and 2.3, can't be told apart by example."
+                "of Keras, or with XLA or several workers on TensorFlow 2.2 and 2.3, can't be told apart by example.",
+                _check.InexactWarning,
             )
             return 0
 
@@ -543,5 +545,6 @@ def warn_of_eager_draws(model: tf.keras.Model) -> None:
     if draws and model._accum.is_first_time("eager draws"):
         _check.warn(
             "Eagerly, dropout and noise draw other numbers for each size of micro-batches: compile without "
-            "`run_eagerly` for the numbers of the whole batch."
+            "`run_eagerly` for the numbers of the whole batch.",
+            _check.InexactWarning,
         )

@@ -130,7 +130,8 @@ class TokenStep(SplitStep):
             _check.warn(
                 f"`micro_batch_tokens` trims padding, and can't tell whether it counts in losses that {where}: the "
                 "update is that of the full batch if padding has no part in them and they are means over examples; "
-                "else pass `micro_batch_weight=`, a function `(x, y, sample_weight)` that counts what they divide by."
+                "else pass `micro_batch_weight=`, a function `(x, y, sample_weight)` that counts what they divide by.",
+                _check.InexactWarning,
             )
 
 

@@ -138,7 +138,8 @@ class TrimmedTime:
             _check.warn(
                 f"The metric {metric.name!r} counts padding, which `micro_batch_tokens` trims, so its value differs "
                 "from that of the full batch: pass it as one of `weighted_metrics`, with a `sample_weight` that is 0 "
-                "at padding."
+                "at padding.",
+                _check.InexactWarning,
             )
 
     def reweighted(self, metric: tf.keras.metrics.Metric, args: Sequence[Any], kwargs: Options) -> Any:
@@ -207,7 +208,8 @@ class TrimmedTime:
                 _check.warn(
                     "`micro_batch_tokens` trims padding, and can't check that it has a weight of 0, because the train "
                     "step computes the weights: pass them to `fit` as `sample_weight`, or make sure that they are 0 "
-                    f"there. Received: outputs {self._needs_zero_weights}."
+                    f"there. Received: outputs {self._needs_zero_weights}.",
+                    _check.InexactWarning,
                 )
             for leaf in trimmed:
                 message = (
@@ -331,7 +333,8 @@ def _outputs_of(model: tf.keras.Model, trimmed: Nested, whole: Nested) -> Option
     if model._accum.is_first_time("probe of padding"):
         _check.warn(
             "`micro_batch_tokens` trims padding, and can't check whether the outputs of the model depend on it, "
-            f"because {why}. The update is that of the full batch if they do not."
+            f"because {why}. The update is that of the full batch if they do not.",
+            _check.InexactWarning,
         )
     return None
 

@@ -361,6 +361,7 @@ class WholeBatchCall:
                 "With `whole_batch`, the Python code of the model's `call` runs once, even with `run_eagerly=True`. "
                 "What it reads or changes in Python stays as it was then, such as an attribute that a callback sets or "
                 "a draw of NumPy: keep it in a `tf.Variable`, or call `compile` again after a change.",
+                _check.InexactWarning,
             )
         leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if not tf.is_tensor(leaf)]
         flags = [bool(layer.trainable) for layer in _tf.models.layers_of(model)]
