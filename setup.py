@@ -70,7 +70,6 @@ setup(
         "accum": ["py.typed"],
         "accum._constraints": ["*.txt"],
         "accum._cli.demo": ["digits.npz", "*.txt"],
-        "accum._cli.doctor": ["*.json"],
     },
     entry_points={"console_scripts": ["accum = accum._script:run"]},
     python_requires=">=3.6",

@@ -84,12 +84,10 @@ PAGES = {
     "matrix": "MATRIX.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
-    "security": "SECURITY.md",
 }
 SITE = {
     "../CONTRIBUTING.md": "contributing.md",
     "CONTRIBUTING.md": "contributing.md",
-    "../SECURITY.md": "security.md",
     "../CHANGELOG.md": "changelog.md",
     "CHANGELOG.md": "changelog.md",
     "../MATRIX.md": "matrix.md",

@@ -137,6 +137,13 @@ def test_a_run_by_hand_with_another_patch_is_no_record_of_the_environment(work):
     assert os.listdir(str(folder / "records")) == ["patches.json"] and os.listdir(str(folder / "docs")) == []
 
 
+def test_a_patch_whose_tests_have_not_passed_is_not_pinned(monkeypatch):
+    assert "tensorflow 1.15.5" in pins.patches_passed("1.15")
+    monkeypatch.setitem(pins.OWN_PATCHES, ("2.2", "tensorflow"), "2.2.99")
+    with pytest.raises(pins.Refused, match="no run of tensorflow 2.2.99 on Python 3.6 that passed"):
+        pins.patches_passed("2.2")
+
+
 def test_a_failure_under_an_emulator_says_so(work):
     _, page = gather(work(junit(PASSED + FAILED), under="QEMU 7.2"))
     assert "\n\n1 failed emulated, " in page and "| **failed** emulated |" in page

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from accum._cli.doctor import locks
+from accum._cli.doctor import matrix
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORKFLOWS = os.path.join(ROOT, ".github", "workflows")
@@ -254,34 +254,35 @@ def test_all_of_the_engine_has_to_be_reached_by_the_environments_whose_coverage_
     assert f'"{",".join(label)}"' in read(".github", "workflows", "platforms.yml")
 
 
-def test_the_workflow_for_other_projects_names_locks_that_exist_and_runs_the_script():
+def test_the_workflow_for_other_projects_names_environments_that_exist_and_runs_the_script():
     text = read(".github", "workflows", "across-tensorflow.yml")
     page = read("docs", "test-across-tensorflow.md")
-    names = re.findall(r'"(py3\d+-tf[\w.-]+)"', text + page) + re.findall(r"LOCK=(\S+)", page)
+    names = re.findall(r'"(py3\d+-tf[\w.-]+)"', text + page) + re.findall(r"ENVIRONMENT=(\S+)", page)
+    known = {name for name, _, _, _ in matrix.environments()}
     assert len(names) > 6 and "workflow_call:" in text
-    assert [name for name in names if name not in locks.read()["locks"]] == []
+    assert [name for name in names if re.sub("-cpu$", "", name) not in known] == []
     assert re.findall(r"(?m)^ *- run: bash \.accum/(\S+)$", text) == ["scripts/user/across_tensorflow.sh"]
     inputs = re.findall(r"(?m)^      (\w+):\n        description", text)
     passed = re.findall(r"(?m)^      (\w+): ", page)
-    assert set(passed) <= set(inputs) and set(passed) >= {"accum", "locks"}
+    assert set(passed) <= set(inputs) and set(passed) >= {"accum", "environments"}
 
 
 OLD_PYTHONS = ("py36-", "py37-")
 """The Pythons that neither a runner has nor uv fetches."""
 
 
-@pytest.mark.parametrize("workflow, of", [("across-tensorflow.yml", "lock"), ("platforms.yml", "environment")])
-def test_a_job_with_a_python_that_no_runner_has_runs_in_an_image_with_it(workflow, of):
-    """Each job that runs on Linux, and on which `matrix.lock` or `matrix.environment` names such a Python."""
+@pytest.mark.parametrize("workflow", ["across-tensorflow.yml", "platforms.yml"])
+def test_a_job_with_a_python_that_no_runner_has_runs_in_an_image_with_it(workflow):
+    """Each job that runs on Linux, and on which `matrix.environment` names such a Python."""
     text = read(".github", "workflows", workflow)
     jobs = re.split(r"(?m)^  (?=[\w-]+:$)", text.split("\njobs:\n")[1])
     images = 0
     for linux_job in [job for job in jobs if "runs-on: ubuntu" in job]:
-        names = re.findall(r"py3\d+-tf[\w.-]+", text if "inputs.locks" in linux_job else linux_job)
+        names = re.findall(r"py3\d+-tf[\w.-]+", text if "inputs.environments" in linux_job else linux_job)
         needed = {name[:5] for name in names if name.startswith(OLD_PYTHONS)}
         container = re.findall(r"(?m)^    container: \$\{\{ (.*) \}\}$", linux_job)
         python_of_image = re.findall(
-            rf"startsWith\(matrix\.{of}, '(py3\d-)'\) && 'python:3\.(\d)-\w+'", "".join(container)
+            r"startsWith\(matrix\.environment, '(py3\d-)'\) && 'python:3\.(\d)-\w+'", "".join(container)
         )
         assert needed <= {python for python, _ in python_of_image if python in OLD_PYTHONS}
         assert all(python == f"py3{minor}-" for python, minor in python_of_image)
@@ -297,28 +298,27 @@ while [ $# -gt 0 ]; do
     [ "$1" != --overrides ] || cat "$2" >> "$CALLS"
     shift
 done
-mkdir -p ".across/$LOCK/bin"
-ln -sf "$PYTHON" ".across/$LOCK/bin/python"
+mkdir -p ".across/$ENVIRONMENT/bin"
+ln -sf "$PYTHON" ".across/$ENVIRONMENT/bin/python"
 """
 SMALL_LIBRARY = os.path.join(ROOT, "tests", "support", "small_library")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a script for bash")
-def test_another_project_is_installed_with_its_dependencies_beside_the_tensorflow_of_the_lock(tmp_path):
+def test_another_project_is_installed_with_its_dependencies_beside_the_tensorflow_of_its_name(tmp_path):
     """uv is a stand-in here; docs/test-across-tensorflow.md says what was run with uv itself."""
     project, calls = tmp_path / "project", tmp_path / "calls.txt"
     shutil.copytree(SMALL_LIBRARY, str(project))
     (tmp_path / "uv").write_text(UV)
     (tmp_path / "uv").chmod(0o755)
-    environment = dict(os.environ, LOCK="py37-tf1.15-cpu", COMMAND='echo "tests ran" >> "$CALLS"')
+    environment = dict(os.environ, ENVIRONMENT="py37-tf1.15-cpu", COMMAND='echo "tests ran" >> "$CALLS"')
     environment.update(CALLS=str(calls), PYTHON=sys.executable)
     environment["PATH"] = str(tmp_path) + os.pathsep + os.environ["PATH"]
     script = os.path.join(ROOT, "scripts", "user", "across_tensorflow.sh")
     subprocess.run(["bash", script], cwd=str(project), env=environment, check=True)
     *before, ran = calls.read_text().splitlines()
-    made, locked, installed, *overrides = before
-    assert "--python 3.7 " in made and "--no-deps --require-hashes -r .across/locks/py37-tf1.15-cpu.txt" in locked
-    assert "\ntensorflow-cpu==1.15.0 " in (project / ".across" / "locks" / "py37-tf1.15-cpu.txt").read_text()
+    made, tensorflow, installed, *overrides = before
+    assert "--python 3.7 " in made and tensorflow.endswith(f" -c {ROOT}/constraints/tf1.15.txt tensorflow-cpu")
     assert f"-c {ROOT}/constraints/tf1.15.txt " in installed and installed.endswith(" . pytest")
     assert "--no-deps" not in installed
     assert [line for line in overrides if not line.endswith(" ; python_version < '3'")] == []
@@ -326,10 +326,9 @@ def test_another_project_is_installed_with_its_dependencies_beside_the_tensorflo
     assert ran == "tests ran"
 
 
-def test_the_made_up_library_depends_on_tensorflow_and_on_what_no_lock_has():
+def test_the_made_up_library_depends_on_tensorflow_and_on_what_no_constraint_has():
     text = read("tests", "support", "small_library", "setup.cfg")
     needed = re.findall(r"(?m)^    ([\w-]+)", text.split("install_requires =")[1])
-    record = locks.read()
-    locked = {name for lock in record["locks"] for pins in locks.lock(record, lock).packages.values() for name in pins}
-    assert "tensorflow" in needed and any(name not in locked for name in needed[1:])
+    pinned = re.findall(r"(?m)^([\w-]+)==", "".join(read("constraints", f"tf{of}.txt") for of in matrix.VERSIONS))
+    assert "tensorflow" in needed and any(name not in pinned for name in needed[1:])
     assert "tests/support/small_library" in read("docs", "test-across-tensorflow.md")

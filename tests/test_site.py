@@ -12,8 +12,6 @@ from unittest import mock
 import exceptions
 import pytest
 
-from accum._cli.doctor import locks
-
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DOCS = os.path.join(ROOT, "docs")
 
@@ -180,15 +178,6 @@ def test_a_notebook_shows_what_its_cells_print_and_return(monkeypatch):
     printed, value = cells[1]["outputs"]
     assert printed["text"] == ["21\n"] and value["data"]["text/plain"] == ["22"] and value["execution_count"] == 2
     assert cells[0]["outputs"] == cells[2]["outputs"] == []
-
-
-def test_the_locks_that_other_projects_are_told_to_test_with_are_there():
-    page = read("docs/test-across-tensorflow.md") + read("scripts/user/across_tensorflow.sh")
-    named = re.findall(r"py3\d+-tf[\d.]+\d(?:-\w+)?", page + read(".github/workflows/across-tensorflow.yml"))
-    assert len(set(named)) >= 6
-    for name in named:
-        assert name in locks.read()["locks"]
-        assert os.path.exists(os.path.join(ROOT, "constraints", "tf" + name.split("-tf")[1].split("-")[0] + ".txt"))
 
 
 def test_the_page_of_the_records_says_of_each_what_writes_it():

@@ -1,7 +1,7 @@
 """Build the files of a release, and check them as users get them. Run by `tox run -e dist`.
 
 twine and check-wheel-contents check an sdist and the wheel built from it. Then each is installed with TensorFlow in an
-environment of its own, and used from outside the checkout. The sdist carries the locks as files (write_locks.py).
+environment of its own, and used from outside the checkout.
 
     python scripts/release/dist.py FOLDER       the folder is made anew
 """
@@ -12,11 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-
-import _siblings  # noqa: F401
-import write_locks
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CONSTRAINTS = os.path.join(ROOT, "constraints", "tf2.15.txt")
@@ -68,7 +64,6 @@ def run(*command, **options):
 
 def build(folder):
     shutil.rmtree(folder, ignore_errors=True)
-    write_locks.write(write_locks.data.read(), write_locks.FOLDER)
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
     made = sorted(glob.glob(os.path.join(folder, "*")))
     if [os.path.splitext(path)[1] for path in made] != [".whl", ".gz"]:
@@ -87,16 +82,7 @@ def check(made):
     tag = os.environ.get("RELEASE_TAG")
     if len(versions) != 1 or (tag and tag != "v" + min(versions)):
         raise SystemExit(f"The tag is {tag}, but the version built is {sorted(versions)}")
-    check_locks(made[1])
     return min(versions)
-
-
-def check_locks(sdist):
-    with tarfile.open(sdist) as file:
-        carried = {name.split("/")[2] for name in file.getnames() if re.match(r"[^/]+/locks/[^/]+$", name)}
-    wrong = carried.symmetric_difference(write_locks.texts(write_locks.data.read()))
-    if wrong:
-        raise SystemExit(f"The sdist does not carry the locks. Missing or left over: {sorted(wrong)}")
 
 
 def use(path, version):

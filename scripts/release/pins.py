@@ -5,7 +5,6 @@ To resolve anew and pin the result:
     ACCUM_CONSTRAINTS=constraints/loose tox run      # the newest versions that constraints/loose allows
     python scripts/release/pins.py                           # pins exactly what passed
     python scripts/dev/evidence.py                       # and reports it in MATRIX.md
-    python scripts/release/ask_locks.py ask                  # and locks it, with hashes, for every system
 
 The file of a TensorFlow holds the limits of constraints/loose, with their reasons, and the exact version of each
 package that TensorFlow, tf-keras and tf-slim require, per Python where they differ. A wheel for every platform is

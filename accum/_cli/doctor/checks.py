@@ -1,8 +1,10 @@
-"""Find what is wrong with an environment: pure functions of known facts."""
+"""Find what is wrong with an environment, and what to change: pure functions of known facts."""
 
+import os
+import re
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
-from accum._cli.doctor import installed, matrix, remedies
+from accum._cli.doctor import installed, matrix
 
 
 class Facts(NamedTuple):
@@ -12,9 +14,8 @@ class Facts(NamedTuple):
     python: str
     bits: int
     implementation: str
-    packages: Dict[str, Any]
+    packages: Dict[str, str]
     environ: Mapping[str, str]
-    keras_config: Any
 
 
 class Finding(NamedTuple):
@@ -25,29 +26,19 @@ class Finding(NamedTuple):
     change: Optional[str]
 
 
-VARIANTS = ("tensorflow-intel", "tensorflow-macos", "tensorflow-cpu-aws")
-"""What `tensorflow` and `tensorflow-cpu` require on systems where they contain nothing themselves."""
-
-_BUILDS = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-gpu",
-    "tf-nightly",
-    "tf-nightly-cpu",
-    "tf-nightly-gpu",
-    "tensorflow-rocm",
-    "nvidia-tensorflow",
-)
-DISTRIBUTIONS = _BUILDS + VARIANTS
-"""The distributions that may have installed the module `tensorflow`."""
-
-
 def problem(what, change=None):
     return Finding("problem", what, change)
 
 
-def warning(what, change=None):
-    return Finding("warning", what, change)
+VARIANTS = ("tensorflow-intel", "tensorflow-macos", "tensorflow-cpu-aws")
+"""What `tensorflow` and `tensorflow-cpu` require on systems where they contain nothing themselves."""
+
+DISTRIBUTIONS = (
+    ("tensorflow", "tensorflow-cpu", "tensorflow-gpu")
+    + ("tf-nightly", "tf-nightly-cpu", "tf-nightly-gpu", "tensorflow-rocm", "nvidia-tensorflow")
+    + VARIANTS
+)
+"""The distributions that may have installed the module `tensorflow`."""
 
 
 class Case:
@@ -55,52 +46,52 @@ class Case:
 
     def __init__(self, facts, trial):
         self.facts, self.trial = facts, trial
-        self.distributions = [facts.packages[name][0] for name in DISTRIBUTIONS if name in facts.packages]
-        self.holder = self.distributions[0] if self.distributions else None
-        self.version = trial.version or (self.holder.version if self.holder else None)
+        self.distributions = {name: facts.packages[name] for name in DISTRIBUTIONS if name in facts.packages}
+        self.version = trial.version or next(iter(self.distributions.values()), None)
         self.tensorflow = installed.minor(self.version) if self.version else None
-        self.minor = installed.minor(facts.python)
+        self.python = installed.minor(facts.python)
         self.is_known = self.tensorflow in matrix.VERSIONS
-        self.is_in_matrix = self.is_known and self.minor in matrix.pythons(self.tensorflow, facts.system)
+        self.is_in_matrix = self.is_known and self.python in matrix.pythons(self.tensorflow, facts.system)
         self.wants_keras_2 = facts.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")  # as TensorFlow reads it
-        self.is_keras_2 = self.wants_keras_2 and self.is_known and matrix.has_keras_3(self.tensorflow)
-        self.env_name = matrix.env_name(self.minor, self.tensorflow, self.wants_keras_2) if self.is_known else None
-        if self.env_name is None and self.tensorflow:
-            self.env_name = f"py{self.minor.replace('.', '')}-tf{self.tensorflow}"
-
-        self.keras = trial.keras
-        if (
-            self.keras is None and self.is_known and installed.release(self.tensorflow) >= (2, 6)
-        ):  # before 2.6, Keras was part of TensorFlow
-            package = self.package("tf-keras" if self.is_keras_2 else "keras")
-            self.keras = package and package.version
-
-    def package(self, name):
-        return self.facts.packages.get(name, [None])[0]
-
-    def target(self):
-        """The minor version to install: this one, or the nearest that supports this Python; None if none does."""
-        versions = matrix.versions(self.minor, self.facts.system)
-        newer = [
-            version
-            for version in versions
-            if self.tensorflow and installed.release(version) >= installed.release(self.tensorflow)
-        ]
-        return newer[0] if newer else versions[-1] if versions else None
+        self.env_name = None
+        if self.tensorflow:
+            wants_keras_2 = self.wants_keras_2 and self.is_known
+            self.env_name = matrix.env_name(self.python, self.tensorflow, wants_keras_2)
 
     def install(self, options=""):
-        version = self.target()
-        if version is None:
+        """The command that installs this TensorFlow with its pins, or the nearest that supports this Python."""
+        versions = matrix.versions(self.python, self.facts.system)
+        ours = installed.release(self.tensorflow or "")
+        newer = [version for version in versions if ours and installed.release(version) >= ours]
+        if not versions:
             return None
-        keras_2 = self.wants_keras_2 and matrix.has_keras_3(version)
-        patch = self.version if version == self.tensorflow else None
-        return remedies.install(version, self.facts.system, self.holder and self.holder.name, keras_2, options, patch)
+        version = (newer or versions[-1:])[0]
+        return install(version, self.facts, self.wants_keras_2 and matrix.has_keras_3(version), options)
+
+
+def constraints(version):
+    """The path of a version's constraints file on this machine, or None."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    folders = os.path.join(package, "_constraints"), os.path.join(os.path.dirname(package), "constraints")
+    paths = [os.path.join(folder, f"tf{version}.txt") for folder in folders]  # of an installed package, and a checkout
+    return next(filter(os.path.isfile, paths), None)
+
+
+def install(version, facts, keras_2=False, options=""):
+    """The command that installs a TensorFlow `version`, such as "2.15", with its pins."""
+    keeps_cpu = "tensorflow-cpu" in facts.packages and not facts.system.startswith("macos") and not keras_2
+    names = ["tensorflow-cpu" if keeps_cpu else matrix.distribution(version, facts.system)]
+    names += ["tf-keras"] if keras_2 else []
+    path = constraints(version)
+    pinned = [f'-c "{path}"' if " " in path else f"-c {path}"] if path else []
+    wanted = names if path else [f'"{name}=={version}.*"' for name in names]
+    return " ".join(["python -m pip install"] + ([options] if options else []) + pinned + wanted)
 
 
 def findings(case):
     """All findings, problems first."""
-    said = [finding for check in CHECKS for finding in check(case)]
-    return sorted(said, key=lambda finding: finding.level != "problem")
+    checks = (_interpreter, _combination, _rivals, _import, _metal)
+    return sorted((one for check in checks for one in check(case)), key=lambda finding: finding.level != "problem")
 
 
 def _interpreter(case):
@@ -115,13 +106,11 @@ def _interpreter(case):
 
 
 def _combination(case):
-    python, system = case.minor, case.facts.system
+    python, system = case.python, case.facts.system
     if system in matrix.SYSTEMS and not matrix.versions(python, system):
-        pythons = sorted(
-            {python for version in matrix.VERSIONS for python in matrix.pythons(version, system)}, key=_order
-        )
-        said = f"No supported TensorFlow runs on Python {python} here."
-        yield problem(said, f"use Python {pythons[0]} to {pythons[-1]}")
+        pythons = {python for version in matrix.VERSIONS for python in matrix.pythons(version, system)}
+        first, *_, last = sorted(pythons, key=installed.release)
+        yield problem(f"No supported TensorFlow runs on Python {python} here.", f"use Python {first} to {last}")
     elif case.tensorflow is None and case.trial.stage == "tensorflow":
         yield problem("TensorFlow is not installed.", case.install())
     elif not case.is_known:
@@ -134,30 +123,18 @@ def _combination(case):
         yield problem(said + on, case.install())
 
 
-def _order(python):
-    return tuple(int(part) for part in python.split("."))
-
-
 def _rivals(case):
-    shells = {"tensorflow", "tensorflow-cpu"} & {package.name for package in case.distributions}
-    rivals = [package for package in case.distributions if not (shells and package.name in VARIANTS)]
-    names = " and ".join(f"{package.name} {package.version}" for package in rivals)
+    has_shell = "tensorflow" in case.distributions or "tensorflow-cpu" in case.distributions
+    rivals = {name: of for name, of in case.distributions.items() if not (has_shell and name in VARIANTS)}
+    names = " and ".join(f"{name} {version}" for name, version in rivals.items())
     if len(rivals) > 1:
-        same = len({package.version for package in rivals}) == 1
-        removal = "python -m pip uninstall -y " + " ".join(package.name for package in rivals)
+        removal = "python -m pip uninstall -y " + " ".join(rivals)
+        level = "warning" if len(set(rivals.values())) == 1 else "problem"
         change = " && ".join(part for part in (removal, case.install()) if part)
-        said = f"{names} are installed over each other. They share the same files."
-        yield warning(said, change) if same else problem(said, change)
-    elif case.holder and case.trial.version and installed.minor(case.holder.version) != case.tensorflow:
+        yield Finding(level, f"{names} are installed over each other. They share the same files.", change)
+    elif rivals and case.trial.version and installed.minor(next(iter(rivals.values()))) != case.tensorflow:
         said = f"The package metadata say {names}, but Python imports {case.trial.version} ({case.trial.file})."
         yield problem(said, "remove the one that you do not want, or its folder from PYTHONPATH")
-    for package in case.distributions:
-        if package.name.startswith("tf-nightly"):
-            yield problem(f"{package.name} is a nightly build, which is not supported.", case.install())
-        twice = case.facts.packages[package.name]
-        if len({other.version for other in twice if other.folder == package.folder}) > 1:
-            versions = " and ".join(other.version for other in twice)
-            yield problem(f"{package.name} is installed twice, as {versions}.", case.install("--force-reinstall"))
 
 
 def _import(case):
@@ -166,70 +143,86 @@ def _import(case):
         return
     if trial.stage == "accum" and not case.is_in_matrix:
         return  # already reported, and rightly refused
-    reason, change = remedies.of_crash(trial)
+    reason, change = of_crash(trial)
     what = f"{_NAMES[trial.stage]} cannot be imported: {trial.error.rstrip('.')}."
-    if reason:
-        what += f" Cause: {reason}."
-    yield problem(what, change if change and case.is_in_matrix else case.install("--force-reinstall"))
+    if "accum needs" not in what:  # otherwise the error says what to change
+        change = change if change and case.is_in_matrix else case.install("--force-reinstall")
+    yield problem(what + (f" Cause: {reason}." if reason else ""), change)
 
 
 _NAMES = {"tensorflow": "TensorFlow", "keras": "TensorFlow's Keras", "accum": "accum"}
 
 
-def _pins(case):
-    for name, limit, reason in matrix.pins(case.tensorflow) if case.is_known else []:
-        package = case.package(name)
-        if package and not installed.fits(package.version, limit):
-            what = f"{name} {package.version} must be {limit}: {reason}."
-            yield problem(what, f'python -m pip install "{name}{limit}"')
-
-
-def _requirements(case):
-    pinned = [name for name, _, _ in matrix.pins(case.tensorflow)] if case.is_known else []
-    for holder in case.distributions:
-        for name, limits in installed.requirements(holder):
-            package = case.package(name)
-            if package and name not in pinned and not installed.fits(package.version, limits):
-                what = f"{name} is {package.version}, but {holder.name} {holder.version} requires {limits}."
-                yield warning(what, f'python -m pip install "{name}{limits}"')
-
-
-def _keras(case):
-    if not case.is_known or not matrix.has_keras_3(case.tensorflow):
+def _metal(case):
+    """The wheels of tensorflow-metal do not say which TensorFlow they were built for; the constraints do."""
+    metal, path = case.facts.packages.get("tensorflow-metal"), case.is_known and constraints(case.tensorflow)
+    if not metal or not path or case.facts.system != "macos-arm64":
         return
-    tf_keras, keras = case.package("tf-keras"), case.package("keras")
-    remedy = remedies.install(case.tensorflow, case.facts.system, keras_2=True)
-    if case.is_keras_2:
-        if tf_keras is None:
-            yield problem("TF_USE_LEGACY_KERAS asks for Keras 2, but tf-keras is not installed.", remedy)
-        elif installed.minor(tf_keras.version) != case.tensorflow:
-            yield problem(f"tf-keras {tf_keras.version} does not match TensorFlow {case.tensorflow}.", remedy)
-        return
-    if keras and installed.release(keras.version) < (3,):
-        what = f"TensorFlow {case.tensorflow} uses Keras 3, but keras is {keras.version}."
-        yield problem(what, f'python -m pip install "keras>=3", or {remedy} and set TF_USE_LEGACY_KERAS=1')
-    backend = case.facts.environ.get("KERAS_BACKEND") or case.facts.keras_config.get("backend") or "tensorflow"
-    if backend != "tensorflow":
-        where = "KERAS_BACKEND is" if case.facts.environ.get("KERAS_BACKEND") else "keras.json sets the backend"
-        yield problem(f"{where} {backend!r}, but accum needs the TensorFlow backend.", "set KERAS_BACKEND=tensorflow")
+    with open(path, encoding="utf-8") as file:
+        fit = re.search(r"(?m)^tensorflow-metal==(.+)$", file.read())
+    if fit is None:
+        said = f"TensorFlow {case.tensorflow} has no tensorflow-metal."
+        yield problem(said, "python -m pip uninstall -y tensorflow-metal")
+    elif installed.release(metal) != installed.release(fit.group(1)):
+        said = f"tensorflow-metal {metal} does not match TensorFlow {case.tensorflow}."
+        yield problem(said, f'python -m pip install "tensorflow-metal=={fit.group(1)}"')
 
 
-def _platform(case):
-    system = case.facts.system
-    metal = case.package("tensorflow-metal")
-    if metal and case.is_known and system == "macos-arm64":
-        fit = matrix.METAL.get(case.tensorflow)
-        if fit is None:
-            said = f"TensorFlow {case.tensorflow} has no tensorflow-metal."
-            yield problem(said, "python -m pip uninstall -y tensorflow-metal")
-        elif installed.release(metal.version) != installed.release(fit):
-            said = f"tensorflow-metal {metal.version} does not match TensorFlow {case.tensorflow}."
-            yield problem(said, f'python -m pip install "tensorflow-metal=={fit}"')
-    exact = matrix.EXACT.get((system, case.tensorflow, case.minor))
-    if exact and installed.release(case.version) != installed.release(exact):
-        said = f"On this Python and system, only TensorFlow {exact} has wheels for all of its requirements."
-        works = installed.key(case.version) > installed.key(exact) and case.trial.error is None
-        yield warning(said, None if works else f'python -m pip install "tensorflow=={exact}"')
+CRASHES = (
+    (
+        r"Descriptors cannot (not )?be created directly",
+        "protobuf is newer than this TensorFlow",
+        'python -m pip install "protobuf<3.21"',
+    ),
+    (
+        r"cannot import name '(runtime_version|builder)' from 'google\.protobuf|google\.protobuf\.\w+.*VersionError",
+        "protobuf is older than this TensorFlow",
+        None,
+    ),
+    (
+        r"Unable to convert function return value to a Python type|_ARRAY_API not found|compiled using NumPy 1\.x|"
+        r"numpy\.core\.\w+ failed to import|numpy\.dtype size changed",
+        "NumPy 2 is installed, but this TensorFlow was built against NumPy 1",
+        'python -m pip install "numpy<2"',
+    ),
+    (
+        r"module 'numpy' has no attribute '(object|bool|int|float|typeDict|complex|str)'",
+        "NumPy is newer than this TensorFlow",
+        'python -m pip install "numpy<1.24"',
+    ),
+    (
+        r"SIGILL|illegal instruction",
+        "this processor lacks instructions that the wheel uses (all wheels since TensorFlow 1.6 use AVX)",
+        "use another machine, or a TensorFlow that was built for this processor",
+    ),
+    (r"libmetal_plugin|pluggable_device", "tensorflow-metal was built for another TensorFlow", None),
+    (
+        r"DLL load failed",
+        "a Windows library is missing, usually the Microsoft Visual C++ Redistributable 2015-2022",
+        "install the Microsoft Visual C++ Redistributable (x64)",
+    ),
+    (r"GLIBC(XX)?_[\d.]+. not found", "the wheel was built for a newer C library than this system has", None),
+    (
+        r"No module named '(jax|torch|openvino)",
+        "Keras is set to another backend than TensorFlow",
+        "set KERAS_BACKEND=tensorflow",
+    ),
+    (
+        r"Keras cannot be imported|No module named '(tf_keras|keras)|from 'keras|module 'keras",
+        "Keras is missing, or its version does not match TensorFlow",
+        None,
+    ),
+    (
+        r"No module named 'pkg_resources'",
+        "setuptools is too new for the installed packages",
+        'python -m pip install "setuptools<81"',
+    ),
+)
 
 
-CHECKS = (_interpreter, _combination, _rivals, _import, _pins, _requirements, _keras, _platform)
+def of_crash(trial) -> Any:
+    """Returns (reason or None, what to change or None) for an import that failed."""
+    for pattern, reason, change in CRASHES:
+        if re.search(pattern, f"{trial.ending}\n{trial.error}"):
+            return reason, change
+    return None, None

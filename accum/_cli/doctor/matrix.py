@@ -40,55 +40,7 @@ SYSTEMS = {
 }
 """The systems of the matrix, by their names in results."""
 
-_INTEL_MAC_ENDS = "2.16"
-_ARM_LINUX_BEGINS = "2.10"
-_ARM_MAC_PYTHONS = {
-    "1.15": (),
-    "2.2": (),
-    "2.3": (),
-    "2.4": (),
-    "2.5": ("3.8", "3.9"),
-    "2.6": ("3.8", "3.9"),
-    "2.7": ("3.8", "3.9"),
-    "2.8": ("3.8", "3.9"),
-    "2.9": ("3.8", "3.9", "3.10"),
-    "2.10": ("3.8", "3.9", "3.10"),
-    "2.11": ("3.8", "3.9", "3.10"),
-}
-
-METAL = {
-    "2.5": "0.1.2",
-    "2.6": "0.2.0",
-    "2.7": "0.3.0",
-    "2.8": "0.4.0",
-    "2.9": "0.5.0",
-    "2.10": "0.6.0",
-    "2.11": "0.7.0",
-    "2.12": "0.8.0",
-    "2.13": "1.0.0",
-    "2.14": "1.1.0",
-    "2.15": "1.1.0",
-    "2.16": "1.1.0",
-    "2.17": "1.1.0",
-    "2.18": "1.1.0",
-}
-"""The tensorflow-metal that fits each TensorFlow; its wheels do not say which TensorFlow they were built for."""
-
-PINS = {
-    "protobuf": ("1.15", "2.11", "<3.21", "TensorFlow up to 2.11 was built before protobuf 4"),
-    "numpy": ("2.7", "2.11", "<2", "TensorFlow up to 2.11 was built against NumPy 1"),
-}
-"""Limits missing from TensorFlow's own metadata: {package: (first version, last version, limit, reason)}."""
-
-EXACT = {
-    ("windows", "2.13", "3.8"): "2.13.0",
-    ("macos-arm64", "2.13", "3.8"): "2.13.0",
-    ("linux-arm64", "2.11", "3.7"): "2.11.0",
-    ("linux-arm64", "2.11", "3.8"): "2.11.0",
-    ("linux-arm64", "2.11", "3.9"): "2.11.0",
-    ("linux-arm64", "2.11", "3.10"): "2.11.0",
-}
-"""Where the newest patch cannot be installed: it requires packages that have no wheel for this Python there."""
+_INTEL_MAC_ENDS, _ARM_LINUX_BEGINS, _ARM_MAC_BEGINS = "2.16", "2.10", "2.5"
 
 _ORDER = {version: number for number, version in enumerate(VERSIONS)}
 
@@ -102,7 +54,9 @@ def pythons(version, system="linux"):
     if system == "linux-arm64" and is_after(_ARM_LINUX_BEGINS, version):
         return ()
     if system == "macos-arm64":
-        return _ARM_MAC_PYTHONS.get(version, PYTHONS[version])
+        is_there = not is_after(_ARM_MAC_BEGINS, version)
+        missing = ("3.6", "3.7", "3.10") if version == "2.8" else ("3.6", "3.7")
+        return tuple(python for python in PYTHONS[version] if is_there and python not in missing)
     return PYTHONS[version]
 
 
@@ -142,12 +96,3 @@ def environments(system="linux"):
 def distribution(version, system):
     """The distribution that pip must install to get a TensorFlow version on a system."""
     return "tensorflow-macos" if system == "macos-arm64" and not is_after(version, "2.12") else "tensorflow"
-
-
-def pins(version):
-    """[(package, limit, reason)] of what must be pinned beyond a TensorFlow's own metadata."""
-    return [
-        (package, limit, reason)
-        for package, (first, last, limit, reason) in sorted(PINS.items())
-        if not is_after(first, version) and not is_after(version, last)
-    ]
