@@ -16,7 +16,7 @@ import warnings
 import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-RESULTS = os.path.join(HERE, "results", "convergence.json")
+RESULTS = os.path.join(os.path.dirname(HERE), "project", "records", "benchmarks", "convergence.json")
 FIGURE = os.path.join(os.path.dirname(HERE), "docs", "convergence.png")
 BATCH, RATE, MOMENTUM = 64, 0.05, 0.9
 # name -> (examples in a micro-batch, `whole_batch`); None: plain Keras

@@ -9,7 +9,7 @@ import re
 from networks import ALL, FULL, KEPT, MICRO, SIZES, SPLIT, median, rows_of, share, shown, times
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-RESULT = os.path.join(ROOT, "benchmarks", "results", "py311-tf2.15-networks.json")
+RESULT = os.path.join(ROOT, "project", "records", "benchmarks", "py311-tf2.15-networks.json")
 NAMES = {"ResNet50": "ResNet-50"}
 WALL, PROCESSOR = 0, 1
 

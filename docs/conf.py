@@ -74,7 +74,7 @@ autosummary_generate = False  # api/ has a page for each public name
 nitpick_ignore_regex = [("py:class", r"(tensorflow|keras)\..*|accum\.testing\._report\..*")]
 napoleon_custom_sections = [("Call arguments", "params_style"), "What people ask", "Source"]
 
-_location = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "dev", "notebooks.py"))
+_location = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "project", "notebooks.py"))
 notebooks = importlib.util.module_from_spec(_location)
 _location.loader.exec_module(notebooks)
 
@@ -100,6 +100,12 @@ SITE = {
 }
 
 
+def in_repository(link):
+    """A link to a file of the repository, where the site knows its address; otherwise its words."""
+    path = re.search(r"\]\((?:\.\./)*([^)]*)\)", link.group()).group(1)
+    return f"[{link.group(1)}]({REPOSITORY}/blob/main/{path})" if REPOSITORY else link.group(1)
+
+
 def read_page(app, docname, content):
     """Put the page of the repository where `{page}` stands, and let links find what the site has."""
     if docname in PAGES:
@@ -107,7 +113,8 @@ def read_page(app, docname, content):
             content[0] = content[0].replace("{page}", file.read())
     for target, within in SITE.items():
         content[0] = content[0].replace("](" + target, "](" + within)
-    content[0] = re.sub(r"\[([^]]*)\]\((?:accum|tests|constraints)/[^)]*\)", r"\1", content[0])
+    beside = r"\[([^]]*)\]\((?:\.\./)*(?:accum|tests|constraints|project)/[^)]*\)"
+    content[0] = re.sub(beside, in_repository, content[0])
     if docname == "index" and REPOSITORY:
         content[0] = content[0].replace("the repository", f"[the repository]({REPOSITORY})")
 
@@ -141,7 +148,7 @@ def link_notebooks(app, docname, content):
 
 
 def write_notebooks(app, exception):
-    """Write the notebooks beside the pages; `scripts/dev/notebooks.py run` adds what their code prints."""
+    """Write the notebooks beside the pages; `project/notebooks.py run` adds what their code prints."""
     if exception is None and app.builder.format == "html":
         notebooks.write(os.path.join(app.outdir, "notebooks"))
 

@@ -147,7 +147,10 @@ QUOTED = {
 
 
 def test_the_page_on_cost_quotes_what_was_measured():
-    with open(os.path.join(BENCHMARKS, "results", "py311-tf2.15.json"), encoding="utf-8") as file:
+    with open(
+        os.path.join(os.path.dirname(BENCHMARKS), "project", "records", "benchmarks", "py311-tf2.15.json"),
+        encoding="utf-8",
+    ) as file:
         result = json.load(file)
     with open(os.path.join(os.path.dirname(BENCHMARKS), "docs", "cost.md"), encoding="utf-8") as file:
         page = file.read()
@@ -201,11 +204,11 @@ def test_other_measurements_change_every_row_of_the_pages():
 
 
 def test_the_figure_shows_what_was_measured(monkeypatch):
-    monkeypatch.syspath_prepend(os.path.join(os.path.dirname(BENCHMARKS), "scripts", "dev"))
+    monkeypatch.syspath_prepend(os.path.join(os.path.dirname(BENCHMARKS), "project"))
     import picture
 
     with open(picture.RESULT, encoding="utf-8") as file:
         drawn = picture.draw_speed(json.load(file))
     with open(picture.SPEED, encoding="utf-8") as file:
-        assert file.read() == drawn, "run scripts/dev/picture.py"
+        assert file.read() == drawn, "run project/picture.py"
     ElementTree.fromstring(drawn)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "scripts", "release"))
+sys.path.insert(0, os.path.join(ROOT, "project"))
 
 import smoke  # noqa: E402
 

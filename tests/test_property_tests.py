@@ -1,4 +1,4 @@
-"""Random cases against the full batch, a few of those that scripts/dev/random_cases.py draws by the thousand."""
+"""Random cases against the full batch, a few of those that project/random_cases.py draws by the thousand."""
 
 import importlib.util
 import io
@@ -190,9 +190,7 @@ def test_a_failure_is_a_script_that_reproduces_it(runner, monkeypatch):
 
 
 def _script():
-    spec = importlib.util.spec_from_file_location(
-        "random_cases", os.path.join(ROOT, "scripts", "dev", "random_cases.py")
-    )
+    spec = importlib.util.spec_from_file_location("random_cases", os.path.join(ROOT, "project", "random_cases.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -7,7 +7,7 @@ import os
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-spec = importlib.util.spec_from_file_location("scorecard", os.path.join(ROOT, "scripts", "dev", "scorecard.py"))
+spec = importlib.util.spec_from_file_location("scorecard", os.path.join(ROOT, "project", "scorecard.py"))
 scorecard = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(scorecard)
 

@@ -133,7 +133,7 @@ def test_a_guide_ends_with_what_checks_the_reader_s_own_program_in_ci(guide):
 
 
 def notebooks():
-    spec = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "scripts", "dev", "notebooks.py"))
+    spec = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "project", "notebooks.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -178,23 +178,3 @@ def test_a_notebook_shows_what_its_cells_print_and_return(monkeypatch):
     printed, value = cells[1]["outputs"]
     assert printed["text"] == ["21\n"] and value["data"]["text/plain"] == ["22"] and value["execution_count"] == 2
     assert cells[0]["outputs"] == cells[2]["outputs"] == []
-
-
-def test_the_page_of_the_records_says_of_each_what_writes_it():
-    rows = re.findall(r"(?m)^\| `([\w-]+\.json)` \|.*?\| `(\w+\.py)\b", read("records/README.md"))
-    assert len(rows) == 11 and sorted(name for name, _ in rows) == sorted(
-        name for name in os.listdir(os.path.join(ROOT, "records")) if name != "README.md"
-    )
-    scripts = {name: folder for folder, _, names in os.walk(os.path.join(ROOT, "scripts")) for name in names}
-    for name, writer in rows:
-        with open(os.path.join(scripts[writer], writer), encoding="utf-8") as file:
-            assert f'"records", "{name}")' in file.read(), writer
-
-
-def test_the_page_of_the_scripts_names_each_that_is_run():
-    text = read("scripts/README.md")
-    for folder in ("user", "dev", "release"):
-        section = text.split(f"**`{folder}/`**")[1].split("\n- **")[0]
-        names = [name for name in os.listdir(os.path.join(ROOT, "scripts", folder)) if name.endswith((".py", ".sh"))]
-        parts = {"_siblings.py", "foreign.py", "programs_run.py"}  # of others
-        assert set(re.findall(r"`(\w+\.(?:py|sh))`", section)) == set(names) - parts

@@ -7,6 +7,6 @@
     static_cases -> static_models -> static_trained
                                       a network is trained in a static graph, and plainly at the full batch
 
-A case is a dict of plain values, so a failure can be printed as a script. `scripts/dev/random_cases.py` draws
+A case is a dict of plain values, so a failure can be printed as a script. `project/random_cases.py` draws
 thousands of them; test_property_tests.py runs a few at every merge.
 """

@@ -1,4 +1,4 @@
-"""User code that `mypy --strict` checks against the installed package, in scripts/release/dist.py.
+"""User code that `mypy --strict` checks against the installed package, in project/dist.py.
 
 A line with `type: ignore` is wrong, and mypy must report it: an unused `type: ignore` is an error too.
 """

@@ -1,4 +1,4 @@
-"""The scorecard's cases, and adapters that run them with other ways to accumulate, for `scripts/dev/scorecard.py`.
+"""The scorecard's cases, and adapters that run them with other ways to accumulate, for `project/scorecard.py`.
 
     cases     a fixed set of small cases for each law, in NumPy
     judge     one case against one adapter: the oracle is the full batch with the plain optimizer of the same library

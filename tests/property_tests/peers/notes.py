@@ -1,6 +1,6 @@
 """What the scorecard's page says about each library where a cell is not "all passed", from its documentation and code.
 
-Keys are adapters, then a law or a law and a kind. `scripts/dev/scorecard.py` refuses to write a page where one is
+Keys are adapters, then a law or a law and a kind. `project/scorecard.py` refuses to write a page where one is
 missing.
 """
 

@@ -1,4 +1,4 @@
-"""The test that scripts/user/across_tensorflow.sh runs on each TensorFlow. It prints which one that is."""
+"""The test that constraints/across_tensorflow.sh runs on each TensorFlow. It prints which one that is."""
 
 import tensorflow as tf
 from small_library import mean_in_parts
