@@ -1,7 +1,6 @@
 """Every Python block of the README and of the guides runs, as it stands."""
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
@@ -15,7 +14,7 @@ ROOT, SUPPORT = os.path.dirname(HERE), os.path.join(HERE, "support")
 
 PAGES = ["README.md"] + [
     folder + name
-    for folder in ("docs/", "docs/guides/", "docs/migrating/")
+    for folder in ("docs/", "docs/guides/", "docs/migrating/", "project/pages/")
     for name in sorted(os.listdir(os.path.join(ROOT, folder)))
     if name.endswith(".md")
 ]
@@ -131,43 +130,8 @@ def read(*path):
         return file.read()
 
 
-def test_the_words_that_contributing_selects_tests_by_select_some():
-    examples = re.findall(r"(tests/\w+\.py) -k (\w+)", read("CONTRIBUTING.md"))
-    assert examples
-    for path, word in examples:
-        assert re.search(rf"def test_\w*{word}", read(*path.split("/"))), (path, word)
-
-
 def test_the_files_that_contributing_names_are_there():
     text = read("CONTRIBUTING.md")
-    named = re.findall(r"\b(?:(?:tests|scripts)/[\w/]+\.py|constraints/[\w./]*\w)", text)
-    assert {path.split("/")[0] for path in named} == {"tests", "scripts", "constraints"}
+    named = re.findall(r"\b(?:(?:tests|project)/[\w/]+\.py|constraints/[\w./]*\w)", text)
+    assert {path.split("/")[0] for path in named} == {"tests", "project", "constraints"}
     assert [path for path in named if not os.path.exists(os.path.join(ROOT, *path.split("/")))] == []
-
-
-def test_the_environments_and_labels_that_contributing_names_are_those_of_tox():
-    spec = importlib.util.spec_from_file_location(
-        "environments_of_tox", os.path.join(ROOT, "scripts", "dev", "environments.py")
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    labels, text = module.labels(), read("CONTRIBUTING.md")
-    environments = set(re.findall(r"(?m)^\[testenv:(\S+)\]", read("tox.ini"))).union(*labels.values())
-    named = re.findall(r"tox run (?:[^`\n]*? )?-e ([\w.-]+)", text) + re.findall(r"\bpy3\d+-tf[\w.-]*\w", text)
-    assert "lint" in named and set(named) <= environments
-    selected = re.findall(r"tox run (?:[^`\n]*? )?-m (\w+)", text)
-    assert selected and set(selected) <= set(labels)
-
-
-def test_the_marks_that_contributing_selects_tests_by_are_registered(pytestconfig):
-    expressions = re.findall(r'-m "([^"]*)"', read("CONTRIBUTING.md"))
-    named = set(re.findall(r"\w+", " ".join(expressions))) - {"and", "or", "not"}
-    assert named and named <= {line.split(":")[0].split("(")[0] for line in pytestconfig.getini("markers")}
-
-
-@pytest.mark.skipif(not os.path.exists(os.path.join(ROOT, ".pre-commit-config.yaml")), reason="not in a release")
-def test_a_commit_is_checked_by_the_same_versions_as_tox_checks_by():
-    hooks = re.findall(r"repo: \S+/([\w-]+)\n    rev: v?(\S+)", read(".pre-commit-config.yaml"))
-    (lint,) = re.findall(r"(?s)\[testenv:lint\](.*?)\n\[", read("tox.ini"))
-    pins = re.findall(r"(?m)^    ([\w-]+)==(\S+)", lint)
-    assert len(hooks) >= 3 and {(name.replace("-pre-commit", ""), rev) for name, rev in hooks} <= set(pins)

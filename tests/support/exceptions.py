@@ -152,11 +152,6 @@ def lacks(item):
     return [why for part, why in _rows_of_lacks() if part in item.nodeid]
 
 
-def parts():
-    """Return the names in the rows of all versions, on Linux."""
-    return [row[0] for row in TABLE + KERAS_3 + HANGS + CAME_LATER + WENT + NOT_IN_KERAS_3]
-
-
 def idle(nodeids):
     """Return the names in this version's rows that match no test id."""
     parts = [row[0] for row in _rows() + _rows_of_lacks()]
