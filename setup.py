@@ -71,7 +71,7 @@ setup(
         "accum._constraints": ["*.txt"],
         "accum._cli.demo": ["digits.npz", "*.txt"],
     },
-    entry_points={"console_scripts": ["accum = accum._script:run"]},
+    entry_points={"console_scripts": ["accum = accum.__main__:run"]},
     python_requires=">=3.6",
     install_requires=["numpy"],
     extras_require={

@@ -2,44 +2,14 @@
 
 import sys
 
-from accum._entry import OfStaticGraphs, needs_tensorflow
+from accum import _entry
 
 __version__ = "0.1.0"
-__all__ = ["__version__"]
 
-if needs_tensorflow():
-    from accum._check import InexactWarning
-    from accum._clipping._adaptive import adaptive_clip_grad, compute_norm, unitwise_norm
-    from accum._clipping._transform import AdaptiveClipping
-    from accum._tf.version import HAS_KERAS_API
+sys.modules[__name__].__class__ = _entry.Package
+if not _entry.is_command_line():  # as a library, all of it: a model can be loaded after `import accum` alone
+    from accum import _public
+    from accum._public import *  # noqa: F403
 
-    __all__ += ["AdaptiveClipping", "InexactWarning", "adaptive_clip_grad", "compute_norm", "unitwise_norm"]
-
-    if HAS_KERAS_API:
-        from accum._keras._batch_norm._layer import AccumBatchNormalization
-        from accum._keras._batch_norm._replace import replace_batchnorm_layers
-        from accum._keras._callbacks import AccumulationScheduler, FlushCallback
-        from accum._keras._logging._noise_scale_scheduler import NoiseScaleScheduler
-        from accum._keras._logging._step_logger import StepLogger
-        from accum._keras._model._model import GradientAccumulateModel
-        from accum._keras._model._unwrap import unwrap
-        from accum._keras._old_spellings import GAModelWrapper, GAOptimizerWrapper
-        from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer
-        from accum._keras._value_and_gradients import value_and_gradients
-
-        __all__ += [
-            "AccumBatchNormalization",
-            "AccumulationScheduler",
-            "FlushCallback",
-            "GAModelWrapper",
-            "GAOptimizerWrapper",
-            "GradientAccumulateModel",
-            "GradientAccumulateOptimizer",
-            "NoiseScaleScheduler",
-            "StepLogger",
-            "replace_batchnorm_layers",
-            "unwrap",
-            "value_and_gradients",
-        ]
-    else:
-        sys.modules[__name__].__class__ = OfStaticGraphs
+    __all__ = ["__version__"]
+    __all__ += _public.__all__

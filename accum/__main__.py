@@ -56,6 +56,11 @@ def main(argv: Optional[List[str]] = None, prog: str = PROG) -> int:
         return 1
 
 
+def run() -> int:
+    """Run the command `accum`, which an installation puts beside `python`: the same as `python -m accum`."""
+    return main(prog="accum")
+
+
 def _escape_what_the_output_lacks() -> None:
     """Print characters that the output's encoding lacks, such as a path's on a cp1252 console, as escapes."""
     out: Any = sys.stdout

@@ -1,36 +1,31 @@
-"""How accum is entered: as a library, or by its command line, which also runs without TensorFlow."""
+"""How accum is entered: as a library, which brings TensorFlow, or by its command line, which also runs without it."""
 
+import os
+import re
 import sys
 import types
-from typing import Any, Optional
-
-SCRIPT = "accum._script"
+from typing import Any
 
 
-def needs_tensorflow() -> bool:
-    """Whether the import of `accum` that is under way has to bring TensorFlow: always but for its command line.
+def is_command_line() -> bool:
+    """Whether this process is about to run the command line: by `python -m accum`, or the script `accum`.
 
-    While Python looks for the module that `-m` names, which imports its package, `sys.argv` is `["-m", ...]`. That
-    alone is also so in `python -m other` whose package imports accum; there, the importer is not runpy.
-
-    The command `accum` imports `accum._script`, and Python imports the package first. Processes that the command starts
-    run its file too, though not as `__main__`, and need all of accum.
+    Python documents `sys.argv[0]`: the script's path, or "-m" while the module to run is located, which imports its
+    package. What follows "-m", from Python 3.10 on, stands in `sys.orig_argv`. Where this guesses wrong, as in
+    `python3.9 -m other` whose package imports accum, the names come when the first of them is used.
     """
-    wanted = None
-    frame: Optional[types.FrameType] = sys._getframe(2)  # whatever is behind accum/__init__.py
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("importlib", "_frozen_importlib")):
-        wanted = frame.f_locals.get("name", wanted)  # in the end, that of the outermost import
-        frame = frame.f_back
-    importer = None if frame is None else frame.f_globals.get("__name__")
-    if importer == "__main__" and wanted == SCRIPT:
-        return False
-    return sys.argv[:1] != ["-m"] or importer != "runpy"
+    argv = getattr(sys, "argv", None) or [""]  # an embedded Python may have none
+    if argv[0] == "-m":
+        called = getattr(sys, "orig_argv", ["accum"] * len(argv))
+        return re.fullmatch("(-[a-zA-Z]*m)?accum", called[-len(argv)]) is not None
+    return os.path.basename(argv[0]).lower() in ("accum", "accum.exe", "accum-script.py")
 
 
-class OfStaticGraphs(types.ModuleType):
-    """The package on TensorFlow 1.15, where the names of the Keras interface raise an error that says what there is.
+class Package(types.ModuleType):
+    """The module `accum`: it imports its public names when one is used, unless they are there from the start.
 
-    A function `__getattr__` of the module would do the same from Python 3.7 on.
+    On TensorFlow 1.15, those of the Keras interface raise an error that says what there is. Module functions
+    `__getattr__` would do the same from Python 3.7 on.
     """
 
     KERAS_NAMES = (
@@ -49,6 +44,14 @@ class OfStaticGraphs(types.ModuleType):
     )
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and name != "__all__":
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if "__all__" not in vars(self):
+            from accum import _public
+
+            self.__all__ = ["__version__"] + _public.__all__
+            vars(self).update((public, getattr(_public, public)) for public in _public.__all__)
+            return getattr(self, name)
         if name not in self.KERAS_NAMES:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         # `from accum import name` shows only the message of an `ImportError`, and `hasattr` expects the other.

@@ -10,10 +10,19 @@ from test_package import NO_TENSORFLOW, run_with
 
 import accum.__main__
 from accum._cli import named_function
-from accum._script import run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-COMMAND = "import sys; from accum._script import run; sys.exit(run())"  # what an installed `accum` contains
+SCRIPT = (
+    "import sys\nfrom accum.__main__ import run\nif __name__ == '__main__':\n    sys.exit(run())\n"  # as pip writes it
+)
+
+
+@pytest.fixture()
+def command(tmp_path):
+    """The path of the command `accum`, as an installation has it."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "accum").write_text(SCRIPT)
+    return str(tmp_path / "bin" / "accum")
 
 
 @pytest.mark.slow
@@ -31,24 +40,27 @@ COMMAND = "import sys; from accum._script import run; sys.exit(run())"  # what a
         ("demo", 2, "accum demo needs TensorFlow"),
     ],
 )
-def test_the_installed_command_checks_its_arguments_without_tensorflow(arguments, status, said, tmp_path):
-    done = run_with(NO_TENSORFLOW, tmp_path, "-c", COMMAND, *arguments.split())
+def test_the_installed_command_checks_its_arguments_without_tensorflow(arguments, status, said, tmp_path, command):
+    done = run_with(NO_TENSORFLOW, tmp_path, command, *arguments.split())
     assert done.returncode == status
     assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_installed_command_is_in_the_package():
     with open(os.path.join(ROOT, "setup.py"), encoding="utf-8") as file:
-        assert '"accum = accum._script:run"' in file.read()
-    assert callable(run)
+        assert '"accum = accum.__main__:run"' in file.read()
+    assert callable(accum.__main__.run)
 
 
 @pytest.mark.slow
 @pytest.mark.keras_api
-def test_a_program_that_is_called_like_the_command_has_all_of_accum(tmp_path):
-    source = "import accum, accum._script; print(accum.GradientAccumulateModel.__name__)"
-    done = run_with(None, tmp_path, "-c", source)
-    assert done.stdout == "GradientAccumulateModel\n"
+def test_a_program_that_is_called_like_the_command_has_all_of_accum(tmp_path, command):
+    with open(command, "w") as file:
+        file.write(
+            "import accum\nfrom accum import *\nprint(accum.GradientAccumulateModel.__name__, len(accum.__all__))"
+        )
+    done = run_with(None, tmp_path, command)
+    assert done.stdout == f"GradientAccumulateModel {len(accum.__all__)}\n" and not done.stderr
 
 
 def test_a_function_in_a_file_is_found_with_the_modules_beside_it(tmp_path, monkeypatch):

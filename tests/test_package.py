@@ -82,8 +82,8 @@ def read_version():
 
 
 def keras_names():
-    """The names that `accum/__init__.py` takes from the Keras interface."""
-    with open(accum.__file__) as file:
+    """The names that `accum/_public.py` takes from the Keras interface."""
+    with open(os.path.join(os.path.dirname(accum.__file__), "_public.py")) as file:
         lines = [line for line in file if "from accum._keras." in line]
     return sorted(name.strip() for line in lines for name in line.split(" import ")[1].split(","))
 

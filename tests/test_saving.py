@@ -342,3 +342,19 @@ def test_a_plain_optimizer_reads_its_state_from_a_file_of_weights(tmp_path):
     assert int(plain.optimizer.iterations.numpy()) == 2 and len(plain.optimizer.variables) == len(inner.variables)
     for one, other in zip(plain.optimizer.variables, inner.variables):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize("imports", ["import accum, tensorflow as tf", "import tensorflow as tf, accum"])
+def test_a_process_that_only_imports_accum_loads_a_model_in_either_order(imports, tmp_path):
+    """In these formats, Keras finds the class by its registration alone."""
+    model = accum.GradientAccumulateModel.from_model(
+        tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))]), accum_steps=2
+    )
+    model.compile("sgd", "mse")
+    path = file_of(tmp_path, "keras" if exceptions.IS_KERAS_3 else "h5")
+    model.save(path)
+    source = f"{imports}; print(type(tf.keras.models.load_model({path!r})).__mro__)"
+    parent = os.path.dirname(os.path.dirname(os.path.abspath(accum.__file__)))
+    environ = dict(os.environ, PYTHONPATH=parent)
+    done = subprocess.run([sys.executable, "-c", source], stdout=subprocess.PIPE, env=environ, check=True)
+    assert b"accum._keras._model._model.GradientAccumulateModel" in done.stdout

@@ -5,20 +5,19 @@ import os
 import sys
 import warnings
 
-import accum
 from accum._cli.error_text import one_line
 from accum._migrate.pipes import is_reader_gone as is_reader_gone
 
 
 def without_tensorflow():
     """Import TensorFlow and all of `accum`. Returns None, or the reason why that is impossible."""
-    if "accum._tf" in sys.modules:
+    if "accum._public" in sys.modules:
         return None
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no notes and warnings of its libraries
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other packages, which the user can do nothing about
-            importlib.reload(accum)
+            importlib.import_module("accum._public")
     except Exception as error:  # whatever a broken installation of TensorFlow raises
         words = str(error) if str(error).startswith("accum needs ") else one_line(error)
         return words if "accum doctor" in words else f"{words.rstrip('.')}: run `python -m accum doctor` for details."
