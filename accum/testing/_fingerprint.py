@@ -18,9 +18,9 @@ For c = 10 this is 8e-6, for c = 20 it is 3e-8. (The hash plays the part of chan
 32 bits make the distribution discrete, which matters only for t as small as 1e-9.)
 
 Norms alone would miss most mistakes: d is nearly orthogonal to v, so it moves |v| by its square. For a million normal
-elements that are off by 1e-3 each, the norms differ by 8e-7 per element, below any tolerance, and e / sqrt(n) is 1.1e-3;
-elements in reverse order have the same norm. Whole arrays would be exact, but take 102 MB a step for ResNet-50, where
-the fingerprints take 32 kB.
+elements that are off by 1e-3 each, the norms differ by 8e-7 per element, below any tolerance, and e / sqrt(n) is
+1.1e-3; elements in reverse order have the same norm. Whole arrays would be exact, but take 102 MB a step for ResNet-50,
+where the fingerprints take 32 kB.
 
 The reported number is e / sqrt(n), the root mean square of the differences of the elements. A single element can differ
 by sqrt(n) times as much.
