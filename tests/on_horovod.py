@@ -1,4 +1,4 @@
-"""The guide to Horovod, run by Horovod itself: `tox run -e horovod,horovod-v1` (laws L1, L11)."""
+"""The guide to Horovod, run by Horovod itself: `tox run -e py39-tf2.10-horovod` (laws L1, L11)."""
 
 import json
 import os

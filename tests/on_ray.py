@@ -1,4 +1,4 @@
-"""The guide to Ray, run by Ray itself: `tox run -e ray,ray-keras3` (laws L11, L12)."""
+"""The guide to Ray, run by Ray itself: `tox run -e py311-tf2.15-ray` (laws L11, L12)."""
 
 import json
 import os

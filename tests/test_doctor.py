@@ -393,32 +393,7 @@ def test_of_two_copies_of_a_package_the_one_that_python_imports_is_read(tmp_path
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# The matrix is said twice: as data, and in tox.ini
-
-
-def expand(text):
-    """The names that a generative name of tox stands for: py{36,37}-tf2.2."""
-    match = re.match(r"(.*?)\{([^}]*)\}(.*)$", text)
-    if match is None:
-        return [text]
-    return [name for part in match.group(2).split(",") for name in expand(match.group(1) + part + match.group(3))]
-
-
-def tox_environments():
-    with open(os.path.join(ROOT, "tox.ini"), encoding="utf-8") as file:
-        source = re.sub(r"(?m)^\s*#.*\n", "", file.read())
-    env_list = re.search(r"(?m)^env_list =\n((?: +.+\n)+)", source).group(1).split()
-    v1 = re.search(r"(?m)^ +v1 = (.+)$", source).group(1).replace(" ", "").split(",")
-    return {name for text in env_list + v1 for name in expand(text) if "-tf" in name}
-
-
-def test_tox_and_the_data_name_the_same_environments():
-    env_names = matrix.environments()
-    tested = tox_environments()
-    assert tested <= {name for name, _, _, _ in env_names}
-    versions = {name.split("-tf")[1].split("-")[0] for name in tested}
-    assert {version for version in matrix.VERSIONS if not matrix.has_keras_3(version)} <= versions
-    assert {name for name, version, _, keras_2 in env_names if version in versions and not keras_2} <= tested
+# The matrix
 
 
 @pytest.mark.parametrize("version", matrix.VERSIONS)

@@ -1,5 +1,7 @@
 """From what tox leaves behind to pins and MATRIX.md: nothing that did not run is shown as passed."""
 
+import configparser
+import itertools
 import json
 import os
 import re
@@ -113,6 +115,19 @@ def test_with_nothing_every_environment_is_not_run(work):
     for version, keras_2 in matrix.rows():
         row = cells(written(work.folder), version + (", Keras 2" if keras_2 else ""))
         assert row == {system: "not run" if data.pythons(version, system) else "–" for system in data.SYSTEMS}
+
+
+def names_of(text):
+    """The names that a generative name of tox stands for: py{36,37}-tf2.2."""
+    pieces = [piece.split(",") for piece in re.split(r"[{}]", text)]
+    return {"".join(choice) for choice in itertools.product(*pieces)}
+
+
+def test_tox_has_the_environments_of_the_data():
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(os.path.join(ROOT, "tox.ini"), encoding="utf-8")
+    lines = [line for line in config["tox"]["env_list"].split() if line.startswith("py")]
+    assert set().union(*map(names_of, lines)) == {env_name for env_name, _, _, _ in data.environments()}
 
 
 def test_what_is_committed_is_what_the_records_say():
