@@ -3,7 +3,6 @@
 import ast
 import glob
 import os
-import re
 
 import pytest
 
@@ -122,21 +121,6 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_the_engine_knows_nothing_of_keras(name):
     nodes = ast.walk(tree_of(MODULES[name]))
     assert not [node.lineno for node in nodes if isinstance(node, ast.Attribute) and node.attr == "keras"]
-
-
-def test_contributing_lists_what_is_replaced_in_keras():
-    with open(os.path.join(ROOT, "CONTRIBUTING.md"), encoding="utf-8") as file:
-        table = file.read().split("## What is replaced in Keras")[1].split("\n## ")[0]
-    replaces = re.compile(r"\b(?<!def )(own_methods|set_untracked|finish_clones)\(|\bsetattr\(cls\b|\b_finished\(")
-    files = set()
-    for path in glob.glob(os.path.join(ROOT, "accum", "**", "*.py"), recursive=True):
-        with open(path, encoding="utf-8") as file:
-            if replaces.search(file.read()):
-                files.add(os.path.basename(path))
-    assert len(files) > 8
-    assert {name for name in files if f"{name}`" not in table} == set()
-    named = {name.split("/")[-1] for name in re.findall(r"`([\w/]+\.py)`", table)}
-    assert named <= files
 
 
 def test_the_root_package_has_the_public_names():

@@ -98,29 +98,6 @@ def test_a_block_that_only_defines_something_is_followed_by_code_that_uses_it():
     assert idle == []
 
 
-def test_readme_has_a_block_for_each_api():
-    for name in ("GradientAccumulateModel.from_model(", "GradientAccumulateOptimizer(", "AccumOptimizer("):
-        assert any(name in block for block in blocks("README.md"))
-
-
-def test_who_is_promised_equal_weights_reads_in_the_same_sentence_what_batch_normalisation_needs():
-    promises = []
-    for page in PAGES:
-        with open(os.path.join(ROOT, *page.split("/")), encoding="utf-8") as file:
-            promises += re.findall(r"up to rounding[^.|]*", " ".join(file.read().split()))
-    assert len(promises) >= 3
-    assert [said for said in promises if "with batch normalisation" not in said or "`whole_batch" not in said] == []
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_says_which_blocks_need_keras_2_above_them(page):
-    with open(os.path.join(ROOT, *page.split("/")), encoding="utf-8") as file:
-        parts = re.split(r"```python\n(.*?)```", file.read(), flags=re.DOTALL)
-    for text, block in zip(parts[::2], parts[1::2]):
-        if any(name in block for name in OF_KERAS_2):
-            assert "Keras 2" in text
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # What CONTRIBUTING.md tells to type
 
