@@ -4,6 +4,7 @@ The oracle is always plain Keras, which trains on the whole batch at once.
 """
 
 import contextlib
+import inspect
 
 import numpy as np
 import pytest
@@ -108,6 +109,13 @@ def of_tokens():
     return tf.keras.Model(inputs, layers.Dense(2)(hidden))
 
 
+def of_steps():
+    """The same with a layer that applies batch normalisation to each time step, if `call` has an argument `mask`."""
+    inputs = tf.keras.Input((4,), dtype="int32")
+    hidden = layers.TimeDistributed(layers.BatchNormalization())(layers.Embedding(6, 3, mask_zero=True)(inputs))
+    return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+
 class OfTokens(tf.keras.Model):
     """The same in a model of the user's, which passes no mask."""
 
@@ -146,6 +154,7 @@ CASES = {  # the model, x, y, what it is compiled with
     "at once": (at_once, X, Y, {"loss": "mse"}),
     "other axes": (over_other_axes, IMAGES, CLASSES, {"loss": FROM_LOGITS}),
     "tokens": (of_tokens, TOKENS, np.repeat(Y[:, None], 4, axis=1), {"loss": "mse"}),
+    "time steps": (of_steps, TOKENS, np.repeat(Y[:, None], 4, axis=1), {"loss": "mse"}),
     "tokens in a model of the user's": (OfTokens, TOKENS, np.repeat(Y[:, None], 4, axis=1), {"loss": "mse"}),
     "losses of its own": (with_losses_of_its_own, X, Y, {"loss": "mse"}),
     "AccumBatchNormalization": (replaced, IMAGES, CLASSES, {"loss": FROM_LOGITS}),
@@ -605,6 +614,39 @@ def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
 
 class AcrossExamples(layers.Layer):
     looks_across_examples = True
+
+
+class Centred(AcrossExamples):
+    """Subtracts the mean over the examples and time steps that are not masked."""
+
+    def call(self, inputs, mask=None):
+        counted = tf.ones_like(inputs) if mask is None else tf.cast(mask, inputs.dtype)[..., None]
+        return inputs - tf.reduce_sum(inputs * counted) / tf.reduce_sum(tf.ones_like(inputs) * counted)
+
+
+class AsksFor(layers.Layer):
+    """Calls another layer with the mask of its inputs, if that has an argument for it, as wrappers of Keras 2 do."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, inputs, mask=None):
+        takes_it = "mask" in inspect.getfullargspec(self.inner.call).args
+        return self.inner(inputs, mask=mask) if takes_it else self.inner(inputs)
+
+
+@pytest.mark.per_version
+@pytest.mark.parametrize("inner", [Centred, layers.BatchNormalization])
+def test_a_layer_may_ask_which_arguments_another_one_takes(inner):
+    def make():
+        inputs = tf.keras.Input((4,), dtype="int32")
+        hidden = AsksFor(inner())(layers.Embedding(6, 3, mask_zero=True)(inputs))
+        return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+    y, compile_with = np.repeat(Y[:, None], 4, axis=1), dict(EAGERLY, loss="mse")
+    plain = trained(make, TOKENS, y, compile_with)
+    assert_same(trained(make, TOKENS, y, compile_with, split()), plain)
 
 
 class WithRanks(AcrossExamples):
@@ -1384,6 +1426,12 @@ class AddsPenalty(layers.Layer):
         return self.scale * inputs
 
 
+class AddsByName(layers.Layer):
+    def call(self, inputs):
+        self.add_loss(**{"loss" if IS_KERAS_3 else "losses": tf.reduce_mean(inputs**2)})
+        return inputs
+
+
 class AddsLosses(layers.Layer):
     """Adds one number for each example, which Keras 3 adds up, and one for all."""
 
@@ -1411,6 +1459,7 @@ class AddsGrowingPenalty(layers.Layer):
 @pytest.mark.parametrize(
     "layer",
     [
+        AddsByName,
         AddsPenalty,
         AddsGrowingPenalty,
         pytest.param(AddsMetric, marks=pytest.mark.skipif(IS_KERAS_3, reason="layers of Keras 3 add no metrics")),
