@@ -329,6 +329,33 @@ def test_recurrent_layers_with_dropout():
     assert_same(train(make, TOKENS, SCORES, BUDGET, **more), plain)
 
 
+@pytest.mark.per_version
+@pytest.mark.law("L20")
+@pytest.mark.parametrize(
+    "layer, eagerly",
+    [("LSTM", True), ("GRU", True), pytest.param("GRU", False, marks=pytest.mark.slow)],
+    ids=["LSTM", "GRU", "GRU, traced"],
+)
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 keeps no seed of a layer in a variable")
+@pytest.mark.filterwarnings("ignore:Eagerly, dropout")
+def test_the_check_of_padding_leaves_the_seeds_of_layers_alone(layer, eagerly):
+    def make():
+        inputs = tf.keras.Input((None,), dtype="int32")
+        hidden = layers.Embedding(WORDS, 8, mask_zero=True)(inputs)
+        hidden = getattr(layers, layer)(3, seed=1, dropout=0.3, recurrent_dropout=0.3)(hidden)
+        return tf.keras.Model(inputs, layers.Dense(1)(hidden))
+
+    def seeds(**options):
+        set_seeds()
+        model = make()
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        model.compile("sgd", "mse", run_eagerly=eagerly, **NOT_COMPILED)
+        model.fit(TOKENS[:6], SCORES[:6], batch_size=6, verbose=0)
+        return [var.numpy() for var in model.non_trainable_variables if "seed" in var.path]
+
+    np.testing.assert_array_equal(seeds(micro_batch_tokens=10**6), seeds())
+
+
 @pytest.mark.slow
 def test_a_step_that_runs_eagerly():
     compiling = {"loss": cross_entropy(), "run_eagerly": True}

@@ -300,7 +300,8 @@ def probe(model: tf.keras.Model, batches: TokenBatches, lengths: tf.Tensor) -> L
         whole = batches.batch.part(begin, count)
         x = _tf.losses.unpack_data(whole)[0]
         trimmed = _tf.losses.unpack_data(batches.trimmed(whole, longest))[0]
-        outputs = _outputs_of(model, trimmed, x)
+        with _same_draws(model):
+            outputs = _outputs_of(model, trimmed, x)
         if outputs is None:
             return tf.constant(False)
         checks = _differences(model, *outputs, own, longest)
@@ -311,6 +312,20 @@ def probe(model: tf.keras.Model, batches: TokenBatches, lengths: tf.Tensor) -> L
     if tf.executing_eagerly():
         return [compared()] if bool(is_due) else []
     return [tf.cond(is_due, compared, lambda: tf.constant(False))]
+
+
+@contextlib.contextmanager
+def _same_draws(model: tf.keras.Model) -> Iterator[None]:
+    """Let a model draw after this context what it would have drawn without it.
+
+    The recurrent layers of Keras 3 take a seed for their dropout from a variable and advance it, in prediction too.
+    """
+    variables = _tf.steps.seeds_of(model) + _tf.steps.seeds_without_model() + _tf.steps.generators_of(model)
+    states = [_replicas.local_variable(_tf.variables.native(var)) for var in variables]
+    before = [tf.identity(state.read_value()) for state in states]
+    yield
+    for state, value in zip(states, before):
+        state.assign(value)
 
 
 def _outputs_of(model: tf.keras.Model, trimmed: Nested, whole: Nested) -> Optional[Tuple[Nested, Nested]]:
