@@ -230,6 +230,41 @@ def test_a_mean_is_updated_once_however_its_arguments_are_passed(eagerly):
     assert_same(stepped(ByName, split, eagerly, others()), stepped(ByName, others=others()))
 
 
+class OfParts(OwnStep):
+    """Passes parts of the outputs, which a metric stacks and then counts, whatever the number of examples."""
+
+    def update(self, metric, y, outputs):
+        errors = [tf.abs(part) for part in tf.unstack(y - outputs, axis=1)]
+        if metric.name == "numbers":
+            metric.update_state([tf.reduce_mean(part) for part in errors], [tf.reduce_sum(part) for part in errors])
+        elif metric.name == "rows":
+            metric.update_state(errors)
+        elif metric.name == "stacked":
+            metric.update_state(tf.stack(errors))
+        else:
+            metric.update_state(tf.unstack(y, axis=1), tf.unstack(outputs, axis=1))
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("eagerly", EAGER)
+def test_a_metric_that_stacks_parts_counts_them_once(eagerly):
+    def others():
+        means = [metrics.Mean(name=name) for name in ("numbers", "rows")] + [metrics.Mean(name="stacked")][eagerly:]
+        return [*means, metrics.MeanSquaredError(name="squares"), metrics.BinaryAccuracy(name="accuracy")]
+
+    assert_same(stepped(OfParts, split, eagerly, others()), stepped(OfParts, others=others()))
+
+
+@pytest.mark.per_version
+def test_a_sum_of_parts_is_warned_of():
+    class SumOfParts(OwnStep):
+        def update(self, metric, y, outputs):
+            metric.update_state([tf.reduce_mean(part) for part in tf.unstack(outputs, axis=1)])
+
+    (line,) = said(SumOfParts, others=[metrics.Sum(name="parts")])
+    assert "'parts'" in line
+
+
 @pytest.mark.per_version
 def test_a_sum_is_warned_of_however_its_argument_is_passed():
     (line,) = said(ByName, others=[metrics.Sum(name="values")])

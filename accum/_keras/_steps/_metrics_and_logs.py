@@ -84,6 +84,24 @@ def looks_across_examples(metric: tf.keras.metrics.Metric) -> bool:
     return not all(inspect.isfunction(part) and _tf.layers.comes_with_keras(part) for part in parts)
 
 
+def stacks_parts(metric: tf.keras.metrics.Metric, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> bool:
+    """Whether a metric of Keras is given lists of tensors. It stacks them, and no longer counts the examples."""
+    is_declared = getattr(metric, "looks_across_examples", None) is False
+    lists = [argument for argument in [*args, *kwargs.values()] if isinstance(argument, (list, tuple))]
+    # The compiled metrics of Keras 3, of several outputs. In Keras 2, each metric is a layer.
+    is_container = hasattr(metric, "metrics") and not isinstance(metric, tf.keras.layers.Layer)
+    return not is_declared and not is_container and any(map(tf.is_tensor, tf.nest.flatten(lists)))
+
+
+def unstacked(metric: tf.keras.metrics.Metric, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Any:
+    """Return (args, kwargs) of a metric of Keras with lists in place of what has been stacked of them in a graph."""
+    if tf.executing_eagerly() or looks_across_examples(metric):
+        return tuple(args), kwargs
+    return tuple(map(_tf.graph_parts.unstacked, args)), {
+        name: _tf.graph_parts.unstacked(argument) for name, argument in kwargs.items()
+    }
+
+
 def by_position(metric: tf.keras.metrics.Metric, args: Tuple[Nested, ...], kwargs: Dict[str, Nested]) -> Any:
     """Return (args, kwargs) of a mean or sum of numbers with the values by position and their weights by name."""
     is_plain = _tf.steps.is_mean(metric) or type(metric).update_state is tf.keras.metrics.Sum.update_state
@@ -104,14 +122,16 @@ def update_of(
       args, kwargs: its arguments.
       count: the number of examples in the micro-batch.
     """
-    looks_across = looks_across_examples(metric)
+    looks_across = looks_across_examples(metric) or stacks_parts(metric, args, kwargs)
     arguments = tuple(args), dict(kwargs)
     leaves = tf.nest.flatten(arguments)
     if _tf.steps.is_mean(metric) or (looks_across and isinstance(metric, tf.keras.metrics.Mean)):
         # A mean of numbers, such as losses, observes one number for the batch.
         weights = tf.nest.flatten(kwargs.get("sample_weight"))
         if len(args) == 1 and not set(kwargs) - {"sample_weight"} and _are_observed(metric, args[0], weights):
-            return MetricUpdate(metric, arguments, [_MEAN, *(None if leaf is None else _SUM for leaf in leaves[1:])])
+            means = [_MEAN for _ in tf.nest.flatten(args)]
+            sums = [None if leaf is None else _SUM for leaf in leaves[len(means) :]]
+            return MetricUpdate(metric, arguments, [*means, *sums])
     combined_by: List[Optional[str]] = [_ROWS if _has_rows(leaf, count) else None for leaf in leaves]
     is_known = [how or leaf is None or isinstance(leaf, (int, float, str)) for how, leaf in zip(combined_by, leaves)]
     if looks_across and _ROWS in combined_by and all(is_known):
@@ -121,7 +141,9 @@ def update_of(
 
 def _are_observed(metric: tf.keras.metrics.Metric, value: Leaf, weights: Sequence[Leaf]) -> bool:
     """Whether a mean observes `value` once, with weights that are numbers or None, and not once for each example."""
-    is_whole = _is_number(value) or (not isinstance(metric, tf.keras.metrics.Mean) and isinstance(value, tf.Tensor))
+    is_whole = all(map(_is_number, tf.nest.flatten(value))) or (
+        not isinstance(metric, tf.keras.metrics.Mean) and isinstance(value, tf.Tensor)
+    )
     return is_whole and all(weight is None or _is_number(weight) for weight in weights)
 
 
@@ -251,7 +273,7 @@ class StepMetrics:
         update_state = metric.update_state
 
         def update(*args: Any, **kwargs: Any) -> Wait:
-            args, kwargs = by_position(metric, args, kwargs)
+            args, kwargs = unstacked(metric, *by_position(metric, args, kwargs))
             trimmed = self._model._accum.trimmed
             if trimmed is not None:
                 trimmed.warn_of_metric(metric, args, kwargs)
@@ -263,6 +285,7 @@ class StepMetrics:
                 self._updates.append(waiting)
                 return None
             may_look_across = looks_across_examples(metric) or is_sum_of_batch(metric, args, kwargs)
+            may_look_across = may_look_across or stacks_parts(metric, args, kwargs)
             if may_look_across and not are_counts(args, kwargs):
                 self._warn_of_parts(metric)
             if trimmed is not None:
