@@ -396,6 +396,40 @@ def test_the_step_is_that_of_the_full_batch_when_compiled_by_xla():
     assert_same(trained(small, IMAGES, CLASSES, {"jit_compile": True, "loss": FROM_LOGITS}, split()), plain)
 
 
+BEHIND = {
+    "dropout": lambda: [layers.Dropout(0.4, seed=1)],
+    "before and after": lambda: [
+        layers.Dropout(0.3, seed=1),
+        layers.Dense(4),
+        layers.BatchNormalization(),
+        layers.GaussianNoise(0.4, seed=2),
+    ],
+    "spatial dropout": lambda: [layers.Reshape((3, 2)), layers.SpatialDropout1D(0.4, seed=1), layers.Flatten()],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.law("L20")
+@pytest.mark.skipif(TF_VERSION < (2, 5), reason="`compile` has no `jit_compile` yet")
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("behind", BEHIND)
+def test_what_is_random_behind_batch_normalisation_is_compiled_by_xla(behind, recompute):
+    """XLA draws other numbers than TensorFlow, so the whole batch is the oracle as one micro-batch."""
+
+    def make():
+        inputs = tf.keras.Input((3,))
+        hidden = layers.BatchNormalization()(layers.Dense(6)(inputs))
+        for layer in BEHIND[behind]():
+            hidden = layer(hidden)
+        return tf.keras.Model(inputs, layers.Dense(2)(hidden))
+
+    def run(size):
+        tf.random.set_seed(3)
+        return trained(make, X, Y, {"loss": "mse", "jit_compile": True}, split(size, recompute=recompute))
+
+    assert_same(run(8), run(BATCH))
+
+
 @pytest.mark.per_version
 @pytest.mark.parametrize("size", [3, 20, 64])
 def test_any_size_of_micro_batches(size):
@@ -1433,7 +1467,7 @@ class AddsByName(layers.Layer):
 
 
 class AddsLosses(layers.Layer):
-    """Adds one number for each example, which Keras 3 adds up, and one for all."""
+    """Adds one number for each example, which Keras adds up, and one for all."""
 
     def call(self, inputs):
         self.add_loss(0.1 * tf.reduce_mean(inputs**2, axis=-1))
@@ -1463,7 +1497,7 @@ class AddsGrowingPenalty(layers.Layer):
         AddsPenalty,
         AddsGrowingPenalty,
         pytest.param(AddsMetric, marks=pytest.mark.skipif(IS_KERAS_3, reason="layers of Keras 3 add no metrics")),
-        pytest.param(AddsLosses, marks=pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 takes scalars")),
+        pytest.param(AddsLosses, marks=pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 adds up one shape")),
     ],
 )
 def test_what_layers_add_is_that_of_the_batch(layer, whole_batch):

@@ -117,6 +117,7 @@ class CutGraph:
         self._find_levels()
         self._forward_state()
         self._find_drawn()
+        self._everywhere = self._counts() if trace.compiled else set()
         self._cut()
 
     # ------------------------------------------------------------------------------------------------------------
@@ -210,6 +211,25 @@ class CutGraph:
         self._gradients = {name for name, flag in is_gradient.items() if flag}
         self._find_levels_of_gradients(cotangents)
         self.count = 1 + max([level for level in self._levels.values() if level is not None], default=0)
+
+    def _counts(self) -> Set[str]:
+        """Return the names of operations that compute integers from the shapes of inputs alone.
+
+        XLA must know a number of examples that shapes another tensor, and forgets what a loop has kept of it. So each
+        phase computes it anew.
+        """
+        inputs = {name_of(key) for key in self.trace.inputs}
+        counts: Set[str] = set()
+        for name in self._ordered:
+            node = self._nodes[name]
+            before = {name_of(key) for key in self._inputs(node)}
+            dependent = {one for one in before if self._levels[one] is not None}
+            is_count = bool(dependent) and dependent <= (inputs if node.type in ("Shape", "ShapeN", "Size") else counts)
+            if is_count and name not in self._islands and name not in self._gradients and name not in self._waits:
+                outputs = self.trace.graph.get_operation_by_name(name).outputs
+                if outputs and all(output.dtype.is_integer or output.dtype.is_bool for output in outputs):
+                    counts.add(name)
+        return counts
 
     def _cotangents(self) -> Dict[str, Key]:
         """Return {name of a placeholder: the tensor by which it is the gradient}."""
@@ -562,13 +582,14 @@ class CutGraph:
 
     def _is_between(self, name: str, begin: int) -> bool:
         level = self._levels[name]
-        return name not in self._gradients and name not in self._islands and (level is None or level >= begin)
+        is_later = level is None or level >= begin or name in self._everywhere
+        return name not in self._gradients and name not in self._islands and is_later
 
     def _is_within(self, level: int, is_first: bool, name: str) -> bool:
         """Whether an operation belongs to the phases of a level, or to all; `is_first`: where nothing is drawn yet."""
         if name in self._islands or (name in self.drawn and not is_first):
             return False
-        return self._levels[name] in (None, level)
+        return self._levels[name] in (None, level) or name in self._everywhere
 
     def _is_island(self, number: int, name: str) -> bool:
         return self._levels[name] is None or self._islands.get(name) == number

@@ -219,6 +219,7 @@ class Trace(NamedTuple):
       unknown: as in `Marks`.
       captures: list of (tensor outside of the graph, key of the placeholder that stands for it).
       owner: what TensorFlow 1.15 takes the graph apart without.
+      compiled: whether XLA will compile it.
     """
 
     graph: tf.Graph
@@ -240,6 +241,7 @@ class Trace(NamedTuple):
     unknown: List[str]
     captures: List[Tuple[tf.Tensor, Key]]
     owner: Any = None
+    compiled: bool = False
 
 
 def trace(
@@ -273,7 +275,7 @@ def trace(
     with tf.init_scope() if tf.executing_eagerly() else contextlib.ExitStack():  # where no tape watches
         concrete = tf.function(traced).get_concrete_function(*specs)
     captures = [(outside, inside.name) for outside, inside in _tf.op_walks.captures_of(concrete.graph)]
-    return read._replace(captures=captures, owner=concrete)
+    return read._replace(captures=captures, owner=concrete, compiled=compiled)
 
 
 def _read(
