@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import inspect
 from typing import Any, Callable, Iterator, List
 
 from accum._tf.graphs import called_as_in_fit, run_as_written
@@ -52,6 +53,10 @@ def local_result(metric: tf.keras.metrics.Metric) -> Callable[[], Any]:
 def own_methods(instance: Any, **methods: Any) -> Iterator[None]:
     """Replace methods or attributes of one instance in this context, hidden from Keras' tracking of attributes."""
     before = {name: instance.__dict__[name] for name in methods if name in instance.__dict__}
+    for name, method in methods.items():
+        if inspect.isfunction(method) and callable(getattr(instance, name, None)):
+            # Wrapping layers ask for it: `TimeDistributed` passes a mask if `call` has an argument of that name.
+            method.__signature__ = inspect.signature(getattr(instance, name))  # type: ignore[attr-defined]
     instance.__dict__.update(methods)
     try:
         yield
@@ -324,6 +329,21 @@ def added_losses(model: tf.keras.Model) -> List[Any]:
     return [loss for layer in layers for loss in getattr(layer, "_eager_losses", ())]
 
 
-def sums_added_loss(loss: Any) -> bool:
+def is_summed(loss: Any) -> bool:
     """Whether Keras adds up a loss that a layer has added, which may have one entry for each example."""
-    return IS_KERAS_3 and getattr(loss, "shape", ()) != ()
+    return tf.TensorShape(getattr(loss, "shape", ())).rank != 0
+
+
+LOGS_ADDED_MEAN = not IS_KERAS_3
+"""Whether the log of the loss has the mean of the entries of such a loss."""
+
+
+def changing_added_losses(model: tf.keras.Model, change: Callable[[Any], Any]) -> Any:
+    """Return a context in which Keras adds up `change(loss)` of each loss that layers have added.
+
+    A `ReportingLoss` does so in Keras 2. In the first releases of Keras 3, nothing does.
+    """
+    own = getattr(model, "_aggregate_additional_loss", None)
+    if own is None:
+        return contextlib.ExitStack()
+    return own_methods(model, _aggregate_additional_loss=lambda loss: own(change(loss)))

@@ -18,7 +18,7 @@ from accum._engine import _replicas
 from accum._engine._cycle import check_options
 from accum._keras._callbacks import LAST_CYCLE, accumulating_optimizers
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer, internals_of
-from accum._keras._steps._gradients_and_warnings import ReportingLoss
+from accum._keras._steps._gradients_and_warnings import AddedSums, ReportingLoss
 from accum._keras._steps._repeatable_noise import RepeatableNoises
 from accum._keras._steps._whole_batch import Traces
 from accum._tf import Data, Nested, Options, Scalar, Transform, tf
@@ -395,6 +395,7 @@ class ModelAccumulation:
       recorder: the `StepRecorder` of the current `fit`, or None.
       step_metrics: the `StepMetrics` of the current micro-batch, or None.
       trimmed: the `TrimmedTime` of the current micro-batch, or None.
+      added_sums: the `AddedSums` of the current micro-batch, or None.
       probed: the variable that counts how often the model has been probed for whether it reads padding, or None.
       seeds: those of the layers of Keras 3, for checkpoints.
       start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
@@ -428,6 +429,7 @@ class ModelAccumulation:
         self.recorder: Optional["StepRecorder"] = None
         self.step_metrics: Optional["StepMetrics"] = None
         self.trimmed: Optional["TrimmedTime"] = None
+        self.added_sums: Optional[AddedSums] = None
         self.probed: Optional[tf.Variable] = None
         self.start_of_seed: Optional[tf.Variable] = None
         self.seeds = _tf.tracking.Seeds()
@@ -592,6 +594,7 @@ class ModelOptimizers:
             report,
             self._own.replica_losses,
             functools.partial(_tf.steps.added_losses, self._model),
+            lambda: self._own.added_sums,
             self._own.trimmed_time,
         )
         _tf.models.set_untracked(self._model, _tf.losses.LOSS_CONTAINER, watched)

@@ -25,6 +25,7 @@ import numpy as np
 
 from accum import _check, _tf
 from accum._engine import _replicas
+from accum._engine._micro_batches import Size
 from accum._engine._statistics import Moments
 from accum._keras._optimizer._wrapper import Internals, internals_of, is_accumulating
 from accum._tf import Data, Gradient, GradsAndVars, Nested, Scalar, Wait, tf
@@ -419,6 +420,7 @@ class ReportingLoss:
       report: function of the denominator, a float32 scalar tensor; None: report nothing.
       over_replicas: function that returns the `ReplicaLosses` of the current step, or None.
       added: function that returns the losses that layers have added.
+      sums: function that returns the `AddedSums` of the current micro-batch, or None.
       trimmed: function that returns the `TrimmedTime` of the current micro-batch, or None.
 
     Attributes:
@@ -433,12 +435,14 @@ class ReportingLoss:
         report: Optional[Callable[[tf.Tensor], None]],
         over_replicas: Callable[[], Optional["ReplicaLosses"]],
         added: Callable[[], Sequence[tf.Tensor]],
+        sums: Callable[[], Optional["AddedSums"]],
         trimmed: Callable[[], Optional["TrimmedTime"]],
     ) -> None:
         self.container = container
         self._report = report
         self._over_replicas = over_replicas
         self._added = added
+        self._sums = sums
         self._trimmed = trimmed
         self.unlike: Dict[str, str] = {}
         self.has_warned = False
@@ -471,6 +475,9 @@ class ReportingLoss:
     def __call__(
         self, y_true: Nested, y_pred: Nested, sample_weight: Nested = None, *args: object, **kwargs: object
     ) -> tf.Tensor:
+        sums, name = self._sums(), "regularization_losses"  # in Keras 2, which passes it by name
+        if sums is not None and kwargs.get(name):
+            kwargs[name] = [sums.of_batch(loss) for loss in kwargs[name]]  # type: ignore[attr-defined]
         over_replicas = self._over_replicas()
         if over_replicas is None:
             return self._computed(y_true, y_pred, sample_weight, *args, **kwargs)
@@ -583,14 +590,58 @@ def warn_of_unlike_losses(model: tf.keras.Model) -> None:
         )
 
 
-def warn_of_summed_losses(model: tf.keras.Model) -> None:
-    """Warn once of losses that layers have just added and Keras adds up over examples."""
-    summed = [loss for loss in _tf.steps.added_losses(model) if _tf.steps.sums_added_loss(loss)]
-    if summed and model._accum.is_first_time("summed losses"):
+class AddedSums:
+    """Scales losses with an entry for each example, which layers add and Keras adds up, to their sum over the batch.
+
+    The losses of micro-batches are averaged by their examples. So each of these has as many times its value as the
+    batch has its examples.
+
+    Args:
+      count, total: the number of examples in the micro-batch, and in the batch.
+
+    Attributes:
+      has_scaled: whether Keras has added up such a loss.
+    """
+
+    def __init__(self, count: Size, total: Size) -> None:
+        self._count = count
+        self._total = total
+        self.has_scaled = False
+
+    def of_batch(self, loss: tf.Tensor) -> tf.Tensor:
+        """Return what stands for a loss that a layer has added to the micro-batch."""
+        if not self.has_entries(loss):
+            return loss
+        self.has_scaled = True
+        scaled = loss * (tf.cast(self._total, loss.dtype) / tf.cast(self._count, loss.dtype))
+        return scaled + tf.stop_gradient(loss - scaled) if _tf.steps.LOGS_ADDED_MEAN else scaled
+
+    def has_entries(self, loss: tf.Tensor) -> bool:
+        """Whether a loss has entries for each example, as far as is known, and not for weights, for example."""
+        if not _tf.steps.is_summed(loss) or (not tf.executing_eagerly() and _is_of_no_example(loss)):
+            return False
+        length = loss.shape[0] if loss.shape.rank else None
+        return length is None or (isinstance(self._count, int) and length % max(self._count, 1) == 0)
+
+
+def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool) -> None:
+    """Warn once of losses that layers have just added, and Keras adds up over fewer examples than the full batch has.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      is_split: whether losses are those of the micro-batches of a batch.
+      is_cycle: whether gradients of several batches are averaged.
+    """
+    call, sums = model._accum.call_in_step(), model._accum.added_sums
+    added = _tf.steps.added_losses(model) if call is None else call.losses
+    has_entries = _tf.steps.is_summed if sums is None else sums.has_entries
+    summed = [loss for loss in added if has_entries(loss)]
+    is_exact = not is_cycle and (not is_split or (sums is not None and sums.has_scaled))
+    if summed and not is_exact and model._accum.is_first_time("summed losses"):
         _check.warn(
-            "Keras 3 adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
-            "them than the full batch: add their mean, or pass `micro_batch_size` and `whole_batch='loss'`. Received: "
-            f"losses of shape {[tuple(loss.shape) for loss in summed]}.",
+            "Keras adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
+            "them than the full batch: add their mean, or pass `micro_batch_size` and `whole_batch='loss'`, without "
+            f"`accum_steps`. Received: losses of shape {[tuple(loss.shape) for loss in summed]}.",
             _check.InexactWarning,
         )
 

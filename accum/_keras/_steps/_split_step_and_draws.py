@@ -21,6 +21,7 @@ from accum._keras._batch_norm._layer import batch_norm_following
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
 from accum._keras._steps._gradients_and_warnings import (
+    AddedSums,
     Call,
     Collector,
     StateWatch,
@@ -55,6 +56,7 @@ class SplitStep:
         self._metrics: Any = None
         self._collector: Any = None
         self._cuts: Any = None  # the `Cuts` of the batch
+        self._total: Size = 0
         self._check_states()
 
     def _check_states(self) -> None:
@@ -73,7 +75,7 @@ class SplitStep:
     ) -> Nested:
         """Run `function(part, index)` on each micro-batch, as `MicroBatches.run` does."""
         micro_batches = self._cut(data)
-        self._cuts = micro_batches.cuts
+        self._cuts, self._total = micro_batches.cuts, micro_batches.batch.count
         warn_of_eager_draws(self._model)
         compiled = self._compiled or self._compiles_parts
         draws = BatchDraws(self._model, micro_batches.batch.count, compiled, is_training)
@@ -154,6 +156,7 @@ class SplitStep:
             self._collector, self._metrics = Collector(), StepMetrics(self._model, self._count_at(index))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._metrics.watching())
+                stack.enter_context(self._summing_added(index))
                 for optimizer in self._model._accum.optimizers:
                     if _tf.optimizers.is_loss_scale_optimizer(optimizer):
                         stack.enter_context(self._intercepting(optimizer, self._collector))
@@ -172,6 +175,20 @@ class SplitStep:
                 _check.InexactWarning,
             )
         return totals
+
+    @contextlib.contextmanager
+    def _summing_added(self, index: Index) -> Iterator[None]:
+        """Let losses that layers add for each example come out as their sum over the batch, if weights allow it."""
+        own = self._model._accum
+        if self._steps.sums_losses or not own.options.weighs_as_keras:
+            yield
+            return
+        own.added_sums = AddedSums(self._count_at(index), self._total)
+        try:
+            with _tf.steps.changing_added_losses(self._model, own.added_sums.of_batch):
+                yield
+        finally:
+            own.added_sums = None
 
     def _norms(self, index: Index) -> Optional[Sum]:
         """Return the squared norm of a micro-batch's gradient, and what belongs to it, if a `StepLogger` follows."""
@@ -302,7 +319,7 @@ class SplitStep:
 
         def micro_batch(part: Data, index: Index) -> Nested:
             self._metrics = StepMetrics(self._model, self._count_at(index))
-            with self._metrics.watching():
+            with self._metrics.watching(), self._summing_added(index):
                 logs, weight = self._steps.run_test(part)
             return self._metrics.parts(logs, weight, sums)
 

@@ -176,9 +176,11 @@ class ModelSteps:
                 stack.enter_context(container.of_train_step())
             logs = self.run("train_step", data)
         self._check(train_step, optimizers)
-        if self._splits_losses or not all(internals_of(optimizer).is_passthrough for optimizer in optimizers):
+        is_cycle = not all(internals_of(optimizer).is_passthrough for optimizer in optimizers)
+        if self._splits_losses or is_cycle:
+            is_mean = model._accum.options.for_optimizers["reduction"] != "sum"
             warn_of_unlike_losses(model)
-            warn_of_summed_losses(model)
+            warn_of_summed_losses(model, self._splits_losses and not self.sums_losses, is_cycle and is_mean)
         warn_of_sums_in_cycle(model, optimizers)
         if self._splits_losses:
             warn_of_sums_in_batch(model, function, self.sums_losses)
@@ -190,7 +192,7 @@ class ModelSteps:
         logs = self.run("test_step", data)
         if self._splits_losses:
             warn_of_unlike_losses(self.model)
-            warn_of_summed_losses(self.model)
+            warn_of_summed_losses(self.model, not self.sums_losses, is_cycle=False)
         return logs, self.model._accum.weight.read(weight)
 
     def _weight_of(self, data: Data) -> Optional[Scalar]:

@@ -33,24 +33,32 @@ class TracedCall(NamedTuple):
     """A traced call.
 
     Attributes:
-      segments: its `Segments`, whose outputs are those of the model, and after them what Keras has attached to these.
+      segments: its `Segments`, whose outputs are those of the model, after them what Keras has attached to these, and
+        after that the losses of `added` with entries for each example.
       structure: the nested structure of the outputs of the model, without tensors.
       attached: list of (which output, name of the attribute).
+      added: for each loss that layers add, whether it has entries for each example, or is a scalar.
     """
 
     segments: Segments
     structure: Nested
     attached: List[Tuple[int, str]]
+    added: List[bool]
 
     def outputs(self, tensors: Sequence[tf.Tensor]) -> Nested:
         """Return the outputs of the model, given those of the segments."""
-        count = len(tensors) - len(self.attached)
+        count = len(tensors) - len(self.attached) - sum(self.added)
         outputs = list(tensors[:count])
         for index in {index for index, _ in self.attached}:
             outputs[index] = tf.identity(outputs[index])
         for (index, name), tensor in zip(self.attached, tensors[count:]):
             setattr(outputs[index], name, tensor)
         return tf.nest.pack_sequence_as(self.structure, outputs)
+
+    def losses(self, tensors: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+        """Return the losses that layers add, given the outputs of the segments, and those losses that are scalars."""
+        entries, others = iter(tensors[len(tensors) - sum(self.added) :]), iter(scalars)
+        return [_joined_entries(next(entries)) if has_entries else next(others) for has_entries in self.added]
 
 
 class Traces(dict):  # type: ignore[type-arg]
@@ -90,7 +98,8 @@ def traced_call(
 
     def function(tensors: Sequence[tf.Tensor], marks: Marks) -> List[tf.Tensor]:
         args, kwargs = batch.packed(tensors)
-        with _marking(model, marks, has_barriers):
+        added: List[Optional[tf.Tensor]] = []
+        with _marking(model, marks, has_barriers, _Added(marks, batch.count_of(batch.packed(tensors)), added)):
             outputs = _tf.graphs.called_as_in_fit(call, *args, **kwargs)
         flat = [_dense(tensor) for tensor in tf.nest.flatten(outputs)]
         attached = [
@@ -100,7 +109,8 @@ def traced_call(
         ]
         seen["structure"] = tf.nest.map_structure(lambda _: None, outputs)
         seen["attached"] = [(index, name) for index, name, _ in attached]
-        return flat + [value for _, _, value in attached]
+        seen["added"] = [entries is not None for entries in added]
+        return flat + [value for _, _, value in attached] + [entries for entries in added if entries is not None]
 
     variables = [_replicas.local_variable(_tf.variables.native(var)) for var in model.trainable_variables]
     segments = segments_of(
@@ -112,7 +122,7 @@ def traced_call(
         differentiable,
         compiled=_tf.steps.is_compiled_by_xla(model),
     )
-    return TracedCall(segments, seen["structure"], seen["attached"])
+    return TracedCall(segments, seen["structure"], seen["attached"], seen["added"])
 
 
 def _dense(tensor: Leaf) -> tf.Tensor:
@@ -126,7 +136,7 @@ def _dense(tensor: Leaf) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool) -> Iterator[None]:
+def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool, added: "_Added") -> Iterator[None]:
     """Let layers leave marks in this context, and hand over what they add beside their outputs."""
     collector = Collector()
     layers = _tf.models.layers_of(model)
@@ -134,7 +144,7 @@ def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool) -> Iterato
         for layer in batch_norms_of(model):
             stack.enter_context(layer.accum_statistics.collected_by(collector))
         for layer in [model] + layers:
-            stack.enter_context(_tf.steps.own_methods(layer, add_loss=_adding(layer.add_loss, marks)))
+            stack.enter_context(_tf.steps.own_methods(layer, add_loss=added.adding(layer.add_loss)))
         for metric in _tf.steps.metrics_of_layers(model):
             stack.enter_context(_tf.steps.own_methods(metric, update_state=_updating(metric.update_state, marks)))
         for layer in _tf.batch_norm.batch_norms_in(model) if has_barriers else ():
@@ -216,17 +226,57 @@ def _at_once(layer: tf.keras.layers.Layer, marks: Marks) -> Callable[..., Nested
     return call
 
 
-def _adding(add_loss: Callable[..., None], marks: Marks) -> Callable[..., None]:
-    def add(losses: Nested, *args: object, **kwargs: object) -> None:
-        for loss in tf.nest.flatten(losses):
-            if callable(loss):
-                add_loss(loss, *args, **kwargs)
-            elif _tf.steps.sums_added_loss(loss):
-                marks.losses.append((tf.reduce_sum(loss), True))
-            else:
-                marks.losses.append((tf.reduce_mean(loss), False))
+class _Added:
+    """The losses that layers add in one call.
 
-    return add
+    Args:
+      marks: the `Marks`.
+      count: the number of examples in the micro-batch.
+      added: a list, which gets the entries of a loss for each example, or None for a scalar among `marks.losses`.
+    """
+
+    def __init__(self, marks: Marks, count: Size, added: List[Optional[tf.Tensor]]) -> None:
+        self._marks = marks
+        self._count = count
+        self._added = added
+
+    def adding(self, add_loss: Callable[..., None]) -> Callable[..., None]:
+        """Return what stands in for a layer's `add_loss`."""
+        name, *_ = inspect.signature(add_loss).parameters
+
+        def add(*args: Nested, **kwargs: Nested) -> None:
+            losses, *others = args or (kwargs.pop(name),)
+            for loss in tf.nest.flatten(losses):
+                if callable(loss):
+                    add_loss(loss, *others, **kwargs)
+                else:
+                    self._add(loss)
+
+        return add
+
+    def _add(self, loss: Leaf) -> None:
+        is_summed = _tf.steps.is_summed(loss)
+        is_of_examples = is_summed and (loss.shape.rank is None or loss.shape[0] is None)
+        if is_of_examples and loss.shape.rank and self._marks.is_here() and not self._marks.is_whole:
+            self._added.append(_entries(loss, self._count))
+            return
+        self._added.append(None)
+        self._marks.losses.append((tf.reduce_sum(loss), is_of_examples or (is_summed and self._marks.is_whole)))
+
+
+def _entries(loss: tf.Tensor, count: Size) -> tf.Tensor:
+    """Return the entries of a loss by examples, with their number in an axis of its own."""
+    shape = tf.shape(loss)
+    message = "A loss that a layer adds must be a scalar, or have the same number of entries for each example."
+    with tf.control_dependencies([tf.debugging.assert_equal(shape[0] % tf.maximum(count, 1), 0, message)]):
+        entries = tf.reshape(loss, tf.concat([[count, shape[0] // tf.maximum(count, 1)], shape[1:]], axis=0))
+    entries.set_shape([None, None] + loss.shape.as_list()[1:])
+    return entries
+
+
+def _joined_entries(entries: tf.Tensor) -> tf.Tensor:
+    """Return the loss with such entries, without their axis."""
+    return tf.reshape(entries, tf.concat([[-1], tf.shape(entries)[2:]], axis=0))
 
 
 def _updating(update_state: Callable[..., Wait], marks: Marks) -> Callable[..., Wait]:
@@ -256,7 +306,7 @@ class WholeBatchCall:
 
     Attributes:
       replica_losses: what computes losses over the outputs of several replicas, or None.
-      losses: what layers have added as losses in the latest call: list of scalars.
+      losses: what layers have added as losses in the latest call: list of tensors.
       is_used: whether the model has been called.
     """
 
@@ -313,6 +363,7 @@ class WholeBatchCall:
             self._draws,
         )
         warn_of_moved(self._model, segments.graph.moved)
+        losses = traced.losses(whole, losses)
         self.losses = self._as_shares(losses, batch)  # Keras keeps those of the latest call
         return traced.outputs(whole)
 

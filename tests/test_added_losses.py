@@ -1,0 +1,163 @@
+"""Losses with an entry for each example, which layers add and Keras adds up, are those of the full batch."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exceptions import IS_KERAS_3
+from replicas import mirrored
+
+import accum
+
+pytestmark = [pytest.mark.keras_api, pytest.mark.weekly]
+
+layers = tf.keras.layers
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(16, 6)).astype("float32")
+Y = RANDOM.normal(size=(16, 4)).astype("float32")
+NOT_COMPILED = {"jit_compile": False} if IS_KERAS_3 else {}
+SHAPES = {
+    "one each": lambda errors: tf.reduce_mean(errors, axis=1),
+    "a column": lambda errors: tf.reduce_mean(errors, axis=1, keepdims=True),
+    "some each": lambda errors: errors,
+    "some each, flat": lambda errors: tf.reshape(errors, [-1]),
+}
+
+
+class Ctc(layers.Layer):
+    """Adds a loss of labels and outputs, as a layer with a CTC loss does."""
+
+    def __init__(self, shape="a column", norm=False):
+        super().__init__()
+        self.shape_of_loss = SHAPES[shape]
+        self.norm = layers.BatchNormalization() if norm else None
+
+    def call(self, labels, outputs, training=None):
+        outputs = outputs if self.norm is None else self.norm(outputs, training=training)
+        self.add_loss(self.shape_of_loss(tf.square(labels - outputs)))
+        return outputs
+
+    def compute_output_shape(self, labels_shape, outputs_shape):
+        return outputs_shape
+
+
+def of_layers(shape="a column", norm=False, model_class=tf.keras.Model):
+    images, labels = tf.keras.Input((6,)), tf.keras.Input((4,))
+    outputs = layers.Dense(4, kernel_initializer="ones")(images)
+    return model_class([images, labels], Ctc(shape, norm)(labels, outputs))
+
+
+def trained(make, eagerly=False, **options):
+    """Return (weights, losses logged by `fit`, `evaluate`, warnings)."""
+    model = make()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        model.compile(tf.keras.optimizers.SGD(0.01), run_eagerly=eagerly, **NOT_COMPILED)
+        data = tf.data.Dataset.from_tensor_slices(((X, Y),)).batch(8)
+        logged = model.fit(data, epochs=2, verbose=0).history["loss"]
+        evaluated = np.ravel(model.evaluate(data, verbose=0))
+    said = [str(one.message) for one in caught if "`add_loss`" in str(one.message)]
+    return model.get_weights(), [logged, evaluated], said
+
+
+def assert_exact(ours, plain):
+    for one, other in zip(ours[0], plain[0]):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    for one, other in zip(ours[1], plain[1]):
+        np.testing.assert_allclose(one, other, rtol=2e-5)
+    assert not ours[2]
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_micro_batches_add_up_to_the_batch(shape, eagerly):
+    """Batches of 8 as 2 + 3 + 3."""
+    plain = trained(lambda: of_layers(shape), eagerly=True)
+    assert_exact(trained(lambda: of_layers(shape), eagerly=eagerly, micro_batch_size=3), plain)
+
+
+@pytest.mark.law("L19")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_whole_batch_is_that_of_plain_keras(shape):
+    plain = trained(lambda: of_layers(shape, norm=True), eagerly=True)
+    assert_exact(trained(lambda: of_layers(shape, norm=True), micro_batch_size=3, whole_batch="all"), plain)
+
+
+class OwnStep(tf.keras.Model):
+    """Takes the mean of what layers have added."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            self(data[0], training=True)
+            loss = tf.reduce_mean(self.losses[0])
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def own_step(norm=False):
+    return of_layers(norm=norm, model_class=OwnStep)
+
+
+@pytest.mark.law("L19")
+def test_a_train_step_of_the_user_finds_the_entries_of_a_whole_batch():
+    plain = trained(lambda: own_step(norm=True), eagerly=True)
+    ours = trained(lambda: own_step(norm=True), micro_batch_size=3, whole_batch="all")
+    assert_exact(ours, plain)
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize(
+    "make, options",
+    [(own_step, {"micro_batch_size": 3}), (of_layers, {"accum_steps": 2})],
+    ids=["a train step of the user's", "accum_steps"],
+)
+def test_where_it_is_not_known_how_they_count_a_warning_names_them(make, options):
+    said = trained(make, **options)[2]
+    assert len(said) == 1 and "Keras adds up the entries" in said[0]
+
+
+@pytest.mark.law("L11")
+@pytest.mark.per_version
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"whole_batch": "all"}, {"whole_batch": "all", "replicas_per_group": 1}],
+    ids=["split", "whole batch", "whole batch of a replica"],
+)
+def test_replicas_add_up_as_in_plain_keras(options):
+    def fitted(**options):
+        with mirrored().scope():
+            return trained(of_layers, **options)
+
+    plain = fitted()
+    ours = fitted(micro_batch_size=2, **options)
+    for one, other in zip(ours[0], plain[0]):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+class Penalty(layers.Layer):
+    """Adds an entry for each weight, which counts once for a batch."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=(6,), initializer="ones")
+
+    def call(self, inputs):
+        self.add_loss(0.1 * tf.convert_to_tensor(self.scale) ** 2)
+        return self.scale * inputs
+
+
+@pytest.mark.law("L18")
+@pytest.mark.per_version
+@pytest.mark.parametrize("whole_batch", [(), "all"])
+def test_entries_for_weights_count_once(whole_batch):
+    def make():
+        images, labels = tf.keras.Input((6,)), tf.keras.Input((4,))
+        return tf.keras.Model([images, labels], Penalty()(images))
+
+    plain = trained(make, eagerly=True)
+    ours = trained(make, micro_batch_size=3, whole_batch=whole_batch)
+    np.testing.assert_allclose(ours[0][0], plain[0][0], rtol=2e-5)
+    assert np.abs(plain[0][0] - 1.0).max() > 1e-4 and not ours[2]
