@@ -18,6 +18,17 @@ from accum._tf.graphs import GraphContext
 from accum._tf.random_ops import RandomOp, Source
 from accum._tf.tracking import CheckpointOnly
 
+NUMBERS_OF_BATCH = (
+    "With `micro_batch_size`, the train step or the model computes a part of a batch at a time, but combines it with "
+    "random numbers for a fixed number of examples, such as `tf.random.normal((batch_size, …))`: draw as many as there "
+    "are examples, `tf.random.normal((tf.shape(images)[0], …))`."
+)
+
+
+def tells_of_shapes(error: Exception) -> bool:
+    """Whether an error says that tensors of unlike shapes were combined."""
+    return any(words in str(error) for words in ("ncompatible shapes", "must be equal", "equired broadcastable"))
+
 
 def uniform_seed() -> tf.Tensor:
     """Return another seed for each call and run. Its second number is another one even without a program's seed.
@@ -103,6 +114,7 @@ class Draws:
     Attributes:
       number: how many operations have drawn.
       others: names of those whose numbers differ with the size of micro-batches.
+      size: the largest number of examples that are computed at once, if it is known.
     """
 
     def __init__(
@@ -124,6 +136,8 @@ class Draws:
         self.number = 0
         self._own: Dict[int, Optional[int]] = {}  # seeds of operations, by their number
         self.others: List[str] = []
+        self.size: Optional[int] = None
+        self._fixed: List[tf.Tensor] = []  # numbers for more rows than that
         self._advancing: List[str] = []
         self._has_warned = False
 
@@ -142,9 +156,17 @@ class Draws:
             if before is not None:
                 yield
                 return
-            self.number = 0
-            with _tf.random_ops.replacing(self._replaced):
-                yield
+            self.number, self._fixed = 0, []
+            try:
+                with _tf.random_ops.replacing(self._replaced):
+                    yield
+            except (ValueError, tf.errors.InvalidArgumentError) as error:
+                if self._fixed and tells_of_shapes(error):
+                    raise ValueError(f"{NUMBERS_OF_BATCH} Received: {self._fixed[0]!r}.") from error
+                raise
+            for numbers in self._fixed:
+                if _tf.op_walks.meets_rows(numbers, of_one=self.size == 1):
+                    raise ValueError(f"{NUMBERS_OF_BATCH} Received: {numbers!r}.")
         finally:
             self._rows = before
         self._warn()
@@ -171,6 +193,12 @@ class Draws:
                 )
 
     def _replaced(self, op: RandomOp) -> Optional[tf.Tensor]:
+        new, shape = self._other_numbers(op), _static_shape(op)
+        if shape and shape[0] is not None and self.size is not None and shape[0] > self.size:
+            self._fixed.append(op.output if new is None else new)
+        return new
+
+    def _other_numbers(self, op: RandomOp) -> Optional[tf.Tensor]:
         assert self._rows is not None
         # TensorFlow calls a function for other micro-batches, and other batches, without tracing it again.
         if any(map(_tf.graphs.is_function, _tf.graphs.graphs_within(self._rows.context[0]))):

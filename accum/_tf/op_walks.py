@@ -80,6 +80,40 @@ def entered(tensor: Any) -> Any:
     return tensor
 
 
+_ELEMENTWISE = frozenset(
+    ["Add", "AddV2", "BiasAdd", "Div", "DivNoNan", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "Maximum"]
+    + ["Minimum", "Mul", "MulNoNan", "Pow", "RealDiv", "Select", "SelectV2", "SquaredDifference", "Sub"]
+)
+
+
+def meets_rows(tensor: tf.Tensor, of_one: bool) -> bool:
+    """Whether a tensor in a graph, or what is computed of its rows, is combined with one row by row of data.
+
+    Args:
+      tensor: a tensor whose first axis has a known length.
+      of_one: whether data of one row count, which broadcast. Else those of an unknown number of rows do.
+    """
+    waiting, seen = [tensor], {tensor.name}
+    while waiting:
+        part = waiting.pop()
+        for op in part.consumers():
+            others = [one for one in op.inputs if one.name != part.name and one.shape.rank == part.shape.rank]
+            if op.type in _ELEMENTWISE and any(_has_rows_of_data(other, of_one) for other in others):
+                return True
+            new = [one for one in op.outputs if one.shape.rank and one.shape[0] == part.shape[0]]
+            waiting.extend(one for one in new if one.name not in seen)
+            seen.update(one.name for one in new)
+    return False
+
+
+def _has_rows_of_data(tensor: tf.Tensor, of_one: bool) -> bool:
+    length = tensor.shape[0]
+    if length is not None and not (of_one and int(length) == 1):
+        return False
+    before = ancestors([tensor.op], sources=lambda op: [] if "Random" in op.type else sources_of(op, False))
+    return any(gives_data(op) for op in before)
+
+
 def is_assignment(kind: str) -> bool:
     """Whether an operation of this type assigns to a resource variable."""
     return kind.startswith("ResourceScatter") or (kind.startswith("Assign") and kind.endswith("Op"))

@@ -9,11 +9,20 @@ With `accum_steps`, such a batch is one micro step of a cycle.
 """
 
 import contextlib
+import re
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, List, Optional, Tuple, Union
 
 from accum import _check, _tf
 from accum._engine import _replicas
-from accum._engine._draws import Chosen, CycleDraws, Draws, number_of_step, uniform_seed
+from accum._engine._draws import (
+    NUMBERS_OF_BATCH,
+    Chosen,
+    CycleDraws,
+    Draws,
+    number_of_step,
+    tells_of_shapes,
+    uniform_seed,
+)
 from accum._engine._gradients import divided
 from accum._engine._micro_batches import FIRST, Batch, Index, MicroBatches, Pooled, Rows, Size, Sum, gradient_sum
 from accum._engine._statistics import Moments
@@ -79,6 +88,7 @@ class SplitStep:
         warn_of_eager_draws(self._model)
         compiled = self._compiled or self._compiles_parts
         draws = BatchDraws(self._model, micro_batches.batch.count, compiled, is_training)
+        draws.split_by(self._size)
 
         def on_part(part: Data, index: Index) -> Nested:
             drawn = micro_batches.begin(index), micro_batches.size_of(index), self._chosen(index)
@@ -415,6 +425,11 @@ class BatchDraws:
 
     # ------------------------------------------------------------------------------------------------------------
 
+    def split_by(self, size: Size) -> None:
+        """Note the largest number of examples that are computed at once."""
+        if self._draws is not None and isinstance(size, int):
+            self._draws.size = size
+
     def seed_of_call(self, draws: int) -> tf.Tensor:
         """Return the seed of a call over the whole batch, an int64 tensor of shape [2]: each call draws other numbers.
 
@@ -537,7 +552,7 @@ class BatchDraws:
     def of(self, begin: Size, count: Size, chosen: Optional[Chosen] = None) -> Iterator[None]:
         """Let one micro-batch draw in this context: `count` examples from place `begin` of the batch on, or chosen."""
         if self._is_eager:
-            with self._model._accum.noises.drawing():
+            with self._model._accum.noises.drawing(), self._naming_fixed_numbers(int(count)):
                 yield
             return
         for seed, value in zip(self._seeds, self._before) if not self._begins else ():
@@ -545,6 +560,17 @@ class BatchDraws:
         self._begins = False
         with self._draws.of(begin, count, chosen):
             yield
+
+    @contextlib.contextmanager
+    def _naming_fixed_numbers(self, count: int) -> Iterator[None]:
+        """Let the error about shapes say that something has as many rows as the batch, not as the micro-batch."""
+        try:
+            yield
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
+            lengths = set(re.findall(r"\[(\d+)", str(error)))
+            if tells_of_shapes(error) and {str(count), str(int(self._count))} <= lengths and count != int(self._count):
+                raise ValueError(f"{NUMBERS_OF_BATCH} Received: {_check.shown([str(error)])}.") from error
+            raise
 
 
 def counters_of(model: tf.keras.Model) -> List[tf.Variable]:

@@ -26,7 +26,7 @@ class TokenStep(SplitStep):
     """
 
     def __init__(self, steps: "ModelSteps", budget: int, lengths_of: Optional[Callable[[Nested], tf.Tensor]]) -> None:
-        super().__init__(steps, 1)
+        super().__init__(steps, tf.int32.max)  # any number of examples may fit
         if self._compiled:
             raise ValueError(
                 "`micro_batch_tokens` cuts a batch by its lengths, and XLA compiles for fixed shapes only: pass "

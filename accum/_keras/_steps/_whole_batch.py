@@ -78,6 +78,7 @@ def traced_call(
     has_barriers: bool,
     differentiable: bool,
     recompute: bool,
+    size: Size,
 ) -> TracedCall:
     """Trace the call of a model on a micro-batch.
 
@@ -88,6 +89,7 @@ def traced_call(
       has_barriers: whether batch normalisation is a barrier.
       differentiable: whether the gradient is needed.
       recompute: whether groups of segments are computed again.
+      size: the largest number of examples that are computed at once.
 
     Raises:
       ValueError: a batch normalisation layer is of an unknown kind, or within a loop or conditional; an output is not a
@@ -98,6 +100,7 @@ def traced_call(
 
     def function(tensors: Sequence[tf.Tensor], marks: Marks) -> List[tf.Tensor]:
         args, kwargs = batch.packed(tensors)
+        marks.draws.size = size if isinstance(size, int) else None
         added: List[Optional[tf.Tensor]] = []
         with _marking(model, marks, has_barriers, _Added(marks, batch.count_of(batch.packed(tensors)), added)):
             outputs = _tf.graphs.called_as_in_fit(call, *args, **kwargs)
@@ -421,7 +424,7 @@ class WholeBatchCall:
         if key in traces:
             return traces[key]
         with self._within():
-            traced = traced_call(model, call, batch, has_barriers, self._is_training, self._recompute)
+            traced = traced_call(model, call, batch, has_barriers, self._is_training, self._recompute, self._size)
         if all(hasattr(outside, "numpy") for outside, _ in traced.segments.graph.trace.captures):
             traces[key] = traced  # it knows no tensor of a function that is being traced
         return traced
