@@ -46,12 +46,6 @@ def test_what_is_understood_is_rewritten_once_and_for_all(migrate, pair):
     assert (status, code, said.out, said.err) == (0, pair.after, "", NOTHING)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=[pair.name for pair in PAIRS])
-def test_no_line_that_is_rewritten_is_longer_than_black_s(migrate, pair):
-    lines = migrate(pair.before)[2].out.splitlines()[2:]  # after the paths
-    assert [line for line in lines if line[0] == "+" and len(line) > 89] == []
-
-
 @pytest.mark.every_merge
 @pytest.mark.parametrize("code", UNTOUCHED)
 def test_what_is_another_s_is_none_of_ours(migrate, code):

@@ -1,12 +1,13 @@
 """Rewrite one file: plan the changes first, then make them in one pass."""
 
 import difflib
+import io
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper
 
-from accum._migrate import by_hand, imports, lines, mentions, spoken, users
+from accum._migrate import by_hand, imports, mentions, spoken, users
 from accum._migrate.arguments import NotUnderstood
 from accum._migrate.rules import (
     adam_accumulate,
@@ -82,7 +83,7 @@ def rewrite(code, clues, path_of=lambda name: None):
     if changes:
         rewritten = wrapper.module.visit(_Rewriter(changes, imports.Imports(uses, changes)))
         rewritten = imports.without_placeholders(rewritten.code)
-        code = _spliced(code, wrapper.module.code, lines.shortened(wrapper.module.code, rewritten))
+        code = _spliced(code, wrapper.module.code, rewritten)
     return Outcome(code, sorted(notes), sorted(left), bool(changes))
 
 
@@ -91,16 +92,21 @@ def _parsed(code):
         module = cst.parse_module(code)
     except cst.ParserSyntaxError as error:
         raise SyntaxError(f"line {error.raw_line}: {error.message}") from None
-    if len(lines.of(module.code)) != len(lines.of(code)):
+    if len(_lines(module.code)) != len(_lines(code)):
         raise SyntaxError("LibCST does not preserve its lines")
     return module
+
+
+def _lines(code):
+    """Split a text into lines at "\\n" only, keeping the line ends."""
+    return io.StringIO(code, newline="\n").readlines()
 
 
 def _spliced(code, read, rewritten):
     """Put the rewritten lines among the original ones, because LibCST loses white space, as in `except (A, B) :`."""
     if read == code:
         return rewritten
-    original, before, after = lines.of(code), lines.of(read), lines.of(rewritten)
+    original, before, after = _lines(code), _lines(read), _lines(rewritten)
     spliced = []
     for kind, start, end, first, last in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         spliced += original[start:end] if kind == "equal" else after[first:last]
