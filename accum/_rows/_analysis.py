@@ -1,0 +1,90 @@
+"""On which axis of each tensor of a graph do the examples lie, and which operations keep them apart?"""
+
+from typing import Dict, List, Optional, Sequence
+
+from accum._rows._decisions import Decision, Decisions, Guess, worst
+from accum._rows._flat_graph import FlatGraph
+from accum._rows._rules import SHAPES
+from accum._rows._shapes import ConstantBatchSize, NotImported
+from accum._rows._states import SIZE, Rows, Verdict, level_of
+from accum._tf import tf
+
+
+def analyse(graph: tf.Graph, operations: Sequence[str], inputs: Dict[str, Rows]) -> "Analysis":
+    """Find the axis of the examples in each tensor of a graph.
+
+    Args:
+      graph: a static graph, or that of a `tf.function`.
+      operations: names of the operations to look at; those from which they are computed are added.
+      inputs: {name of a tensor: its `Rows`}, the batch.
+
+    Raises:
+      ConstantBatchSize: if the number of examples is a constant of the graph.
+    """
+    failure: Optional[NotImported] = None
+    for attempt in (Guess(True, True), Guess(True, False), Guess(False, True), Guess(False, False)):
+        flat = FlatGraph(graph, operations, inputs)
+        try:
+            return Analysis(Decisions(graph, flat, inputs, attempt))
+        except NotImported as error:
+            failure = error
+    assert failure is not None
+    raise ConstantBatchSize(failure.node.owner, failure.reason)
+
+
+class Analysis:
+    """What is known of the operations and tensors of a graph.
+
+    Attributes:
+      meets, reduces: names of operations in which examples meet, or over which they are reduced, in their order.
+      scalars: names of placeholders of unknown rank that are assumed to be scalars.
+      unruled: types of operations on examples without a rule.
+    """
+
+    def __init__(self, decided: Decisions) -> None:
+        self._states = decided.states
+        self._types = {name: node.type for name, node in decided.nodes.items()}
+        self._verdicts = _verdicts(decided)
+        self.meets = [name for name, verdict in self._verdicts.items() if verdict.kind == "meets"]
+        self.reduces = [name for name, verdict in self._verdicts.items() if verdict.kind == "reduces"]
+        self.scalars = decided.scalars
+        self.unruled = decided.unruled
+
+    def verdict(self, op_name: str) -> Optional[Verdict]:
+        """Return the `Verdict` of an operation; None for one that is independent of the batch."""
+        return self._verdicts.get(op_name)
+
+    def rows(self, tensor_name: str) -> Optional[Rows]:
+        """Return the `Rows` of a tensor; None for one that has none, or of which no slice holds some examples."""
+        state = self._states.get(tensor_name)
+        return state.layout.rows if state is not None and state.layout is not None else None
+
+    def is_size(self, tensor_name: str) -> bool:
+        """Whether a tensor depends on how many examples there are, and on nothing else of them."""
+        return self._states.get(tensor_name) == SIZE
+
+    def level(self, tensor_name: str) -> int:
+        """Return behind how many reductions or meetings a tensor is."""
+        return level_of(self._states.get(tensor_name))
+
+    def shapes_only(self, op_name: str, index: int) -> bool:
+        """Whether an input of an operation only says how long axes of its output are."""
+        return index in SHAPES.get(self._types.get(op_name, ""), ())
+
+
+def _verdicts(decided: Decisions) -> Dict[str, Verdict]:
+    """Return the verdicts of the user's operations, of which a call has those of all nodes in its function."""
+    found: Dict[str, List[Decision]] = {}
+    for name, decision in decided.decisions.items():
+        if decision.kind != "independent":
+            found.setdefault(decided.nodes[name].owner, []).append(decision)
+    verdicts = {}
+    for owner, decisions in found.items():
+        kind = worst([decision.kind for decision in decisions])
+        hows = list(dict.fromkeys(one.how for one in decisions if one.how and one.kind == kind))
+        outputs = []
+        for key in decided.nodes[owner].outputs:
+            state = decided.states.get(key)
+            outputs.append(state.layout.rows if state is not None and state.layout is not None else None)
+        verdicts[owner] = Verdict(kind, outputs, ", ".join(hows))
+    return {name: verdicts[name] for name in decided.flat.users if name in verdicts}

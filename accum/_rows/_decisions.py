@@ -1,0 +1,532 @@
+"""One pass over the nodes of a graph decides by the rules where the examples lie, and where they meet.
+
+A loop is repeated until it hands back what it begins with. A missing rule costs memory, since its operation is computed
+on the joined rows; a wrong one would cost exactness. So whatever is not proven is said to meet.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from accum._rows import _axes, _elementwise, _images, _products, _reductions
+from accum._rows._flat_graph import MERGES, NEXT, WITHIN, FlatGraph, Key, Node, node_of
+from accum._rows._lists import LIST_RULES, POPS, PUSHES, SCALAR, STACK_KINDS, UNKNOWN, Given, popped, pushed
+from accum._rows._rules import OPAQUE, RULES, Meets, Op, Outcome, multiples_of
+from accum._rows._shapes import ALIASES, COUNTS, PRIMES, Shapes
+from accum._rows._states import (
+    SIZE,
+    Layout,
+    Pair,
+    Rows,
+    State,
+    depends,
+    either,
+    either_dims,
+    joined,
+    level_of,
+    list_of,
+    rows_at,
+    whole,
+)
+from accum._rows._values import SIZES, Values, constant_of, value_of
+from accum._tf import tf
+
+RULED = (_axes, _elementwise, _images, _products, _reductions)
+"""The files whose functions are in the table of rules."""
+
+ELEMENTWISE = {*_elementwise.UNARY, *_elementwise.SEVERAL}
+"""Operations of which no input says how long an axis of the output is."""
+
+OF_SHAPE = ("Rank", "Shape", "ShapeN", "Size")
+ON_LISTS = ("Add", "AddN", "AddV2", "Identity", "Snapshot", "StopGradient", "ZerosLike")
+"""Operations on a list as a whole; a sum of flows waits for both."""
+
+EFFECTS = ("Assign", "Assert", "Print", "Scatter", "ResourceScatter", "ResourceApply", "Apply", "SparseApply")
+OTHER_EFFECTS = ("Queue", "Summary", "PyFunc", "Save", "WriteFile", "Enqueue", "Dequeue", "CountUpTo")
+ROUNDS = 4
+"""After so many repetitions, what a loop hands back with ever more reductions before it is said to have met."""
+
+
+class Guess(NamedTuple):
+    """What is assumed of the user's graph.
+
+    Attributes:
+      primes: whether other axes of the batch whose length is unknown have one prime for each index.
+      scalars: whether placeholders of unknown rank, such as a rate of dropout, are scalars.
+    """
+
+    primes: bool
+    scalars: bool
+
+
+class Decision(NamedTuple):
+    """What is said of a node."""
+
+    kind: str
+    how: str = ""
+
+
+class Decisions:
+    """Decides the state of every tensor."""
+
+    def __init__(self, graph: tf.Graph, flat: FlatGraph, inputs: Dict[str, Rows], guess: Guess) -> None:
+        self.graph, self.flat, self.inputs, self.guess = graph, flat, inputs, guess
+        self.states: Dict[Key, Optional[State]] = {}
+        self.values: Dict[Key, Optional[Values]] = {}
+        self.decisions: Dict[str, Decision] = {}
+        self.scalars: List[str] = []
+        self.unruled: List[str] = []
+        self.nodes = {node.name: node for unit in flat.units for node in unit}
+        self._back: Dict[str, Tuple[Optional[State], Pair]] = {}
+        self._stacks: Dict[str, State] = {}
+        self._guards: Dict[str, Optional[State]] = {}
+        self._after_effect: Set[str] = set()
+        self._independent = self._independent_nodes()
+        self.shapes = Shapes(graph, flat.versions, inputs, all(self._batch_axis(name) is None for name in inputs))
+        for name, rows in inputs.items():
+            self._begin(name, rows)
+        for unit in flat.units:
+            self._decide_unit(unit)
+
+    # What is given
+
+    def _dims_of_input(self, name: str) -> List[Optional[int]]:
+        shape = self.graph.get_tensor_by_name(name).shape
+        if shape.rank is None:
+            raise ValueError(f"The rank of each tensor of the batch must be known. Received: {name}, of unknown shape.")
+        return shape.as_list()
+
+    def _batch_axis(self, name: str) -> Optional[int]:
+        return self._dims_of_input(name)[self.inputs[name].axis]
+
+    def _begin(self, name: str, rows: Rows) -> None:
+        layout = Layout(*rows)
+        pair = []
+        for count in COUNTS:
+            dims = self._dims_of_input(name)
+            for axis, length in enumerate(dims):
+                if axis == layout.axis:
+                    dims[axis] = layout.factor * count
+                elif length is None and self.guess.primes:
+                    dims[axis] = PRIMES[axis % len(PRIMES)]
+            pair.append(dims)
+        dtype = self.graph.get_tensor_by_name(name).dtype.base_dtype
+        self.shapes.give(name, (pair[0], pair[1]), dtype.as_datatype_enum)
+        self.states[name] = rows_at(layout, 0)
+
+    def _independent_nodes(self) -> Dict[str, bool]:
+        """Return {name: whether a node takes nothing that depends on the batch}."""
+        takers: Dict[str, List[str]] = {}
+        for node in self.nodes.values():
+            for key in node.inputs:
+                takers.setdefault(key if key in self.inputs else node_of(key), []).append(node.name)
+        reached: Set[str] = set()
+        waiting = [name for key in self.inputs for name in takers.get(key, ())]
+        waiting += [node.name for node in self.nodes.values() if node.type in POPS or node.type in LIST_RULES]
+        while waiting:
+            name = waiting.pop()
+            if name not in reached:
+                reached.add(name)
+                waiting.extend(takers.get(name, ()))
+        return {name: name not in reached for name in self.nodes}
+
+    # The order of decisions
+
+    def _decide_unit(self, unit: List[Node]) -> None:
+        merges = [node for node in unit if node.is_loop_merge]
+        for round_ in range(40):
+            self._decide_all(unit)
+            changes = [self._hand_back(merge, round_) for merge in merges]
+            if not any(changes):
+                return
+        raise AssertionError(f"the loop of {unit[0].owner} does not settle")
+
+    def _decide_all(self, nodes: Sequence[Node]) -> None:
+        pending: List[Node] = []
+        for node in nodes:
+            if node.is_loop_merge or node.type in LIST_RULES or node.type in STACK_KINDS + PUSHES + POPS:
+                self._decide_pending(pending)
+                self._decide_apart(node)
+            elif not all(key in self.inputs for key in node.outputs) or not node.outputs:
+                pending.append(node)
+        self._decide_pending(pending)
+
+    def _decide_pending(self, pending: List[Node]) -> None:
+        nodes = []
+        for node in pending:
+            if node.type == "Placeholder" and self._take_scalar(node):
+                continue
+            nodes.append(node)
+        self.shapes.add(nodes, self._independent)
+        for node in pending:
+            self._note_order(node)
+            self._decide(node)
+        pending.clear()
+
+    def _take_scalar(self, node: Node) -> bool:
+        """Assume that a placeholder of unknown rank is a scalar."""
+        if not self.guess.scalars or node.name != node.owner or node.outputs[0] in self.inputs:
+            return False
+        tensor = self.graph.get_tensor_by_name(node.outputs[0])
+        if tensor.shape.rank is not None or tensor.dtype in (tf.resource, tf.variant):
+            return False
+        self.scalars.append(node.outputs[0])
+        self.shapes.give(node.outputs[0], SCALAR, node.dtypes[0])
+        return True
+
+    def _note_order(self, node: Node) -> None:
+        sources = [node_of(key) for key in node.inputs] + node.controls
+        guards = [self._guards.get(source) for source in sources]
+        if node.type in ("Switch", "RefSwitch"):
+            guards.append(self.states.get(node.inputs[1]))
+        kept = [guard for guard in guards if guard is not None and guard.kind in ("size", "whole", "joined")]
+        self._guards[node.name] = either(kept) if kept else None
+        if any(source in self._after_effect for source in sources):
+            self._after_effect.add(node.name)
+
+    # Loops
+
+    def _decide_apart(self, node: Node) -> None:
+        self._note_order(node)
+        if node.is_loop_merge:
+            results = [self._merged(node), (None, SCALAR)]
+        elif node.type in LIST_RULES:
+            results = self._of_list(node)
+        else:
+            results = self._of_stack(node)
+        for key, dtype, (state, dims) in zip(node.outputs, node.dtypes, results):
+            self.states[key] = state
+            self.values[key] = None
+            self.shapes.give(key, dims, dtype)
+
+    def _merged(self, node: Node) -> Tuple[Optional[State], Pair]:
+        enters = [key for key in node.inputs if self._type_of(key) not in NEXT]
+        state, dims = self.states.get(enters[0]), self.shapes.dims(enters[0])
+        if node.name in self._back:
+            back, back_dims = self._back[node.name]
+            state, dims = either([state, back]), either_dims(dims, back_dims)
+        self.decisions[node.name] = Decision(self._kind_of(state))
+        return state, dims
+
+    def _hand_back(self, merge: Node, round_: int) -> bool:
+        """Note what a loop hands back; return whether that is more than before."""
+        (key,) = [key for key in merge.inputs if self._type_of(key) in NEXT]
+        state, dims = self.states.get(key), self.shapes.dims(key)
+        if state is not None and state.kind == "list" and self.states[merge.outputs[0]] is not None:
+            dims = SCALAR
+        before = self._back.get(merge.name)
+        if before is not None:
+            state, dims = either([before[0], state]), either_dims(before[1], dims)
+        current = self.states.get(merge.outputs[0]), self.shapes.dims(merge.outputs[0])
+        new = either([current[0], state]), either_dims(current[1], dims)
+        if round_ >= ROUNDS and new[0] != current[0]:
+            state = (
+                joined(level_of(current[0]) + 1) if current[0] is None or current[0].kind != "joined" else current[0]
+            )
+            new = state, new[1]
+        self._back[merge.name] = state, dims
+        return new != current
+
+    def _type_of(self, key: Key) -> str:
+        node = self.nodes.get(node_of(key))
+        return node.type if node is not None else ""
+
+    # Lists and stacks
+
+    def _given(self, node: Node) -> List[Given]:
+        return [Given(self.states.get(key), self.shapes.dims(key), self.values.get(key)) for key in node.inputs]
+
+    def _of_list(self, node: Node) -> List[Tuple[Optional[State], Pair]]:
+        given = self._given(node)
+        level = max((level_of(one.state) for one in given), default=0)
+        try:
+            met = [one for one in given if one.state is not None and one.state.kind == "joined"]
+            results = [] if met else LIST_RULES[node.type](node, given)
+        except Meets as reason:
+            self._meet(node, str(reason))
+            return [(joined(level + 1), UNKNOWN) for _ in node.dtypes]
+        if met:
+            self.decisions[node.name] = Decision("behind")
+            return [(joined(level), UNKNOWN) for _ in node.dtypes]
+        results = [(_at_least(state, level), dims) for state, dims in results]
+        states = [state for state, _ in results]
+        kinds = {self._kind_of(state) for state in states} - {"independent"}
+        if any(depends(one.state) for one in given):
+            self.decisions[node.name] = Decision("rows" if "rows" in kinds else min(kinds, default="size"))
+        return results
+
+    def _of_stack(self, node: Node) -> List[Tuple[Optional[State], Pair]]:
+        if node.type in STACK_KINDS:
+            return [(None, UNKNOWN)]
+        stack, given = self._creator(node.inputs[0]), self._given(node)
+        if node.type in PUSHES:
+            self._stacks[stack] = pushed(self._stacks.get(stack), given[1])
+            state, dims = given[1].state, given[1].dims
+        else:
+            state, dims = popped(self._stacks.get(stack))
+        if state is not None:
+            self.decisions[node.name] = Decision(self._kind_of(state))
+        return [(state, dims)]
+
+    def _creator(self, key: Key) -> str:
+        """Return the name of the node that has made a handle, which may have been passed through loops."""
+        node = self.nodes[node_of(key)]
+        while node.inputs and node.type not in STACK_KINDS:
+            index = int(key.rsplit(":", 1)[1]) if node.type == "IdentityN" else 0
+            key = node.inputs[index]
+            node = self.nodes[node_of(key)]
+        return node.name
+
+    # One operation
+
+    def _decide(self, node: Node) -> None:
+        states = [self.states.get(key) for key in node.inputs]
+        if node.type == "Const":
+            results: List[Optional[State]] = [None]
+            self._keep_values(node, [constant_of(node)])
+        elif node.type in ALIASES:
+            results = self._handed_on(node, states)
+            inputs = node.inputs if node.type == "IdentityN" else node.inputs[:1] * len(node.dtypes)
+            is_alike = node.type in ("Enter", "RefEnter", "IdentityN", "Switch", "RefSwitch")
+            self._keep_values(node, [self.values.get(key) if is_alike else None for key in inputs])
+        else:
+            results = self._computed(node, states)
+            self._keep_values(node, self._values_of(node))
+        for key, state in zip(node.outputs, results):
+            if key not in self.inputs:
+                self.states[key] = state
+
+    def _keep_values(self, node: Node, values: Sequence[Optional[Values]]) -> None:
+        self.values.update(zip(node.outputs, values))
+
+    def _handed_on(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
+        if node.type in ("Switch", "RefSwitch"):
+            predicate = states[1]
+            is_behind = predicate is not None and predicate.kind in ("whole", "joined") and not self._is_invariant(node)
+            results = [_behind(states[0], predicate) if is_behind else states[0]] * 2
+        elif node.type in ("Exit", "RefExit"):
+            switch = self.nodes[node_of(node.inputs[0])]
+            counts = switch.type in ("Switch", "RefSwitch") and not self._is_invariant(switch)
+            is_size = counts and states[0] is None and self.states.get(switch.inputs[1]) is not None
+            results = [SIZE if is_size else states[0]]
+        elif node.type == "IdentityN":
+            results = states
+        else:
+            results = states[:1]
+        kinds = [self._kind_of(state) for state in results]
+        if any(depends(state) for state in results):
+            self.decisions[node.name] = Decision(worst(kinds))
+        return results
+
+    def _is_invariant(self, switch: Node) -> bool:
+        """Whether a loop hands back what it was given."""
+        merge = self.nodes.get(node_of(switch.inputs[0]))
+        if merge is None or not merge.is_loop_merge:
+            return False
+        (key,) = [key for key in merge.inputs if self._type_of(key) in NEXT]
+        while self._type_of(key) in ALIASES and node_of(key) != switch.name:
+            node = self.nodes[node_of(key)]
+            key = node.inputs[int(key.rsplit(":", 1)[1]) if node.type == "IdentityN" else 0]
+        return node_of(key) == switch.name
+
+    def _computed(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
+        level = max((level_of(state) for state in states), default=0)
+        if node.name in self._after_effect and self._reads_state(node):
+            self._meet(node, "it reads what was changed by the batch in the same run")
+            return [joined(level + 1) for _ in node.dtypes]
+        if node.type in MERGES:
+            return self._chosen(node, states)
+        if not any(depends(state) for state in states):
+            return [None] * len(node.dtypes)
+        if any(state is not None and state.kind == "joined" for state in states):
+            self._note_effect(node)
+            self.decisions[node.name] = Decision("behind")
+            return [joined(level) for _ in node.dtypes]
+        try:
+            return self._by_rule(node, states, level)
+        except Meets as reason:
+            self._meet(node, str(reason))
+            return [joined(level + 1) for _ in node.dtypes]
+
+    def _chosen(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
+        """Return the state of what is one of several branches."""
+        state = either(states)
+        guard = self._guards[node.name]
+        if guard is not None:
+            state = _behind(state, guard)
+        if depends(state):
+            is_met = (
+                state is not None
+                and state.kind == "joined"
+                and not any(one is not None and one.kind == "joined" for one in states)
+            )
+            if is_met:
+                self._meet(node, "its branches have the examples on different axes")
+            else:
+                self.decisions[node.name] = Decision(self._kind_of(state))
+        return [state, SIZE if guard is not None and guard.kind == "size" else (None if guard is None else guard)]
+
+    def _by_rule(self, node: Node, states: List[Optional[State]], level: int) -> List[Optional[State]]:
+        if self._has_effect(node):
+            self._note_effect(node)
+            raise Meets("it has an effect")
+        if any(state is not None and state.kind == "list" for state in states):
+            return self._on_lists(node, states)
+        if node.type in OF_SHAPE:
+            return self._of_shape(node, states, level)
+        pairs = [self.shapes.dims(key) for key in node.outputs]
+        has_rows = any(_has_rows(state) for state in states)
+        if not has_rows and not any(_depends_on_count(pair) for pair in pairs):
+            return self._of_numbers(node, states, level, pairs)
+        if node.type not in RULES:
+            self.unruled.append(node.type)
+            raise Meets(f"no rule for {node.type}")
+        given = self._given(node)
+        op = Op(node, states, [one.dims for one in given], [one.values for one in given], pairs)
+        outcome = RULES[node.type](op)
+        if not isinstance(outcome, Outcome):
+            outcome = Outcome([outcome] * len(node.dtypes))
+        return self._checked(op, outcome, pairs, level)
+
+    def _checked(self, op: Op, outcome: Outcome, pairs: Sequence[Pair], level: int) -> List[Optional[State]]:
+        """Return the states of outputs, after a look at their shapes."""
+        reduces = outcome.how not in ("", "random")
+        results: List[Optional[State]] = []
+        for pair, layout in zip(pairs, outcome.outputs):
+            if isinstance(layout, str):
+                first = outcome.outputs[0]
+                element = rows_at(first, level) if isinstance(first, Layout) else None
+                results.append(list_of(element, UNKNOWN, None) if layout == OPAQUE else None)
+                continue
+            found = multiples_of(pair) if pair[0] is not None else {}
+            expected = {} if layout is None else {layout.axis: layout.factor}
+            if layout is not None and pair[0] is None or found != expected:
+                raise Meets("the length of an axis of its output is not as the rule says")
+            if op.type not in ELEMENTWISE and op.has_size() and (pair[0] is None or None in pair[0]):
+                raise Meets("the length of an axis of its output is not known")
+            behind = level + (reduces and (layout is None or outcome.is_behind))
+            results.append(whole(behind) if layout is None else rows_at(layout, behind))
+        self.decisions[op.node.name] = Decision("reduces" if reduces else "rows", outcome.how)
+        return results
+
+    def _of_numbers(
+        self, node: Node, states: List[Optional[State]], level: int, pairs: Sequence[Pair]
+    ) -> List[Optional[State]]:
+        """Return the states of what is computed from sizes and results of reductions."""
+        is_whole = any(state is not None and state.kind == "whole" for state in states)
+        is_shaped = all(pair[0] is not None and None not in pair[0] for pair in pairs)
+        if not is_whole and not is_shaped and None in self._values_of(node):
+            raise Meets("its shape is not known")
+        self.decisions[node.name] = Decision("behind" if is_whole else "size")
+        return [whole(level) if is_whole else SIZE] * len(pairs)
+
+    def _of_shape(self, node: Node, states: List[Optional[State]], level: int) -> List[Optional[State]]:
+        for key, state in zip(node.inputs, states):
+            dims = self.shapes.dims(key)
+            is_known = dims[0] is not None and (node.type == "Rank" or None not in dims[0])
+            if not is_known:
+                raise Meets("the shape of its input is not known")
+            if not _has_rows(state) and node.type != "Rank" and _depends_on_count(dims):
+                raise Meets("the shape of its input depends on the number of examples")
+        self.decisions[node.name] = Decision("size")
+        return [SIZE] * len(node.dtypes)
+
+    def _on_lists(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
+        takes_opaque = node.type.startswith("FusedBatchNormGrad") and states[5:] and _has_rows(states[0])
+        if takes_opaque:
+            return self._by_rule(node, states[:5] + [None], max(level_of(state) for state in states))
+        if node.type not in ON_LISTS:
+            raise Meets(f"no rule for {node.type} of a list")
+        state = either(states)
+        self.decisions[node.name] = Decision(self._kind_of(state))
+        return [state] * len(node.dtypes)
+
+    def _values_of(self, node: Node) -> List[Optional[Values]]:
+        if node.type not in OF_SHAPE:
+            return value_of(node, [self.values.get(key) for key in node.inputs])
+        if any(self.states.get(key) is not None and self.states[key] != SIZE for key in node.outputs):
+            return [None] * len(node.dtypes)
+        return value_of(node, [self._lengths(node, key) for key in node.inputs])
+
+    def _lengths(self, node: Node, key: Key) -> Optional[Values]:
+        """Return the shape of a tensor for each of `SIZES`, or what else of it is asked."""
+        pair = self.shapes.dims(key)
+        if pair[0] is None or (node.type != "Rank" and None in pair[0]):
+            return None
+        if node.type == "Rank":
+            return [np.array(len(pair[0]))] * len(SIZES)
+        factors = multiples_of(pair)
+        shapes = [
+            np.array(
+                [factors[axis] * size if axis in factors else length for axis, length in enumerate(pair[0])], np.int64
+            )
+            for size in SIZES
+        ]
+        shapes = shapes if factors else [shapes[0]] * len(SIZES)
+        return [shape.prod() for shape in shapes] if node.type == "Size" else shapes
+
+    # Effects
+
+    def _has_effect(self, node: Node) -> bool:
+        return node.type not in RULES and (
+            node.type.startswith(EFFECTS) or any(name in node.type for name in OTHER_EFFECTS)
+        )
+
+    def _note_effect(self, node: Node) -> None:
+        if self._has_effect(node) or node.type not in RULES:
+            parts = node.name.split(WITHIN)
+            self._after_effect.update(WITHIN.join(parts[:count]) for count in range(1, len(parts) + 1))
+
+    def _reads_state(self, node: Node) -> bool:
+        """Whether an operation takes a variable or a table."""
+        for key in node.inputs:
+            source = self.nodes.get(node_of(key))
+            if source is not None and key not in self.inputs:
+                dtype = source.dtypes[int(key.rsplit(":", 1)[1])]
+                if dtype > 100 or dtype == tf.resource.as_datatype_enum:
+                    return node.type not in STACK_KINDS + PUSHES + POPS and node.type not in LIST_RULES
+        return False
+
+    def _meet(self, node: Node, why: str) -> None:
+        self._note_effect(node)
+        self.decisions[node.name] = Decision("meets", why)
+
+    def _kind_of(self, state: Optional[State]) -> str:
+        if not depends(state) or state is None:
+            return "independent"
+        if state.kind == "list":
+            return self._kind_of(state.element)
+        return {"rows": "rows", "size": "size"}.get(state.kind, "behind")
+
+
+def _behind(state: Optional[State], predicate: Optional[State]) -> Optional[State]:
+    """Return the state of a tensor that is there, or not, by a predicate."""
+    if predicate is None or state is None or state.kind not in ("rows", "list"):
+        return either([state, predicate])
+    return joined(level_of(predicate)) if predicate.kind == "joined" else _at_least(state, level_of(predicate))
+
+
+def _has_rows(state: Optional[State]) -> bool:
+    return state is not None and (state.kind == "rows" or (state.kind == "list" and _has_rows(state.element)))
+
+
+def _at_least(state: Optional[State], level: int) -> Optional[State]:
+    """Return a state behind at least so many reductions."""
+    if state is None or state.kind == "size":
+        return whole(level) if level else state
+    if state.level >= level:
+        return state
+    if state.kind == "list":
+        return state._replace(level=level, element=_at_least(state.element, level) if state.dims is not None else None)
+    return state._replace(level=level)
+
+
+def _depends_on_count(pair: Pair) -> bool:
+    return pair[0] is not None and pair[0] != pair[1]
+
+
+_ORDER = ("meets", "reduces", "rows", "behind", "size", "independent")
+
+
+def worst(kinds: Sequence[str]) -> str:
+    return min(kinds, key=_ORDER.index)

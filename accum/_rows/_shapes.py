@@ -1,0 +1,229 @@
+"""The shapes of tensors for two numbers of examples, by TensorFlow's own shape inference.
+
+Nodes are imported into two scratch graphs, where the batch is made of placeholders with 7 and with 11 examples. An axis
+whose length is a multiple of both depends on the number of examples.
+"""
+
+import re
+from typing import Any, Container, Dict, List, Optional, Sequence
+
+from accum import _tf
+from accum._rows._flat_graph import WITHIN, Key, Node
+from accum._rows._states import Dims, Pair
+from accum._tf import tf
+
+COUNTS = (7, 11)
+"""The two numbers of examples."""
+
+PRIMES = (13, 17, 19, 23, 29, 31)
+"""The lengths of the other axes of the batch that are unknown, by their index."""
+
+ALIASES = {
+    "Enter",
+    "Exit",
+    "IdentityN",
+    "LoopCond",
+    "NextIteration",
+    "RefEnter",
+    "RefExit",
+    "RefNextIteration",
+    "RefSwitch",
+    "Switch",
+}
+"""Operations that hand tensors on; they are left out of the scratch graphs."""
+
+
+class ConstantBatchSize(ValueError):
+    """The number of examples is a constant of the graph.
+
+    Attributes:
+      operation: the name of the operation whose shape can't be that for another number of examples.
+    """
+
+    def __init__(self, operation: str, reason: str) -> None:
+        super().__init__(
+            f"The graph must take any number of examples, but the operation {operation!r} only takes a constant one: "
+            f"use `tf.shape(x)[0]`, or -1, in place of a number. Received: {reason}"
+        )
+        self.operation = operation
+
+
+class NotImported(Exception):
+    """A node can't be imported."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(reason)
+        self.node, self.reason = node, reason
+
+
+class Shapes:
+    """The shapes of the tensors of nodes.
+
+    Args:
+      graph: the user's graph.
+      versions: those of its `GraphDef`.
+      inputs: keys of the tensors of the batch, whose shapes are given.
+      static: whether the user's own shapes of tensors hold for every number of examples.
+    """
+
+    def __init__(self, graph: tf.Graph, versions: Any, inputs: Container[Key], static: bool) -> None:
+        self._graph, self._inputs, self._static = graph, inputs, static
+        self._scratch = (tf.Graph(), tf.Graph())
+        self._tensors: Dict[Key, List[Any]] = {}
+        self._aliases: Dict[Key, Key] = {}
+        self._dims: Dict[Key, Pair] = {}
+        self._given: Dict[Key, Pair] = {}
+        self._versions = versions
+        self._chunk = 0
+
+    def give(self, key: Key, dims: Pair, dtype: int) -> None:
+        """Say which shape a tensor has, in place of inferring it."""
+        self._given[key] = dims
+        placeholders = []
+        for scratch, lengths in zip(self._scratch, dims):
+            with scratch.as_default():
+                placeholders.append(tf.compat.v1.placeholder(tf.as_dtype(dtype % 100), lengths))
+        self._tensors[key] = placeholders
+        self._aliases.pop(key, None)
+        self._dims[key] = dims
+
+    def add(self, nodes: Sequence[Node], is_independent: Dict[str, bool]) -> None:
+        """Infer the shapes of the outputs of nodes, of which each comes after its inputs."""
+        protos: List[Any] = []
+        imported: List[Node] = []
+        for node in nodes:
+            if node.type in ALIASES:
+                self._alias(node)
+                continue
+            if is_independent[node.name] and self._take_users_shapes(node):
+                continue
+            protos.append(self._proto(node, is_independent[node.name]))
+            imported.append(node)
+        if imported:
+            self._import(imported, protos)
+        for node in nodes:
+            for key in node.outputs:
+                source = self._resolve(key)
+                if key not in self._given and source in self._tensors:
+                    self._dims[key] = tuple(_dims(tensor) for tensor in self._tensors[source])  # type: ignore
+
+    def dims(self, key: Key) -> Pair:
+        """Return the `Dims` of a tensor for both numbers of examples."""
+        return self._dims.get(self._resolve(key), (None, None))
+
+    def _alias(self, node: Node) -> None:
+        for index, key in enumerate(node.outputs):
+            self._aliases[key] = node.inputs[index if node.type == "IdentityN" else 0]
+
+    def _resolve(self, key: Key) -> Key:
+        while key in self._aliases:
+            key = self._aliases[key]
+        return key
+
+    def _users_shapes(self, node: Node) -> Optional[List[Dims]]:
+        """Return the shapes that the outputs have in the user's graph."""
+        if WITHIN in node.name or node.name != node.owner:
+            return None
+        outputs = self._graph.get_operation_by_name(node.name).outputs
+        return [_dims(tensor) for tensor in outputs]
+
+    def _take_users_shapes(self, node: Node) -> bool:
+        """Put placeholders in the place of a node on which nothing but shapes depends, if its shapes are known."""
+        shapes = self._users_shapes(node)
+        if shapes is None or node.type in ("Const", "VarHandleOp") or any(dtype > 100 for dtype in node.dtypes):
+            return False
+        dtypes = [tf.as_dtype(dtype % 100) for dtype in node.dtypes]
+        calls = _tf.graph_parts.functions_of(node.proto)
+        if node.type == "Placeholder" and node.dtypes[0] == tf.resource.as_datatype_enum:
+            return self._take_variable(node)
+        are_known = all(dims is not None and None not in dims for dims in shapes)
+        are_values = any(dtype.is_integer or dtype.is_bool for dtype in dtypes)
+        is_opaque = bool(calls) or any(dtype in (tf.variant, tf.resource) for dtype in dtypes)
+        if (are_known and not are_values and not is_opaque) or calls:
+            for key, dims, dtype in zip(node.outputs, shapes, node.dtypes):
+                if key not in self._inputs:
+                    self.give(key, (dims, dims), dtype)
+            return True
+        return False
+
+    def _take_variable(self, node: Node) -> bool:
+        """Put a variable in the place of the handle of one that a function has captured."""
+        spec = _tf.graph_parts.spec_of_variable(self._graph.get_tensor_by_name(node.outputs[0]))
+        if spec is None:
+            return False
+        handles = []
+        for scratch in self._scratch:
+            with scratch.as_default():
+                handles.append(tf.raw_ops.VarHandleOp(dtype=spec.dtype, shape=spec.shape, shared_name=node.name))
+        self._tensors[node.outputs[0]] = handles
+        return True
+
+    def _proto(self, node: Node, is_independent: bool) -> Any:
+        proto = _tf.graph_parts.placed(_tf_node(node), [self._resolve(key) for key in node.inputs])
+        proto.name, proto.device = node.name, ""
+        if node.type == "Merge":  # maybe one of ours
+            proto.attr["T"].type, proto.attr["N"].i = node.dtypes[0], len(node.inputs)
+        proto.attr.pop("_output_shapes", None)
+        shapes = self._users_shapes(node) if is_independent or self._static else None
+        if shapes and any(dims is not None for dims in shapes):
+            protos = [_tf.definitions.shape_proto(dims) for dims in shapes]
+            proto.attr["_output_shapes"].list.shape.extend(protos)
+        return proto
+
+    def _import(self, nodes: Sequence[Node], protos: Sequence[Any]) -> None:
+        try:
+            made = self._import_all(protos)
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
+            node = self._at_fault(nodes, protos, str(error))
+            raise NotImported(node, str(error)) from None
+        for node, *operations in zip(nodes, *made):
+            for index, key in enumerate(node.outputs):
+                if key not in self._inputs:
+                    self._tensors[key] = [operation.outputs[index] for operation in operations]
+
+    def _import_all(self, protos: Sequence[Any]) -> List[List[Any]]:
+        self._chunk += 1
+        names = {proto.name for proto in protos}
+        outside = {key for proto in protos for key in proto.input if key.rsplit(":", 1)[0] not in names}
+        part = tf.compat.v1.GraphDef()
+        part.versions.CopyFrom(self._versions)
+        part.node.extend(protos)
+        made = []
+        for index, scratch in enumerate(self._scratch):
+            with scratch.as_default():
+                feeds = {key: self._tensors[key][index] for key in outside}
+                made.append(
+                    tf.graph_util.import_graph_def(
+                        part,
+                        input_map=feeds,
+                        return_elements=[proto.name for proto in protos],
+                        name=f"part_{self._chunk}",
+                    )
+                )
+        return made
+
+    def _at_fault(self, nodes: Sequence[Node], protos: Sequence[Any], message: str) -> Node:
+        """Return the node that an error is about: the one that it names, else the first with which the import fails."""
+        named = {node.name: node for node in nodes}
+        for name in re.findall(r"node '?([^'\s}]+)|for '([^']+)' \(op:|Node '([^']+)'", message):
+            for candidate in name:
+                stripped = re.sub(r"^part_\d+/", "", candidate)
+                if stripped in named:
+                    return named[stripped]
+        works, fails = 0, len(nodes)
+        while fails - works > 1:
+            middle = (works + fails) // 2
+            try:
+                self._import_all(protos[:middle])
+                works = middle
+            except (ValueError, tf.errors.InvalidArgumentError):
+                fails = middle
+        return nodes[fails - 1]
+
+
+def _tf_node(node: Node) -> Any:
+    return _tf.graph_parts.Node(node.name, node.type, node.inputs, node.proto)
+
+
+def _dims(tensor: Any) -> Dims:
+    return None if tensor.shape.rank is None else tensor.shape.as_list()
