@@ -171,6 +171,30 @@ class Draws:
             self._rows = before
         self._warn()
 
+    def begin(self) -> None:
+        """Draw the seed of the batch here, rather than where it is first needed."""
+        self._seed_of_batch()
+
+    def rows(self, op: RandomOp, number: int, begin: Size, count: Size) -> tf.Tensor:
+        """Return the numbers of some examples, where an operation draws along its first axis.
+
+        Args:
+          op: the operation, which `can_draw_rows`.
+          number: which of the batch's random operations it is.
+          begin: the place of the first example in the batch.
+          count: how many they are.
+        """
+        before = self._rows
+        self.number = number
+        self._rows = _Rows(begin, count, _tf.graphs.current_graph_context())
+        try:
+            with _tf.random_ops.replacing(lambda op: None):
+                rows = self._drawn_rows(op)
+            rows.set_shape(op.output.shape)
+            return rows
+        finally:
+            self._rows = before
+
     def _warn(self) -> None:
         if (self.others or self._advancing) and not self._has_warned:
             self._has_warned = True

@@ -529,16 +529,12 @@ class FoundStatistics:
         values, whole = self._at_barrier(op.inputs[0].name, inputs, rule)
         epsilon = op.get_attr("epsilon")
         outputs = rule.normalized(values, whole.mean, whole.variance, scale, offset, epsilon)
-        mean, variance = whole.mean, with_bessel(whole.variance, whole.count)
-        share = _factor(op)
-        if share != 1.0:  # it returns moving averages, already moved
-            mean = (1.0 - share) * op.inputs[3] + share * mean
-            variance = (1.0 - share) * op.inputs[4] + share * variance
-        return {
-            op.outputs[0].name: tf.cast(outputs, op.outputs[0].dtype),
-            op.outputs[1].name: tf.cast(mean, op.outputs[1].dtype),
-            op.outputs[2].name: tf.cast(variance, op.outputs[2].dtype),
-        }
+        return dict(_of_fused(op, whole), **{op.outputs[0].name: tf.cast(outputs, op.outputs[0].dtype)})
+
+    def found(self) -> List["Statistics"]:
+        """Return the statistics in the graph, which stays as it is."""
+        statistics = [_statistics_of_fused(op) for op in self._ops if self._is_fused(op)]
+        return statistics + [_statistics_of_pair(pair) for pair in map(self._pair, self._ops) if pair is not None]
 
     def _replace_pair(self, pair: _Pair, replaced: Dict[str, tf.Tensor]) -> Dict[str, tf.Tensor]:
         """Return {name of a mean or variance over a micro-batch: that of the batch}."""
@@ -548,10 +544,7 @@ class FoundStatistics:
         self._require_shape(pair.variance, shape)
         _, whole = self._at_barrier(pair.values.name, values, Normalization(pair.axes, len(lengths), shape))
         self._of_patterns.update(op.name for op in pair.means + [pair.variance])
-        return {
-            op.outputs[0].name: tf.cast(tf.reshape(value, _shape_of(op, shape, pair.axes)), op.outputs[0].dtype)
-            for op, value in [(mean, whole.mean) for mean in pair.means] + [(pair.variance, whole.variance)]
-        }
+        return _of_pair(pair, whole)
 
     def _require_shape(self, op: tf.Operation, shape: Sequence[Optional[int]]) -> None:
         if any(length is None for length in shape):
@@ -647,6 +640,55 @@ class FoundStatistics:
             elif met:
                 reduced[op.name] = set(met)
         return list(names)
+
+
+class Statistics(NamedTuple):
+    """The mean and variance of a batch, as operations of a graph compute them.
+
+    Attributes:
+      ops: the operations.
+      key: of what is normalised.
+      values: function of the `Moments` of the batch that returns {key of a statistic: its value}.
+    """
+
+    ops: List[tf.Operation]
+    key: Key
+    values: Callable[[Moments], Dict[Key, tf.Tensor]]
+
+
+def statistics_in(graph: tf.Graph, inputs: Sequence[tf.Tensor]) -> List[Statistics]:
+    """Return the statistics over the first axis of what is computed from `inputs`."""
+    marks = Marks()
+    marks.graph = graph
+    return FoundStatistics(marks, inputs).found()
+
+
+def _statistics_of_fused(op: tf.Operation) -> Statistics:
+    return Statistics([op], op.inputs[0].name, lambda whole: _of_fused(op, whole))
+
+
+def _statistics_of_pair(pair: _Pair) -> Statistics:
+    return Statistics(pair.means + [pair.variance], pair.values.name, lambda whole: _of_pair(pair, whole))
+
+
+def _of_fused(op: tf.Operation, whole: Moments) -> Dict[Key, tf.Tensor]:
+    """Return {key: statistic of the batch} for what a fused batch normalisation returns beside its outputs."""
+    mean, variance = whole.mean, with_bessel(whole.variance, whole.count)
+    share = _factor(op)
+    if share != 1.0:  # it returns moving averages, already moved
+        mean = (1.0 - share) * op.inputs[3] + share * mean
+        variance = (1.0 - share) * op.inputs[4] + share * variance
+    pairs = zip(op.outputs[1:3], (mean, variance))
+    return {output.name: tf.cast(value, output.dtype) for output, value in pairs}
+
+
+def _of_pair(pair: _Pair, whole: Moments) -> Dict[Key, tf.Tensor]:
+    """Return {key: statistic of the batch} for operations that compute a mean and a variance."""
+    shape = [1 if axis in pair.axes else length for axis, length in enumerate(pair.values.shape.as_list())]
+    return {
+        op.outputs[0].name: tf.cast(tf.reshape(value, _shape_of(op, shape, pair.axes)), op.outputs[0].dtype)
+        for op, value in [(mean, whole.mean) for mean in pair.means] + [(pair.variance, whole.variance)]
+    }
 
 
 def _factor(op: tf.Operation) -> float:

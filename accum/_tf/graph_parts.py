@@ -234,6 +234,16 @@ def spec_of_variable(handle: Any) -> Optional[tf.TensorSpec]:
     return tf.TensorSpec(tf.TensorShape(parts[0].shape), tf.as_dtype(parts[0].dtype)) if len(parts) == 1 else None
 
 
+def value_of(source: tf.Tensor) -> tf.Tensor:
+    """Return a tensor, or the value of the variable whose handle it is."""
+    return read_handle(source, dtype_of_handle(source)) if source.dtype == tf.resource else source
+
+
+def dtype_of_handle(handle: tf.Tensor) -> tf.DType:
+    """Return the dtype of the variable that a `VarHandleOp` makes."""
+    return tf.as_dtype(handle.op.get_attr("dtype"))
+
+
 def read_handle(handle: Any, dtype: tf.DType) -> tf.Tensor:
     """Return the value of a variable, given its handle."""
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)

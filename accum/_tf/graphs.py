@@ -63,6 +63,41 @@ def is_in_control_flow(op: tf.Operation) -> bool:
     return op._get_control_flow_context() is not None  # has no public name
 
 
+def creation_order(op: tf.Operation) -> int:
+    """Return a number that is larger for operations that were created later. Dies with `tf.compat.v1`."""
+    return int(op._id)  # has no public name
+
+
+def outermost_frame(op: tf.Operation) -> Any:
+    """Return the outermost conditional or loop of TF 1 in which an operation is, or None. Dies with `tf.compat.v1`."""
+    context = op._get_control_flow_context()  # has no public name
+    while context is not None and context.outer_context is not None:
+        context = context.outer_context
+    return context
+
+
+def leaves_frame(op: tf.Operation) -> bool:
+    """Whether an operation gives the result of a loop of TF 1 to what is outside of it. Dies with `tf.compat.v1`."""
+    return op.type in ("Exit", "RefExit")
+
+
+_CONTAINERS = ("TensorArray", "TensorArrayV2", "TensorArrayV3", "Stack", "StackV2")
+
+
+def makes_container(op: tf.Operation) -> bool:
+    """Whether an operation makes a tensor array or a stack that others write to. Dies with `tf.compat.v1`."""
+    return op.type in _CONTAINERS
+
+
+def notes_of(graph: tf.Graph) -> Dict[str, Any]:
+    """Return a dict that lives as long as a graph, unlike what is in a collection, in no exported graph."""
+    try:
+        notes: Dict[str, Any] = graph._accum_notes
+    except AttributeError:
+        notes = graph._accum_notes = {}
+    return notes
+
+
 def is_in_conditional() -> bool:
     """Whether operations are created now in a conditional, a loop or a function. Dies with `tf.compat.v1`."""
     graph = tf.compat.v1.get_default_graph()

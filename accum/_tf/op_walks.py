@@ -58,6 +58,15 @@ def descendants(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     return reached
 
 
+def users_of(graph: tf.Graph) -> Dict[tf.Operation, List[tf.Operation]]:
+    """Return {operation: those that take its tensors}."""
+    users: Dict[tf.Operation, List[tf.Operation]] = {}
+    for op in graph.get_operations():
+        for tensor in op.inputs:
+            users.setdefault(tensor.op, []).append(op)
+    return users
+
+
 def following(ordered: Sequence[tf.Operation], first: Set[tf.Operation], ends: Sequence[str] = ()) -> Set[tf.Operation]:
     """Return `first` and what is computed from them, other than by ops of the types `ends`, among `ordered` ops."""
     reached = set(first)

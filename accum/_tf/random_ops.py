@@ -109,6 +109,11 @@ def _random_op(kind: str, inputs: Sequence[Any], output: Any) -> Optional[Random
     return RandomOp(None, output, None, None, ()) if kind in _OTHERS + _PYTHON else None
 
 
+def random_op_of(op: tf.Operation) -> Optional[RandomOp]:
+    """Return what an operation of a graph draws at random, or None if it draws nothing."""
+    return _random_op(op.type, list(op.inputs), op.outputs[0]) if op.outputs else None
+
+
 def drawn_shape(op: RandomOp) -> List[Optional[int]]:
     """Return the lengths of axes that an operation draws, as far as they are known.
 

@@ -1,0 +1,90 @@
+"""Rows behind batch normalisation: the part of the graph before them, in segments, over the whole batch (law L19)."""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+from accum import _tf
+from accum._engine._micro_batches import Batch, MicroBatches
+from accum._engine._segments import SegmentedFunction, segments_of
+from accum._engine._statistics import Moments
+from accum._engine._trace_and_barriers import Marks, Statistics, is_differentiable
+from accum._tf import Gradient, tf
+from accum.compat.v1._part import Key, Part
+
+
+class Segmented(NamedTuple):
+    """Rows of a whole batch that were computed in segments.
+
+    Attributes:
+      rows: the joined rows, in the order of the part's fetches.
+      statistics: {key of a statistic in the graph: that of the whole batch}.
+      gradients: function of the gradients by `rows`, each a tensor or None, that returns those by the sources.
+    """
+
+    rows: List[tf.Tensor]
+    statistics: Dict[Key, tf.Tensor]
+    gradients: Callable[[Sequence[Optional[tf.Tensor]]], List[Optional[Gradient]]]
+
+
+def segmented(
+    part: Part,
+    fetches: Sequence[tf.Tensor],
+    fed: Sequence[tf.Tensor],
+    size: int,
+    sources: Sequence[tf.Tensor],
+    statistics: Sequence[Statistics],
+    draw: Callable[[tf.Operation, Dict[str, Any], Marks, Any], None],
+    recompute: bool,
+) -> Segmented:
+    """Compute a part of the graph with batch normalisation, whose statistics are those of the whole batch.
+
+    Args:
+      part: the `Part`, without loops and conditionals of TF 1.
+      fetches: what it computes, rows.
+      fed: the batch, tensors that share their first axis.
+      size: the largest number of examples in a micro-batch.
+      sources: tensors of its boundary, or handles of variables, by which to differentiate.
+      statistics: what is found in it.
+      draw: function that replaces the random numbers of an operation of the part, given the copies and their number
+        of examples.
+      recompute: as for `segments_of`.
+    """
+    batch = Batch(list(fed))
+    names: Dict[Key, Key] = {}
+    moments: Dict[Key, Moments] = {}
+    plain = {one.name: tf.identity(one) for one in part.boundary if one.dtype != one.dtype.base_dtype}  # no refs
+
+    def here(tensor: tf.Tensor) -> tf.Tensor:
+        return _tf.graph_parts.captured(plain.get(tensor.name, tensor))
+
+    def function(tensors: Sequence[tf.Tensor], marks: Marks) -> List[tf.Tensor]:
+        values = dict(zip([one.name for one in fed], tensors))
+        names.update((tensor.name, key) for key, tensor in values.items())
+        copies = part.compute(values, here)
+        count = batch.count_of(batch.packed(tensors))
+        for op in part.ops:
+            draw(op, copies, marks, count)
+        names.update((copies[op.name].outputs[i].name, one.name) for op in part.ops for i, one in enumerate(op.outputs))
+        marks.sources = [here(source) for source in sources]
+        return [copies[tensor.name] for tensor in fetches]
+
+    def receive(key: Key, whole: Moments) -> None:
+        moments[names[key]] = whole
+
+    segments = segments_of(function, batch, [], recompute, True, receive=receive, tries=False)
+    run = SegmentedFunction(segments, MicroBatches(batch, size), 1, lambda: None, None)
+    with _tf.graphs.control_flow_of_tf(2):
+        rows, _ = run.forward()
+    of_batch: Dict[Key, tf.Tensor] = {}
+    for one in statistics:
+        if one.key not in moments:
+            raise RuntimeError(
+                f"The statistics of {one.key!r} were not found again in a copy of the graph: please report it."
+            )
+        of_batch.update(one.values(moments[one.key]))
+
+    def gradients(upstream: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
+        by_rows = [grad if is_differentiable(tensor) else None for tensor, grad in zip(fetches, upstream)]
+        with _tf.graphs.control_flow_of_tf(2):
+            return list(run.backward(by_rows, []))
+
+    return Segmented(rows, of_batch, gradients)

@@ -1,0 +1,185 @@
+"""A part of a static graph that is computed again, in a loop, for other values of some of its tensors.
+
+The operations of the part are copied: those that depend on what is fed, and whatever belongs to their loops and
+conditionals. What they take from elsewhere, such as the values of variables, they take from the graph as it is.
+"""
+
+from typing import Any, Callable, Dict, List, Sequence, Set
+
+from accum import _tf
+from accum._tf import tf
+
+Key = str
+
+
+class Part:
+    """Operations between fed and fetched tensors.
+
+    Args:
+      fetches: tensors that are computed again.
+      fed: tensors that get other values each time.
+      is_taken: function of (operation, index of an input) that says whether this input keeps the value that it has in
+        the graph, although it depends on what is fed.
+
+    Attributes:
+      ops: the operations that are copied, in the order in which they were created.
+      boundary: tensors that these take as they are.
+    """
+
+    def __init__(
+        self,
+        fetches: Sequence[tf.Tensor],
+        fed: Sequence[tf.Tensor],
+        is_taken: Callable[[tf.Operation, int], bool] = lambda op, index: False,
+    ) -> None:
+        self._graph = fetches[0].graph
+        self._fed = {tensor.name for tensor in fed}
+        self._is_taken = is_taken
+        wanted = self._wanted(fetches)
+        kept = self._depending(wanted)
+        kept |= self._waiting(wanted, kept)
+        kept |= self._of_frames(wanted, kept)
+        kept |= {op for op in wanted if _tf.graphs.makes_container(op)}  # each copy needs its own
+        kept |= _constants(wanted)  # from which TensorFlow infers shapes, and we read axes
+        self.ops = sorted(kept, key=_tf.graphs.creation_order)
+        self._names = {op.name for op in self.ops}
+        boundary: Dict[Key, tf.Tensor] = {}
+        self._protos = [self._proto(op, boundary) for op in self.ops]
+        self.boundary = list(boundary.values())
+        self._graph_def = self._graph.as_graph_def(from_version=self._graph.version)
+        self._fetches = list(fetches)
+        taken = {key for proto in self._protos for key in proto.input} | {tensor.name for tensor in fetches}
+        self._needed = taken & self._fed
+
+    def _wanted(self, fetches: Sequence[tf.Tensor]) -> List[tf.Operation]:
+        """Return all operations between fed and fetched tensors, in the order in which they were created."""
+        found: Set[tf.Operation] = set()
+        stack = [tensor.op for tensor in fetches if tensor.name not in self._fed]
+        while stack:
+            op = stack.pop()
+            if op not in found:
+                found.add(op)
+                stack += [tensor.op for tensor in op.inputs if tensor.name not in self._fed]
+                frame = _tf.graphs.outermost_frame(op)
+                if frame is not None:  # in which the forward pass pushes what the gradient pops
+                    stack += [other for other in op.control_inputs if _tf.graphs.outermost_frame(other) is frame]
+        return sorted(found, key=_tf.graphs.creation_order)
+
+    def _depending(self, wanted: Sequence[tf.Operation]) -> Set[tf.Operation]:
+        """Return the operations that depend on what is fed, through loops too."""
+        users: Dict[tf.Operation, List[tf.Operation]] = {}
+        stack: List[tf.Operation] = []
+        for op in wanted:
+            for index, tensor in enumerate(op.inputs):
+                if self._is_taken(op, index):
+                    continue
+                if tensor.name in self._fed:
+                    stack.append(op)
+                else:
+                    users.setdefault(tensor.op, []).append(op)
+        kept: Set[tf.Operation] = set()
+        while stack:
+            op = stack.pop()
+            if op not in kept:
+                kept.add(op)
+                stack += users.get(op, [])
+        return kept
+
+    def _waiting(self, wanted: Sequence[tf.Operation], kept: Set[tf.Operation]) -> Set[tf.Operation]:
+        """Return the operations that depend on nothing that is fed but wait for it, as constants in gradients do."""
+        awaited = kept | {self._graph.get_tensor_by_name(key).op for key in self._fed}
+        return {op for op in wanted if op not in kept and any(other in awaited for other in op.control_inputs)}
+
+    @staticmethod
+    def _of_frames(wanted: Sequence[tf.Operation], kept: Set[tf.Operation]) -> Set[tf.Operation]:
+        """Return the rest of TF 1's loops and conditionals that are copied, and what decides between branches."""
+        frames = {_tf.graphs.outermost_frame(op) for op in kept} - {None}
+        inside = {op for op in wanted if _tf.graphs.outermost_frame(op) in frames}
+        stack = [other for op in inside | kept for other in op.control_inputs]
+        pivots: Set[tf.Operation] = set()
+        while stack:
+            op = stack.pop()
+            if op not in pivots and _is_pivot(op):
+                pivots.add(op)
+                stack += [tensor.op for tensor in op.inputs]
+        return inside | pivots
+
+    def _proto(self, op: tf.Operation, boundary: Dict[Key, tf.Tensor]) -> Any:
+        inputs = []
+        for index, tensor in enumerate(op.inputs):
+            is_inside = tensor.op.name in self._names or tensor.name in self._fed
+            if is_inside and not self._is_taken(op, index):
+                inputs.append(tensor.name)
+            else:
+                boundary[tensor.name] = tensor
+                inputs.append(_outside(tensor.name))
+        inputs += [f"^{other.name}" for other in op.control_inputs if other.name in self._names]
+        node = _tf.graph_parts.Node(op.name, op.type, [], op.node_def)
+        return _tf.graph_parts.placed(node, inputs)
+
+    def takes(self, key: Key) -> bool:
+        """Whether the part needs a tensor that is fed."""
+        return key in self._needed
+
+    def compute(
+        self, values: Dict[Key, tf.Tensor], here: Callable[[tf.Tensor], tf.Tensor] = lambda tensor: tensor
+    ) -> Dict[Key, Any]:
+        """Copy the operations into the current graph and context.
+
+        Args:
+          values: {key: tensor} for what is fed and taken.
+          here: function that returns what stands for a tensor of `boundary` where the operations are copied to.
+
+        Returns:
+          {key: tensor} for what is fetched, and {name: operation} for all operations that were copied.
+        """
+        feeds = dict(values)
+        feeds.update((_outside(tensor.name), here(tensor)) for tensor in self.boundary)
+        wanted = [tensor.name for tensor in self._fetches if tensor.op.name in self._names]
+        names = [op.name for op in self.ops]
+        protos = _with_frames_of_their_own(self._protos, self._graph)
+        made = _tf.graph_parts.import_part(self._graph_def, protos, feeds, wanted + names) if names else []
+        result = dict(zip(wanted + names, made))
+        for tensor in self._fetches:
+            if tensor.name not in result:
+                result[tensor.name] = values[tensor.name] if tensor.name in values else here(tensor)
+        return result
+
+
+def _with_frames_of_their_own(protos: Sequence[Any], graph: tf.Graph) -> List[Any]:
+    """Return nodes whose loops have names that no others have: TensorFlow knows loops by name."""
+    if not any("frame_name" in proto.attr for proto in protos):
+        return list(protos)
+    notes = _tf.graphs.notes_of(graph)
+    notes["frames"] = number = notes.get("frames", 0) + 1
+    renamed = []
+    for proto in protos:
+        copy = tf.compat.v1.NodeDef()
+        copy.CopyFrom(proto)
+        if "frame_name" in copy.attr:
+            copy.attr["frame_name"].s += b"_accum_%d" % number
+        renamed.append(copy)
+    return renamed
+
+
+def _constants(ordered: Sequence[tf.Operation]) -> Set[tf.Operation]:
+    """Return the operations that compute small constants."""
+    constants: Set[tf.Operation] = set()
+    for op in ordered:
+        is_constant = op.type == "Const" if not op.inputs else all(tensor.op in constants for tensor in op.inputs)
+        sizes = [tensor.shape.num_elements() for tensor in op.outputs]
+        if is_constant and sizes and all(size is not None and size <= 1024 for size in sizes):
+            constants.add(op)
+    return constants
+
+
+def _outside(key: Key) -> Key:
+    """Return what the copies call a tensor that they take from the graph as it is."""
+    name, _, index = key.partition(":")
+    return f"accum_outside/{name}:{index}"
+
+
+def _is_pivot(op: tf.Operation) -> bool:
+    return op.type in ("Switch", "RefSwitch", "Identity") and any(
+        tensor.dtype.base_dtype == tf.bool for tensor in op.outputs
+    )

@@ -1,0 +1,708 @@
+"""Let a graph that exists already compute a batch in micro-batches (laws L18 and L21).
+
+    batch ─► what keeps examples apart, in a loop over micro-batches ─► rows, joined ─► loss, metrics, summaries
+                                                                            │
+    weights ◄─ a second loop: computed again, with its gradient ◄───────────┘ gradient by the rows
+
+`accum._rows` proves which operations keep examples apart. Those that do, and that use variables, are *inside*. Their
+last tensors are the *frontier*. Whatever else takes these takes joined rows instead and is otherwise untouched: losses,
+metrics, summaries, optimizers and what follows them run once, as written, on the whole batch. Nothing that could mix
+examples is inside, so a missing rule costs memory, never a wrong number.
+
+Both loops are loops of TensorFlow 1, whose operations are in the graph itself. So a run that fetches no gradients
+computes nothing of the second loop, and of each loop only what is fetched.
+"""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from accum import _check, _rows, _tf
+from accum._engine._draws import Draws, uniform_seed
+from accum._engine._gradients import divided
+from accum._engine._trace_and_barriers import Marks, Statistics, statistics_in
+from accum._rows import Analysis, Rows
+from accum._tf import Gradient, Nested, tf
+from accum.compat.v1._barriers import Segmented, segmented
+from accum.compat.v1._micro_batch_loop import (
+    Added,
+    Joined,
+    Slices,
+    fetches_of,
+    over_micro_batches,
+    rows_of_micro_batch,
+)
+from accum.compat.v1._part import Key, Part
+
+VARIABLES = ("VariableV2", "Variable", "VarHandleOp")
+STEPS = ("Apply", "ResourceApply", "SparseApply", "ResourceSparseApply")
+"""Types with which the operations begin by which optimizers change variables."""
+
+GRADIENT = "AccumSplitBatch"
+"""The name under which the gradient of joined rows is registered, once for all graphs."""
+
+SCOPE = "accum_split_batch"
+
+_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+"""Integers of as many bytes as a floating-point number."""
+
+
+def split_batch(loss: Nested, batch: Nested, micro_batch_size: int, *, recompute: bool = True) -> Nested:
+    """Let the graph compute a batch in micro-batches from now on, forward and backward.
+
+    Call it once, between the loss and the optimizer. Nothing else in the program changes: one run of the train op is
+    one step of the optimizer, on the whole batch, with the activations of one micro-batch in memory.
+
+        loss = tf.compat.v1.losses.softmax_cross_entropy(labels, logits)
+        loss = accum.compat.v1.split_batch(loss, (images, labels), 32)
+        train_op = optimizer.minimize(loss, global_step)
+
+    The operations before the loss that keep examples apart, such as convolutions, products with weights and loops over
+    time, are computed for one micro-batch after the other. Batch normalisation uses the mean and variance of the whole
+    batch. At the first other operation in which examples meet, such as the mean of the losses, the results of all
+    micro-batches are joined, and the rest of the graph is computed once. So is every operation that is not known to
+    keep examples apart: it takes more memory, but the result is that of the whole batch. Metrics and summaries that
+    exist when this is called read the same joined results. What is fetched from before that point is computed from the
+    whole batch at once, with the memory that this takes.
+
+    Gradients of losses that only add up examples, such as their mean, are computed in the same loop. Otherwise, and
+    with batch normalisation, each micro-batch is computed a second time for its gradient. Random numbers of dropout and
+    noise do not depend on `micro_batch_size`.
+
+    Args:
+      loss: a tensor, or a nested structure of all losses that are computed from the batch, such as those of a GAN.
+      batch: nested structure of the tensors that share their first axis, the examples: placeholders, the results of an
+        iterator or a queue, features and labels of an Estimator.
+      micro_batch_size: the largest number of examples that are computed at a time, >= 1.
+      recompute: with batch normalisation, whether to keep few of the tensors between its layers and to compute the
+        others again; False: keep all.
+
+    Returns:
+      `loss`. A loss that is not a scalar is returned as another tensor, with the same values.
+
+    Raises:
+      TypeError, ValueError: an argument does not match its description above, the graph only takes a constant number of
+        examples, an optimizer has used the loss already, or no operation with variables keeps examples apart.
+      RuntimeError: when executing eagerly or in a `tf.function`.
+    """
+    if not _tf.graphs.in_static_graph():
+        raise RuntimeError(
+            "`accum.compat.v1.split_batch` changes a static graph but was called eagerly: enter a `tf.Graph`, or use "
+            "`accum.value_and_gradients`."
+        )
+    size = _check.own_micro_batch_size(micro_batch_size)
+    losses = [_require_tensor("loss", one) for one in tf.nest.flatten(loss)]
+    tensors = [one for one in tf.nest.flatten(batch, expand_composites=True) if one is not None]
+    batched = [one for one in (_require_tensor("batch", one) for one in tensors) if one.shape.rank != 0]
+    if not losses or not batched:
+        raise ValueError(
+            "`split_batch` needs a loss, and a batch of tensors that have the examples along their first axis. "
+            f"Received: loss={loss!r}, batch={batch!r}."
+        )
+    split = _Split(losses, batched, size)
+    with tf.name_scope(SCOPE):
+        split.join(_check.flag("recompute", recompute))
+    return tf.nest.map_structure(split.replaced, loss)
+
+
+def _require_tensor(name: str, value: Any) -> tf.Tensor:
+    if not isinstance(value, tf.Tensor):
+        raise TypeError(f"`{name}` must consist of tensors of the graph. Received: {name}={value!r}.")
+    if name == "batch" and value.shape.rank is None:
+        raise ValueError(
+            f"The number of axes of each tensor in `batch` must be known: set its shape. Received: {value!r}."
+        )
+    return value
+
+
+Gradients = Callable[[Sequence[Optional[tf.Tensor]]], List[Optional[Gradient]]]
+"""A function of the gradients by joined rows, which returns those by the sources."""
+
+
+class _Edge(NamedTuple):
+    """Which operation takes a tensor, as which of its inputs."""
+
+    op: tf.Operation
+    place: int
+
+
+class _Template(NamedTuple):
+    """A gradient in the graph that is only copied.
+
+    Attributes:
+      upstream: placeholders for the gradients by tensors of the frontier.
+      grads: the gradient by each source, or None.
+      part: the `Part` that computes them.
+    """
+
+    upstream: List[tf.Tensor]
+    grads: List[Optional[Gradient]]
+    part: Part
+
+
+class _Split:
+    """A batch that a graph computes in micro-batches.
+
+    Args:
+      losses: tensors.
+      batch: tensors that share their first axis, the examples.
+      size: the largest number of examples in a micro-batch.
+    """
+
+    def __init__(self, losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor], size: int) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        self._size = size
+        self._losses = list(losses)
+        self._batch = list(batch)
+        self._fed = {tensor.name: tensor for tensor in self._batch}
+        users = _tf.op_walks.users_of(self._graph)
+        self._ops = _sorted(_reached([op for tensor in self._batch for op in tensor.consumers()], users))
+        self._depending = set(self._ops)
+        operations = self._graph.get_operations()
+        self._of_variables = _reached([op for op in operations if op.type in VARIABLES], users)
+        not_constant = [op for op in operations if not op.inputs and op.type != "Const"]
+        self._not_constant = _reached(not_constant, users)
+        changing = _reached([op for op in self._ops if _tf.op_walks.changes_variable(op)], users)
+        names = [op.name for op in self._ops if op not in changing]
+        self._analysis: Analysis = _rows.analyse(self._graph, names, {name: Rows(0, 1) for name in self._fed})
+        self._feed_draws()
+        self._before_losses = set(_tf.op_walks.ancestors([loss.op for loss in self._losses]))
+        self._joined: Dict[Key, tf.Tensor] = {}
+        self._inlets: Dict[Key, _Edge] = {}
+        self._templates: Dict[Tuple[Key, ...], _Template] = {}
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What is inside
+
+    def _feed_draws(self) -> None:
+        """Let random numbers of the batch that depend on no variable be drawn once, and cut into rows."""
+        for op in self._ops:
+            if _is_random(op) and op not in self._of_variables and self._analysis.rows(op.outputs[0].name) is not None:
+                self._fed[op.outputs[0].name] = op.outputs[0]
+
+    def _proven(self, barriers: Set[tf.Operation]) -> Set[tf.Operation]:
+        """Return the operations that keep examples apart, and whose operands are rows or known before.
+
+        Args:
+          barriers: operations that compute statistics of the batch, which are known where they are used.
+        """
+        candidates = {op for op in self._ops if self._keeps_apart(op, barriers)}
+        frames: Dict[Any, List[tf.Operation]] = {}
+        for op in self._ops:
+            if op in self._before_losses:
+                frames.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
+        frames.pop(None, None)
+        while True:
+            wrong = {op for op in candidates if not all(self._is_known(one, candidates) for one in op.inputs)}
+            for ops in frames.values():  # loops and conditionals are inside as a whole, or not at all
+                if any(op not in candidates or op in wrong for op in ops):
+                    wrong.update(op for op in ops if op in candidates)
+            if not wrong:
+                return candidates
+            candidates -= wrong
+
+    def _keeps_apart(self, op: tf.Operation, barriers: Set[tf.Operation]) -> bool:
+        verdict = self._analysis.verdict(op.name)
+        if any(one.name in self._fed for one in op.outputs):
+            return False
+        if verdict is None:  # independent of the examples, such as a counter of a loop
+            return _tf.graphs.outermost_frame(op) is not None
+        if op in barriers:
+            return verdict.kind == "reduces"
+        if verdict.kind not in ("rows", "size") and not (barriers and verdict.kind == "behind"):
+            return False
+        if not _is_random(op):
+            return True
+        drawn, rows = _tf.random_ops.random_op_of(op), self._analysis.rows(op.outputs[0].name)
+        can_be_cut = drawn is not None and drawn.kind is not None and _tf.graphs.outermost_frame(op) is None
+        return can_be_cut and rows is not None and rows.axis == 0
+
+    def _is_known(self, tensor: tf.Tensor, candidates: Set[tf.Operation]) -> bool:
+        op = tensor.op
+        is_known_before = op not in self._depending or op not in self._of_variables
+        return tensor.name in self._fed or op in candidates or is_known_before
+
+    def _is_taken(self, op: tf.Operation, index: int) -> bool:
+        """Whether an operation takes an input as it is in the graph, computed from the whole batch."""
+        tensor = op.inputs[index]
+        if tensor.name in self._fed or tensor.op not in self._depending:
+            return False
+        if tensor.op not in self._inside:
+            return True
+        if not self._analysis.is_size(tensor.name):
+            return False
+        frame = _tf.graphs.outermost_frame(tensor.op)
+        if frame is not None and frame is _tf.graphs.outermost_frame(op):
+            return False
+        if op not in self._inside:  # of a gradient, whose integers are shapes
+            return bool(tensor.dtype.is_floating)
+        verdict = self._analysis.verdict(op.name)
+        return verdict is not None and verdict.kind == "rows" and not self._analysis.shapes_only(op.name, index)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # The frontier
+
+    def join(self, recompute: bool) -> None:
+        """Let whatever takes rows from inside take joined rows, computed in micro-batches."""
+        statistics = self._find_inside()
+        rows, sizes = self._edges(bool(statistics))
+        if self._is_split(rows):
+            return
+        self._require_before_optimizer()
+        self._require_gain(rows)
+        self._frontier = [self._graph.get_tensor_by_name(key) for key in rows]
+        self._total = tf.shape(self._batch[0])[0]
+        self._draws = Draws(uniform_seed, self._total)
+        self._numbers = {op.name: number for number, op in enumerate(filter(_is_random, self._ops))}
+        self._forward = Part(self._frontier, list(self._fed.values()), self._is_taken)
+        self._sources = [one for one in self._forward.boundary if self._can_be_source(one)]
+        self._sources += [one for one in self._fed.values() if one.dtype.base_dtype.is_floating]
+        self._is_once = False
+        if statistics:
+            made = self._segmented(statistics, recompute)
+            self._link(made.rows, made.gradients)
+        else:
+            self._link(self._computed(self._forward, [self._joining(one) for one in self._frontier], {}), None)
+        for key, edges in rows.items():
+            self._repoint(edges, self._joined[key])
+        for key, edges in sizes.items():
+            self._repoint(edges, self._size_of_joined(key))
+        if statistics:
+            self._use_statistics(made.statistics)
+
+    def _find_inside(self) -> List[Statistics]:
+        """Find what is inside: up to where examples meet, or beyond batch normalisation. Returns its statistics."""
+        self._inside = self._proven(set())
+        statistics = statistics_in(self._graph, self._batch)
+        barriers = {op for one in statistics for op in one.ops}
+        beyond = self._proven(barriers) if barriers else set()
+        used = beyond & self._before_losses
+        if not used & barriers or any(_tf.graphs.outermost_frame(op) is not None for op in used):
+            return []
+        self._inside = used
+        return [one for one in statistics if set(one.ops) <= used]
+
+    def _segmented(self, statistics: Sequence[Statistics], recompute: bool) -> Segmented:
+        fed = [one for one in self._fed.values() if self._forward.takes(one.name)]
+
+        def draw(op: tf.Operation, copies: Dict[str, Any], marks: Marks, count: Any) -> None:
+            if _is_random(op):
+                self._draw(marks.draws, op, copies, marks.position, count)
+
+        sources = [one for one in self._sources if one.name not in self._fed]
+        return segmented(self._forward, self._frontier, fed, self._size, sources, statistics, draw, recompute)
+
+    def _use_statistics(self, values: Dict[Key, tf.Tensor]) -> None:
+        """Let averages, and whatever else takes a statistic from inside, take that of the whole batch."""
+        edges: Dict[Key, List[_Edge]] = {}
+        for op in self._graph.get_operations():
+            for index, tensor in enumerate(op.inputs if op not in self._inside else ()):
+                if tensor.op in self._inside and self._is_statistic(tensor):
+                    edges.setdefault(tensor.name, []).append(_Edge(op, index))
+        known = [self._graph.get_tensor_by_name(key) for key in values]
+        for key in edges:
+            part = Part([self._graph.get_tensor_by_name(key)], known + list(self._fed.values()))
+            if not any(part.takes(name) for name in self._fed):
+                self._repoint(edges[key], part.compute(values)[key])
+
+    def _is_statistic(self, tensor: tf.Tensor) -> bool:
+        return self._analysis.rows(tensor.name) is None and not self._analysis.is_size(tensor.name)
+
+    def _edges(self, is_whole: bool) -> Tuple[Dict[Key, List[_Edge]], Dict[Key, List[_Edge]]]:
+        """Return what others take from inside: {rows: where}, {numbers that depend on lengths: where}.
+
+        Args:
+          is_whole: whether all rows are computed in each run, so that large ones that losses do not need are left out.
+        """
+        rows: Dict[Key, List[_Edge]] = {}
+        sizes: Dict[Key, List[_Edge]] = {}
+        before = self._known_before()
+        for op in self._graph.get_operations():
+            if op in self._inside or op in before:
+                continue
+            for index, tensor in enumerate(op.inputs):
+                if tensor.op not in self._inside or tensor.op not in self._of_variables or self._is_statistic(tensor):
+                    continue
+                if _tf.graphs.outermost_frame(tensor.op) is not None and not _tf.graphs.leaves_frame(tensor.op):
+                    continue  # within a loop, that of the losses
+                if is_whole and op not in self._before_losses and not _is_small(tensor):
+                    continue
+                kind = sizes if self._analysis.is_size(tensor.name) else rows
+                kind.setdefault(tensor.name, []).append(_Edge(op, index))
+        for tensor in self._losses:
+            if tensor.op in self._inside and tensor.op in self._of_variables:
+                rows.setdefault(tensor.name, [])
+        for key in sizes:
+            for tensor in self._rows_behind(key):
+                rows.setdefault(tensor.name, [])
+        return rows, sizes
+
+    def _known_before(self) -> Set[tf.Operation]:
+        """Return the operations from which the inside takes numbers of the batch, which can't wait for the loop."""
+        taken = [tensor.op for op in self._inside for i, tensor in enumerate(op.inputs) if self._is_taken(op, i)]
+        return set(_tf.op_walks.ancestors(taken)) & self._depending
+
+    def _rows_behind(self, key: Key) -> List[tf.Tensor]:
+        """Return the rows whose lengths a number depends on."""
+        found: Dict[Key, tf.Tensor] = {}
+        stack = [self._graph.get_tensor_by_name(key)]
+        while stack:
+            for tensor in stack.pop().op.inputs:
+                if self._analysis.rows(tensor.name) is not None:
+                    found[tensor.name] = tensor
+                elif tensor.op in self._inside:
+                    stack.append(tensor)
+        return [tensor for tensor in found.values() if tensor.name not in self._fed]
+
+    def _size_of_joined(self, key: Key) -> tf.Tensor:
+        rows = self._rows_behind(key)
+        part = Part([self._graph.get_tensor_by_name(key)], rows + list(self._fed.values()))
+        return part.compute(dict(self._fed, **{one.name: self._joined[one.name] for one in rows}))[key]
+
+    @staticmethod
+    def _repoint(edges: Sequence[_Edge], tensor: tf.Tensor) -> None:
+        for op, index in edges:
+            _tf.graphs.replace_input(op, index, tensor)
+
+    def _require_before_optimizer(self) -> None:
+        steps = [op.name for op in self._ops if op.type.startswith(STEPS)]
+        if steps:
+            raise ValueError(
+                "`split_batch` must be called before the gradients of the loss are taken: move it between the losses "
+                f"and the first optimizer, and pass it all losses of the batch. Received: {steps[0]!r}."
+            )
+
+    def _is_split(self, rows: Dict[Key, List[_Edge]]) -> bool:
+        """Whether another call has done everything, as for the second loss of a batch."""
+        return not rows and any(op.name in _links(self._graph) for op in self._before_losses)
+
+    def _require_gain(self, rows: Dict[Key, List[_Edge]]) -> None:
+        if not rows:
+            raise ValueError(
+                "`split_batch` needs operations that take the examples of `batch` and variables, and that keep the "
+                f"examples apart, before any in which they may meet. {self._shortfall()} Received: "
+                f"{[one.name for one in self._batch]}."
+            )
+        using = [op for op in self._ops if op in self._before_losses and self._uses_variable(op)]
+        inside = [op for op in using if op in self._inside]
+        if 2 * len(inside) < len(using):
+            _check.warn(
+                f"`split_batch` computes {len(inside)} of {len(using)} operations with variables in micro-batches, and "
+                f"the others from the whole batch, with the memory that this takes. {self._shortfall()}"
+            )
+
+    def _uses_variable(self, op: tf.Operation) -> bool:
+        """Whether an operation combines examples with what is computed from variables alone."""
+        return any(one.op in self._of_variables and one.op not in self._depending for one in op.inputs)
+
+    def _shortfall(self) -> str:
+        """Return sentences about where examples may meet, and about data that is not in the batch."""
+        words = []
+        outside = (op for op in self._ops if op in self._before_losses and op not in self._inside)
+        for op in outside:
+            verdict = self._analysis.verdict(op.name)
+            if op in self._of_variables and verdict is not None and verdict.kind in ("meets", "reduces"):
+                words.append(f"Examples may meet first in {op.name!r}: {verdict.how}.")
+                break
+        data = [op for op in self._before_losses if _tf.op_walks.gives_data(op)]
+        missing = [one.name for op in data for one in op.outputs if one.name not in self._fed and _has_examples(one)]
+        if missing:
+            words.append(f"`batch` lacks {sorted(missing)}.")
+        return " ".join(words)
+
+    def replaced(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return what takes the place of a loss: itself, unless it is rows."""
+        return self._joined.get(tensor.name, tensor)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # The loops
+
+    def _computed(self, part: Part, combined: Sequence[Any], upstream: Dict[Key, Tuple[tf.Tensor, int]]) -> List[Any]:
+        """Compute a part for each micro-batch.
+
+        Args:
+          part: a `Part`.
+          combined: what is kept of each micro-batch.
+          upstream: {key of a placeholder in the part: (gradient of the batch, axis of its examples)}.
+        """
+        random = [op for op in part.ops if _is_random(op)]
+        if random:
+            self._draws.begin()
+        whole = {key: (tensor, self._axis(tensor)) for key, tensor in self._fed.items()}
+        whole.update(upstream)
+
+        def compute(begin: tf.Tensor, count: tf.Tensor) -> Dict[str, Any]:
+            fed = {
+                key: rows_of_micro_batch(tensor, axis, begin, count, self._total)
+                for key, (tensor, axis) in whole.items()
+                if part.takes(key)
+            }
+            values = part.compute(fed)
+            for op in random:
+                self._draw(self._draws, op, values, begin, count)
+            return values
+
+        return over_micro_batches(self._total, self._size, compute, combined)
+
+    def _draw(self, draws: Draws, op: tf.Operation, values: Dict[str, Any], begin: tf.Tensor, count: tf.Tensor) -> None:
+        """Let what has been computed use the examples' share of the batch's random numbers."""
+        copy = values[op.name]
+        users = [
+            (copy_of, index) for copy_of in copy.outputs[0].consumers() for index, one in enumerate(copy_of.inputs)
+        ]
+        users = [(user, index) for user, index in users if user.inputs[index] is copy.outputs[0]]
+        drawn = _tf.random_ops.random_op_of(copy)
+        assert drawn is not None
+        rows = draws.rows(drawn, self._numbers[op.name], begin, count)
+        for user, index in users:
+            _tf.graphs.replace_input(user, index, rows)
+        for key in [key for key, value in values.items() if value is copy.outputs[0]]:
+            values[key] = rows
+
+    def _axis(self, tensor: tf.Tensor) -> int:
+        rows = self._analysis.rows(tensor.name)
+        return 0 if rows is None else rows.axis
+
+    def _joining(self, tensor: tf.Tensor) -> Joined:
+        return Joined(tensor, self._axis(tensor), tensor.shape)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # The gradient
+
+    def _can_be_source(self, tensor: tf.Tensor) -> bool:
+        if tensor.dtype == tf.resource:
+            return tensor.op.type == "VarHandleOp" and _tf.graph_parts.dtype_of_handle(tensor).is_floating
+        return bool(tensor.dtype.base_dtype.is_floating) and tensor.op in self._not_constant
+
+    def _link(self, joined: Sequence[tf.Tensor], gradients: Optional[Gradients]) -> None:
+        """Give joined rows a gradient: those on the way to the losses together, the others each by itself.
+
+        Args:
+          joined: rows of the whole batch, for each tensor of the frontier.
+          gradients: function that computes the gradient of all rows; None: it is computed for each group.
+        """
+        rows_of = {tensor.name: rows for tensor, rows in zip(self._frontier, joined)}
+        floats = [one for one in self._frontier if one.dtype.base_dtype.is_floating]
+        of_losses = [one for one in floats if self._is_of_losses(one)]
+        for group in [of_losses] + [[one] for one in floats if not self._is_of_losses(one)]:
+            if group:
+                self._link_group(group, [rows_of[tensor.name] for tensor in group], gradients)
+        for tensor in self._frontier:
+            if tensor.name not in self._joined:
+                self._joined[tensor.name] = self._passed(tensor, rows_of[tensor.name])
+
+    def _is_of_losses(self, tensor: tf.Tensor) -> bool:
+        is_loss = any(tensor is loss for loss in self._losses)
+        return is_loss or any(op in self._before_losses and op not in self._inside for op in tensor.consumers())
+
+    def _link_group(
+        self, group: Sequence[tf.Tensor], values: Sequence[tf.Tensor], gradients: Optional[Gradients]
+    ) -> None:
+        # The gradient of reading a variable is that of its handle, also where it is `tf.IndexedSlices`.
+        sources = [_tf.graph_parts.value_of(source) for source in self._sources]
+        passed = [self._passed(tensor, rows) for tensor, rows in zip(group, values)]
+        with self._graph.gradient_override_map({"IdentityN": GRADIENT}):
+            linked = tf.identity_n(passed + sources)
+        for tensor, rows in zip(group, linked):
+            rows.set_shape(tensor.shape)
+            self._joined[tensor.name] = rows
+
+        def of_group(upstream: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
+            if gradients is None:
+                return self.gradients(group, upstream)
+            grads = {tensor.name: grad for tensor, grad in zip(group, upstream)}
+            return self._of_segments([grads.get(tensor.name) for tensor in self._frontier], gradients)
+
+        _links(self._graph)[linked[0].op.name] = _Link(len(group), of_group)
+
+    def _of_segments(self, upstream: Sequence[Optional[tf.Tensor]], gradients: Gradients) -> List[Optional[Gradient]]:
+        """Return the gradients by all sources, of rows that were computed in segments."""
+        filled = [
+            tf.zeros_like(self._joined[tensor.name]) if grad is None else tf.convert_to_tensor(grad)
+            for tensor, grad in zip(self._frontier, upstream)
+        ]
+        sums = iter(gradients(filled))
+        return [
+            None if source.name in self._fed else divided(next(sums), None, _tf.graph_parts.value_of(source).dtype)
+            for source in self._sources
+        ]
+
+    def _passed(self, tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """Return joined rows by an operation whose input can be replaced later, and which hides the loop.
+
+        TensorFlow walks from variables to losses by floating-point tensors. Others end the walk.
+        """
+        bits = _BITS.get(rows.dtype.size) if rows.dtype.is_floating else None
+        first = tf.identity(rows) if bits is None else tf.bitcast(rows, bits)
+        self._inlets[tensor.name] = _Edge(first.op, 0)
+        return first if bits is None else tf.bitcast(first, rows.dtype)
+
+    def gradients(
+        self, group: Sequence[tf.Tensor], upstream: Sequence[Optional[tf.Tensor]]
+    ) -> List[Optional[Gradient]]:
+        """Return the gradient by each source, given those by joined rows."""
+        live = [
+            (tensor, tf.convert_to_tensor(grad))  # of rows that have been gathered, `tf.IndexedSlices`
+            for tensor, grad in zip(group, upstream)
+            if grad is not None and not _is_zeros(grad)
+        ]
+        template = self._template([tensor for tensor, _ in live])
+        own = None if self._is_once else self._without_rows([tensor for tensor, _ in live], [grad for _, grad in live])
+        grads = [grad for _, grad in live] if own is None else own
+        fed = {
+            placeholder.name: (grad, self._axis(tensor))
+            for placeholder, (tensor, _), grad in zip(template.upstream, live, grads)
+        }
+        combined = [self._summing(g, source) for g, source in zip(template.grads, self._sources) if g is not None]
+        if own is None:
+            sums = iter(self._computed(template.part, combined, fed))
+        else:
+            with tf.control_dependencies(None):
+                sums = iter(self._at_once(template, combined, fed))
+        return [None if grad is None else next(sums) for grad in template.grads]
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Forward and backward in one loop
+
+    def _at_once(self, template: _Template, combined: List[Any], fed: Dict[Key, Tuple[tf.Tensor, int]]) -> List[Any]:
+        """Compute the gradient of each micro-batch with its rows, which come from this loop from now on."""
+        self._is_once = True
+        fetches = [tensor for grad in template.grads if grad is not None for tensor in fetches_of(grad)]
+        part = Part(self._frontier + fetches, list(self._fed.values()) + template.upstream, self._is_taken)
+        joining: List[Any] = [self._joining(tensor) for tensor in self._frontier]
+        results = self._computed(part, joining + combined, fed)
+        for tensor, rows in zip(self._frontier, results):
+            self._repoint([self._inlets[tensor.name]], rows)
+        return results[len(joining) :]
+
+    def _without_rows(self, live: Sequence[tf.Tensor], grads: Sequence[tf.Tensor]) -> Optional[List[tf.Tensor]]:
+        """Return the gradients by joined rows without waiting for these, or None if they depend on their values.
+
+        The gradient of a mean or a sum over examples depends only on how many there are. Then no example's gradient
+        waits for another example.
+        """
+        joined = [self._joined[tensor.name] for tensor in self._frontier]
+        if tf.float16 in [one.dtype.base_dtype for one in live] or _tf.graphs.is_in_conditional():
+            return None
+        if not _depend_on_lengths_alone(grads, {rows.op for rows in joined}):
+            return None
+        proxies = {rows.name: self._zeros_like_rows(tensor) for tensor, rows in zip(self._frontier, joined)}
+        with tf.control_dependencies(None):
+            part = Part(list(grads), joined)
+            if any(proxies[key] is None for key in proxies if part.takes(key)):
+                return None
+            values = part.compute(
+                {key: proxy() for key, proxy in proxies.items() if proxy is not None and part.takes(key)}
+            )
+        return [values[grad.name] for grad in grads]
+
+    def _zeros_like_rows(self, tensor: tf.Tensor) -> Optional[Callable[[], tf.Tensor]]:
+        """Return a function that returns zeros in the shape of joined rows, or None if that is not known before."""
+        rows = self._analysis.rows(tensor.name)
+        lengths = tensor.shape.as_list()
+        others = [length for axis, length in enumerate(lengths) if rows is None or axis != rows.axis]
+        varies = any(None in one.shape.as_list()[1:] for one in self._fed.values())
+        if rows is None or None in others or (varies and rows.per_example != 1):
+            return None
+        lengths[rows.axis] = self._total * rows.per_example
+        return lambda: tf.zeros(tf.stack(lengths), tensor.dtype.base_dtype)
+
+    def _summing(self, grad: Gradient, source: tf.Tensor) -> Any:
+        if source.name in self._fed:
+            return Joined(grad, self._axis(source), source.shape)
+        return Slices(grad) if isinstance(grad, tf.IndexedSlices) else Added(grad, source)
+
+    def _template(self, tensors: Sequence[tf.Tensor]) -> _Template:
+        key = tuple(tensor.name for tensor in tensors)
+        if key not in self._templates:
+            upstream = [tf.compat.v1.placeholder(one.dtype.base_dtype, one.shape, "upstream") for one in tensors]
+            grads = tf.gradients(tensors, self._sources, upstream, name="gradients")
+            grads = [
+                tf.convert_to_tensor(grad) if grad is not None and source.name in self._fed else grad
+                for grad, source in zip(grads, self._sources)
+            ]
+            fetches = [tensor for grad in grads if grad is not None for tensor in fetches_of(grad)]
+            part = Part(fetches, list(self._fed.values()) + upstream, self._is_taken)
+            self._templates[key] = _Template(upstream, grads, part)
+        return self._templates[key]
+
+
+class _Link(NamedTuple):
+    """What the gradient of an operation that joins rows needs.
+
+    Attributes:
+      number: how many of its results are rows; the others are its sources.
+      gradients: function of the gradients by the rows that returns those by the sources.
+    """
+
+    number: int
+    gradients: Gradients
+
+
+def _links(graph: tf.Graph) -> Dict[str, _Link]:
+    links: Dict[str, _Link] = _tf.graphs.notes_of(graph).setdefault(GRADIENT, {})
+    return links
+
+
+@tf.RegisterGradient(GRADIENT)
+def _gradient(op: tf.Operation, *upstream: Optional[tf.Tensor]) -> List[Optional[Gradient]]:
+    link = _links(op.graph).get(op.name)
+    if link is None:
+        raise ValueError(
+            "The rows that `split_batch` has joined have no gradient in a graph that was imported: build the model in "
+            f"this graph and call `split_batch` in it. Received: {op.name!r}."
+        )
+    return [None] * link.number + link.gradients(upstream[: link.number])
+
+
+LENGTHS = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
+"""Operations whose results depend on the shapes of their operands alone."""
+
+
+def _depend_on_lengths_alone(tensors: Sequence[tf.Tensor], ops: Set[tf.Operation]) -> bool:
+    """Whether tensors depend on the results of operations by their shapes alone, and wait for them no further."""
+    stack = [tensor.op for tensor in tensors]
+    done: Set[tf.Operation] = set()
+    while stack:
+        op = stack.pop()
+        if op in ops:
+            return False
+        if op not in done:
+            done.add(op)
+            stack += [] if op.type in LENGTHS else [tensor.op for tensor in op.inputs]
+            stack += op.control_inputs
+    return True
+
+
+def _is_zeros(grad: tf.Tensor) -> bool:
+    """Whether TensorFlow has made up a gradient where there is none."""
+    return isinstance(grad, tf.Tensor) and grad.op.type == "ZerosLike"
+
+
+def _has_examples(tensor: tf.Tensor) -> bool:
+    """Whether a tensor of data may have the examples along its first axis."""
+    return tensor.shape.rank is None or (tensor.shape.rank > 0 and tensor.shape.as_list()[0] is None)
+
+
+def _is_small(tensor: tf.Tensor) -> bool:
+    """Whether rows have few numbers for each example, at most 4,096."""
+    lengths = tensor.shape.as_list()[1:] if tensor.shape.rank else []
+    return None not in lengths and tf.TensorShape(lengths).num_elements() <= 4096
+
+
+def _is_random(op: tf.Operation) -> bool:
+    return _tf.random_ops.random_op_of(op) is not None
+
+
+def _reached(starts: Sequence[tf.Operation], users: Dict[tf.Operation, List[tf.Operation]]) -> Set[tf.Operation]:
+    """Return operations and all that are computed from them, through loops too."""
+    found: Set[tf.Operation] = set()
+    stack = list(starts)
+    while stack:
+        op = stack.pop()
+        if op not in found:
+            found.add(op)
+            stack += users.get(op, [])
+    return found
+
+
+def _sorted(ops: Set[tf.Operation]) -> List[tf.Operation]:
+    return sorted(ops, key=_tf.graphs.creation_order)

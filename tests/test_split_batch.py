@@ -1,0 +1,371 @@
+"""`accum.compat.v1.split_batch`: a graph that exists already, in micro-batches (laws L18, L19, L20 and L21)."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum.compat.v1
+
+tf1 = tf.compat.v1
+KEYS = tf1.GraphKeys
+HAS_LAYERS = hasattr(tf1, "layers") and not tf.__version__.startswith(("2.16", "2.17", "2.18", "2.19", "2.2"))
+HAS_LAYERS = HAS_LAYERS or tf.__version__.startswith("2.2.")
+RANDOM = np.random.RandomState(0)
+N = 20
+X = RANDOM.normal(size=(N, 6, 4)).astype("float32")
+Y = RANDOM.uniform(size=(N, 1)).astype("float32")
+IMAGES = RANDOM.normal(size=(N, 6, 6, 3)).astype("float32")
+CLASSES = RANDOM.randint(0, 5, N).astype("int32")
+
+
+@pytest.fixture(autouse=True)
+def static_graph():
+    with tf.Graph().as_default():
+        yield
+
+
+@pytest.fixture(params=[1, 2], ids=["tf1-control-flow", "tf2-control-flow"])
+def control_flow(request):
+    """Loops and conditionals as TF 1 builds them, and as TF 2 does."""
+    before = tf1.control_flow_v2_enabled()
+    (tf1.enable_control_flow_v2 if request.param == 2 else tf1.disable_control_flow_v2)()
+    yield
+    (tf1.enable_control_flow_v2 if before else tf1.disable_control_flow_v2)()
+
+
+def weight(name, shape, seed=0):
+    first = np.random.RandomState(len(name) + seed).normal(size=shape, scale=0.4).astype("float32")
+    return tf1.get_variable(name, shape, initializer=tf1.constant_initializer(first))
+
+
+def dense(x, name, units):
+    return tf.matmul(x, weight(f"{name}/kernel", [x.shape.as_list()[-1], units])) + weight(f"{name}/bias", [units])
+
+
+def placeholders(count=None):
+    return tf1.placeholder(tf.float32, [count, 6, 4], "x"), tf1.placeholder(tf.float32, [count, 1], "y")
+
+
+def unusual_loss(outputs, y):
+    """A mean over selected examples, a root of a mean, a comparison of examples, and a penalty."""
+    error = outputs - y
+    selected = tf1.boolean_mask(error, y[:, 0] > 0.3)
+    centred = tf.nn.l2_normalize(outputs - tf.reduce_mean(outputs, 0), 0)
+    loss = tf.reduce_mean(selected**2) + tf.sqrt(tf.reduce_mean(error**2))
+    loss += 0.1 * tf.reduce_sum(tf.matmul(centred, centred, transpose_b=True)[0])
+    penalty = 0.01 * tf.add_n([tf.nn.l2_loss(var) for var in tf1.trainable_variables()])
+    return loss + penalty, tf.reduce_mean(tf.cast(tf.abs(error) < 0.5, tf.float32))
+
+
+def perceptron(x, y):
+    hidden = tf.tanh(tf.tensordot(x, weight("first", [4, 5]), 1))
+    return unusual_loss(dense(tf.reshape(hidden, [tf.shape(x)[0], 30]), "last", 1), y)
+
+
+def embedding(x, y):
+    words = tf.cast(tf.abs(x[:, :, 0]) * 7, tf.int32) % 11
+    vectors = tf.nn.embedding_lookup(weight("table", [11, 5]), words)
+    return unusual_loss(dense(tf.reduce_mean(vectors, 1), "last", 1), y)
+
+
+def attention(x, y):
+    keys, values = tf.tensordot(x, weight("keys", [4, 5]), 1), tf.tensordot(x, weight("values", [4, 5]), 1)
+    attended = tf.matmul(tf.nn.softmax(tf.matmul(keys, keys, transpose_b=True)), values)
+    return unusual_loss(dense(tf.reduce_mean(attended, 1), "last", 1), y)
+
+
+def recurrent(x, y):
+    """A loop over time that is in the graph itself, or a function of it."""
+    kernel = weight("recurrent", [9, 5])
+
+    def step(time, state):
+        return time + 1, tf.tanh(tf.matmul(tf.concat([x[:, time], state], 1), kernel))
+
+    _, state = tf.while_loop(lambda time, _: time < 6, step, (tf.constant(0), tf.zeros([tf.shape(x)[0], 5])))
+    return unusual_loss(dense(state, "last", 1), y)
+
+
+def trained(program, size=None, steps=3, data=(X, Y), batch=placeholders, after=None, rate=0.05):
+    """Return ({variable: value}, [[loss, metric]]) of a program on whole batches, or on these in micro-batches."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        tf1.set_random_seed(1)
+        tensors = batch()
+        loss, metric = program(*tensors)
+        if size is not None:
+            loss = accum.compat.v1.split_batch(loss, tensors, size)
+        step = tf1.train.get_or_create_global_step()
+        optimizer = tf1.train.AdamOptimizer(rate, epsilon=1e-3)
+        with tf.control_dependencies(tf1.get_collection(KEYS.UPDATE_OPS)):
+            grads, variables = zip(*optimizer.compute_gradients(loss))
+            clipped, _ = tf1.clip_by_global_norm(grads, 0.5)
+            op = optimizer.apply_gradients(zip(clipped, variables), step)
+        if after is not None:
+            op = after(op)
+        session.run(tf1.global_variables_initializer())
+        logs = [session.run([op, loss, metric], dict(zip(tensors, data)))[1:] for _ in range(steps)]
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+def assert_same(one, other, tolerance=2e-6):
+    values, logs = one
+    others, other_logs = other
+    assert set(values) == set(others)  # so checkpoints are those of the plain program
+    for name in values:
+        np.testing.assert_allclose(values[name], others[name], rtol=0, atol=tolerance, err_msg=name)
+    np.testing.assert_allclose(logs, other_logs, rtol=0, atol=2e-5)
+
+
+PROGRAMS = [perceptron, embedding, attention]
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("size", [1, 6, N, N + 9])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_program_trains_as_on_the_whole_batch(program, size):
+    assert_same(trained(program, size), trained(program))
+
+
+@pytest.mark.law("L21")
+def test_its_loss_is_not_the_mean_over_parts_of_the_batch():
+    whole = trained(perceptron, steps=1)[1][0][0]
+    parts = [trained(perceptron, steps=1, data=(X[i : i + 5], Y[i : i + 5]))[1][0][0] for i in range(0, N, 5)]
+    assert abs(np.mean(parts) - whole) > 1e-2
+
+
+@pytest.mark.law("L21")
+def test_a_loop_over_time_keeps_examples_apart(control_flow):
+    assert_same(trained(recurrent, 6), trained(recurrent))
+
+
+def idioms(op):
+    """What programs do after the optimizer: an average of the weights, a decay of them, a counter of their own."""
+    variables = tf1.trainable_variables()
+    average = tf1.train.ExponentialMovingAverage(0.5)
+    counter = tf1.get_variable("own_counter", [], initializer=tf1.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([op]):
+        decays = tf.group(*[tf1.assign_sub(var, 0.1 * var) for var in variables])
+    with tf.control_dependencies([decays]):
+        return tf.group(average.apply(variables), tf1.assign_add(counter, 1.0))
+
+
+@pytest.mark.law("L21")
+def test_what_follows_the_optimizer_runs_once_for_each_batch():
+    values, _ = whole = trained(perceptron, after=idioms)
+    assert_same(trained(perceptron, 6, after=idioms), whole)
+    assert values["own_counter:0"] == values["global_step:0"] == 3
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Batch normalisation, dropout
+
+
+def image_placeholders():
+    return tf1.placeholder(tf.float32, [None, 6, 6, 3], "images"), tf1.placeholder(tf.int32, [None], "classes")
+
+
+def by_hand(x, name):
+    """Batch normalisation of `tf.nn`, with an average that is moved by UPDATE_OPS."""
+    mean, variance = tf.nn.moments(x, [0, 1, 2])
+    moving = tf1.get_variable(f"{name}/moving", [6], initializer=tf1.zeros_initializer(), trainable=False)
+    tf1.add_to_collection(KEYS.UPDATE_OPS, tf1.assign(moving, 0.9 * moving + 0.1 * mean))
+    return tf.nn.batch_normalization(x, mean, variance, weight(f"{name}/beta", [6]), weight(f"{name}/gamma", [6]), 1e-3)
+
+
+def by_layers(x, name):
+    return tf1.layers.batch_normalization(x, training=True, name=name, momentum=0.9)
+
+
+def convolutional(normalize, rate=0.0):
+    def program(images, classes):
+        x = images
+        for name, channels in (("one", 3), ("two", 6)):
+            x = tf.nn.conv2d(x, weight(f"{name}/kernel", [3, 3, channels, 6]), [1, 1, 1, 1], "SAME")
+            x = tf.nn.relu(normalize(x, f"{name}/norm"))
+            x = tf1.nn.dropout(x, rate=rate) if rate else x
+        logits = dense(tf.reduce_mean(x, [1, 2]), "last", 5)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+        is_right = tf.equal(tf.argmax(logits, 1, output_type=tf.int32), classes)
+        return tf.reduce_mean(losses), tf.reduce_mean(tf.cast(is_right, tf.float32))
+
+    return program
+
+
+def trained_on_images(program, size=None):
+    return trained(program, size, data=(IMAGES, CLASSES), batch=image_placeholders, rate=0.01)
+
+
+NORMS = [by_hand] + ([by_layers] if HAS_LAYERS else [])
+
+
+@pytest.mark.law("L19")
+@pytest.mark.parametrize("normalize", NORMS, ids=lambda normalize: normalize.__name__)
+def test_batch_normalisation_and_its_averages_are_those_of_the_whole_batch(normalize):
+    program = convolutional(normalize)
+    assert_same(trained_on_images(program, 6), trained_on_images(program), tolerance=2e-5)
+
+
+@pytest.mark.law("L20")
+@pytest.mark.parametrize("normalize", [lambda x, name: x, by_hand], ids=["plain", "norm"])
+def test_dropout_does_not_depend_on_the_size_of_micro_batches(normalize):
+    program = convolutional(normalize, rate=0.5)
+    whole = trained_on_images(program, N)
+    assert_same(trained_on_images(program, 6), whole, tolerance=2e-5)
+    assert abs(whole[1][0][0] - trained_on_images(convolutional(normalize))[1][0][0]) > 1e-3
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Several losses
+
+
+def gan(size=None):
+    """Two networks, which are trained in turn by losses of one batch."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        noise, real = tf1.placeholder(tf.float32, [None, 3]), tf1.placeholder(tf.float32, [None, 4])
+
+        def judge(x):
+            with tf1.variable_scope("judge", reuse=tf1.AUTO_REUSE):
+                return dense(tf.tanh(dense(x, "first", 6)), "last", 1)
+
+        with tf1.variable_scope("maker"):
+            made = dense(tf.tanh(dense(noise, "first", 6)), "last", 4)
+        of_judge = tf.reduce_mean(judge(made)) - tf.reduce_mean(judge(real))
+        of_maker = -tf.reduce_mean(judge(made)) + tf.sqrt(tf.reduce_mean(made**2))
+        if size is not None:
+            of_judge, of_maker = accum.compat.v1.split_batch((of_judge, of_maker), {"noise": noise, "real": real}, size)
+        ops = [
+            tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, var_list=tf1.trainable_variables(scope))
+            for loss, scope in ((of_judge, "judge"), (of_maker, "maker"))
+        ]
+        session.run(tf1.global_variables_initializer())
+        feeds = {noise: X[:, 0, :3], real: X[:, 1]}
+        logs = []
+        for op in ops * 2:
+            session.run(op, feeds)
+            logs.append(session.run([of_judge, of_maker], feeds))
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+@pytest.mark.law("L21")
+def test_two_losses_of_a_batch_are_trained_in_turn():
+    assert_same(gan(6), gan())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is computed
+
+
+def executed(fetch_of, size):
+    """Return the names of the operations that run when something is fetched."""
+    x, y = placeholders()
+    loss, metric = perceptron(x, y)
+    loss = accum.compat.v1.split_batch(loss, (x, y), size)
+    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    config = tf1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf1.Session(config=config) as session:
+        session.run(tf1.global_variables_initializer())
+        options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
+        session.run(fetch_of(train_op, loss, metric), {x: X, y: Y}, options=options, run_metadata=metadata)
+    return [node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats]
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("name", ["train_op", "loss", "metric"])
+def test_the_network_is_computed_in_micro_batches_alone(name):
+    names = executed(lambda train_op, loss, metric: {"train_op": train_op, "loss": loss, "metric": metric}[name], 6)
+    calls = [one for one in names if one.endswith("/Tensordot/MatMul") and "grad" not in one.split("/")[-2]]
+    assert len(calls) == (8 if name == "train_op" else 4)  # of 20 examples: 6 + 6 + 6 + 2; the loss is no mean
+    assert "Tensordot/MatMul" not in names
+
+
+@pytest.mark.law("L18")
+def test_the_gradient_of_a_mean_takes_one_pass():
+    x, y = placeholders()
+    outputs = dense(tf.reshape(tf.tanh(tf.tensordot(x, weight("first", [4, 5]), 1)), [-1, 30]), "last", 1)
+    loss = accum.compat.v1.split_batch(tf.reduce_mean(tf.reduce_sum((outputs - y) ** 2, 1)), (x, y), 6)
+    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    config = tf1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf1.Session(config=config) as session:
+        session.run(tf1.global_variables_initializer())
+        options, metadata = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), tf1.RunMetadata()
+        session.run([train_op, loss], {x: X, y: Y}, options=options, run_metadata=metadata)
+    names = [node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    assert len([name for name in names if name.endswith("segment/Tensordot/MatMul")]) == 4
+
+
+@pytest.mark.law("L21")
+def test_a_tensor_before_the_loss_still_has_its_value():
+    x, y = placeholders()
+    outputs = dense(tf.reshape(x, [-1, 24]), "last", 1)
+    accum.compat.v1.split_batch(tf.reduce_mean((outputs - y) ** 2), (x, y), 6)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        kernel, bias, value = session.run([*tf1.trainable_variables(), outputs], {x: X})
+    np.testing.assert_allclose(value, X.reshape(N, 24) @ kernel + bias, atol=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Errors
+
+
+@pytest.mark.law("L17")
+def test_a_constant_number_of_examples_is_named():
+    x, y = placeholders()
+    outputs = dense(tf.reshape(x, [N, 24], name="constant"), "last", 1)
+    with pytest.raises(ValueError, match="constant"):
+        accum.compat.v1.split_batch(tf.reduce_mean((outputs - y) ** 2), (x, y), 6)
+
+
+@pytest.mark.law("L17")
+def test_it_has_to_come_before_the_optimizer():
+    x, y = placeholders()
+    loss, _ = perceptron(x, y)
+    tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with pytest.raises(ValueError, match="before the gradients"):
+        accum.compat.v1.split_batch(loss, (x, y), 6)
+
+
+@pytest.mark.law("L17")
+def test_a_network_whose_examples_meet_at_once_is_refused():
+    x, y = placeholders()
+    totals = tf.cumsum(x, 0) * weight("scale", [4])
+    with pytest.raises(ValueError, match="keep the examples apart, before any in which they may meet"):
+        accum.compat.v1.split_batch(tf.reduce_mean(totals[:, 0, :1] - y), (x, y), 6)
+
+
+@pytest.mark.law("L17")
+def test_what_the_batch_lacks_is_named():
+    x, y = placeholders()
+    outputs = dense(tf.reshape(x, [-1, 24]), "last", 1)
+    with pytest.raises(ValueError, match=r"lacks \['x:0'\]"):
+        accum.compat.v1.split_batch(tf.reduce_mean((outputs - y) ** 2), y, 6)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("size", [0, 1.5, None, True])
+def test_the_size_must_be_a_positive_int(size):
+    x, y = placeholders()
+    with pytest.raises((TypeError, ValueError), match="micro_batch_size"):
+        accum.compat.v1.split_batch(perceptron(x, y)[0], (x, y), size)
+
+
+@pytest.mark.law("L17")
+def test_arrays_are_no_batch():
+    x, y = placeholders()
+    with pytest.raises(TypeError, match="tensors of the graph"):
+        accum.compat.v1.split_batch(perceptron(x, y)[0], (X, Y), 6)
+
+
+def test_a_graph_of_which_little_is_split_is_named():
+    x, y = placeholders()
+    hidden = tf.tanh(dense(tf.reshape(x, [-1, 24]), "first", 4))
+    shuffled = tf.roll(hidden, 1, 0, name="shuffled")
+    for name in ("second", "third", "fourth"):
+        shuffled = dense(shuffled, name, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        accum.compat.v1.split_batch(tf.reduce_mean((shuffled - y) ** 2), (x, y), 6)
+    assert any("'shuffled'" in str(warning.message) for warning in caught)
