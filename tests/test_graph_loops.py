@@ -170,6 +170,62 @@ def test_estimator_under_a_mirrored_strategy(tmp_path):
     assert [size for _, size in ops.of_gradients()] == [4 * 6] * (4 + 2)
 
 
+def kept_after_evaluation(folder, replicas, micro_step_count):
+    """What an Estimator keeps that has trained and evaluated, with a `FlushHook`."""
+    made = estimator(folder, mirrored(replicas=replicas), flushes=True)
+    metrics, _ = tf1.estimator.train_and_evaluate(
+        made,
+        tf1.estimator.TrainSpec(lambda: micro_batches().take(micro_step_count * replicas), 5),
+        tf1.estimator.EvalSpec(lambda: tf.data.Dataset.from_tensors((X, Y)), steps=1, throttle_secs=0),
+    )
+    kept = [made.get_variable_value(name) for name in ("global_step", "AccumOptimizer/micro_step")]
+    return kept + [metrics["global_step"]]
+
+
+@pytest.mark.per_version
+@pytest.mark.law("L6")
+def test_estimator_with_one_mirrored_replica_trains_evaluates_and_flushes(tmp_path):
+    assert kept_after_evaluation(tmp_path, replicas=1, micro_step_count=4 * K + 2) == [5, 0, 5]
+
+
+@pytest.mark.per_version
+@pytest.mark.law("L6")
+def test_estimator_under_a_mirrored_strategy_flushes(tmp_path):
+    assert kept_after_evaluation(tmp_path, replicas=2, micro_step_count=4 * K + 2) == [5, 0, 5]
+
+
+@pytest.fixture
+def control_flow_of_tf_1():
+    was_enabled = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    yield
+    if was_enabled:
+        tf1.enable_control_flow_v2()
+
+
+@pytest.mark.per_version
+@pytest.mark.law("L11")
+@pytest.mark.usefixtures("control_flow_of_tf_1")
+@pytest.mark.parametrize("options", [{}, {"count_micro_steps": True}, {"nonfinite": "skip_cycle"}], ids=str)
+def test_a_mirrored_strategy_of_one_replica_makes_the_step_of_the_full_batch(options):
+    # TF 1's conditionals add what is in them to the graph itself, whose lock a critical section holds.
+    strategy = mirrored(replicas=1)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x, y = tf1.placeholder(tf.float32, [None, 6]), tf1.placeholder(tf.float32, [None, 1])
+
+        def replica():
+            weights, loss = squares(x, y)
+            return weights, wrapped(**options).minimize(loss, tf1.train.get_or_create_global_step())
+
+        with strategy.scope():
+            weights, train_op = strategy.extended.call_for_each_replica(replica)
+        weights, train_op = [strategy.experimental_local_results(value)[0] for value in (weights, train_op)]
+        session.run(tf1.global_variables_initializer())
+        for features, labels in zip(np.split(X, K), np.split(Y, K)):
+            session.run(train_op, {x: features, y: labels})
+        np.testing.assert_allclose(session.run(weights), full_batch(1), rtol=0, atol=2e-6)
+
+
 class Uncounted(tf1.train.Optimizer):
     """Momentum that leaves it to its caller to advance `global_step`, as BERT's Adam does."""
 

@@ -35,8 +35,12 @@ def each_replica(
     """Call `function(*args)` on every replica with its own part of `args`; the function may communicate.
 
     TensorFlow runs each replica in a thread, and checks only once a second whether all threads have ended. `on_each`
-    uses no threads.
+    uses no threads. In a static graph, nor does this for a single replica: a train op is built in a critical section,
+    which holds the graph's lock, so a thread that adds an op to the graph would wait for ever.
     """
+    if strategy.num_replicas_in_sync == 1 and _tf.graphs.in_static_graph():
+        with tf.distribute.ReplicaContext(strategy, tf.constant(0)):
+            return on_each(strategy, function, args)[0]
     return strategy.extended.call_for_each_replica(function, args=tuple(args))
 
 

@@ -4,6 +4,7 @@ import weakref
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
 from accum import _check, _tf
+from accum._engine._replicas import local_variable
 from accum._tf import tf
 from accum.compat.v1._engine_adapter import ops_outside_of_steps
 from accum.compat.v1._update_ops import Average, averages_of_layers
@@ -232,4 +233,5 @@ def _follows_other_steps(op: tf.Operation, outside: Set[tf.Operation]) -> bool:
 
 
 def _owner(var: Any) -> tf.Operation:
+    var = local_variable(var)  # hooks begin outside of replicas
     return getattr(var, "handle", var).op
