@@ -406,6 +406,54 @@ def test_a_train_step_that_is_a_function_of_its_own_is_refused():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+class EveryOther(tf.keras.Model):
+    """A train step that updates in every second batch, within a conditional."""
+
+    def __init__(self, micro_batch_size=None):
+        super().__init__()
+        self.out = layers.Dense(2)
+        self.count = tf.Variable(0, trainable=False)
+        self.size = micro_batch_size
+
+    def call(self, inputs):
+        return self.out(inputs)
+
+    def train_step(self, data):
+        loss = lambda x, y: tf.reduce_mean((self(x, training=True) - y) ** 2)
+        with tf.GradientTape() as tape:
+            value = loss(*data)
+        grads = tape.gradient(value, self.trainable_variables)
+        if self.size:
+            value, grads = accum.value_and_gradients(loss, data, self.trainable_variables, self.size)
+
+        def update():
+            self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+            return tf.constant(1)
+
+        tf.cond(tf.equal(self.count.assign_add(1) % 2, 0), update, lambda: tf.constant(0), name="every_other")
+        return {"loss": value}
+
+
+def every_other(*args):
+    return filled(built(functools.partial(EveryOther, *args), {"x": X}))
+
+
+@pytest.mark.per_version
+@pytest.mark.law("L17")
+def test_an_optimizer_that_is_called_in_a_conditional_is_refused_with_its_name():
+    model = split(every_other())
+    model.compile("sgd", **JIT)
+    with pytest.raises(ValueError, match="within a conditional or loop .*`accum.value_and_gradients`") as caught:
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+    assert "Remove the decorator" not in str(caught.value) and "every_other_" in str(caught.value).split("Received")[1]
+
+
+@pytest.mark.per_version
+def test_gradients_that_a_function_returns_may_be_applied_in_a_conditional():
+    data = {"x": X, "y": Y}
+    assert_same(trained(every_other(8), data, {"loss": None}), trained(every_other(), data, {"loss": None}))
+
+
 def nested_gru(inputs):
     sequences = tf.keras.Input(batch_shape=(8, 3, 2))
     return tf.keras.Model(sequences, layers.GRU(2, stateful=True, name="state")(sequences))(inputs)

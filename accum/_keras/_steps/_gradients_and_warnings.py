@@ -105,11 +105,20 @@ class Collector:
 
     def check_graph(self, what: str) -> None:
         """Raise if the train step is within a function or branch of its own, whose tensors can't leave it."""
-        if not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph:
+        if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is self._graph:
+            return
+        branches = [graph for graph in _tf.graphs.graphs_within(self._graph) if not _tf.graphs.is_function(graph)]
+        if not branches:
             raise ValueError(
-                f"The train step {what} within a `tf.function`, `tf.cond` or loop of its own, which a step over "
-                "micro-batches can't look into. Remove the decorator: Keras traces the train step anyway."
+                f"The train step {what} within a `tf.function` of its own, which a step over micro-batches can't look "
+                "into. Remove the decorator: Keras traces the train step anyway."
             )
+        raise ValueError(
+            f"The train step {what} within a conditional or loop on tensors (`tf.cond`, `tf.while_loop`, or an `if` or "
+            "`for` that AutoGraph converts), which a step over micro-batches can't look into. Move the call out of it; "
+            "or use a plain `tf.keras.Model`, compute the gradients by `accum.value_and_gradients` before the "
+            f"conditional, and apply them in it. Received: {branches[-1].name!r}."
+        )
 
 
 def _weighing(internals: Internals, apply: Callable[[GradsAndVars], Wait]) -> Callable[..., Wait]:
