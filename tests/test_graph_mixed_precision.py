@@ -1,5 +1,7 @@
 """Loss scaling in a static graph (law L10)."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -58,6 +60,36 @@ def test_each_micro_batch_is_unscaled_by_the_scale_that_scaled_it():
             scale.load(now, session)
             session.run(train_op, {fed: [grad]})
         assert session.run(weights) == [-1.5]
+
+
+def by_hand(optimizer, loss, step):
+    """As programs wrote it before TensorFlow had one."""
+    scale = tf1.get_variable("scale", initializer=1024.0, trainable=False, use_resource=True)
+    grads_and_vars = [(grad / scale, var) for grad, var in optimizer.compute_gradients(loss * scale)]
+    is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(grad)) for grad, _ in grads_and_vars])
+    train_op = optimizer.apply_gradients(grads_and_vars, step)
+    return tf.group(train_op, scale.assign(tf.where(is_finite, scale * 1.0, scale / 2.0)))
+
+
+@pytest.mark.law("L10")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize(
+    "make", [lambda optimizer, loss, step: scaled(optimizer).minimize(loss, step), by_hand], ids=["TensorFlow's", "own"]
+)
+def test_a_dynamic_loss_scale_is_silent_and_right(make):
+    with tf.Graph().as_default(), tf1.Session() as session, warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*micro-batch", UserWarning)
+        step, weights = tf1.train.get_or_create_global_step(), weights_variable(FIRST)
+        x, y = tf1.placeholder(tf.float32, [None, 6]), tf1.placeholder(tf.float32, [None, 1])
+        optimizer = wrapped(0.005)
+        train_op = make(optimizer, tf.reduce_mean((tf.matmul(x, weights) - y) ** 2), step)
+        optimizer.check_graph()
+        session.run(tf1.global_variables_initializer())
+        for features, labels in zip(np.split(X, K), np.split(Y, K)):
+            session.run(train_op, {x: features, y: labels})
+        first = FIRST.astype("float64")
+        expected = first - 0.005 * 2.0 * X.T.dot(X.dot(first) - Y) / len(X)
+        np.testing.assert_allclose(session.run(weights), expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.law("L10")

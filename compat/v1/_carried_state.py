@@ -4,6 +4,7 @@ from typing import Dict, List, Sequence, Set
 
 from accum import _check, _tf
 from accum._tf import Gradient, tf
+from accum.compat.v1._checks import ASKS_IF_FINITE
 from accum.compat.v1._engine_adapter import ops_outside_of_steps
 from accum.compat.v1._update_ops import Average, averages_of_layers
 
@@ -151,12 +152,14 @@ def _assigned_beside(ops: Sequence[tf.Operation], averages: Sequence[Average]) -
     if not read or not data:
         return []
     of_layers = {average.assign for average in averages}
-    assigns = [op for op in ops_outside_of_steps() if _tf.op_walks.changes_variable(op) and op not in of_layers]
+    outside = ops_outside_of_steps()
+    verdicts = {op for op in outside if op.type in ASKS_IF_FINITE}  # which move a dynamic loss scale, and that cancels
+    assigns = [op for op in outside if _tf.op_walks.changes_variable(op) and op not in of_layers]
     others = [op for op in assigns if op not in own_ops and id(_tf.op_walks.entered(op.inputs[0]).op) in read]
     names: Set[str] = set()
     for op in others:
         values = [tensor.op for tensor in list(op.inputs)[1:]]
-        if not data.isdisjoint(_tf.op_walks.ancestors(values)):
+        if not data.isdisjoint(_tf.op_walks.ancestors(values, verdicts)):
             names.add(read[id(_tf.op_walks.entered(op.inputs[0]).op)].op.name)
     return sorted(names)
 
