@@ -15,6 +15,7 @@ RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(3, K * SIZE, WIDTH)).astype("float32")
 Y = RANDOM.normal(size=(3, K * SIZE)).astype("float32")
 MASK = np.tile([[1, 1, 1, 0, 1, 0]], (3, 1)).astype("float32")
+SPARSE = "Converting sparse IndexedSlices"  # TensorFlow's own
 SUMS, MEANS = "adds up examples", "divides by a sum over the micro-batch"
 
 
@@ -55,6 +56,7 @@ def with_warnings(text, *args, **options):
     """What `trained` returns, and whether one warning, with `text`, was given; others fail."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
+        warnings.filterwarnings("ignore", SPARSE)
         weights = trained(*args, **options)
     said = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
     assert len(said) == (text is not None), said
@@ -101,6 +103,7 @@ def test_a_loss_that_adds_up_examples_is_named(name, weight):
 
 GCN_MASK = lambda p: p.mask / tf.reduce_mean(p.mask)
 COUNT = lambda p: tf.reduce_sum(p.mask)
+SELECTED = lambda p: tf.shape(tf.where(p.flags))[0]
 MASKED_MEANS = {
     "quotient": (lambda p: tf.reduce_sum(p.each * p.mask) / tf.reduce_sum(p.mask), COUNT),
     "with epsilon": (lambda p: tf.reduce_sum(p.each * p.mask) / (tf.reduce_sum(p.mask) + 1e-9), COUNT),
@@ -112,6 +115,29 @@ MASKED_MEANS = {
     "counted": (
         lambda p: tf.reduce_sum(p.each * p.mask) / tf.cast(tf1.count_nonzero(p.flags), tf.float32),
         lambda p: tf1.count_nonzero(p.mask),
+    ),
+    "of a boolean_mask": (lambda p: tf.reduce_mean(tf.boolean_mask(p.each, p.flags)), SELECTED),
+    "of a boolean_mask's inputs": (
+        lambda p: tf.reduce_mean((tf.boolean_mask(p.output, p.flags) - tf.boolean_mask(p.y, p.flags)) ** 2),
+        SELECTED,
+    ),
+    "of gathered rows": (lambda p: tf.reduce_mean(tf.gather(p.each, tf.where(p.flags)[:, 0])), COUNT),
+    "of gather_nd": (lambda p: tf.reduce_mean(tf.gather_nd(p.each, tf.where(p.flags))), SELECTED),
+    "of a partition": (
+        lambda p: tf.reduce_mean(tf.dynamic_partition(p.each, tf.cast(p.flags, tf.int32), 2)[1]),
+        COUNT,
+    ),
+    "of a network of selected rows": (
+        lambda p: tf.reduce_mean(tf.matmul(tf.boolean_mask(p.x, p.flags), p.weights[:, None]) ** 2),
+        SELECTED,
+    ),
+    "by the size of what is selected": (
+        lambda p: tf.reduce_sum(tf.boolean_mask(p.each, p.flags)) / tf.cast(tf.size(tf.where(p.flags)), tf.float32),
+        SELECTED,
+    ),
+    "losses of selected rows": (
+        lambda p: tf1.losses.mean_squared_error(tf.boolean_mask(p.y, p.flags), tf.boolean_mask(p.output, p.flags)),
+        SELECTED,
     ),
     "beside the weights": (
         lambda p: 3.0 * (tf.reduce_sum(p.each * p.mask) / tf.reduce_sum(p.mask)) + 0.1 * tf.nn.l2_loss(p.weights),
@@ -206,7 +232,25 @@ def divided(p):
     return p.each / tf.cast(p.size, tf.float32)
 
 
+def of_distinct_ids(p):
+    """As an embedding looks rows up: each id once, and then one for each example."""
+    ids, places = tf.unique(tf.cast(p.mask, tf.int32))
+    rows = tf.gather(tf.stack([p.weights, 2.0 * p.weights]), ids)
+    return tf.reduce_mean((tf.gather(rows, places) - p.x) ** 2)
+
+
+def of_rows_that_the_program_chooses(p):
+    return tf.reduce_mean(tf.gather(p.each, tf.where([True, False, True])[:, 0]))
+
+
+def of_a_fixed_number_of_selected_rows(p):
+    return tf.reduce_mean(tf.gather(p.each, tf.math.top_k(p.y, 2)[1]))
+
+
 MEAN_LOSSES = [
+    of_distinct_ids,
+    of_rows_that_the_program_chooses,
+    of_a_fixed_number_of_selected_rows,
     time_major,
     of_steps,
     of_towers,
@@ -264,6 +308,7 @@ FEW_WORDS = {
 def test_other_losses_are_not_named(loss, weight):
     with tf.Graph().as_default(), warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", SPARSE)
         problem = Problem()
         ours().minimize(loss(problem), weight=None if weight is None else weight(problem))
 
@@ -374,3 +419,59 @@ def test_a_split_batch_counts_by_examples_unless_it_is_told():
         np.testing.assert_allclose(value, plain, rtol=2e-6)
         plain, value = split(lambda each, _: tf.reduce_mean(each), {})
         np.testing.assert_allclose(value, plain, rtol=2e-6)
+
+
+VECTORS = {
+    "an example each": lambda p: p.each,
+    "an element each": lambda p: (p.x * p.weights) ** 2,
+    "one of a list": lambda p: [p.each, tf.reduce_mean(p.each)],
+}
+
+
+@pytest.mark.law("L4")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("options", [{}, {"reduction": "running_mean"}, {"nonfinite": "skip_micro"}], ids=str)
+@pytest.mark.parametrize("name", ["an example each", "an element each"])
+def test_a_loss_that_is_no_scalar_is_refused_with_the_remedy(name, options):
+    expected = "`loss` must be a scalar.*`tf.reduce_mean.loss.`.*`reduction=.sum.`.*penalty.*divide it by `accum_steps`"
+    with pytest.raises(ValueError, match=expected):
+        trained(VECTORS[name], ours(**options), K)
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=expected):
+        ours(1, **options).accumulation_ops(VECTORS[name](Problem()))
+
+
+@pytest.mark.law("L4")
+@pytest.mark.law("L17")
+def test_a_list_of_losses_of_which_one_is_no_scalar_is_refused():
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="`loss` must be a scalar"):
+        ours().minimize(VECTORS["one of a list"](Problem()), weight=[1.0, 1.0])
+
+
+@pytest.mark.law("L4")
+@pytest.mark.parametrize("name", ["an example each", "an element each"])
+def test_a_loss_that_is_no_scalar_is_added_up_exactly(name):
+    loss = VECTORS[name]
+    exact = with_warnings(None, loss, ours(reduction="sum"), K)
+    np.testing.assert_allclose(exact, trained(loss, sgd(), 1), rtol=0, atol=5e-6)
+
+
+@pytest.mark.law("L14")
+@pytest.mark.law("L17")
+def test_a_loss_that_is_no_scalar_passes_where_its_sum_is_meant():
+    np.testing.assert_array_equal(
+        trained(VECTORS["an example each"], ours(1), 1), trained(VECTORS["an example each"], sgd(), 1)
+    )
+    with tf.Graph().as_default():
+        problem = Problem()
+        ours().minimize(tf.reshape(tf.reduce_mean(problem.each), [1, 1]))
+        ours(name="Other").minimize(problem.each, grad_loss=divided(problem) / problem.each)
+
+
+@pytest.mark.law("L4")
+def test_a_penalty_on_the_weights_is_divided_where_losses_are_added_up():
+    """As the warning of a sum says."""
+    loss = lambda penalty: lambda p: tf.reduce_sum(p.each) + penalty * tf.reduce_sum(p.weights**2)
+    expected = trained(loss(0.5), sgd(), 1)
+    exact = with_warnings(None, loss(0.5 / K), ours(reduction="sum"), K)
+    np.testing.assert_allclose(exact, expected, rtol=0, atol=5e-6)
+    assert np.abs(trained(loss(0.5), ours(reduction="sum"), K) - expected).max() > 1e-3

@@ -20,6 +20,9 @@ A_SUM = 0.5  # a factor of a sum that is no larger may stand for one over the nu
 # A quotient that passes one of these may have been a mean over the examples, and is one no more.
 CURVED: Tuple[str, ...] = ("Exp", "Log", "Log1p", "Pow", "Sigmoid", "Softplus", "Square", "SquaredDifference", "Tanh")
 CURVED += ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+# The result has as many rows as the first input, or as all of them.
+ROWS_OF_FIRST = ("BiasAdd", "MatMul", "Mean", "Slice", "StridedSlice", "Sum") + PASSES
+ROWS_OF_ALL = ("Abs", "Maximum", "Minimum", "Mul", "Relu", "Sqrt") + ADDS + CHOICES + CURVED + DIVISIONS
 # Unless it is the loss itself, one of these may divide by the number of examples.
 HIDING: Tuple[str, ...] = ("Case", "Exit", "If", "Mean", "PartitionedCall", "RefExit", "Softmax")
 HIDING += ("StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
@@ -140,8 +143,12 @@ def terms_of(loss: tf.Tensor, trained: Sequence[tf.Operation]) -> Terms:
 
 
 def uses_values(weight: Any) -> bool:
-    """Whether a weight is computed from values that are fed, and not only from their shapes."""
-    return isinstance(weight, tf.Tensor) and any(map(_is_fed, _sources(weight.op, SIZES)))
+    """Whether a weight is computed from values that are fed, or selected by them, and not only from their shapes."""
+    if not isinstance(weight, tf.Tensor):
+        return False
+    return any(map(_is_fed, _sources(weight.op, SIZES))) or any(
+        op.type.startswith(SELECTIONS) for op in _sources(weight.op)
+    )
 
 
 def _is_fed(op: tf.Operation) -> bool:
@@ -196,6 +203,9 @@ class _Reading:
 
     def _read_division(self, op: tf.Operation, divisor: tf.Tensor) -> None:
         """Keep a mean over a mask: a quotient by a sum over data, but not by what the network computes."""
+        for size in [source.op for part in _sources(divisor.op, SIZES) for source in part.inputs]:
+            if size.type in SIZES:
+                self._read_rows(op, size.inputs[0])
         count = divisor
         while count.op.type in CONSTANTS:
             data = [source for source in count.op.inputs if source.op in self._of_data]
@@ -221,11 +231,36 @@ class _Reading:
             weights = weights.op.inputs[0]
         return _is_discrete(weights)
 
+    def _read_rows(self, op: tf.Operation, values: tf.Tensor) -> None:
+        """Keep a mean over rows that the data select, so that their number differs between micro-batches."""
+        waiting: List[tf.Tensor] = [values]
+        seen: Set[tf.Operation] = set()
+        while waiting:
+            tensor = waiting.pop()
+            part, has_count = tensor.op, bool(tensor.shape.rank) and tensor.shape.as_list()[0] is not None
+            if has_count or part in seen or part not in self._of_batch:
+                continue
+            seen.add(part)
+            if part.type.startswith(SELECTIONS):
+                by = part.inputs[1] if part.type == "DynamicPartition" else part.inputs[0]
+                if by.op in self._of_data and (tensor.value_index == 0 or not part.type.startswith("Unique")):
+                    self.means.append((op, tensor))
+                    return
+            elif part.type.startswith("Gather"):
+                waiting.append(part.inputs[1])
+            elif part.type in ROWS_OF_FIRST:
+                is_row = part.type not in ("Mean", "Sum") or _keeps_examples(part)
+                waiting += [part.inputs[0]] if is_row else []
+            elif part.type in ROWS_OF_ALL:
+                waiting += [source for source in part.inputs if source.shape.rank != 0]
+
     def _read_reduction(self, op: tf.Operation, factor: float) -> None:
-        """Keep a sum over examples, unless what is added up has been divided."""
+        """Keep a sum over examples, unless what is added up has been divided, and a mean over selected ones."""
         values = op.inputs[0]
         if values.shape.rank in (0, None) or op not in self._of_trained:
             return
+        if op.type == "Mean" and not _keeps_examples(op):
+            self._read_rows(op, values)
         may_be_sum = op.type != "Mean" and tf.compat.dimension_value(values.shape[0]) is None and factor > A_SUM
         waiting, seen = [values], {op}
         others: List[tf.Operation] = []  # behind which a division may be

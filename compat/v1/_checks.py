@@ -23,6 +23,9 @@ PRINTS = ("Print",)  # and give back their first input
 ASKS_IF_FINITE = ("IsFinite", "IsInf", "IsNan")
 LOOPS = ("Exit", "RefExit", "While", "StatelessWhile")  # a gradient that one returns may be a sum over examples
 
+WITH_SUM = (
+    "; a penalty on the weights then counts once for each micro-batch, so divide it by `accum_steps` in the loss."
+)
 NO_COMMON_WEIGHT = (
     "With several losses, each has its own count: pass them as a list to `minimize`, and their own `weight` to "
     "`mean_over_cycle`, without `weighing`."
@@ -168,6 +171,16 @@ def what_is_counted(count_micro_steps: bool, count_steps: bool) -> str:
     if count_micro_steps and count_steps:
         raise ValueError("`global_step` counts either: pass `count_micro_steps` or `count_steps`, but not both.")
     return "micro_steps" if count_micro_steps else "steps" if count_steps else ""
+
+
+def require_scalar(loss: Any, reduction: str) -> None:
+    """Raise if the gradient of a loss is that of a sum of several elements, but micro-batches are averaged."""
+    if reduction != "sum" and tf.is_tensor(loss) and loss.shape.rank and loss.shape.num_elements() != 1:
+        raise ValueError(
+            "`loss` must be a scalar: TensorFlow differentiates the sum of its elements, and the mean of such sums "
+            "over micro-batches is a fraction of the gradient of the full batch. Pass `tf.reduce_mean(loss)`. Or, for "
+            f'the sum, pass `reduction="sum"` to the `AccumOptimizer`{WITH_SUM} Received: loss={loss!r}.'
+        )
 
 
 def require_before_train_op(name: str, has_train_op: bool) -> None:
