@@ -291,17 +291,18 @@ class Losses:
             self.train_op = self.optimizer.minimize(losses[0])
         else:
             self.train_op = self.optimizer.minimize(losses, weight=[1.0, 1.0])
-        self.reset, self.saver = self.optimizer.reset(), accum.compat.v1.Saver(self.optimizer)
+        self.reset, self.flush = self.optimizer.reset(), self.optimizer.flush()
+        self.saver = accum.compat.v1.Saver(self.optimizer)
 
 
-def weight_after(number, accum_steps, batches, save=None, restore=None, resets=False):
+def weight_after(number, accum_steps, batches, save=None, restore=None, begins_with=None):
     with tf.Graph().as_default(), tf1.Session() as session:
         run = Losses(number, accum_steps)
         session.run(tf1.global_variables_initializer())
         if restore:
             run.saver.restore(session, restore)
-        if resets:
-            session.run(run.reset)
+        if begins_with:
+            session.run(getattr(run, begins_with))
         for batch in batches:
             session.run(run.train_op, {run.fed: batch})
         if save:
@@ -333,9 +334,45 @@ def test_other_options_in_the_middle_of_a_cycle_are_named(tmp_path, before, afte
         weight_after(after, accum_steps, rest, restore=boundary)
     ways = [1.0, 0.0] if after == 1 else [1.0, 1.0]
     with pytest.warns(UserWarning, match="from the middle of a cycle"):
-        remedied = weight_after(after, accum_steps, [second, third], restore=path, resets=True)
+        remedied = weight_after(after, accum_steps, [second, third], restore=path, begins_with="reset")
     mean = np.sum([second, third], axis=0) / accum_steps
     assert abs(remedied - (1.0 - mean.dot(ways))) < 2e-6
+
+
+def mean_of(batches):
+    return np.sum(batches) / len(batches)
+
+
+TOO_MANY = "holds as many micro-batches as `accum_steps`, or more.*run `flush..`.*or `reset..`.*with 3 micro-batches"
+
+
+@pytest.mark.law("L12")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("accum_steps", [2, 3])
+def test_a_restored_cycle_that_is_longer_than_a_new_one_is_named(tmp_path, accum_steps):
+    path, batches = str(tmp_path / "model.ckpt-0"), [[number, 0.0] for number in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
+    weight_after(1, 4, batches[:3], save=path)
+    with pytest.warns(UserWarning, match=TOO_MANY):
+        assert abs(weight_after(1, accum_steps, batches[3:4], restore=path) - (1.0 - mean_of(batches[:4]))) < 2e-6
+    for op, first in (("reset", 0.0), ("flush", mean_of(batches[:3]))):
+        with pytest.warns(UserWarning, match=TOO_MANY):
+            remedied = weight_after(1, accum_steps, batches[3 : 3 + accum_steps], restore=path, begins_with=op)
+        assert abs(remedied - (1.0 - first - mean_of(batches[3 : 3 + accum_steps]))) < 2e-5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        weight_after(1, 4, batches[3:4], restore=path)
+
+
+@pytest.mark.law("L12")
+@pytest.mark.law("L17")
+def test_a_flush_hook_names_a_restored_cycle_that_is_longer_than_a_new_one(tmp_path):
+    weight_after(1, 4, [[1.0, 0.0]] * 3, save=str(tmp_path / "model.ckpt-0"))
+    with tf.Graph().as_default():
+        run = Losses(1, 2)
+        hook = accum.compat.v1.FlushHook(run.optimizer)
+        creator = tf1.train.ChiefSessionCreator(checkpoint_filename_with_path=str(tmp_path / "model.ckpt-0"))
+        with pytest.warns(UserWarning, match=TOO_MANY):
+            tf1.train.MonitoredSession(creator, hooks=[hook]).close()
 
 
 @pytest.mark.law("L17")

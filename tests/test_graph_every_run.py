@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import accum.compat.v1
+from accum.testing import record
 
 tf1 = tf.compat.v1
 
@@ -655,6 +656,42 @@ def test_other_ways_to_count_are_not_named(count):
 def test_a_counter_that_no_step_reads_is_not_named():
     with said():
         counting(after_each_run, rate=lambda step: 0.1)
+
+
+def float_step(use_resource=True):
+    """A step as `get_variable` creates it by default, which TensorFlow's optimizers take."""
+    zeros = tf1.zeros_initializer()
+    return tf1.get_variable("global_step", [], initializer=zeros, trainable=False, use_resource=use_resource)
+
+
+@KINDS
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("options", [{}, {"count_micro_steps": True}], ids=["steps", "micro steps"])
+@pytest.mark.parametrize("is_given", [False, True], ids=["of another optimizer", "its own"])
+def test_a_step_counter_of_floats_is_taken_as_by_tensorflow(options, is_given, use_resource, tmp_path):
+    with tf.Graph().as_default(), said():
+        problem, step = Regression(use_resource), float_step(use_resource)
+        optimizer = accum.compat.v1.AccumOptimizer(sgd(), K, **options)
+        train_op = optimizer.minimize(problem.loss, step if is_given else None)
+        hooks = [accum.compat.v1.FlushHook(optimizer), record(str(tmp_path / "run")).session_hook()]
+        saver = accum.compat.v1.Saver(optimizer)
+        optimizer.check_graph()
+        with tf1.train.SingularMonitoredSession(hooks, tf1.train.Scaffold(saver=saver)) as session:
+            for part in X.reshape(STEPS * K, -1, 2)[: K + 1]:
+                session.run(train_op, {problem.x: part})
+            counted = session.run(step)
+            saver.save(session.raw_session(), str(tmp_path / "at"))
+    assert counted == (0 if not is_given else K + 1 if options else 1)
+
+
+@pytest.mark.law("L3")
+@pytest.mark.law("L17")
+def test_a_step_counter_of_floats_that_the_program_advances_in_each_run_is_named():
+    with tf.Graph().as_default(), said(COUNTER):
+        problem, step = Regression(), float_step()
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(halved(step)), K)
+        after_each_run(problem, optimizer, step)
+        optimizer.flush()
 
 
 @pytest.mark.law("L16")

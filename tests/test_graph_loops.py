@@ -122,7 +122,7 @@ def estimator(folder, strategy=None, flushes=False):
         saver = tf1.train.CheckpointSaverHook(str(folder), save_steps=100)
         hooks = (
             [accum.compat.v1.FlushHook(optimizer), saver] if flushes else []
-        )  # Estimator's own saver would come first
+        )  # Estimator's own saver would come first, and its listener evaluates
         return tf1.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_chief_hooks=hooks)
 
     config = tf1.estimator.RunConfig(str(folder), train_distribute=strategy, log_step_count_steps=None)

@@ -763,27 +763,52 @@ def test_the_last_checkpoint_of_a_monitored_session_has_the_flushed_step(tmp_pat
 
 @pytest.mark.per_version
 @pytest.mark.law("L6")
-@pytest.mark.law("L17")
+@pytest.mark.parametrize("place", ["chief_only_hooks", "hooks", "hooks, own saver"])
+@pytest.mark.parametrize("save_steps", [1, 100])
 @pytest.mark.parametrize("kind", ["micro steps", "without a counter", "steps"])
-def test_a_flush_that_the_last_checkpoint_may_lack_is_named(tmp_path, kind):
-    with tf.Graph().as_default(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+def test_the_last_checkpoint_has_the_flushed_step_wherever_the_flush_hook_stands(tmp_path, kind, save_steps, place):
+    with tf.Graph().as_default(), warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*FlushHook", UserWarning)
         problem = Problem()
         inner, options = tf1.train.GradientDescentOptimizer(0.05), {"count_micro_steps": kind == "micro steps"}
         optimizer = accum.compat.v1.AccumOptimizer(inner, 100, **options)
         step = None if kind == "without a counter" else problem.step
         train_op = optimizer.minimize(problem.loss, step, weight=problem.size)
+        saver = accum.compat.v1.Saver(optimizer) if "own" in place else None
         with tf1.train.MonitoredTrainingSession(
             checkpoint_dir=str(tmp_path),
-            chief_only_hooks=[accum.compat.v1.FlushHook(optimizer)],
-            save_checkpoint_steps=1,
+            scaffold=tf1.train.Scaffold(saver=saver),
+            save_checkpoint_steps=save_steps,
             log_step_count_steps=None,
+            **{place.split(",")[0]: [accum.compat.v1.FlushHook(optimizer)]},
         ) as session:
             for batch in MICRO[:2]:
                 session.run(train_op, problem.feed(batch))
-    is_saved = np.abs(saved(tmp_path) - flushed_by_numpy(MICRO[:2])).max() < 2e-6
-    is_named = any("use `accum.compat.v1.CheckpointSaverHook` instead" in str(one.message) for one in caught)
-    assert (is_saved, is_named) == ((True, False) if kind == "steps" else (False, True))
+    np.testing.assert_allclose(saved(tmp_path), flushed_by_numpy(MICRO[:2]), rtol=0, atol=2e-6)
+    assert saved(tmp_path, "AccumOptimizer/micro_step") == 0
+
+
+@pytest.mark.per_version
+@pytest.mark.law("L6")
+def test_a_flush_hook_writes_no_checkpoint_where_nothing_is_flushed_or_nothing_saves(tmp_path):
+    for save_steps, count in [(100, K), (None, 2)]:
+        folder = tmp_path / str(count)
+        with tf.Graph().as_default():
+            problem = Problem()
+            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.05), K)
+            train_op = optimizer.minimize(problem.loss, problem.step)
+            hooks = [accum.compat.v1.FlushHook(optimizer)]
+            with tf1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(folder),
+                hooks=hooks,
+                save_checkpoint_steps=save_steps,
+                save_checkpoint_secs=None,
+                log_step_count_steps=None,
+            ) as session:
+                for batch in MICRO[:count]:
+                    session.run(train_op, problem.feed(batch))
+        written = sorted(path.name for path in folder.glob("*.index"))
+        assert written == (["model.ckpt-0.index", "model.ckpt-1.index"] if save_steps else [])
 
 
 def input_fn():

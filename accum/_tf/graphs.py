@@ -178,6 +178,13 @@ def record_train_op(op: tf.Operation) -> None:
         recorded.append(op)
 
 
+def global_step() -> Any:
+    """Return the `global_step` of the current graph or None. TensorFlow's own function raises for a float variable."""
+    steps = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.GLOBAL_STEP)
+    steps = steps or [var for var in tf.compat.v1.global_variables() if var.op.name == "global_step"]
+    return steps[0] if steps else None
+
+
 def outermost_graph() -> tf.Graph:
     """Return the graph around those of all conditionals, loops and functions in which ops are created now."""
     with tf.init_scope():

@@ -126,7 +126,7 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         if not variables:
             raise ValueError("There is no variable to record: pass `variables`, or build the graph before the session.")
         self._variables = dict(zip(names_of(variables), variables))
-        self._global_step = tf.compat.v1.train.get_global_step(graph)
+        self._global_step = _tf.graphs.global_step()
 
     def after_create_session(self, session, coord):
         self._losses = []

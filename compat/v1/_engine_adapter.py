@@ -192,11 +192,6 @@ class GraphAdapter(OptimizerAdapter):
         counted = [self.global_step] if self.global_step is not None and self._counts else []
         return self.gathered + counted  # which are of the kind of the averages that the listeners move
 
-    @property
-    def counts_steps(self) -> bool:
-        """Whether there is a `global_step` that advances with each step."""
-        return self.global_step is not None and self._counts != "micro_steps"
-
     def end_step(self, done: tf.Tensor, has_latest: bool = False) -> tf.Tensor:
         if self.waits_for_others:
             return done

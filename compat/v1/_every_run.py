@@ -153,7 +153,7 @@ class EveryRun:
         Left out are what counts examples, what adds in a conditional of the program's own, the steps of optimizers that
         accumulate, and what waits for other optimizers, such as that of a generator, which count steps of their own.
         """
-        step = tf.compat.v1.train.get_global_step()
+        step = _tf.graphs.global_step()
         if step is None or _owner(step) not in before:
             return
         outside = set(ops_outside_of_steps()) - before

@@ -1,28 +1,23 @@
 """Hooks that make the step of the last, unfinished cycle when a training loop ends."""
 
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
-from accum import _check
+from accum import _tf
 from accum._tf import tf
 from accum.compat.v1._optimizer import AccumOptimizer
-from accum.compat.v1._saver import Saver
-
-NOT_SAVED = (
-    "The step that `FlushHook` makes does not advance `global_step`, because there is none or it counts micro steps. "
-    "If the hook that saves checkpoints has saved at the same `global_step` before, it leaves this step out of the "
-    "last checkpoint: use `accum.compat.v1.CheckpointSaverHook` instead of both hooks."
-)
+from accum.compat.v1._saver import Saver, warn_of_longer_cycle
 
 
 class FlushHook(tf.compat.v1.train.SessionRunHook):
     """Make the step of an unfinished cycle when a session with hooks ends without an error.
 
-    The `end` methods of hooks run in order, and one of them writes the last checkpoint. Pass this hook to
-    `MonitoredTrainingSession` in `chief_only_hooks`, which come first, so that the checkpoint includes the last step.
-    With `local_accumulators=True`, where each worker has cycles of its own, pass it in `hooks` of every worker.
-    Where other hooks come first, as in an `Estimator`, use `accum.compat.v1.CheckpointSaverHook`, which flushes before
-    it writes the last checkpoint. So use that one, too, with `count_micro_steps` or without a `global_step`, where
-    TensorFlow's hook may take the last checkpoint for saved already; a warning says so.
+    The last checkpoint includes this step, wherever the hook stands among the others. Where a hook has written the
+    checkpoint of this `global_step` already, this one lets its saver write another. With `local_accumulators=True`,
+    where each worker has cycles of its own, pass it in `hooks` of every worker.
+
+    The saver is that of the graph's collection SAVERS, as in a `MonitoredTrainingSession` or an `Estimator`, or an
+    `accum.compat.v1.Saver`. If you give a `Scaffold` another one, pass this hook in `chief_only_hooks`, which come
+    first, or use `accum.compat.v1.CheckpointSaverHook`, which also informs saving listeners.
 
     Args:
       optimizer: the `AccumOptimizer` of the session's graph. Its train op must exist when the session is created.
@@ -43,15 +38,31 @@ class FlushHook(tf.compat.v1.train.SessionRunHook):
             raise TypeError(f"`optimizer` must be an `AccumOptimizer`. Received: {optimizer!r}.")
         self._optimizer = optimizer
         self._flush_op = None
+        self._micro_step: Any = None
+        self._global_step: Any = None
 
     def begin(self) -> None:
         self._flush_op = self._optimizer.flush()
-        # Without any `global_step`, TensorFlow's hook saves nothing.
-        if not self._optimizer.flush_is_counted and tf.compat.v1.train.get_global_step() is not None:
-            _check.warn(NOT_SAVED)
+        self._micro_step, step = self._optimizer.micro_step, _tf.graphs.global_step()
+        self._global_step = None if step is None else tf.identity(step)
+
+    def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
+        if self._micro_step is not None:
+            warn_of_longer_cycle(self._optimizer, int(session.run(self._micro_step)))
 
     def end(self, session: tf.compat.v1.Session) -> None:
+        is_unfinished = self._micro_step is not None and session.run(self._micro_step) > 0
+        savers = self._savers_of_now(session) if is_unfinished and self._global_step is not None else []
         session.run(self._flush_op)
+        for saver, path in savers:
+            saver.save(session, path, self._global_step)
+
+    def _savers_of_now(self, session: tf.compat.v1.Session) -> List[Tuple[tf.compat.v1.train.Saver, str]]:
+        """Return the savers that have saved at this `global_step`, with their paths: their hooks save it only once."""
+        ending = f"-{int(session.run(self._global_step))}"
+        savers = {*session.graph.get_collection(tf.compat.v1.GraphKeys.SAVERS), *self._optimizer.savers}
+        latest = [(saver, saver.last_checkpoints[-1]) for saver in savers if saver.last_checkpoints]
+        return [(saver, path[: -len(ending)]) for saver, path in latest if path.endswith(ending)]
 
 
 class CheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):

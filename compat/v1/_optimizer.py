@@ -123,6 +123,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         self._has_named_changes = False  # of gradients
         self._has_named_counts = False
         self._every_run = EveryRun()
+        self.savers: List[tf.compat.v1.train.Saver] = []  # which were created for it
 
     # ------------------------------------------------------------------------------------------------------------
     # Ops
@@ -132,8 +133,15 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
         If your own optimizer class overrides it to do more than scale gradients, such as to clip them, this acts on
         each micro-batch, and a warning says so. So does what you do to the gradients before `apply_gradients`.
+
+        Raises:
+          RuntimeError: when executing eagerly.
+          ValueError: `loss` is not a scalar, unless `reduction` is "sum" or `grad_loss` is given.
         """
         _checks.require_graph()
+        has_own_gradient = kwargs.get("grad_loss") is not None or len(args) > 4
+        if self._splits and not has_own_gradient:
+            _checks.require_scalar(loss, self._cycle.plan.reduction)
         if tf.is_tensor(loss):
             self._losses.append(loss)
         before = len(tf.compat.v1.get_default_graph().get_operations())
@@ -172,8 +180,9 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
           An op, to be run once per micro-batch.
 
         Raises:
-          ValueError: as for `apply_gradients`, or several losses are passed without their counts, or with a
-            `reduction`, `nonfinite` or strategy that does not support them.
+          ValueError: as for `apply_gradients`; or a loss is not a scalar, unless `reduction` is "sum"; or several
+            losses are passed without their counts, or with a `reduction`, `nonfinite` or strategy that does not support
+            them.
         """
         if isinstance(loss, (list, tuple)):
             name = kwargs.pop("name", None)
@@ -540,11 +549,6 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         if not self._cycle.is_built:
             return str(self._name)
         return str(self._cycle.state.micro_step.op.name.rpartition("/")[0])
-
-    @property
-    def flush_is_counted(self) -> bool:
-        """Whether `global_step` advances with the step of a flush."""
-        return self._adapter.counts_steps or not self._accumulates
 
     def saved_groups(self) -> List[List[tf.Variable]]:
         """Return the variables that accumulation adds to a checkpoint, grouped by the feature that added them."""

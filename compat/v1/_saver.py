@@ -14,14 +14,30 @@ CHANGED_IN_MID_CYCLE = (
 )
 
 
+TOO_MANY = (
+    "The restored cycle holds as many micro-batches as `accum_steps`, or more, because it began with a larger one, so "
+    "its step would be made from too many: run `flush()` of the optimizer after restoring, which makes the step of "
+    "those that there are, or `reset()`, which discards them; or finish the cycle with the former `accum_steps`."
+)
+
+
+def warn_of_longer_cycle(optimizer: AccumOptimizer, micro_step: int) -> None:
+    """Warn if a restored cycle, of `micro_step` micro-batches, should have made its step by now."""
+    accum_steps = optimizer.accum_steps
+    longest = max(accum_steps.values()) if isinstance(accum_steps, dict) else accum_steps
+    if 1 < longest <= micro_step:  # separate ops, which end a cycle at any time, need no `accum_steps`
+        received = f"accum_steps={accum_steps!r}, with {micro_step} micro-batches"
+        _check.warn(f"{TOO_MANY} Received: {received}.", _check.InexactWarning)
+
+
 class Saver(tf.compat.v1.train.Saver):
     """A `tf.compat.v1.train.Saver` that also restores checkpoints without accumulators.
 
     The variables in such a checkpoint are restored as usual. The accumulators and the micro step, which it lacks,
     start at zero, so the run continues with a new cycle. A warning says so if a checkpoint from the middle of a cycle
-    has sums that this graph lacks, or the other way round. Use it wherever a `Saver` is accepted: `saver.restore`,
-    `tf.compat.v1.train.Scaffold(saver=…)` for a `MonitoredTrainingSession` or an `EstimatorSpec`,
-    `slim.learning.train(saver=…)`.
+    has sums that this graph lacks, or the other way round, or if it holds as many micro-batches as `accum_steps` now.
+    Use it wherever a `Saver` is accepted: `saver.restore`, `tf.compat.v1.train.Scaffold(saver=…)` for a
+    `MonitoredTrainingSession` or an `EstimatorSpec`, `slim.learning.train(saver=…)`.
 
     Args:
       optimizers: an `AccumOptimizer` or a list of them. Their train ops must exist.
@@ -50,6 +66,8 @@ class Saver(tf.compat.v1.train.Saver):
             raise TypeError(f"`var_list` must be a list of variables. Received: {var_list!r}.")
         self._parts: List[Tuple[str, Any, tf.Operation]] = []
         super().__init__(var_list, **kwargs)
+        for optimizer in self._optimizers:
+            optimizer.savers.append(self)
 
     def build(self) -> None:
         """Build the ops that save and restore, including those for checkpoints without accumulators."""
@@ -87,8 +105,10 @@ class Saver(tf.compat.v1.train.Saver):
         for optimizer in self._optimizers:
             groups = optimizer.saved_groups()
             scope = optimizer.scope_of_state
-            if (groups and f"{scope}/micro_step" not in here) or not _is_unfinished(save_path, names, scope):
+            micro_step = _restored_micro_step(save_path, names, scope)
+            if (groups and f"{scope}/micro_step" not in here) or not micro_step:
                 continue
+            warn_of_longer_cycle(optimizer, micro_step)
             kept = {_saved_name(var) for group in groups for var in group} & here
             of_cycle = re.compile(f"(^|/){re.escape(scope)}/(accum|count_|micro_step)")
             changed = sorted(kept - names) + sorted(name for name in names - here if of_cycle.search(name))
@@ -96,10 +116,10 @@ class Saver(tf.compat.v1.train.Saver):
                 _check.warn(f"{CHANGED_IN_MID_CYCLE} Received: {_check.shown(changed)}.", _check.InexactWarning)
 
 
-def _is_unfinished(save_path: str, names: Set[str], scope: str) -> bool:
-    """Whether a checkpoint with variables `names` holds an unfinished cycle."""
+def _restored_micro_step(save_path: str, names: Set[str], scope: str) -> int:
+    """Return how many micro-batches of an unfinished cycle are in a checkpoint with variables `names`."""
     name = f"{scope}/micro_step"
-    return name in names and tf.compat.v1.train.load_checkpoint(save_path).get_tensor(name) > 0
+    return int(tf.compat.v1.train.load_checkpoint(save_path).get_tensor(name)) if name in names else 0
 
 
 def _holds(variables: Sequence[tf.Variable], var: tf.Variable) -> bool:
