@@ -215,6 +215,23 @@ def test_dropout_does_not_depend_on_the_size_of_micro_batches(normalize):
     assert abs(whole[1][0][0] - trained_on_images(convolutional(normalize))[1][0][0]) > 1e-3
 
 
+@pytest.mark.law("L20")
+@pytest.mark.parametrize("is_training", [True, False])
+def test_dropout_may_be_switched_by_a_placeholder(is_training, control_flow):
+    def batch():
+        return (*placeholders(), tf1.placeholder(tf.bool, [], "is_training"))
+
+    def program(x, y, training):
+        hidden = tf.tanh(dense(tf.reshape(x, [-1, 24]), "first", 8))
+        hidden = tf.cond(training, lambda: tf1.nn.dropout(hidden, rate=0.5), lambda: tf.identity(hidden))
+        error = dense(hidden, "last", 1) - y
+        return tf.sqrt(tf.reduce_mean(error**2)), tf.reduce_mean(tf.abs(error))
+
+    data = (X, Y, is_training)
+    whole = trained(program, N if is_training else None, data=data, batch=batch)
+    assert_same(trained(program, 6, data=data, batch=batch), whole)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Several losses
 

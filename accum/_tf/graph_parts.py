@@ -31,6 +31,11 @@ def nodes_of(graph_def: Any) -> Dict[str, Node]:
     return {node.name: Node(node.name, node.op, [_key(name) for name in _data(node)], node) for node in graph_def.node}
 
 
+def node_of(op: tf.Operation) -> Node:
+    """Return the `Node` of an operation."""
+    return Node(op.name, op.type, [tensor.name for tensor in op.inputs], op.node_def)
+
+
 def _data(node: Any) -> List[str]:
     return [name for name in node.input if not name.startswith("^")]
 

@@ -76,6 +76,14 @@ def outermost_frame(op: tf.Operation) -> Any:
     return context
 
 
+def is_within_loop(op: tf.Operation) -> bool:
+    """Whether an operation is in a loop of TF 1, which may run it any number of times. Dies with `tf.compat.v1`."""
+    context = op._get_control_flow_context()  # has no public name
+    while context is not None and not context.IsWhileContext():
+        context = context.outer_context
+    return context is not None
+
+
 def leaves_frame(op: tf.Operation) -> bool:
     """Whether an operation gives the result of a loop of TF 1 to what is outside of it. Dies with `tf.compat.v1`."""
     return op.type in ("Exit", "RefExit")

@@ -114,8 +114,7 @@ class Part:
                 boundary[tensor.name] = tensor
                 inputs.append(_outside(tensor.name))
         inputs += [f"^{other.name}" for other in op.control_inputs if other.name in self._names]
-        node = _tf.graph_parts.Node(op.name, op.type, [], op.node_def)
-        return _tf.graph_parts.placed(node, inputs)
+        return _tf.graph_parts.placed(_tf.graph_parts.node_of(op), inputs)
 
     def takes(self, key: Key) -> bool:
         """Whether the part needs a tensor that is fed."""

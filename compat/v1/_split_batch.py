@@ -163,6 +163,7 @@ class _Split:
         changing = _reached([op for op in self._ops if _tf.op_walks.changes_variable(op)], users)
         names = [op.name for op in self._ops if op not in changing]
         self._analysis: Analysis = _rows.analyse(self._graph, names, {name: Rows(0, 1) for name in self._fed})
+        self._library = _tf.graph_parts.Library(self._graph, self._graph.as_graph_def())
         self._feed_draws()
         self._before_losses = set(_tf.op_walks.ancestors([loss.op for loss in self._losses]))
         self._joined: Dict[Key, tf.Tensor] = {}
@@ -209,10 +210,12 @@ class _Split:
             return verdict.kind == "reduces"
         if verdict.kind not in ("rows", "size") and not (barriers and verdict.kind == "behind"):
             return False
+        if op.type in _tf.graph_parts.CALLS and self._library.hidden(_tf.graph_parts.node_of(op)):
+            return False  # it would draw other numbers, or assign once more, where it is computed again
         if not _is_random(op):
             return True
         drawn, rows = _tf.random_ops.random_op_of(op), self._analysis.rows(op.outputs[0].name)
-        can_be_cut = drawn is not None and drawn.kind is not None and _tf.graphs.outermost_frame(op) is None
+        can_be_cut = drawn is not None and drawn.kind is not None and not _tf.graphs.is_within_loop(op)
         return can_be_cut and rows is not None and rows.axis == 0
 
     def _is_known(self, tensor: tf.Tensor, candidates: Set[tf.Operation]) -> bool:
