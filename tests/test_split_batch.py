@@ -232,6 +232,36 @@ def test_dropout_may_be_switched_by_a_placeholder(is_training, control_flow):
     assert_same(trained(program, 6, data=data, batch=batch), whole)
 
 
+@pytest.mark.law("L21")
+def test_what_the_network_waits_for_runs_once():
+    """As averages that are moved in place, by `updates_collections=None`."""
+
+    def program(x, y):
+        hidden = tf.tanh(dense(tf.reshape(x, [-1, 24]), "first", 4))
+        calls = tf1.get_variable("calls", [], initializer=tf1.zeros_initializer(), trainable=False)
+        with tf.control_dependencies([tf1.assign_add(calls, 1.0)]):
+            hidden = tf.identity(hidden)
+        return unusual_loss(dense(hidden, "last", 1), y)
+
+    whole = trained(program)
+    assert whole[0]["calls:0"] == 3
+    assert_same(trained(program, 6), whole)
+
+
+def in_place(x, name):
+    mean, variance = tf.nn.moments(x, [0, 1, 2])
+    moving = tf1.get_variable(f"{name}/moving", [6], initializer=tf1.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([tf1.assign(moving, 0.9 * moving + 0.1 * mean)]):
+        mean = tf.identity(mean)
+    return tf.nn.batch_normalization(x, mean, variance, weight(f"{name}/beta", [6]), weight(f"{name}/gamma", [6]), 1e-3)
+
+
+@pytest.mark.law("L19")
+def test_averages_that_are_moved_in_place_are_those_of_the_whole_batch():
+    program = convolutional(in_place)
+    assert_same(trained_on_images(program, 6), trained_on_images(program), tolerance=2e-5)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Several losses
 
@@ -334,6 +364,28 @@ def test_a_constant_number_of_examples_is_named():
     outputs = dense(tf.reshape(x, [N, 24], name="constant"), "last", 1)
     with pytest.raises(ValueError, match="constant"):
         accum.compat.v1.split_batch(tf.reduce_mean((outputs - y) ** 2), (x, y), 6)
+
+
+@pytest.mark.law("L17")
+def test_tensors_of_different_lengths_are_an_error():
+    x, y = placeholders()
+    outputs = dense(tf.reshape(x, [-1, 24]), "last", 1)
+    loss = accum.compat.v1.split_batch(tf.reduce_mean(outputs) + tf.reduce_mean(y * weight("w", [1])), (x, y), 6)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        with pytest.raises(tf.errors.InvalidArgumentError, match="one entry for each example"):
+            session.run(loss, {x: X, y: Y[:9]})
+
+
+@pytest.mark.law("L17")
+def test_a_tensor_that_is_split_can_not_be_fed():
+    x, y = placeholders()
+    outputs = dense(tf.reshape(x, [-1, 24]), "last", 1)
+    loss = accum.compat.v1.split_batch(tf.reduce_mean((outputs - y) ** 2), (x, y), 6)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        with pytest.raises(ValueError, match="may not be fed"):
+            session.run(loss, {outputs: Y, x: X, y: Y})
 
 
 @pytest.mark.law("L17")

@@ -32,6 +32,7 @@ from accum.compat.v1._micro_batch_loop import (
 )
 from accum.compat.v1._part import Key, Part
 
+tf1 = tf.compat.v1
 VARIABLES = ("VariableV2", "Variable", "VarHandleOp")
 STEPS = ("Apply", "ResourceApply", "SparseApply", "ResourceSparseApply")
 """Types with which the operations begin by which optimizers change variables."""
@@ -160,18 +161,25 @@ class _Split:
         self._of_variables = _reached([op for op in operations if op.type in VARIABLES], users)
         not_constant = [op for op in operations if not op.inputs and op.type != "Const"]
         self._not_constant = _reached(not_constant, users)
-        changing = _reached([op for op in self._ops if _tf.op_walks.changes_variable(op)], users)
-        names = [op.name for op in self._ops if op not in changing]
-        self._analysis: Analysis = _rows.analyse(self._graph, names, {name: Rows(0, 1) for name in self._fed})
+        self._before_losses = set(_tf.op_walks.ancestors([loss.op for loss in self._losses]))
+        self._analysis = self._analysed(users)
         self._library = _tf.graph_parts.Library(self._graph, self._graph.as_graph_def())
         self._feed_draws()
-        self._before_losses = set(_tf.op_walks.ancestors([loss.op for loss in self._losses]))
         self._joined: Dict[Key, tf.Tensor] = {}
         self._inlets: Dict[Key, _Edge] = {}
         self._templates: Dict[Tuple[Key, ...], _Template] = {}
 
     # ------------------------------------------------------------------------------------------------------------
     # What is inside
+
+    def _analysed(self, users: Dict[tf.Operation, List[tf.Operation]]) -> Analysis:
+        inputs = {name: Rows(0, 1) for name in self._fed}
+        changing = _reached([op for op in self._ops if _tf.op_walks.changes_variable(op)], users)
+        ops = [op for op in self._ops if op not in changing]
+        try:
+            return _rows.analyse(self._graph, [op.name for op in ops], inputs)
+        except _rows.ConstantBatchSize:  # perhaps only of a summary, which is not split then
+            return _rows.analyse(self._graph, [op.name for op in ops if op in self._before_losses], inputs)
 
     def _feed_draws(self) -> None:
         """Let random numbers of the batch that depend on no variable be drawn once, and cut into rows."""
@@ -252,7 +260,7 @@ class _Split:
         self._require_before_optimizer()
         self._require_gain(rows)
         self._frontier = [self._graph.get_tensor_by_name(key) for key in rows]
-        self._total = tf.shape(self._batch[0])[0]
+        self._total = self._number_of_examples()
         self._draws = Draws(uniform_seed, self._total)
         self._numbers = {op.name: number for number, op in enumerate(filter(_is_random, self._ops))}
         self._forward = Part(self._frontier, list(self._fed.values()), self._is_taken)
@@ -270,12 +278,48 @@ class _Split:
             self._repoint(edges, self._size_of_joined(key))
         if statistics:
             self._use_statistics(made.statistics)
+        self._wait_as_before()
+        for op in self._inside & self._of_variables:
+            for tensor in op.outputs:
+                self._graph.prevent_feeding(tensor)  # the copies would not see it
+
+    def _number_of_examples(self) -> tf.Tensor:
+        lengths = [tf.shape(tensor)[0] for tensor in self._batch]
+        checks = [
+            tf1.assert_equal(
+                length, lengths[0], message=f"All tensors of a batch need one entry for each example: {tensor.name}."
+            )
+            for tensor, length in zip(self._batch[1:], lengths[1:])
+        ]
+        with tf.control_dependencies(checks):
+            return tf.identity(lengths[0])
+
+    def _wait_as_before(self) -> None:
+        """Let joined rows wait for what the operations inside wait for, such as averages that are moved in place."""
+        awaited = {other for op in self._forward.ops for other in op.control_inputs if other not in self._inside}
+        awaited -= {
+            op for op in awaited if op.type in ("Switch", "Const") or _tf.graphs.outermost_frame(op) is not None
+        }
+        awaited -= {tensor.op for tensor in self._batch}
+        outlets = {rows.op for rows in self._joined.values()}
+        for op in sorted(awaited, key=_tf.graphs.creation_order):
+            if outlets & set(_tf.op_walks.ancestors([op], with_control=True)):
+                raise ValueError(
+                    "`split_batch` can't keep the order of operations that wait for what is computed from the same "
+                    f"examples: build {op.name!r} without making others wait for it, and run it with the train op."
+                )
+            for outlet in outlets:
+                _tf.graphs.add_control_input(outlet, op)
 
     def _find_inside(self) -> List[Statistics]:
         """Find what is inside: up to where examples meet, or beyond batch normalisation. Returns its statistics."""
         self._inside = self._proven(set())
         statistics = statistics_in(self._graph, self._batch)
         barriers = {op for one in statistics for op in one.ops}
+        for key, tensor in self._fed.items():  # which segments take by their first axis, and without a gradient
+            is_computed = tensor.op in self._of_variables and tensor.dtype.base_dtype.is_floating
+            if is_computed or self._analysis.rows(key) not in (None, Rows(0, 1)):
+                barriers = set()
         beyond = self._proven(barriers) if barriers else set()
         used = beyond & self._before_losses
         if not used & barriers or any(_tf.graphs.outermost_frame(op) is not None for op in used):
