@@ -729,3 +729,24 @@ def test_rows_of_a_draw_are_those_of_the_whole_draw():
             for begin, count in ((0, 11), (2, 3), (5, 6), (10, 1)):
                 part = rows(tf.constant(begin), tf.constant(count)).numpy()
                 assert (part == whole[begin : begin + count]).all(), (name, width, begin)
+
+
+class BuiltInFit(tf.keras.Model):
+    """Keras 3 infers the shapes of such layers within the first step, and draws initial weights that nobody uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.last = layers.Dense(4, activation="relu"), layers.Dense(1)
+
+    def call(self, inputs):
+        return self.last(self.hidden(inputs))
+
+
+@pytest.mark.keras_api
+@pytest.mark.parametrize("options", [{"micro_batch_size": 4}, {"accum_steps": 2}], ids=str)
+def test_no_warning_of_the_initial_weights_of_a_model_that_fit_builds(options):
+    model = accum.GradientAccumulateModel.from_model(BuiltInFit(), **options)
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", accum.InexactWarning)
+        model.fit(X, Y, batch_size=8, verbose=0)

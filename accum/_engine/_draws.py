@@ -224,6 +224,8 @@ class Draws:
 
     def _other_numbers(self, op: RandomOp) -> Optional[tf.Tensor]:
         assert self._rows is not None
+        if _tf.graphs.is_scratch():  # such as initial weights, which Keras really draws elsewhere
+            return None
         # TensorFlow calls a function for other micro-batches, and other batches, without tracing it again.
         if any(map(_tf.graphs.is_function, _tf.graphs.graphs_within(self._rows.context[0]))):
             self.others.append(op.output.op.name)

@@ -312,6 +312,11 @@ def forget_traces(instance: Any) -> None:
             getattr(method, "_descriptor_cache", {}).pop(instance, None)  # instance -> its function; no public name
 
 
+def is_scratch() -> bool:
+    """Whether the current graph is one in which Keras 3 infers shapes, and whose operations never run."""
+    return str(getattr(tf.compat.v1.get_default_graph(), "name", "")).startswith("scratch_graph")
+
+
 def is_function(graph: tf.Graph) -> bool:
     """Whether a graph belongs to a `tf.function`, which later traces may call without tracing it again."""
     return type(graph).__name__ == "FuncGraph"
