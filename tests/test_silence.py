@@ -537,6 +537,19 @@ def test_a_loss_that_sums_over_examples_warns_at_compile_unless_sums_were_asked_
         from_model(functional(), 2).compile("sgd", "mse")
 
 
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("reduction", ["sum", None if IS_KERAS_3 else "none"])
+def test_so_does_one_that_was_compiled_before_the_model_accumulates(reduction):
+    plain = functional()
+    plain.compile("sgd", tf.keras.losses.MeanSquaredError(reduction=reduction))
+    with pytest.warns(accum.InexactWarning, match="pass `reduction='sum', micro_batch_weight='equal'`"):
+        from_model(plain, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        from_model(plain, 2, reduction="sum", micro_batch_weight="equal")
+        from_model(plain, 1)
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Several outputs
 

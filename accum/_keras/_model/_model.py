@@ -304,6 +304,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if getattr(model, "optimizer", None) is not None:
             made._accum.compile_micro_batches(made, _tf.steps.XLA_IS_ASKED_FOR)
             ModelOptimizers(made).take_over()
+            warn_of_inexact_loss(made, model_options)
         return made
 
     def _accumulate_by(self, accumulation: ModelAccumulation) -> None:
