@@ -780,6 +780,50 @@ def test_has_stepped_tells_the_micro_steps_that_make_a_step(is_traced):
     assert bool(optimizer.has_stepped)
 
 
+class Asking(Own):
+    """Counts the steps that it is told of."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = tf.Variable(0, trainable=False)
+
+    def train_step(self, data):
+        logs = step_by_mean_square(self, self.optimizer, *data)
+        self.told.assign_add(tf.cast(self.optimizer.has_stepped, tf.int32))
+        return logs
+
+
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("run_eagerly", [pytest.param(False, marks=pytest.mark.slow), True], ids=["traced", "eager"])
+@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 2, "whole_batch": "loss"}], ids=str)
+def test_a_train_step_that_runs_once_per_batch_is_told_of_each_step(options, run_eagerly):
+    model = from_model(Asking(), **options)
+    model(X[:1])
+    model.compile(sgd(), run_eagerly=run_eagerly)
+    model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
+    assert int(model.told.numpy()) == int(model.optimizer.iterations.numpy()) == (4 if "accum_steps" in options else 8)
+
+
+@pytest.mark.law("L3")
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
+@pytest.mark.parametrize("options", [{}, {"accum_steps": 2}], ids=str)
+def test_a_train_step_that_runs_once_per_micro_batch_can_not_be_told_of_steps(options, run_eagerly):
+    """Its gradients are collected, and the optimizer makes its step after the last micro-batch."""
+    model = from_model(Asking(), micro_batch_size=2, **options)
+    model(X[:1])
+    model.compile(sgd(), run_eagerly=run_eagerly)
+    with pytest.raises(ValueError, match="`has_stepped` is not known while.*`whole_batch='loss'`"):
+        model.fit(X, Y, batch_size=4, verbose=0)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("options,named", [({"accum_steps": 2}, True), ({"micro_batch_size": 2}, False)], ids=str)
+def test_a_warning_of_changed_variables_names_has_stepped_where_it_is_known(options, named):
+    (line,) = said_of_changes(from_model(with_layer(Counts), **options), run_eagerly=True)
+    assert ("`has_stepped`" in line) == named and "in a callback" in line
+
+
 @pytest.mark.law("L17")
 @pytest.mark.skipif(legacy_family() is None, reason="Keras 3 has no optimizers for static graphs")
 def test_has_stepped_is_refused_in_a_static_graph():

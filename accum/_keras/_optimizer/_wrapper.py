@@ -584,7 +584,18 @@ class GradientAccumulateOptimizer:
 
         False before the first micro step, and after a cycle that made no step: all weights were zero, or
         `nonfinite="skip_cycle"` skipped it.
+
+        Raises:
+          ValueError: a train step reads it that `micro_batch_size` runs once per micro-batch, before there is a step.
         """
+        train_step = self._internals.train_step
+        if train_step is not None and train_step.collector is not None:
+            raise ValueError(
+                "`has_stepped` is not known while a train step runs on the micro-batches of a batch: the optimizer "
+                "makes its step after all of them. Do what follows a step in a callback (`on_train_batch_end`), or "
+                "pass `whole_batch='loss'` and a number as `micro_batch_size`, with which the train step runs once "
+                "per batch."
+            )
         if self._cycle.is_built:
             return self._cycle.has_stepped()
         return tf.constant(self._cycle.is_passthrough and self._has_run)

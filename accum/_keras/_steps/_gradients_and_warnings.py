@@ -349,11 +349,15 @@ def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable], others: int 
     names += [f"{others} that no attribute of the model or of a layer holds"] if others else []
     if names and names != model._accum.told_of_state:
         model._accum.told_of_state = names
+        other_way = "or where `has_stepped` of the optimizer is true"
+        if model._accum.whole_batch:
+            other_way = "or in the train step"
+        elif model._accum.size.splits:
+            other_way = "or in the train step with `whole_batch='loss'`, which runs it once per batch"
         _check.warn(
             "The train step changes variables once per micro-batch, and before the optimizer has made its step, "
             "unlike at the full batch, whose result this may change: freeze the layers that do so, or change the "
-            "variables in a callback, or where `has_stepped` of the optimizer is true. Changed: "
-            f"{names}.",
+            f"variables in a callback {other_way}. Changed: {names}.",
             _check.InexactWarning,
         )
 
