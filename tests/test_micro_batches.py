@@ -843,8 +843,36 @@ def test_activity_regularization_is_that_of_the_full_batch_or_warns():
 def test_no_reduction_is_neither_a_sum_nor_a_mean():
     model = split(built(one_to_one, {"x": X}))
     model.compile("sgd", losses.MeanSquaredError(reduction=None), run_eagerly=True)
-    with pytest.raises(ValueError, match="compile losses that are all means"):
+    with pytest.raises(
+        ValueError, match=r"pass `whole_batch='loss'`.*all losses be means \(`reduction='sum_over_batch_"
+    ):
         model.train_on_batch(X[:8], Y[:8])
+
+
+class Focal(losses.Loss):
+    """As in TensorFlow Addons: one number for each example, of reduction NONE unless told otherwise."""
+
+    def __init__(self, reduction=None if IS_KERAS_3 else "none"):
+        super().__init__(reduction=reduction, name="focal")
+
+    def call(self, y_true, y_pred):
+        return tf.reduce_sum(tf.abs(y_true - y_pred) ** 3, axis=-1)
+
+
+@pytest.mark.law("L19")
+@pytest.mark.parametrize(
+    "loss,options",
+    [(Focal, {"whole_batch": "loss"}), (lambda: Focal("sum_over_batch_size"), {}), (lambda: Focal("sum"), {})],
+)
+def test_what_that_error_names_is_exact(loss, options):
+    plain, ours = built(one_to_one, {"x": X}), split(built(one_to_one, {"x": X}), 3, **options)
+    ours.set_weights(plain.get_weights())
+    for model in (plain, ours):
+        model.compile(tf.keras.optimizers.SGD(0.01), loss(), run_eagerly=True)
+        for _ in range(2):
+            model.train_on_batch(X[:8], Y[:8])
+    for mine, whole in zip(ours.get_weights(), plain.get_weights()):
+        np.testing.assert_allclose(mine, whole, rtol=0, atol=2e-6)
 
 
 @pytest.fixture

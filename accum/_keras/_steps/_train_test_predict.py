@@ -221,8 +221,10 @@ class ModelSteps:
         container = getattr(self.model, _tf.losses.LOSS_CONTAINER, None)
         if self._may_split_losses and _tf.losses.is_neither_sum_nor_mean(container):
             raise ValueError(
-                "The losses of micro-batches are either averaged or added up: compile losses that are all means, or "
-                "all have the reduction SUM."
+                "The losses of micro-batches are either averaged or added up, which a loss of reduction NONE leaves "
+                "open, as do sums beside means: pass `whole_batch='loss'`, which computes any loss over the whole "
+                "batch, or let all losses be means (`reduction='sum_over_batch_size'`) or all sums "
+                f"(`reduction='sum'`). Received: reductions {_tf.losses.reductions(container)}."
             )
         return _tf.losses.sums_over_examples(container)
 
