@@ -29,6 +29,11 @@ def is_plain(layer: Any) -> bool:
     return type(layer) in BATCH_NORMS
 
 
+def is_accumulating(batch_norm: Any) -> bool:
+    """Whether a layer is an `AccumBatchNormalization`, whose moving statistics follow the cycles of an optimizer."""
+    return hasattr(batch_norm, "accum_is_capturing")
+
+
 def batch_norms_over_replicas(model: tf.keras.Model) -> List[Any]:
     """Return the layers of a model that compute their statistics over all replicas."""
     return [layer for layer in layers_of(model) if isinstance(layer, BATCH_NORMS) and is_synchronized(layer)]

@@ -6,6 +6,7 @@ import inspect
 import sys
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from accum._tf.layers import comes_with_keras
 from accum._tf.version import HAS_KERAS_API, IS_KERAS_3, VERSION, tf
 
 
@@ -182,6 +183,12 @@ def is_layered_model(model: tf.keras.Model) -> bool:
     if IS_KERAS_3:
         return isinstance(model, (tf.keras.Sequential, Functional))
     return isinstance(model, tf.keras.Sequential) or bool(getattr(model, "_is_graph_network", False))
+
+
+def name_of_class(model: Any) -> str:
+    """Return the name of the class of a model: the user's, if such a class was made to accumulate."""
+    base = getattr(type(model), "_base", type(model))
+    return (type(model) if comes_with_keras(base) else base).__name__
 
 
 def layers_of(model: tf.keras.Model) -> List[tf.keras.layers.Layer]:

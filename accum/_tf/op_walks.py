@@ -156,6 +156,14 @@ def assigned_handles(graph: Any, operations: Iterable[tf.Operation]) -> Set[int]
     return handles
 
 
+def assigned_variables(graph: Any) -> List[tf.Variable]:
+    """Return the variables to which the operations of a function's graph assign, but for branches and loops."""
+    handles = assigned_handles(graph, graph.get_operations())
+    outside = {id(captured) for captured, inside in captures_of(graph) if id(inside) in handles}
+    # What `graph.variables` returns is known only when the trace has ended.
+    return [var for var in getattr(graph, "_watched_variables", ()) if id(getattr(var, "handle", None)) in outside]
+
+
 def may_change(ops: Iterable[tf.Operation], var: Any) -> bool:
     """Whether one of `ops`, which are all of the current graph, may assign to `var`, or calls a function that may.
 

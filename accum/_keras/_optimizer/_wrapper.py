@@ -52,6 +52,7 @@ class Internals:
         # Replica -> default weight of its current micro-batch, and whether it is the user's own:
         self._weights: Dict[int, Tuple[Union[Scalar, tf.Variable, None], bool, bool]] = {}
         self._train_steps: Dict[int, Optional["TrainStep"]] = {}  # replica -> the `TrainStep` that it is in
+        self.looks_for_batch_norms = True  # until a warning has named some; a model that accumulates looks itself
         self._overlapping: Set[int] = set()  # replicas whose last gradients are still computed when the first are given
         self.recorder: Optional["StepRecorder"] = None  # the `StepRecorder` of a `StepLogger`, or None
         # What the recorder before it has left of the present cycle:
@@ -86,8 +87,28 @@ class Internals:
 
     def show(self, model: tf.keras.Model) -> None:
         """Tell the `transform` about the layers of `model`, if it has a `watch` method."""
+        self.looks_for_batch_norms = False
         if hasattr(self.cycle.transform, "watch"):
             self.cycle.transform.watch(model)
+
+    def warn_of_batch_norms(self) -> None:
+        """Warn once of batch normalisation that trains in the current graph."""
+        if not self.looks_for_batch_norms or tf.executing_eagerly() or not self.may_take_several:
+            return
+        moved = _tf.op_walks.assigned_variables(tf.compat.v1.get_default_graph())
+        names = [var.name.split(":")[0] for var in moved]
+        names = sorted(name for name in names if name.split("/")[-1] == "moving_mean")
+        self.looks_for_batch_norms = not names
+        if names:
+            _check.warn(
+                "Batch normalization updates its moving statistics for every micro-batch, and normalises by it alone, "
+                "unlike at the full batch. An optimizer can't change that: train on full batches, with "
+                "`accum.GradientAccumulateModel.from_model(model, micro_batch_size=…, whole_batch='batch_norm')`, or "
+                "in a loop of your own with `accum.value_and_gradients` and the same `whole_batch`. "
+                "`accum.replace_batchnorm_layers` makes the moving statistics alone those of the full batch. "
+                f"Received: {_check.shown(names)}.",
+                _check.InexactWarning,
+            )
 
     def expect(self, model: tf.keras.Model) -> None:
         """Allow the next micro step to bring a different list of variables: those that `model` trains now."""
@@ -406,6 +427,7 @@ class GradientAccumulateOptimizer:
         train_step = self._internals.train_step
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if train_step is None:
+            self._internals.warn_of_batch_norms()
             _tf.watching.tell_watcher(self)  # the train step of a model that does not know this optimizer
             return self._micro_step(listed, weight, is_reduced)
         with train_step.calling(self, listed):

@@ -47,6 +47,13 @@ _REMEDY = (
 )
 
 
+OWN_NETWORKS = (
+    "train the plain model on full batches, and let its `train_step` compute the gradients of each network by "
+    "`accum.value_and_gradients(function, data, variables, micro_batch_size)`"
+)
+"""What is exact for a train step that calls other networks than the model itself, or several optimizers in turn."""
+
+
 class Call(NamedTuple):
     """One call of an optimizer during the step of one micro-batch."""
 
@@ -224,8 +231,8 @@ class TrainStep:
         if self.collector is not None or not internals_of(optimizer).is_passthrough:
             raise ValueError(
                 f"`{self._name}` calls the optimizer around {type(optimizer.optimizer).__name__} several times. "
-                "One cycle would mix gradients for different weights, unlike any full batch: use a separate train "
-                "step or loop, and a separate optimizer, for each update."
+                "One cycle would mix gradients for different weights, unlike any full batch. Instead, "
+                f"{OWN_NETWORKS}, or use a separate train step or loop, and a separate optimizer, for each update."
             )
 
     def _see(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -294,7 +301,7 @@ def _both_run(path: Sequence[tf.Graph], other: Sequence[tf.Graph]) -> bool:
 class StateWatch:
     """Compares the variables of a model before and after one micro-batch.
 
-    In a graph it looks for assignments. Metrics and batch normalisation, which have their own ways, are left out. So is
+    In a graph it looks for assignments. Batch normalisation has a warning of its own, and metrics are left out. So is
     what an optimizer changes, or a user where `has_stepped` of an optimizer is true: branches may not run.
     """
 
@@ -317,23 +324,33 @@ class StateWatch:
     def __init__(self, model: tf.keras.Model) -> None:
         self._model = model
         self._variables = _candidates(model)
+        self._norms: List[tf.Variable] = []
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._before: List[np.ndarray] = []
         if self._graph is None:
-            self._before = [_tf.variables.native(var).numpy() for var in self._variables]
+            self._norms = [var for _, var in _moving_means(model)]
+            self._before = [_tf.variables.native(var).numpy() for var in self._variables + self._norms]
         else:
             self._count = len(self._graph.get_operations())
 
     def warn_of_changes(self) -> None:
         """Warn if a variable has changed, or will change, since this object was created."""
         if self._graph is None:
-            now = [_tf.variables.native(var).numpy() for var in self._variables]
-            changed = [var for var, old, new in zip(self._variables, self._before, now) if not np.array_equal(old, new)]
+            watched = self._variables + self._norms
+            now = [_tf.variables.native(var).numpy() for var in watched]
+            moved = {id(var) for var, old, new in zip(watched, self._before, now) if not np.array_equal(old, new)}
+            changed = [var for var in self._variables if id(var) in moved]
+            norms = [layer for layer, var in _moving_means(self._model) if id(var) in moved]
         else:
-            handles = _tf.op_walks.assigned_handles(self._graph, self._graph.get_operations()[self._count :])
-            captured = {id(outside): id(inside) for outside, inside in _tf.op_walks.captures_of(self._graph)}
-            changed = [var for var in self._variables if captured.get(id(_handle_of(var))) in handles]
+            graph, ops = self._graph, self._graph.get_operations()[self._count :]
+            handles = _tf.op_walks.assigned_handles(graph, ops)
+            inside_of = {id(outside): inside for outside, inside in _tf.op_walks.captures_of(graph)}
+            inside = {id(var): inside_of.get(id(_handle_of(var))) for var in self._variables}
+            changed = [var for var in self._variables if id(inside[id(var)]) in handles]
+            means = _moving_means(self._model)
+            norms = [layer for layer, var in means if id(inside_of.get(id(_handle_of(var)))) in handles]
         _warn_of(self._model, changed)
+        _note_batch_norms(self._model, norms)
 
 
 def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:
@@ -342,6 +359,21 @@ def warn_of_moved(model: tf.keras.Model, handles: Iterable[tf.Tensor]) -> None:
     if moved:
         changed = [var for var in _candidates(model) if id(_handle_of(var)) in moved]
         _warn_of(model, changed, len(moved - {id(_handle_of(var)) for var in [*_expected(model), *changed]}))
+        _note_batch_norms(model, [layer for layer, var in _moving_means(model) if id(_handle_of(var)) in moved])
+
+
+def _moving_means(model: tf.keras.Model) -> List[Tuple[tf.keras.layers.Layer, tf.Variable]]:
+    """Return (layer, its moving mean) for the batch normalisation that moves it at each call in training."""
+    layers = [layer for layer in _tf.batch_norm.batch_norms_in(model) if not _tf.batch_norm.is_accumulating(layer)]
+    return [(layer, layer.moving_mean) for layer in layers if getattr(layer, "moving_mean", None) is not None]
+
+
+def _note_batch_norms(model: tf.keras.Model, layers: Sequence[tf.keras.layers.Layer]) -> None:
+    """Note which batch normalisation has run in training, and warn of it once batches are split."""
+    own = model._accum
+    own.batch_norms_in_training = [layer.name for layer in layers] or own.batch_norms_in_training
+    if not own.size.is_auto or own.size.in_use != "auto":
+        warn_of_batch_norms(model)
 
 
 def _warn_of(model: tf.keras.Model, changed: Sequence[tf.Variable], others: int = 0) -> None:
@@ -389,21 +421,28 @@ def _handle_of(var: tf.Variable) -> Optional[tf.Tensor]:
     return getattr(_replicas.local_variable(_tf.variables.native(var)), "handle", None)
 
 
+_BATCH_NORMS = (
+    "Batch normalization updates its moving statistics for every micro-batch, and normalises by it alone, unlike at "
+    "the full batch: "
+)
+
+
 def warn_of_batch_norms(model: tf.keras.Model) -> None:
-    """Warn once if a model has batch normalisation layers of Keras, which move their statistics per micro-batch."""
-    layers = [
-        layer.name
-        for layer in _tf.batch_norm.batch_norms_in(model)
-        if _tf.batch_norm.is_plain(layer) and layer.trainable
-    ]
-    if layers and model._accum.is_first_time("batch norms"):
-        _check.warn(
-            "Batch normalization updates its moving statistics for every micro-batch, unlike at the full batch: "
-            "`accum.replace_batchnorm_layers` replaces it with a layer that updates them once per batch, and "
-            "`whole_batch='batch_norm'` also normalises by the whole batch. Received: "
-            f"{_check.shown(layers)}.",
-            _check.InexactWarning,
-        )
+    """Warn once of the batch normalisation of Keras that has run in training."""
+    own = model._accum
+    if not own.batch_norms_in_training or not own.is_first_time("batch norms"):
+        return
+    whole = "pass `whole_batch='batch_norm'`"
+    if own.size.requested is None:
+        other = "accum_steps" if own.size.tokens is None else "micro_batch_tokens"
+        whole = f"train on full batches with `micro_batch_size` and `whole_batch='batch_norm'` in place of `{other}`"
+    if not own.is_called:
+        whole = f"{OWN_NETWORKS}, with `whole_batch='batch_norm'`"
+    _check.warn(
+        f"{_BATCH_NORMS}{whole}. `accum.replace_batchnorm_layers` makes the moving statistics alone those of the full "
+        f"batch. Received: {_check.shown(own.batch_norms_in_training)}.",
+        _check.InexactWarning,
+    )
 
 
 def warn_of_batches_in_prediction(model: tf.keras.Model) -> None:
@@ -715,7 +754,7 @@ def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Ne
     has_own_loss = _tf.losses.is_loss_of_user(getattr(model, "compute_loss", None))
     if _tf.steps.is_train_step_of_keras(train_step) and not has_own_loss:
         return
-    name = f"`{type(model).__name__}`"
+    name = f"`{_tf.models.name_of_class(model)}`"
     if sums and own.is_first_time("sums in a train step"):
         _check.warn(
             f"{name} has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM. So the "

@@ -34,7 +34,6 @@ from accum._keras._steps._gradients_and_warnings import (
     Call,
     Collector,
     StateWatch,
-    warn_of_batch_norms,
     warn_of_batches_in_prediction,
 )
 from accum._keras._steps._metrics_and_logs import StepMetrics
@@ -153,7 +152,6 @@ class SplitStep:
 
     def train(self, data: Data) -> Logs:
         """Train on a batch, given what Keras gives to a train step. Returns the logs."""
-        warn_of_batch_norms(self._model)
         return self.apply(self.gradients(data))
 
     def gradients(self, data: Data) -> Nested:

@@ -20,7 +20,7 @@ from accum._engine._trace_and_barriers import Marks, Unrepeatable, is_differenti
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
-from accum._keras._steps._gradients_and_warnings import Collector, warn_of_batch_norms, warn_of_moved
+from accum._keras._steps._gradients_and_warnings import OWN_NETWORKS, Collector, warn_of_moved
 from accum._keras._steps._losses_over_replicas import ReplicaLosses
 from accum._keras._steps._split_step_and_draws import BatchDraws, SplitStep
 from accum._tf import Data, Leaf, Logs, Nested, Scalar, Wait, tf
@@ -472,8 +472,9 @@ class WholeBatchStep(SplitStep):
                 yield
             if not calls[replica].is_used:
                 raise ValueError(
-                    f"`{type(model).__name__}.{name}` does not call the model, `self(x, training=True)`, so nothing is "
-                    "split into micro-batches: let it do so, or leave out `whole_batch`."
+                    f"`{_tf.models.name_of_class(model)}.{name}` does not call the model, `self(x, training=True)`, "
+                    f"so nothing is split: let it do so. If it calls several networks, {OWN_NETWORKS} and the same "
+                    "`whole_batch`."
                 )
             losses = calls[replica].replica_losses
             if (
@@ -483,18 +484,16 @@ class WholeBatchStep(SplitStep):
                 and not _tf.steps.is_train_step_of_keras(self._steps.of_class_or_user("train_step"))
             ):
                 raise ValueError(
-                    f"`{type(model).__name__}.train_step` computes a loss that can't be computed over the outputs of "
-                    "all replicas: let it call `self.compute_loss` or the compiled loss, or pass "
+                    f"`{_tf.models.name_of_class(model)}.train_step` computes a loss that can't be computed over the "
+                    "outputs of all replicas: let it call `self.compute_loss` or the compiled loss, or pass "
                     "`replicas_per_group={'loss': 1}`, with which each replica computes its own."
                 )
         finally:
             del calls[replica]
 
     def _check_batch_norms(self) -> None:
-        """Warn of, or refuse, batch normalisation layers that are no barrier."""
+        """Refuse batch normalisation layers that are no barrier and can't be in a loop."""
         if "batch_norm" not in self._model._accum.whole_batch:
-            if not self._model._accum.size.is_auto:  # which warns when it splits a batch
-                warn_of_batch_norms(self._model)
             self._check_layers()
 
     def train(self, data: Data) -> Logs:
