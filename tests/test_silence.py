@@ -1030,6 +1030,65 @@ class Averaging(Own):
         return logs
 
 
+class Assigned(layers.Layer):
+    """A dense layer that assigns to its kernel in each call."""
+
+    def __init__(self, function, is_first=True):
+        super().__init__()
+        self.function, self.is_first, self.dense = function, is_first, layers.Dense(3, use_bias=False)
+
+    def build(self, input_shape):
+        self.dense.build(input_shape)
+        self.built = True
+
+    def call(self, inputs):
+        outputs = None if self.is_first else self.dense(inputs)
+        self.dense.kernel.assign(self.function(tf.convert_to_tensor(self.dense.kernel)))
+        return self.dense(inputs) if self.is_first else outputs
+
+
+MASK = np.tril(np.ones((3, 3), "float32"))
+SETTLED = {
+    "masked, as in PixelCNN": lambda kernel: kernel * MASK,
+    "clipped, as in WGAN": lambda kernel: tf.clip_by_value(kernel, -0.1, 0.1),
+    "not negative": tf.nn.relu,
+    "of unit norm": lambda kernel: tf.math.l2_normalize(kernel, axis=0),
+}
+
+
+@pytest.mark.law("L2")
+@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 4}], ids=["cycles", "micro-batches"])
+@pytest.mark.parametrize("kind", SETTLED)
+def test_what_is_the_same_in_each_micro_batch_is_exact_and_not_warned_of(kind, options):
+    ended = []
+    for wrap, batch_size in (
+        (lambda model: model, 8),
+        (lambda model: from_model(model, **options), 4 if "accum_steps" in options else 8),
+    ):
+        model = with_layer(lambda: Assigned(SETTLED[kind]))
+        model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
+        model = wrap(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", accum.InexactWarning)
+            model.compile(sgd(), "mse")
+            model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+        ended.append(model.get_weights())
+    for one, other in zip(*ended):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L2")
+@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 2}], ids=["cycles", "micro-batches"])
+@pytest.mark.parametrize(
+    "function,is_first",
+    [(lambda kernel: 0.99 * kernel, True), (tf.nn.relu, False)],
+    ids=["decays", "is clipped after it was used"],
+)
+def test_a_kernel_that_differs_in_each_micro_batch_is_warned_of(function, is_first, options):
+    made = from_model(with_layer(lambda: Assigned(function, is_first)), **options)
+    assert len(said_of_changes(made, run_eagerly=False)) == 1
+
+
 def ordinary():
     inputs = tf.keras.Input((3,))
     hidden = layers.Dropout(0.2)(layers.BatchNormalization()(layers.Dense(3)(inputs)))

@@ -3,7 +3,9 @@
 import contextlib
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from accum._tf.op_walks import FUSED_BATCH_NORMS, is_assignment
+import numpy as np
+
+from accum._tf.op_walks import FUSED_BATCH_NORMS, ancestors, assigned_handles, is_assignment, outermost_of
 from accum._tf.random_ops import STATEFUL_DRAWS
 from accum._tf.version import IS_KERAS_3, VERSION, tf
 
@@ -97,6 +99,57 @@ def plain_session() -> Any:
     config.graph_options.optimizer_options.opt_level = -1
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return tf.compat.v1.Session(config=config)
+
+
+def is_settled_at_once(graph: Any, operations: Sequence[tf.Operation], handle: Any) -> bool:
+    """Whether operations that run again find a variable as they used it before, because they mask or clip it first.
+
+    They do if they assign once, before anything else uses the variable, what is computed from it and constants alone,
+    and if that stays as it is when it is computed from itself, for numbers at random.
+
+    Args:
+      graph: the graph of a function.
+      operations: those that run, in their order.
+      handle: of the variable, in that graph.
+    """
+    value = _value_before_use(graph, operations, handle)
+    if value is None or not value.dtype.is_floating or not value.shape.is_fully_defined():
+        return False
+    ops = ancestors([value.op])
+    reads = [op for op in ops if op.type == "ReadVariableOp"]
+    outside = outermost_of(graph)
+    fed = [op.outputs[0] for op in ops if op.type == "Placeholder" and op.outputs[0].dtype != tf.resource]
+    constants = {tensor.name: outside(tensor) for tensor in fed}
+    is_known = all(hasattr(constant, "numpy") for constant in constants.values())
+    others = [op for op in ops if op not in reads and op.type != "Placeholder" and op.op_def.is_stateful]
+    if others or not is_known or not reads or any(op.inputs[0] is not handle for op in reads):
+        return False
+    part = tf.compat.v1.GraphDef()
+    part.versions.CopyFrom(graph.as_graph_def().versions)
+    part.node.extend([op.node_def for op in ops if op not in reads and op.type != "Placeholder"])
+    with tf.Graph().as_default(), plain_session() as session:
+        before = tf.compat.v1.placeholder(value.dtype, value.shape)
+        feeds = {name: tf.constant(constant.numpy()) for name, constant in constants.items()}
+        feeds.update((op.outputs[0].name, before) for op in reads)
+        (after,) = tf.graph_util.import_graph_def(part, input_map=feeds, return_elements=[value.name], name="part")
+        once = session.run(after, {before: 2.0 * np.random.RandomState(0).normal(size=value.shape.as_list())})
+        return np.allclose(session.run(after, {before: once}), once, rtol=1e-5, atol=1e-6)
+
+
+def _value_before_use(graph: Any, operations: Sequence[tf.Operation], handle: Any) -> Optional[tf.Tensor]:
+    """Return what operations assign to a variable, if they do so once, and use it before only to compute that."""
+    uses = [index for index, op in enumerate(operations) if any(tensor is handle for tensor in op.inputs)]
+    assigns = [index for index in uses if is_assignment(operations[index].type)]
+    if len(assigns) != 1 or operations[assigns[0]].type != "AssignVariableOp":
+        return None
+    (index,) = assigns
+    if id(handle) in assigned_handles(graph, operations[index + 1 :]):
+        return None
+    value = operations[index].inputs[1]
+    computing = {*ancestors([value.op]), operations[index]}
+    earlier = [operations[use] for use in uses if use < index]
+    users = {user for read in earlier for output in read.outputs for user in output.consumers()}
+    return value if {*earlier, *users} <= computing else None
 
 
 def captured(tensor: Any) -> Any:

@@ -217,7 +217,12 @@ def outermost() -> Callable[[Any], Any]:
 
     That is the tensor which they capture, or the tensor itself. Dies with `tf.compat.v1`.
     """
-    outer = {id(inside): outside for outside, inside in _captured(tf.compat.v1.get_default_graph())}
+    return outermost_of(tf.compat.v1.get_default_graph())
+
+
+def outermost_of(graph: Any) -> Callable[[Any], Any]:
+    """Return what `outermost` does, for the tensors of any graph."""
+    outer = {id(inside): outside for outside, inside in _captured(graph)}
     return lambda tensor: outer.get(id(tensor), tensor)
 
 

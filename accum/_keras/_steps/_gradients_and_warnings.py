@@ -347,6 +347,8 @@ class StateWatch:
             inside_of = {id(outside): inside for outside, inside in _tf.op_walks.captures_of(graph)}
             inside = {id(var): inside_of.get(id(_handle_of(var))) for var in self._variables}
             changed = [var for var in self._variables if id(inside[id(var)]) in handles]
+            is_settled = _tf.graph_parts.is_settled_at_once  # the next micro-batch finds it as the full batch would
+            changed = [var for var in changed if not is_settled(graph, ops, inside[id(var)])]
             means = _moving_means(self._model)
             norms = [layer for layer, var in means if id(inside_of.get(id(_handle_of(var)))) in handles]
         _warn_of(self._model, changed)
