@@ -167,6 +167,24 @@ def batched(drop_remainder):
     return tf.data.Dataset.from_tensor_slices((X[:8], Y[:8])).batch(4, drop_remainder=drop_remainder)
 
 
+def generated(*sizes):
+    return ((X[:size], Y[:size]) for size in sizes)
+
+
+class Listed(tf.keras.utils.Sequence):
+    """Two batches."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return X[: self.size], Y[: self.size]
+
+
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "options,size,received",
@@ -180,7 +198,12 @@ def batched(drop_remainder):
         ),
         (lambda: {"x": batched(drop_remainder=True)}, 4, "micro_batch_size=4, batches of 4 examples"),
         (lambda: {"x": batched(drop_remainder=True)}, 3, None),
-        (lambda: {"x": batched(drop_remainder=False)}, 4, None),  # nothing tells before the first of them
+        (lambda: {"x": batched(drop_remainder=False)}, 4, "micro_batch_size=4, batches of at most 4 examples"),
+        (lambda: {"x": batched(drop_remainder=False)}, 3, None),
+        (lambda: {"x": generated(4, 4), "steps_per_epoch": 2}, 4, "micro_batch_size=4, batches of at most 4 examples"),
+        (lambda: {"x": generated(4, 3), "steps_per_epoch": 2}, 3, None),  # the last batch is smaller
+        (lambda: {"x": Listed(4)}, 5, "micro_batch_size=5, batches of at most 4 examples"),
+        (lambda: {"x": Listed(4)}, 3, None),
     ],
 )
 def test_the_data_tell_what_a_batch_has(recwarn, options, size, received):
@@ -189,6 +212,36 @@ def test_the_data_tell_what_a_batch_has(recwarn, options, size, received):
     model.fit(verbose=0, **options())
     messages = [str(one.message) for one in recwarn if "No batch is split" in str(one.message)]
     assert [one.split("Received: ")[1] for one in messages] == ([received + "."] if received else [])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
+@pytest.mark.parametrize("size,is_said", [(4, True), (3, False)])
+def test_train_on_batch_tells_once_that_nothing_is_split(recwarn, size, is_said, run_eagerly):
+    model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=size)
+    model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    for last in (4, 4, 2):
+        model.train_on_batch(X[:last], Y[:last])
+    assert len([one for one in recwarn if "No batch is split" in str(one.message)]) == is_said
+
+
+@pytest.mark.law("L17")
+def test_evaluation_and_prediction_tell_nothing_of_batches_that_are_not_split(recwarn):
+    model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=4)
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.evaluate(batched(drop_remainder=False), verbose=0)
+    model.predict(X[:4])
+    assert not [one for one in recwarn if "No batch is split" in str(one.message)]
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("size,is_said", [(4, True), (3, False)])
+def test_batches_of_a_dataset_are_compared_as_a_replica_has_them(recwarn, size, is_said):
+    with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
+        model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=size)
+        model.compile("sgd", "mse")
+    model.fit(tf.data.Dataset.from_tensor_slices((X[:8], Y[:8])).batch(8), verbose=0)
+    assert len([one for one in recwarn if "No batch is split" in str(one.message)]) == is_said
 
 
 @pytest.mark.law("L17")

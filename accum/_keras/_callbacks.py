@@ -122,6 +122,9 @@ class FlushCallback(tf.keras.callbacks.Callback):
         if self._is_first_epoch:  # not before, when a scheduler may yet have to set `accum_steps`
             self._is_first_epoch = False
             self._warn_of_short_epoch()
+            own = accumulation_of(self.model)
+            if own is not None:
+                own.warn_if_none_was_split(self.model.distribute_strategy)
         self.end_cycle_of(self.model)
 
     def end_cycle_of(self, model: tf.keras.Model) -> None:

@@ -470,7 +470,9 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
     def train_on_batch(self, *args: object, **kwargs: object) -> Any:
         """Train on one batch, as `tf.keras.Model.train_on_batch` does."""
         self._accum.take_steps_of_loss_scales()
-        return super().train_on_batch(*args, **kwargs)
+        result = super().train_on_batch(*args, **kwargs)
+        self._accum.warn_if_none_was_split(self.distribute_strategy)
+        return result
 
     def _with_callback(self, callbacks: Any, ending: FlushCallback) -> Any:
         """Return `callbacks` as the user passed them, with `ending` before the others."""
@@ -499,11 +501,8 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         replicas = self.distribute_strategy.num_replicas_in_sync
         batch = -(-batches.size // replicas)
         received = f"micro_batch_size={size}, {batches.described}" + (f", {replicas} replicas" if replicas > 1 else "")
-        if batch <= size and self._accum.is_first_time("batches of one part"):
-            _check.warn(
-                "No batch is split, because none has more examples than a micro-batch: lower `micro_batch_size`, or "
-                f"give `fit` larger batches. Received: {received}."
-            )
+        if batch <= size:
+            self._accum.warn_of_one_part(received)
         steps = self._accum.options.arguments["accum_steps"]
         is_both = isinstance(steps, int) and steps > 1 and steps * size == batch
         if is_both and self._accum.is_first_time("batches that are split already"):

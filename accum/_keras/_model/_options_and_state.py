@@ -178,6 +178,30 @@ def _first_length(shape: Union[tf.TensorShape, tuple]) -> Optional[int]:
     return lengths.as_list()[0] if lengths.rank else None
 
 
+class LargestBatch:
+    """The number of examples in the largest batch that a replica has trained on, as long as none has been split."""
+
+    def __init__(self) -> None:
+        self._variable: Optional[tf.Variable] = None
+
+    def create(self) -> None:
+        """Create the variable, if there is none."""
+        if self._variable is None:
+            with tf.init_scope():
+                self._variable = _tf.variables.new_statistic("largest_batch", [], tf.float32)
+
+    def note(self, count: Scalar) -> None:
+        """Note the number of examples in a batch of this replica."""
+        self.create()
+        variable = _replicas.local_variable(self._variable)
+        variable.assign(tf.maximum(variable.read_value(), tf.cast(count, tf.float32)))
+
+    def value(self, strategy: tf.distribute.Strategy) -> int:
+        """Return the number for the replicas of this worker, given the model's strategy; 0 before the first batch."""
+        parts = [] if self._variable is None else strategy.experimental_local_results(self._variable)
+        return max([int(part.numpy()) for part in parts], default=0)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # The weight of a micro-batch
 
@@ -385,6 +409,7 @@ class ModelAccumulation:
       size: `SizeInUse`.
       noises: `RepeatableNoises`.
       weight: `WeightVariable`.
+      largest_batch: `LargestBatch`.
       traces: `Traces`.
       optimizers: list of the model's optimizers, which accumulate or are in a `LossScaleOptimizer`; None before
         `compile`.
@@ -423,6 +448,7 @@ class ModelAccumulation:
         )
         self.noises = RepeatableNoises()
         self.weight = WeightVariable()
+        self.largest_batch = LargestBatch()
         self.traces = Traces()
         self.optimizers: Optional[List[tf.keras.optimizers.Optimizer]] = None
         self.seen: List[tf.keras.optimizers.Optimizer] = []
@@ -496,6 +522,22 @@ class ModelAccumulation:
     def trimmed_time(self) -> Optional["TrimmedTime"]:
         """Return the time axis of the current micro-batch, or None if nothing is trimmed."""
         return self.trimmed
+
+    def warn_if_none_was_split(self, strategy: tf.distribute.Strategy) -> None:
+        """Warn if no batch has been larger than a micro-batch. Looks once, as a value from a device is waited for."""
+        size = self.size.fixed
+        if size is not None and self.is_first_time("the largest batch"):
+            largest = self.largest_batch.value(strategy)
+            if 0 < largest <= size:
+                self.warn_of_one_part(f"micro_batch_size={size}, batches of at most {largest} examples")
+
+    def warn_of_one_part(self, received: str) -> None:
+        """Warn, once, that no batch is split."""
+        if self.is_first_time("batches of one part"):
+            _check.warn(
+                "No batch is split, because none has more examples than a micro-batch: lower `micro_batch_size`, or "
+                f"train on larger batches. Received: {received}."
+            )
 
     def is_first_time(self, what: str) -> bool:
         """Whether this is the first call with `what`, for what is looked at or told once for each model."""

@@ -12,7 +12,7 @@ import contextlib
 from typing import Callable, ContextManager, Iterator, Optional, Sequence, Tuple, Union
 
 from accum import _tf
-from accum._engine._micro_batches import Size
+from accum._engine._micro_batches import Batch, Size
 from accum._keras._batch_norm._layer import batch_norm_following, batch_norms_of
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
@@ -59,6 +59,7 @@ def create_variables_ahead(model: tf.keras.Model, batch: Data) -> None:
     with model.distribute_strategy.scope():
         _tf.optimizers.build_with_loss_scale(model._accum.optimizers[0], model.trainable_variables)
     model._accum.weight.create()
+    model._accum.largest_batch.create()
 
 
 def with_variables_ahead(
@@ -95,7 +96,10 @@ class ModelSteps:
     @_tf.graphs.run_as_written
     def train(self, data: Data) -> Logs:
         """Train on a batch. Returns the logs."""
-        recorder = self.model._accum.recorder
+        own = self.model._accum
+        if own.size.fixed is not None:
+            own.largest_batch.note(Batch(data).count)
+        recorder = own.recorder
         if recorder is None:
             return self._step().train(data)
         recorder.begin(data)
