@@ -71,12 +71,43 @@ def assert_exact(ours, plain):
 
 
 @pytest.mark.law("L18")
-@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_micro_batches_add_up_to_the_batch(shape, eagerly):
+def test_micro_batches_add_up_to_the_batch(shape):
     """Batches of 8 as 2 + 3 + 3."""
     plain = trained(lambda: of_layers(shape), eagerly=True)
-    assert_exact(trained(lambda: of_layers(shape), eagerly=eagerly, micro_batch_size=3), plain)
+    assert_exact(trained(lambda: of_layers(shape), micro_batch_size=3), plain)
+
+
+@pytest.mark.law("L21")
+def test_entries_are_named_where_they_could_be_of_features():
+    said = trained(of_layers, eagerly=True, micro_batch_size=4)[2]
+    assert len(said) == 1 and "Keras adds up the entries" in said[0]
+
+
+class OfFeatures(layers.Layer):
+    """Adds an entry for each feature, the mean over the examples."""
+
+    def call(self, inputs):
+        self.add_loss(0.1 * tf.reduce_mean(inputs**2, axis=0))
+        return inputs
+
+
+@pytest.mark.law("L18")
+@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_means_of_features_are_not_taken_for_entries_of_examples(size, eagerly):
+    """With arrays, the number of examples may be known in a trace."""
+
+    def fitted(**options):
+        inputs = tf.keras.Input((6,))
+        model = tf.keras.Model(inputs, OfFeatures()(layers.Dense(4, kernel_initializer="ones")(inputs)))
+        model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
+        model.compile(tf.keras.optimizers.SGD(0.01), run_eagerly=eagerly, **NOT_COMPILED)
+        model.fit(X, batch_size=8, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    for one, other in zip(fitted(micro_batch_size=size), fitted()):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.law("L19")

@@ -433,7 +433,7 @@ VECTORS = {
 @pytest.mark.parametrize("options", [{}, {"reduction": "running_mean"}, {"nonfinite": "skip_micro"}], ids=str)
 @pytest.mark.parametrize("name", ["an example each", "an element each"])
 def test_a_loss_that_is_no_scalar_is_refused_with_the_remedy(name, options):
-    expected = "`loss` must be a scalar.*`tf.reduce_mean.loss.`.*`reduction=.sum.`.*penalty.*divide it by `accum_steps`"
+    expected = "`loss` must be a scalar.*`tf.reduce_mean.loss.`.*`reduction=.sum.`.*divide penalties on weights"
     with pytest.raises(ValueError, match=expected):
         trained(VECTORS[name], ours(**options), K)
     with tf.Graph().as_default(), pytest.raises(ValueError, match=expected):
@@ -453,6 +453,16 @@ def test_a_loss_that_is_no_scalar_is_added_up_exactly(name):
     loss = VECTORS[name]
     exact = with_warnings(None, loss, ours(reduction="sum"), K)
     np.testing.assert_allclose(exact, trained(loss, sgd(), 1), rtol=0, atol=5e-6)
+
+
+@pytest.mark.law("L1")
+def test_a_vector_of_means_is_no_loss_of_examples():
+    """TensorFlow differentiates its sum, whose mean over micro-batches is that of the full batch."""
+
+    def means(problem):
+        return tf.stack([tf.reduce_mean(problem.each), 0.5 * tf.reduce_mean(problem.each**2)])
+
+    np.testing.assert_allclose(trained(means, ours(), K), trained(means, sgd(), 1), rtol=0, atol=5e-6)
 
 
 @pytest.mark.law("L14")

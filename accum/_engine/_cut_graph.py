@@ -225,7 +225,8 @@ class CutGraph:
             before = {name_of(key) for key in self._inputs(node)}
             dependent = {one for one in before if self._levels[one] is not None}
             is_count = bool(dependent) and dependent <= (inputs if node.type in ("Shape", "ShapeN", "Size") else counts)
-            if is_count and name not in self._islands and name not in self._gradients and name not in self._waits:
+            is_alone = name not in self._islands and name not in self._gradients and name not in self._waits
+            if is_count and is_alone and name not in self.drawn:
                 outputs = self.trace.graph.get_operation_by_name(name).outputs
                 if outputs and all(output.dtype.is_integer or output.dtype.is_bool for output in outputs):
                     counts.add(name)

@@ -117,10 +117,22 @@ def meets_rows(tensor: tf.Tensor, of_one: bool) -> bool:
 
 def _has_rows_of_data(tensor: tf.Tensor, of_one: bool) -> bool:
     length = tensor.shape[0]
-    if length is not None and not (of_one and int(length) == 1):
+    if length is not None and (not (of_one and int(length) == 1) or _has_new_first_axis(tensor)):
         return False
     before = ancestors([tensor.op], sources=lambda op: [] if "Random" in op.type else sources_of(op, False))
     return any(gives_data(op) for op in before)
+
+
+def _has_new_first_axis(tensor: tf.Tensor) -> bool:
+    """Whether the first axis of a tensor has been added to it, so that it broadcasts on purpose."""
+    op = tensor.op
+    if op.type == "ExpandDims":
+        return bool(tf.get_static_value(op.inputs[1]) == 0)
+    if op.type == "StridedSlice":
+        return bool(op.get_attr("new_axis_mask") & 1)
+    alike = [one for one in op.inputs if one.shape.rank == tensor.shape.rank]
+    passes = op.type in _ELEMENTWISE or op.type in ("Cast", "Exp", "Identity", "Neg", "Softplus", "Sqrt", "Square")
+    return passes and any(_has_new_first_axis(one) for one in alike)
 
 
 def is_assignment(kind: str) -> bool:

@@ -4,7 +4,7 @@ import re
 import weakref
 from typing import Any, Container, List, Optional, Sequence, Set
 
-from accum import _check, _tf
+from accum import _check, _rows, _tf
 from accum._engine._cycle import Cycle
 from accum._engine._cycle_state import Plan
 from accum._tf import GradsAndVars, tf
@@ -23,9 +23,7 @@ PRINTS = ("Print",)  # and give back their first input
 ASKS_IF_FINITE = ("IsFinite", "IsInf", "IsNan")
 LOOPS = ("Exit", "RefExit", "While", "StatelessWhile")  # a gradient that one returns may be a sum over examples
 
-WITH_SUM = (
-    "; a penalty on the weights then counts once for each micro-batch, so divide it by `accum_steps` in the loss."
-)
+WITH_SUM = ", and divide penalties on weights by `accum_steps`, because each micro-batch adds them once more."
 NO_COMMON_WEIGHT = (
     "With several losses, each has its own count: pass them as a list to `minimize`, and their own `weight` to "
     "`mean_over_cycle`, without `weighing`."
@@ -175,12 +173,27 @@ def what_is_counted(count_micro_steps: bool, count_steps: bool) -> str:
 
 def require_scalar(loss: Any, reduction: str) -> None:
     """Raise if the gradient of a loss is that of a sum of several elements, but micro-batches are averaged."""
-    if reduction != "sum" and tf.is_tensor(loss) and loss.shape.rank and loss.shape.num_elements() != 1:
+    if reduction != "sum" and tf.is_tensor(loss) and loss.shape.rank and _has_elements_for_examples(loss):
         raise ValueError(
             "`loss` must be a scalar: TensorFlow differentiates the sum of its elements, and the mean of such sums "
             "over micro-batches is a fraction of the gradient of the full batch. Pass `tf.reduce_mean(loss)`. Or, for "
             f'the sum, pass `reduction="sum"` to the `AccumOptimizer`{WITH_SUM} Received: loss={loss!r}.'
         )
+
+
+def _has_elements_for_examples(loss: tf.Tensor) -> bool:
+    """Whether the elements of a loss may be those of examples, rather than a fixed number of means."""
+    if loss.shape.num_elements() == 1:
+        return False
+    before = _tf.op_walks.ancestors([loss.op])
+    data = [tensor for op in before if _tf.op_walks.gives_data(op) for tensor in op.outputs if tensor.shape.rank]
+    if loss.shape.num_elements() is None or not data:
+        return True
+    try:
+        rows = _rows.analyse(loss.graph, [op.name for op in before], {tensor.name: _rows.Rows(0, 1) for tensor in data})
+    except _rows.ConstantBatchSize:
+        return True
+    return rows.rows(loss.name) is not None
 
 
 def require_before_train_op(name: str, has_train_op: bool) -> None:

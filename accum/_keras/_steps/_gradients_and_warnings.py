@@ -653,6 +653,9 @@ class AddedSums:
     Args:
       count, total: the number of examples in the micro-batch, and in the batch.
 
+    Where the number of examples is known while the layer is called, a length does not tell entries for examples from
+    those for features. Such a loss stays as it is, and is warned of.
+
     Attributes:
       has_scaled: whether Keras has added up such a loss.
     """
@@ -671,11 +674,19 @@ class AddedSums:
         return scaled + tf.stop_gradient(loss - scaled) if _tf.steps.LOGS_ADDED_MEAN else scaled
 
     def has_entries(self, loss: tf.Tensor) -> bool:
-        """Whether a loss has entries for each example, as far as is known, and not for weights, for example."""
-        if not _tf.steps.is_summed(loss) or (not tf.executing_eagerly() and _is_of_no_example(loss)):
+        """Whether a loss has entries for each example, as its unknown length tells."""
+        return may_have_entries(loss) and (not loss.shape.rank or loss.shape[0] is None)
+
+    def is_ambiguous(self, loss: tf.Tensor) -> bool:
+        """Whether a loss may have entries for each example, or as many for something else."""
+        if self.has_entries(loss) or not may_have_entries(loss):
             return False
-        length = loss.shape[0] if loss.shape.rank else None
-        return length is None or (isinstance(self._count, int) and length % max(self._count, 1) == 0)
+        return not isinstance(self._count, int) or loss.shape[0] % max(self._count, 1) == 0
+
+
+def may_have_entries(loss: tf.Tensor) -> bool:
+    """Whether a loss that Keras adds up may have entries for each example, rather than for weights."""
+    return _tf.steps.is_summed(loss) and (tf.executing_eagerly() or not _is_of_no_example(loss))
 
 
 def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool) -> None:
@@ -688,10 +699,11 @@ def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool)
     """
     call, sums = model._accum.call_in_step(), model._accum.added_sums
     added = _tf.steps.added_losses(model) if call is None else call.losses
-    has_entries = _tf.steps.is_summed if sums is None else sums.has_entries
-    summed = [loss for loss in added if has_entries(loss)]
-    is_exact = not is_cycle and (not is_split or (sums is not None and sums.has_scaled))
-    if summed and not is_exact and model._accum.is_first_time("summed losses"):
+    summed = [loss for loss in added if (may_have_entries if sums is None else sums.has_entries)(loss)]
+    if not is_cycle and (not is_split or (sums is not None and sums.has_scaled)):
+        summed = []
+    summed += [loss for loss in added if sums is not None and sums.is_ambiguous(loss)]
+    if summed and model._accum.is_first_time("summed losses"):
         _check.warn(
             "Keras adds up the entries of a loss that a layer adds by `add_loss`, and a micro-batch has fewer of "
             "them than the full batch: add their mean, or pass `micro_batch_size` and `whole_batch='loss'`, without "
