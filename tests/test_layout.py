@@ -14,13 +14,14 @@ MAY_IMPORT = {
     "_check": set(),
     "_entry": {"_public"},
     "_tf": {"_tf"},
+    "_rows": {"_rows", "_tf"},
     # the engine, and what stands on it
     "_engine": ENGINE,
     "_config": {"_check", "_tf"},
     "_clipping": {"_check", "_clipping", "_config", "_tf"},
     # the APIs, which do not import each other
     "_keras": KERAS,
-    "compat": ENGINE | {"compat"},
+    "compat": ENGINE | {"_rows", "compat"},
     # tools
     "convert": KERAS | {"convert"},
     "testing": KERAS | {"testing"},

@@ -424,7 +424,7 @@ def test_the_size_must_be_a_positive_int(size):
 @pytest.mark.law("L17")
 def test_arrays_are_no_batch():
     x, y = placeholders()
-    with pytest.raises(TypeError, match="tensors of the graph"):
+    with pytest.raises(TypeError, match="dense tensors of the graph"):
         accum.compat.v1.split_batch(perceptron(x, y)[0], (X, Y), 6)
 
 

@@ -222,6 +222,19 @@ class Library:
             names |= self._within(name)
         return names
 
+    def types_within(self, node: Node) -> Set[str]:
+        """Return the types of operations in the functions that `node` calls, at any depth."""
+        types: Set[str] = set()
+        waiting, seen = functions_of(node.proto), set()
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                for inner in getattr(self._functions.get(name), "node_def", ()):
+                    types.add(inner.op)
+                    waiting += functions_of(inner)
+        return types
+
     def normalizes(self, proto: Any) -> bool:
         """Whether the functions that an operation calls normalise, or may do so, by statistics of their first axis."""
         functions = [self._functions.get(name) for name in functions_of(proto)]

@@ -84,6 +84,11 @@ def is_within_loop(op: tf.Operation) -> bool:
     return context is not None
 
 
+def has_own_gradient(op: tf.Operation) -> bool:
+    """Whether a program has given an operation another gradient than that of its type."""
+    return "_gradient_op_type" in op.node_def.attr
+
+
 def leaves_frame(op: tf.Operation) -> bool:
     """Whether an operation gives the result of a loop of TF 1 to what is outside of it. Dies with `tf.compat.v1`."""
     return op.type in ("Exit", "RefExit")

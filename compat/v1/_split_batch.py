@@ -37,6 +37,9 @@ VARIABLES = ("VariableV2", "Variable", "VarHandleOp")
 STEPS = ("Apply", "ResourceApply", "SparseApply", "ResourceSparseApply")
 """Types with which the operations begin by which optimizers change variables."""
 
+MADE = ("Fill", "PlaceholderWithDefault", "ZerosLike")
+"""Types of operations that make rows which programs feed, such as the initial state of a recurrent network."""
+
 GRADIENT = "AccumSplitBatch"
 """The name under which the gradient of joined rows is registered, once for all graphs."""
 
@@ -91,7 +94,7 @@ def split_batch(loss: Nested, batch: Nested, micro_batch_size: int, *, recompute
         )
     size = _check.own_micro_batch_size(micro_batch_size)
     losses = [_require_tensor("loss", one) for one in tf.nest.flatten(loss)]
-    tensors = [one for one in tf.nest.flatten(batch, expand_composites=True) if one is not None]
+    tensors = [one for one in tf.nest.flatten(batch) if one is not None]
     batched = [one for one in (_require_tensor("batch", one) for one in tensors) if one.shape.rank != 0]
     if not losses or not batched:
         raise ValueError(
@@ -106,7 +109,8 @@ def split_batch(loss: Nested, batch: Nested, micro_batch_size: int, *, recompute
 
 def _require_tensor(name: str, value: Any) -> tf.Tensor:
     if not isinstance(value, tf.Tensor):
-        raise TypeError(f"`{name}` must consist of tensors of the graph. Received: {name}={value!r}.")
+        sparse = ": leave out sparse and ragged ones" if isinstance(value, (tf.SparseTensor, tf.RaggedTensor)) else ""
+        raise TypeError(f"`{name}` must consist of dense tensors of the graph{sparse}. Received: {name}={value!r}.")
     if name == "batch" and value.shape.rank is None:
         raise ValueError(
             f"The number of axes of each tensor in `batch` must be known: set its shape. Received: {value!r}."
@@ -182,9 +186,10 @@ class _Split:
             return _rows.analyse(self._graph, [op.name for op in ops if op in self._before_losses], inputs)
 
     def _feed_draws(self) -> None:
-        """Let random numbers of the batch that depend on no variable be drawn once, and cut into rows."""
+        """Let random numbers and initial states that depend on no variable be made once, and cut into rows."""
         for op in self._ops:
-            if _is_random(op) and op not in self._of_variables and self._analysis.rows(op.outputs[0].name) is not None:
+            is_made = _is_random(op) or op.type in MADE
+            if is_made and op not in self._of_variables and self._analysis.rows(op.outputs[0].name) is not None:
                 self._fed[op.outputs[0].name] = op.outputs[0]
 
     def _proven(self, barriers: Set[tf.Operation]) -> Set[tf.Operation]:
@@ -199,6 +204,7 @@ class _Split:
             if op in self._before_losses:
                 frames.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
         frames.pop(None, None)
+        candidates -= {op for ops in frames.values() if not self._is_frame_apart(ops) for op in ops}
         while True:
             wrong = {op for op in candidates if not all(self._is_known(one, candidates) for one in op.inputs)}
             for ops in frames.values():  # loops and conditionals are inside as a whole, or not at all
@@ -218,13 +224,32 @@ class _Split:
             return verdict.kind == "reduces"
         if verdict.kind not in ("rows", "size") and not (barriers and verdict.kind == "behind"):
             return False
-        if op.type in _tf.graph_parts.CALLS and self._library.hidden(_tf.graph_parts.node_of(op)):
-            return False  # it would draw other numbers, or assign once more, where it is computed again
+        if _tf.graphs.has_own_gradient(op):
+            return False  # which may look at all examples, unlike that of an operation that keeps them apart
+        if op.type in _tf.graph_parts.CALLS and not self._can_be_called_again(op):
+            return False
         if not _is_random(op):
             return True
         drawn, rows = _tf.random_ops.random_op_of(op), self._analysis.rows(op.outputs[0].name)
         can_be_cut = drawn is not None and drawn.kind is not None and not _tf.graphs.is_within_loop(op)
         return can_be_cut and rows is not None and rows.axis == 0
+
+    def _can_be_called_again(self, op: tf.Operation) -> bool:
+        """Whether functions that are called draw nothing, assign nothing, and take no number of examples."""
+        node = _tf.graph_parts.node_of(op)
+        takes_sizes = any(self._analysis.is_size(tensor.name) for tensor in op.inputs)
+        return not takes_sizes and not self._library.hidden(node) and not LENGTHS & self._library.types_within(node)
+
+    def _is_frame_apart(self, ops: Sequence[tf.Operation]) -> bool:
+        """Whether a loop or conditional of TF 1 takes no number of examples, and a conditional nothing of variables."""
+        for op in ops:
+            verdict = self._analysis.verdict(op.name)
+            for index, tensor in enumerate(op.inputs):
+                is_number = verdict is not None and verdict.kind == "rows" and self._analysis.is_size(tensor.name)
+                if is_number and not self._analysis.shapes_only(op.name, index):
+                    return False
+        is_loop = any(_tf.graphs.is_within_loop(op) for op in ops)
+        return is_loop or not any(self._uses_variable(op) for op in ops)
 
     def _is_known(self, tensor: tf.Tensor, candidates: Set[tf.Operation]) -> bool:
         op = tensor.op
@@ -260,6 +285,13 @@ class _Split:
         self._require_before_optimizer()
         self._require_gain(rows)
         self._frontier = [self._graph.get_tensor_by_name(key) for key in rows]
+        unknown = [tensor.name for tensor in self._frontier if tensor.shape.rank is None]
+        if unknown:
+            raise ValueError(
+                "The number of axes of what is split must be known: set the shape of what it is computed from. Received: "
+                f"{unknown}."
+            )
+        self._scope = self._graph.get_name_scope() + "/"
         self._total = self._number_of_examples()
         self._draws = Draws(uniform_seed, self._total)
         self._numbers = {op.name: number for number, op in enumerate(filter(_is_random, self._ops))}
@@ -279,13 +311,17 @@ class _Split:
         if statistics:
             self._use_statistics(made.statistics)
         self._wait_as_before()
-        for op in self._inside & self._of_variables:
-            for tensor in op.outputs:
+        for op in self._forward.ops:
+            for tensor in op.outputs if op in self._inside else ():
                 self._graph.prevent_feeding(tensor)  # the copies would not see it
 
     def _number_of_examples(self) -> tf.Tensor:
         lengths = [tf.shape(tensor)[0] for tensor in self._batch]
         checks = [
+            tf1.assert_equal(tf.rank(self._graph.get_tensor_by_name(key)), 0, message=f"{key} must be a scalar.")
+            for key in self._analysis.scalars
+        ]
+        checks += [
             tf1.assert_equal(
                 length, lengths[0], message=f"All tensors of a batch need one entry for each example: {tensor.name}."
             )
@@ -303,7 +339,11 @@ class _Split:
         awaited -= {tensor.op for tensor in self._batch}
         outlets = {rows.op for rows in self._joined.values()}
         for op in sorted(awaited, key=_tf.graphs.creation_order):
-            if outlets & set(_tf.op_walks.ancestors([op], with_control=True)):
+            before = set(_tf.op_walks.ancestors([op], with_control=True))
+            if not any(other.name.startswith(self._scope) for other in before):
+                _tf.graphs.add_control_input(self._total.op, op)  # so that the loops wait, too
+                continue
+            if outlets & before:
                 raise ValueError(
                     "`split_batch` can't keep the order of operations that wait for what is computed from the same "
                     f"examples: build {op.name!r} without making others wait for it, and run it with the train op."
@@ -545,6 +585,8 @@ class _Split:
     ) -> None:
         # The gradient of reading a variable is that of its handle, also where it is `tf.IndexedSlices`.
         sources = [_tf.graph_parts.value_of(source) for source in self._sources]
+        if gradients is not None:
+            sources = [_final(value) if one.name in self._fed else value for one, value in zip(self._sources, sources)]
         passed = [self._passed(tensor, rows) for tensor, rows in zip(group, values)]
         with self._graph.gradient_override_map({"IdentityN": GRADIENT}):
             linked = tf.identity_n(passed + sources)
@@ -567,10 +609,14 @@ class _Split:
             for tensor, grad in zip(self._frontier, upstream)
         ]
         sums = iter(gradients(filled))
-        return [
-            None if source.name in self._fed else divided(next(sums), None, _tf.graph_parts.value_of(source).dtype)
-            for source in self._sources
-        ]
+        grads: List[Optional[Gradient]] = []
+        for source in self._sources:
+            if source.name in self._fed:  # whose identity raises an error where somebody asks for its gradient
+                grads.append(tf.zeros_like(source))
+            else:
+                grad = divided(next(sums), None, _tf.graph_parts.value_of(source).dtype)
+                grads.append(None if grad is None else _final(grad))
+        return grads
 
     def _passed(self, tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         """Return joined rows by an operation whose input can be replaced later, and which hides the loop.
@@ -604,7 +650,7 @@ class _Split:
         else:
             with tf.control_dependencies(None):
                 sums = iter(self._at_once(template, combined, fed))
-        return [None if grad is None else next(sums) for grad in template.grads]
+        return [None if grad is None else _final(next(sums)) for grad in template.grads]
 
     # ------------------------------------------------------------------------------------------------------------
     # Forward and backward in one loop
@@ -634,7 +680,8 @@ class _Split:
         proxies = {rows.name: self._zeros_like_rows(tensor) for tensor, rows in zip(self._frontier, joined)}
         with tf.control_dependencies(None):
             part = Part(list(grads), joined)
-            if any(proxies[key] is None for key in proxies if part.takes(key)):
+            is_repeatable = not any(_is_random(op) or op.op_def.is_stateful for op in part.ops)
+            if not is_repeatable or any(proxies[key] is None for key in proxies if part.takes(key)):
                 return None
             values = part.compute(
                 {key: proxy() for key, proxy in proxies.items() if proxy is not None and part.takes(key)}
@@ -698,6 +745,26 @@ def _gradient(op: tf.Operation, *upstream: Optional[tf.Tensor]) -> List[Optional
             f"this graph and call `split_batch` in it. Received: {op.name!r}."
         )
     return [None] * link.number + link.gradients(upstream[: link.number])
+
+
+NO_GRADIENT = "AccumSplitBatchNoGradient"
+
+
+def _final(grad: Gradient) -> Gradient:
+    """Return a gradient that raises an error where it is differentiated in turn."""
+    graph = tf1.get_default_graph()
+    with graph.gradient_override_map({"Identity": NO_GRADIENT}):
+        return _tf.inner_optimizer.on_values(tf.identity, grad)
+
+
+@tf.RegisterGradient(NO_GRADIENT)
+def _no_gradient(op: tf.Operation, *upstream: tf.Tensor) -> None:
+    del upstream
+    raise ValueError(
+        "A gradient of what `split_batch` has split can't be differentiated again, nor, with batch normalisation, a "
+        "loss by the batch: take gradients that are part of the loss before you call `split_batch`. "
+        f"Received: {op.inputs[0].name!r}."
+    )
 
 
 LENGTHS = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
