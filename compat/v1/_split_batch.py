@@ -288,8 +288,8 @@ class _Split:
         unknown = [tensor.name for tensor in self._frontier if tensor.shape.rank is None]
         if unknown:
             raise ValueError(
-                "The number of axes of what is split must be known: set the shape of what it is computed from. Received: "
-                f"{unknown}."
+                "The number of axes of what is split must be known: set the shape of what it is computed from. "
+                f"Received: {unknown}."
             )
         self._scope = self._graph.get_name_scope() + "/"
         self._total = self._number_of_examples()
