@@ -3,11 +3,14 @@
 from typing import Dict, List, Optional, Sequence
 
 from accum._rows._decisions import Decision, Decisions, Guess, worst
-from accum._rows._flat_graph import FlatGraph
+from accum._rows._flat_graph import CONDITIONALS, FlatGraph
 from accum._rows._rules import SHAPES
 from accum._rows._shapes import ConstantBatchSize, NotImported
 from accum._rows._states import SIZE, Rows, Verdict, level_of
 from accum._tf import tf
+
+GUESSES = [Guess(others, scalars) for others in (-194, 22, None) for scalars in (True, False)]
+"""What is assumed, one after the other, until shapes can be inferred: small other lengths say most."""
 
 
 def analyse(graph: tf.Graph, operations: Sequence[str], inputs: Dict[str, Rows]) -> "Analysis":
@@ -22,7 +25,7 @@ def analyse(graph: tf.Graph, operations: Sequence[str], inputs: Dict[str, Rows])
       ConstantBatchSize: if the number of examples is a constant of the graph.
     """
     failure: Optional[NotImported] = None
-    for attempt in (Guess(True, True), Guess(True, False), Guess(False, True), Guess(False, False)):
+    for attempt in GUESSES:
         flat = FlatGraph(graph, operations, inputs)
         try:
             return Analysis(Decisions(graph, flat, inputs, attempt))
@@ -42,8 +45,7 @@ class Analysis:
     """
 
     def __init__(self, decided: Decisions) -> None:
-        self._states = decided.states
-        self._types = {name: node.type for name, node in decided.nodes.items()}
+        self._states, self._decided = decided.states, decided
         self._verdicts = _verdicts(decided)
         self.meets = [name for name, verdict in self._verdicts.items() if verdict.kind == "meets"]
         self.reduces = [name for name, verdict in self._verdicts.items() if verdict.kind == "reduces"]
@@ -56,8 +58,7 @@ class Analysis:
 
     def rows(self, tensor_name: str) -> Optional[Rows]:
         """Return the `Rows` of a tensor; None for one that has none, or of which no slice holds some examples."""
-        state = self._states.get(tensor_name)
-        return state.layout.rows if state is not None and state.layout is not None else None
+        return self._decided.rows_of(tensor_name)
 
     def is_size(self, tensor_name: str) -> bool:
         """Whether a tensor depends on how many examples there are, and on nothing else of them."""
@@ -68,8 +69,15 @@ class Analysis:
         return level_of(self._states.get(tensor_name))
 
     def shapes_only(self, op_name: str, index: int) -> bool:
-        """Whether an input of an operation only says how long axes of its output are."""
-        return index in SHAPES.get(self._types.get(op_name, ""), ())
+        """Whether an input of an operation only says how long axes of its output are.
+
+        That holds for any size that a function, conditional or loop takes, but for the predicate of a conditional: one
+        in which a size is a number has the verdict "meets".
+        """
+        kind = self._decided.flat.kinds.get(op_name, "")
+        if op_name in self._decided.flat.written_out:
+            return not (index == 0 and kind in CONDITIONALS)
+        return index in SHAPES.get(kind, ())
 
 
 def _verdicts(decided: Decisions) -> Dict[str, Verdict]:
@@ -82,9 +90,6 @@ def _verdicts(decided: Decisions) -> Dict[str, Verdict]:
     for owner, decisions in found.items():
         kind = worst([decision.kind for decision in decisions])
         hows = list(dict.fromkeys(one.how for one in decisions if one.how and one.kind == kind))
-        outputs = []
-        for key in decided.nodes[owner].outputs:
-            state = decided.states.get(key)
-            outputs.append(state.layout.rows if state is not None and state.layout is not None else None)
+        outputs = [decided.rows_of(key) for key in decided.nodes[owner].outputs]
         verdicts[owner] = Verdict(kind, outputs, ", ".join(hows))
     return {name: verdicts[name] for name in decided.flat.users if name in verdicts}

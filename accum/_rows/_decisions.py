@@ -10,8 +10,8 @@ import numpy as np
 
 from accum._rows import _axes, _elementwise, _images, _products, _reductions
 from accum._rows._flat_graph import MERGES, NEXT, WITHIN, FlatGraph, Key, Node, node_of
-from accum._rows._lists import LIST_RULES, POPS, PUSHES, SCALAR, STACK_KINDS, UNKNOWN, Given, popped, pushed
-from accum._rows._rules import OPAQUE, RULES, Meets, Op, Outcome, multiples_of
+from accum._rows._lists import LIST_RULES, POPS, PUSHES, SCALAR, STACK_KINDS, UNKNOWN, Given, Result, popped, pushed
+from accum._rows._rules import OPAQUE, RULES, SHAPES, Meets, Op, Outcome, multiples_of
 from accum._rows._shapes import ALIASES, COUNTS, PRIMES, Shapes
 from accum._rows._states import (
     SIZE,
@@ -28,7 +28,7 @@ from accum._rows._states import (
     rows_at,
     whole,
 )
-from accum._rows._values import SIZES, Values, constant_of, value_of
+from accum._rows._values import SIZES, Values, constant_of, is_constant, value_of
 from accum._tf import tf
 
 RULED = (_axes, _elementwise, _images, _products, _reductions)
@@ -41,8 +41,12 @@ OF_SHAPE = ("Rank", "Shape", "ShapeN", "Size")
 ON_LISTS = ("Add", "AddN", "AddV2", "Identity", "Snapshot", "StopGradient", "ZerosLike")
 """Operations on a list as a whole; a sum of flows waits for both."""
 
-EFFECTS = ("Assign", "Assert", "Print", "Scatter", "ResourceScatter", "ResourceApply", "Apply", "SparseApply")
+CHANGES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "Apply", "SparseApply")
+"""Operations that change variables; a reader that waits for one reads what the batch has made of it."""
+
+EFFECTS = CHANGES + ("Assert", "Print")
 OTHER_EFFECTS = ("Queue", "Summary", "PyFunc", "Save", "WriteFile", "Enqueue", "Dequeue", "CountUpTo")
+READS = ("ReadVariableOp", "VariableShape", "VarIsInitializedOp")
 ROUNDS = 4
 """After so many repetitions, what a loop hands back with ever more reductions before it is said to have met."""
 
@@ -51,11 +55,12 @@ class Guess(NamedTuple):
     """What is assumed of the user's graph.
 
     Attributes:
-      primes: whether other axes of the batch whose length is unknown have one prime for each index.
+      others: what is added to the primes, the lengths of other axes of the batch that are unknown, in a third graph;
+        None if they stay unknown.
       scalars: whether placeholders of unknown rank, such as a rate of dropout, are scalars.
     """
 
-    primes: bool
+    others: Optional[int]
     scalars: bool
 
 
@@ -81,8 +86,12 @@ class Decisions:
         self._stacks: Dict[str, State] = {}
         self._guards: Dict[str, Optional[State]] = {}
         self._after_effect: Set[str] = set()
+        self._same: Set[Key] = set()
         self._independent = self._independent_nodes()
-        self.shapes = Shapes(graph, flat.versions, inputs, all(self._batch_axis(name) is None for name in inputs))
+        is_any = any(None in self._lengths_beside(name) for name in inputs)
+        count = 3 if guess.others is not None and is_any else 2
+        is_open = all(self._dims_of_input(name)[rows.axis] is None for name, rows in inputs.items())
+        self.shapes = Shapes(graph, flat.versions, inputs, count, is_open)
         for name, rows in inputs.items():
             self._begin(name, rows)
         for unit in flat.units:
@@ -96,22 +105,23 @@ class Decisions:
             raise ValueError(f"The rank of each tensor of the batch must be known. Received: {name}, of unknown shape.")
         return shape.as_list()
 
-    def _batch_axis(self, name: str) -> Optional[int]:
-        return self._dims_of_input(name)[self.inputs[name].axis]
+    def _lengths_beside(self, name: str) -> List[Optional[int]]:
+        dims = self._dims_of_input(name)
+        return dims[: self.inputs[name].axis] + dims[self.inputs[name].axis + 1 :]
 
     def _begin(self, name: str, rows: Rows) -> None:
         layout = Layout(*rows)
         pair = []
-        for count in COUNTS:
+        for count, more in ((COUNTS[0], 0), (COUNTS[1], 0), (COUNTS[0], self.guess.others)):
             dims = self._dims_of_input(name)
             for axis, length in enumerate(dims):
                 if axis == layout.axis:
                     dims[axis] = layout.factor * count
-                elif length is None and self.guess.primes:
-                    dims[axis] = PRIMES[axis % len(PRIMES)]
+                elif length is None and more is not None and self.guess.others is not None:
+                    dims[axis] = PRIMES[axis % len(PRIMES)] + more
             pair.append(dims)
         dtype = self.graph.get_tensor_by_name(name).dtype.base_dtype
-        self.shapes.give(name, (pair[0], pair[1]), dtype.as_datatype_enum)
+        self.shapes.give(name, tuple(pair), dtype.as_datatype_enum)
         self.states[name] = rows_at(layout, 0)
 
     def _independent_nodes(self) -> Dict[str, bool]:
@@ -135,9 +145,10 @@ class Decisions:
     def _decide_unit(self, unit: List[Node]) -> None:
         merges = [node for node in unit if node.is_loop_merge]
         for round_ in range(40):
+            held = dict(self._stacks)
             self._decide_all(unit)
             changes = [self._hand_back(merge, round_) for merge in merges]
-            if not any(changes):
+            if not any(changes) and held == self._stacks or not merges:
                 return
         raise AssertionError(f"the loop of {unit[0].owner} does not settle")
 
@@ -189,31 +200,32 @@ class Decisions:
     def _decide_apart(self, node: Node) -> None:
         self._note_order(node)
         if node.is_loop_merge:
-            results = [self._merged(node), (None, SCALAR)]
+            results = [self._merged(node), Result(None, SCALAR)]
         elif node.type in LIST_RULES:
             results = self._of_list(node)
         else:
             results = self._of_stack(node)
-        for key, dtype, (state, dims) in zip(node.outputs, node.dtypes, results):
-            self.states[key] = state
-            self.values[key] = None
-            self.shapes.give(key, dims, dtype)
+        for key, dtype, result in zip(node.outputs, node.dtypes, results):
+            self.states[key] = result.state
+            self.values[key] = result.values
+            self.shapes.give(key, result.dims, dtype)
 
-    def _merged(self, node: Node) -> Tuple[Optional[State], Pair]:
+    def _merged(self, node: Node) -> Result:
         enters = [key for key in node.inputs if self._type_of(key) not in NEXT]
         state, dims = self.states.get(enters[0]), self.shapes.dims(enters[0])
         if node.name in self._back:
             back, back_dims = self._back[node.name]
             state, dims = either([state, back]), either_dims(dims, back_dims)
-        self.decisions[node.name] = Decision(self._kind_of(state))
-        return state, dims
+        if _is_new_meeting(state, [self.states.get(key) for key in node.inputs]):
+            self._meet(node, "what the loop hands back has the examples on another axis than what it begins with")
+        else:
+            self._say(node, self._kind_of(state))
+        return Result(state, dims)
 
     def _hand_back(self, merge: Node, round_: int) -> bool:
         """Note what a loop hands back; return whether that is more than before."""
         (key,) = [key for key in merge.inputs if self._type_of(key) in NEXT]
         state, dims = self.states.get(key), self.shapes.dims(key)
-        if state is not None and state.kind == "list" and self.states[merge.outputs[0]] is not None:
-            dims = SCALAR
         before = self._back.get(merge.name)
         if before is not None:
             state, dims = either([before[0], state]), either_dims(before[1], dims)
@@ -236,7 +248,7 @@ class Decisions:
     def _given(self, node: Node) -> List[Given]:
         return [Given(self.states.get(key), self.shapes.dims(key), self.values.get(key)) for key in node.inputs]
 
-    def _of_list(self, node: Node) -> List[Tuple[Optional[State], Pair]]:
+    def _of_list(self, node: Node) -> List[Result]:
         given = self._given(node)
         level = max((level_of(one.state) for one in given), default=0)
         try:
@@ -244,29 +256,31 @@ class Decisions:
             results = [] if met else LIST_RULES[node.type](node, given)
         except Meets as reason:
             self._meet(node, str(reason))
-            return [(joined(level + 1), UNKNOWN) for _ in node.dtypes]
+            return [Result(joined(level + 1), UNKNOWN) for _ in node.dtypes]
         if met:
-            self.decisions[node.name] = Decision("behind")
-            return [(joined(level), UNKNOWN) for _ in node.dtypes]
-        results = [(_at_least(state, level), dims) for state, dims in results]
-        states = [state for state, _ in results]
-        kinds = {self._kind_of(state) for state in states} - {"independent"}
+            self._say(node, "behind")
+            return [Result(joined(level), UNKNOWN) for _ in node.dtypes]
+        results = [
+            result if result.values is not None else result._replace(state=_at_least(result.state, level))
+            for result in results
+        ]
+        kinds = [self._kind_of(result.state) for result in results]
         if any(depends(one.state) for one in given):
-            self.decisions[node.name] = Decision("rows" if "rows" in kinds else min(kinds, default="size"))
+            self._say(node, worst([*kinds, "size"]))
         return results
 
-    def _of_stack(self, node: Node) -> List[Tuple[Optional[State], Pair]]:
+    def _of_stack(self, node: Node) -> List[Result]:
         if node.type in STACK_KINDS:
-            return [(None, UNKNOWN)]
+            return [Result(None, UNKNOWN)]
         stack, given = self._creator(node.inputs[0]), self._given(node)
         if node.type in PUSHES:
             self._stacks[stack] = pushed(self._stacks.get(stack), given[1])
-            state, dims = given[1].state, given[1].dims
+            result = Result(*given[1])
         else:
-            state, dims = popped(self._stacks.get(stack))
-        if state is not None:
-            self.decisions[node.name] = Decision(self._kind_of(state))
-        return [(state, dims)]
+            result = popped(self._stacks.get(stack))
+        if result.state is not None:
+            self._say(node, self._kind_of(result.state))
+        return [result]
 
     def _creator(self, key: Key) -> str:
         """Return the name of the node that has made a handle, which may have been passed through loops."""
@@ -295,6 +309,27 @@ class Decisions:
         for key, state in zip(node.outputs, results):
             if key not in self.inputs:
                 self.states[key] = state
+                self._note_size(node, key)
+
+    def _note_size(self, node: Node, key: Key) -> None:
+        """Note whether a size is the same for any number of examples."""
+        values = self.values.get(key)
+        sizes = [one for one in node.inputs if self.states.get(one) == SIZE]
+        is_same = values is not None and all(np.array_equal(value, values[0]) for value in values)
+        if self.states[key] == SIZE and (is_same or (values is None and sizes and self._same.issuperset(sizes))):
+            self._same.add(key)
+
+    def _check_numbers(self, node: Node) -> None:
+        """Raise if a function takes a number that depends on how many examples there are.
+
+        Elsewhere such a number can be that of the whole batch. A function that runs on a part of it only has that of
+        the part, which is right for a shape.
+        """
+        for index, key in enumerate(node.inputs if WITHIN in node.name else ()):
+            is_shape = index in SHAPES.get(node.type, ())
+            is_axis = node.type in _reductions.REDUCTIONS and index == 1 and is_constant(self.values.get(key))
+            if self.states.get(key) == SIZE and key not in self._same and not is_shape and not is_axis:
+                raise Meets("within a function, it takes a number that depends on how many examples there are")
 
     def _keep_values(self, node: Node, values: Sequence[Optional[Values]]) -> None:
         self.values.update(zip(node.outputs, values))
@@ -302,7 +337,11 @@ class Decisions:
     def _handed_on(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
         if node.type in ("Switch", "RefSwitch"):
             predicate = states[1]
-            is_behind = predicate is not None and predicate.kind in ("whole", "joined") and not self._is_invariant(node)
+            is_known_later = predicate is not None and predicate.kind in ("whole", "joined")
+            is_behind = is_known_later and not self._is_invariant(node)
+            if _has_rows(states[0]) and self._is_chosen_within(node):
+                self._meet(node, "within a function, a choice depends on how many examples there are")
+                return [joined(level_of(states[0]) + 1)] * 2
             results = [_behind(states[0], predicate) if is_behind else states[0]] * 2
         elif node.type in ("Exit", "RefExit"):
             switch = self.nodes[node_of(node.inputs[0])]
@@ -315,8 +354,15 @@ class Decisions:
             results = states[:1]
         kinds = [self._kind_of(state) for state in results]
         if any(depends(state) for state in results):
-            self.decisions[node.name] = Decision(worst(kinds))
+            self._say(node, worst(kinds))
         return results
+
+    def _is_chosen_within(self, switch: Node) -> bool:
+        """Whether a predicate, of a loop or in a function, depends on how many examples there are."""
+        predicate = switch.inputs[1]
+        is_loop = self._type_of(predicate) == "LoopCond"
+        is_within = switch.name.count(WITHIN) > (0 if is_loop else 1)
+        return is_within and self.states.get(predicate) == SIZE and predicate not in self._same
 
     def _is_invariant(self, switch: Node) -> bool:
         """Whether a loop hands back what it was given."""
@@ -340,7 +386,7 @@ class Decisions:
             return [None] * len(node.dtypes)
         if any(state is not None and state.kind == "joined" for state in states):
             self._note_effect(node)
-            self.decisions[node.name] = Decision("behind")
+            self._say(node, "behind")
             return [joined(level) for _ in node.dtypes]
         try:
             return self._by_rule(node, states, level)
@@ -355,15 +401,10 @@ class Decisions:
         if guard is not None:
             state = _behind(state, guard)
         if depends(state):
-            is_met = (
-                state is not None
-                and state.kind == "joined"
-                and not any(one is not None and one.kind == "joined" for one in states)
-            )
-            if is_met:
+            if _is_new_meeting(state, states):
                 self._meet(node, "its branches have the examples on different axes")
             else:
-                self.decisions[node.name] = Decision(self._kind_of(state))
+                self._say(node, self._kind_of(state))
         return [state, SIZE if guard is not None and guard.kind == "size" else (None if guard is None else guard)]
 
     def _by_rule(self, node: Node, states: List[Optional[State]], level: int) -> List[Optional[State]]:
@@ -381,6 +422,7 @@ class Decisions:
         if node.type not in RULES:
             self.unruled.append(node.type)
             raise Meets(f"no rule for {node.type}")
+        self._check_numbers(node)
         given = self._given(node)
         op = Op(node, states, [one.dims for one in given], [one.values for one in given], pairs)
         outcome = RULES[node.type](op)
@@ -396,7 +438,7 @@ class Decisions:
             if isinstance(layout, str):
                 first = outcome.outputs[0]
                 element = rows_at(first, level) if isinstance(first, Layout) else None
-                results.append(list_of(element, UNKNOWN, None) if layout == OPAQUE else None)
+                results.append(list_of(element, UNKNOWN) if layout == OPAQUE else None)
                 continue
             found = multiples_of(pair) if pair[0] is not None else {}
             expected = {} if layout is None else {layout.axis: layout.factor}
@@ -406,7 +448,7 @@ class Decisions:
                 raise Meets("the length of an axis of its output is not known")
             behind = level + (reduces and (layout is None or outcome.is_behind))
             results.append(whole(behind) if layout is None else rows_at(layout, behind))
-        self.decisions[op.node.name] = Decision("reduces" if reduces else "rows", outcome.how)
+        self._say(op.node, "reduces" if reduces else "rows", outcome.how)
         return results
 
     def _of_numbers(
@@ -417,7 +459,7 @@ class Decisions:
         is_shaped = all(pair[0] is not None and None not in pair[0] for pair in pairs)
         if not is_whole and not is_shaped and None in self._values_of(node):
             raise Meets("its shape is not known")
-        self.decisions[node.name] = Decision("behind" if is_whole else "size")
+        self._say(node, "behind" if is_whole else "size")
         return [whole(level) if is_whole else SIZE] * len(pairs)
 
     def _of_shape(self, node: Node, states: List[Optional[State]], level: int) -> List[Optional[State]]:
@@ -428,7 +470,7 @@ class Decisions:
                 raise Meets("the shape of its input is not known")
             if not _has_rows(state) and node.type != "Rank" and _depends_on_count(dims):
                 raise Meets("the shape of its input depends on the number of examples")
-        self.decisions[node.name] = Decision("size")
+        self._say(node, "size")
         return [SIZE] * len(node.dtypes)
 
     def _on_lists(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
@@ -438,7 +480,7 @@ class Decisions:
         if node.type not in ON_LISTS:
             raise Meets(f"no rule for {node.type} of a list")
         state = either(states)
-        self.decisions[node.name] = Decision(self._kind_of(state))
+        self._say(node, self._kind_of(state))
         return [state] * len(node.dtypes)
 
     def _values_of(self, node: Node) -> List[Optional[Values]]:
@@ -473,9 +515,15 @@ class Decisions:
         )
 
     def _note_effect(self, node: Node) -> None:
-        if self._has_effect(node) or node.type not in RULES:
+        if node.type.startswith(CHANGES) or self._may_change_state(node):
             parts = node.name.split(WITHIN)
             self._after_effect.update(WITHIN.join(parts[:count]) for count in range(1, len(parts) + 1))
+
+    def _may_change_state(self, node: Node) -> bool:
+        """Whether an operation without a rule has a state that it may change."""
+        is_known = node.type in RULES or node.type in LIST_RULES or node.type in STACK_KINDS + PUSHES + POPS + READS
+        is_own = node.type in ALIASES or node.type in MERGES or node.type.startswith(("Assert", "Print", "EagerPyFunc"))
+        return not is_known and not is_own and bool(self.flat.definition(node.type).is_stateful)
 
     def _reads_state(self, node: Node) -> bool:
         """Whether an operation takes a variable or a table."""
@@ -484,12 +532,24 @@ class Decisions:
             if source is not None and key not in self.inputs:
                 dtype = source.dtypes[int(key.rsplit(":", 1)[1])]
                 if dtype > 100 or dtype == tf.resource.as_datatype_enum:
-                    return node.type not in STACK_KINDS + PUSHES + POPS and node.type not in LIST_RULES
+                    return node.type != "VariableShape"
         return False
+
+    def _say(self, node: Node, kind: str, how: str = "") -> None:
+        """Note a decision; within a loop, what has met, or was reduced, in an earlier round remains so."""
+        before = self.decisions.get(node.name)
+        if before is None or before.kind not in ("meets", "reduces") or kind == "meets":
+            self.decisions[node.name] = Decision(kind, how)
 
     def _meet(self, node: Node, why: str) -> None:
         self._note_effect(node)
-        self.decisions[node.name] = Decision("meets", why)
+        self._say(node, "meets", why)
+
+    def rows_of(self, key: Key) -> Optional[Rows]:
+        """Return the `Rows` of a tensor, if slices of it hold some examples."""
+        state = self.states.get(key)
+        rows = None if state is None or state.layout is None else state.layout.rows
+        return rows if rows is not None and self.shapes.is_the_same_for_other_lengths(key, rows.axis) else None
 
     def _kind_of(self, state: Optional[State]) -> str:
         if not depends(state) or state is None:
@@ -506,6 +566,12 @@ def _behind(state: Optional[State], predicate: Optional[State]) -> Optional[Stat
     return joined(level_of(predicate)) if predicate.kind == "joined" else _at_least(state, level_of(predicate))
 
 
+def _is_new_meeting(state: Optional[State], states: Sequence[Optional[State]]) -> bool:
+    """Whether examples have met in a tensor that is one of several, in none of which they have."""
+    was_joined = any(one is not None and one.kind == "joined" for one in states)
+    return state is not None and state.kind == "joined" and not was_joined
+
+
 def _has_rows(state: Optional[State]) -> bool:
     return state is not None and (state.kind == "rows" or (state.kind == "list" and _has_rows(state.element)))
 
@@ -517,7 +583,8 @@ def _at_least(state: Optional[State], level: int) -> Optional[State]:
     if state.level >= level:
         return state
     if state.kind == "list":
-        return state._replace(level=level, element=_at_least(state.element, level) if state.dims is not None else None)
+        is_fixed = state.dims is None or state.values is not None  # empty, or whichever element is taken is the same
+        return state._replace(level=level, element=state.element if is_fixed else _at_least(state.element, level))
     return state._replace(level=level)
 
 

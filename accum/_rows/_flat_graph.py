@@ -70,7 +70,7 @@ def node_of(key: Key) -> str:
 
 
 class FlatGraph:
-    """The nodes from which operations are computed, as units: each a node, or all nodes of an outermost loop.
+    """The nodes from which operations are computed, as units: all nodes of an outermost loop, or those between two.
 
     Args:
       graph: a `tf.Graph`.
@@ -80,6 +80,8 @@ class FlatGraph:
     Attributes:
       units: list of lists of `Node`, each after what it takes, but for what a loop hands back.
       users: the names of the user's operations, in their order.
+      kinds: {name: type} of these.
+      written_out: the names of those that are functions, conditionals or loops, whose bodies are among the nodes.
     """
 
     def __init__(self, graph: tf.Graph, operations: Sequence[str], ends: Iterable[Key]) -> None:
@@ -91,6 +93,8 @@ class FlatGraph:
         self._definitions: Dict[str, Any] = {}
         self._nodes: Dict[str, Node] = {}
         self.users = self._ancestors(operations)
+        self.kinds = {name: self._protos[name].op for name in self.users}
+        self.written_out: Set[str] = set()
         for name in self.users:
             proto = self._protos[name]
             inputs, controls = self._split(proto.input)
@@ -129,6 +133,8 @@ class FlatGraph:
 
     def _add(self, node: Node) -> None:
         bodies = self._bodies(node)
+        if bodies is not None:
+            self.written_out.add(node.name)
         if bodies is None:
             self._nodes[node.name] = node
         elif node.type in LOOPS:
@@ -280,7 +286,14 @@ def _units(nodes: Dict[str, Node]) -> List[List[Node]]:
         sources = (unit_of[source] for node in units[unit] for source in _sources(node, nodes))
         return [source for source in sources if source != unit]
 
-    return [units[unit] for unit in _ordered(list(units), before)]
+    joined: List[List[Node]] = [[]]
+    for unit in _ordered(list(units), before):
+        is_loop = unit.startswith("loop ")
+        if is_loop:
+            joined += [units[unit], []]
+        else:
+            joined[-1] += units[unit]
+    return [nodes_of_unit for nodes_of_unit in joined if nodes_of_unit]
 
 
 def _frame_behind(node: Node) -> Tuple[str, ...]:

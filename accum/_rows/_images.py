@@ -81,7 +81,7 @@ def convolution_gradient_by_filter(op: Op) -> Outcome:
     return Outcome([None], "product")
 
 
-@rule("MaxPoolWithArgmax", "MaxPoolGradWithArgmax", "MaxPoolGradGradWithArgmax")
+@rule("MaxPoolWithArgmax", "MaxPoolGradWithArgmax")
 def pool_with_indices(op: Op) -> Layout:
     """The indices are within an example, or within the batch."""
     if op.attribute("include_batch_in_index").b:

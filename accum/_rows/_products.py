@@ -216,7 +216,7 @@ def sparse_product(op: Op) -> Layout:
     return layout.on(1)
 
 
-@rule("TopK", "TopKV2", "NthElement")
+@rule("NthElement", "TopKV2")
 def top(op: Op) -> Layout:
     """The largest entries of the last axis."""
     layout = op.one()

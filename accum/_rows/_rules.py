@@ -180,7 +180,7 @@ def multiples_of(pair: Pair) -> Dict[int, int]:
     if pair[0] is None or pair[1] is None:
         raise Meets("the rank of its output is not known")
     found = {}
-    for axis, (length, other) in enumerate(zip(*pair)):  # type: ignore[arg-type]
+    for axis, (length, other) in enumerate(zip(pair[0], pair[1])):
         if length is not None and other is not None and length != other:
             factor, rest = divmod(length, SIZES[0])
             if rest or not factor or factor * SIZES[1] != other:
@@ -190,7 +190,7 @@ def multiples_of(pair: Pair) -> Dict[int, int]:
 
 
 def _fixed(pair: Pair, message: str) -> List[Optional[int]]:
-    one, other = pair
+    one, other = pair[:2]
     if one is None or other is None or len(one) != len(other):
         raise Meets(message)
     return [length if length == another else None for length, another in zip(one, other)]

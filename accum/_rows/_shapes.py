@@ -1,7 +1,8 @@
 """The shapes of tensors for two numbers of examples, by TensorFlow's own shape inference.
 
-Nodes are imported into two scratch graphs, where the batch is made of placeholders with 7 and with 11 examples. An axis
-whose length is a multiple of both depends on the number of examples.
+Nodes are imported into scratch graphs, where the batch is made of placeholders with one number of examples and another.
+An axis whose length is a multiple of both depends on the number of examples. If other axes of the batch are of unknown
+length, a third graph has other lengths of these.
 """
 
 import re
@@ -10,13 +11,14 @@ from typing import Any, Container, Dict, List, Optional, Sequence
 from accum import _tf
 from accum._rows._flat_graph import WITHIN, Key, Node
 from accum._rows._states import Dims, Pair
+from accum._rows._values import SIZES
 from accum._tf import tf
 
-COUNTS = (7, 11)
+COUNTS = SIZES[:2]
 """The two numbers of examples."""
 
-PRIMES = (13, 17, 19, 23, 29, 31)
-"""The lengths of the other axes of the batch that are unknown, by their index."""
+PRIMES = (211, 223, 227, 229, 233, 239)
+"""The lengths of the other axes of the batch that are unknown, by their index: none that a program has as a number."""
 
 ALIASES = {
     "Enter",
@@ -63,12 +65,13 @@ class Shapes:
       graph: the user's graph.
       versions: those of its `GraphDef`.
       inputs: keys of the tensors of the batch, whose shapes are given.
+      count: how many scratch graphs there are.
       static: whether the user's own shapes of tensors hold for every number of examples.
     """
 
-    def __init__(self, graph: tf.Graph, versions: Any, inputs: Container[Key], static: bool) -> None:
+    def __init__(self, graph: tf.Graph, versions: Any, inputs: Container[Key], count: int, static: bool) -> None:
         self._graph, self._inputs, self._static = graph, inputs, static
-        self._scratch = (tf.Graph(), tf.Graph())
+        self._scratch = [tf.Graph() for _ in range(count)]
         self._tensors: Dict[Key, List[Any]] = {}
         self._aliases: Dict[Key, Key] = {}
         self._dims: Dict[Key, Pair] = {}
@@ -105,11 +108,18 @@ class Shapes:
             for key in node.outputs:
                 source = self._resolve(key)
                 if key not in self._given and source in self._tensors:
-                    self._dims[key] = tuple(_dims(tensor) for tensor in self._tensors[source])  # type: ignore
+                    self._dims[key] = tuple(_dims(tensor) for tensor in self._tensors[source])
 
     def dims(self, key: Key) -> Pair:
-        """Return the `Dims` of a tensor for both numbers of examples."""
-        return self._dims.get(self._resolve(key), (None, None))
+        """Return the `Pair` of a tensor."""
+        return self._dims.get(self._resolve(key), (None, None, None))
+
+    def is_the_same_for_other_lengths(self, key: Key, axis: int) -> bool:
+        """Whether an axis has the same length if axes of the batch that are of unknown length have another."""
+        pair = self.dims(key)
+        return len(self._scratch) == 2 or (
+            pair[0] is not None and pair[2] is not None and pair[0][axis] == pair[2][axis]
+        )
 
     def _alias(self, node: Node) -> None:
         for index, key in enumerate(node.outputs):
@@ -142,7 +152,7 @@ class Shapes:
         if (are_known and not are_values and not is_opaque) or calls:
             for key, dims, dtype in zip(node.outputs, shapes, node.dtypes):
                 if key not in self._inputs:
-                    self.give(key, (dims, dims), dtype)
+                    self.give(key, (dims, dims, dims), dtype)
             return True
         return False
 

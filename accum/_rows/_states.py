@@ -1,12 +1,18 @@
 """What is known of a tensor: whether examples lie in it, on which axis, and behind how many reductions."""
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 Dims = Optional[List[Optional[int]]]
 """Lengths of axes; None for one that is unknown, and for a tensor of unknown rank."""
 
-Pair = Tuple[Dims, Dims]
-"""The `Dims` of a tensor, for the two numbers of examples with which shapes are inferred."""
+Pair = Tuple[Dims, ...]
+"""The `Dims` of a tensor for the two numbers of examples with which shapes are inferred.
+
+If axes of the batch are of unknown length, a third is with the first number, and with other lengths of these.
+"""
+
+Frozen = Optional[Tuple[Any, ...]]
+"""The values of a tensor for several numbers of examples, as they can be compared."""
 
 
 class Rows(NamedTuple):
@@ -64,7 +70,8 @@ class State(NamedTuple):
       level: behind how many reductions it is.
       element: for a list, the state of its elements; None also if it is empty.
       dims: for a list, the `Pair` of its elements; None if it is empty.
-      length: for a list, how many elements it has; or None.
+      lengths: for a list, how many elements it has, in the order of `Pair`; or None.
+      values: for a list, the values that every element has, if they are known.
     """
 
     kind: str
@@ -72,7 +79,8 @@ class State(NamedTuple):
     level: int = 0
     element: Optional["State"] = None  # type: ignore[misc]
     dims: Optional[Pair] = None
-    length: Optional[int] = None
+    lengths: Dims = None
+    values: Frozen = None
 
 
 SIZE = State("size")
@@ -93,9 +101,9 @@ def joined(level: int) -> State:
     return State("joined", level=level)
 
 
-def list_of(element: Optional[State], dims: Optional[Pair], length: Optional[int]) -> State:
+def list_of(element: Optional[State], dims: Optional[Pair], lengths: Dims = None, values: Frozen = None) -> State:
     """Return the state of a list."""
-    return State("list", None, level_of(element), element, dims, length)
+    return State("list", None, level_of(element), element, dims, lengths, values)
 
 
 def level_of(state: Optional[State]) -> int:
@@ -128,17 +136,17 @@ def _either(one: Optional[State], other: Optional[State]) -> Optional[State]:
     if kinds == {"rows"} and one.layout == other.layout:
         return one._replace(level=level)
     if kinds == {"list"}:
+        lengths = one.lengths if one.lengths == other.lengths else None
         if one.dims is None or other.dims is None:  # an empty list
-            full = one if other.dims is None else other
-            return full._replace(length=one.length if one.length == other.length else None)
-        element = _either(one.element, other.element)
-        return list_of(element, either_dims(one.dims, other.dims), one.length if one.length == other.length else None)
+            return (one if other.dims is None else other)._replace(lengths=lengths)
+        element, values = _either(one.element, other.element), one.values if one.values == other.values else None
+        return list_of(element, either_dims(one.dims, other.dims), lengths, values)
     return joined(level + ("joined" not in kinds))
 
 
 def either_dims(one: Pair, other: Pair) -> Pair:
     """Return what is known of the shape of a tensor that is one of two."""
-    return _common(one[0], other[0]), _common(one[1], other[1])
+    return tuple(_common(first, second) for first, second in zip(one, other))
 
 
 def _common(one: Dims, other: Dims) -> Dims:

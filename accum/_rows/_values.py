@@ -9,10 +9,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 
 from accum._rows._flat_graph import Node
+from accum._rows._states import Frozen
 from accum._tf import tf
 
-SIZES = (7, 11, 1, 2, 3, 4, 64, 4099)
-"""Numbers of examples; the first two are those of the scratch graphs."""
+SIZES = (840, 1320, 1, 2, 3, 4, 64, 4099)
+"""Numbers of examples. The first two, of the scratch graphs, can be divided into halves, pairs and small groups."""
 
 LARGEST = 1000
 """How many numbers a tensor may have whose values are computed."""
@@ -51,6 +52,21 @@ def is_constant(values: Optional[Values]) -> bool:
         return False
     several = [value for value, size in zip(values, SIZES) if size > 1]
     return all(np.array_equal(value, several[0]) for value in several)
+
+
+def frozen(values: Optional[Values]) -> Frozen:
+    """Return values such that they can be compared."""
+    if values is None:
+        return None
+    return tuple((value.dtype.str, value.shape, value.tobytes()) for value in values)
+
+
+def thawed(values: Frozen) -> Optional[Values]:
+    """Return the values that were `frozen`."""
+    if values is None:
+        return None
+    arrays = {one: np.frombuffer(one[2], one[0]).reshape(one[1]) for one in values}
+    return [arrays[one] for one in values]
 
 
 def _different(inputs: Sequence[Optional[Values]]) -> List[List[Any]]:

@@ -1,0 +1,369 @@
+"""What is said to keep examples apart does so, by TensorFlow's own kernels (law L21)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from row_cases import CASES, Batch, build, tensors_of
+
+from accum import _tf
+from accum._rows import ConstantBatchSize, Rows, analyse
+from accum._rows._decisions import RULES
+
+tf1 = tf.compat.v1
+COUNT, CHANGED = 6, 2
+PARTS = (slice(0, 2), slice(2, 3), slice(3, 6))
+EXISTS = {}
+
+
+def exists(kind):
+    """Return whether this TensorFlow has an operation, whose kernels run on its processor."""
+    if kind not in EXISTS:
+        try:
+            _tf.definitions.definition_of(tf.Graph(), kind)
+            EXISTS[kind] = True
+        except (KeyError, ValueError, TypeError, tf.errors.NotFoundError):
+            EXISTS[kind] = False
+    return EXISTS[kind]
+
+
+CASES_HERE = [case for case in CASES if exists(case.kind)]
+
+
+class Graph:
+    """An operation in a graph of its own, with what is said of it.
+
+    Args:
+      case: a `Case`.
+    """
+
+    def __init__(self, case):
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            tensors, batch = tensors_of(case)
+            self.op = build(case.kind, tensors, case.attributes)
+        self.inputs = [one for one, _ in batch]
+        self.placeholders = [placeholder for _, placeholder in batch]
+        rows = {placeholder.name: one.rows for one, placeholder in batch}
+        self.analysis = analyse(self.graph, [self.op.name], rows)
+        self.verdict = self.analysis.verdict(self.op.name)
+
+    def run(self, values):
+        with self.graph.as_default(), _tf.graph_parts.plain_session() as session:
+            return session.run(list(self.op.outputs), dict(zip(self.placeholders, values)))
+
+    def draw(self, seed=0):
+        return [one.draw(COUNT, seed + index) for index, one in enumerate(self.inputs)]
+
+
+def entries(rows, part, array):
+    """Return the entries of some examples."""
+    index = [slice(None)] * np.ndim(array)
+    index[rows.axis] = slice(part.start * rows.per_example, part.stop * rows.per_example)
+    return array[tuple(index)]
+
+
+def with_other_example(one, value):
+    """Return a batch of which one example differs."""
+    value = value.copy()
+    entries(one.rows, slice(CHANGED, CHANGED + 1), value)[...] = entries(one.rows, slice(0, 1), one.draw(COUNT, 77))
+    return value
+
+
+def bits(array):
+    return [str(one) for one in array.ravel()] if array.dtype == object else np.ascontiguousarray(array).tobytes()
+
+
+def in_parts(graph, values):
+    """Return the outputs of an operation for parts of the batch."""
+    return [graph.run([entries(one.rows, part, value) for one, value in zip(graph.inputs, values)]) for part in PARTS]
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("case", CASES_HERE, ids=str)
+def test_each_rule_says_where_the_examples_lie(case):
+    graph = Graph(case)
+    expected = "reduces" if case.how not in ("", "random") else "rows"
+    outputs = [None if rows is None else Rows(*rows) for rows in case.outputs]
+    assert graph.verdict is not None
+    assert (graph.verdict.kind, graph.verdict.how, graph.verdict.outputs) == (expected, case.how, outputs)
+
+
+def is_random(case):
+    return case.how == "random"
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("case", [case for case in CASES_HERE if not is_random(case)], ids=str)
+def test_rows_of_other_examples_keep_their_bits_and_are_those_of_a_part(case):
+    graph = Graph(case)
+    if case.how == "moments":
+        return  # its rows are behind the reduction
+    values = graph.draw()
+    before = graph.run(values)
+    after = graph.run([with_other_example(one, value) for one, value in zip(graph.inputs, values)])
+    parts = in_parts(graph, values)
+    for index, rows in enumerate(graph.verdict.outputs):
+        if rows is not None:
+            for others in (slice(0, CHANGED), slice(CHANGED + 1, COUNT)):
+                assert bits(entries(rows, others, before[index])) == bits(entries(rows, others, after[index]))
+            joined = np.concatenate([part[index] for part in parts], axis=rows.axis)
+            if joined.dtype == object:
+                assert bits(joined) == bits(before[index])
+            else:
+                np.testing.assert_allclose(joined, before[index], rtol=2e-5, atol=2e-5)
+
+
+COMBINED = {
+    "sum": lambda parts, counts: sum(parts),
+    "product": lambda parts, counts: sum(parts),
+    "bincount": lambda parts, counts: sum(parts),
+    "segment_sum": lambda parts, counts: sum(parts),
+    "mean": lambda parts, counts: sum(part * count for part, count in zip(parts, counts)) / sum(counts),
+    "max": lambda parts, counts: np.max(parts, axis=0),
+    "min": lambda parts, counts: np.min(parts, axis=0),
+    "prod": lambda parts, counts: np.prod(parts, axis=0),
+    "segment_max": lambda parts, counts: np.max(parts, axis=0),
+    "segment_min": lambda parts, counts: np.min(parts, axis=0),
+    "segment_prod": lambda parts, counts: np.prod(parts, axis=0),
+    "all": lambda parts, counts: np.all(parts, axis=0),
+    "any": lambda parts, counts: np.any(parts, axis=0),
+    "euclidean_norm": lambda parts, counts: np.sqrt(np.sum(np.square(parts), axis=0)),
+}
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("case", [case for case in CASES_HERE if case.how in COMBINED], ids=str)
+def test_the_parts_of_a_reduction_combine_to_the_whole(case):
+    graph = Graph(case)
+    values = graph.draw()
+    whole, parts = graph.run(values), in_parts(graph, values)
+    counts = [part.stop - part.start for part in PARTS]
+    for index, rows in enumerate(graph.verdict.outputs):
+        if rows is None and not (case.kind.startswith("FusedBatchNormGrad") and index > 2):
+            combined = COMBINED[case.how]([part[index] for part in parts], counts)
+            np.testing.assert_allclose(combined, whole[index], rtol=2e-5, atol=2e-5)
+
+
+ELSEWHERE = {
+    "BatchToSpace",
+    "BatchToSpaceND",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "StatefulStandardNormalV2",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
+    "StatefulUniformFullInt",
+    "StatefulUniformInt",
+}
+"""Types of operations that need a variable or a table, or the layout of another one: they have tests of their own."""
+
+
+def test_every_rule_has_a_case():
+    assert set(RULES) - {case.kind for case in CASES} <= ELSEWHERE
+
+
+def verdict_of(build_it, *batch):
+    """Return what is said of the last operation that a function of tensors creates."""
+    with tf.Graph().as_default() as graph:
+        placeholders = [one.placeholder() for one in batch]
+        output = build_it(*placeholders)
+        rows = {placeholder.name: one.rows for one, placeholder in zip(batch, placeholders)}
+        analysis = analyse(graph, [output.op.name], rows)
+        return analysis.verdict(output.op.name)
+
+
+B3 = Batch(("B", 3))
+MEETING = {
+    "softmax over the examples": lambda x: tf.nn.softmax(tf.transpose(x)),
+    "roll": lambda x: tf.roll(x, 1, 0),
+    "all pairs": lambda x: tf.matmul(x, x, transpose_b=True),
+    "all differences": lambda x: x[:, tf.newaxis] - x[tf.newaxis],
+    "running sum": lambda x: tf.cumsum(x, 0),
+    "reverse": lambda x: tf.reverse(x, [0]),
+    "sort": lambda x: tf.nn.top_k(tf.transpose(x), 1)[0],
+    "argmax": lambda x: tf.argmax(x, 0),
+    "first example": lambda x: x[0],
+    "all but the first": lambda x: x[1:],
+    "two first": lambda x: tf.slice(x, [0, 0], [2, 3]),
+    "some examples": lambda x: tf.gather(x, [0, 1]),
+    "reshape that mixes": lambda x: tf.reshape(x, [3, -1]),
+    "reshape of a pair": lambda x: tf.reshape(x, [-1, 2, 3]),
+    "flat": lambda x: tf.reshape(tf.transpose(x), [-1, 3]),
+    "squeeze": lambda x: tf.squeeze(x[:, :1]),
+    "positions": lambda x: tf.range(tf.shape(x)[0]),
+    "tile by the number": lambda x: tf.tile(x, [1, tf.shape(x)[0]]),
+    "a matrix of the number": lambda x: tf.eye(tf.shape(x)[0]),
+    "at least five": lambda x: tf.zeros([tf.maximum(tf.shape(x)[0], 5)]),
+    "two different axes": lambda x: x[:, tf.newaxis, :1] * tf.transpose(x[:, :1])[:, :, tf.newaxis],
+    "diagonal": lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),
+    "padding": lambda x: tf.pad(x, [[0, 1], [0, 0]]),
+    "boolean mask": lambda x: tf.boolean_mask(x, x[:, 0] > 0),
+    "unique": lambda x: tf.unique(tf.cast(x[:, 0], tf.int32))[0],
+    "halves": lambda x: tf.split(x, 2)[0],
+    "shuffle": lambda x: tf1.random_shuffle(x),
+    "python": lambda x: tf1.py_func(lambda value: value, [x], tf.float32),
+    "joined examples": lambda x: tf.concat([x, x], 0)[:1],
+    "batch dims of others": lambda x: tf.gather(x, tf.cast(x[:, 0], tf.int32)),
+    "a vector of unknown length": lambda x: x * tf1.placeholder(tf.float32, [None, 3]),
+}
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("name", MEETING)
+def test_what_lets_examples_meet_is_found(name):
+    verdict = verdict_of(MEETING[name], B3)
+    assert verdict.kind in ("meets", "behind")
+    assert verdict.outputs == [None] * len(verdict.outputs)
+
+
+@pytest.mark.law("L21")
+def test_a_mean_that_is_subtracted_leaves_rows_behind_a_reduction():
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 3])
+        mean = tf.reduce_mean(x, 0)
+        centred = x - mean
+        variance = tf.reduce_mean(tf.square(centred), 0)
+        normal = centred / tf.sqrt(variance)
+        analysis = analyse(graph, [normal.op.name], {x.name: Rows(0, 1)})
+    assert analysis.reduces == [mean.op.name, variance.op.name]
+    assert [analysis.level(one.name) for one in (x, mean, centred, variance, normal)] == [0, 1, 1, 2, 2]
+    assert analysis.rows(normal.name) == Rows(0, 1)
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize(
+    "build_it",
+    [
+        lambda x: tf.concat([x, tf.zeros([64, 1])], 1),
+        lambda x: tf.reshape(x, [64, 3]),
+        lambda x: x + tf.zeros([64, 3]),
+    ],
+    ids=["state", "reshape", "zeros"],
+)
+def test_a_constant_number_of_examples_is_named(build_it):
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 3])
+        with tf1.name_scope("here"):
+            y = build_it(x)
+        with pytest.raises(ConstantBatchSize, match="here/") as raised:
+            analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
+    assert raised.value.operation.startswith("here/")
+
+
+@pytest.mark.law("L21")
+def test_a_shape_is_that_of_a_part_and_any_other_number_is_that_of_the_batch():
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 6])
+        count = tf.shape(x)[0]
+        y = tf.reshape(x, tf.stack([count, 2, 3]))
+        z = y / tf.cast(count, tf.float32)
+        analysis = analyse(graph, [z.op.name], {x.name: Rows(0, 1)})
+    assert analysis.is_size(count.name) and analysis.is_size(y.op.inputs[1].name)
+    assert analysis.shapes_only(y.op.name, 1)
+    assert not analysis.shapes_only(z.op.name, 1)
+    assert analysis.rows(z.name) == Rows(0, 1)
+
+
+@pytest.mark.law("L21")
+def test_space_to_batch_and_back_keeps_rows():
+    def dilated(x):
+        block, edges = tf.constant([2, 2]), tf.zeros([2, 2], tf.int32)
+        y = build("SpaceToBatchND", [x, block, edges], {}).outputs[0]
+        y = tf.nn.conv2d(y, tf.ones([3, 3, 2, 2]), strides=[1, 1, 1, 1], padding="SAME")
+        return build("BatchToSpaceND", [y, block, edges], {}).outputs[0]
+
+    verdict = verdict_of(dilated, Batch(("B", 4, 4, 2)))
+    assert (verdict.kind, verdict.outputs) == ("rows", [Rows(0, 1)])
+
+
+def table_of_words(ids):
+    keys, values = tf.constant([0, 1], tf.int32), tf.constant([5.0, 6.0])
+    initializer = tf.lookup.KeyValueTensorInitializer(keys, values)
+    return tf.lookup.StaticHashTable(initializer, -1.0).lookup(ids)
+
+
+def table_of_vectors():
+    return tf1.get_variable("table", [5, 3], use_resource=True)
+
+
+def drawn(kind, *bounds, **attributes):
+    def draw(ids):
+        state = tf1.get_variable("state", [3], tf.int64, use_resource=True, initializer=tf1.zeros_initializer())
+        return build(
+            kind, [state.handle, tf.constant(1, tf.int64), tf.shape(ids), *map(tf.constant, bounds)], attributes
+        ).outputs[0]
+
+    return draw
+
+
+IDS = Batch((2, "B"), "int")
+STATES = {
+    "ResourceGather": lambda ids: tf.nn.embedding_lookup(table_of_vectors(), ids),
+    "ResourceGatherNd": lambda ids: tf.gather_nd(table_of_vectors(), ids[..., tf.newaxis]),
+    "LookupTableFindV2": table_of_words,
+    "StatefulUniform": drawn("StatefulUniform", dtype=tf.float32),
+    "StatefulStandardNormalV2": drawn("StatefulStandardNormalV2", dtype=tf.float32),
+    "StatefulTruncatedNormal": drawn("StatefulTruncatedNormal", dtype=tf.float32),
+    "StatefulUniformFullInt": drawn("StatefulUniformFullInt", dtype=tf.int32),
+    "StatefulUniformInt": drawn("StatefulUniformInt", np.int32(0), np.int32(9)),
+}
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("kind", [kind for kind in STATES if exists(kind)])
+def test_entries_of_a_variable_or_table_are_those_of_their_examples(kind):
+    verdict = verdict_of(lambda ids: tf.identity(STATES[kind](ids)), IDS)
+    assert (verdict.kind, verdict.outputs) == ("rows", [Rows(1, 1)])
+
+
+@pytest.mark.law("L21")
+def test_a_variable_that_the_batch_has_changed_before_is_read_on_the_whole_batch():
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 3])
+        average = tf1.get_variable("average", [3], use_resource=True)
+        with tf.control_dependencies([average.assign(tf.reduce_mean(x, 0))]):
+            y = x - average.read_value()
+        z = x - average
+        analysis = analyse(graph, [y.op.name, z.op.name], {x.name: Rows(0, 1)})
+    assert analysis.verdict(y.op.name).kind == "behind"
+    assert analysis.verdict(z.op.name).kind == "rows"
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("control_flow", [1, 2])
+def test_the_length_of_a_loop_and_the_choice_of_a_branch_may_depend_on_other_examples(control_flow):
+    with tf.Graph().as_default() as graph, _tf.graphs.control_flow_of_tf(control_flow):
+        x, lengths = tf1.placeholder(tf.float32, [None, 3]), tf1.placeholder(tf.int32, [None])
+        longest = tf.reduce_max(lengths)
+        y = tf1.while_loop(lambda i, _: i < longest, lambda i, h: (i + 1, tf.tanh(h)), [tf.constant(0), x])[1]
+        z = tf1.cond(longest > 3, lambda: tf.constant(1.0), lambda: tf.constant(2.0))
+        w = x * z
+        fixed = tf1.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, tf.tanh(h)), [tf.constant(0), x])[1]
+        analysis = analyse(
+            graph, [one.op.name for one in (y, w, fixed)], {x.name: Rows(0, 1), lengths.name: Rows(0, 1)}
+        )
+    assert analysis.reduces == [longest.op.name]
+    assert [analysis.rows(one.name) for one in (y, z, w, fixed)] == [Rows(0, 1), None, Rows(0, 1), Rows(0, 1)]
+    assert [analysis.level(one.name) for one in (y, z, w, fixed)] == [1, 1, 1, 0]
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("control_flow", [1, 2])
+def test_what_meets_within_a_loop_meets_behind_it(control_flow):
+    with tf.Graph().as_default() as graph, _tf.graphs.control_flow_of_tf(control_flow):
+        x = tf1.placeholder(tf.float32, [None, 3])
+        step = lambda i, h: (i + 1, tf.nn.softmax(h, 0))
+        y = tf1.while_loop(lambda i, _: i < 3, step, [tf.constant(0), x])[1]
+        analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
+    assert analysis.rows(y.name) is None
+    assert len(analysis.meets) >= 1
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("control_flow", [1, 2])
+def test_a_loop_over_the_examples_meets(control_flow):
+    with tf.Graph().as_default() as graph, _tf.graphs.control_flow_of_tf(control_flow):
+        x = tf1.placeholder(tf.float32, [None, 3])
+        y = tf.map_fn(tf.nn.softmax, x)
+        analysis = analyse(graph, [y.op.name], {x.name: Rows(0, 1)})
+    assert analysis.rows(y.name) is None
