@@ -10,6 +10,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies as st  # noqa: E402
 
 tf1 = tf.compat.v1
+pytestmark = pytest.mark.slow
 COUNT, CHANGED = 5, 2
 TABLE = np.random.RandomState(0).randn(5, 3).astype(np.float32)
 

@@ -11,6 +11,7 @@ from accum import _tf
 from accum._rows import Rows, analyse
 
 tf1 = tf.compat.v1
+pytestmark = pytest.mark.slow
 
 
 def analysis_of(graph, batch, computed):

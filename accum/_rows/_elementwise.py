@@ -17,7 +17,7 @@ UNARY = names("""
 SEVERAL = names("""
     Add AddN AddV2 ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr BitwiseXor ClipByValue
     Complex Div DivNoNan EluGrad Equal FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars
-    FakeQuantWithMinMaxVarsPerChannel FloorDiv FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac InvGrad
+    FakeQuantWithMinMaxVarsPerChannel FloorDiv FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac
     LeakyReluGrad LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod Mul MulNoNan NextAfter
     NotEqual Polygamma Pow RandomGammaGrad RealDiv ReciprocalGrad Relu6Grad ReluGrad RightShift RsqrtGrad
     SelectV2 SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference StringJoin Sub TanhGrad

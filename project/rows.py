@@ -1,6 +1,6 @@
 """Print which share of the operations of networks has a rule that says where the examples lie (`accum/_rows`).
 
-    python scripts/dev/rows.py [NAME ...]      # all networks that this TensorFlow has, or those of these names
+    python project/rows.py [NAME ...]      # all networks that this TensorFlow has, or those of these names
 
 Each line: the operations that depend on the batch, how many of them keep examples apart, reduce them or let them meet,
 and the types without a rule. The share over all is at the end; tests/test_row_networks.py holds the bar.
@@ -12,7 +12,7 @@ import sys
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [ROOT, os.path.join(ROOT, "tests", "support")]
 
 import row_networks as networks  # noqa: E402
