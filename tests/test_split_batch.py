@@ -262,6 +262,46 @@ def test_averages_that_are_moved_in_place_are_those_of_the_whole_batch():
     assert_same(trained_on_images(program, 6), trained_on_images(program), tolerance=2e-5)
 
 
+@pytest.mark.law("L20")
+@pytest.mark.parametrize("draw", [tf.random.uniform, tf1.random_poisson], ids=["uniform", "poisson"])
+def test_numbers_drawn_behind_the_network_are_the_same_for_loss_and_gradient(draw):
+    """The loss is linear in the kernel, so that it is the product with its gradient."""
+    x, y = placeholders()
+    kernel = weight("kernel", [24, 1])
+    outputs = tf.matmul(tf.reshape(x, [-1, 24]), kernel) * y
+    weights = draw(tf.shape(outputs)) if draw is tf.random.uniform else draw(1.0, tf.shape(outputs))
+    loss = accum.compat.v1.split_batch(tf.reduce_mean(outputs * weights), (x, y), 6)
+    (grad,) = tf.gradients(loss, [kernel])
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        value, product = session.run([loss, tf.reduce_sum(grad * kernel)], {x: X, y: Y})
+    np.testing.assert_allclose(product, value, rtol=1e-4)
+
+
+@pytest.mark.law("L17")
+def test_a_gradient_of_what_is_split_can_not_be_differentiated_again():
+    x, y = placeholders()
+    kernel = weight("kernel", [24, 1])
+    loss = tf.reduce_mean((tf.matmul(tf.reshape(x, [-1, 24]), kernel) - y) ** 2)
+    loss = accum.compat.v1.split_batch(loss, (x, y), 6)
+    (grad,) = tf.gradients(loss, [kernel])
+    with pytest.raises(ValueError, match="differentiated again"):
+        tf.gradients(tf.reduce_sum(grad**2), [kernel])
+
+
+@pytest.mark.law("L21")
+def test_a_gradient_of_the_programs_own_sees_the_whole_batch():
+    @tf.custom_gradient
+    def clipped(outputs):
+        return tf.identity(outputs), lambda upstream: tf.clip_by_norm(upstream, 0.01)
+
+    def program(x, y):
+        hidden = tf.tanh(dense(tf.reshape(x, [-1, 24]), "first", 8))
+        return unusual_loss(clipped(dense(hidden, "last", 1)), y)
+
+    assert_same(trained(program, 6), trained(program))
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Several losses
 
