@@ -56,7 +56,8 @@ def own_methods(instance: Any, **methods: Any) -> Iterator[None]:
     for name, method in methods.items():
         if inspect.isfunction(method) and callable(getattr(instance, name, None)):
             # Wrapping layers ask for it: `TimeDistributed` passes a mask if `call` has an argument of that name.
-            method.__signature__ = inspect.signature(getattr(instance, name))  # type: ignore[attr-defined]
+            with contextlib.suppress(ValueError):  # the methods of metrics in 2.2 have none; dies with 2.2
+                method.__signature__ = inspect.signature(getattr(instance, name))  # type: ignore[attr-defined]
     instance.__dict__.update(methods)
     try:
         yield
