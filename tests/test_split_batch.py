@@ -117,7 +117,15 @@ def assert_same(one, other, tolerance=2e-6):
     np.testing.assert_allclose(logs, other_logs, rtol=0, atol=2e-5)
 
 
-PROGRAMS = [perceptron, embedding, attention]
+def tied_embedding(x, y):
+    """A table that is used itself, and through what is computed of it."""
+    words = tf.cast(tf.abs(x[:, 0, 0]) * 7, tf.int32) % 11
+    table = weight("table", [11, 5])
+    logits = tf.matmul(tf.tanh(tf.nn.embedding_lookup(table, words)), tf.transpose(table))
+    return unusual_loss(logits[:, :1], y)
+
+
+PROGRAMS = [perceptron, embedding, tied_embedding, attention]
 
 
 @pytest.mark.law("L21")
@@ -137,6 +145,66 @@ def test_its_loss_is_not_the_mean_over_parts_of_the_batch():
 @pytest.mark.law("L21")
 def test_a_loop_over_time_keeps_examples_apart(control_flow):
     assert_same(trained(recurrent, 6), trained(recurrent))
+
+
+@pytest.mark.law("L21")
+def test_lengths_of_sequences_may_stop_a_loop_over_time(control_flow):
+    """As `dynamic_rnn` does, which stops at the longest of the batch."""
+
+    def batch():
+        return (*placeholders(), tf1.placeholder(tf.int32, [None], "lengths"))
+
+    def program(x, y, lengths):
+        kernel = weight("recurrent", [9, 5])
+        shortest, longest = tf.reduce_min(lengths), tf.reduce_max(lengths)
+
+        def step(time, state):
+            new = tf.cond(
+                time < shortest,
+                lambda: tf.tanh(tf.matmul(tf.concat([x[:, time], state], 1), kernel)),
+                lambda: tf.sin(tf.matmul(tf.concat([x[:, time], state], 1), kernel)),
+            )
+            new.set_shape([None, 5])
+            return time + 1, tf1.where(time < lengths, new, state)
+
+        loop = tf.constant(0), tf.zeros([tf.shape(x)[0], 5])
+        _, state = tf.while_loop(lambda time, _: time < longest, step, loop)
+        return unusual_loss(dense(state, "last", 1), y)
+
+    data = (X, Y, (np.arange(N) % 3 + 2).astype("int32"))
+    assert_same(trained(program, 6, data=data, batch=batch), trained(program, data=data, batch=batch))
+
+
+@pytest.mark.law("L21")
+def test_two_batches_that_meet_are_split_in_turn():
+    """As the pairs of a two-tower network; each call splits what depends on its batch."""
+    finals = []
+    for size in (None, 6):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            one, other = (tf1.placeholder(tf.float32, [None, 4]) for _ in range(2))
+            kernel = weight("kernel", [4, 3])
+            vectors = [tf.tanh(tf.matmul(x, kernel)) for x in (one, other)]
+            loss = tf.sqrt(tf.reduce_mean(tf.matmul(*vectors, transpose_b=True) ** 2))
+            loss += tf.reduce_mean(vectors[0][:1] - vectors[1])
+            for batch in (one, other) if size is not None else ():
+                loss = accum.compat.v1.split_batch(loss, batch, size)
+            op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+            session.run(tf1.global_variables_initializer())
+            logs = [session.run([op, loss], {one: X[:, 0], other: X[:7, 1]})[1:] for _ in range(3)]
+            finals.append((session.run({"kernel": tf1.trainable_variables()[0]}), logs))
+    assert_same(*reversed(finals))
+
+
+@pytest.mark.law("L19")
+def test_rows_in_which_examples_have_met_may_be_added_behind_batch_normalisation():
+    def program(images, classes):
+        hidden = tf.tanh(by_hand(tf.nn.conv2d(images, weight("kernel", [3, 3, 3, 6]), [1, 1, 1, 1], "SAME"), "norm"))
+        rolled = tf.matmul(tf.roll(images[:, 0, 0], 1, 0), weight("rolled", [3, 6]))
+        logits = dense(tf.reduce_mean(hidden, [1, 2]) + rolled, "last", 5)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+        return tf.reduce_mean(losses), tf.reduce_max(logits)
+
+    assert_same(trained_on_images(program, 6), trained_on_images(program), tolerance=2e-5)
 
 
 def idioms(op):
@@ -300,6 +368,160 @@ def test_a_gradient_of_the_programs_own_sees_the_whole_batch():
         return unusual_loss(clipped(dense(hidden, "last", 1)), y)
 
     assert_same(trained(program, 6), trained(program))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Batch normalisation that is chosen by a placeholder
+
+
+def switched_by_hand(x, name, training):
+    """Both statistics in one conditional, and averages that are moved by UPDATE_OPS."""
+    averages = [
+        tf1.get_variable(f"{name}/moving_{one}", [6], initializer=first(), trainable=False)
+        for one, first in (("mean", tf1.zeros_initializer), ("variance", tf1.ones_initializer))
+    ]
+    gamma, beta = weight(f"{name}/gamma", [6]), weight(f"{name}/beta", [6])
+
+    def of_batch():
+        mean, variance = tf.nn.moments(x, [0, 1, 2])
+        return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-3), mean, variance
+
+    def of_averages():
+        mean, variance = [tf.identity(one) for one in averages]
+        return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-3), mean, variance
+
+    outputs, *statistics = tf.cond(training, of_batch, of_averages)
+    for average, statistic in zip(averages, statistics):
+        tf1.add_to_collection(KEYS.UPDATE_OPS, tf1.assign(average, 0.9 * average + 0.1 * statistic))
+    outputs.set_shape(x.shape)
+    return outputs
+
+
+def switched_by_layers(x, name, training):
+    return tf1.layers.batch_normalization(x, training=training, name=name, momentum=0.9, fused=True)
+
+
+def switched_unfused(x, name, training):
+    return tf1.layers.batch_normalization(x, training=training, name=name, momentum=0.9, fused=False)
+
+
+def switched_by_contrib(x, name, training):
+    from tensorflow.contrib.layers import batch_norm
+
+    return batch_norm(x, is_training=training, scope=name, decay=0.9, scale=True)
+
+
+def switched_in_place(x, name, training):
+    from tensorflow.contrib.layers import batch_norm
+
+    return batch_norm(x, is_training=training, scope=name, decay=0.9, updates_collections=None, fused=False)
+
+
+SWITCHED = [switched_by_hand] + ([switched_by_layers, switched_unfused] if HAS_LAYERS else [])
+SWITCHED += [switched_by_contrib] if tf.__version__.startswith("1.") else []
+
+
+def trained_and_evaluated(normalize, size):
+    """Return what `trained` does; a step with training on follows an evaluation with it off, and so on."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        tf1.set_random_seed(1)
+        tf1.get_variable_scope().set_use_resource(tf1.control_flow_v2_enabled())  # its conditionals take no others
+        images, classes = image_placeholders()
+        training = tf1.placeholder_with_default(False, [], "is_training")
+        network = convolutional(lambda x, name: normalize(x, name, training))
+        loss, metric = network(images, classes)
+        if size is not None:
+            loss = accum.compat.v1.split_batch(loss, (images, classes), size)
+        with tf.control_dependencies(tf1.get_collection(KEYS.UPDATE_OPS)):
+            op = tf1.train.AdamOptimizer(0.01, epsilon=1e-3).minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        logs = []
+        for _ in range(3):
+            session.run(op, {images: IMAGES, classes: CLASSES, training: True})
+            logs += [session.run([loss, metric], {images: IMAGES[:11], classes: CLASSES[:11]})]
+            logs += [session.run([loss, metric], {images: IMAGES, classes: CLASSES, training: True})]
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+@pytest.mark.law("L19")
+@pytest.mark.parametrize("normalize", SWITCHED, ids=lambda normalize: normalize.__name__)
+def test_batch_normalisation_may_be_switched_by_a_placeholder(normalize, control_flow):
+    assert_switched(normalize)
+
+
+@pytest.mark.law("L19")
+@pytest.mark.skipif(not tf.__version__.startswith("1."), reason="contrib is of TensorFlow 1")
+def test_batch_normalisation_that_is_switched_may_move_averages_in_place():
+    assert_switched(switched_in_place)
+
+
+def assert_switched(normalize):
+    whole = trained_and_evaluated(normalize, None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="`split_batch` computes")
+        split = trained_and_evaluated(normalize, 6)
+    assert_same(split, whole, tolerance=2e-5)
+    assert abs(whole[1][-1][0] - whole[1][-2][0]) > 1e-3
+
+
+def with_two_switches(x, name, training, dropping):
+    hidden = switched_by_hand(x, name, training)
+    hidden = tf.cond(dropping, lambda: tf1.nn.dropout(hidden, rate=0.5), lambda: tf.identity(hidden))
+    hidden.set_shape(x.shape)
+    return hidden
+
+
+@pytest.mark.law("L20")
+def test_several_tensors_may_say_what_is_training(control_flow):
+    """Dropout is drawn for each example; with other values, nothing is."""
+    assert_same(trained_with_two_switches(6), trained_with_two_switches(N), tolerance=2e-5)
+
+
+def trained_with_two_switches(size):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        tf1.set_random_seed(1)
+        images, classes = image_placeholders()
+        switches = [tf1.placeholder_with_default(False, [], name) for name in ("training", "dropping")]
+        loss, metric = convolutional(lambda x, name: with_two_switches(x, name, *switches))(images, classes)
+        given = dict.fromkeys(switches, True)
+        loss = accum.compat.v1.split_batch(loss, (images, classes), size, given=given)
+        op = tf1.train.AdamOptimizer(0.01, epsilon=1e-3).minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        feeds, logs = {images: IMAGES, classes: CLASSES}, []
+        for _ in range(2):
+            logs += [session.run([op, loss, metric], {**feeds, **given})[1:], session.run([loss, metric], feeds)]
+        return session.run({var.name: var for var in tf1.global_variables()}), logs
+
+
+@pytest.mark.law("L17")
+def test_gradients_for_another_value_than_the_given_one_are_an_error():
+    images, classes = image_placeholders()
+    training = tf1.placeholder(tf.bool, [])
+    loss, _ = convolutional(lambda x, name: switched_by_hand(x, name, training))(images, classes)
+    loss = accum.compat.v1.split_batch(loss, (images, classes), 6, given={training: True})
+    op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        with pytest.raises(tf.errors.InvalidArgumentError, match="another value is fed"):
+            session.run(op, {images: IMAGES, classes: CLASSES, training: False})
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("given", [True, {"training": True}])
+def test_what_is_given_must_be_tensors_and_their_values(given):
+    x, y = placeholders()
+    with pytest.raises(TypeError, match="`given` must be a dict"):
+        accum.compat.v1.split_batch(perceptron(x, y)[0], (x, y), 6, given=given)
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("control_flow", [1], indirect=True)
+def test_a_conditional_by_a_tensor_that_is_not_given_is_named(control_flow):
+    images, classes = image_placeholders()
+    switches = [tf1.placeholder_with_default(False, []) for _ in range(2)]
+    loss, _ = convolutional(lambda x, name: with_two_switches(x, name, *switches))(images, classes)
+    with pytest.raises(ValueError, match="`given` can't be used"):
+        accum.compat.v1.split_batch(loss, (images, classes), 6, given={switches[0]: True})
 
 
 # --------------------------------------------------------------------------------------------------------------------

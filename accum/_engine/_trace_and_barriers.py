@@ -315,7 +315,7 @@ def _read(
         wanted = list(variables) + differentiable
         grads = tf.gradients(targets, wanted, grad_ys=cotangents, name=SCOPE)
     for grad, source in zip(grads, (list(variables) + differentiable) if grads else ()):  # type: ignore[arg-type]
-        if isinstance(grad, tf.Tensor):
+        if isinstance(grad, tf.Tensor) and source.dtype != tf.resource:  # a handle
             grad.set_shape(source.shape)
     by_variables = grads[: len(variables)] if grads else [None] * len(variables or ())  # type: ignore[arg-type]
     grad_of_name = dict(zip([tensor.name for tensor in differentiable], grads[len(by_variables) :]))

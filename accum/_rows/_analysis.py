@@ -64,6 +64,13 @@ class Analysis:
         """Whether a tensor depends on how many examples there are, and on nothing else of them."""
         return self._states.get(tensor_name) == SIZE
 
+    def has_met(self, tensor_name: str) -> bool:
+        """Whether examples have met in a tensor other than by a reduction."""
+        state = self._states.get(tensor_name)
+        while state is not None and state.kind == "list":
+            state = state.element
+        return state is not None and state.kind == "joined"
+
     def level(self, tensor_name: str) -> int:
         """Return behind how many reductions or meetings a tensor is."""
         return level_of(self._states.get(tensor_name))

@@ -191,12 +191,7 @@ class FlatGraph:
         return [key_of(body.ret[output.name]) for output in body.signature.output_arg]
 
     def _first_outputs(self, proto: Any) -> Dict[str, int]:
-        """Return {name of an output: the index of its first tensor} of a node."""
-        firsts, count = {}, 0
-        for argument in self.definition(proto.op).output_arg:
-            firsts[argument.name] = count
-            count += len(_tf.definitions.argument_types(argument, proto))
-        return firsts
+        return _tf.definitions.first_outputs(self.definition(proto.op), proto)
 
     def _new(self, call: Node, name: str, kind: str, inputs: List[Key], dtypes: List[int]) -> List[Key]:
         node = Node(f"{call.name}{WITHIN}{name}", kind, inputs, dtypes, call.owner, call.controls)

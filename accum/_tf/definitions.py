@@ -1,6 +1,6 @@
 """The definitions of operation types: what they are called with, and what they return."""
 
-from typing import Any, List
+from typing import Any, Dict, List
 
 from accum._tf.version import tf
 
@@ -14,6 +14,15 @@ def definition_of(graph: tf.Graph, kind: str) -> Any:
 def output_types(definition: Any, node: Any) -> List[int]:
     """Return the dtypes, as enums, of the outputs of a `NodeDef`; that of a ref variable is a ref type, above 100."""
     return [dtype for argument in definition.output_arg for dtype in argument_types(argument, node)]
+
+
+def first_outputs(definition: Any, node: Any) -> Dict[str, int]:
+    """Return {name of an output: the index of its first tensor} of a `NodeDef`."""
+    firsts, count = {}, 0
+    for argument in definition.output_arg:
+        firsts[argument.name] = count
+        count += len(argument_types(argument, node))
+    return firsts
 
 
 def argument_types(argument: Any, node: Any) -> List[int]:

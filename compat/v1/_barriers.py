@@ -28,7 +28,7 @@ class Segmented(NamedTuple):
 def segmented(
     part: Part,
     fetches: Sequence[tf.Tensor],
-    fed: Sequence[tf.Tensor],
+    fed: Dict[Key, tf.Tensor],
     size: int,
     sources: Sequence[tf.Tensor],
     statistics: Sequence[Statistics],
@@ -40,7 +40,7 @@ def segmented(
     Args:
       part: the `Part`, without loops and conditionals of TF 1.
       fetches: what it computes, rows.
-      fed: the batch, tensors that share their first axis.
+      fed: {key of a tensor that is fed: its value in the batch}; all share their first axis.
       size: the largest number of examples in a micro-batch.
       sources: tensors of its boundary, or handles of variables, by which to differentiate.
       statistics: what is found in it.
@@ -48,7 +48,7 @@ def segmented(
         of examples.
       recompute: as for `segments_of`.
     """
-    batch = Batch(list(fed))
+    batch = Batch(list(fed.values()))
     names: Dict[Key, Key] = {}
     moments: Dict[Key, Moments] = {}
     plain = {one.name: tf.identity(one) for one in part.boundary if one.dtype != one.dtype.base_dtype}  # no refs
@@ -57,7 +57,7 @@ def segmented(
         return _tf.graph_parts.captured(plain.get(tensor.name, tensor))
 
     def function(tensors: Sequence[tf.Tensor], marks: Marks) -> List[tf.Tensor]:
-        values = dict(zip([one.name for one in fed], tensors))
+        values = dict(zip(fed, tensors))
         names.update((tensor.name, key) for key, tensor in values.items())
         copies = part.compute(values, here)
         count = batch.count_of(batch.packed(tensors))

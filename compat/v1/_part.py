@@ -62,7 +62,8 @@ class Part:
                 stack += [tensor.op for tensor in op.inputs if tensor.name not in self._fed]
                 frame = _tf.graphs.outermost_frame(op)
                 if frame is not None:  # in which the forward pass pushes what the gradient pops
-                    stack += [other for other in op.control_inputs if _tf.graphs.outermost_frame(other) is frame]
+                    waited = [one for one in op.control_inputs if _tf.graphs.outermost_frame(one) is frame]
+                    stack += [one for one in waited if not _tf.op_walks.changes_variable(one)]
         return sorted(found, key=_tf.graphs.creation_order)
 
     def _depending(self, wanted: Sequence[tf.Operation]) -> Set[tf.Operation]:
@@ -112,7 +113,7 @@ class Part:
                 inputs.append(tensor.name)
             else:
                 boundary[tensor.name] = tensor
-                inputs.append(_outside(tensor.name))
+                inputs.append(outside_key(tensor.name))
         inputs += [f"^{other.name}" for other in op.control_inputs if other.name in self._names]
         return _tf.graph_parts.placed(_tf.graph_parts.node_of(op), inputs)
 
@@ -133,7 +134,7 @@ class Part:
           {key: tensor} for what is fetched, and {name: operation} for all operations that were copied.
         """
         feeds = dict(values)
-        feeds.update((_outside(tensor.name), here(tensor)) for tensor in self.boundary)
+        feeds.update((outside_key(tensor.name), here(tensor)) for tensor in self.boundary)
         wanted = [tensor.name for tensor in self._fetches if tensor.op.name in self._names]
         names = [op.name for op in self.ops]
         protos = _with_frames_of_their_own(self._protos, self._graph)
@@ -172,10 +173,9 @@ def _constants(ordered: Sequence[tf.Operation]) -> Set[tf.Operation]:
     return constants
 
 
-def _outside(key: Key) -> Key:
+def outside_key(key: Key) -> Key:
     """Return what the copies call a tensor that they take from the graph as it is."""
-    name, _, index = key.partition(":")
-    return f"accum_outside/{name}:{index}"
+    return f"accum_outside/{key}"
 
 
 def _is_pivot(op: tf.Operation) -> bool:

@@ -15,13 +15,16 @@ computes nothing of the second loop, and of each loop only what is fetched.
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+import numpy as np
+
 from accum import _check, _rows, _tf
 from accum._engine._draws import Draws, uniform_seed
 from accum._engine._gradients import divided
-from accum._engine._trace_and_barriers import Marks, Statistics, statistics_in
+from accum._engine._trace_and_barriers import SQUARES, Marks, Statistics, statistics_in
 from accum._rows import Analysis, Rows
 from accum._tf import Gradient, Nested, tf
 from accum.compat.v1._barriers import Segmented, segmented
+from accum.compat.v1._chosen_branches import ChosenBranches, Conditional, NotChosen, choosers
 from accum.compat.v1._micro_batch_loop import (
     Added,
     Joined,
@@ -49,7 +52,14 @@ _BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
 """Integers of as many bytes as a floating-point number."""
 
 
-def split_batch(loss: Nested, batch: Nested, micro_batch_size: int, *, recompute: bool = True) -> Nested:
+def split_batch(
+    loss: Nested,
+    batch: Nested,
+    micro_batch_size: int,
+    *,
+    given: Optional[Dict[tf.Tensor, bool]] = None,
+    recompute: bool = True,
+) -> Nested:
     """Let the graph compute a batch in micro-batches from now on, forward and backward.
 
     Call it once, between the loss and the optimizer. Nothing else in the program changes: one run of the train op is
@@ -76,6 +86,10 @@ def split_batch(loss: Nested, batch: Nested, micro_batch_size: int, *, recompute
       batch: nested structure of the tensors that share their first axis, the examples: placeholders, the results of an
         iterator or a queue, features and labels of an Estimator.
       micro_batch_size: the largest number of examples that are computed at a time, >= 1.
+      given: {boolean tensor: its value in training}, for what chooses between branches, as in
+        `tf.cond(is_training, …)` around batch normalisation. Only the branches of these values are split. With other
+        values, whatever is computed from the batch is computed at once, as without `split_batch`; but gradients raise
+        an error. None: the only boolean placeholder that chooses between branches, if it is about batch normalisation.
       recompute: with batch normalisation, whether to keep few of the tensors between its layers and to compute the
         others again; False: keep all.
 
@@ -103,6 +117,7 @@ def split_batch(loss: Nested, batch: Nested, micro_batch_size: int, *, recompute
         )
     split = _Split(losses, batched, size)
     with tf.name_scope(SCOPE):
+        split = _chosen(split, _require_given(given))
         split.join(_check.flag("recompute", recompute))
     return tf.nest.map_structure(split.replaced, loss)
 
@@ -116,6 +131,37 @@ def _require_tensor(name: str, value: Any) -> tf.Tensor:
             f"The number of axes of each tensor in `batch` must be known: set its shape. Received: {value!r}."
         )
     return value
+
+
+def _require_given(given: Optional[Dict[tf.Tensor, bool]]) -> Optional[Dict[Key, bool]]:
+    if given is None:
+        return None
+    is_given = isinstance(given, dict) and all(isinstance(value, (bool, np.bool_)) for value in given.values())
+    if not is_given or not all(isinstance(key, tf.Tensor) and key.dtype == tf.bool for key in given):
+        raise TypeError(
+            "`given` must be a dict of boolean tensors and their values in training, such as {is_training: True}. "
+            f"Received: given={given!r}."
+        )
+    return {key.name: bool(value) for key, value in given.items()}
+
+
+def _chosen(plain: "_Split", given: Optional[Dict[Key, bool]]) -> "_Split":
+    """Return a split of the branches that are chosen in training, if it does more than one of the graph as it is."""
+    if given is None:
+        tensors = plain.choosers() if plain.share() < 1.0 else []
+        candidates = [{tensors[0].name: value} for value in (True, False)] if len(tensors) == 1 else []
+    else:
+        candidates = [given] if given else []
+    for values in candidates:
+        try:
+            split = plain.with_branches(values)
+        except NotChosen as reason:
+            if given is None:
+                break
+            raise ValueError(f"`given` can't be used in this graph: {reason}. Received: given={given}.") from None
+        if given is not None or (split.statistics and split.share() > plain.share()):
+            return split
+    return plain
 
 
 Gradients = Callable[[Sequence[Optional[tf.Tensor]]], List[Optional[Gradient]]]
@@ -150,28 +196,130 @@ class _Split:
       losses: tensors.
       batch: tensors that share their first axis, the examples.
       size: the largest number of examples in a micro-batch.
+      given: {key of a boolean tensor: its value}; the branches of these values are split.
+
+    Attributes:
+      statistics: of batch normalisation, which are those of the whole batch.
     """
 
-    def __init__(self, losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor], size: int) -> None:
+    def __init__(
+        self,
+        losses: Sequence[tf.Tensor],
+        batch: Sequence[tf.Tensor],
+        size: int,
+        given: Optional[Dict[Key, bool]] = None,
+    ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._size = size
+        self._given = given
+        self._branches = None if given is None else ChosenBranches(losses, batch, given)
         self._losses = list(losses)
         self._batch = list(batch)
         self._fed = {tensor.name: tensor for tensor in self._batch}
         users = _tf.op_walks.users_of(self._graph)
-        self._ops = _sorted(_reached([op for tensor in self._batch for op in tensor.consumers()], users))
+        ops = _reached([op for tensor in self._batch for op in tensor.consumers()], users)
+        self._ops = _sorted(ops if self._branches is None else ops & self._branches.ops)
         self._depending = set(self._ops)
         operations = self._graph.get_operations()
         self._of_variables = _reached([op for op in operations if op.type in VARIABLES], users)
         not_constant = [op for op in operations if not op.inputs and op.type != "Const"]
         self._not_constant = _reached(not_constant, users)
-        self._before_losses = set(_tf.op_walks.ancestors([loss.op for loss in self._losses]))
+        images = [self._image(loss) for loss in self._losses]
+        self._before_losses = set(_tf.op_walks.ancestors([image.op for image in images if image is not None]))
         self._analysis = self._analysed(users)
         self._library = _tf.graph_parts.Library(self._graph, self._graph.as_graph_def())
         self._feed_draws()
         self._joined: Dict[Key, tf.Tensor] = {}
         self._inlets: Dict[Key, _Edge] = {}
         self._templates: Dict[Tuple[Key, ...], _Template] = {}
+        self._total: tf.Tensor = None
+        self._values_fed: Dict[Key, tf.Tensor] = {}  # what is fed, or of it one example where nothing takes the result
+        self.statistics = self._find_inside()
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Branches that are chosen in training
+
+    def with_branches(self, given: Dict[Key, bool]) -> "_Split":
+        """Return a split of the branches that are chosen by these values."""
+        return _Split(self._losses, self._batch, self._size, given)
+
+    def choosers(self) -> List[tf.Tensor]:
+        """Return the boolean placeholders that choose between branches, if there is batch normalisation."""
+        ops = [op for op in self._ops if op in self._before_losses]
+        return choosers(ops) if any(map(self._may_normalize, ops)) else []
+
+    def _may_normalize(self, op: tf.Operation) -> bool:
+        if op.type in _tf.graph_parts.CALLS:
+            return self._library.normalizes(op.node_def)
+        is_spread = op.type == "Mean" and op.inputs[0].op.type in SQUARES
+        return is_spread or op.type in _tf.op_walks.FUSED_BATCH_NORMS
+
+    def _image(self, tensor: tf.Tensor) -> Optional[tf.Tensor]:
+        """Return what a tensor of the graph is if the branches are chosen; None if it is not computed."""
+        return tensor if self._branches is None else self._branches.image(tensor)
+
+    def _image_of(self, tensor: tf.Tensor) -> tf.Tensor:
+        image = self._image(tensor)
+        assert image is not None
+        return image
+
+    def _is_covered(self, op: tf.Operation) -> bool:
+        """Whether an operation is inside, itself or as a copy, or chooses between branches that are."""
+        if op in self._inside:
+            return True
+        if self._branches is None:
+            return False
+        conditional = self._branches.conditional_of(op)
+        if conditional is None:
+            copy = self._branches.copy_of(op)
+            return copy in self._inside if copy is not None else op in self._branches.ops
+        return self._is_conditional_inside(conditional)
+
+    def _is_conditional_inside(self, conditional: Conditional) -> bool:
+        return all(op in self._inside for op in conditional.copies if op in self._depending)
+
+    def _with_other_values(self, keys: Sequence[Key]) -> Dict[Key, tf.Tensor]:
+        """Return tensors of the graph as they are if other branches are chosen; otherwise, those of one example.
+
+        Then nothing takes these. They are computed by copies of both branches, from the whole batch at once.
+        """
+        tensors = [self._graph.get_tensor_by_name(key) for key in keys]
+        count = tf.where(self._is_given, tf.minimum(self._whole, 1), self._whole)
+        part = Part(tensors, self._batch)
+        feeds = {one.name: rows_of_micro_batch(one, 0, tf.constant(0), count, self._whole) for one in self._batch}
+        return dict(part.compute({key: rows for key, rows in feeds.items() if part.takes(key)}))
+
+    def _either(self, value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+        """Return one value if the branches are the given ones, else the other."""
+        with _tf.graphs.control_flow_of_tf(1):
+            result = tf1.cond(self._is_given, lambda: tf.identity(value), lambda: tf.identity(other))
+        result.set_shape(other.shape)
+        return result
+
+    def _choose(self) -> None:
+        """Let the split compute one example if the branches are others."""
+        assert self._given is not None
+        matches = [
+            tf.equal(self._graph.get_tensor_by_name(key), value, name="is_given") for key, value in self._given.items()
+        ]
+        self._is_given = tf.reduce_all(tf.stack(matches))
+        self._total = tf.where(self._is_given, self._whole, tf.minimum(self._whole, 1))
+        for key, tensor in self._fed.items():
+            self._values_fed[key] = rows_of_micro_batch(
+                tensor, self._axis(tensor), tf.constant(0), self._total, self._whole
+            )
+
+    def _require_chosen(self, upstream: tf.Tensor) -> tf.Tensor:
+        """Return a gradient that raises an error where the branches are others than the split ones."""
+        if self._branches is None:
+            return upstream
+        check = tf1.assert_equal(
+            self._is_given,
+            True,
+            message=f"The gradients that `split_batch` computes are for given={self._given}, but another value is fed.",
+        )
+        with tf.control_dependencies([check]):
+            return tf.identity(upstream)
 
     # ------------------------------------------------------------------------------------------------------------
     # What is inside
@@ -199,20 +347,28 @@ class _Split:
           barriers: operations that compute statistics of the batch, which are known where they are used.
         """
         candidates = {op for op in self._ops if self._keeps_apart(op, barriers)}
-        frames: Dict[Any, List[tf.Operation]] = {}
-        for op in self._ops:
-            if op in self._before_losses:
-                frames.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
-        frames.pop(None, None)
-        candidates -= {op for ops in frames.values() if not self._is_frame_apart(ops) for op in ops}
+        frames = self._frames()
+        if self._branches is None:
+            candidates -= {op for ops in frames if not self._is_frame_apart(ops) for op in ops}
         while True:
             wrong = {op for op in candidates if not all(self._is_known(one, candidates) for one in op.inputs)}
-            for ops in frames.values():  # loops and conditionals are inside as a whole, or not at all
+            for ops in frames:  # loops and conditionals are inside as a whole, or not at all
                 if any(op not in candidates or op in wrong for op in ops):
                     wrong.update(op for op in ops if op in candidates)
             if not wrong:
                 return candidates
             candidates -= wrong
+
+    def _frames(self) -> List[List[tf.Operation]]:
+        """Return the operations of each loop and conditional of TF 1, or of each chosen branch."""
+        if self._branches is not None:
+            return [[op for op in one.copies if op in self._depending] for one in self._branches.conditionals]
+        frames: Dict[Any, List[tf.Operation]] = {}
+        for op in self._ops:
+            if op in self._before_losses:
+                frames.setdefault(_tf.graphs.outermost_frame(op), []).append(op)
+        frames.pop(None, None)
+        return list(frames.values())
 
     def _keeps_apart(self, op: tf.Operation, barriers: Set[tf.Operation]) -> bool:
         verdict = self._analysis.verdict(op.name)
@@ -222,12 +378,17 @@ class _Split:
             return _tf.graphs.outermost_frame(op) is not None
         if op in barriers:
             return verdict.kind == "reduces"
-        if verdict.kind not in ("rows", "size") and not (barriers and verdict.kind == "behind"):
+        is_within = _tf.graphs.outermost_frame(op) is not None  # where numbers of the whole batch may be compared
+        is_number = verdict.kind == "behind" and not any(self._analysis.has_met(one.name) for one in op.outputs)
+        if verdict.kind not in ("rows", "size") and not ((barriers or is_within) and is_number):
             return False
         if _tf.graphs.has_own_gradient(op):
             return False  # which may look at all examples, unlike that of an operation that keeps them apart
         if op.type in _tf.graph_parts.CALLS and not self._can_be_called_again(op):
             return False
+        takes_statistics = barriers and any(self._analysis.level(tensor.name) for tensor in op.inputs)
+        if op.type in _tf.graph_parts.CALLS and takes_statistics:
+            return False  # as a conditional that chooses between statistics
         if not _is_random(op):
             return True
         drawn, rows = _tf.random_ops.random_op_of(op), self._analysis.rows(op.outputs[0].name)
@@ -278,7 +439,7 @@ class _Split:
 
     def join(self, recompute: bool) -> None:
         """Let whatever takes rows from inside take joined rows, computed in micro-batches."""
-        statistics = self._find_inside()
+        statistics = self.statistics
         rows, sizes = self._edges(bool(statistics))
         if self._is_split(rows):
             return
@@ -292,18 +453,22 @@ class _Split:
                 f"Received: {unknown}."
             )
         self._scope = self._graph.get_name_scope() + "/"
-        self._total = self._number_of_examples()
+        self._images = list({one.name: one for one in map(self._image_of, self._frontier)}.values())
+        self._whole = self._total = self._number_of_examples()
+        self._values_fed = dict(self._fed)
+        if self._branches is not None:
+            self._choose()
         self._draws = Draws(uniform_seed, self._total)
         self._numbers = {op.name: number for number, op in enumerate(filter(_is_random, self._ops))}
-        self._forward = Part(self._frontier, list(self._fed.values()), self._is_taken)
+        self._forward = Part(self._images, list(self._fed.values()), self._is_taken)
         self._sources = [one for one in self._forward.boundary if self._can_be_source(one)]
         self._sources += [one for one in self._fed.values() if one.dtype.base_dtype.is_floating]
-        self._is_once = False
+        self._is_once = self._branches is not None  # what runs for other values must not wait for gradients
         if statistics:
             made = self._segmented(statistics, recompute)
             self._link(made.rows, made.gradients)
         else:
-            self._link(self._computed(self._forward, [self._joining(one) for one in self._frontier], {}), None)
+            self._link(self._computed(self._forward, [self._joining(one) for one in self._images], {}), None)
         for key, edges in rows.items():
             self._repoint(edges, self._joined[key])
         for key, edges in sizes.items():
@@ -311,9 +476,12 @@ class _Split:
         if statistics:
             self._use_statistics(made.statistics)
         self._wait_as_before()
-        for op in self._forward.ops:
-            for tensor in op.outputs if op in self._inside else ():
-                self._graph.prevent_feeding(tensor)  # the copies would not see it
+        _inside_before(self._graph).update(filter(self._is_covered, self._graph.get_operations()))
+        for op in self._graph.get_operations() if self._branches is not None else self._forward.ops:
+            for tensor in op.outputs:
+                image = self._image(tensor)
+                if image is not None and image.op in self._inside and tensor.name not in self._fed:
+                    self._graph.prevent_feeding(tensor)  # the copies would not see it
 
     def _number_of_examples(self) -> tf.Tensor:
         lengths = [tf.shape(tensor)[0] for tensor in self._batch]
@@ -332,11 +500,15 @@ class _Split:
 
     def _wait_as_before(self) -> None:
         """Let joined rows wait for what the operations inside wait for, such as averages that are moved in place."""
-        awaited = {other for op in self._forward.ops for other in op.control_inputs if other not in self._inside}
+        ops = self._forward.ops if self._branches is None else map(self._branches.source, self._forward.ops)
+        awaited = {other for op in ops for other in op.control_inputs if not self._is_covered(other)}
         awaited -= {
             op for op in awaited if op.type in ("Switch", "Const") or _tf.graphs.outermost_frame(op) is not None
         }
         awaited -= {tensor.op for tensor in self._batch}
+        for one in [] if self._branches is None else self._branches.conditionals:
+            if one.has_effects and self._is_conditional_inside(one):
+                awaited.update(one.results)
         outlets = {rows.op for rows in self._joined.values()}
         for op in sorted(awaited, key=_tf.graphs.creation_order):
             before = set(_tf.op_walks.ancestors([op], with_control=True))
@@ -368,27 +540,39 @@ class _Split:
         return [one for one in statistics if set(one.ops) <= used]
 
     def _segmented(self, statistics: Sequence[Statistics], recompute: bool) -> Segmented:
-        fed = [one for one in self._fed.values() if self._forward.takes(one.name)]
+        fed = {key: tensor for key, tensor in self._values_fed.items() if self._forward.takes(key)}
 
         def draw(op: tf.Operation, copies: Dict[str, Any], marks: Marks, count: Any) -> None:
             if _is_random(op):
                 self._draw(marks.draws, op, copies, marks.position, count)
 
         sources = [one for one in self._sources if one.name not in self._fed]
-        return segmented(self._forward, self._frontier, fed, self._size, sources, statistics, draw, recompute)
+        return segmented(self._forward, self._images, fed, self._size, sources, statistics, draw, recompute)
 
     def _use_statistics(self, values: Dict[Key, tf.Tensor]) -> None:
         """Let averages, and whatever else takes a statistic from inside, take that of the whole batch."""
         edges: Dict[Key, List[_Edge]] = {}
         for op in self._graph.get_operations():
-            for index, tensor in enumerate(op.inputs if op not in self._inside else ()):
-                if tensor.op in self._inside and self._is_statistic(tensor):
+            for index, tensor in enumerate(op.inputs if self._takes_statistics(op) else ()):
+                image = self._image(tensor)
+                is_inside = image is not None and image.op in self._inside and self._is_statistic(image)
+                if is_inside and (self._branches is None or _tf.graphs.outermost_frame(tensor.op) is None):
                     edges.setdefault(tensor.name, []).append(_Edge(op, index))
         known = [self._graph.get_tensor_by_name(key) for key in values]
+        of_batch: Dict[Key, tf.Tensor] = {}
         for key in edges:
-            part = Part([self._graph.get_tensor_by_name(key)], known + list(self._fed.values()))
+            image = self._image_of(self._graph.get_tensor_by_name(key))
+            part = Part([image], known + list(self._fed.values()))
             if not any(part.takes(name) for name in self._fed):
-                self._repoint(edges[key], part.compute(values)[key])
+                of_batch[key] = part.compute(values)[image.name]
+        others = self._with_other_values(list(of_batch)) if self._branches is not None and of_batch else {}
+        for key, value in of_batch.items():
+            self._repoint(edges[key], self._either(value, others[key]) if others else value)
+
+    def _takes_statistics(self, op: tf.Operation) -> bool:
+        """Whether an operation is outside, or in a conditional that moves averages."""
+        conditional = None if self._branches is None else self._branches.conditional_of(op)
+        return not self._is_covered(op) or (conditional is not None and conditional.has_effects)
 
     def _is_statistic(self, tensor: tf.Tensor) -> bool:
         return self._analysis.rows(tensor.name) is None and not self._analysis.is_size(tensor.name)
@@ -402,25 +586,31 @@ class _Split:
         rows: Dict[Key, List[_Edge]] = {}
         sizes: Dict[Key, List[_Edge]] = {}
         before = self._known_before()
+        before_losses = self._before_losses if self._branches is None else self._branches.before_losses
         for op in self._graph.get_operations():
-            if op in self._inside or op in before:
+            if self._is_covered(op) or op in before or op in _inside_before(self._graph):
                 continue
             for index, tensor in enumerate(op.inputs):
-                if tensor.op not in self._inside or tensor.op not in self._of_variables or self._is_statistic(tensor):
+                image = self._image(tensor)
+                if image is None or not self._gives_rows(image):
                     continue
                 if _tf.graphs.outermost_frame(tensor.op) is not None and not _tf.graphs.leaves_frame(tensor.op):
                     continue  # within a loop, that of the losses
-                if is_whole and op not in self._before_losses and not _is_small(tensor):
+                if is_whole and op not in before_losses and not _is_small(image):
                     continue
-                kind = sizes if self._analysis.is_size(tensor.name) else rows
+                kind = sizes if self._analysis.is_size(image.name) else rows
                 kind.setdefault(tensor.name, []).append(_Edge(op, index))
         for tensor in self._losses:
-            if tensor.op in self._inside and tensor.op in self._of_variables:
+            image = self._image(tensor)
+            if image is not None and image.op in self._inside and image.op in self._of_variables:
                 rows.setdefault(tensor.name, [])
         for key in sizes:
             for tensor in self._rows_behind(key):
                 rows.setdefault(tensor.name, [])
         return rows, sizes
+
+    def _gives_rows(self, tensor: tf.Tensor) -> bool:
+        return tensor.op in self._inside and tensor.op in self._of_variables and not self._is_statistic(tensor)
 
     def _known_before(self) -> Set[tf.Operation]:
         """Return the operations from which the inside takes numbers of the batch, which can't wait for the loop."""
@@ -433,9 +623,10 @@ class _Split:
         stack = [self._graph.get_tensor_by_name(key)]
         while stack:
             for tensor in stack.pop().op.inputs:
-                if self._analysis.rows(tensor.name) is not None:
+                image = self._image_of(tensor)
+                if self._analysis.rows(image.name) is not None:
                     found[tensor.name] = tensor
-                elif tensor.op in self._inside:
+                elif image.op in self._inside:
                     stack.append(tensor)
         return [tensor for tensor in found.values() if tensor.name not in self._fed]
 
@@ -468,13 +659,22 @@ class _Split:
                 f"examples apart, before any in which they may meet. {self._shortfall()} Received: "
                 f"{[one.name for one in self._batch]}."
             )
-        using = [op for op in self._ops if op in self._before_losses and self._uses_variable(op)]
-        inside = [op for op in using if op in self._inside]
+        using, inside = self._using()
         if 2 * len(inside) < len(using):
             _check.warn(
                 f"`split_batch` computes {len(inside)} of {len(using)} operations with variables in micro-batches, and "
                 f"the others from the whole batch, with the memory that this takes. {self._shortfall()}"
             )
+
+    def _using(self) -> Tuple[List[tf.Operation], List[tf.Operation]]:
+        """Return the operations before the losses that use variables, and those of them that are inside."""
+        using = [op for op in self._ops if op in self._before_losses and self._uses_variable(op)]
+        return using, [op for op in using if op in self._inside]
+
+    def share(self) -> float:
+        """Return the share of the operations with variables that is computed in micro-batches."""
+        using, inside = self._using()
+        return len(inside) / max(len(using), 1)
 
     def _uses_variable(self, op: tf.Operation) -> bool:
         """Whether an operation combines examples with what is computed from variables alone."""
@@ -487,8 +687,12 @@ class _Split:
         for op in outside:
             verdict = self._analysis.verdict(op.name)
             if op in self._of_variables and verdict is not None and verdict.kind in ("meets", "reduces"):
-                words.append(f"Examples may meet first in {op.name!r}: {verdict.how}.")
+                source = op if self._branches is None else self._branches.source(op)
+                words.append(f"Examples may meet first in {source.name!r}: {verdict.how}.")
                 break
+        if self._branches is None and len(self.choosers()) > 1:
+            names = sorted(tensor.name for tensor in self.choosers())
+            words.append(f"If one of {names} says whether this is training, pass its value as `given`.")
         data = [op for op in self._before_losses if _tf.op_walks.gives_data(op)]
         missing = [one.name for op in data for one in op.outputs if one.name not in self._fed and _has_examples(one)]
         if missing:
@@ -513,7 +717,7 @@ class _Split:
         random = [op for op in part.ops if _is_random(op)]
         if random:
             self._draws.begin()
-        whole = {key: (tensor, self._axis(tensor)) for key, tensor in self._fed.items()}
+        whole = {key: (tensor, self._axis(self._fed[key])) for key, tensor in self._values_fed.items()}
         whole.update(upstream)
 
         def compute(begin: tf.Tensor, count: tf.Tensor) -> Dict[str, Any]:
@@ -566,7 +770,11 @@ class _Split:
           joined: rows of the whole batch, for each tensor of the frontier.
           gradients: function that computes the gradient of all rows; None: it is computed for each group.
         """
-        rows_of = {tensor.name: rows for tensor, rows in zip(self._frontier, joined)}
+        of_images = {tensor.name: rows for tensor, rows in zip(self._images, joined)}
+        rows_of = {tensor.name: of_images[self._image_of(tensor).name] for tensor in self._frontier}
+        if self._branches is not None:
+            others = self._with_other_values(list(rows_of))
+            rows_of = {key: self._either(rows, others[key]) for key, rows in rows_of.items()}
         floats = [one for one in self._frontier if one.dtype.base_dtype.is_floating]
         of_losses = [one for one in floats if self._is_of_losses(one)]
         for group in [of_losses] + [[one] for one in floats if not self._is_of_losses(one)]:
@@ -578,7 +786,8 @@ class _Split:
 
     def _is_of_losses(self, tensor: tf.Tensor) -> bool:
         is_loss = any(tensor is loss for loss in self._losses)
-        return is_loss or any(op in self._before_losses and op not in self._inside for op in tensor.consumers())
+        image = self._image_of(tensor)
+        return is_loss or any(op in self._before_losses and op not in self._inside for op in image.consumers())
 
     def _link_group(
         self, group: Sequence[tf.Tensor], values: Sequence[tf.Tensor], gradients: Optional[Gradients]
@@ -608,7 +817,11 @@ class _Split:
             tf.zeros_like(self._joined[tensor.name]) if grad is None else tf.convert_to_tensor(grad)
             for tensor, grad in zip(self._frontier, upstream)
         ]
-        sums = iter(gradients(filled))
+        of_images: Dict[Key, tf.Tensor] = {}
+        for tensor, grad in zip(self._frontier, filled):
+            key = self._image_of(tensor).name
+            of_images[key] = of_images[key] + grad if key in of_images else grad
+        sums = iter(gradients([self._require_chosen(of_images[one.name]) for one in self._images]))
         grads: List[Optional[Gradient]] = []
         for source in self._sources:
             if source.name in self._fed:  # whose identity raises an error where somebody asks for its gradient
@@ -633,7 +846,10 @@ class _Split:
     ) -> List[Optional[Gradient]]:
         """Return the gradient by each source, given those by joined rows."""
         live = [
-            (tensor, tf.convert_to_tensor(grad))  # of rows that have been gathered, `tf.IndexedSlices`
+            (
+                self._image_of(tensor),
+                self._require_chosen(tf.convert_to_tensor(grad)),
+            )  # of rows that have been gathered, `tf.IndexedSlices`
             for tensor, grad in zip(group, upstream)
             if grad is not None and not _is_zeros(grad)
         ]
@@ -708,7 +924,8 @@ class _Split:
         key = tuple(tensor.name for tensor in tensors)
         if key not in self._templates:
             upstream = [tf.compat.v1.placeholder(one.dtype.base_dtype, one.shape, "upstream") for one in tensors]
-            grads = tf.gradients(tensors, self._sources, upstream, name="gradients")
+            # One source may be computed from another one, whose gradient it then passes on itself.
+            grads = tf.gradients(tensors, self._sources, upstream, name="gradients", stop_gradients=self._sources)
             grads = [
                 tf.convert_to_tensor(grad) if grad is not None and source.name in self._fed else grad
                 for grad, source in zip(grads, self._sources)
@@ -734,6 +951,12 @@ class _Link(NamedTuple):
 def _links(graph: tf.Graph) -> Dict[str, _Link]:
     links: Dict[str, _Link] = _tf.graphs.notes_of(graph).setdefault(GRADIENT, {})
     return links
+
+
+def _inside_before(graph: tf.Graph) -> Set[tf.Operation]:
+    """Return the operations of which earlier calls compute copies, whose gradients are still taken."""
+    ops: Set[tf.Operation] = _tf.graphs.notes_of(graph).setdefault(SCOPE, set())
+    return ops
 
 
 @tf.RegisterGradient(GRADIENT)

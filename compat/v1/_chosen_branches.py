@@ -1,0 +1,238 @@
+"""A copy of a part of the graph in which conditionals are replaced by one of their branches.
+
+Whether a network is in training is often fed, and chooses between branches: batch normalisation by the statistics of
+the batch, or by averages. The copies are those of one value. They stand in the graph itself, outside of conditionals,
+so that they can be taken apart like what was built with a Python bool.
+"""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
+
+from accum import _tf
+from accum._tf import tf
+from accum.compat.v1._part import Key, outside_key
+
+CONDITIONALS = ("If", "StatelessIf")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+SWITCHES = ("Switch", "RefSwitch")
+MERGES = ("Merge", "RefMerge")
+LEFT = ("VariableV2", "Variable", "VarHandleOp")
+"""Types of operations that are never copied."""
+
+
+class Conditional(NamedTuple):
+    """A conditional that is replaced by one of its branches.
+
+    Attributes:
+      copies: copies of operations in that branch.
+      results: the operations that return its results.
+      has_effects: whether a branch assigns to variables.
+    """
+
+    copies: List[tf.Operation]
+    results: List[tf.Operation]
+    has_effects: bool
+
+
+class NotChosen(Exception):
+    """A part of the graph can't be copied in this way."""
+
+
+def choosers(ops: Sequence[tf.Operation]) -> List[tf.Tensor]:
+    """Return the boolean placeholders that choose between the branches of conditionals."""
+    found: Dict[Key, tf.Tensor] = {}
+    for op in ops:
+        if op.type in SWITCHES + CONDITIONALS:
+            predicate = _root(op.inputs[op.type in SWITCHES])
+            if predicate.dtype == tf.bool and predicate.op.type in ("Placeholder", "PlaceholderWithDefault"):
+                found[predicate.name] = predicate
+    return list(found.values())
+
+
+def _root(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type in ("Identity", "LogicalNot") + SWITCHES:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+class ChosenBranches:
+    """A copy of the operations from a batch to losses, in which conditionals are one of their branches.
+
+    Args:
+      losses: tensors of the current graph.
+      batch: tensors from which they are computed.
+      values: {key of a boolean tensor: its value}.
+
+    Attributes:
+      ops: the copies.
+      before_losses: the operations from which the losses are computed.
+      conditionals: list of `Conditional`.
+
+    Raises:
+      NotChosen: there is a loop of TF 1, or a conditional that depends on other tensors.
+    """
+
+    def __init__(self, losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor], values: Dict[Key, bool]) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        self._graph_def = self._graph.as_graph_def()
+        self._functions = {function.signature.name: function for function in self._graph_def.library.function}
+        self._library = _tf.graph_parts.Library(self._graph, self._graph_def)
+        self._values = dict(values)
+        self._aliases: Dict[Key, Optional[Key]] = {}  # {key: what it is in the copy; None: it is not computed}
+        self._protos: Dict[str, Any] = {}
+        self._owners: Dict[str, tf.Operation] = {}
+        self._batch = {tensor.name for tensor in batch}
+        self._frames: Set[Any] = set()  # conditionals of TF 1
+        self._calls: List[tf.Operation] = []  # those of TF 2
+        self._owner: tf.Operation = losses[0].op
+        ordered = _tf.op_walks.ancestors([loss.op for loss in losses])
+        self.before_losses = set(ordered)
+        for op in ordered:
+            self._owner = op
+            self._visit(op.name, op.node_def, [tensor.name for tensor in op.inputs], len(op.outputs))
+        self._copies = self._imported()
+        self.ops = set(self._copies.values())
+        self._sources = {copy: self._owners[name] for name, copy in self._copies.items()}
+        self.conditionals = [self._of_frame(frame) for frame in self._frames]
+        self.conditionals += [self._of_call(call) for call in self._calls]
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _visit(self, name: str, proto: Any, inputs: Sequence[Key], count: int) -> None:
+        taken = [self._aliases.get(key, key) for key in inputs]
+        outputs = [f"{name}:{index}" for index in range(count)]
+        keys = [key for key in taken if key is not None]
+        decided = [self._values.get(key) for key in keys]
+        if proto.op in MERGES and len(keys) < len(taken):
+            self._aliases.update(dict.fromkeys(outputs))
+            if keys:
+                self._aliases[outputs[0]] = keys[0]
+        elif len(keys) < len(taken):
+            self._aliases.update(dict.fromkeys(outputs))
+        elif proto.op in SWITCHES and decided[1] is not None:
+            self._aliases.update({outputs[decided[1]]: keys[0], outputs[not decided[1]]: None})
+            self._frames.add(_tf.graphs.outermost_frame(self._owner))
+        elif proto.op in CONDITIONALS and decided[0] is not None:
+            self._note_call(proto)
+            branch = proto.attr["then_branch" if decided[0] else "else_branch"].func.name
+            self._write_out(name, branch, keys[1:], outputs)
+        elif proto.op in CALLS and any(value is not None for value in decided):
+            self._write_out(name, proto.attr["f"].func.name, keys, outputs)
+        else:
+            self._copy(name, proto, keys, list(keys) != list(inputs))
+            if proto.op in ("Identity", "LogicalNot") and decided[0] is not None:
+                self._values[outputs[0]] = decided[0] != (proto.op == "LogicalNot")
+
+    def _copy(self, name: str, proto: Any, keys: List[Key], is_other: bool) -> None:
+        frame = _tf.graphs.outermost_frame(self._owner)
+        depends = any(key in self._batch or _tf.graph_parts.name_of(key) in self._protos for key in keys)
+        is_within = frame is not None or name != self._owner.name
+        if f"{name}:0" in self._batch or proto.op in LEFT or not (depends or is_other or is_within):
+            return
+        if _tf.op_walks.is_assignment(proto.op) or _tf.op_walks.changes_variable(self._owner):
+            if is_within:
+                raise NotChosen(f"{name!r} assigns to a variable")
+            return
+        if proto.op in SWITCHES + MERGES + ("Enter", "RefEnter", "Exit", "RefExit", "NextIteration"):
+            raise NotChosen(f"{name!r} belongs to a loop, or to a conditional by another tensor")
+        self._protos[name] = _tf.graph_parts.placed(
+            _tf.graph_parts.Node(name, proto.op, keys, proto),
+            [key if _tf.graph_parts.name_of(key) in self._protos else outside_key(key) for key in keys],
+        )
+        self._protos[name].name = name
+        self._owners[name] = self._owner
+
+    def _note_call(self, proto: Any) -> None:
+        assigned = self._library.hidden(_tf.graph_parts.Node("", proto.op, [], proto))
+        if any(map(_tf.op_walks.is_assignment, assigned)):
+            raise NotChosen(f"{self._owner.name!r} assigns to a variable")
+        if self._owner not in self._calls:
+            self._calls.append(self._owner)
+
+    def _write_out(self, name: str, function: str, arguments: Sequence[Key], outputs: Sequence[Key]) -> None:
+        """Replace a call by the operations of its function."""
+        body = self._functions[function]
+        keys: Dict[str, Optional[Key]] = dict(zip((one.name for one in body.signature.input_arg), arguments))
+        protos = {proto.name: proto for proto in body.node_def}
+        done: Set[str] = set()
+
+        def key_of(inner: str) -> Key:
+            if ":" not in inner:
+                return str(keys[inner])
+            node, output, index = inner.split(":")
+            return f"{name}/chosen/{node}:{self._first_outputs(protos[node])[output] + int(index)}"
+
+        def visit(proto: Any) -> None:
+            done.add(proto.name)
+            data = [inner for inner in proto.input if not inner.startswith("^")]
+            for inner in data:
+                if ":" in inner and inner.split(":")[0] not in done:
+                    visit(protos[inner.split(":")[0]])
+            definition = _tf.definitions.definition_of(self._graph, proto.op)
+            count = len(_tf.definitions.output_types(definition, proto))
+            self._visit(f"{name}/chosen/{proto.name}", proto, [key_of(inner) for inner in data], count)
+
+        for proto in body.node_def:
+            if proto.name not in done:
+                visit(proto)
+        for output, argument in zip(outputs, body.signature.output_arg):
+            key = key_of(body.ret[argument.name])
+            self._aliases[output] = self._aliases.get(key, key)
+
+    def _first_outputs(self, proto: Any) -> Dict[str, int]:
+        definition = _tf.definitions.definition_of(self._graph, proto.op)
+        return _tf.definitions.first_outputs(definition, proto)
+
+    def _imported(self) -> Dict[str, tf.Operation]:
+        feeds = {
+            key: self._graph.get_tensor_by_name(key[len(outside_key("")) :])
+            for proto in self._protos.values()
+            for key in proto.input
+            if key.startswith(outside_key(""))
+        }
+        names = list(self._protos)
+        made = _tf.graph_parts.import_part(self._graph_def, list(self._protos.values()), feeds, names) if names else []
+        copies = dict(zip(names, made))
+        for name, copy in copies.items():
+            if name == self._owners[name].name:
+                for output, tensor in zip(copy.outputs, self._owners[name].outputs):
+                    output.set_shape(tensor.shape)
+        return copies
+
+    def _of_frame(self, frame: Any) -> Conditional:
+        within = [op for op in self._graph.get_operations() if _tf.graphs.outermost_frame(op) is frame]
+        results = {user for op in within for tensor in op.outputs for user in tensor.consumers()} - set(within)
+        has_effects = any(map(_tf.op_walks.changes_variable, within))
+        return Conditional(
+            [self._copies[op.name] for op in within if op.name in self._copies], list(results), has_effects
+        )
+
+    def _of_call(self, call: tf.Operation) -> Conditional:
+        return Conditional([copy for copy, owner in self._sources.items() if owner is call], [call], False)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def image(self, tensor: tf.Tensor) -> Optional[tf.Tensor]:
+        """Return what a tensor is in the copy: itself if it is the same for any value; None if it isn't computed."""
+        key = self._aliases.get(tensor.name, tensor.name)
+        if key is None:
+            return None
+        copy = self._copies.get(_tf.graph_parts.name_of(key))
+        if copy is not None:
+            return copy.outputs[int(key.split(":")[1])]
+        return self._graph.get_tensor_by_name(key)
+
+    def copy_of(self, op: tf.Operation) -> Optional[tf.Operation]:
+        """Return the copy of an operation, or None."""
+        return self._copies.get(op.name)
+
+    def source(self, op: tf.Operation) -> tf.Operation:
+        """Return the operation of which one is a copy, or the conditional from which it comes, or itself."""
+        return self._sources.get(op, op)
+
+    def conditional_of(self, op: tf.Operation) -> Optional[Conditional]:
+        """Return the conditional to which an operation belongs that is no copy, or None."""
+        frame = _tf.graphs.outermost_frame(op)
+        frames = list(self._frames)
+        if frame is not None:
+            return self.conditionals[frames.index(frame)] if frame in self._frames else None
+        return self.conditionals[len(frames) + self._calls.index(op)] if op in self._calls else None
