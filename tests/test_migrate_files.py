@@ -238,6 +238,14 @@ def test_a_graph_gets_its_recipe_beside_a_tape_of_another_file(their, tmp_path, 
     assert "TensorFlow 1: accumulate, apply, zero" in capsys.readouterr().err
 
 
+@needs_libcst
+def test_a_graph_gets_the_line_that_splits_its_batch(their, tmp_path, capsys):
+    graph = b"x = tf.placeholder(tf.float32)\ny = tf.placeholder(tf.float32)\ngrads = opt.compute_gradients(cost)\n"
+    their("sums.py", SUMS + graph)
+    assert migrate(tmp_path) == 1
+    assert "`cost = accum.compat.v1.split_batch(cost, (x, y), micro_batch_size)`" in capsys.readouterr().err
+
+
 SPOKEN = [
     "# accumulate the gradients of several batches",
     "flags.DEFINE_integer('iter_size', 1, '')",

@@ -23,7 +23,8 @@ def static_graph():
 def variable(name, shape, trainable=True):
     first = np.random.RandomState(len(name)).normal(size=shape, scale=0.4).astype("float32")
     initializer = tf1.constant_initializer(first if trainable else 0.1)
-    return tf1.get_variable(name, shape, initializer=initializer, trainable=trainable)
+    kept = tf.VariableAggregation.NONE if trainable else tf.VariableAggregation.MEAN
+    return tf1.get_variable(name, shape, initializer=initializer, trainable=trainable, aggregation=kept)
 
 
 def normalized(x, is_training):
