@@ -1,4 +1,4 @@
-"""What every test file shares: two logical CPUs, no drawing, and the table of what an environment cannot do."""
+"""What every test file shares: two logical CPUs, no drawing, and the marks `slow` and `tf`."""
 
 import gc
 import os
@@ -6,8 +6,8 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import exceptions
 import pytest
+import versions
 from replicas import look_often_for_the_end_of_replicas, make_cpus
 
 collect_ignore = [os.path.join("support", "small_library")]  # a project of its own, which is not installed here
@@ -19,11 +19,10 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "law(name): the law of the semantics that the test holds")
-    config.addinivalue_line("markers", "keras_api: needs Keras' `train_step`, which TF 1.15 never calls")
-    config.addinivalue_line("markers", "slow: starts processes, or takes seconds")
-    for name in ("per_version", "weekly"):
-        config.addinivalue_line("markers", f"{name}: older names of `slow`")
-    config.addinivalue_line("markers", "every_merge: not slow, in a file that is")
+    config.addinivalue_line("markers", "slow: starts processes, or takes a second")
+    config.addinivalue_line(
+        "markers", "tf(min, max, keras, because): the TensorFlows and the Keras that the test needs"
+    )
     gc.set_threshold(50000, 20, 20)  # graphs are many objects: by Python's own, a fifth of the time goes into looking
     make_cpus()
     look_often_for_the_end_of_replicas()
@@ -35,23 +34,14 @@ def leaves_out_slow(config):
     return are_folders and not config.option.slow and not config.option.markexpr
 
 
-def is_slow(item):
-    if item.get_closest_marker("every_merge"):
-        return item.get_closest_marker("slow") is not None
-    return any(item.get_closest_marker(name) for name in ("slow", "per_version", "weekly"))
-
-
 @pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` leave out any
 def pytest_collection_modifyitems(config, items):
-    config.collected = [item.nodeid for item in items]
     for item in items:
-        for reason, runs in exceptions.reasons(item):
-            item.add_marker(pytest.mark.xfail(reason=reason, strict=True, run=runs))
-        for reason in exceptions.lacks(item):
-            item.add_marker(pytest.mark.skip(reason=reason))
-        if item.get_closest_marker("keras_api") and not exceptions.HAS_KERAS_API:
-            item.add_marker(pytest.mark.skip(reason="TF 1.15 never calls an overridden `train_step`: no Keras API"))
-
+        for mark in item.iter_markers("tf"):
+            reason = versions.missing(*mark.args, **mark.kwargs)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
     if leaves_out_slow(config):
-        config.hook.pytest_deselected(items=[item for item in items if is_slow(item)])
-        items[:] = [item for item in items if not is_slow(item)]
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]

@@ -9,8 +9,6 @@ import tensorflow as tf
 import accum
 import accum.compat.v1
 
-pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
-
 tf1 = tf.compat.v1
 layers = tf.keras.layers
 
@@ -209,8 +207,9 @@ def assert_near(ours, theirs):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6, err_msg=f"{index}: {LAYOUT[index]}")
 
 
+@pytest.mark.slow
 @pytest.mark.law("L7")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("sparse", ["rows", "dense"])
 def test_a_model_knows_its_layers_and_leaves_out_what_is_named(sparse):
     options = {"use_agc": True, "clip_factor": 0.1, "agc_exclude": ["bias", "logits"], "sparse": sparse}
@@ -220,9 +219,10 @@ def test_a_model_knows_its_layers_and_leaves_out_what_is_named(sparse):
     assert_near(model.get_weights(), full_batch_step(lambda i: LAYOUT[i] == "bias" or i >= 8))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L7")
 @pytest.mark.law("L11")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_two_replicas_know_their_layers_too():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     kernel, grads = drawn((2, 2, 3, 2)), [drawn((2, 2, 3, 2), seed=seed) for seed in (1, 2)]
@@ -245,8 +245,9 @@ def test_two_replicas_know_their_layers_too():
     np.testing.assert_allclose(layer.get_weights()[1], [-1.0] * 3, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L7")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_an_optimizer_in_a_loop_clips_as_the_model_does_also_from_its_config():
     tf.keras.backend.clear_session()  # a config knows variables by name, which TF 2.2 numbers within a session
     model = network()
@@ -267,8 +268,9 @@ def einsum_dense():
     return getattr(home, "EinsumDense", None)
 
 
+@pytest.mark.tf("2.3", because="`EinsumDense` came with TF 2.3")
 @pytest.mark.law("L7")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_the_equation_of_a_layer_says_its_units_and_another_transform_acts_before():
     layer = einsum_dense()("abc,cde->abde", output_shape=(None, 2, 3))
     layer.build((1, 5, 4))
@@ -281,7 +283,7 @@ def test_the_equation_of_a_layer_says_its_units_and_another_transform_acts_befor
 
 
 @pytest.mark.law("L7")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_function_can_leave_out():
     one, other = tf.Variable([[1.0]]), tf.Variable([[1.0]])
     clipping = accum.AdaptiveClipping(0.1, exclude=lambda var: var is other)
@@ -291,7 +293,7 @@ def test_a_function_can_leave_out():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_name_that_means_nothing_is_an_error_in_a_model_and_a_warning_without():
     inputs = tf.keras.Input((3,))
     outputs = layers.Dense(2, name="head")(inputs)

@@ -5,12 +5,12 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from replicas import mirrored
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.keras_api, pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
 
 layers = tf.keras.layers
 RANDOM = np.random.RandomState(0)
@@ -152,7 +152,6 @@ def test_where_it_is_not_known_how_they_count_a_warning_names_them(make, options
 
 
 @pytest.mark.law("L11")
-@pytest.mark.per_version
 @pytest.mark.parametrize(
     "options",
     [{}, {"whole_batch": "all"}, {"whole_batch": "all", "replicas_per_group": 1}],
@@ -181,7 +180,6 @@ class Penalty(layers.Layer):
 
 
 @pytest.mark.law("L18")
-@pytest.mark.per_version
 @pytest.mark.parametrize("whole_batch", [(), "all"])
 def test_entries_for_weights_count_once(whole_batch):
     def make():

@@ -5,12 +5,12 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
+from versions import IS_KERAS_3, TF_VERSION
 
 import accum
 
-pytestmark = [pytest.mark.keras_api, pytest.mark.law("L18"), pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L18"), pytest.mark.slow]
 
 layers = tf.keras.layers
 RANDOM = np.random.RandomState(0)
@@ -19,7 +19,7 @@ BATCH = 20
 JIT = {"jit_compile": False} if IS_KERAS_3 else {}  # XLA compiles no `py_function`
 
 
-TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.per_version), pytest.param(True, id="eager")]
+TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.slow), pytest.param(True, id="eager")]
 
 
 class Memory(layers.Layer):
@@ -98,7 +98,6 @@ def assert_same_bits(one, other):
     assert one[1] == other[1]
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize(
     "eagerly, fails_in, loss_scale",
     [(False, "forward", True), (False, "backward", False), (True, "forward", False), (True, "backward", True)],
@@ -116,7 +115,6 @@ def test_the_run_ends_as_one_that_began_at_the_size_that_fits(memory, eagerly, f
     assert_same_bits(ended, began)
 
 
-@pytest.mark.per_version
 def test_where_memory_suffices_the_whole_batch_is_computed_at_once():
     tf.random.set_seed(5)
     whole = run(model_of(1000))
@@ -171,8 +169,7 @@ def test_it_says_so_once_and_halves_again_later(memory, eagerly):
     assert "is 10 from" in said[0][0] and "is 2 from" in said[1][0]
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
+@pytest.mark.tf("2.11", because="losses divide by all elements")
 def test_outputs_that_divide_by_different_numbers_are_warned_of_once_micro_batches_are_smaller(memory):
     inputs = tf.keras.Input((3,), dtype="int32")
     hidden = layers.Embedding(5, 2, mask_zero=True)(inputs)
@@ -246,10 +243,8 @@ def test_an_error_of_another_kind_is_raised_as_it_is():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.weekly
-@pytest.mark.per_version
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.skipif(TF_VERSION < (2, 4), reason="`steps_per_execution` came with 2.4")
+@pytest.mark.tf("2.4", because="`steps_per_execution` came with 2.4")
 def test_steps_and_callbacks_are_those_of_plain_training(steps):
     def calls_of(model):
         calls = []
@@ -264,7 +259,6 @@ def test_steps_and_callbacks_are_those_of_plain_training(steps):
     assert calls_of(ours) == calls_of(tf.keras.models.clone_model(plain))
 
 
-@pytest.mark.per_version
 def test_replicas_agree_on_a_size(memory):
     def trained(size):
         with mirrored().scope():
@@ -283,7 +277,6 @@ def test_replicas_agree_on_a_size(memory):
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-7)
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("memory_limit, is_said", [(None, False), (1, True)], ids=["fits", "split"])
 def test_batch_norm_beside_a_loss_of_the_whole_batch_is_warned_of_when_a_batch_is_split(memory_limit, is_said, recwarn):
     norm = [tf.keras.layers.Dense(3), tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(1)]

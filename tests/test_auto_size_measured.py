@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cgroups import memory_cgroup
-from exceptions import IS_KERAS_3
 from replicas import mirrored
+from versions import IS_KERAS_3
 
 import accum
 from accum import _tf
 from accum.__main__ import main
 from accum.testing._sizes import measured_sizes
 
-pytestmark = [pytest.mark.keras_api, pytest.mark.law("L18"), pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L18"), pytest.mark.slow]
 
 layers = tf.keras.layers
 MIB = 2**20
@@ -78,7 +78,6 @@ def trained(model):
     return [var.numpy() for var in model.weights] + [np.array(logs[name]) for name in ("loss", "mae")]
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("options", [{}, {"whole_batch": "all"}], ids=["plain", "whole batch"])
 def test_the_whole_batch_is_that_of_plain_keras_after_measuring(gauge, options):
     expected = trained(plain())
@@ -92,7 +91,6 @@ def test_the_whole_batch_is_that_of_plain_keras_after_measuring(gauge, options):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.per_version
 def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(gauge):
     expected = trained(plain_with_keras_norm())
     model = accum.GradientAccumulateModel.from_model(
@@ -108,7 +106,6 @@ def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(
     assert np.max(np.abs(trained(split)[0] - expected[0])) > 1e-3  # where micro-batches normalise by themselves
 
 
-@pytest.mark.per_version
 def test_the_update_counts_in_what_one_example_needs_but_not_in_the_choice(gauge, monkeypatch):
     """Sums that stay in use until the update: 200 MiB, of which 150 may be used."""
     monkeypatch.setattr(gauge, "now", lambda self: (200 if self.sizes else 90) * MIB)
@@ -117,7 +114,6 @@ def test_the_update_counts_in_what_one_example_needs_but_not_in_the_choice(gauge
         trained(model)
 
 
-@pytest.mark.per_version
 def test_a_first_step_above_the_limit_is_named(gauge, monkeypatch):
     from accum._keras._steps._out_of_memory import AutoSizedSteps
 
@@ -144,7 +140,6 @@ def plain_with_keras_norm():
     return model
 
 
-@pytest.mark.per_version
 def test_measuring_moves_no_random_numbers(gauge):
     """Dropout draws as in a run that was told its size and measured nothing."""
     tf.random.set_seed(5)
@@ -158,7 +153,6 @@ def test_measuring_moves_no_random_numbers(gauge):
         np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-7)  # other numbers differ by 1e-2
 
 
-@pytest.mark.per_version
 def test_memory_is_measured_once_for_each_model_and_again_for_larger_batches(gauge):
     model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto", memory_limit=10000 * MIB)
     model.compile("sgd", "mse", **JIT)
@@ -170,7 +164,6 @@ def test_memory_is_measured_once_for_each_model_and_again_for_larger_batches(gau
     assert attempts[0] == attempts[1] == attempts[2] < attempts[3]
 
 
-@pytest.mark.per_version
 def test_evaluation_and_prediction_measure_nothing(gauge):
     model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto")
     model.compile("sgd", "mse", **JIT)
@@ -179,7 +172,6 @@ def test_evaluation_and_prediction_measure_nothing(gauge):
     assert gauge.sizes == []
 
 
-@pytest.mark.per_version
 def test_a_model_that_cannot_compute_few_examples_trains_on_whole_batches_with_a_warning(gauge):
     def of_pairs(y_true, y_pred):
         paired = tf.reshape(y_pred - y_true, [-1, 2, 2])  # not of an odd number of examples
@@ -200,7 +192,6 @@ def test_a_model_that_cannot_compute_few_examples_trains_on_whole_batches_with_a
 
 
 @pytest.mark.parametrize("is_hidden", [True, False], ids=["hidden by an earlier peak", "risen"])
-@pytest.mark.per_version
 def test_a_peak_from_before_that_does_not_rise_is_not_taken_for_that_of_the_batch(gauge, monkeypatch, is_hidden):
     growth = 0 if is_hidden else 1
     monkeypatch.setattr(gauge, "peak", lambda self: 1000 * MIB + growth * len(self.sizes))
@@ -255,7 +246,6 @@ class LateMetric(tf.keras.metrics.Metric):
     reset_state = reset_states
 
 
-@pytest.mark.per_version
 def test_a_variable_that_begins_with_the_first_step_keeps_its_first_value(gauge):
     def logged(model):
         model.compile("sgd", "mse", metrics=[LateMetric(name="late")], **JIT)
@@ -288,8 +278,6 @@ def limited(kind, extra, path):
     return [sys.executable, "-W", "ignore", os.path.join(SUPPORT, "limited.py"), kind, str(extra), path]
 
 
-@pytest.mark.slow
-@pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`ulimit -v` is that of Linux")
 def test_under_ulimit_the_full_batch_dies_and_auto_makes_its_steps(tmp_path):
     def run(kind, extra):
@@ -306,9 +294,6 @@ def test_under_ulimit_the_full_batch_dies_and_auto_makes_its_steps(tmp_path):
         np.testing.assert_allclose(got[name], expected[name], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.per_version
-@pytest.mark.weekly
 def test_in_a_cgroup_the_full_batch_is_killed_and_auto_makes_its_steps(tmp_path):
     plain_path, auto_path = str(tmp_path / "plain.npz"), str(tmp_path / "auto.npz")
     with memory_cgroup(CGROUP_MIB * MIB) as cgroup:
@@ -355,7 +340,6 @@ def file_of_user(tmp_path):
     return str(path)
 
 
-@pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures the process on Linux")
 def test_the_command_prints_each_size_and_the_fastest(file_of_user, capsys):
     with warnings.catch_warnings():
@@ -366,7 +350,6 @@ def test_the_command_prints_each_size_and_the_fastest(file_of_user, capsys):
     assert "The fastest size that fits: micro_batch_size=" in lines[-1]
 
 
-@pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures the process on Linux")
 def test_the_command_marks_what_exceeds_the_limit(file_of_user, capsys):
     assert main(["fit-size", file_of_user + ":make", "--batch-size", "8", "--memory-limit", "1"]) == 1
@@ -380,7 +363,6 @@ def test_the_command_says_what_is_wrong(file_of_user, capsys):
     assert "has no function absent" in capsys.readouterr().err
 
 
-@pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures the process on Linux")
 def test_the_command_takes_several_arrays(tmp_path, capsys):
     (tmp_path / "two_inputs.py").write_text(TWO_INPUTS.replace("{jit}", repr(JIT)))

@@ -2,15 +2,15 @@
 
 import cProfile
 
-import exceptions
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+import versions
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api]
+pytestmark = pytest.mark.tf("2.2")
 
 X, Y = np.linspace(0.1, 1.0, 24).reshape(8, 3).astype("float32"), np.linspace(0.0, 1.0, 8)[:, None].astype("float32")
 NOT_BY_XLA = {"jit_compile": False} if IS_KERAS_3 else {}
@@ -76,6 +76,7 @@ def trained(branch, options):
         return "refused"
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("branch", ["layer", "loss", "metric", "train_step"])
@@ -89,15 +90,17 @@ def test_what_autograph_converts_is_that_of_plain_keras(branch, mode):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
-@pytest.mark.skipif(IS_KERAS_3, reason="it uses no AutoGraph in `fit`")
+@pytest.mark.tf(keras=2, because="it uses no AutoGraph in `fit`")
 def test_layers_and_losses_have_autograph():
     """The test above compares something."""
     assert not isinstance(trained("layer", None), str)
-    if exceptions.TF_VERSION >= (2, 4):
+    if versions.TF_VERSION >= (2, 4):
         assert not isinstance(trained("loss", None), str)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 def test_the_functions_of_value_and_gradients_have_it_in_a_function():
     kernel = tf.Variable([[1.0], [2.0], [3.0]])
@@ -126,6 +129,7 @@ def check_doubled(kernel, value, grads):
     assert abs(np.mean((X @ kernel.numpy() - Y) ** 2) - value) > 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 def test_the_loss_of_value_and_gradients_has_it_in_a_function():
     kernel = tf.Variable([[1.0], [2.0], [3.0]])
@@ -158,7 +162,7 @@ def test_in_a_train_step_functions_have_what_keras_gives_it():
     """Nothing since TensorFlow 2.3, where a `train_step` runs as it is written."""
     model = model_with(None, ComputesByHand)
     model.compile("sgd", **NOT_BY_XLA)
-    if exceptions.TF_VERSION < (2, 3):
+    if versions.TF_VERSION < (2, 3):
         model.fit(X, Y, verbose=0)
         return
     with pytest.raises(TypeError, match="bool"):
@@ -193,6 +197,7 @@ OF_OTHERS |= {"tf___calling", "tf__value_and_gradients", "tf__lam"}
 """Those of the user, of Keras, and those through which accum has the user's functions converted."""
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("mode", MODES)
 def test_no_function_of_accum_is_converted_in_fit(mode):
@@ -207,6 +212,7 @@ def test_no_function_of_accum_is_converted_in_fit(mode):
     assert converted(run) <= OF_OTHERS | {"tf__test_function", "tf__predict_function"}
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 def test_no_function_of_accum_is_converted_in_a_loop():
     kernel = tf.Variable([[1.0], [2.0], [3.0]])
@@ -234,6 +240,7 @@ class Counts(tf.keras.layers.Layer):
         return inputs
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("mode", ["micro_batch_size", "auto"])
 def test_a_step_is_traced_once(mode):

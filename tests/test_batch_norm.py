@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from saving import FORMATS, saved
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.law("L13"), pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L13"), pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 PARTS = (slice(0, 5), slice(5, 9), slice(9, 12))  # a ragged cycle of 12 examples
@@ -328,6 +328,7 @@ def test_keras_makes_an_equal_layer_from_its_config():
     assert (again.accum_steps, again.axis, again.momentum, again.center) == (4, 1, 0.5, False)
 
 
+@pytest.mark.tf("2.12", because="Keras' batch normalisation ignored masks before TF 2.12")
 def test_masked_values_count_for_nothing():
     x, mask = examples((4, 3)), RANDOM.uniform(size=(12, 4)) < 0.7
     layer, keras = accum.AccumBatchNormalization(3), KERAS()

@@ -5,12 +5,12 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from models import from_model, step_by_mean_square
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = pytest.mark.keras_api
+pytestmark = pytest.mark.tf("2.2")
 
 X, Y = np.sin(np.arange(48.0, dtype="float32")).reshape(16, 3), np.ones((16, 1), "float32")
 layers = tf.keras.layers
@@ -65,6 +65,7 @@ def test_where_batches_are_split_by_tokens_the_remedy_is_to_split_them_by_exampl
         model.fit(np.arange(32).reshape(8, 4) % 4 + 1, Y[:8], batch_size=8, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("is_loop", [False, True], ids=["plain", "in a function"])
 def test_an_optimizer_in_a_plain_model_or_loop_names_it_once(is_loop):
@@ -126,6 +127,7 @@ def test_what_rests_is_not_named(make, way, run_eagerly):
     assert said_in_fit(wrap(model), optimizer and optimizer(), run_eagerly=run_eagerly) == []
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
 def test_on_two_replicas_it_is_named_once(run_eagerly):
@@ -134,6 +136,7 @@ def test_on_two_replicas_it_is_named_once(run_eagerly):
     assert "batch_normalization" in line.split("Received: ")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 def test_what_follows_the_cycle_and_what_makes_a_step_of_each_batch_are_not_named():
     assert said_in_fit(from_model(functional(accum.AccumBatchNormalization()), 2), run_eagerly=True) == []
@@ -197,6 +200,7 @@ def trained(gan):
     return gan.generator.get_weights() + gan.critic.get_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("critic_steps,options", [(1, {"whole_batch": "batch_norm"}), (3, {})], ids=["GAN", "WGAN"])
 def test_an_error_about_a_gan_names_its_class_and_what_is_exact(critic_steps, options):
@@ -205,6 +209,7 @@ def test_an_error_about_a_gan_names_its_class_and_what_is_exact(critic_steps, op
         trained(from_model(gan, micro_batch_size=4, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_the_warning_about_a_gan_names_what_is_exact():
     with pytest.warns(accum.InexactWarning, match=r"`accum.value_and_gradients\(function.*whole_batch='batch_norm'"):

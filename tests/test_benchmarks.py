@@ -5,12 +5,12 @@ import os
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from exceptions import HAS_KERAS_API
+from versions import HAS_KERAS_API
 
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 README = os.path.join(BENCHMARKS, "README.md")
 
-pytestmark = [pytest.mark.slow, pytest.mark.weekly]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)

@@ -2,16 +2,16 @@
 
 import os
 
-import exceptions
 import numpy as np
 import pytest
 import tensorflow as tf
+import versions
 from optimizers import families
 from test_mixed_precision import loss_scale_optimizer
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 1)).astype("float32")
@@ -44,7 +44,6 @@ def assert_same_history(ours, theirs, rtol=1e-5):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=rtol, err_msg=name)
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])
 @pytest.mark.parametrize("family", families())
@@ -88,7 +87,6 @@ def logged(folder):
     return scalars, others
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])
 @pytest.mark.parametrize("family", families())
@@ -108,18 +106,17 @@ def test_tensorboard_logs_what_it_logs_of_the_full_batch(family, is_scaled, tmp_
     assert "epoch_loss" in theirs
     assert_same_history(ours, theirs)
     kinds = [{tag.split("/")[-1] for tag in tags} for tags in (our_others, their_others)]
-    if exceptions.IS_KERAS_3:  # draws models of its own classes alone
+    if versions.IS_KERAS_3:  # draws models of its own classes alone
         kinds[1].discard("keras")
     assert kinds[0] == kinds[1]
 
 
 @pytest.mark.law("L12")
-@pytest.mark.slow
 def test_model_checkpoint_in_every_format_within_a_cycle(tmp_path, recwarn):
     formats = ["whole.h5", "whole", "weights.h5", "weights"] + (
-        ["whole.keras"] if exceptions.TF_VERSION >= (2, 13) else []
+        ["whole.keras"] if versions.TF_VERSION >= (2, 13) else []
     )
-    if exceptions.IS_KERAS_3:  # builds the optimizer of an H5 file for no variables, so that it can't go on
+    if versions.IS_KERAS_3:  # builds the optimizer of an H5 file for no variables, so that it can't go on
         formats = ["weights.weights.h5", "whole.keras"]
     model, at_save = accumulating_model(2), []
 
@@ -170,6 +167,7 @@ class Interrupt(tf.keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.tf("2.3", keras=2, because="`BackupAndRestore` came with TF 2.3, and Keras 3's saves no unfinished cycle")
 @pytest.mark.law("L12")
 def test_backup_and_restore_goes_on_with_the_cycle_that_the_epoch_left(tmp_path):
     def fit(*more):

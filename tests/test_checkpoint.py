@@ -52,8 +52,9 @@ def uninterrupted(make, is_traced):
     return Run(wrapped(make), is_traced).feed(random_gradients(9, SHAPES)).values()
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 @pytest.mark.parametrize("stop", mainly([2, 3, 5], 2) + [pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4)])
 @pytest.mark.parametrize("make", ADAMS)
@@ -68,7 +69,7 @@ def test_a_run_restored_after_any_micro_step_ends_as_the_uninterrupted_one(tmp_p
 
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("restores_first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
 def test_sums_return_to_their_variables_though_other_variables_have_gradients_now(tmp_path, is_sparse, restores_first):
@@ -103,7 +104,7 @@ def test_sums_return_to_their_variables_though_other_variables_have_gradients_no
 
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_checkpoint_does_not_tell_of_gradients_that_a_traced_micro_step_may_have_had(tmp_path):
     """An eager cycle has no gradient of the second variable. The next one begins in a trace, with a gradient of 0."""
     plain, expected = tf.keras.optimizers.SGD(0.1, momentum=0.9), [tf.Variable([0.0]) for _ in range(2)]
@@ -138,7 +139,7 @@ def test_a_checkpoint_does_not_tell_of_gradients_that_a_traced_micro_step_may_ha
 
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("micro_steps", [1, 2])
 def test_dense_sums_are_not_restored_as_rows(tmp_path, micro_steps):
     """Between cycles, a dense sum is still there; rows are zeros then."""
@@ -169,7 +170,7 @@ def test_dense_sums_are_not_restored_as_rows(tmp_path, micro_steps):
 
 
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_resumed_cycle_with_fewer_variables_is_refused(tmp_path):
     one, variables = tf.constant([1.0]), [tf.Variable([0.0]) for _ in range(3)]
     optimizer = wrapped(tf.keras.optimizers.SGD)
@@ -186,7 +187,7 @@ def test_a_resumed_cycle_with_fewer_variables_is_refused(tmp_path):
 
 @pytest.mark.law("L12")
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("call", ["flush", "reset"])
 def test_a_restored_cycle_that_is_not_known_yet_is_not_left_in_silence(tmp_path, call):
     var = tf.Variable([0.0])
@@ -201,7 +202,7 @@ def test_a_restored_cycle_that_is_not_known_yet_is_not_left_in_silence(tmp_path,
 
 
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("then", ["flush", "reset"])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
 def test_a_cycle_restored_into_another_one_is_flushed_or_reset_as_a_whole(tmp_path, is_sparse, then):
@@ -228,8 +229,9 @@ def test_a_cycle_restored_into_another_one_is_flushed_or_reset_as_a_whole(tmp_pa
     np.testing.assert_allclose(moved, [-4.0, -4.0] if then == "flush" else [-1.0, -1.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", ADAMS)
 def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
     gradients = random_gradients(2, SHAPES)
@@ -246,9 +248,9 @@ def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
     assert_same(again.feed(gradients[:1]).values(), expected)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", ADAMS)
 def test_other_accum_steps_on_resume_keep_iterations_and_finish_the_cycle_begun(tmp_path, make):
     path = Run(wrapped(make, 4), True).feed(random_gradients(5, SHAPES)).checkpoint.save(str(tmp_path / "at"))
@@ -286,11 +288,12 @@ def uninterrupted_graph(use_resource):
     return run_graph(use_resource, random_gradients(6, SHAPES))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.parametrize(
-    "use_resource", [pytest.param(False, id="ref", marks=pytest.mark.per_version), pytest.param(True, id="resource")]
+    "use_resource", [pytest.param(False, id="ref", marks=pytest.mark.slow), pytest.param(True, id="resource")]
 )
-@pytest.mark.parametrize("stop", [3] + [pytest.param(stop, marks=pytest.mark.per_version) for stop in (1, 2, 4)])
+@pytest.mark.parametrize("stop", [3] + [pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 2, 4)])
 def test_a_run_restored_by_a_saver_in_mid_cycle_ends_as_the_uninterrupted_one(tmp_path, stop, use_resource):
     gradients, path = random_gradients(6, SHAPES), str(tmp_path / "at")
     run_graph(use_resource, gradients[:stop], save=path)

@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 
-import exceptions
 import pytest
 import tensorflow as tf
+import versions
 from addresses import free_addresses
 
 import accum.compat.v1
@@ -63,7 +63,6 @@ def results(tmp_path_factory):
     return reported(start(folder), 2, folder)
 
 
-@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.law("L1")
 def test_workers_that_apply_as_they_come_lose_no_gradient(results):
@@ -93,7 +92,7 @@ def momentum_steps(count):
 @pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.skipif(
-    exceptions.TF_VERSION not in ((1, 15), (2, 15)), reason="long: runs on TensorFlow 1, and the last with Keras 2"
+    versions.TF_VERSION not in ((1, 15), (2, 15)), reason="long: runs on TensorFlow 1, and the last with Keras 2"
 )
 def test_workers_that_wait_for_each_other_go_on_after_all_were_killed(tmp_path):
     first_run = start(tmp_path, str(tmp_path), "1000000")
@@ -147,10 +146,11 @@ def wait_until(is_so, processes, logs):
             process.wait()
 
 
+@pytest.mark.tf(max="2.15", because="TF 2.16 removed Estimators")
 @pytest.mark.slow
 @pytest.mark.law("L11")
 @pytest.mark.skipif(
-    exceptions.TF_VERSION not in ((1, 15), (2, 15)), reason="long: runs on the first and last with Estimators"
+    versions.TF_VERSION not in ((1, 15), (2, 15)), reason="long: runs on the first and last with Estimators"
 )
 def test_estimators_of_a_killed_cluster_go_on_to_the_weights_of_the_whole_batches(tmp_path):
     """`train_and_evaluate` with TF_CONFIG: all tasks are killed in mid-run, and started again."""

@@ -5,7 +5,6 @@ import os
 
 import pytest
 import tensorflow as tf
-from exceptions import TF_VERSION
 from test_readme import ROOT, blocks
 
 PAGE = "docs/clusters.md"
@@ -37,7 +36,7 @@ def test_hosts_become_tf_config():
     assert config == {"cluster": {"worker": ["a:7", "b:7", "c:7"]}, "task": {"type": "worker", "index": 1}}
 
 
-@pytest.mark.skipif(TF_VERSION < (2, 5), reason="the page says that it needs TensorFlow 2.5")
+@pytest.mark.tf("2.5", because="the page says that it needs TensorFlow 2.5")
 def test_tensorflow_reads_the_variables_of_slurm(monkeypatch):
     for name in ("PROCID", "STEP_NUM_TASKS", "STEP_NODELIST", "STEP_TASKS_PER_NODE"):
         monkeypatch.setenv(f"SLURM_{name}", "")  # what the block sets is undone

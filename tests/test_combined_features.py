@@ -8,13 +8,13 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from loss_scales import loss_scale_optimizer
 from replicas import mirrored
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.keras_api, pytest.mark.per_version, pytest.mark.law("L3")]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L3"), pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 COUNT, RATE = 20, 0.1

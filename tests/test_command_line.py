@@ -53,7 +53,7 @@ def test_the_installed_command_is_in_the_package():
 
 
 @pytest.mark.slow
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_program_that_is_called_like_the_command_has_all_of_accum(tmp_path, command):
     with open(command, "w") as file:
         file.write(

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import TF_VERSION
 from optimizers import built, families, keras_optimizers
+from versions import TF_VERSION
 
 import accum
 
-pytestmark = pytest.mark.keras_api
+pytestmark = pytest.mark.tf("2.2")
 
 
 @pytest.mark.parametrize("make", keras_optimizers())
@@ -80,6 +80,7 @@ def test_from_config_keeps_a_subclass():
     assert isinstance(type(optimizer).from_config(optimizer.get_config()), Mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families())
 def test_a_plain_model_with_the_wrapper_loads_from_h5(family, tmp_path):
     inputs = tf.keras.Input((2,))

@@ -17,7 +17,7 @@ from accum._cli import migrate, named_function, requirements
 from accum._cli.convert import run as convert
 from accum.testing import record
 
-pytestmark = [pytest.mark.slow, pytest.mark.weekly]
+pytestmark = pytest.mark.slow
 
 FOLDER = "with blanks, \xe4 and \u4e2d"
 ENCODINGS = pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])

@@ -20,7 +20,7 @@ def told(config):
     return {name: float(f"{value:.6g}") for name, value in numbers.items()}
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_the_defaults_of_keras_optimizers_are_recorded(record_property):
     defaults = {name: told(getattr(tf.keras.optimizers, name)().get_config()) for name in KERAS}
     record_property("keras defaults", json.dumps(defaults, sort_keys=True))
@@ -39,7 +39,7 @@ def test_the_defaults_of_graph_optimizers_are_recorded(record_property):
     assert defaults["AdamOptimizer"]["epsilon"] == 1e-8 and defaults["RMSPropOptimizer"]["epsilon"] == 1e-10
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("family", ["keras", "legacy"])
 def test_the_first_steps_of_keras_optimizers_are_recorded(family, record_property):
     """The first step of a single weight 1 with gradient 0.5. It shows where epsilon is added, and the initial slots."""

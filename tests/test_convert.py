@@ -19,7 +19,7 @@ from accum.convert import ConversionError, Disagreement, from_v1, to_v1
 
 tf1 = tf.compat.v1
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
+pytestmark = pytest.mark.tf("2.2")
 
 END = environments.K * STEPS
 FAMILIES = (
@@ -63,7 +63,6 @@ def default(rule):
 # The run goes on
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("rule,family", CASES)
 def test_keras_ends_the_run_of_a_static_graph(saved, rule, family):
@@ -76,7 +75,6 @@ def test_keras_ends_the_run_of_a_static_graph(saved, rule, family):
     assert (int(run.optimizer.iterations.numpy()), int(run.optimizer.micro_step)) == (STEPS, 0)
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("rule,family", CASES)
 def test_a_static_graph_ends_the_run_of_keras(tmp_path, rule, family):
@@ -87,6 +85,7 @@ def test_a_static_graph_ends_the_run_of_keras(tmp_path, rule, family):
     assert distance(run_graph(rule, range(STOP, END), restore=path), oracle(rule, "keras")) <= environments.TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 def test_a_run_may_go_there_and_back_again(saved, tmp_path):
     run, path = default("adam").forget(), str(tmp_path / "back")
@@ -99,6 +98,7 @@ def test_a_run_may_go_there_and_back_again(saved, tmp_path):
         assert after.get_tensor(name).dtype == before.get_tensor(name).dtype
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_dry_run_changes_nothing(saved, tmp_path):
     run = default("momentum").forget()
@@ -110,6 +110,7 @@ def test_a_dry_run_changes_nothing(saved, tmp_path):
     assert not os.listdir(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_another_dtype_is_cast_where_nothing_is_lost(tmp_path):
     wide = save_graph(tmp_path / "wide", {"w": [2]}, tf.float64)
     ours, optimizer = variables(("w", [2])), tf.keras.optimizers.SGD(0.1)
@@ -122,6 +123,7 @@ def test_another_dtype_is_cast_where_nothing_is_lost(tmp_path):
         to_v1(ours, str(tmp_path / "again"), optimizer, like=narrow)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 def test_a_plain_run_goes_on_in_a_plain_optimizer(tmp_path):
     path = str(tmp_path / "plain")
@@ -132,6 +134,7 @@ def test_a_plain_run_goes_on_in_a_plain_optimizer(tmp_path):
     assert distance(run.feed(range(3, 6)).values(), expected) <= environments.TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 def test_what_an_optimizer_had_begun_is_forgotten(saved, tmp_path):
     run = default("momentum").feed(range(3))
@@ -143,6 +146,7 @@ def test_what_an_optimizer_had_begun_is_forgotten(saved, tmp_path):
     assert distance(run.feed(range(2 * environments.K, END)).values(), expected) <= environments.TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
 def test_micro_batches_count_on_in_another_unit(saved):
     run = default("sgd").forget()
@@ -153,6 +157,7 @@ def test_micro_batches_count_on_in_another_unit(saved):
     assert distance(run.values(), oracle("sgd", "graph")) <= environments.TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
 def test_units_that_differ_are_noticed(saved, tmp_path):
     inputs = tf.keras.Input((5,))
@@ -174,6 +179,7 @@ def test_units_that_differ_are_noticed(saved, tmp_path):
     assert distance(restored, oracle("sgd", "graph")) <= environments.TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 def test_rows_of_a_sparse_gradient_go_on(tmp_path):
     table = np.arange(8.0, dtype="float32").reshape(4, 2)
@@ -259,7 +265,6 @@ ROWS = [[0, 1], [1], [2], [2, 3], [1], [3]]
 OF_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("rule", SPARSE_RULES)
 @OF_FAMILY
@@ -279,7 +284,6 @@ def test_rules_that_differ_for_sparse_gradients_are_refused_by_name(tmp_path, ru
     assert np.abs(feed_rows(var, optimizer, ROWS[3:]) - expected).max() > 1e-3
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L8")
 @OF_FAMILY
 def test_sparse_gradients_are_named_on_the_way_back_too(tmp_path, family):
@@ -295,6 +299,7 @@ def test_sparse_gradients_are_named_on_the_way_back_too(tmp_path, family):
         to_v1([var], str(tmp_path / "keras"), optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 def test_adam_has_one_rule_for_sparse_gradients(tmp_path):
     path = str(tmp_path / "graph")
@@ -305,6 +310,7 @@ def test_adam_has_one_rule_for_sparse_gradients(tmp_path):
     np.testing.assert_allclose(feed_rows(var, optimizer, ROWS[3:]), expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 def test_dense_gradients_of_a_table_are_no_disagreement_where_both_sides_have_them(tmp_path):
     path = save_graph(tmp_path / "graph", dict.fromkeys(["table", "table/Momentum"], [4, 2]))
@@ -313,6 +319,7 @@ def test_dense_gradients_of_a_table_are_no_disagreement_where_both_sides_have_th
     assert not report.problems
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 def test_an_embedding_is_known_to_be_sparse_without_accumulators(tmp_path):
     path = save_graph(tmp_path / "graph", dict.fromkeys(["table/embeddings", "table/embeddings/Momentum"], [4, 2]))
@@ -324,6 +331,7 @@ def test_an_embedding_is_known_to_be_sparse_without_accumulators(tmp_path):
         assert not from_v1(path, model, FAMILIES["legacy"].SGD(0.1, 0.9)).problems
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.skipif("legacy" not in FAMILIES, reason="all optimizers here let every row decay")
 def test_rows_that_the_wrapper_makes_dense_are_named(tmp_path):
@@ -342,6 +350,8 @@ def graph_with_averages(path):
     return save_graph(path, {"global_step_of_nobody": [1], "w": [2], "w/ExponentialMovingAverage": [2]})
 
 
+@pytest.mark.tf("2.9", because="the optimizers that TF 2.11 made the default were added in TF 2.9")
+@pytest.mark.slow
 def test_averages_of_the_weights_are_named_where_the_optimizer_keeps_none(tmp_path):
     path = graph_with_averages(tmp_path / "graph")
     ours, optimizer = variables(("w", [2])), tf.keras.optimizers.SGD(0.1)
@@ -352,6 +362,8 @@ def test_averages_of_the_weights_are_named_where_the_optimizer_keeps_none(tmp_pa
     np.testing.assert_array_equal(ours[0].numpy(), [1.0, 1.0])
 
 
+@pytest.mark.tf("2.9", because="the optimizers that TF 2.11 made the default were added in TF 2.9")
+@pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.skipif("new" not in FAMILIES, reason="no optimizer here keeps averages")
 def test_averages_of_the_weights_are_carried_where_the_optimizer_keeps_them(tmp_path):
@@ -366,6 +378,7 @@ def test_averages_of_the_weights_are_carried_where_the_optimizer_keeps_them(tmp_
     np.testing.assert_array_equal(written.get_tensor("w/ExponentialMovingAverage"), [1.5, 1.5])
 
 
+@pytest.mark.slow
 def test_what_is_not_the_model_s_is_ignored_by_pattern(tmp_path):
     path = save_graph(tmp_path / "graph", dict.fromkeys(["w", "tower_1/a/v", "tower_2/v", "other"], [1]))
     ours, optimizer = variables(("w", [1])), tf.keras.optimizers.SGD(0.1)
@@ -378,6 +391,8 @@ NORM = ["norm/gamma", "norm/beta", "norm/moving_mean", "norm/moving_variance"]
 COUNTERS = [pytest.param(True, id="model", marks=pytest.mark.slow), pytest.param(False, id="layer alone")]
 
 
+@pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("follows", COUNTERS)
 def test_batch_normalisation_goes_on_in_mid_cycle(tmp_path, follows):
@@ -479,6 +494,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", GRAPHS.values(), ids=GRAPHS.keys())
 def test_layers_are_found_by_name_or_by_number(tmp_path, names):
     path = save_graph(tmp_path / "graph", dict(zip(names, [shape for _, shape in KERAS])))
@@ -487,6 +503,7 @@ def test_layers_are_found_by_name_or_by_number(tmp_path, names):
     assert [int(var.numpy().flat[0]) for var in ours] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_layers_are_not_counted_off_where_one_side_has_more(tmp_path):
     parts = ["block_1/w", "block_2/w", "block_3/w", "dense/w"]
     path = save_graph(tmp_path / "graph", dict.fromkeys(parts, [2]))
@@ -497,6 +514,7 @@ def test_layers_are_not_counted_off_where_one_side_has_more(tmp_path):
     assert [var.numpy()[0] for var in ours] == [0, 2, 3]
 
 
+@pytest.mark.slow
 def test_what_matches_nothing_is_shown_with_a_proposal_that_can_be_passed_back(tmp_path):
     """Both lists, with positions and shapes: the graph's in the order of creation, if the `.meta` file tells it."""
     theirs = {"bert/layer_10/output/b": [2], "bert/layer_10/w": [2, 2], "bert/layer_2/w": [2, 2], "bert/table": [3]}
@@ -514,6 +532,7 @@ def test_what_matches_nothing_is_shown_with_a_proposal_that_can_be_passed_back(t
     assert "  [0] bert/layer_2/w [2, 2]\n  [1] bert/layer_10/output/b [2]\n  [2] bert/layer_10/w" in str(error)
 
 
+@pytest.mark.slow
 def test_layers_without_names_are_proposed_by_the_order_of_creation(tmp_path):
     """A functional model lists a shortcut after layers that were made later; its number tells when it was made."""
     theirs = ["net/shortcut/w", "net/reduce/w", "net/shortcut/b", "net/reduce/b"]
@@ -551,6 +570,7 @@ def names_of_bert(layers):
     yield "output_bias", [3], ours.replace("/bert/", "/classifier/bias"), [3]
 
 
+@pytest.mark.slow
 def test_the_names_of_hugging_face_s_bert_are_proposed_in_any_order(tmp_path):
     """Also beside the slots of BERT's own optimizer, which have the shapes of weights."""
     names = list(names_of_bert(12))
@@ -589,6 +609,7 @@ NO_PROPOSAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theirs,ours,reason", NO_PROPOSAL.values(), ids=NO_PROPOSAL.keys())
 def test_nothing_is_proposed_that_is_ambiguous_and_the_reason_is_said(tmp_path, theirs, ours, reason):
     path = save_graph(tmp_path / "graph", theirs)
@@ -603,6 +624,7 @@ ARRANGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape,arranged", ARRANGED.values(), ids=ARRANGED.keys())
 def test_values_in_another_arrangement_are_taken_and_given_back_if_the_user_names_them(tmp_path, shape, arranged):
     path, optimizer = str(tmp_path / "graph"), tf.keras.optimizers.SGD(0.5, 0.9)
@@ -624,6 +646,7 @@ def test_values_in_another_arrangement_are_taken_and_given_back_if_the_user_name
         np.testing.assert_array_equal(back, values(path)[name])
 
 
+@pytest.mark.slow
 def test_shapes_that_differ_are_listed_with_a_proposal(tmp_path):
     path = save_graph(tmp_path / "graph", {"head": [3, 2], "other": [2, 4]})
     ours = variables(("head", [2, 3]), ("other", [2, 4]))
@@ -634,6 +657,7 @@ def test_shapes_that_differ_are_listed_with_a_proposal(tmp_path):
     from_v1(path, ours, tf.keras.optimizers.SGD(0.1), error.proposal)
 
 
+@pytest.mark.slow
 def test_the_batch_normalisation_that_slim_nests_is_found(tmp_path):
     parts = ["Conv/weights", "Conv/BatchNorm/beta", "Conv_1/weights", "Conv_1/BatchNorm/beta"]
     path = save_graph(tmp_path / "graph", dict.fromkeys(parts, [2]))
@@ -644,6 +668,7 @@ def test_the_batch_normalisation_that_slim_nests_is_found(tmp_path):
     assert [int(var.numpy()[0]) for var in ours] == [0, 2, 1, 3]
 
 
+@pytest.mark.slow
 def test_the_user_says_which_is_which(tmp_path):
     path = save_graph(tmp_path / "graph", {"a": [2], "b": [2], "steps/of/mine": []}, global_step=None)
     said = {"x": "b", "iterations": "steps/of/mine"}
@@ -657,6 +682,7 @@ def test_the_user_says_which_is_which(tmp_path):
     assert "Left unchanged, with their slots and sums: ['x']." in report.problems
 
 
+@pytest.mark.slow
 def test_of_two_networks_alike_the_user_says_which(tmp_path):
     parts = {"a/dense/kernel": [2], "b/dense/kernel": [2], "c/dense/kernel": [3]}
     path = save_graph(tmp_path / "graph", parts)
@@ -667,6 +693,7 @@ def test_of_two_networks_alike_the_user_says_which(tmp_path):
     assert ours[0].numpy()[0] == 2
 
 
+@pytest.mark.slow
 def test_a_slot_belongs_to_the_longest_name(tmp_path):
     parts = ["w", "net/w", "train/w/Momentum", "train/net/w/Momentum"]
     path = save_graph(tmp_path / "graph", dict.fromkeys(parts, [1]))
@@ -675,6 +702,7 @@ def test_a_slot_belongs_to_the_longest_name(tmp_path):
     assert by_target["w/momentum"] == "train/w/Momentum" and by_target["net/w/momentum"] == "train/net/w/Momentum"
 
 
+@pytest.mark.slow
 def test_an_optimizer_with_a_name_of_its_own(tmp_path):
     path = save_graph(tmp_path / "graph", dict.fromkeys(["w", "w/Mine"], [1]))
     ours, optimizer = variables(("w", [1])), tf.keras.optimizers.SGD(0.5, 0.9)
@@ -684,6 +712,7 @@ def test_an_optimizer_with_a_name_of_its_own(tmp_path):
     assert report.entries[-1].arithmetic == "* -0.5 (learning rate)"
 
 
+@pytest.mark.slow
 def test_a_graph_s_own_names_are_written(saved, tmp_path):
     parts = ["net/fully_connected/weights", "train/net/fully_connected/weights/Momentum"]
     like = save_graph(tmp_path / "like", dict(dict.fromkeys(parts, [2]), other=[3]))
@@ -716,6 +745,7 @@ def refusal(path, ours, optimizer, kind=ConversionError, **options):
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "ours,words",
@@ -731,6 +761,7 @@ def test_another_model_is_refused(tmp_path, ours, words):
     assert words in refused(path, variables(*ours), tf.keras.optimizers.SGD(0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_files_that_hold_no_run_are_refused(saved, tmp_path):
     ours, optimizer = variables(("w", [2])), tf.keras.optimizers.SGD(0.1)
@@ -748,6 +779,7 @@ def test_files_that_hold_no_run_are_refused(saved, tmp_path):
     assert "Pass the number of steps made as `iterations=`" in refused(nowhere, ours, optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_another_rule_is_refused(saved):
     run = default("momentum")
@@ -761,6 +793,7 @@ def test_another_rule_is_refused(saved):
     assert "Nadam can't be converted" in refused(saved("adam"), run.variables, run.optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_what_only_keras_has_is_named(saved, tmp_path):
     run = default("adam").forget()
@@ -777,7 +810,7 @@ def test_what_only_keras_has_is_named(saved, tmp_path):
         assert "use_ema" in said and "weight_decay=0.1" in said and "unfinished cycle of 5 micro steps" in said
 
 
-@pytest.mark.every_merge
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_epsilon_elsewhere_is_said_with_both_formulas_and_by_how_much(saved, tmp_path, family):
@@ -794,6 +827,7 @@ def test_epsilon_elsewhere_is_said_with_both_formulas_and_by_how_much(saved, tmp
         assert environments.TOLERANCE < away < 0.2 * off
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_another_epsilon_and_another_beta_are_noticed(saved):
     run = default("adam").forget()
@@ -811,6 +845,7 @@ def test_another_epsilon_and_another_beta_are_noticed(saved):
         from_v1(saved("adagrad"), run.variables, run.optimizer, epsilon=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L3")
 def test_a_global_step_that_counts_something_else_is_noticed(tmp_path):
     parts = {"w": [1], "w/Adam": [1], "w/Adam_1": [1]}
@@ -829,6 +864,7 @@ def test_a_global_step_that_counts_something_else_is_noticed(tmp_path):
     assert int(optimizer.iterations.numpy()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_momentum_needs_a_rate_that_stands_still(saved):
     run = default("momentum").forget()
@@ -842,6 +878,7 @@ def test_momentum_needs_a_rate_that_stands_still(saved):
     assert {entry.arithmetic for entry in report.entries} == {"", "* -0.25 (learning rate)"}
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_several_accumulating_optimizers_have_to_be_told_apart(tmp_path):
     parts = {"w": [1], "v": [1]}
@@ -863,6 +900,7 @@ def test_several_accumulating_optimizers_have_to_be_told_apart(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_what_is_no_run_of_keras_is_refused(saved, tmp_path):
     with pytest.raises(ConversionError, match="has no weights yet"):
@@ -952,6 +990,7 @@ def command(tmp_path, monkeypatch, capsys):
     sys.modules.pop("made_here", None)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 def test_from_file_to_file_and_back(saved, command):
     status, said = command("from-v1", saved("momentum"), "keras", "--dry-run")
@@ -966,6 +1005,7 @@ def test_from_file_to_file_and_back(saved, command):
     assert distance(run_graph("momentum", range(STOP, END), restore="graph"), expected) <= environments.TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_what_can_t_be_converted_exits_with_2_and_what_does_not_agree_with_1(saved, command):
     graph = saved("momentum")
@@ -991,6 +1031,7 @@ def test_what_can_t_be_converted_exits_with_2_and_what_does_not_agree_with_1(sav
         assert got[0] == status and words in got[1] and not os.listdir(".")
 
 
+@pytest.mark.slow
 def test_a_pattern_on_the_command_line_leaves_out_averages_of_the_weights(tmp_path, command):
     shapes = {"hidden/kernel": [5, 4], "hidden/bias": [4], "outputs/kernel": [4, 3], "outputs/bias": [3]}
     names = {name + end: shape for name, shape in shapes.items() for end in ("", "/Momentum")}
@@ -1000,6 +1041,7 @@ def test_a_pattern_on_the_command_line_leaves_out_averages_of_the_weights(tmp_pa
     assert command("from-v1", graph, "keras", "--ignore", "*/ExponentialMovingAverage")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_proposal_is_written_to_a_file_that_is_passed_back(tmp_path, command):
     shapes = {"net/first/w": [5, 4], "net/first/b": [4], "net/last/w": [4, 3], "net/last/b": [3]}
     both = [(name + end, shape) for name, shape in shapes.items() for end in ("", "/Momentum")]
@@ -1014,6 +1056,7 @@ def test_a_proposal_is_written_to_a_file_that_is_passed_back(tmp_path, command):
     assert status == 2 and "the proposal was not written: FileExistsError" in said
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_keras_checkpoint_of_something_else_is_refused(saved, command):
     assert command("from-v1", saved("momentum"), "keras")[0] == 0

@@ -7,13 +7,17 @@ from architectures import CASES, END, STOP, KerasSide, proposal_of, run_graph
 
 from accum.convert import from_v1, to_v1
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
 
+OF_LAYERS = pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
+MARKS = [OF_LAYERS if name == "resnet" else () for name, _ in CASES]
 IDS = [f"{name}-{'named' if is_named else 'numbered'} layers" for name, is_named in CASES]
 
 
 @pytest.mark.law("L12")
-@pytest.mark.parametrize("name,is_named", CASES, ids=IDS)
+@pytest.mark.parametrize(
+    "name,is_named", [pytest.param(*case, id=one, marks=marks) for case, one, marks in zip(CASES, IDS, MARKS)]
+)
 def test_a_public_architecture_goes_on_in_keras_by_the_proposal(tmp_path, name, is_named):
     stopped, ended, written = (str(tmp_path / part) for part in ("stopped", "ended", "written"))
     run_graph(name, range(STOP), save=stopped)

@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from optimizers import legacy_family
 from replicas import RUN, CountingOps, R, mirrored
+from versions import IS_KERAS_3
 
 import accum
 import accum.compat.v1
@@ -67,7 +67,7 @@ def without_scalars(made):
 
 
 @pytest.mark.law("L16")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("accum_steps", [2, 32])
 def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
     plain = made_by(micro_steps, tf.keras.optimizers.Adam())
@@ -79,16 +79,17 @@ def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
 
 
 @pytest.mark.law("L16")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("accum_steps", [2, 8])
 def test_a_model_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
     plain, ours = made_by(a_cycle_of_a_model), made_by(a_cycle_of_a_model, accum_steps)
     assert without_scalars(ours - plain) == Counter([(5, 4), (4,), (4, 3), (3,)])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L16")
 @pytest.mark.law("L11")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_each_replica_has_one_accumulator_a_variable():
     plain = made_by(micro_step_on_replicas, tf.keras.optimizers.Adam)
     ours = made_by(micro_step_on_replicas, lambda: accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), 32))
@@ -128,7 +129,7 @@ def all_ops(graph_def):
 
 @pytest.mark.law("L16")
 @pytest.mark.law("L2")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_inner_kernels_stand_in_one_branch_of_the_trace_only():
     variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
     family = legacy_family() or tf.keras.optimizers
@@ -149,7 +150,7 @@ def test_inner_kernels_stand_in_one_branch_of_the_trace_only():
 
 @pytest.mark.law("L16")
 @pytest.mark.law("L5")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_weighed_micro_batch_is_added_in_one_pass():
     variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), accum_steps=4)
@@ -167,10 +168,10 @@ def test_a_weighed_micro_batch_is_added_in_one_pass():
     assert not [op for name, op in all_ops(graph_def) if name == branch and op in ("Mul", "MulNoNan")]
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L16")
 @pytest.mark.law("L18")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_no_gradient_is_multiplied_in_the_loop_over_micro_batches():
     inputs = tf.keras.Input((5,))
     outputs = tf.keras.Sequential([tf.keras.layers.Dense(3) for _ in range(4)])(inputs)
@@ -230,7 +231,7 @@ def test_the_table_of_an_embedding_is_never_handled_whole():
 
 
 @pytest.mark.law("L16")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_no_accumulator_is_a_weight():
     inputs = tf.keras.Input((3,))
     outputs = tf.keras.layers.Dense(2)(inputs)
@@ -286,8 +287,8 @@ def in_fit(strategy, inner, after_micro_step):
 
 @pytest.mark.law("L16")
 @pytest.mark.law("L2")
-@pytest.mark.keras_api
-@pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.per_version)])
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.slow)])
 def test_a_micro_step_that_ends_no_cycle_runs_no_inner_kernel(train):
     executed, seen = [], []
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
@@ -295,10 +296,11 @@ def test_a_micro_step_that_ends_no_cycle_runs_no_inner_kernel(train):
     assert seen == [0, 0, 1, 1, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L16")
 @pytest.mark.law("L11")
-@pytest.mark.keras_api
-@pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.per_version)])
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.slow)])
 def test_replicas_rest_until_the_cycle_ends(train):
     """Neither a kernel of the inner optimizer nor a reduction of gradients runs before."""
     executed, seen, ops = [], [], CountingOps()
@@ -308,6 +310,7 @@ def test_replicas_rest_until_the_cycle_ends(train):
     assert seen == [(0, 0)] * 2 + [(R, 1)] * 3 + [(2 * R, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L16")
 @pytest.mark.law("L11")
 def test_replicas_of_a_session_rest_until_the_cycle_ends():

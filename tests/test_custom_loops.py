@@ -7,7 +7,7 @@ from optimizers import MAINLY_EAGER, legacy_family, new_family
 
 import accum
 
-pytestmark = pytest.mark.keras_api
+pytestmark = pytest.mark.tf("2.2")
 
 RANDOM = np.random.RandomState(0)
 NOISE, REAL = RANDOM.normal(size=(24, 2)).astype("float32"), RANDOM.normal(size=(24, 3)).astype("float32")
@@ -133,7 +133,7 @@ def full_batches():
 
 @pytest.mark.law("L1")
 @pytest.mark.law("L3")
-@pytest.mark.parametrize("how", [pytest.param("fit", marks=pytest.mark.per_version), "loop"])
+@pytest.mark.parametrize("how", [pytest.param("fit", marks=pytest.mark.slow), "loop"])
 def test_a_schedule_of_cycles_equals_batches_of_these_sizes(how, full_batches):
     model = regression(accum.GradientAccumulateOptimizer(momentum(), accum_steps=SCHEDULE))
     if how == "fit":
@@ -224,7 +224,7 @@ def take(optimizer, variables, grads, is_traced):
 
 @pytest.mark.law("L8")
 @pytest.mark.parametrize(
-    "index,is_traced", [pytest.param(0, True, marks=pytest.mark.per_version), (0, False), (1, False), (2, False)]
+    "index,is_traced", [pytest.param(0, True, marks=pytest.mark.slow), (0, False), (1, False), (2, False)]
 )
 def test_a_gradient_may_be_missing_at_any_place_of_the_list(index, is_traced):
     variables = [tf.Variable([0.0]) for _ in range(3)]
@@ -254,6 +254,7 @@ def test_a_frozen_layer_stays_and_the_rest_equals_the_full_batch():
     near(ours, full)
 
 
+@pytest.mark.tf(keras=2, because="an optimizer of Keras 3 has only one list of variables")
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("is_traced", MAINLY_EAGER)
 def test_a_variable_added_between_cycles_is_accumulated_from_then_on(is_traced):
@@ -278,6 +279,7 @@ def test_a_variable_may_get_its_first_gradient_late(accum_steps):
     np.testing.assert_array_equal([used.numpy(), late.numpy()], [[-2.0], [-2.0]])
 
 
+@pytest.mark.tf("2.9", because="older optimizers take every variable")
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("is_traced", MAINLY_EAGER)
 @pytest.mark.parametrize("is_announced", [False, True], ids=["unannounced", "built"])
@@ -297,6 +299,7 @@ def test_a_variable_that_the_inner_optimizer_cannot_take_is_refused_at_once(is_a
     np.testing.assert_array_equal(one.numpy(), [-2.0])
 
 
+@pytest.mark.tf(keras=2, because="an optimizer of Keras 3 has only one list of variables")
 @pytest.mark.law("L17")
 def test_an_optimizer_in_use_for_another_list_is_refused_in_words():
     first, second = dense(3, 2, FIRST[:2]), dense(1, 3, FIRST[2:])
@@ -331,8 +334,10 @@ def look_up(optimizer, size, texts, **compiled):
     return model.get_weights()
 
 
+@pytest.mark.tf(keras=2, because="an optimizer of Keras 3 has only one list of variables")
+@pytest.mark.slow
 @pytest.mark.law("L8")
-@pytest.mark.parametrize("sparse", ["rows", pytest.param("dense", marks=pytest.mark.per_version)])
+@pytest.mark.parametrize("sparse", ["rows", pytest.param("dense", marks=pytest.mark.slow)])
 def test_an_embedding_in_fit_equals_the_full_batch(sparse):
     """Rows that no text of a cycle holds keep their momentum; where every row is touched, dense is the same."""
     texts = TEXTS if sparse == "rows" else np.arange(24).reshape(12, 2) % WORDS  # every four texts hold all words

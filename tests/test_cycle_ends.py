@@ -13,7 +13,7 @@ POLICIES = ["flush", "carry", "drop"]
 
 
 @pytest.mark.law("L6")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 def test_flush_divides_by_what_is_there_and_reset_discards(is_traced):
     variable = tf.Variable([0.0])
@@ -75,7 +75,7 @@ def model(last_cycle, accum_steps, **compiled):
 
 
 @pytest.mark.law("L6")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("last_cycle,steps,left", [("flush", 2, 0), ("carry", 2, 2), ("drop", 0, 0)])
 def test_policies_hold_where_an_epoch_is_shorter_than_a_cycle(last_cycle, steps, left):
     made = model(last_cycle, accum_steps=5 if last_cycle != "carry" else 3, run_eagerly=last_cycle != "flush")
@@ -85,7 +85,7 @@ def test_policies_hold_where_an_epoch_is_shorter_than_a_cycle(last_cycle, steps,
 
 
 @pytest.mark.law("L6")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_flush_comes_before_the_validation_of_the_epoch():
     made = model("flush", accum_steps=10, run_eagerly=True)
     history = made.fit(X, X, batch_size=2, epochs=1, shuffle=False, verbose=0, validation_data=(X, X)).history
@@ -95,7 +95,7 @@ def test_flush_comes_before_the_validation_of_the_epoch():
 
 
 @pytest.mark.law("L6")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_evaluating_within_an_epoch_ends_no_cycle():
     made = model("flush", accum_steps=4, run_eagerly=True)
     steps = []
@@ -112,7 +112,7 @@ def test_evaluating_within_an_epoch_ends_no_cycle():
 
 
 @pytest.mark.law("L6")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_flush_callback_serves_the_optimizer_wrapper():
     inputs = tf.keras.Input((1,))
     plain = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(inputs))
@@ -122,7 +122,7 @@ def test_flush_callback_serves_the_optimizer_wrapper():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_accumulation_scheduler_sets_the_cycle_by_epoch():
     made = model("flush", accum_steps=4, run_eagerly=True)
     steps = []

@@ -76,7 +76,6 @@ def rows(demo, api):
     return _table(demo(api)[0])
 
 
-@pytest.mark.weekly
 @pytest.mark.law("L1")
 @pytest.mark.slow
 @pytest.mark.parametrize("api", APIS)
@@ -262,10 +261,9 @@ def micro_batches(tmp_path_factory):
     return process.stdout
 
 
-@pytest.mark.weekly
 @pytest.mark.law("L19")
 @pytest.mark.slow
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_batch_in_micro_batches_trains_as_the_full_batch_with_batch_normalisation(micro_batches):
     rows = _table(micro_batches)
     assert [row["run"] for row in rows] == [

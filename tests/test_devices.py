@@ -7,12 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from optimizers import legacy_family
+from versions import IS_KERAS_3
 
 import accum.compat.v1
-
-pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 FAMILY = legacy_family() or tf.keras.optimizers
@@ -66,7 +64,8 @@ CASES = [
 KERAS_CASES = pytest.mark.parametrize("what,options,call", CASES, ids=[what for what, _, _ in CASES])
 
 
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 @pytest.mark.law("L16")
 @KERAS_CASES
 def test_a_micro_step_needs_no_float64(what, options, call):
@@ -84,7 +83,8 @@ def metal(monkeypatch):
     )
 
 
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 @KERAS_CASES
 def test_on_a_metal_gpu_counters_live_on_the_host(metal, what, options, call):
     optimizer = accum.GradientAccumulateOptimizer(inner(), **options)
@@ -97,7 +97,7 @@ def test_on_a_metal_gpu_counters_live_on_the_host(metal, what, options, call):
     assert not ops_with(graph, tf.int64, anywhere=False) - left
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_on_a_metal_gpu_counters_are_made_on_the_host_and_accumulators_are_not(metal, monkeypatch):
     device, entered, made = tf.device, [], []
 
@@ -124,14 +124,15 @@ def test_on_a_metal_gpu_counters_are_made_on_the_host_and_accumulators_are_not(m
     assert abs(float(weights[0]) - 0.8) < 2e-6
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_elsewhere_counters_stand_where_tensorflow_puts_them():
     """XLA compiles no function for a GPU that uses a variable of the host."""
     graph = traced(accum.GradientAccumulateOptimizer(inner(), accum_steps=3))
     assert not [node.name for node in nodes_of(graph) if uses(node, tf.int64) and node.device]
 
 
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 def test_a_train_step_needs_no_float64_and_counts_on_the_host(metal):
     def graph_of(accum_steps, norm):
         inputs = tf.keras.Input((4,))
@@ -184,7 +185,8 @@ def dense_with_norm():
     return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(hidden))
 
 
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("whole_batch", [(), "all"], ids=["micro-batches", "whole batch"])
 def test_a_split_batch_puts_no_float64_and_no_int64_state_on_a_metal_gpu(metal, whole_batch):
     with tf.device("/device:CPU:1"):  # in the place of the GPU

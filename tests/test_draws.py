@@ -10,8 +10,8 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
+from versions import IS_KERAS_3, TF_VERSION
 
 import accum
 import accum.compat.v1
@@ -121,9 +121,9 @@ needs_keras_3 = pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 draws from ke
 MODELS = {make.__name__: make for make in (noisy, attentive, recurrent, augmented, unseeded, seeded_too)}
 
 
+@pytest.mark.slow
 @needs_keras_3
-@pytest.mark.keras_api
-@pytest.mark.per_version
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_draws_are_those_of_plain_keras_at_the_full_batch(kind):
     plain = trained(MODELS[kind], plain=True)
@@ -132,7 +132,7 @@ def test_the_draws_are_those_of_plain_keras_at_the_full_batch(kind):
 
 
 @needs_keras_3
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["loss", "all"])
 @pytest.mark.parametrize("kind", ["noisy", "recurrent", "seeded_too"])
@@ -141,24 +141,23 @@ def test_the_draws_of_a_whole_batch_are_those_of_plain_keras(kind, how):
 
 
 @needs_keras_3
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unseeded", "seeded_too"])
 def test_the_batches_of_a_cycle_begin_with_the_seed_of_keras(kind):
     assert_same(trained(MODELS[kind], accum_steps=4), trained(MODELS[kind], plain=True))
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @needs_keras_3
-@pytest.mark.keras_api
-@pytest.mark.per_version
+@pytest.mark.tf("2.2")
 def test_with_xla_the_draws_are_those_of_plain_keras_with_xla():
     compile_with = {"jit_compile": True}
     plain = trained(noisy, plain=True, compile_with=compile_with)
     assert_same(trained(noisy, compile_with=compile_with, micro_batch_size=5), plain)
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"micro_batch_size": 3}, {"accum_steps": 2}], ids=str)
 def test_the_check_of_a_model_leaves_dropout_on(options):
@@ -177,7 +176,7 @@ def test_the_check_of_a_model_leaves_dropout_on(options):
         accum.testing.assert_accumulation_equals_full_batch(unlike, (X, Y), batch_size=8, **options)
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_the_draws_do_not_depend_on_the_size_of_micro_batches():
     whole = trained(noisy, micro_batch_size=BATCH)
     assert_same(trained(noisy, micro_batch_size=5), whole)
@@ -192,8 +191,8 @@ def in_a_lambda():
     return tf.keras.Model(inputs, layers.Dense(1)(hidden))
 
 
-@pytest.mark.keras_api
-@pytest.mark.per_version
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 def test_a_lambda_layer_may_draw():
     """Keras 2 refuses one that creates variables: those of the draws have to be there before."""
     whole = trained(in_a_lambda, micro_batch_size=BATCH)
@@ -205,9 +204,8 @@ def test_a_lambda_layer_may_draw():
 K_AND_REPLICAS = [(8, 1), (1, 2), (4, 2)]
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.weekly
 @pytest.mark.parametrize("accum_steps, replicas", K_AND_REPLICAS, ids=str)
 def test_the_draws_do_not_depend_on_how_many_batches_and_replicas_share_them(accum_steps, replicas):
     whole = trained(noisy, plain=True) if IS_KERAS_3 else trained(noisy, micro_batch_size=BATCH)
@@ -217,9 +215,8 @@ def test_the_draws_do_not_depend_on_how_many_batches_and_replicas_share_them(acc
         assert_same(trained(noisy, 2, replicas, micro_batch_size=3), whole)
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.weekly
 @pytest.mark.parametrize("how", ["loss", "all"])
 def test_a_whole_batch_draws_as_one_of_a_cycle_and_on_replicas(how):
     whole = trained(noisy, micro_batch_size=BATCH)
@@ -247,9 +244,9 @@ def across():
     return tf.keras.Model(inputs, layers.Dense(1)(hidden))
 
 
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 @pytest.mark.law("L19")
-@pytest.mark.per_version
 def test_a_layer_that_is_called_with_the_whole_batch_draws_as_ever():
     whole = trained(across, plain=True) if IS_KERAS_3 else trained(across, micro_batch_size=BATCH)
     assert_same(trained(across, micro_batch_size=5, whole_batch="all"), whole)
@@ -263,9 +260,8 @@ def normalised(rate=0.4):
     return tf.keras.Model(inputs, layers.Dense(1)(layers.Dropout(rate)(hidden)))
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.weekly
 def test_replicas_that_take_turns_draw_their_own_examples():
     alone = trained(normalised, 2)
     assert_same(trained(normalised, 2, 2), alone)
@@ -284,9 +280,8 @@ class Remembers(tf.keras.callbacks.Callback):
             self.saved = tf.train.Checkpoint(model=self.model, optimizer=self.model.optimizer).save(self.path)
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.weekly
 @pytest.mark.parametrize("size", [None, 2])
 def test_a_run_that_goes_on_from_a_checkpoint_in_mid_cycle_draws_the_same(tmp_path, size):
     def new():
@@ -313,9 +308,8 @@ def test_a_run_that_goes_on_from_a_checkpoint_in_mid_cycle_draws_the_same(tmp_pa
     assert differs(shifted, uninterrupted)
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.weekly
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("options", [{"micro_batch_size": 2}, {"accum_steps": 3}], ids=str)
 def test_a_run_that_goes_on_from_a_checkpoint_between_steps_draws_the_same(tmp_path, options):
@@ -337,9 +331,9 @@ def test_a_run_that_goes_on_from_a_checkpoint_between_steps_draws_the_same(tmp_p
     assert_same(resumed, uninterrupted, tolerance=0)
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.skipif(TF_VERSION < (2, 8), reason="`compile` takes no `jit_compile` here")
+@pytest.mark.tf("2.8", because="`compile` takes no `jit_compile` here")
 @pytest.mark.parametrize("how", [{}, {"whole_batch": "loss"}], ids=["split", "loss"])
 def test_with_xla_the_draws_do_not_depend_on_the_size(how):
     """Also where a row is no multiple of four numbers, and parts of the whole batch are not constants."""
@@ -348,9 +342,9 @@ def test_with_xla_the_draws_do_not_depend_on_the_size(how):
     assert_same(trained(noisy, compile_with=compile_with, micro_batch_size=5, **how), whole)
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.skipif(TF_VERSION < (2, 8), reason="`compile` takes no `jit_compile` here")
+@pytest.mark.tf("2.8", because="`compile` takes no `jit_compile` here")
 def test_with_xla_the_draws_of_several_batches_are_named():
     """XLA does not know how many examples the batches before had."""
     set_seeds(7, anew=True)
@@ -360,8 +354,8 @@ def test_with_xla_the_draws_of_several_batches_are_named():
         model.fit(X, Y, batch_size=10, verbose=0)
 
 
-@pytest.mark.keras_api
-@pytest.mark.per_version
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 def test_draws_on_replicas_of_a_model_without_layers_that_draw_are_named():
     inputs = tf.keras.Input((6,))
     with mirrored().scope():
@@ -373,8 +367,8 @@ def test_draws_on_replicas_of_a_model_without_layers_that_draw_are_named():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.per_version
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 def test_a_layer_s_own_seed_is_enough():
     def make(size=5):
         inputs = tf.keras.Input((6,))
@@ -391,9 +385,8 @@ def test_a_layer_s_own_seed_is_enough():
     assert_same(make(), make(BATCH))
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.weekly
 @pytest.mark.parametrize("size", [None, 2])
 def test_a_batch_that_fails_draws_the_same_when_it_is_tried_again(size):
     class Fails(layers.Layer):
@@ -426,9 +419,8 @@ def test_a_batch_that_fails_draws_the_same_when_it_is_tried_again(size):
     assert_same(run(True), run(False), tolerance=0)
 
 
-@pytest.mark.weekly
-@pytest.mark.per_version
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 def test_a_function_draws_the_same_for_every_size():
     kernel = tf.Variable(ROWS.normal(size=(6, 5)).astype("float32"))
 
@@ -463,6 +455,7 @@ DROPOUTS = {
 HAS_V1_LAYERS = hasattr(v1, "layers") and not IS_KERAS_3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", DROPOUTS)
 def test_a_static_graph_draws_the_same_for_every_size(how):
     if not HAS_V1_LAYERS and how in ("tf.layers", "in a conditional"):
@@ -516,8 +509,8 @@ class DrawsElsewhere(layers.Layer):
         return inputs + tf.random.normal(tf.shape(inputs))
 
 
-@pytest.mark.keras_api
-@pytest.mark.per_version
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("how", ["function", "generator", "loop", "last axis", "python", "shuffle"])
 def test_draws_that_are_no_function_of_the_example_are_named(how):
     inputs = tf.keras.Input((6,))
@@ -546,9 +539,8 @@ class Losses(tf.keras.callbacks.Callback):
         self.losses.append(logs["loss"])
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore:Random numbers differ", "ignore:These operations draw")
 @pytest.mark.parametrize("options", [{}, {"micro_batch_size": 2, "whole_batch": "loss"}], ids=["plain", "loss"])
 def test_on_replicas_the_batches_of_a_cycle_draw_apart_even_if_places_are_unknown(options):
@@ -581,7 +573,7 @@ class CallsTwice(tf.keras.Model):
         return {"gap": loss}
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
 def test_two_calls_over_the_whole_batch_draw_apart():
     set_seeds(3)
@@ -597,9 +589,8 @@ class SeesAll(layers.Layer):
         return tf.nn.dropout(inputs, 0.4) + tf.random.truncated_normal(tf.shape(inputs))
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.weekly
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_layer_that_sees_the_whole_batch_draws_for_its_place_in_the_cycle(replicas):
     def make():
@@ -611,7 +602,7 @@ def test_a_layer_that_sees_the_whole_batch_draws_for_its_place_in_the_cycle(repl
 
 
 @needs_keras_3
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_layers_whose_seeds_advance_with_each_micro_batch_of_a_function_are_named():
     kernel, dropout = tf.Variable(np.ones([6, 5], np.float32)), layers.Dropout(0.4, seed=2)
 
@@ -638,7 +629,7 @@ SEEDED = {
 }
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("kind", SEEDED)
 @pytest.mark.filterwarnings("ignore:These operations draw")
 def test_what_cannot_be_drawn_in_part_still_draws_apart(kind):
@@ -655,7 +646,7 @@ def test_what_cannot_be_drawn_in_part_still_draws_apart(kind):
     assert (drawn(0) == drawn(0)).all() and (drawn(0) != drawn(2)).any()
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_noise_whose_examples_are_not_on_the_first_axis_is_named():
     from accum._engine._draws import Draws  # as above
 
@@ -668,8 +659,8 @@ def test_noise_whose_examples_are_not_on_the_first_axis_is_named():
         samples()
 
 
-@pytest.mark.per_version
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 def test_noise_that_is_the_same_for_all_examples_is_the_same_for_all_micro_batches():
     """As noise on weights is; plain Keras draws it once a batch."""
 
@@ -685,7 +676,7 @@ def test_noise_that_is_the_same_for_all_examples_is_the_same_for_all_micro_batch
     assert_same(trained(make, micro_batch_size=5), whole)
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_eagerly_draws_are_named():
     model = accum.GradientAccumulateModel.from_model(noisy(), micro_batch_size=5)
     model.compile("sgd", "mse", run_eagerly=True)
@@ -693,15 +684,14 @@ def test_eagerly_draws_are_named():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.weekly
-@pytest.mark.per_version
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 def test_a_batch_of_one_example_and_one_of_none_left_draw(tmp_path):
     whole = trained(noisy, micro_batch_size=BATCH)
     assert_same(trained(noisy, micro_batch_size=1), whole)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_rows_of_a_draw_are_those_of_the_whole_draw():
     """Whatever their number and dtype: TensorFlow's own draw of the whole batch is the oracle."""
     if not hasattr(tf.raw_ops, "StatelessRandomUniformV2") or TF_VERSION < (2, 5):
@@ -742,7 +732,7 @@ class BuiltInFit(tf.keras.Model):
         return self.last(self.hidden(inputs))
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("options", [{"micro_batch_size": 4}, {"accum_steps": 2}], ids=str)
 def test_no_warning_of_the_initial_weights_of_a_model_that_fit_builds(options):
     model = accum.GradientAccumulateModel.from_model(BuiltInFit(), **options)

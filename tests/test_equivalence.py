@@ -47,14 +47,14 @@ def run_keras(optimizer, gradients, first, is_traced):
 
 
 @pytest.mark.law("L1")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", keras_optimizers())
 def test_keras_optimizers_make_the_plain_step(make):
     is_equal_to_the_plain_step(make, is_traced=False)
 
 
 @pytest.mark.law("L1")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", mainly(keras_optimizers(), "keras-Adam", "legacy-Adam"))
 def test_keras_optimizers_make_the_plain_step_in_a_function(make):
     is_equal_to_the_plain_step(make, is_traced=True)
@@ -95,6 +95,7 @@ def run_graph(make, gradients, first, use_resource, how):
         return session.run(variables), session.run(step)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.law("L3")
 @pytest.mark.parametrize(
@@ -106,7 +107,6 @@ def run_graph(make, gradients, first, use_resource, how):
         pytest.param(False, "explicit", id="ref-explicit", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.per_version
 @pytest.mark.parametrize("make", graph_optimizers())
 def test_graph_optimizers_make_the_plain_step(make, use_resource, how):
     first = random_gradients(1, SHAPES, seed=1)[0]
@@ -156,10 +156,11 @@ FIT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.law("L6")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", mainly(FIT, "adam"))
 def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
     ours, full = through_fit(mlp, make(), 5, accum_steps=4), through_fit(mlp, make(), 20, run_eagerly=True)
@@ -173,7 +174,7 @@ BUILT_IN_A_TRACE = ("ScheduleFreeAdamW",)  # by Keras' own `fit`, and takes vari
 
 @pytest.mark.slow
 @pytest.mark.law("L1")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", keras_optimizers(but=HELD + BUILT_IN_A_TRACE))
 def test_fit_with_every_other_optimizer_equals_fit_on_the_full_batch(make):
     # The oracle is traced too: Keras' Nadam makes other steps eagerly.

@@ -33,7 +33,7 @@ IDS = [repr(options) for options, _, _ in OPTIONS]
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("options,error,words", OPTIONS, ids=IDS)
 def test_keras_api_refuses(options, error, words):
     with pytest.raises(error) as caught:
@@ -50,7 +50,7 @@ def test_graph_api_refuses(options, error, words):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize(
     "options,error,words",
     OPTIONS
@@ -69,7 +69,7 @@ def test_model_api_refuses_before_anything_is_built(options, error, words):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("optimizer", [None, 3, tf.Variable, object()], ids=["None", "int", "class", "object"])
 def test_keras_api_refuses_what_is_no_optimizer(optimizer):
     with pytest.raises(TypeError, match="must be a Keras optimizer, its name or its config"):
@@ -77,14 +77,14 @@ def test_keras_api_refuses_what_is_no_optimizer(optimizer):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_keras_api_points_a_graph_optimizer_to_its_api():
     with pytest.raises(TypeError, match="accum.compat.v1.AccumOptimizer"):
         accum.GradientAccumulateOptimizer(tf1.train.AdamOptimizer(), 2)
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_accumulating_twice_is_refused():
     once = accum.GradientAccumulateOptimizer("SGD", 2)
     with pytest.raises(ValueError, match="accumulates already"):
@@ -110,7 +110,7 @@ def micro_step(grads_and_vars, accum_steps=2, **kwargs):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("accum_steps", [1, 2])
 def test_bad_gradients_are_refused(accum_steps):
     variable = tf.Variable(tf.zeros([3]), name="w")
@@ -127,7 +127,7 @@ def test_bad_gradients_are_refused(accum_steps):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize(
     "weight,error",
     [
@@ -152,7 +152,7 @@ def test_bad_weights_are_refused(weight, error):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_variable_given_twice_is_refused():
     variable = tf.Variable(tf.zeros([3]), name="w")
     with pytest.raises(ValueError, match="must appear only once .* the gradients of .*w"):
@@ -160,7 +160,7 @@ def test_a_variable_given_twice_is_refused():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_variable_of_unknown_shape_is_refused():
     variable = tf.Variable(tf.zeros([3]), shape=tf.TensorShape([None]))
     with pytest.raises(ValueError, match="needs a variable of known shape"):
@@ -168,7 +168,7 @@ def test_a_variable_of_unknown_shape_is_refused():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_two_lists_in_one_traced_step_are_refused():
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer("SGD", 2)
@@ -182,8 +182,9 @@ def test_two_lists_in_one_traced_step_are_refused():
         step()
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_build_lets_the_list_change_between_cycles_only():
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2)
@@ -222,7 +223,7 @@ def alternating():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.skipif(new_family() is None, reason="older optimizers take any variables at any time")
 def test_variables_that_the_inner_optimizer_was_not_built_for_are_refused_before_they_accumulate():
     inner, one, other = new_family().SGD(1.0), tf.Variable([1.0]), tf.Variable([2.0])
@@ -238,7 +239,7 @@ def test_variables_that_the_inner_optimizer_was_not_built_for_are_refused_before
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_build_allows_no_second_list_in_the_same_cycle():
     """Both would count micro steps, and end each other's cycles: one variable would never move."""
     *_, (step_of_one, step_of_other) = alternating()
@@ -248,7 +249,7 @@ def test_build_allows_no_second_list_in_the_same_cycle():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_flush_after_build_has_gone_back_to_an_earlier_list():
     one, other, optimizer, (step_of_one, step_of_other) = alternating()
     step_of_one(), step_of_one()
@@ -262,7 +263,7 @@ def test_flush_after_build_has_gone_back_to_an_earlier_list():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_variable_that_comes_back_without_a_gradient():
     """It would bring the sum of an earlier cycle."""
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
@@ -280,7 +281,7 @@ def test_a_variable_that_comes_back_without_a_gradient():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_flush_traced_before_the_first_micro_step_is_refused():
     optimizer = accum.GradientAccumulateOptimizer("SGD", 2)
     with pytest.raises(ValueError, match="can't be traced before the first micro step"):
@@ -301,14 +302,14 @@ def test_one_graph_optimizer_in_two_graphs_is_refused():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_model_without_inputs_and_outputs_is_refused():
     with pytest.raises(ValueError, match="takes the `inputs` and `outputs` of a functional model"):
         accum.GradientAccumulateModel(2)
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 def test_other_variables_within_a_cycle_are_refused_and_nothing_is_lost(is_traced):
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
@@ -348,7 +349,7 @@ def test_graph_api_refuses_ref_variables_with_a_keras_optimizer():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_graph_api_refuses_eager_execution():
     variable = tf.Variable([0.0])
     optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
@@ -363,8 +364,9 @@ def test_graph_api_refuses_a_keras_optimizer_that_would_move_nothing_but_its_cou
         accum.compat.v1.AccumOptimizer(new_family().SGD(0.1), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_graph_api_refuses_a_traced_function_such_as_the_train_step_of_fit():
     optimizer, variable = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2), tf.Variable([1.0])
 
@@ -396,7 +398,7 @@ def test_graph_api_refuses_a_schedule_without_a_step_counter():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_accum_steps_cannot_leave_one_or_a_schedule():
     variable = tf.Variable([0.0])
     single = accum.GradientAccumulateOptimizer("SGD", 1)
@@ -412,7 +414,7 @@ def test_accum_steps_cannot_leave_one_or_a_schedule():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_scheduler_refuses_a_model_that_does_not_accumulate():
     inputs = tf.keras.Input((1,))
     model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(inputs))

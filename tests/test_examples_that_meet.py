@@ -8,11 +8,11 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
+from versions import IS_KERAS_3, TF_VERSION
 
 import accum
 
-pytestmark = [pytest.mark.keras_api, pytest.mark.law("L19"), pytest.mark.per_version]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L19"), pytest.mark.slow]
 
 layers = tf.keras.layers
 COUNT, TIMES, FEATURES, SIZE = 8, 6, 4, 4
@@ -205,7 +205,6 @@ def test_what_can_not_be_tried_is_told(groups):
     assert len(said) == 1 and "It can't be checked" in said[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_the_trial_changes_nothing(run_eagerly):
     """Neither weights nor moving statistics nor random numbers."""

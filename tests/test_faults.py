@@ -13,9 +13,9 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from optimizers import built, keras_weights
 from replicas import mirrored
+from versions import IS_KERAS_3, TF_VERSION
 
 import accum
 import accum.compat.v1
@@ -141,9 +141,8 @@ def each_fault(step, state):
     raise AssertionError(f"There are more than {STEPS} faults.")
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore:No batch is split")
 @pytest.mark.parametrize("eagerly", EAGER_AND_TRACED)
 @pytest.mark.parametrize("options", OPTIONS)
@@ -209,11 +208,9 @@ def loop(model, optimizer, strategy=None, eagerly=True):
     return step
 
 
-@pytest.mark.keras_api
-@pytest.mark.weekly
-@pytest.mark.parametrize(
-    "eagerly", [pytest.param(True, id="eager", marks=pytest.mark.per_version), EAGER_AND_TRACED[1]]
-)
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
+@pytest.mark.parametrize("eagerly", [pytest.param(True, id="eager", marks=pytest.mark.slow), EAGER_AND_TRACED[1]])
 def test_the_n_th_layer_or_its_gradient_fails_in_a_custom_loop(eagerly):
     model = network()
     optimizer = accum.GradientAccumulateOptimizer(momentum(), accum_steps=PARTS)
@@ -226,9 +223,9 @@ def test_the_n_th_layer_or_its_gradient_fails_in_a_custom_loop(eagerly):
         assert_near(values(model.trainable_variables), plain[number])
 
 
-@pytest.mark.keras_api
-@pytest.mark.per_version
-@pytest.mark.skipif(TF_VERSION < (2, 4), reason="values of replicas can be made since 2.4")
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
+@pytest.mark.tf("2.4", because="values of replicas can be made since 2.4")
 def test_the_n_th_communication_fails():
     strategy = mirrored(FailingOps())
     with strategy.scope():
@@ -253,7 +250,7 @@ def test_the_n_th_communication_fails():
     assert not FAULTS.has_come  # a step has one communication
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_the_n_th_assignment_fails_while_sums_are_stored_and_reset_begins_the_cycle_again(monkeypatch):
     """Sums that are half stored can't be told from others: `reset` is what a user has to call then."""
     first = [np.ones(2, "float32"), np.full(3, 2.0, "float32")]
@@ -357,9 +354,8 @@ def fill_up(save):
     raise AssertionError("Nothing was ever saved.")
 
 
-@pytest.mark.keras_api
-@pytest.mark.per_version
-@pytest.mark.weekly
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 def test_the_disk_is_full_while_a_checkpoint_is_saved_in_mid_cycle(tmp_path):
     model = network(may_fail=False)
     optimizer = accum.GradientAccumulateOptimizer(momentum(), accum_steps=PARTS)
@@ -395,6 +391,7 @@ def test_the_disk_is_full_while_a_checkpoint_is_saved_in_mid_cycle(tmp_path):
     assert_same(values(model.weights), ended)
 
 
+@pytest.mark.slow
 def test_the_disk_is_full_while_a_saver_saves_in_mid_cycle(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:
         program = Program(True, True, False)
@@ -423,7 +420,7 @@ def test_the_disk_is_full_while_a_saver_saves_in_mid_cycle(tmp_path):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("fit", marks=[pytest.mark.keras_api, pytest.mark.weekly]),
+        pytest.param("fit", marks=pytest.mark.tf("2.2")),
         "MonitoredTrainingSession",
         "Estimator",
     ],

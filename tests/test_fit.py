@@ -2,14 +2,14 @@
 
 import inspect
 
-import exceptions
 import numpy as np
 import pytest
 import tensorflow as tf
+import versions
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
+pytestmark = pytest.mark.tf("2.2")
 
 RANDOM = np.random.RandomState(0)
 X, OTHER, Y = (RANDOM.normal(size=(20, size)).astype("float32") for size in (3, 3, 2))
@@ -128,6 +128,7 @@ def assert_close(ours, theirs, tolerance=2e-6):
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("what,make,compiled,data", KINDS, ids=[kind[0] for kind in KINDS])
@@ -143,7 +144,7 @@ def test_every_kind_of_data_equals_the_full_batch(what, make, compiled, data):
     for name, values in history[1].items():  # no weight moves within a cycle, so the losses are those of the full batch
         if what == "x alone":
             break  # Keras takes the mean of the batches' losses there, whatever their sizes
-        if exceptions.IS_KERAS_3 and name != "loss":
+        if versions.IS_KERAS_3 and name != "loss":
             continue  # as it does with the losses of single outputs
         np.testing.assert_allclose(values, history[0][name], rtol=1e-5, err_msg=name)
 
@@ -175,24 +176,24 @@ MASKED = [
     ("one output", per_token, lambda: "mse", SEQUENCES),
     ("two outputs", two_per_token, lambda: "mse", [SEQUENCES, 2.0 * SEQUENCES]),
 ]
-if exceptions.IS_KERAS_3:  # which lists the losses that there are, and not the outputs without
+if versions.IS_KERAS_3:  # which lists the losses that there are, and not the outputs without
     MASKED.append(("second output alone", pooled_and_per_token, lambda: [None, "mse"], [Y, SEQUENCES]))
-if exceptions.TF_VERSION >= (2, 10):  # the version that brought `ignore_class`
+if versions.TF_VERSION >= (2, 10):  # the version that brought `ignore_class`
     IGNORED = RANDOM.randint(0, 3, size=(20, 3, 1)).astype("float32")
     sparse = lambda: losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
     MASKED.append(("ignored class", lambda: masked(layers.Dense(3)), sparse, IGNORED))
     MASKED.append(("ignored class, no mask", classifier, sparse, IGNORED[:, 0, 0]))
 
 
-@pytest.mark.every_merge
+@pytest.mark.slow
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("what,make,loss,y", MASKED, ids=[kind[0] for kind in MASKED])
 def test_a_masked_model_is_exact_whatever_its_keras_divides_by(what, make, loss, y):
     full, model = filled(make()), accum.GradientAccumulateModel.from_model(filled(make()), 3)
     x = X if make is classifier else TOKENS
     # Keras 3 takes no weight of a whole sequence beside a mask.
-    weights = WEIGHTS if make is classifier or not exceptions.IS_KERAS_3 else np.repeat(WEIGHTS, 3).reshape(20, 3)
-    weights = [weights] * 2 if isinstance(y, list) and exceptions.IS_KERAS_3 else weights
+    weights = WEIGHTS if make is classifier or not versions.IS_KERAS_3 else np.repeat(WEIGHTS, 3).reshape(20, 3)
+    weights = [weights] * 2 if isinstance(y, list) and versions.IS_KERAS_3 else weights
     weights = [WEIGHTS, weights[1]] if make is pooled_and_per_token else weights
     for one, size in ((full, 20), (model, 8)):
         one.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), loss(), run_eagerly=one is full or what != "one output")
@@ -200,9 +201,9 @@ def test_a_masked_model_is_exact_whatever_its_keras_divides_by(what, make, loss,
     assert_close(model.get_weights(), full.get_weights())
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
-@pytest.mark.per_version
-@pytest.mark.skipif(exceptions.TF_VERSION < (2, 10), reason="no `ignore_class`")
+@pytest.mark.tf("2.10", because="no `ignore_class`")
 @pytest.mark.parametrize(
     "options",
     [{}, {"micro_batch_weight": lambda x, y, weight: tf.reduce_sum(tf.cast(tf.not_equal(y, 2.0), tf.float32))}],
@@ -247,7 +248,7 @@ STRUCTURES = [  # of outputs, targets and weights, which plain Keras takes
     ("leaf", "list of one", "none"),
     ("leaf", "leaf", "list of one"),
 ]
-if exceptions.IS_KERAS_3:
+if versions.IS_KERAS_3:
     STRUCTURES += [("dict", "list", "none"), ("dict of one", "list of one", "none")]
 SPLITS = {
     "accum_steps": ({"accum_steps": 3}, 8),
@@ -256,6 +257,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("how", SPLITS)
 @pytest.mark.parametrize("outputs, targets, weights", STRUCTURES, ids=["-".join(kind) for kind in STRUCTURES])
@@ -272,6 +274,7 @@ def test_masks_count_whatever_structure_the_targets_have(outputs, targets, weigh
     assert_close(model.get_weights(), full.get_weights())
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("how", ["accum_steps", "micro_batch_size"])
 def test_targets_by_output_name_are_matched_in_a_trace_too(how):
@@ -292,6 +295,7 @@ def test_targets_by_output_name_are_matched_in_a_trace_too(how):
 TARGETS = {"list": lambda one, other: [one, other], "dict": lambda one, other: {"one": one, "other": other}}
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("targets", sorted(TARGETS))
 @pytest.mark.parametrize("outputs", ["list", "dict", "leaf"])
@@ -319,6 +323,7 @@ def test_targets_of_any_structure_are_matched_in_a_trace(outputs, targets):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
 def test_outputs_that_differ_in_their_masks_are_weighed_by_examples():
     """No one weight serves two denominators: what is promised is the mean over the examples of what Keras computes."""
@@ -342,7 +347,7 @@ def test_outputs_that_differ_in_their_masks_are_weighed_by_examples():
 # ----------------------------------------------------------------------------------------------------------------
 # Ways to fit
 
-COMPILES = inspect.signature(tf.keras.Model.compile).parameters if exceptions.HAS_KERAS_API else {}
+COMPILES = inspect.signature(tf.keras.Model.compile).parameters if versions.HAS_KERAS_API else {}
 WAY = {name: value for name, value in (("steps_per_execution", 2), ("jit_compile", True)) if name in COMPILES}
 
 
@@ -353,6 +358,7 @@ def with_batch_norm(batch_norm):
     return filled(tf.keras.Model(inputs, [learnt, batch_norm(inputs)]))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.law("L13")
 def test_several_batches_an_execution_and_compiled_by_xla_where_the_version_has_it():
@@ -366,6 +372,7 @@ def test_several_batches_an_execution_and_compiled_by_xla_where_the_version_has_
     assert_close(model.get_weights(), full.get_weights())
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("how", ["with a new optimizer", "with the same optimizer", "not at all"])
 def test_fit_again_after_freezing_a_layer(how):
@@ -409,6 +416,7 @@ def last_bar(capsys):
     return bar.split(" ")[0] + bar[bar.index("loss: ") :]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L6")
 def test_logs_are_those_of_weights_that_rest_within_a_cycle(capsys):
     """The oracle is NumPy: a linear model whose losses and metrics are those of its first weights, until the flush."""

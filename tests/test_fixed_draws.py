@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.keras_api, pytest.mark.law("L20"), pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L20"), pytest.mark.slow]
 
 BATCH = 8
 IMAGES = np.random.RandomState(0).rand(16, 4, 4, 3).astype("float32")

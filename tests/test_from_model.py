@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
+pytestmark = pytest.mark.tf("2.2")
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(22, 3)).astype("float32"), RANDOM.normal(size=(22, 2)).astype("float32")
@@ -67,6 +67,7 @@ SLOW = [pytest.param(make, marks=pytest.mark.slow) for make in (sequential, defe
 MODELS = [functional, Subclassed, OwnTrainStep] + SLOW
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("make", MODELS)
@@ -82,8 +83,11 @@ def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MODELS)
 def test_it_shares_variables_and_goes_on_with_what_the_model_was_compiled_with(make):
+    if make is OwnTrainStep and IS_KERAS_3:
+        pytest.skip("Keras 3 expects the train step of a user to update the metrics that the model was compiled with")
     plain = built(make)
     is_eager = make not in (functional, OwnTrainStep)  # which it is compiled with too
     plain.compile(tf.keras.optimizers.Adam(0.01), "mse", metrics=["mae"], run_eagerly=is_eager)
@@ -96,6 +100,7 @@ def test_it_shares_variables_and_goes_on_with_what_the_model_was_compiled_with(m
     assert model.evaluate(X, Y, verbose=0) == plain.evaluate(X, Y, verbose=0)
 
 
+@pytest.mark.slow
 def test_the_model_itself_is_left_as_it_is():
     plain = built(Subclassed)
     plain.compile(tf.keras.optimizers.SGD(0.1), "mse")
@@ -107,6 +112,7 @@ def test_the_model_itself_is_left_as_it_is():
     assert model.greet() == "hello"
 
 
+@pytest.mark.slow
 def test_a_functional_model_makes_no_other_functional():
     plain = functional()
     accum.GradientAccumulateModel(2, inputs=plain.inputs, outputs=plain.outputs)
@@ -117,6 +123,7 @@ def test_a_functional_model_makes_no_other_functional():
     assert "Functional" not in [base.__name__ for base in type(model).__mro__]
 
 
+@pytest.mark.slow
 def test_a_subclass_whose_init_makes_the_layers_leaves_the_class_as_it_is():
     class Own(accum.GradientAccumulateModel):
         def __init__(self):
@@ -132,6 +139,7 @@ def test_a_subclass_whose_init_makes_the_layers_leaves_the_class_as_it_is():
         assert int(model.optimizer.iterations.numpy()) == 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_the_plain_model_restores_into_it_and_back(tmp_path):
     plain = built(Subclassed)
     plain.compile(tf.keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
@@ -172,6 +180,7 @@ class TwoOptimizers(tf.keras.Model):
         return {"loss": mean}
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
 @pytest.mark.law("L6")
 def test_several_optimizers_accumulate_each_for_itself():
@@ -184,6 +193,7 @@ def test_several_optimizers_accumulate_each_for_itself():
     np.testing.assert_allclose([model.one.numpy()[0], model.other.numpy()[0]], [-moved, -10.0 * moved], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L6")
 @pytest.mark.parametrize("last_cycle,steps,left", [("flush", 1, 0), ("drop", 0, 0), ("carry", 0, 2)])
 def test_a_fit_cut_short_leaves_no_cycle_to_the_next(last_cycle, steps, left):

@@ -88,9 +88,10 @@ def test_golden_gradients_agree_with_finite_differences():
             assert abs((loss(up) - loss(down)) / 2e-5 - grad[position]) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 def test_optimizer_api_follows_the_golden_trajectory(rule, family, is_traced, follows):
     variables = [tf.Variable(w) for w in golden_problem()[2]]
@@ -113,9 +114,10 @@ def test_optimizer_api_follows_the_golden_trajectory(rule, family, is_traced, fo
     follows(trajectory)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_model_api_follows_the_golden_trajectory_through_fit(rule, family, follows):
     plain = golden_model()
     model = accum.GradientAccumulateModel(len(RAGGED), inputs=plain.inputs, outputs=plain.outputs)
@@ -137,7 +139,7 @@ def test_model_api_follows_the_golden_trajectory_through_fit(rule, family, follo
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.parametrize(
-    "is_resource", [pytest.param(False, id="ref", marks=pytest.mark.per_version), pytest.param(True, id="resource")]
+    "is_resource", [pytest.param(False, id="ref", marks=pytest.mark.slow), pytest.param(True, id="resource")]
 )
 @pytest.mark.parametrize("is_driven", [False, True], ids=["conditional", "explicit"])
 def test_graph_api_follows_the_golden_trajectory_in_a_session(rule, is_resource, is_driven, follows):

@@ -21,7 +21,6 @@ GRADIENTS = np.random.RandomState(0).normal(size=(6, 4)).astype("float32")
 
 
 @pytest.mark.slow
-@pytest.mark.weekly
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("counting", [False, True], ids=["saved with steps", "saved in mid-cycle"])
 def test_a_process_killed_in_mid_cycle_resumes_and_ends_on_the_same_bits(tmp_path, counting):
@@ -162,8 +161,7 @@ def on_replicas(make, accum_steps, gradients, restore=None, save=None):
             return session.run(run.weights)
 
 
-@pytest.mark.per_version
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.law("L11")
 @pytest.mark.parametrize("name", [name for name in ADAMS if name != "v1 in a wrapper"])
@@ -214,8 +212,7 @@ def table_on_replicas(replicas, accum_steps, batches, restore=None, save=None):
         return session.run(table)[:, 0]
 
 
-@pytest.mark.per_version
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("before,after", [(2, 2), (2, 1), (1, 2)])
@@ -248,7 +245,7 @@ def test_the_same_saver_restores_its_own_checkpoints_in_mid_cycle(tmp_path):
         np.testing.assert_array_equal(session.run(run.weights), expected)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L12")
 def test_a_scaffold_takes_it(plain_checkpoint):
     path, expected = plain_checkpoint
@@ -260,7 +257,8 @@ def test_a_scaffold_takes_it(plain_checkpoint):
             np.testing.assert_array_equal(session.run(run.weights), expected)
 
 
-@pytest.mark.per_version
+@pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
+@pytest.mark.slow
 @pytest.mark.law("L12")
 def test_averages_taken_over_later_begin_at_zero(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -310,6 +308,7 @@ def weight_after(number, accum_steps, batches, save=None, restore=None, begins_w
         return session.run(run.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
@@ -346,6 +345,7 @@ def mean_of(batches):
 TOO_MANY = "holds as many micro-batches as `accum_steps`, or more.*run `flush..`.*or `reset..`.*with 3 micro-batches"
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("accum_steps", [2, 3])
@@ -363,6 +363,7 @@ def test_a_restored_cycle_that_is_longer_than_a_new_one_is_named(tmp_path, accum
         weight_after(1, 4, batches[3:4], restore=path)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.law("L17")
 def test_a_flush_hook_names_a_restored_cycle_that_is_longer_than_a_new_one(tmp_path):

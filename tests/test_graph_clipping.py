@@ -73,6 +73,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.law("L7")
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("uses_tf_gradients", [False, True], ids=["compute_gradients", "tf.gradients"])
@@ -240,6 +241,7 @@ def test_what_is_linear_is_not_named(program):
         optimizer.apply_gradients(program(Problem(), optimizer))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L14")
 @pytest.mark.law("L17")
 def test_nothing_is_named_where_nothing_accumulates():

@@ -151,6 +151,7 @@ def averages(train_op_of, make, parts, takes_over=False, use_resource=True):
         return run(train_op_of(optimizer, loss), x, moving(), parts)
 
 
+@pytest.mark.slow
 @KINDS
 @FORMS
 @pytest.mark.law("L13")
@@ -233,6 +234,7 @@ def test_averages_are_not_named_where_each_batch_is_a_full_batch(options, train_
         averages(train_op_of, lambda: accumulating(1, **options), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("takes_over", [False, True])
@@ -255,6 +257,7 @@ def test_the_averages_of_the_other_network_are_not_named_before_its_optimizer_ha
         accum.compat.v1.Saver([first, second])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.law("L17")
 def test_averages_that_a_split_batch_moves_once_are_named_where_several_batches_make_a_step():
@@ -346,6 +349,7 @@ def averaged(program, optimizer, use_resource=True, look=lambda optimizer: optim
         return run(train_op, problem.x, problem.average.average(problem.weights))
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.law("L2")
 @pytest.mark.law("L17")
@@ -507,6 +511,7 @@ def test_an_average_after_each_step_is_not_named(options):
         averaged(by_control_dependencies, accumulating(1, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_large_graphs_are_walked_a_few_times(monkeypatch):
     """Each average has few operations of its own, and what is computed from the data is looked at once."""
@@ -587,6 +592,7 @@ def after_each_step(problem, optimizer, step):
     return optimizer.minimize(problem.loss)
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.law("L3")
 @pytest.mark.law("L17")
@@ -694,6 +700,7 @@ def test_a_step_counter_of_floats_that_the_program_advances_in_each_run_is_named
         optimizer.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.law("L16")
 def test_what_is_noted_of_a_graph_does_not_keep_it():
     with tf.Graph().as_default() as graph:

@@ -6,8 +6,6 @@ import tensorflow as tf
 
 import accum.compat.v1
 
-pytestmark = pytest.mark.per_version
-
 tf1 = tf.compat.v1
 
 TRAIN_OP = tf1.GraphKeys.TRAIN_OP

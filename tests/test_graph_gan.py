@@ -8,9 +8,10 @@ import tensorflow as tf
 
 import accum.compat.v1
 
+pytestmark = pytest.mark.slow
+
 tf1 = tf.compat.v1
 
-pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 K, STEPS, ROWS, WIDTH = 3, 3, 6, 4
 RANDOM = np.random.RandomState(0)

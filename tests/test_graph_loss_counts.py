@@ -337,6 +337,7 @@ def test_a_weight_that_may_be_the_count_is_not_named(weight):
         ours().minimize(MASKED_MEANS["quotient"][0](Problem()), weight=weight())
 
 
+@pytest.mark.slow
 @pytest.mark.law("L14")
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("loss", [SUM_LOSSES["sum"], MASKED_MEANS["quotient"][0]], ids=["sum", "masked mean"])
@@ -360,6 +361,7 @@ def test_each_of_several_losses_has_a_count_of_its_own(is_right):
     assert len(caught) == (not is_right)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_loss_is_named_once_and_in_time():
     """A sum whose operations are used many times is read without following each path."""
@@ -400,6 +402,7 @@ def split(loss, options):
         return session.run([plain, value], dict(zip(parts, (X[0], Y[0], MASK[0]))))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
 @pytest.mark.law("L17")
 def test_a_split_batch_counts_by_examples_unless_it_is_told():
@@ -477,6 +480,7 @@ def test_a_loss_that_is_no_scalar_passes_where_its_sum_is_meant():
         ours(name="Other").minimize(problem.each, grad_loss=divided(problem) / problem.each)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L4")
 def test_a_penalty_on_the_weights_is_divided_where_losses_are_added_up():
     """As the warning of a sum says."""

@@ -81,6 +81,7 @@ def test_a_wrapper_of_the_user_s_own_around_sees_each_micro_batch():
     assert steps == 3
 
 
+@pytest.mark.tf(keras=2, because="Keras 3 has no optimizer for static graphs")
 @pytest.mark.law("L7")
 @pytest.mark.parametrize("options", [{"clipnorm": 0.5}, {"clipvalue": 0.1}], ids=["clipnorm", "clipvalue"])
 def test_clipping_of_a_keras_optimizer_acts_on_the_accumulated_gradient(options):
@@ -175,6 +176,7 @@ def test_h2g_net_s_steps_per_update_is_accum_steps():
     assert steps == 3
 
 
+@pytest.mark.tf(keras=2, because="Keras 3 has no optimizer for static graphs")
 @pytest.mark.law("L1")
 def test_h2g_net_s_adam_accumulated_is_adam_on_the_full_batch():
     with pytest.warns(DeprecationWarning, match="AccumOptimizer"):
@@ -264,7 +266,7 @@ def trained_as_bert(optimizer, ops_of, gradients):
         return session.run(weights), {var.op.name for var in tf1.global_variables()}
 
 
-@pytest.fixture(params=[None, pytest.param("own", marks=pytest.mark.per_version)])
+@pytest.fixture(params=[None, pytest.param("own", marks=pytest.mark.slow)])
 def bert(request):
     """An optimizer like BERT's, in a scope of its own or not, and what plain training by full batches ends with."""
 

@@ -7,8 +7,6 @@ from replicas import RUN, mirrored
 
 import accum.compat.v1
 
-pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
-
 tf1 = tf.compat.v1
 
 SHAPE = (64, 32)
@@ -22,6 +20,7 @@ def build(use_resource, train_ops=1, accum_steps=3):
     return variable, step, fed, [optimizer.apply_gradients([(grad, variable)], step) for grad in fed]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L15")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 def test_fifty_sessions_over_the_same_data_end_bit_identical(use_resource):
@@ -58,6 +57,7 @@ def test_two_train_ops_in_one_run_do_not_race(use_resource):
     np.testing.assert_allclose(ours, weights, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L15")
 def test_two_train_ops_in_one_run_do_not_race_under_a_strategy_for_one_device():
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")

@@ -23,12 +23,11 @@ def test_a_static_graph_has_gradients():
     assert smoke.gradient() == [2.0, 4.0]
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_a_recurrent_network_trains():
     assert smoke.fit()
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("name", FILES)
 def test_versions_from_before_numpy_1_20_hold_it_below(name):
     with open(os.path.join(ROOT, "constraints", name), encoding="utf-8") as file:

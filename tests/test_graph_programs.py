@@ -213,7 +213,7 @@ STRATEGIES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @STRATEGIES
 @pytest.mark.law("L3")
 @pytest.mark.law("L17")
@@ -342,6 +342,7 @@ def batch_normalized(x):
     return (x - mean) / tf.sqrt(variance + 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.law("L13")
 def test_averages_of_moving_statistics_see_those_of_the_step():
@@ -504,6 +505,7 @@ def test_the_loss_of_a_micro_batch_is_not_that_of_the_full_batch():
     assert np.abs(np.array(seen[K - 1 :: K]) - losses_of_full_batches()).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 def test_each_mean_has_the_weights_it_is_given():
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -574,6 +576,7 @@ def test_a_gradient_of_weight_zero_skips_no_cycle_and_no_mean():
     assert np.isfinite(seen).all() and seen[-1] != seen[K - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
 @pytest.mark.law("L17")
 def test_train_ops_of_other_weights_or_skips_have_no_common_mean():
@@ -649,6 +652,7 @@ def test_the_mean_leaves_out_what_the_step_leaves_out(nonfinite):
         assert np.isnan(seen[3]) == (nonfinite == "propagate")  # a skipped cycle makes no step
 
 
+@pytest.mark.slow
 @pytest.mark.law("L6")
 def test_a_flush_ends_the_cycle_of_a_mean_and_a_reset_discards_it():
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -675,7 +679,7 @@ def test_without_accumulation_the_mean_is_the_value():
     np.testing.assert_allclose(seen, losses_of_full_batches(), rtol=2e-6)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L11")
 def test_a_mean_continues_from_a_checkpoint_in_the_middle_of_its_cycle(tmp_path):
     def train(batches, restored=None, saver_of=lambda optimizer: tf1.train.Saver()):
@@ -694,6 +698,7 @@ def test_a_mean_continues_from_a_checkpoint_in_the_middle_of_its_cycle(tmp_path)
     assert first + train(MICRO[K + 1 :], path)[0] == whole
 
 
+@pytest.mark.slow
 @pytest.mark.law("L11")
 def test_a_checkpoint_from_before_the_mean_restores_with_the_saver(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -742,7 +747,7 @@ def flushed_by_numpy(batches):
     return FIRST - 0.05 * 2.0 * x.T.dot(x.dot(FIRST) - y) / len(x)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L6")
 @pytest.mark.parametrize("options", [{}, {"count_micro_steps": True}], ids=["steps", "micro steps"])
 @pytest.mark.parametrize("save_steps", [None, 1, 2])
@@ -761,7 +766,7 @@ def test_the_last_checkpoint_of_a_monitored_session_has_the_flushed_step(tmp_pat
     assert saved(tmp_path, "AccumOptimizer/micro_step") == 0
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L6")
 @pytest.mark.parametrize("place", ["chief_only_hooks", "hooks", "hooks, own saver"])
 @pytest.mark.parametrize("save_steps", [1, 100])
@@ -788,7 +793,7 @@ def test_the_last_checkpoint_has_the_flushed_step_wherever_the_flush_hook_stands
     assert saved(tmp_path, "AccumOptimizer/micro_step") == 0
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L6")
 def test_a_flush_hook_writes_no_checkpoint_where_nothing_is_flushed_or_nothing_saves(tmp_path):
     for save_steps, count in [(100, K), (None, 2)]:
@@ -848,7 +853,8 @@ def estimator(folder, is_tpu):
     )
 
 
-@pytest.mark.per_version
+@pytest.mark.tf(max="2.15", because="TF 2.16 removed Estimators")
+@pytest.mark.slow
 @pytest.mark.law("L6")
 @pytest.mark.parametrize("is_tpu", [False, True], ids=["Estimator", "TPUEstimator"])
 def test_estimator_has_the_flushed_step_in_its_last_checkpoint(tmp_path, is_tpu):
@@ -859,7 +865,8 @@ def test_estimator_has_the_flushed_step_in_its_last_checkpoint(tmp_path, is_tpu)
     assert made.evaluate(lambda params: data(), steps=1)["global_step"] == 1
 
 
-@pytest.mark.per_version
+@pytest.mark.tf(max="2.15", because="TF 2.16 removed Estimators")
+@pytest.mark.slow
 @pytest.mark.law("L11")
 def test_estimator_for_tpus_restores_a_checkpoint_without_accumulators_by_its_scaffold_fn(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:

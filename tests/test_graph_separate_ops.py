@@ -61,7 +61,7 @@ def test_flush_and_reset_act_on_what_separate_ops_have_accumulated(name):
     assert np.abs(ours - by_numpy([full([0, 1, 2])])[0]).max() > 1e-2
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L6")
 @pytest.mark.parametrize("kind", ["FlushHook", "CheckpointSaverHook"])
 def test_hooks_flush_what_separate_ops_have_accumulated(kind, tmp_path):
@@ -101,6 +101,7 @@ def test_the_mean_over_a_cycle_follows_separate_ops():
     assert abs(np.mean((X[K - 1].dot(FIRST) - 1.0) ** 2) / losses[0] - 1.0) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("runs_the_others", [False, True])
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])

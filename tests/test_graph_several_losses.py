@@ -85,6 +85,7 @@ def assert_equal(ours, theirs):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L2")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
@@ -96,6 +97,7 @@ def test_each_loss_has_the_denominator_of_the_full_batch(is_sparse, use_resource
     assert_equal(ours, plain(is_sparse=is_sparse))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L2")
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("order", [1, -1])
@@ -123,6 +125,7 @@ def largest_difference(ours, theirs):
     return max(np.abs(one - other).max() for one, other in zip(ours, theirs))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L2")
 @pytest.mark.parametrize("of, words", [("sentences", "sentences"), ("masked", "masked words")])
 def test_one_count_for_both_losses_ends_as_far_off_as_the_guide_says(of, words):
@@ -139,6 +142,7 @@ def test_one_count_for_both_losses_ends_as_far_off_as_the_guide_says(of, words):
     assert re.search(rf"[Ww]eighted by {words},( it is off)? by {off:.2f}\b", said)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L2")
 @pytest.mark.parametrize("is_swapped", [False, True])
 def test_a_loss_without_elements_in_a_whole_cycle_leaves_the_others(is_swapped):
@@ -152,6 +156,7 @@ def test_a_loss_without_elements_in_a_whole_cycle_leaves_the_others(is_swapped):
     assert_equal(ours, plain(batches))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L2")
 @pytest.mark.law("L6")
 @pytest.mark.parametrize("form", ["flush", "separate ops"])
@@ -170,6 +175,7 @@ def test_an_unfinished_cycle_is_applied_by_the_counts_so_far(form):
     assert_equal(ours, plain(FULL[:1]))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L7")
 def test_a_transform_sees_the_sum_of_all_losses():
     def clip(grads_and_vars):
@@ -187,6 +193,7 @@ def test_a_transform_sees_the_sum_of_all_losses():
     assert_equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L11")
 def test_a_run_that_is_killed_in_mid_cycle_continues_with_the_same_bits(tmp_path):
     def train(batches, saves=False, path=None):
@@ -203,6 +210,7 @@ def test_a_run_that_is_killed_in_mid_cycle_continues_with_the_same_bits(tmp_path
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L11")
 def test_a_checkpoint_of_one_loss_starts_the_accumulators_of_the_others(tmp_path):
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -219,6 +227,7 @@ def test_a_checkpoint_of_one_loss_starts_the_accumulators_of_the_others(tmp_path
         session.run(train_op, model.feed(MICRO[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L14")
 def test_without_accumulation_it_is_plain_training():
     with tf.Graph().as_default():
@@ -229,6 +238,7 @@ def test_without_accumulation_it_is_plain_training():
     assert_equal(ours, plain())
 
 
+@pytest.mark.slow
 @pytest.mark.law("L2")
 def test_the_loss_of_the_full_batch_is_the_sum_of_means_with_the_same_counts():
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -263,6 +273,7 @@ def test_several_losses_that_are_not_exact_are_refused(options, weight_of, messa
             optimizer.minimize(losses, weight=weight_of(counts))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_weight_for_all_losses_together_is_refused():
     with tf.Graph().as_default():
@@ -293,7 +304,7 @@ def test_several_losses_after_a_train_op_of_one_are_refused():
             optimizer.minimize(losses, weight=counts)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_counts_of_the_whole_batch_are_exact_through_value_and_gradients(size):
@@ -318,6 +329,7 @@ def test_counts_of_the_whole_batch_are_exact_through_value_and_gradients(size):
 # Several train ops of one optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.law("L2")
 def test_two_train_ops_share_the_accumulators_of_each_loss():
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -331,6 +343,7 @@ def test_two_train_ops_share_the_accumulators_of_each_loss():
     assert_equal(ours, plain())
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("other", ["one loss", "three losses", "another variable", "gradients of one"])
 def test_a_train_op_of_other_losses_is_refused(other):
@@ -358,6 +371,7 @@ class OnlyThoseWithGradients(tf1.train.MomentumOptimizer):
         return [pair for pair in super().compute_gradients(*args, **kwargs) if pair[0] is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L2")
 def test_a_variable_that_only_a_later_loss_depends_on_is_updated():
     with tf.Graph().as_default():
@@ -369,6 +383,7 @@ def test_a_variable_that_only_a_later_loss_depends_on_is_updated():
     assert largest_difference(ours[1:], plain([])[1:]) > 1e-2  # the head, of which the first loss knows nothing
 
 
+@pytest.mark.slow
 @pytest.mark.law("L2")
 def test_separate_ops_keep_the_counts_whatever_accum_steps_is():
     with tf.Graph().as_default(), tf1.Session() as session:

@@ -79,6 +79,7 @@ def pause(turn):
 KINDS = pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.law("L1")
 def test_a_program_that_agrees_is_reported(use_resource):
@@ -88,6 +89,7 @@ def test_a_program_that_agrees_is_reported(use_resource):
     assert {"w", "global_step", "w/Momentum"} <= set(report.deviations)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("kind", ["many arrays", "one array", "a list of batches"])
 def test_data_are_any_number_of_arrays_or_batches(kind):
@@ -99,6 +101,7 @@ def test_data_are_any_number_of_arrays_or_batches(kind):
     assert assert_graph_accumulation_equals_full_batch(build, data[kind], 4, batch_size=size).is_equal
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 def test_a_program_that_diverges_is_named_with_the_causes_in_its_graph():
     def build(accum_steps, x, y):
@@ -114,6 +117,7 @@ def test_a_program_that_diverges_is_named_with_the_causes_in_its_graph():
         assert_graph_accumulation_equals_full_batch(build, (X, Y), 4, batch_size=8)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L3")
 def test_a_step_counter_that_counts_micro_batches_is_named():
     def build(accum_steps, x, y):
@@ -152,7 +156,7 @@ def test_weights_of_which_one_is_updated_before_another_gradient_has_read_it_are
         assert unordered_variables(ungated) == []
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @KINDS
 @pytest.mark.law("L1")
 def test_a_full_batch_that_races_is_said_to_and_an_ordered_one_agrees(use_resource):
@@ -175,7 +179,7 @@ def late_counter(accum_steps, x, y):
     return tf.group(optimizer.minimize(loss), counted)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_race_that_ends_alike_in_all_runs_is_said_too():
     with pytest.warns(UserWarning, match="agree, but by chance: .*no fixed order.*global_step"):
@@ -199,6 +203,7 @@ def test_a_full_batch_that_draws_at_random_is_no_baseline(baseline):
         assert_graph_accumulation_equals_full_batch(unseeded, (X, Y), 4, batch_size=8, baseline=baseline)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_dropout_is_named():
     build = lambda accum_steps, x, y: regression(accum_steps, tf1.nn.dropout(x, keep_prob=0.5), y)
@@ -254,14 +259,14 @@ def said_of(build):
     return str(raised.value)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("kind", sorted(SEVERAL))
 def test_losses_with_several_denominators_are_named(kind):
     assert re.search(SEVERAL_NAMED, said_of(two_losses(SEVERAL[kind])))
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("kind", sorted(ONE))
 def test_losses_with_one_denominator_and_regularisation_are_not_named_as_several(kind):
@@ -269,6 +274,7 @@ def test_losses_with_one_denominator_and_regularisation_are_not_named_as_several
     assert "the loss" in said and "a sum of losses" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_sum_that_is_only_logged_is_not_named_beside_several_losses():
     def build(accum_steps, x, y):
@@ -330,6 +336,7 @@ def embedded(sums_rows):
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 def test_clipping_over_duplicate_rows_is_named_and_summed_rows_agree():
     with pytest.raises(AssertionError, match="(.*\n)*.*clipping over an embedding.*sum_duplicate_rows"):
@@ -348,6 +355,7 @@ def test_summed_rows_are_the_gradient_and_dense_gradients_stay():
     np.testing.assert_array_equal(values[np.argsort(rows)], 2.0 * np.bincount(IDS)[:, None] * np.ones(3))
 
 
+@pytest.mark.slow
 def test_a_variable_that_rounding_decides_is_named_and_no_other_reason_is_given():
     def build(accum_steps, x, y):
         weights = tf1.get_variable("w", [5])

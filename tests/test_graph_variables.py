@@ -38,6 +38,7 @@ def mean_squares(x, y, weights):
     return tf.reduce_mean((tf.matmul(x, weights) - y) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 def test_partitioned_variables_have_accumulators_with_their_slices(use_resource):
@@ -60,10 +61,11 @@ def test_partitioned_variables_have_accumulators_with_their_slices(use_resource)
 
 
 ROWS = (3, 1)
-CUTS = [pytest.param(ROWS, id="rows"), pytest.param((1, 2), id="columns", marks=pytest.mark.per_version)]
-REF_AND_RESOURCE = [pytest.param(False, id="ref", marks=pytest.mark.per_version), pytest.param(True, id="resource")]
+CUTS = [pytest.param(ROWS, id="rows"), pytest.param((1, 2), id="columns", marks=pytest.mark.slow)]
+REF_AND_RESOURCE = [pytest.param(False, id="ref", marks=pytest.mark.slow), pytest.param(True, id="resource")]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("use_resource", REF_AND_RESOURCE)
 @pytest.mark.parametrize("cuts", CUTS)
@@ -158,6 +160,7 @@ def test_slim_train_op_takes_it_as_any_optimizer():
     assert our_steps == their_steps == 3
 
 
+@pytest.mark.slow
 @pytest.mark.law("L3")
 def test_a_monitored_session_stops_at_steps(tmp_path):
     with tf.Graph().as_default():
@@ -176,6 +179,7 @@ def test_a_monitored_session_stops_at_steps(tmp_path):
     assert "AccumOptimizer/micro_step" in names
 
 
+@pytest.mark.slow
 @pytest.mark.law("L6")
 @pytest.mark.parametrize("flushes", [False, True], ids=["left", "flushed"])
 def test_flush_hook_applies_the_last_cycle_before_the_last_checkpoint(tmp_path, flushes):

@@ -10,7 +10,8 @@ import tf_slim as slim
 
 import accum.compat.v1
 
-pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
+pytestmark = pytest.mark.slow
+
 
 tf1 = tf.compat.v1
 KEYS = tf1.GraphKeys
@@ -109,7 +110,9 @@ def apart(one, other):
 
 NETWORKS = [
     pytest.param(of_operations, id="tf.nn"),
-    pytest.param(of_layers, id="tf.layers"),
+    pytest.param(
+        of_layers, id="tf.layers", marks=pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
+    ),
     pytest.param(
         of_slim, id="slim", marks=pytest.mark.skipif(TF_VERSION >= (2, 13), reason="slim needs Keras 2 of tf_keras")
     ),
@@ -367,6 +370,7 @@ def test_what_looks_across_a_micro_batch_only_is_named():
         value_of(scaled)
 
 
+@pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
 @pytest.mark.law("L17")
 def test_a_loop_or_conditional_of_tf_1_is_refused():
     def conditional(images):

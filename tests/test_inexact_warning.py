@@ -68,7 +68,7 @@ KERAS = [
 
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
-    "program", [pytest.param(one, marks=pytest.mark.keras_api) for one in KERAS] + [in_a_static_graph]
+    "program", [pytest.param(one, marks=pytest.mark.tf("2.2")) for one in KERAS] + [in_a_static_graph]
 )
 def test_a_program_that_forbids_what_is_inexact_ends_with_the_warning_as_an_error(program):
     with warnings.catch_warnings():
@@ -78,7 +78,7 @@ def test_a_program_that_forbids_what_is_inexact_ends_with_the_warning_as_an_erro
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_what_changes_no_result_is_of_another_category():
     with warnings.catch_warnings():
         warnings.simplefilter("error", accum.InexactWarning)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from loss_scales import loss_scale_optimizer
 from optimizers import (
     decays,
@@ -15,10 +14,11 @@ from optimizers import (
     random_gradients,
     slot_families,
 )
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
 
 K, STEPS = 3, 4
 SHAPES = [(4, 3), (3,)]
@@ -96,6 +96,7 @@ def finalize(optimizer, variables):
 SLOW = {"use_ema": True, "ema_momentum": 0.9}
 
 
+@pytest.mark.tf("2.9", because="the optimizers that TF 2.11 made the default were added in TF 2.9")
 @pytest.mark.law("L2")
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("frequency", [None, 3])
@@ -118,12 +119,14 @@ def fitted(optimizer, size, data=20):
     return [v.numpy() for v in model.trainable_variables]  # TF 2.9 counts an optimizer's `iterations` as a weight
 
 
+@pytest.mark.tf("2.9", because="the optimizers that TF 2.11 made the default were added in TF 2.9")
 @pytest.mark.law("L6")
 def test_the_end_of_fit_puts_the_averages_in_place_after_the_last_cycle():
     for ours, full in zip(fitted(new_family().SGD(0.2, **SLOW), 2), fitted(new_family().SGD(0.2, **SLOW), 8)):
         np.testing.assert_allclose(ours, full, rtol=0, atol=2e-6)
 
 
+@pytest.mark.tf("2.9", because="the optimizers that TF 2.11 made the default were added in TF 2.9")
 @pytest.mark.law("L2")
 @pytest.mark.law("L8")
 def test_averages_end_well_where_a_variable_never_had_a_gradient():
@@ -136,12 +139,14 @@ def test_averages_end_well_where_a_variable_never_had_a_gradient():
     np.testing.assert_array_equal(unused.numpy(), [5.0])
 
 
+@pytest.mark.tf("2.9", because="the optimizers that TF 2.11 made the default were added in TF 2.9")
 @pytest.mark.law("L2")
 @pytest.mark.parametrize("make", decays())
 def test_decoupled_weight_decay_is_taken_once_a_step(make):
     assert_the_same_steps(make)
 
 
+@pytest.mark.tf("2.10", because="`exclude_from_weight_decay` came with TF 2.10")
 @pytest.mark.law("L2")
 @pytest.mark.parametrize("make", decays()[:1])
 def test_what_is_excluded_from_weight_decay_does_not_decay(make):

@@ -107,10 +107,8 @@ def segments_of(net, side):
 BOUNDS = {"ResNet50": (64, 0.45), "MobileNetV2": (64, 0.45)}
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.per_version
-@pytest.mark.weekly
 @pytest.mark.parametrize("name", BOUNDS)
 def test_of_a_real_network_few_bytes_are_kept(name):
     side, bound = BOUNDS[name]
@@ -160,10 +158,8 @@ def peak_mib(side):
     return float(done.stdout.decode().split()[-1])
 
 
-@pytest.mark.weekly
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
-@pytest.mark.per_version
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_a_gradient_takes_the_place_of_the_tensor_that_it_is_by():
     side = 384

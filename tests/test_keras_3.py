@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from optimizers import keras_weights
 from replicas import mirrored
+from versions import IS_KERAS_3
 
 import accum
 
 pytestmark = [
-    pytest.mark.per_version,
-    pytest.mark.keras_api,
+    pytest.mark.tf("2.2"),
     pytest.mark.skipif(not IS_KERAS_3, reason="`tf.keras` is Keras 2 here"),
+    pytest.mark.slow,
 ]
 
 RANDOM = np.random.RandomState(0)

@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "keras_graph_mode.py")
 
 
-@pytest.mark.slow
-@pytest.mark.weekly
+@pytest.mark.tf(keras=2, because="Keras 3 has no optimizer for static graphs")
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("mode", ["disable_v2_behavior", "disable_eager_execution"])
 def test_fit_in_graph_mode_equals_the_full_batch(mode, tmp_path):

@@ -110,6 +110,7 @@ def test_imports_go_down_only(name):
     assert not above
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle():
     graph = {name: imported(at_import(tree_of(path))) for name, path in MODULES.items()}
     while graph:

@@ -4,7 +4,7 @@ import pytest
 
 from accum._keras._steps._measured_size import Peaks, chosen_size, evened, next_size
 
-pytestmark = [pytest.mark.keras_api, pytest.mark.law("L18")]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L18")]
 
 MIB = 2**20
 BASE = 500 * MIB

@@ -6,11 +6,11 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api]
+pytestmark = pytest.mark.tf("2.2")
 
 
 def graphs_alive():
@@ -29,6 +29,7 @@ def train_by_a_function():
     micro_step(tf.ones([1]))
 
 
+@pytest.mark.slow
 def test_what_was_traced_is_freed_with_its_optimizer():
     train_by_a_function()  # makes what is made once
     before = graphs_alive()  # kept, so that no new graph gets the identity of an old one
@@ -101,7 +102,7 @@ SPLIT = [
 ]
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.parametrize("options", SPLIT, ids=str)
 @pytest.mark.filterwarnings("ignore:Batch normalization updates")
 def test_a_model_that_is_dropped_is_freed_with_all_that_it_traced(options):
@@ -112,7 +113,6 @@ def test_a_model_that_is_dropped_is_freed_with_all_that_it_traced(options):
     assert len(graphs_alive()) == before
 
 
-@pytest.mark.weekly
 @pytest.mark.slow
 def test_of_twenty_models_that_are_made_trained_and_dropped_none_is_alive():
     assert alive_after(20, {"micro_batch_size": 3, "whole_batch": "all"}) == []

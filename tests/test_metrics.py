@@ -5,11 +5,11 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from models import from_model
 from replicas import mirrored
+from versions import IS_KERAS_3, IS_WINE, XLA_ENDS
 
-pytestmark = [pytest.mark.keras_api, pytest.mark.law("L18"), pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L18"), pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 COUNT, BATCH = 44, 20  # the last batch of an epoch has 4 examples
@@ -19,7 +19,7 @@ WEIGHTS = np.linspace(0.0, 3.0, COUNT).astype("float32")
 TOKENS = RANDOM.randint(0, 3, size=(COUNT, 3))
 layers, metrics = tf.keras.layers, tf.keras.metrics
 JIT = {"jit_compile": False} if IS_KERAS_3 else {}
-EAGER = [pytest.param(False, id="traced", marks=pytest.mark.per_version), pytest.param(True, id="eager")]
+EAGER = [pytest.param(False, id="traced", marks=pytest.mark.slow), pytest.param(True, id="eager")]
 
 
 def dice(y_true, y_pred):
@@ -99,7 +99,6 @@ def own_metrics():
     return [MeanOfNumbers(), Dice(name="subclass"), dice, worst_of_each_class, "mae", metrics.AUC(name="auc")]
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("eagerly", EAGER)
 @pytest.mark.parametrize("size", [8, "auto"])
 def test_metrics_of_the_user_see_the_whole_batch(eagerly, size):
@@ -111,14 +110,12 @@ def test_metrics_of_the_user_see_the_whole_batch(eagerly, size):
     assert_same(ours, plain)
 
 
-@pytest.mark.per_version
 def test_they_would_differ_as_means_of_micro_batches():
     plain = logged(network(), metrics=[MeanOfNumbers()], run_eagerly=True)
     ours = logged(from_model(network(), micro_batch_size=8), metrics=[Counted()], run_eagerly=True)
     assert np.abs(np.subtract(ours["of_numbers"], plain["of_numbers"])).max() > 1e-3
 
 
-@pytest.mark.per_version
 def test_weights_and_several_outputs_reach_them_too():
     def run(wrap):
         inputs = tf.keras.Input((3,))
@@ -133,7 +130,6 @@ def test_weights_and_several_outputs_reach_them_too():
     assert_same(run(lambda model: from_model(model, micro_batch_size=8)), run(lambda model: model))
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("eagerly", EAGER)
 def test_masks_reach_them_too(eagerly):
     def of_each_token(y_true, y_pred):  # compared with the whole batch
@@ -255,7 +251,6 @@ def test_a_metric_that_stacks_parts_counts_them_once(eagerly):
     assert_same(stepped(OfParts, split, eagerly, others()), stepped(OfParts, others=others()))
 
 
-@pytest.mark.per_version
 def test_a_sum_of_parts_is_warned_of():
     class SumOfParts(OwnStep):
         def update(self, metric, y, outputs):
@@ -265,7 +260,6 @@ def test_a_sum_of_parts_is_warned_of():
     assert "'parts'" in line
 
 
-@pytest.mark.per_version
 def test_a_sum_is_warned_of_however_its_argument_is_passed():
     (line,) = said(ByName, others=[metrics.Sum(name="values")])
     assert "'values'" in line
@@ -309,14 +303,12 @@ def said(*args, **kwargs):
     ]
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
 def test_what_cannot_wait_for_the_whole_batch_is_warned_of_once(eagerly):
     (line,) = said(eagerly=eagerly, others=[Numbers()])
     assert "'numbers'" in line and "`looks_across_examples = False`" in line and "`whole_batch='loss'`" in line
 
 
-@pytest.mark.per_version
 def test_no_warning_for_counts_and_what_is_declared_or_a_mean():
     declared, summed = Numbers(name="declared"), metrics.Sum(name="sum")
     for metric in (declared, summed):
@@ -327,7 +319,6 @@ def test_no_warning_for_counts_and_what_is_declared_or_a_mean():
     assert not said(ByCounts, others=[Numbers()])
 
 
-@pytest.mark.per_version
 def test_a_metric_in_a_branch_is_warned_of():
     (line,) = said(InABranch, eagerly=False, others=[MeanOfNumbers(name="within")])
     assert "'within'" in line
@@ -356,7 +347,6 @@ def test_a_metric_that_is_declared_to_add_up_never_sees_more_than_a_micro_batch(
     assert metric.examples == counts
 
 
-@pytest.mark.per_version
 def test_each_replica_updates_them_with_its_part():
     def run(wrap):
         with mirrored().scope():
@@ -367,9 +357,8 @@ def test_each_replica_updates_them_with_its_part():
     assert_same(run(split), run(lambda model: model))
 
 
-@pytest.mark.weekly
-@pytest.mark.per_version
-@pytest.mark.skipif(TF_VERSION < (2, 5), reason="`compile` takes `jit_compile` since 2.5")
+@pytest.mark.skipif(IS_WINE, reason=XLA_ENDS)
+@pytest.mark.tf("2.5", because="`compile` takes `jit_compile` since 2.5")
 def test_xla_compiles_it():
     plain = logged(network(), metrics=[MeanOfNumbers(), dice], run_eagerly=True)
     ours = logged(split(network()), metrics=[MeanOfNumbers(), dice], jit_compile=True)

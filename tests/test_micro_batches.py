@@ -6,13 +6,13 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
+from versions import IS_KERAS_3, IS_WINE, TF_VERSION, XLA_ENDS
 from whole_batches import REGULARIZED, SUMS_ACTIVITIES
 
 import accum
 
-pytestmark = [pytest.mark.keras_api, pytest.mark.law("L18"), pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L18")]
 
 RANDOM = np.random.RandomState(0)
 COUNT, BATCH, EPOCHS = 44, 20, 2  # the last batch of an epoch has 4 examples
@@ -72,7 +72,7 @@ class Subclassed(tf.keras.Model):
         return self.out(hidden)
 
 
-TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.per_version), pytest.param(True, id="eager")]
+TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.slow), pytest.param(True, id="eager")]
 
 
 def of_an_oracle(model):
@@ -176,8 +176,6 @@ def plainly(case):
     return trained(built(make, data), data, compile_with, fit_with)
 
 
-@pytest.mark.every_merge
-@pytest.mark.per_version
 @pytest.mark.parametrize("case, size", SIZES)
 def test_micro_batches_make_the_steps_of_the_whole_batch(case, size):
     make, data, compile_with, fit_with = CASES[case]
@@ -185,7 +183,7 @@ def test_micro_batches_make_the_steps_of_the_whole_batch(case, size):
     assert_same(ours, plainly(case))
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_micro_batches_that_each_make_a_step_differ():
     plain = trained(filled(one_to_one()), {"x": X, "y": Y})
     assert differs(trained(filled(one_to_one()), {"x": X, "y": Y}, fit_with={"batch_size": 8}), plain)
@@ -214,6 +212,7 @@ def counting():
     return filled(tf.keras.Model(inputs, layers.Dense(2)(Counting()(inputs))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
 def test_no_forward_pass_has_more_examples_than_a_micro_batch(eagerly):
     model = split(counting())
@@ -227,6 +226,7 @@ def test_no_forward_pass_has_more_examples_than_a_micro_batch(eagerly):
     assert Counting.seen == 2 * [4, 8, 8, 4, 8, 8, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
 def test_evaluation_and_prediction_are_those_of_the_whole_batch(eagerly):
     plain, ours = filled(one_to_one()), split(filled(one_to_one()), 3)
@@ -284,6 +284,7 @@ def trained_by_own_step(micro_batch_size, eagerly=True):
     return model.get_weights(), logs, []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
 def test_a_train_step_of_the_user_runs_once_per_micro_batch(eagerly):
     plain = trained_by_own_step(None)
@@ -337,7 +338,7 @@ def said_of_order(cls, options, eagerly):
     return [str(warning.message) for warning in caught if "would see the updated weights" in str(warning.message)]
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
 @pytest.mark.parametrize("options", SPLITS, ids=["micro-batches", "cycles"])
 def test_a_loss_that_would_see_an_earlier_update_is_warned_of_and_no_other(options, eagerly):
@@ -368,7 +369,7 @@ class Unusual(OwnTrainStep):
 INEXACT = [("state", "changes variables once per micro-batch"), ("derived", "averaged"), ("count", "averaged")]
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.parametrize("does, words", INEXACT)
 def test_what_a_train_step_can_not_do_exactly_is_warned_of(does, words):
     model = split(filled(built(Unusual, {"x": X})))
@@ -378,7 +379,7 @@ def test_what_a_train_step_can_not_do_exactly_is_warned_of(does, words):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_eagerly_the_variables_are_compared_in_the_first_batch_after_compile_alone():
     model = split(filled(built(Unusual, {"x": X})))
     model.does = "state"
@@ -393,7 +394,7 @@ def test_eagerly_the_variables_are_compared_in_the_first_batch_after_compile_alo
     assert [len(lines) for lines in said] == [1, 1] and "average" in said[0][0]
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_a_train_step_that_is_a_function_of_its_own_is_refused():
     class Decorated(OwnTrainStep):
         @tf.function
@@ -438,7 +439,7 @@ def every_other(*args):
     return filled(built(functools.partial(EveryOther, *args), {"x": X}))
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_an_optimizer_that_is_called_in_a_conditional_is_refused_with_its_name():
     model = split(every_other())
@@ -448,7 +449,7 @@ def test_an_optimizer_that_is_called_in_a_conditional_is_refused_with_its_name()
     assert "Remove the decorator" not in str(caught.value) and "every_other_" in str(caught.value).split("Received")[1]
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_gradients_that_a_function_returns_may_be_applied_in_a_conditional():
     data = {"x": X, "y": Y}
     assert_same(trained(every_other(8), data, {"loss": None}), trained(every_other(), data, {"loss": None}))
@@ -470,7 +471,7 @@ RECURRENT = {
 SEQUENCES = RANDOM.normal(size=(16, 3, 2)).astype("float32")
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_a_state_of_each_example_is_not_handed_from_micro_batch_to_micro_batch(kind, method):
@@ -482,7 +483,7 @@ def test_a_state_of_each_example_is_not_handed_from_micro_batch_to_micro_batch(k
         getattr(model, method)(*data, batch_size=16)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_images_with_a_state_and_whole_batches_are_refused_too():
     inputs = tf.keras.Input(batch_shape=(8, 2, 4, 4, 1))
     outputs = layers.Dense(1)(layers.Flatten()(layers.ConvLSTM2D(2, 2, stateful=True, name="state")(inputs)))
@@ -493,7 +494,7 @@ def test_images_with_a_state_and_whole_batches_are_refused_too():
             model.train_on_batch(np.zeros((8, 2, 4, 4, 1), "float32"), np.zeros((8, 1), "float32"))
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.parametrize("right", ["mse", losses.MeanSquaredError(reduction="none")], ids=["mean", "none"])
 def test_losses_of_different_reductions_are_refused(right):
     model = split(filled(named()))
@@ -502,7 +503,7 @@ def test_losses_of_different_reductions_are_refused(right):
         model.fit({"one": X, "other": OTHER}, {"left": Y, "right": Y}, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_the_model_that_it_is_made_from_keeps_its_dropout(tmp_path):
     inputs = tf.keras.Input((3,))
     plain = tf.keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.5)(inputs)))
@@ -513,7 +514,7 @@ def test_the_model_that_it_is_made_from_keeps_its_dropout(tmp_path):
     tf.saved_model.save(plain, str(tmp_path / "saved"))
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_an_optimizer_that_is_called_twice_in_a_train_step_is_refused():
     model = split(filled(built(CallsTwice, {"x": X})))
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
@@ -521,6 +522,7 @@ def test_an_optimizer_that_is_called_twice_in_a_train_step_is_refused():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
 def test_cycles_of_several_batches_are_batches_of_their_examples(eagerly):
     data = {"x": X[:40], "y": Y[:40]}
@@ -533,7 +535,7 @@ def test_cycles_of_several_batches_are_batches_of_their_examples(eagerly):
     assert int(model.optimizer.iterations) == EPOCHS
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_transforms_and_clipping_see_the_gradient_of_the_batch():
     seen = []
 
@@ -552,8 +554,8 @@ def test_transforms_and_clipping_see_the_gradient_of_the_batch():
     assert seen
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(TF_VERSION < (2, 4), reason="clips in `fit` before 2.4")
+@pytest.mark.slow
+@pytest.mark.tf("2.4", because="clips in `fit` before 2.4")
 def test_clipping_by_the_inner_optimizer_is_of_the_batch():
     clipping = lambda: tf.keras.optimizers.SGD(0.5, clipnorm=0.1)
     assert_same(
@@ -562,7 +564,7 @@ def test_clipping_by_the_inner_optimizer_is_of_the_batch():
     )
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_adaptive_clipping_is_of_the_batch():
     data = {"x": X, "y": 9.0 * Y}
     whole = accum.GradientAccumulateModel.from_model(filled(one_to_one()), accum_steps=1, use_agc=True)
@@ -576,6 +578,7 @@ def normalized(layer):
     return filled(tf.keras.Model(inputs, layers.Dense(2)(layer(inputs))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
 def test_batch_normalization_moves_once_a_batch(eagerly):
     plain = normalized(layers.BatchNormalization(momentum=0.5))
@@ -592,7 +595,7 @@ def test_batch_normalization_moves_once_a_batch(eagerly):
     assert np.abs(usual.non_trainable_variables[0].numpy() - plain.non_trainable_variables[0].numpy()).max() > 1e-3
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_frozen_layers_stay_and_recompiling_goes_on():
     def run(wrap):
         model = wrap(filled(one_to_one()))
@@ -615,8 +618,8 @@ def as_ragged():
     return filled(tf.keras.Model(inputs, layers.Dense(2)(hidden)))
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(IS_KERAS_3, reason="the layers of Keras 3 take no ragged tensors")
+@pytest.mark.slow
+@pytest.mark.tf(keras=2, because="the layers of Keras 3 take no ragged tensors")
 def test_ragged_inputs_are_split_by_rows():
     rows = [list(row[: 1 + number % 4]) for number, row in enumerate(TOKENS)]
 
@@ -651,8 +654,8 @@ class OwnLoop(TakesSparse):
         return {"loss": loss}
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(IS_KERAS_3, reason="the data of Keras 3's `fit` is dense")
+@pytest.mark.slow
+@pytest.mark.tf(keras=2, because="the data of Keras 3's `fit` is dense")
 def test_sparse_inputs_are_split_by_rows():
     def run(wrap):
         model = wrap(OwnLoop())
@@ -677,7 +680,7 @@ class Scaled(tf.keras.Model):
         return factor * self.dense(x)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_what_has_no_batch_axis_is_passed_on_whole():
     def run(wrap):
         plain = Scaled()
@@ -701,7 +704,7 @@ def test_what_has_no_batch_axis_is_passed_on_whole():
     assert_same(run(split), run(lambda model: model))
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
 def test_first_axes_that_differ_are_refused(eagerly):
     model = split(OwnLoopWithEdges())
@@ -720,6 +723,7 @@ class OwnLoopWithEdges(OwnTrainStep):
 # Arguments, files, what is shown
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("size", [0, -1, 2.5, "4", True, [8]])
 def test_a_size_that_is_none_is_refused(size):
@@ -727,6 +731,7 @@ def test_a_size_that_is_none_is_refused(size):
         split(one_to_one(), size)
 
 
+@pytest.mark.slow
 def test_the_size_is_in_the_config_and_is_shown():
     model = split(one_to_one(), 8)
     again = type(model).from_config(model.get_config())
@@ -735,7 +740,7 @@ def test_the_size_is_in_the_config_and_is_shown():
     assert "micro_batch_size=8" in repr(model)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_a_saved_model_splits_its_batches_again(tmp_path):
     model = split(filled(one_to_one()), 8)
     trained(model, {"x": X, "y": Y})
@@ -753,7 +758,7 @@ def test_a_saved_model_splits_its_batches_again(tmp_path):
 # Replicas
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_each_replica_splits_its_part():
     def run(wrap):
         with mirrored().scope():
@@ -765,7 +770,7 @@ def test_each_replica_splits_its_part():
     assert_same(run(lambda model: split(model, 4)), run(lambda model: model))
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_synchronized_batch_normalization_is_refused():
     with mirrored().scope():
         model = split(normalized(accum.AccumBatchNormalization(synchronized=True)))
@@ -774,8 +779,8 @@ def test_synchronized_batch_normalization_is_refused():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(TF_VERSION < (2, 4), reason="the policies of 2.2 and 2.3 are experimental")
+@pytest.mark.slow
+@pytest.mark.tf("2.4", because="the policies of 2.2 and 2.3 are experimental")
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_sixteen_bits_are_summed_in_thirty_two(policy):
     """The gradients of 16-bit micro-batches are within their rounding of those of the batch, and take one verdict."""
@@ -793,8 +798,8 @@ def test_sixteen_bits_are_summed_in_thirty_two(policy):
     assert int(model.optimizer.iterations) == len(plain[2]) or policy == "mixed_float16"
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(TF_VERSION < (2, 4), reason="TF 2.2 and 2.3 have an experimental `LossScaleOptimizer`")
+@pytest.mark.slow
+@pytest.mark.tf("2.4", because="TF 2.2 and 2.3 have an experimental `LossScaleOptimizer`")
 def test_an_overflow_in_one_micro_batch_skips_the_step():
     def run(wrap):
         model = wrap(filled(one_to_one()))
@@ -811,16 +816,17 @@ def test_an_overflow_in_one_micro_batch_skips_the_step():
     assert differs(ours, (filled(one_to_one()).get_weights(),))
 
 
-@pytest.mark.weekly
-@pytest.mark.per_version
-@pytest.mark.skipif(TF_VERSION < (2, 5), reason="`compile` takes `jit_compile` since 2.5")
-@pytest.mark.parametrize("case", ["arrays", pytest.param("mask", marks=pytest.mark.per_version)])
+@pytest.mark.skipif(IS_WINE, reason=XLA_ENDS)
+@pytest.mark.slow
+@pytest.mark.tf("2.5", because="`compile` takes `jit_compile` since 2.5")
+@pytest.mark.parametrize("case", ["arrays", pytest.param("mask", marks=pytest.mark.slow)])
 def test_xla_compiles_it(case):
     make, data, compile_with, _ = CASES[case]
     plain = trained(built(make, data), data, compile_with)
     assert_same(trained(split(built(make, data), 8), data, dict(compile_with, jit_compile=True)), plain)
 
 
+@pytest.mark.slow
 def test_activity_regularization_is_that_of_the_full_batch_or_warns():
     """It is a mean over examples, but a sum in Keras 3 before 3.13."""
 
@@ -839,7 +845,8 @@ def test_activity_regularization_is_that_of_the_full_batch_or_warns():
     assert apart > 1e-3 if SUMS_ACTIVITIES else apart < 2e-6
 
 
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 knows no reduction None")
+@pytest.mark.slow
+@pytest.mark.tf(keras=3, because="Keras 2 knows no reduction None")
 def test_no_reduction_is_neither_a_sum_nor_a_mean():
     model = split(built(one_to_one, {"x": X}))
     model.compile("sgd", losses.MeanSquaredError(reduction=None), run_eagerly=True)
@@ -859,6 +866,7 @@ class Focal(losses.Loss):
         return tf.reduce_sum(tf.abs(y_true - y_pred) ** 3, axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 @pytest.mark.parametrize(
     "loss,options",
@@ -889,8 +897,8 @@ def float64():
     use("float32")
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(TF_VERSION < (2, 3), reason="TF 2.2 computes losses in float32")
+@pytest.mark.slow
+@pytest.mark.tf("2.3", because="TF 2.2 computes losses in float32")
 @pytest.mark.parametrize("options", [{}, {"whole_batch": "loss"}], ids=str)
 def test_in_float64_micro_batches_add_no_rounding_of_float32(float64, options):
     """20 = 2 + 3 * 6: the share of the first is no number of float32."""
@@ -909,6 +917,7 @@ def test_in_float64_micro_batches_add_no_rounding_of_float32(float64, options):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"micro_batch_size": 5}, {"accum_steps": 4}], ids=str)
 def test_a_mean_loss_with_regularization_warns_of_nothing(options):
     model = accum.GradientAccumulateModel.from_model(one_to_one(kernel_regularizer="l2"), **options)

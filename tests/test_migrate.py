@@ -11,7 +11,7 @@ from migrations import LEFT, PAIRS, UNTOUCHED
 import accum.compat.v1
 from accum.__main__ import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.weekly]
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("libcst", reason="`migrate` is an extra, tested where tox.ini installs LibCST")
 
@@ -46,7 +46,6 @@ def test_what_is_understood_is_rewritten_once_and_for_all(migrate, pair):
     assert (status, code, said.out, said.err) == (0, pair.after, "", NOTHING)
 
 
-@pytest.mark.every_merge
 @pytest.mark.parametrize("code", UNTOUCHED)
 def test_what_is_another_s_is_none_of_ours(migrate, code):
     status, after, said = migrate(code)
@@ -156,7 +155,7 @@ def executed(migrate, name):
 
 
 @pytest.mark.law("L4")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("name,factor", [(name, 1) for name in AS_THE_MEAN] + [("optimizer-of-0.3.0", 4)])
 def test_a_rewritten_keras_optimizer_sums_or_takes_the_mean_as_before(migrate, name, factor):
     optimizer = executed(migrate, name)["optimizer"]
@@ -185,7 +184,7 @@ def test_a_rewritten_graph_optimizer_sums_or_takes_the_mean_as_before(migrate, n
 
 
 @pytest.mark.law("L1")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("name", ["h2g-net-adam", "cyberzhg-adam"])
 def test_rewritten_adam_accumulated_divides_by_k_twice_as_before(migrate, name):
     optimizer = executed(migrate, name)["optimizer"]
@@ -201,7 +200,7 @@ def test_rewritten_adam_accumulated_divides_by_k_twice_as_before(migrate, name):
 
 
 @pytest.mark.law("L1")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_rewritten_adam_accumulate_makes_the_same_updates(migrate):
     """Its rule: Adam on the mean, whose bias is corrected by the number of steps."""
     optimizer = executed(migrate, "adam-accumulate")["optimizer"]
@@ -216,7 +215,7 @@ def test_rewritten_adam_accumulate_makes_the_same_updates(migrate):
 
 
 @pytest.mark.law("L6")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_rewritten_model_makes_the_steps_of_gradient_accumulator(migrate):
     """Its rule: each micro-batch counts alike, and an unfinished cycle goes on in the next epoch."""
     model = executed(migrate, "model")["model"]
@@ -232,7 +231,7 @@ def test_a_rewritten_model_makes_the_steps_of_gradient_accumulator(migrate):
     np.testing.assert_allclose(model.get_weights()[0], weights, rtol=0, atol=2e-6)
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_rewritten_layers_are_made(migrate):
     layer = executed(migrate, "layers")["layer"]
     assert (layer.momentum, layer.epsilon) == (0.9, 1e-4)

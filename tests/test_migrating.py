@@ -7,7 +7,8 @@ import tensorflow as tf
 import accum
 import accum.compat.v1
 
-pytestmark = pytest.mark.per_version
+pytestmark = pytest.mark.slow
+
 
 tf1 = tf.compat.v1
 K = 4
@@ -49,7 +50,7 @@ def positions(optimizer):
 
 
 @pytest.mark.law("L3")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_step_counter_of_micro_batches_makes_adam_s_first_step_smaller():
     """As up to GradientAccumulator 0.4 and with Horovod: bias is corrected by t = K, where the moments are of t = 1."""
     m, v = 0.1, 0.001
@@ -60,7 +61,7 @@ def test_a_step_counter_of_micro_batches_makes_adam_s_first_step_smaller():
 
 
 @pytest.mark.law("L2")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_zeros_between_steps_let_momentum_roll():
     """As in GradientAccumulator 0.5, whose weight is at 1, 1.9, 2.71, 3.44 after the first step of 1."""
     velocity, at, theirs = 0.0, 0.0, []

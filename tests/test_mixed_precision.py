@@ -9,9 +9,10 @@ from optimizers import EAGER_AND_TRACED, decays, families, mainly
 import accum
 import accum.testing
 
-pytestmark = pytest.mark.keras_api
+pytestmark = pytest.mark.tf("2.2")
 
 
+@pytest.mark.slow
 @pytest.mark.law("L10")
 @pytest.mark.parametrize("index", mainly([None, 0, 1, 2], 1))
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
@@ -34,6 +35,7 @@ def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_
     np.testing.assert_array_equal(variable.numpy(), [-3.0])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L10")
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
@@ -87,11 +89,11 @@ def trained(batch_size, accum_steps, optimizer):
     return model.get_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.law("L10")
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("is_explicit", [False, True], ids=["by compile", "by the user"])
 @pytest.mark.parametrize("family", families())
-@pytest.mark.per_version
 def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, family, is_explicit):
     def optimizer():
         inner = family.SGD(0.05, momentum=0.9)
@@ -101,9 +103,9 @@ def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, famil
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L10")
 @pytest.mark.law("L1")
-@pytest.mark.per_version
 def test_fit_under_the_bfloat16_policy_equals_the_full_batch(mixed_bfloat16):
     """Nothing scales the loss there. bfloat16 rounds each micro-batch's gradients, by up to 2^-9 of them."""
     for ours, theirs in zip(trained(5, 4, "sgd"), trained(20, None, "sgd")):
@@ -132,10 +134,10 @@ def examples(parts):
         yield x, (y, x)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L10")
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("family", families())
-@pytest.mark.per_version
 def test_an_overflow_at_any_place_of_a_cycle_leaves_no_trace_in_fit(mixed_float16, family):
     """Neither in the weights nor in batch normalisation; and the last cycle, which it leaves unfinished, is flushed."""
     ours = accum.GradientAccumulateOptimizer(family.SGD(0.05, momentum=0.9), accum_steps=2)
@@ -174,11 +176,11 @@ class WithoutConfig(tf.keras.optimizers.schedules.LearningRateSchedule if hasatt
         return 0.1 / (1.0 + tf.cast(step, tf.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.law("L10")
 @pytest.mark.parametrize("how", ["compile", "from_model"])
 @pytest.mark.parametrize("family", families())
-@pytest.mark.per_version
 def test_a_schedule_without_a_config_works_within_a_loss_scale(family, how):
     def optimizer():
         return loss_scale_optimizer(family.SGD(WithoutConfig(), momentum=0.9), 64.0)
@@ -187,11 +189,12 @@ def test_a_schedule_without_a_config_works_within_a_loss_scale(family, how):
         np.testing.assert_allclose(ours, full, rtol=0, atol=2e-6)
 
 
+@pytest.mark.tf("2.10", because="`exclude_from_weight_decay` came with TF 2.10")
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.law("L10")
 @pytest.mark.parametrize("how", ["compile", "from_model"])
 @pytest.mark.parametrize("make", decays()[:1])
-@pytest.mark.per_version
 def test_what_is_excluded_from_weight_decay_does_not_decay_within_a_loss_scale(make, how):
     def optimizer(excluded):
         made = make()
@@ -222,7 +225,7 @@ def test_a_loss_scale_that_has_made_steps_is_not_made_anew_in_silence(family):
         model.compile(optimizer, tf.keras.losses.MeanSquaredError())
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_a_recording_has_the_steps_that_a_loss_scale_lets_through(tmp_path):
     model = accum.GradientAccumulateModel.from_model(tf.keras.Sequential([tf.keras.layers.Dense(1)]), 2)
     model.build((None, 3))

@@ -9,12 +9,12 @@ from optimizers import mainly
 
 import accum
 
-pytestmark = pytest.mark.keras_api
+pytestmark = pytest.mark.tf("2.2")
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 1)).astype("float32")
 FIRST = RANDOM.normal(size=(3, 1)).astype("float32")
-TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.per_version), pytest.param(True, id="eager")]
+TRACED_AND_EAGER = [pytest.param(False, id="traced", marks=pytest.mark.slow), pytest.param(True, id="eager")]
 
 
 def parts():
@@ -47,6 +47,7 @@ class OwnTrainStep(accum.GradientAccumulateModel if hasattr(accum, "GradientAccu
         return {"loss": loss}
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
 def test_a_train_step_of_the_user_is_weighed_too():
     model = OwnTrainStep(3, **parts())
@@ -70,6 +71,7 @@ def test_weights_stay_in_force_when_the_cycle_was_one_for_a_while(run_eagerly):
     np.testing.assert_allclose(model.get_weights()[0], expected_step(), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L5")
 def test_a_function_can_weigh():
     model = accum.GradientAccumulateModel(
@@ -81,6 +83,7 @@ def test_a_function_can_weigh():
     np.testing.assert_allclose(model.get_weights()[0], expected_step(), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L14")
 @pytest.mark.parametrize("options", mainly([{}, {"use_agc": True}, {"nonfinite": "skip_micro"}], {}))
 def test_a_scheduler_can_start_from_one(options):
@@ -100,6 +103,7 @@ def test_a_scheduler_says_at_once_that_there_can_be_no_accumulators(options):
         model.fit(X, Y, verbose=0, callbacks=[accum.AccumulationScheduler({0: 1, 9: 4})])
 
 
+@pytest.mark.tf(keras=2, because="an optimizer of Keras 3 has only one list of variables")
 @pytest.mark.law("L1")
 def test_variables_that_are_gone_leave_nothing_to_those_that_follow():
     """An id belongs to a variable only while it lives: the next may get it, and another shape."""
@@ -129,7 +133,7 @@ def test_dictionaries_in_and_one_batch_at_a_time(run_eagerly):
     np.testing.assert_allclose(model.get_weights()[0], expected_step(), rtol=0, atol=2e-6)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L1")
 def test_a_recurrent_layer_with_dropout_trains():
     """On TF 2.2 it holds a mask for each graph, among which Keras' search for what is in a model can't find its way."""
@@ -141,6 +145,7 @@ def test_a_recurrent_layer_with_dropout_trains():
     assert int(model.optimizer.iterations.numpy()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L16")
 @pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 4, "whole_batch": "loss"}])
 def test_a_model_gets_one_attribute(options):

@@ -10,11 +10,11 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.slow, pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 EXAMPLES, SIZE, K = 12, 5, 3  # micro-batches of 5, 5 and 2
@@ -134,7 +134,6 @@ def classifier(inputs, hidden):
     return tf.keras.Model(inputs, layers.Dense(3, activation="softmax")(layers.GlobalAveragePooling2D()(hidden)))
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L1")
 @pytest.mark.parametrize(
     "make,images,rate",
@@ -145,7 +144,6 @@ def test_an_application_with_frozen_batch_norm_equals_the_full_batch(make, image
     assert_equals_the_full_batch(filled(make()), images, CLASSES, rate=rate)
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L13")
 @pytest.mark.parametrize(
     "make,images",
@@ -316,7 +314,6 @@ BERT = [
 ]
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.law("L18")
@@ -354,7 +351,6 @@ def test_a_hugging_face_model_s_own_loss_and_train_step_equal_the_full_batch(nam
     assert_same_step(weights[2], weights[0], first)
 
 
-@pytest.mark.every_merge
 @pytest.mark.slow
 def test_a_pretrained_model_is_saved_under_the_name_of_its_own_class(tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -367,7 +363,6 @@ def test_a_pretrained_model_is_saved_under_the_name_of_its_own_class(tmp_path):
     np.testing.assert_array_equal(loaded(np.ones((1, 4), "int32")).logits, plain(np.ones((1, 4), "int32")).logits)
 
 
-@pytest.mark.every_merge
 @pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_loss_of_hugging_face_that_is_a_mean_over_labels_warns_at_compile():

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = pytest.mark.keras_api
+pytestmark = pytest.mark.tf("2.2")
 
 SIZE, BATCHES = 4, 240
 RANDOM = np.random.RandomState(0)
@@ -63,8 +63,7 @@ class Oracle:
         return round(float(means[0] / means[1] * self.share / SIZE)) if is_certain else 0
 
 
-@pytest.mark.weekly
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("most, share", [(MOST, 1.0), (MOST, 0.1)])
 def test_steps_grow_as_the_rule_says_and_stay_those_of_their_batches(most, share):
@@ -81,8 +80,7 @@ def test_steps_grow_as_the_rule_says_and_stay_those_of_their_batches(most, share
         assert np.max(np.abs(constant.get_weights()[0] - oracle.weights)) > 1e-3
 
 
-@pytest.mark.weekly
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L12")
 def test_a_checkpoint_brings_the_length_of_the_next_cycle(tmp_path):
     first, made = trained(3, [scheduler(MOST)])
@@ -98,7 +96,7 @@ def test_a_checkpoint_brings_the_length_of_the_next_cycle(tmp_path):
     assert made + resumed == expected and resumed[0] > made[-1] > 2
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_rows_and_history_tell_the_steps(capsys):
     rows = []
     callback = accum.NoiseScaleScheduler(4, average_over=10**6, on_step=rows.append)
@@ -109,12 +107,13 @@ def test_rows_and_history_tell_the_steps(capsys):
     assert "`accum_steps` is 4 from now on." in capsys.readouterr().out
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_few_steps_change_nothing_and_nothing_is_lowered():
     assert trained(1, [scheduler(MOST)], steps_per_epoch=8)[1] == [2]  # 4 steps
     assert trained(3, [scheduler(1)])[1] == [2, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_scale_that_cannot_be_measured_is_named():
     model = linear_model()
@@ -123,7 +122,7 @@ def test_a_scale_that_cannot_be_measured_is_named():
         assert trained(1, [scheduler(MOST)], model)[1] == [2]
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_two_loggers_of_one_model_are_refused():
     with pytest.raises(ValueError, match="pass one `StepLogger`, or only a `NoiseScaleScheduler`"):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import accum
 
-pytestmark = pytest.mark.keras_api
+pytestmark = pytest.mark.tf("2.2")
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 1)).astype("float32")
@@ -19,6 +19,7 @@ def parts():
     return {"inputs": inputs, "outputs": tf.keras.layers.Dense(1, use_bias=False)(inputs)}
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("spelling", ["n_gradients", "accum_steps"])
 def test_the_model_of_old_accumulates_and_loads(spelling, tmp_path):

@@ -12,7 +12,7 @@ import accum.compat.v1
 from accum._keras._model import _model, _options_and_state
 from accum._keras._optimizer import _families
 
-pytestmark = pytest.mark.keras_api
+pytestmark = pytest.mark.tf("2.2")
 
 SHARED = ["accumulator_dtype", "nonfinite", "reduction", "sparse", "transform"]
 
@@ -58,7 +58,7 @@ class Sizes(tf.keras.layers.Layer):
         return inputs
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("before", [None, 12], ids=["none", "another"])
 def test_the_size_of_micro_batches_can_be_set_later(before):
@@ -111,7 +111,7 @@ def test_an_unknown_argument_names_the_one_that_was_meant():
         accum.GradientAccumulateModel(net(), micro_batch_size=8)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_warning_names_the_first_of_many_layers():
     norms = [tf.keras.layers.BatchNormalization(name=f"norm_{number}") for number in range(9)]
@@ -124,6 +124,7 @@ def test_a_warning_names_the_first_of_many_layers():
     assert warning.filename == __file__  # the line that called `fit`, through Keras and TensorFlow
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_scheduler_that_begins_with_shorter_cycles_is_no_mistake(recwarn):
     model = accum.GradientAccumulateModel.from_model(net(), 2)
@@ -133,6 +134,7 @@ def test_a_scheduler_that_begins_with_shorter_cycles_is_no_mistake(recwarn):
     assert not [one for one in recwarn if "fewer batches than a cycle" in str(one.message)]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "steps,last_cycle,updates,said",
@@ -244,8 +246,8 @@ def test_batches_of_a_dataset_are_compared_as_a_replica_has_them(recwarn, size, 
     assert len([one for one in recwarn if "No batch is split" in str(one.message)]) == is_said
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
-@pytest.mark.per_version
 def test_a_batch_is_compared_with_micro_batches_as_a_replica_has_it(recwarn):
     with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
         model = accum.GradientAccumulateModel.from_model(net(), 2, micro_batch_size=4)
@@ -339,6 +341,7 @@ def test_a_warning_in_a_thread_without_code_of_the_user_s_points_into_accum():
     assert caught[0].filename == accum._config.__file__
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("last_cycle,said", [("flush", "one update"), ("drop", "no update"), ("carry", None)])
 def test_an_epoch_shorter_than_a_cycle_says_so(recwarn, last_cycle, said):
@@ -369,8 +372,8 @@ def updates(model, batches):
     return int(model.optimizer.iterations) - before
 
 
+@pytest.mark.slow
 @pytest.mark.law("L7")
-@pytest.mark.per_version
 def test_accum_steps_of_a_model_can_be_set():
     model = compiled()
     assert model.accum_steps == 4 and updates(model, 4) == 1
@@ -382,8 +385,8 @@ def test_accum_steps_of_a_model_can_be_set():
         accum.GradientAccumulateModel.from_model(net(), 4).accum_steps = 2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L7")
-@pytest.mark.per_version
 @pytest.mark.skipif(not hasattr(tf.keras.mixed_precision, "LossScaleOptimizer"), reason="came with 2.4")
 def test_accum_steps_that_is_set_on_a_loss_scale_optimizer_is_used(recwarn):
     inner = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1))
@@ -453,6 +456,7 @@ class SetsInCompile(tf.keras.Sequential):
         self.accum_steps = accum_steps
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("cls", [WithAttributes, OfTheClass, SetsInCompile])
 def test_attributes_of_the_users_class_remain_its_own(cls, recwarn):
@@ -467,6 +471,7 @@ def test_attributes_of_the_users_class_remain_its_own(cls, recwarn):
     assert not [one for one in recwarn if "an option of accum" in str(one.message)]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_another_optimizer_in_the_middle_of_a_cycle_is_named(recwarn):
     model = compiled()

@@ -6,8 +6,8 @@ Workers sum them while it still computes others (tests/test_workers.py); here, o
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
+from versions import IS_KERAS_3, TF_VERSION
 from worker_problems import CYCLES, problem, tall_network, trained_tall
 
 import accum
@@ -16,7 +16,7 @@ from accum._engine import _replicas
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.keras_api,
+    pytest.mark.tf("2.2"),
     pytest.mark.law("L18"),
     pytest.mark.skipif(TF_VERSION < (2, 5), reason="TF 2.4 and earlier can't sum gradients over workers in packs"),
 ]

@@ -6,8 +6,8 @@ import re
 import subprocess
 import sys
 
-import exceptions
 import pytest
+import versions
 
 import accum
 import accum.compat.v1
@@ -46,6 +46,7 @@ def import_with(tensorflow_source, tmp_path):
     return done.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_without_tensorflow_the_import_says_what_to_install(tmp_path):
     said = import_with(NO_TENSORFLOW, tmp_path)
     assert said.startswith("ImportError: accum needs TensorFlow 1.15 or 2.2 to 2.21")
@@ -88,7 +89,7 @@ def keras_names():
     return sorted(name.strip() for line in lines for name in line.split(" import ")[1].split(","))
 
 
-@pytest.mark.skipif(exceptions.HAS_KERAS_API, reason="this TensorFlow has the Keras interface")
+@pytest.mark.skipif(versions.HAS_KERAS_API, reason="this TensorFlow has the Keras interface")
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("name", keras_names())
 def test_a_name_of_the_keras_interface_says_on_tf_1_15_what_there_is(name):
@@ -186,7 +187,7 @@ def test_a_command_that_needs_tensorflow_says_so_in_a_line(arguments, source, sa
 
 
 @pytest.mark.slow
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_what_a_command_imports_of_the_user_s_has_all_of_accum(tmp_path):
     (tmp_path / "mine.py").write_text("import accum; raise SystemExit(accum.GradientAccumulateOptimizer.__doc__)")
     done = run_with(None, tmp_path, "-m", "accum", "verify", "mine:f")

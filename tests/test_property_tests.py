@@ -6,8 +6,8 @@ import os
 import re
 
 import pytest
-from exceptions import HAS_KERAS_API
 from optimizers import legacy_family
+from versions import HAS_KERAS_API
 
 import accum
 import accum.compat.v1
@@ -87,7 +87,6 @@ def runner():
     return property_tests.runner
 
 
-@pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("kind", sorted(COUNTS))
@@ -106,9 +105,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("mistake", sorted(MISTAKES))
 def test_a_case_fails_if_the_optimizer_does_something_else(mistake, runner, monkeypatch):
     options, said = MISTAKES[mistake]
@@ -128,9 +126,8 @@ def _counting_alike(steps, real):
     return lambda *arguments, **options: real(*arguments, **dict(options, **steps))
 
 
-@pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_case_fails_if_a_model_does_something_else(runner, monkeypatch):
     runner.trained.check(TRAINED)
     model = accum.GradientAccumulateModel
@@ -139,9 +136,8 @@ def test_a_case_fails_if_a_model_does_something_else(runner, monkeypatch):
         runner.trained.check(TRAINED)
 
 
-@pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("part", ["logs", "evaluated", "predicted", "references"])
 def test_a_case_fails_for_what_else_is_seen(part, runner, monkeypatch):
     real, kept = runner.trained.accumulated.run, []
@@ -164,7 +160,6 @@ def test_a_case_fails_for_what_else_is_seen(part, runner, monkeypatch):
         runner.trained.check(TRAINED)
 
 
-@pytest.mark.weekly
 @pytest.mark.slow
 def test_a_case_fails_if_a_static_graph_does_something_else(runner, monkeypatch):
     runner.static_trained.check(STATIC)
@@ -174,9 +169,8 @@ def test_a_case_fails_if_a_static_graph_does_something_else(runner, monkeypatch)
         runner.static_trained.check(STATIC)
 
 
-@pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_failure_is_a_script_that_reproduces_it(runner, monkeypatch):
     real = runner.fed.cycles.steps_of
     monkeypatch.setattr(runner.fed.cycles, "steps_of", lambda case, dtype: [None for _ in real(case, dtype)])

@@ -8,7 +8,8 @@ from optimizers import graph_optimizers, keras_optimizers, keras_weights, random
 import accum
 import accum.compat.v1
 
-pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
+pytestmark = pytest.mark.slow
+
 
 tf1 = tf.compat.v1
 
@@ -21,10 +22,9 @@ def keras_variables(optimizer):
     return list(variables() if callable(variables) else variables)
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L2")
 @pytest.mark.law("L3")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", keras_optimizers())
 def test_keras_weights_slots_and_step_counters_rest_between_steps(make):
     inner = make()

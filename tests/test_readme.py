@@ -6,8 +6,8 @@ import re
 import subprocess
 import sys
 
-import exceptions
 import pytest
+import versions
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT, SUPPORT = os.path.dirname(HERE), os.path.join(HERE, "support")
@@ -47,28 +47,17 @@ def said_last(block):
     return (int(match.group(1)), int(match.group(2))) if match else (9, 9)
 
 
-def marks(block):
-    """A block that some versions skip is not weekly."""
-    limited = re.search(r"(?m)^# TensorFlow [\d.]+ (or later|to )", block) or "import transformers" in block
-    return [pytest.mark.every_merge] if limited else []
-
-
-ALL = [
-    pytest.param(page, block, id=page + "-" + str(i), marks=marks(block))
-    for page in PAGES
-    for i, block in enumerate(blocks(page))
-]
+ALL = [pytest.param(page, block, id=page + "-" + str(i)) for page in PAGES for i, block in enumerate(blocks(page))]
 
 
 @pytest.mark.slow
-@pytest.mark.weekly
 @pytest.mark.parametrize("page,block", ALL)
 def test_a_block_runs_as_it_stands(page, block):
-    if "accum.compat.v1" not in block and not exceptions.HAS_KERAS_API:
+    if "accum.compat.v1" not in block and not versions.HAS_KERAS_API:
         pytest.skip("TF 1.15 has no Keras API")
-    if exceptions.IS_KERAS_3 and any(name in block for name in OF_KERAS_2):
+    if versions.IS_KERAS_3 and any(name in block for name in OF_KERAS_2):
         pytest.skip("the block is about Keras 2")
-    if not said_first(block) <= exceptions.TF_VERSION <= said_last(block):
+    if not said_first(block) <= versions.TF_VERSION <= said_last(block):
         pytest.skip("the block says that it needs another TensorFlow")
     if "import transformers" in block:
         pytest.importorskip("transformers", reason="installed in two environments")

@@ -16,8 +16,6 @@ import accum.compat.v1
 from accum.__main__ import main
 from accum.testing import compare, record
 
-pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
-
 tf1 = tf.compat.v1
 
 RANDOM = np.random.RandomState(0)
@@ -120,7 +118,8 @@ def test_a_difference_is_estimated_and_never_missed(tmp_path):
             assert abs(np.sqrt(np.mean(ratios**2)) - 1.0) < 0.33, kind
 
 
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 @pytest.mark.law("L3")
 @pytest.mark.law("L6")
 def test_fit_of_micro_batches_is_recorded_as_the_full_batch(tmp_path, by_numpy):
@@ -144,6 +143,7 @@ def test_fit_of_micro_batches_is_recorded_as_the_full_batch(tmp_path, by_numpy):
         model.fit(X, Y, verbose=0, callbacks=callbacks)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(tf.executing_eagerly(), reason="on TF 2, Keras is in a static graph only where all of TF is")
 def test_keras_in_a_static_graph_is_recorded(tmp_path, by_numpy):
     inputs = tf.keras.Input((3,))
@@ -157,7 +157,9 @@ def test_keras_in_a_static_graph_is_recorded(tmp_path, by_numpy):
     assert comparison.agrees and comparison.steps == list(range(10)) and comparison.has_losses == (True, True)
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.4", because="`steps_per_execution` came with TF 2.4")
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 def test_several_steps_in_one_execution_are_recorded_without_a_loss_of_one(tmp_path):
     inputs = tf.keras.Input((3,))
     model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))
@@ -168,7 +170,7 @@ def test_several_steps_in_one_execution_are_recorded_without_a_loss_of_one(tmp_p
     assert [(step["step"], "loss" in step) for step in steps] == [(0, False), (2, False), (4, False), (5, True)]
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_the_loss_that_a_train_step_of_the_user_returns_is_recorded(tmp_path):
     class Own(tf.keras.Model):
         def train_step(self, data):
@@ -190,6 +192,7 @@ def test_the_loss_that_a_train_step_of_the_user_returns_is_recorded(tmp_path):
     assert steps[1]["loss"] == pytest.approx(np.mean((X[5:10].dot(FIRST) - Y[5:10]) ** 2), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("accum_steps", [1, K], ids=["full batch", "accumulated"])
 def test_a_session_is_recorded_step_by_step(tmp_path, by_numpy, accum_steps):
@@ -299,7 +302,8 @@ def test_runs_that_start_from_different_values_diverge_though_one_has_not_traine
     assert not comparison.agrees and "start from different values" in str(comparison)
 
 
-@pytest.mark.keras_api
+@pytest.mark.slow
+@pytest.mark.tf("2.2")
 def test_a_fit_that_goes_on_is_recorded_from_its_start(tmp_path):
     inputs = tf.keras.Input((3,))
     model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))
@@ -362,7 +366,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path, options, said):
 HEADER = '{"schema": "accum.testing.record", "version": 1}\n'
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "content,said",
@@ -561,6 +564,7 @@ print(compare("a.json", "a.json"))
 """
 
 
+@pytest.mark.slow
 def test_recordings_are_made_and_compared_without_tensorflow(tmp_path):
     command = [sys.executable, "-c", WITHOUT_TENSORFLOW, os.path.dirname(accum.__file__)]
     done = subprocess.run(command, cwd=str(tmp_path), stdout=subprocess.PIPE, universal_newlines=True, timeout=60)

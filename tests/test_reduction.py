@@ -57,7 +57,7 @@ def test_sum_moves_by_minus_the_sum(move):
 
 
 @pytest.mark.law("L4")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_running_mean_never_holds_a_sum():
     big = [[4e4, 4e4]] * 8  # the sum is no float16
     moved = keras_move(big, reduction="running_mean", accumulator_dtype="float16")
@@ -65,7 +65,7 @@ def test_running_mean_never_holds_a_sum():
 
 
 @pytest.mark.law("L4")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_running_mean_of_opposite_signs_never_overflows():
     moved = keras_move([[6e4, 0.0], [-6e4, 0.0]], reduction="running_mean", accumulator_dtype="float16")
     np.testing.assert_allclose(moved, [0.0, 0.0], atol=1.0)
@@ -73,7 +73,7 @@ def test_running_mean_of_opposite_signs_never_overflows():
 
 @pytest.mark.law("L4")
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_a_missing_gradient_is_zero_in_a_running_mean(missing):
     grads, other = [None if index == missing else tf.constant(grad) for index, grad in enumerate(G)], tf.Variable(0.0)
@@ -119,7 +119,7 @@ def test_an_empty_micro_batch_of_weight_zero_counts_for_nothing(move, index):
 
 
 @pytest.mark.law("L7")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("name", ["clipnorm", "clipvalue"])
 @pytest.mark.parametrize("accum_steps", [1, 2])
 def test_clipping_acts_on_the_mean(name, accum_steps):
@@ -180,7 +180,7 @@ def test_propagate_spoils_one_step_as_a_full_batch_would(move):
 
 
 @pytest.mark.law("L10")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bit_gradients_accumulate_in_float32(dtype):
     variable = tf.Variable(tf.zeros([1], dtype))
@@ -193,7 +193,7 @@ def test_sixteen_bit_gradients_accumulate_in_float32(dtype):
 
 
 @pytest.mark.law("L1")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_float64_variables_accumulate_in_float64():
     variable = tf.Variable(np.zeros(1))
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=2, reduction="sum")

@@ -6,11 +6,10 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.law("L13"), pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L13"), pytest.mark.slow]
 
 layers = tf.keras.layers
 KERAS = layers.BatchNormalization
@@ -159,7 +158,7 @@ def test_an_adapted_normalization_keeps_its_statistics():
     np.testing.assert_array_equal(swapped.predict(x), model.predict(x))
 
 
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 holds them in weights")
+@pytest.mark.tf(keras=3, because="Keras 2 holds them in weights")
 def test_an_adapted_discretization_keeps_its_boundaries():
     x = np.random.RandomState(0).normal(size=(32, 6)).astype("float32")
     binned = layers.Discretization(num_bins=4)

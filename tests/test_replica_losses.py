@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
+from versions import IS_KERAS_3
 from whole_batches import CLASSES, OTHER, TRACED, Towers, X, Y, batch_dice, contrastive, covariance, dense, filled
 
 import accum
 
-pytestmark = [pytest.mark.keras_api, pytest.mark.law("L19"), pytest.mark.per_version]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L19"), pytest.mark.slow]
 
 WEIGHTS = np.linspace(0.1, 3.0, len(X)).astype("float32")
 HALVES = np.clip(np.abs(Y), 0.0, 1.0)
@@ -130,7 +130,7 @@ def test_evaluation():
     np.testing.assert_allclose(ours.evaluate(data, verbose=0), plain.evaluate(data, verbose=0), rtol=2e-5)
 
 
-@pytest.mark.skipif(TF_VERSION < (2, 9), reason="Keras has `Model.compute_loss` since TF 2.9")
+@pytest.mark.tf("2.9", because="Keras has `Model.compute_loss` since TF 2.9")
 def test_a_loss_of_the_user():
     """It is divided by the number of replicas, as any loss of one's own under a strategy."""
 
@@ -210,7 +210,6 @@ def test_a_train_step_whose_loss_is_out_of_sight_is_refused():
     trained(on_replicas(make, None, "loss", replicas_per_group={"loss": 1}), X, Y, None)
 
 
-@pytest.mark.weekly
 def test_small_integers_large_weights_and_16_bits_travel_between_replicas():
     """In float32 and int32: collectives know few dtypes, and 70000 is no float16."""
 
@@ -226,7 +225,7 @@ def test_small_integers_large_weights_and_16_bits_travel_between_replicas():
         np.testing.assert_allclose(mine, whole, atol=3e-4)
 
 
-@pytest.mark.skipif(TF_VERSION < (2, 4), reason="`fit` takes no dataset of one pipeline per worker")
+@pytest.mark.tf("2.4", because="`fit` takes no dataset of one pipeline per worker")
 def test_replicas_whose_sequences_have_other_lengths_are_refused_by_name():
     """In the second batch: Keras 3 looks at the first one beforehand."""
     inputs = tf.keras.Input((None, 3))

@@ -6,8 +6,9 @@ import tensorflow as tf
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.slow
+
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.per_version
 
 
 def functional(name):
@@ -20,20 +21,20 @@ def test_a_graph_optimizer_shows_how_it_accumulates():
     assert repr(optimizer) == "AccumOptimizer(AdamOptimizer, accum_steps=4, reduction='sum')"
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_keras_optimizer_shows_how_it_accumulates():
     optimizer = accum.GradientAccumulateOptimizer("adam", accum_steps={0: 8, 100: 2})
     assert repr(optimizer) == "GradientAccumulateOptimizer(Adam, accum_steps={0: 8, 100: 2}, reduction='mean')"
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_keras_optimizer_shows_the_number_of_micro_steps_that_was_set_last():
     optimizer = accum.GradientAccumulateOptimizer("sgd", accum_steps=4)
     optimizer.accum_steps = 2
     assert repr(optimizer) == "GradientAccumulateOptimizer(SGD, accum_steps=2, reduction='mean')"
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_functional_model_shows_how_it_accumulates():
     plain = functional("plain")
     model = accum.GradientAccumulateModel(
@@ -42,7 +43,7 @@ def test_a_functional_model_shows_how_it_accumulates():
     assert repr(model) == "<GradientAccumulateModel name=mine, built=True, accum_steps=4, reduction='sum'>"
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_compiled_model_shows_the_number_of_micro_steps_that_was_set_last():
     model = accum.GradientAccumulateModel.from_model(functional("mine"), accum_steps=4)
     model.compile("sgd", "mse")
@@ -50,7 +51,7 @@ def test_a_compiled_model_shows_the_number_of_micro_steps_that_was_set_last():
     assert repr(model) == "<GradientAccumulateModel name=mine, built=True, accum_steps=2, reduction='mean'>"
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize(
     "options, said",
     [
@@ -77,7 +78,7 @@ def test_the_summary_of_a_model_ends_with_how_it_accumulates(options, said, caps
     assert lines[-1] == "Gradient accumulation: " + said and not capsys.readouterr().out
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_model_keeps_what_its_own_class_shows():
     class Own(tf.keras.Model):
         def __repr__(self):

@@ -55,7 +55,7 @@ def test_batch_normalisation_of_a_static_graph_is_found():
 
 
 @pytest.mark.law("L21")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", networks.APPLICATIONS.split())
 def test_nothing_meets_in_a_network_of_keras(name):
@@ -71,7 +71,7 @@ def test_nothing_meets_in_a_network_of_keras(name):
 
 
 @pytest.mark.law("L21")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("name", networks.OF_KERAS)
 def test_nothing_meets_in_layers_of_keras(name):
     if name == "attention" and not hasattr(tf.keras.layers, "MultiHeadAttention"):

@@ -7,33 +7,25 @@ import pickle
 import subprocess
 import sys
 
-import exceptions
 import numpy as np
 import pytest
 import tensorflow as tf
+import versions
 
 import accum
 
-pytestmark = [
-    pytest.mark.per_version,
-    pytest.mark.keras_api,
-    pytest.mark.slow,
-    pytest.mark.law("L12"),
-    pytest.mark.weekly,
-]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow, pytest.mark.law("L12")]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 2)).astype("float32")
 # Keras 3 builds the optimizer of an H5 file for no variables, so that it can't go on.
-FORMATS = [] if exceptions.IS_KERAS_3 else ["tf", "h5"]
-FORMATS += ["keras"] if exceptions.TF_VERSION >= (2, 13) else []  # 2.12 writes H5 under that name
+FORMATS = [] if versions.IS_KERAS_3 else ["tf", "h5"]
+FORMATS += ["keras"] if versions.TF_VERSION >= (2, 13) else []  # 2.12 writes H5 under that name
 layers = tf.keras.layers
 
 
 def functional():
-    inputs = (
-        {"a": tf.keras.Input((3,), name="a")} if exceptions.TF_VERSION >= (2, 4) else tf.keras.Input((3,), name="a")
-    )
+    inputs = {"a": tf.keras.Input((3,), name="a")} if versions.TF_VERSION >= (2, 4) else tf.keras.Input((3,), name="a")
     hidden = layers.Dense(4, use_bias=False)(inputs["a"] if isinstance(inputs, dict) else inputs)
     return tf.keras.Model(inputs, layers.Dense(2)(accum.AccumBatchNormalization()(hidden)))
 
@@ -46,7 +38,7 @@ def doubled(grads_and_vars):
     return [(2.0 * grad, var) for grad, var in grads_and_vars]
 
 
-if exceptions.HAS_KERAS_API:
+if versions.HAS_KERAS_API:
     doubled = tf.keras.utils.register_keras_serializable(package="tests")(doubled)
 
 
@@ -81,7 +73,6 @@ def file_of(tmp_path, format):
     return str(tmp_path / {"tf": "model", "h5": "model.h5", "keras": "model.keras"}[format])
 
 
-@pytest.mark.every_merge
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("make", [functional, sequential])
 def test_a_file_brings_back_the_model_and_trains_on(make, format, tmp_path, recwarn):
@@ -92,7 +83,7 @@ def test_a_file_brings_back_the_model_and_trains_on(make, format, tmp_path, recw
     assert int(again.optimizer.iterations.numpy()) == (0 if format == "tf" else 4)  # a SavedModel keeps no plain ones
     assert again.optimizer.accum_steps == {0: 2, 100: 3}
     assert not [one for one in recwarn if "Skipping variable loading" in str(one.message)]
-    if exceptions.TF_VERSION == (2, 2) and format == "tf":
+    if versions.TF_VERSION == (2, 2) and format == "tf":
         return  # comes back as a plain `Model` of the accumulating optimizer
     assert isinstance(again, accum.GradientAccumulateModel)
     assert again.get_config()["accumulation"] == model.get_config()["accumulation"]
@@ -101,7 +92,6 @@ def test_a_file_brings_back_the_model_and_trains_on(make, format, tmp_path, recw
     assert int(again.optimizer.iterations.numpy()) == before + 2
 
 
-@pytest.mark.every_merge
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_unfinished_cycle_is_left_out_with_a_warning(format, tmp_path, recwarn):
     model = within_a_cycle()
@@ -112,6 +102,7 @@ def test_an_unfinished_cycle_is_left_out_with_a_warning(format, tmp_path, recwar
     assert int(again.optimizer.micro_step) == 0
 
 
+@pytest.mark.tf(keras=2, because="Keras 3 only exports inference, with `model.export`")
 @pytest.mark.law("L16")
 def test_an_export_holds_no_accumulator(tmp_path):
     model = trained_once(functional)
@@ -147,7 +138,7 @@ for path in sys.argv[1:]:
         universal_newlines=True,
     )
     ours = ["GradientAccumulateModel True"] * len(FORMATS)
-    if exceptions.TF_VERSION == (2, 2):
+    if versions.TF_VERSION == (2, 2):
         ours[0] = "Model True"
     assert said.split("\n")[: len(FORMATS)] == ours
 
@@ -216,7 +207,7 @@ def test_a_clone_has_the_options_of_the_model(make):
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
 
 
-@pytest.mark.skipif(exceptions.TF_VERSION < (2, 12), reason="Keras made no subclassed models from configs before")
+@pytest.mark.tf("2.12", because="Keras made no subclassed models from configs before")
 def test_a_clone_is_of_its_own_class_if_another_has_the_same_name():
     other = type("Subclassed", (tf.keras.Model,), {"__module__": "elsewhere", "call": lambda self, inputs: inputs})
     accum.GradientAccumulateModel.from_model(other(), accum_steps=2)
@@ -230,11 +221,10 @@ def copied_layer(layer):
 
 
 CLONED = [(sequential, None), (sequential, copied_layer), (unbuilt, None), (one_input, copied_layer), (one_input, None)]
-if exceptions.TF_VERSION >= (2, 12):  # Keras cloned no subclassed models before
+if versions.TF_VERSION >= (2, 12):  # Keras cloned no subclassed models before
     CLONED.append((Subclassed, None))
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["", "compiled"])
 @pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 10}], ids=["cycles", "micro-batches"])
@@ -266,11 +256,10 @@ def pickled(made):
     return pickle.loads(pickle.dumps(made))
 
 
-needs_pickles = pytest.mark.skipif(exceptions.TF_VERSION < (2, 13), reason="Keras pickles its models well from 2.13 on")
-needs_keras_3 = pytest.mark.skipif(not exceptions.IS_KERAS_3, reason="Keras pickles optimizers from Keras 3 on")
+needs_pickles = pytest.mark.skipif(versions.TF_VERSION < (2, 13), reason="Keras pickles its models well from 2.13 on")
+needs_keras_3 = pytest.mark.skipif(not versions.IS_KERAS_3, reason="Keras pickles optimizers from Keras 3 on")
 
 
-@pytest.mark.every_merge
 @needs_pickles
 @pytest.mark.parametrize("make,copied", [(functional, pickled), (sequential, copy.deepcopy)])
 def test_a_pickle_and_a_copy_train_on_as_the_model_itself(make, copied, recwarn):
@@ -282,14 +271,13 @@ def test_a_pickle_and_a_copy_train_on_as_the_model_itself(make, copied, recwarn)
         one.fit(x, Y, batch_size=5, verbose=0, shuffle=False)
     for ours, theirs in zip(again.get_weights(), model.get_weights()):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
-    if exceptions.IS_KERAS_3:
+    if versions.IS_KERAS_3:
         assert not [warning for warning in recwarn if "unfinished" in str(warning.message)]
         model.train_on_batch(x, Y)
         with pytest.warns(UserWarning, match="unfinished cycle is left out of a pickle or copy"):
             assert int(copied(model).optimizer.micro_step) == 0
 
 
-@pytest.mark.every_merge
 @needs_keras_3
 def test_an_optimizer_is_pickled_by_its_config_as_a_plain_one():
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.5), {0: 2, 9: 3}, transform=doubled)
@@ -299,7 +287,6 @@ def test_an_optimizer_is_pickled_by_its_config_as_a_plain_one():
     assert pickled(optimizer.optimizer).get_config() == optimizer.optimizer.get_config()
 
 
-@pytest.mark.every_merge
 @needs_pickles
 def test_a_process_that_has_imported_nothing_loads_a_pickle(tmp_path):
     (tmp_path / "model.pickle").write_bytes(pickle.dumps(trained(sequential, transform=None)))
@@ -324,8 +311,7 @@ def test_a_deep_copy_is_no_worse_than_that_of_a_plain_model():
     assert isinstance(again, accum.GradientAccumulateModel)
 
 
-@pytest.mark.every_merge
-@pytest.mark.skipif(exceptions.TF_VERSION < (2, 13), reason="files of weights hold no optimizer")
+@pytest.mark.tf("2.13", because="files of weights hold no optimizer")
 def test_a_plain_optimizer_reads_its_state_from_a_file_of_weights(tmp_path):
     def compiled(optimizer):
         model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
@@ -351,7 +337,7 @@ def test_a_process_that_only_imports_accum_loads_a_model_in_either_order(imports
         tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))]), accum_steps=2
     )
     model.compile("sgd", "mse")
-    path = file_of(tmp_path, "keras" if exceptions.IS_KERAS_3 else "h5")
+    path = file_of(tmp_path, "keras" if versions.IS_KERAS_3 else "h5")
     model.save(path)
     source = f"{imports}; print(type(tf.keras.models.load_model({path!r})).__mro__)"
     parent = os.path.dirname(os.path.dirname(os.path.abspath(accum.__file__)))

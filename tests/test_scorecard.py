@@ -14,7 +14,7 @@ spec.loader.exec_module(scorecard)
 from property_tests import cycles  # noqa: E402
 from property_tests.peers import cases, judge  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.weekly]
+pytestmark = pytest.mark.slow
 
 
 def read(path):

@@ -7,14 +7,14 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 from optimizers import legacy_family
+from versions import IS_KERAS_3, TF_VERSION
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(16, 3)).astype("float32"), RANDOM.normal(size=(16, 2)).astype("float32")
@@ -108,7 +108,6 @@ def steps_of(model):
     return int(model.chosen().iterations.numpy())
 
 
-@pytest.mark.slow
 @pytest.mark.law("L3")
 @pytest.mark.parametrize(
     "make,make_arguments",
@@ -175,7 +174,6 @@ class HiddenButAccumulating(Own):
         return self.update(data)
 
 
-@pytest.mark.slow
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_hidden_optimizer_that_accumulates_is_called_with_a_warning(run_eagerly):
@@ -187,7 +185,6 @@ def test_a_hidden_optimizer_that_accumulates_is_called_with_a_warning(run_eagerl
     assert model.iterations_of() == 2
 
 
-@pytest.mark.slow
 @pytest.mark.law("L3")
 def test_an_attribute_that_contains_itself_is_no_obstacle():
     plain = Own()
@@ -233,7 +230,6 @@ class TwoFunctions(Own):
         return self.update_g(data)
 
 
-@pytest.mark.slow
 @pytest.mark.law("L3")
 def test_two_functions_of_one_name_are_not_one_that_is_called_twice():
     model = from_model(TwoFunctions(), accum_steps=4)
@@ -264,7 +260,6 @@ class IgnoresItsArgument(MadeInInit):
         return self.dense(self.norm(inputs, training=training))
 
 
-@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_batch_normalisation_that_follows_an_optimizer_nobody_calls_is_refused():
     model = from_model(IgnoresItsArgument(), accum_steps=4)
@@ -306,7 +301,6 @@ class SkipsAtTimes(Own):
         return self.step_by(self.optimizer, data)
 
 
-@pytest.mark.slow
 @pytest.mark.law("L3")
 def test_an_eager_train_step_may_skip_a_micro_batch():
     model = from_model(SkipsAtTimes(), accum_steps=4)
@@ -324,7 +318,6 @@ class ByHand(Own):
         return {"loss": 0.0}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_an_optimizer_that_does_not_accumulate_is_refused_in_a_train_step(run_eagerly):
     model = from_model(Hidden(), accum_steps=4)
@@ -342,7 +335,6 @@ def test_a_train_step_that_calls_no_accumulating_optimizer_is_refused(run_eagerl
         model.fit(X, Y, batch_size=2, verbose=0)
 
 
-@pytest.mark.slow
 def test_a_refused_train_step_leaves_other_models_alone():
     model = from_model(Hidden(), accum_steps=4)
     model.compile("sgd")
@@ -358,7 +350,6 @@ def double_loss(self, data):
     return dict(self.step_by(self.optimizer, data), patched=1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_train_step_that_was_set_on_the_instance_is_run(when):
@@ -402,7 +393,6 @@ class CriticInFunction(Own):
         return self.update(data)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [Critic, CriticInLoop, CriticInFunction])
 def test_one_optimizer_that_is_called_several_times_is_refused(make):
     model = from_model(make(), accum_steps=4)
@@ -420,7 +410,6 @@ class EitherBranch(Own):
         return {"loss": tf.cond(tf.reduce_sum(data[0]) > 0.0, update, update)}
 
 
-@pytest.mark.slow
 @pytest.mark.law("L3")
 def test_one_call_in_each_branch_of_a_conditional_is_one_call():
     model = from_model(EitherBranch(), accum_steps=4)
@@ -470,7 +459,6 @@ class Helped(Own):
         return {"loss": loss}
 
 
-@pytest.mark.slow
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("run_eagerly", [False, True])
@@ -625,9 +613,8 @@ def said_of_losses(kind, way, run_eagerly):
     return [str(warning.message) for warning in caught if "losses" in str(warning.message)]
 
 
-@pytest.mark.weekly
 @pytest.mark.law("L5")
-@pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
+@pytest.mark.tf("2.11", because="losses divide by all elements")
 @pytest.mark.parametrize("kind", ["mask", "masks"])
 @pytest.mark.parametrize(
     "way, run_eagerly",
@@ -641,7 +628,7 @@ def test_losses_of_outputs_that_divide_by_different_numbers_are_warned_of_once(k
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
+@pytest.mark.tf("2.11", because="losses divide by all elements")
 @pytest.mark.parametrize("way", ["accum_steps", "micro_batch_size"])
 @pytest.mark.parametrize("kind", ["one output, added loss", "one output, regularized activity"])
 @pytest.mark.filterwarnings("ignore:Before Keras 3.13")
@@ -681,7 +668,7 @@ def unmasked(output):
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
+@pytest.mark.tf("2.11", because="losses divide by all elements")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize(
     "kind, is_said", [("none", False), ("scaled", False), ("mean", False), ("term", True), ("twice", True)]
@@ -698,7 +685,7 @@ def test_a_term_of_ones_own_beside_a_loss_that_divides_by_unmasked_elements_is_w
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 takes scalars")
+@pytest.mark.tf(keras=3, because="Keras 2 takes scalars")
 @pytest.mark.parametrize("way", ["accum_steps", "micro_batch_size"])
 def test_an_added_loss_that_keras_sums_over_examples_is_warned_of_once(way):
     said = [one for one in said_of_losses("one output, summed loss", way, run_eagerly=True) if "adds up" in one]
@@ -706,7 +693,7 @@ def test_an_added_loss_that_keras_sums_over_examples_is_warned_of_once(way):
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(TF_VERSION < (2, 10), reason="no `ignore_class`")
+@pytest.mark.tf("2.10", because="no `ignore_class`")
 @pytest.mark.parametrize("way", ["accum_steps", "micro_batch_size"])
 def test_a_loss_that_ignores_a_class_beside_one_that_does_not_is_warned_of(way):
     (said,) = said_of_losses("ignored", way, run_eagerly=False)
@@ -734,7 +721,7 @@ def test_no_warning_where_the_losses_of_all_outputs_are_exact(kind, way, run_eag
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(TF_VERSION < (2, 11), reason="losses divide by all elements")
+@pytest.mark.tf("2.11", because="losses divide by all elements")
 def test_whole_batches_in_a_cycle_are_warned_of_too():
     assert len(said_of_losses("mask", "auto and accum_steps", run_eagerly=False)) == 1
 
@@ -851,7 +838,6 @@ def test_a_micro_batch_that_is_skipped_has_not_stepped():
 # What needs no word
 
 
-@pytest.mark.slow
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("by", ["scheduler", "accum_steps"])
 def test_a_model_takes_its_own_optimizer_again_whatever_its_accum_steps(by):
@@ -879,7 +865,6 @@ def test_a_model_without_trainable_weights_fits_as_a_plain_one():
         np.testing.assert_array_equal(now, then)
 
 
-@pytest.mark.slow
 @pytest.mark.law("L13")
 def test_flush_callback_ends_the_cycles_of_batch_normalisation_in_a_plain_model():
     def make(layer):
@@ -896,7 +881,6 @@ def test_flush_callback_ends_the_cycles_of_batch_normalisation_in_a_plain_model(
     assert np.abs(layer.moving_mean.numpy()).max() > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_flush_callback_in_a_model_that_accumulates_nothing_is_refused():
     model = functional()

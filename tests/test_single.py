@@ -11,7 +11,8 @@ from optimizers import built, graph_optimizers, keras_optimizers, keras_weights,
 import accum
 import accum.compat.v1
 
-pytestmark = pytest.mark.per_version
+pytestmark = pytest.mark.slow
+
 
 tf1 = tf.compat.v1
 
@@ -19,7 +20,7 @@ SHAPES = [(3, 2), (2,)]
 
 
 @pytest.mark.law("L14")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", keras_optimizers())
 def test_keras_single_micro_step_is_the_plain_optimizer_to_the_bit(make):
     first, gradients = random_gradients(1, SHAPES, seed=1)[0], random_gradients(3, SHAPES)
@@ -64,7 +65,7 @@ def test_graph_single_micro_step_adds_no_op_and_no_variable(make):
 
 
 @pytest.mark.law("L14")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_schedule_that_starts_at_one_has_its_accumulators_from_the_start():
     variable = tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps={0: 1, 1: 2})
@@ -74,7 +75,7 @@ def test_a_schedule_that_starts_at_one_has_its_accumulators_from_the_start():
 
 
 @pytest.mark.law("L14")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("options", [{"accum_steps": 1}, {"micro_batch_size": 4}], ids=str)
 def test_a_batch_without_examples_is_a_step_as_in_plain_keras(options):
     """Momentum moves the weights once more."""
@@ -115,7 +116,7 @@ def said_of_missing_gradients(optimizer, is_traced):
 
 
 @pytest.mark.law("L14")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "traced"])
 def test_keras_warns_of_variables_without_gradients_as_ever(is_traced):
     plain = said_of_missing_gradients(tf.keras.optimizers.SGD(0.1), is_traced)

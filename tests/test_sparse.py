@@ -5,14 +5,12 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import HAS_KERAS_API
 from optimizers import families, keras_weights, new_family
 from replicas import mirrored
+from versions import HAS_KERAS_API
 
 import accum
 import accum.compat.v1
-
-pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
 
 tf1 = tf.compat.v1
 
@@ -61,10 +59,9 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L5")
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_dense", [False, True], ids=["rows", "dense"])
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("make", [param for param in OPTIMIZERS if param.id.endswith("SGD")])
@@ -96,9 +93,8 @@ def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken
     np.testing.assert_allclose(table.numpy(), twin.numpy(), rtol=0, atol=2e-6)
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("pattern", sorted(INDICES))
 @pytest.mark.parametrize("make", OPTIMIZERS)
@@ -109,10 +105,9 @@ def test_sparse_rows_reach_the_inner_optimizer_as_their_union(make, pattern, is_
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-7)
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L4")
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("pattern", sorted(INDICES))
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_a_running_mean_hands_over_the_touched_rows_alone(make, pattern):
@@ -123,6 +118,7 @@ def test_a_running_mean_hands_over_the_touched_rows_alone(make, pattern):
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("reduction", ["mean", "running_mean"])
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
@@ -149,10 +145,9 @@ def test_sparse_rows_in_a_session(pattern, use_resource, reduction):
     np.testing.assert_allclose(trained(True, grads), expected, rtol=0, atol=atol)
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L6")
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_reset_discards_the_rows_of_the_cycle_and_that_they_were_touched(make):
     grads = [slices([0, 2], 0), slices([2, 3], 1), slices([4, 2], 2)]
@@ -167,6 +162,7 @@ def test_reset_discards_the_rows_of_the_cycle_and_that_they_were_touched(make):
     np.testing.assert_allclose(table.numpy(), expected, rtol=0, atol=2e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L6")
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
@@ -185,6 +181,7 @@ def test_zero_discards_the_rows_of_the_cycle_in_a_session(use_resource):
     np.testing.assert_array_equal(moved[4], [-1.0] * WIDTH)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L15")
 def test_rows_of_a_ref_variable_are_read_after_they_are_written():
     """The tensor that a ref variable was made with waits for nothing: elsewhere, it may be an earlier one."""
@@ -200,8 +197,9 @@ def test_rows_of_a_ref_variable_are_read_after_they_are_written():
     assert not [op.name for op in sources if op.name == "t/AccumOptimizer/accum/read"]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("sparse,expected", [("rows", tf.IndexedSlices), ("dense", tf.Tensor)])
 def test_sparse_argument_says_what_the_inner_optimizer_receives(sparse, expected):
     seen = []
@@ -218,8 +216,9 @@ def test_sparse_argument_says_what_the_inner_optimizer_receives(sparse, expected
         np.testing.assert_array_equal(seen[0].indices.numpy(), [0, 2, 3, 5])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_missing_gradient_counts_as_zero_in_its_cycle(index):
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
@@ -231,8 +230,9 @@ def test_a_missing_gradient_counts_as_zero_in_its_cycle(index):
     np.testing.assert_allclose([one.numpy(), other.numpy()], [[-2.0], [-4.0]])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 def test_a_variable_without_any_gradient_is_not_handed_on(is_traced):
     handed = []
@@ -270,8 +270,9 @@ def _twice_then_absent(last):
 LAST_CYCLES = {"none": (None, None, None), "zeros": (0.0, 0.0, 0.0), "one": (None, 2.0, 1.0)}
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("ends_by", ["full cycle", "flush"])
 @pytest.mark.parametrize("last", sorted(LAST_CYCLES))
 def test_momentum_moves_a_variable_only_if_the_full_batch_has_a_gradient_for_it(last, ends_by):
@@ -291,9 +292,10 @@ def test_momentum_moves_a_variable_only_if_the_full_batch_has_a_gradient_for_it(
     assert (float(expected[1][0]) == 0.0) == (last[2] is None)  # momentum would have moved it to -0.9
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.law("L9")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_skipped_micro_batch_gives_no_variable_a_gradient():
     used, other = tf.Variable([1.0]), tf.Variable([1.0])
     optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2, nonfinite="skip_micro")
@@ -304,8 +306,9 @@ def test_a_skipped_micro_batch_gives_no_variable_a_gradient():
     np.testing.assert_array_equal(other.numpy(), [0.0])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.skipif(new_family() is None, reason="averages of the weights came with new-style optimizers")
 def test_averages_stay_with_their_variables_if_one_has_no_gradient():
     first, second = keras_weights([np.array([1.0], "float32"), np.array([101.0], "float32")])
@@ -320,9 +323,10 @@ def test_averages_stay_with_their_variables_if_one_has_no_gradient():
     assert 99.0 <= float(second.numpy()[0]) <= 101.0
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_restored_sum_is_applied_though_no_gradient_of_it_was_seen(tmp_path):
     def made():
         optimizer = accum.GradientAccumulateOptimizer(_keras(momentum=0.0), accum_steps=2)
@@ -341,9 +345,10 @@ def test_a_restored_sum_is_applied_though_no_gradient_of_it_was_seen(tmp_path):
     np.testing.assert_array_equal([float(var[0]) for var in variables], [0.0, 0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("restores_first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("last", ["step", "flush"])
 @pytest.mark.parametrize("later", [None, 2.0], ids=["none", "one"])
@@ -382,9 +387,10 @@ def test_a_variable_without_a_gradient_rests_in_the_cycle_in_which_the_run_is_re
     assert (later is None) == (float(expected[1][0]) == 0.0)  # momentum would have moved it to -0.9
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_checkpoint_has_a_note_only_where_a_variable_has_had_no_gradient(tmp_path):
     optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2)
     variables = [tf.Variable([1.0]), tf.Variable([1.0])]
@@ -398,9 +404,10 @@ def test_a_checkpoint_has_a_note_only_where_a_variable_has_had_no_gradient(tmp_p
     checkpoint.restore(str(tmp_path / "1-2")).assert_consumed()
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.law("L11")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["in one run", "resumed"])
 def test_on_two_replicas_a_variable_without_a_gradient_rests_too(tmp_path, is_resumed):
     def made():
@@ -426,8 +433,9 @@ def test_on_two_replicas_a_variable_without_a_gradient_rests_too(tmp_path, is_re
     np.testing.assert_allclose([float(var.numpy()[0]) for var in variables], [1.0 - 1.0 - 1.9, 0.0], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 def test_variables_without_a_gradient_may_come_and_go(is_traced):
     used, unused = tf.Variable([0.0]), tf.Variable([5.0])
@@ -443,8 +451,9 @@ def test_variables_without_a_gradient_may_come_and_go(is_traced):
     np.testing.assert_array_equal(used.numpy(), [-2.0])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_gradient_that_an_older_trace_would_lose_is_refused():
     first, second = tf.Variable([0.0]), tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer("SGD", accum_steps=2)
@@ -459,6 +468,7 @@ def test_a_gradient_that_an_older_trace_would_lose_is_refused():
         micro_step(True)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 def test_a_missing_gradient_in_a_session_is_put_back_by_position():
     with tf.Graph().as_default(), tf1.Session() as session:

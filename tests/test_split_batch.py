@@ -128,6 +128,7 @@ def tied_embedding(x, y):
 PROGRAMS = [perceptron, embedding, tied_embedding, attention]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L21")
 @pytest.mark.parametrize("size", [1, 6, N, N + 9])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
@@ -135,6 +136,7 @@ def test_a_program_trains_as_on_the_whole_batch(program, size):
     assert_same(trained(program, size), trained(program))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L21")
 def test_its_loss_is_not_the_mean_over_parts_of_the_batch():
     whole = trained(perceptron, steps=1)[1][0][0]
@@ -142,6 +144,7 @@ def test_its_loss_is_not_the_mean_over_parts_of_the_batch():
     assert abs(np.mean(parts) - whole) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L21")
 def test_a_loop_over_time_keeps_examples_apart(control_flow):
     assert_same(trained(recurrent, 6), trained(recurrent))
@@ -218,6 +221,7 @@ def idioms(op):
         return tf.group(average.apply(variables), tf1.assign_add(counter, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L21")
 def test_what_follows_the_optimizer_runs_once_for_each_batch():
     values, _ = whole = trained(perceptron, after=idioms)
@@ -267,6 +271,7 @@ def trained_on_images(program, size=None):
 NORMS = [by_hand] + ([by_layers] if HAS_LAYERS else [])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 @pytest.mark.parametrize("normalize", NORMS, ids=lambda normalize: normalize.__name__)
 def test_batch_normalisation_and_its_averages_are_those_of_the_whole_batch(normalize):
@@ -274,6 +279,7 @@ def test_batch_normalisation_and_its_averages_are_those_of_the_whole_batch(norma
     assert_same(trained_on_images(program, 6), trained_on_images(program), tolerance=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L20")
 @pytest.mark.parametrize("normalize", [lambda x, name: x, by_hand], ids=["plain", "norm"])
 def test_dropout_does_not_depend_on_the_size_of_micro_batches(normalize):
@@ -283,6 +289,7 @@ def test_dropout_does_not_depend_on_the_size_of_micro_batches(normalize):
     assert abs(whole[1][0][0] - trained_on_images(convolutional(normalize))[1][0][0]) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.law("L20")
 @pytest.mark.parametrize("is_training", [True, False])
 def test_dropout_may_be_switched_by_a_placeholder(is_training, control_flow):
@@ -300,6 +307,7 @@ def test_dropout_may_be_switched_by_a_placeholder(is_training, control_flow):
     assert_same(trained(program, 6, data=data, batch=batch), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L21")
 def test_what_the_network_waits_for_runs_once():
     """As averages that are moved in place, by `updates_collections=None`."""
@@ -324,12 +332,14 @@ def in_place(x, name):
     return tf.nn.batch_normalization(x, mean, variance, weight(f"{name}/beta", [6]), weight(f"{name}/gamma", [6]), 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_averages_that_are_moved_in_place_are_those_of_the_whole_batch():
     program = convolutional(in_place)
     assert_same(trained_on_images(program, 6), trained_on_images(program), tolerance=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L20")
 @pytest.mark.parametrize("draw", [tf.random.uniform, tf1.random_poisson], ids=["uniform", "poisson"])
 def test_numbers_drawn_behind_the_network_are_the_same_for_loss_and_gradient(draw):
@@ -346,6 +356,7 @@ def test_numbers_drawn_behind_the_network_are_the_same_for_loss_and_gradient(dra
     np.testing.assert_allclose(product, value, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_gradient_of_what_is_split_can_not_be_differentiated_again():
     x, y = placeholders()
@@ -357,6 +368,7 @@ def test_a_gradient_of_what_is_split_can_not_be_differentiated_again():
         tf.gradients(tf.reduce_sum(grad**2), [kernel])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L21")
 def test_a_gradient_of_the_programs_own_sees_the_whole_batch():
     @tf.custom_gradient
@@ -556,6 +568,7 @@ def gan(size=None):
         return session.run({var.name: var for var in tf1.global_variables()}), logs
 
 
+@pytest.mark.slow
 @pytest.mark.law("L21")
 def test_two_losses_of_a_batch_are_trained_in_turn():
     assert_same(gan(6), gan())
@@ -580,6 +593,7 @@ def executed(fetch_of, size):
     return [node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("name", ["train_op", "loss", "metric"])
 def test_the_network_is_computed_in_micro_batches_alone(name):
@@ -589,6 +603,7 @@ def test_the_network_is_computed_in_micro_batches_alone(name):
     assert "Tensordot/MatMul" not in names
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 def test_the_gradient_of_a_mean_takes_one_pass():
     x, y = placeholders()
@@ -650,6 +665,7 @@ def test_a_tensor_that_is_split_can_not_be_fed():
             session.run(loss, {outputs: Y, x: X, y: Y})
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_it_has_to_come_before_the_optimizer():
     x, y = placeholders()

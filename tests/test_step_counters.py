@@ -17,7 +17,7 @@ def ones_like_gradients(optimizer, variable, count):
 
 
 @pytest.mark.law("L3")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_first_adam_step_uses_t_equal_to_one():
     variable = tf.Variable([1.0])
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(0.1), accum_steps=5)
@@ -26,7 +26,7 @@ def test_first_adam_step_uses_t_equal_to_one():
 
 
 @pytest.mark.law("L3")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_learning_rate_schedule_follows_steps():
     schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.5])
     variable = tf.Variable([0.0])
@@ -66,10 +66,9 @@ UNKNOWN_LENGTH = {
 }
 
 
-@pytest.mark.weekly
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L3")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", MAINLY_EAGER)
 @pytest.mark.parametrize("case", sorted(UNKNOWN_LENGTH))
 def test_step_counters_stand_still_where_a_generator_ends(case, is_traced):
@@ -100,9 +99,9 @@ def test_step_counters_stand_still_where_a_generator_ends(case, is_traced):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L3")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_micro_steps_stand_still_where_a_generator_ends_within_a_traced_step():
     """There, what does not wait for the data runs once more. Eagerly, nothing does."""
 
@@ -122,7 +121,7 @@ def test_micro_steps_stand_still_where_a_generator_ends_within_a_traced_step():
 
 
 @pytest.mark.law("L3")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_schedule_of_accum_steps_counts_steps():
     variable = tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps={0: 1, 2: 3, 3: 2})
@@ -153,7 +152,7 @@ def test_schedule_of_accum_steps_follows_the_global_step():
 
 
 @pytest.mark.law("L17")
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_new_accum_steps_hold_from_the_next_cycle_on():
     variable = tf.Variable([0.0])
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(1.0), accum_steps=3)

@@ -14,7 +14,7 @@ from test_callbacks import logged as logged_points
 import accum
 from accum._keras._logging._noise_scale import Estimate, NoiseScale, SquaredNorms, advice, estimate
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 WIDTH = 3
@@ -120,7 +120,6 @@ def test_each_step_is_logged_as_numpy_computes_it(options, batch_size, steps):
     assert_logged(logger.history, wanted)
 
 
-@pytest.mark.weekly
 def test_the_noise_scale_is_within_five_percent_of_the_analytic_one():
     random = np.random.RandomState(1)
     x = random.normal(size=(4096, WIDTH)).astype("float32")
@@ -324,7 +323,6 @@ def interrupted(kind, eagerly, tmp_path):
 EAGER = [pytest.param(False, id="traced"), pytest.param(True, id="eager")]
 
 
-@pytest.mark.weekly
 @pytest.mark.parametrize("eagerly", EAGER)
 @pytest.mark.parametrize("is_same", [True, False], ids=["same logger", "new logger"])
 @pytest.mark.parametrize("kind", ["flush", "carry", "drop", "optimizer"])
@@ -341,7 +339,6 @@ def test_after_an_exception_the_next_rows_are_right(kind, is_same, eagerly, tmp_
         assert len(list(csv.reader(file))) == 1 + len(oracle.history["step"])
 
 
-@pytest.mark.weekly
 @pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["flush", "carry"])
 def test_an_exception_leaves_all_rows_and_a_closed_file(kind, tmp_path):

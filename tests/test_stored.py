@@ -13,13 +13,13 @@ import make_stored
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
+from versions import IS_KERAS_3, TF_VERSION
 
 import accum
 import accum.convert
 import accum.testing
 
-pytestmark = [pytest.mark.per_version, pytest.mark.law("L12")]
+pytestmark = [pytest.mark.law("L12"), pytest.mark.slow]
 
 STORED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stored")
 FOLDERS = sorted(os.listdir(STORED))
@@ -102,7 +102,7 @@ def test_a_session_goes_on_from_a_stored_checkpoint_in_mid_cycle(folder, name):
 FAMILIES = make_stored.families()
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize(
     "folder,name", stored(*["optimizer-" + family + more for family in FAMILIES for more in ("", "-replicas")])
 )
@@ -112,7 +112,7 @@ def test_an_optimizer_goes_on_from_a_stored_checkpoint_in_mid_cycle(folder, name
     assert_ends_as(run["fed"]["steps"][-1], resumed.feed(make_stored.after(run)).values())
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("folder,name", stored(*["model-" + family for family in FAMILIES]))
 def test_a_model_goes_on_from_a_stored_checkpoint_in_mid_cycle(folder, name):
     run = run_of(folder)
@@ -121,7 +121,7 @@ def test_a_model_goes_on_from_a_stored_checkpoint_in_mid_cycle(folder, name):
     assert_ends_as(run["model"]["steps"][-1], make_stored.train(run, model, make_stored.after(run)))
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("folder,name", stored("session", "session-replicas", by_later_versions=True))
 def test_keras_goes_on_from_a_stored_session(folder, name):
     run = run_of(folder)
@@ -130,7 +130,7 @@ def test_keras_goes_on_from_a_stored_session(folder, name):
     assert_ends_as(run["fed"]["steps"][-1], resumed.feed(make_stored.after(run)).values())
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("folder,name", stored("model.h5", "model.keras"))
 def test_a_stored_file_of_a_model_trains_on(folder, name, unpacked):
     run, model = run_of(folder), tf.keras.models.load_model(unpacked)
@@ -139,7 +139,7 @@ def test_a_stored_file_of_a_model_trains_on(folder, name, unpacked):
     assert_ends_as(run["model"]["steps"][-1], make_stored.train(run, model, numbers))
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("folder,name", stored("saved-model"))
 def test_a_stored_saved_model_has_its_weights_and_options(folder, name, unpacked):
     run, model = run_of(folder), tf.keras.models.load_model(unpacked)
@@ -147,7 +147,7 @@ def test_a_stored_saved_model_has_its_weights_and_options(folder, name, unpacked
     assert model.optimizer.accum_steps == run["accum_steps"]
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("folder,name", stored("optimizer-config.json"))
 def test_an_optimizer_made_from_a_stored_config_has_its_options(folder, name):
     run = run_of(folder)
@@ -167,7 +167,7 @@ def test_an_optimizer_made_from_a_stored_config_has_its_options(folder, name):
     )
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 @pytest.mark.parametrize("folder,name", stored("model-config.json"))
 def test_a_model_made_from_a_stored_config_has_its_options(folder, name):
     run = run_of(folder)

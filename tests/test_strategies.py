@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from addresses import free_addresses
-from exceptions import IS_KERAS_3
 from loss_scales import apply_scaled
 from optimizers import families, legacy_family
 from replicas import RUN, CountingOps, R, mirrored
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.law("L11"), pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L11")]
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(37, 5)).astype("float32")
@@ -48,7 +48,7 @@ def assert_equal(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
 
-@pytest.mark.every_merge
+@pytest.mark.slow
 @pytest.mark.law("L5")
 def test_fit_talks_once_a_step_and_weighs_unequal_replicas(steps_per_execution):
     # 37 examples in micro-batches of 9: replicas of 5 and 4, and at the end of 1 and 0. Keras 3 looks at the first
@@ -61,16 +61,26 @@ def test_fit_talks_once_a_step_and_weighs_unequal_replicas(steps_per_execution):
     assert ops.of_gradients() == [gradient_and_weight] * 4
 
 
-@pytest.fixture(params=[{}, {"steps_per_execution": 2}], ids=["one by one", "several in one execution"])
+SEVERAL = pytest.mark.tf("2.4", because="`steps_per_execution` came with TF 2.4")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param({}, id="one by one"),
+        pytest.param({"steps_per_execution": 2}, id="several in one execution", marks=SEVERAL),
+    ]
+)
 def steps_per_execution(request):
     return request.param
 
 
+@pytest.mark.slow
 def test_fit_of_the_optimizer_wrapper_on_two_replicas_equals_fit_on_one_device():
     ours = through_fit(mirrored().scope(), 6, 3, api="optimizer", count=36)[0]
     assert_equal(ours, on_one_device(18, count=36))
 
 
+@pytest.mark.slow
 def test_fit_under_a_strategy_of_one_device_equals_fit_without():
     strategy = tf.distribute.OneDeviceStrategy("CPU:1")
     assert_equal(through_fit(strategy.scope(), 9, 3)[0], on_one_device(27))
@@ -103,7 +113,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.every_merge
+@pytest.mark.slow
 @pytest.mark.parametrize("family,argument,value", FAMILIES)
 def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argument, value):
     ops = CountingOps()
@@ -114,7 +124,6 @@ def test_gradients_that_the_user_has_reduced_are_not_reduced_again(family, argum
     assert ops.executed == []
 
 
-@pytest.mark.every_merge
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("family,argument,value", FAMILIES)
 def test_gradients_that_the_user_has_reduced_can_t_be_weighted(family, argument, value):
@@ -125,7 +134,7 @@ def test_gradients_that_the_user_has_reduced_can_t_be_weighted(family, argument,
         move_by(strategy, optimizer, [[2.0, 2.0]], weight=2.0, **{argument: value})
 
 
-@pytest.mark.every_merge
+@pytest.mark.slow
 @pytest.mark.law("L6")
 @pytest.mark.parametrize(
     "reduction,expected",
@@ -148,7 +157,7 @@ def test_a_flush_of_reduced_gradients_takes_them_once(family, argument, value, r
     assert variable.numpy() == [expected - (12.0 if reduction == "sum" else 4.0)]
 
 
-@pytest.mark.every_merge
+@pytest.mark.slow
 @pytest.mark.law("L6")
 def test_replicas_may_flush_in_their_own_step():
     strategy = mirrored()
@@ -164,6 +173,8 @@ def test_replicas_may_flush_in_their_own_step():
     assert variable.numpy() == [-6.0]  # the mean over four parts
 
 
+@pytest.mark.tf("2.4", because="TF 2.2 and 2.3 do not clip under a strategy")
+@pytest.mark.slow
 @pytest.mark.law("L7")
 @pytest.mark.parametrize("family", families())
 def test_the_inner_optimizer_clips_the_reduced_mean(family):
@@ -174,6 +185,7 @@ def test_the_inner_optimizer_clips_the_reduced_mean(family):
     assert move_by(strategy, optimizer, [[10.0, 0.0], [0.0, 0.0], [10.0, -9.5], [0.0, 0.0]]) == [-1.25] * R
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.law("L4")
 @pytest.mark.parametrize(
@@ -223,7 +235,7 @@ def sparse_gradient(examples):
     return tf.IndexedSlices(tf.cast(examples, tf.float32)[:, None] - 10.0 * tf.cast(rows[:, None], tf.float32), rows)
 
 
-@pytest.mark.every_merge
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("before,after", [(2, 2), (2, 1), (1, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
@@ -259,7 +271,7 @@ def clipped(grads_and_vars):
     return [(tf.clip_by_norm(grad, 1.0), var) for grad, var in grads_and_vars]
 
 
-@pytest.mark.every_merge
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("transform", [None, clipped], ids=["alone", "clipped"])
 @pytest.mark.parametrize("family", families())
@@ -282,6 +294,7 @@ def test_a_row_that_several_replicas_touch_reaches_the_optimizer_once(family, tr
     np.testing.assert_allclose(table.numpy(), 1.0 - moved, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L1")
 def test_a_model_split_over_two_devices_accumulates_where_its_weights_stand():
     layers = []
@@ -324,6 +337,7 @@ def test_a_model_split_over_two_devices_accumulates_where_its_weights_stand():
         assert_equal(ours.numpy(), theirs.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_replicas_that_share_their_variables_are_refused():
     make = tf.distribute.experimental.CentralStorageStrategy
@@ -364,6 +378,8 @@ def test_workers_that_run_by_themselves_are_refused():
     assert b"local_accumulators=True" in done.stdout
 
 
+@pytest.mark.tf("2.4", because="TF 2.2 and 2.3 have an experimental `LossScaleOptimizer` with another interface")
+@pytest.mark.slow
 @pytest.mark.law("L10")
 def test_a_loss_scale_shares_one_scalar_a_micro_step_and_gradients_once_a_step():
     ops = CountingOps()
@@ -381,6 +397,7 @@ def test_a_loss_scale_shares_one_scalar_a_micro_step_and_gradients_once_a_step()
     assert len(ops.executed) <= 2 + 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"micro_batch_size": 2, "whole_batch": "batch_norm"}, {"micro_batch_size": 2, "whole_batch": "all"}, {}],
@@ -425,6 +442,7 @@ UNEQUAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("count", [21, 17], ids=["last batch of 3 and 2", "last batch of 1 and 0"])
 @pytest.mark.parametrize("options", UNEQUAL, ids=str)

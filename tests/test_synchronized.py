@@ -3,18 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from replicas import mirrored
+from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [
-    pytest.mark.per_version,
-    pytest.mark.keras_api,
-    pytest.mark.law("L11"),
-    pytest.mark.law("L13"),
-    pytest.mark.weekly,
-]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L11"), pytest.mark.law("L13"), pytest.mark.slow]
 
 layers = tf.keras.layers
 RANDOM = np.random.RandomState(0)
@@ -51,6 +45,7 @@ def test_synchronized_replicas_equal_one_device(batch_size, accum_steps):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+@pytest.mark.tf("2.12", because="Keras' batch normalisation ignored masks before TF 2.12")
 def test_masked_values_and_a_replica_without_examples():
     x, mask = X[:9].reshape(3, 3, 3), np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
     strategy = mirrored()
@@ -65,6 +60,7 @@ def test_masked_values_and_a_replica_without_examples():
     np.testing.assert_allclose(layer.moving_variance.numpy(), x[mask].var(0), atol=2e-6)
 
 
+@pytest.mark.tf(keras=2, because="Keras 3 only keeps the statistics of the first replica")
 def test_without_it_each_replica_has_its_own_and_the_mean_of_them_is_read():
     strategy = mirrored()
     with strategy.scope():

@@ -7,18 +7,16 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 import accum.testing
 from accum import _tf
 from accum.__main__ import main
 from accum.testing import _diagnosis, assert_accumulation_equals_full_batch
 
-pytestmark = [pytest.mark.per_version, pytest.mark.weekly]
-
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(14, 4)).astype("float32"), RANDOM.normal(size=(14, 1)).astype("float32")
-needs_keras_api = pytest.mark.keras_api
+needs_keras_api = pytest.mark.tf("2.2")
 layers = tf.keras.layers
 
 
@@ -87,6 +85,7 @@ def contrast(targets, outputs):
     return tf.reduce_mean((outputs - tf.reduce_mean(outputs)) ** 2) + 0.0 * tf.reduce_mean(targets)
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L1")
 def test_a_model_that_agrees_gets_a_report():
@@ -107,6 +106,7 @@ def test_a_model_that_agrees_gets_a_report():
     assert str(report).startswith("Accumulation equals the full batch: 4 steps of 3 micro-batches")
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L1")
 @pytest.mark.parametrize(
@@ -125,6 +125,7 @@ def test_a_model_that_splits_its_batches_is_checked_as_it_splits_them(options, s
     assert [size for _, size in fed[:2]] == [sum(sizes)] * 2  # both models are given the full batch
 
 
+@pytest.mark.slow
 @needs_keras_api
 def test_batch_size_is_that_of_fit(monkeypatch):
     fed = []
@@ -158,6 +159,7 @@ class FakePair:
         self.full, self.whole_batch = full, whole_batch
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L13")
 def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
@@ -194,8 +196,8 @@ def test_every_layer_that_cannot_agree_is_named_with_a_remedy():
     assert not any(re.search("frozen|no_drop", line) for line in lines.values())
 
 
+@pytest.mark.slow
 @needs_keras_api
-@pytest.mark.per_version
 @pytest.mark.law("L19")
 def test_over_the_whole_batch_normalisation_and_losses_agree():
     build_model = maker(lambda: layers.BatchNormalization(), loss=contrast)
@@ -210,6 +212,7 @@ def test_over_the_whole_batch_normalisation_and_losses_agree():
     assert "looks_across_examples = True" in message_of(across, whole_batch="all")
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L1")
 @pytest.mark.parametrize(
@@ -254,6 +257,7 @@ def ratio(targets, outputs):
     return tf.reduce_sum(weights * (outputs - targets) ** 2) / tf.reduce_sum(weights)
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L1")
 def test_a_loss_that_is_a_ratio_of_sums_passes_at_no_learning_rate():
@@ -262,6 +266,7 @@ def test_a_loss_that_is_a_ratio_of_sums_passes_at_no_learning_rate():
         assert_accumulation_equals_full_batch(maker(loss=ratio, optimizer=lambda: sgd(3e-6)), (X, Y), 3)
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L17")
 def test_micro_batches_that_are_all_alike_check_nothing():
@@ -271,6 +276,7 @@ def test_micro_batches_that_are_all_alike_check_nothing():
         assert_accumulation_equals_full_batch(maker(), (np.ones((6, 4)), np.ones((6, 1))), 3)
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L14")
 def test_a_single_micro_batch_is_checked_against_a_model_that_does_not_train():
@@ -279,6 +285,7 @@ def test_a_single_micro_batch_is_checked_against_a_model_that_does_not_train():
         assert_accumulation_equals_full_batch(maker(optimizer=lambda: sgd(0.0)), (X, Y), 1)
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L1")
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
@@ -303,6 +310,7 @@ def embedding(optimizer):
     return build_model
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L8")
 @pytest.mark.parametrize(
@@ -325,6 +333,7 @@ def test_duplicate_rows_are_named_where_the_plain_optimizer_does_not_add_them_up
     assert "sum of its slices" in message and "mean over examples" not in message
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L8")
 @pytest.mark.parametrize(
@@ -335,6 +344,7 @@ def test_duplicate_rows_are_not_named_where_they_do_nothing(ids, options):
     assert "Use reduction='mean'" in message and "duplicate rows" not in message
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L1")
 def test_the_first_step_and_the_variable_that_is_furthest_off_are_named():
@@ -353,6 +363,7 @@ def test_the_first_step_and_the_variable_that_is_furthest_off_are_named():
     assert f"at step 2: `{first.variable}` is off" in str(report)
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L4")
 def test_a_sum_over_examples_agrees_by_the_reduction_that_is_named():
@@ -369,6 +380,7 @@ def bfloat16_policy():
     return (home if hasattr(home, "Policy") else home.experimental).Policy("mixed_bfloat16")
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L10")
 @pytest.mark.parametrize(
@@ -435,6 +447,7 @@ def test_what_cannot_be_checked_is_refused(arguments, said):
         assert_accumulation_equals_full_batch(**kwargs)
 
 
+@pytest.mark.slow
 @needs_keras_api
 @pytest.mark.law("L17")
 def test_a_function_that_makes_no_new_model_is_refused():
@@ -484,6 +497,7 @@ def module(tmp_path, monkeypatch):
     return "checked_by_accum"
 
 
+@pytest.mark.slow
 @needs_keras_api
 def test_verify_says_on_the_command_line_whether_a_model_agrees(module, capsys):
     assert main(["verify", module + ":agrees", "--accum-steps", "3", "--steps", "2", "--batch-size", "4"]) == 0

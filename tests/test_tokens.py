@@ -10,14 +10,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
+from versions import IS_KERAS_3, TF_VERSION
 
 import accum
 from accum._engine._token_budget import plan_of
 from accum._keras._steps import _token_step
 
-pytestmark = [pytest.mark.law("L18"), pytest.mark.keras_api]
+pytestmark = [pytest.mark.law("L18"), pytest.mark.tf("2.2")]
 
 layers = tf.keras.layers
 ROWS = np.random.RandomState(0)
@@ -148,6 +148,7 @@ def planned_by_numpy(lengths, budget):
     return order, np.array(begins), sizes, lengths[order[begins]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_plan_holds_every_example_once_and_keeps_the_budget(seed):
     lengths = np.random.RandomState(seed).randint(1, 40, size=25).astype("int32")
@@ -169,8 +170,7 @@ def test_an_example_longer_than_the_budget_is_alone():
 
 # ----------------------------------------------------------------------------------------------------------------
 # The step of the full batch
-@pytest.mark.weekly
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_one_score_for_each_sequence():
     plain = train(scorer, TOKENS, SCORES, compiling={"metrics": ["mae"]})
     ours = train(scorer, TOKENS, SCORES, BUDGET, compiling={"metrics": ["mae"]})
@@ -178,7 +178,7 @@ def test_one_score_for_each_sequence():
     assert_same_predictions(ours[3], plain[3])
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_masked_tags_for_each_token():
     compiling = {"loss": cross_entropy(), "weighted_metrics": ["accuracy"]}
     weights = IS_TOKEN.astype("float32")
@@ -194,8 +194,7 @@ def test_masked_tags_without_weights():
     assert_same(train(tagger, TOKENS, TAGS, BUDGET, **more), train(tagger, TOKENS, TAGS, **more))
 
 
-@pytest.mark.weekly
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_a_dict_with_an_attention_mask_and_weights_for_tokens():
     compiling = {"loss": cross_entropy(), "weighted_metrics": ["accuracy"]}
     weights = np.where(IS_TOKEN, ROWS.uniform(0.5, 2.0, size=IS_TOKEN.shape), 0.0).astype("float32")
@@ -251,7 +250,7 @@ def test_features_behind_a_masking_layer_and_batches_of_a_cycle():
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_a_function_tells_the_lengths():
     def make():
         inputs = tf.keras.Input((None, 3))
@@ -267,7 +266,8 @@ def test_a_function_tells_the_lengths():
     assert_same(ours, plain)
 
 
-@pytest.mark.skipif(IS_KERAS_3, reason="ragged inputs ended with Keras 2")
+@pytest.mark.slow
+@pytest.mark.tf(keras=2, because="ragged inputs ended with Keras 2")
 def test_ragged_inputs():
     def make():
         inputs = tf.keras.Input((None,), dtype="int32", ragged=True)
@@ -281,9 +281,9 @@ def test_ragged_inputs():
     assert_same_predictions(ours[3], plain[3])
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L20")
-@pytest.mark.skipif(IS_KERAS_3, reason="ragged inputs ended with Keras 2")
+@pytest.mark.tf(keras=2, because="ragged inputs ended with Keras 2")
 def test_dropout_over_the_values_of_ragged_inputs_runs():
     def make():
         inputs = tf.keras.Input((None,), dtype="int32", ragged=True)
@@ -295,8 +295,7 @@ def test_dropout_over_the_values_of_ragged_inputs_runs():
     assert np.isfinite(history["loss"]).all()
 
 
-@pytest.mark.weekly
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L20")
 def test_dropout_draws_for_an_example_and_time_step_what_the_batch_draws():
     def make():
@@ -329,14 +328,14 @@ def test_recurrent_layers_with_dropout():
     assert_same(train(make, TOKENS, SCORES, BUDGET, **more), plain)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.law("L20")
 @pytest.mark.parametrize(
     "layer, eagerly",
     [("LSTM", True), ("GRU", True), pytest.param("GRU", False, marks=pytest.mark.slow)],
     ids=["LSTM", "GRU", "GRU, traced"],
 )
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 keeps no seed of a layer in a variable")
+@pytest.mark.tf(keras=3, because="Keras 2 keeps no seed of a layer in a variable")
 @pytest.mark.filterwarnings("ignore:Eagerly, dropout")
 def test_the_check_of_padding_leaves_the_seeds_of_layers_alone(layer, eagerly):
     def make():
@@ -387,7 +386,7 @@ def failing(make, x, y, match, error=(ValueError, tf.errors.InvalidArgumentError
         train(make, x, y, BUDGET, epochs=1, compiling=compiling, only_fit=True, **options)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_a_model_that_reads_padding_is_named():
     failing(
         lambda: Reader(masks=False),
@@ -399,7 +398,7 @@ def test_a_model_that_reads_padding_is_named():
     )
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_tokens_without_a_mask_that_count_in_the_loss_are_named():
     failing(Reader, reading(), TAGS, "Padding counts in the loss", compiling={"loss": cross_entropy()})
 
@@ -416,8 +415,8 @@ def test_padding_with_a_weight_is_named():
     )
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 passes the mask to every metric")
+@pytest.mark.slow
+@pytest.mark.tf(keras=3, because="Keras 2 passes the mask to every metric")
 def test_a_metric_that_counts_padding_is_named():
     with pytest.warns(UserWarning, match="'accuracy' counts padding"):
         train(
@@ -451,7 +450,7 @@ class KeptAndRight(tf.keras.metrics.Metric):
         return self.right / self.kept
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=["graph", "eager", "xla"])
 def test_a_metric_of_ones_own_sees_the_padding_of_targets(more):
     if "jit_compile" in more and TF_VERSION < (2, 8):
@@ -487,7 +486,7 @@ class Translator(tf.keras.Model):
         return self.head(self.embedding(inputs["decoder_input_ids"]) + read)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 @pytest.mark.parametrize("told", ["encoder", "decoder", "function", "places"])
 def test_tokens_of_a_decoder_behind_the_end_of_the_encoder_s(told):
     x = dict(reading(), decoder_input_ids=TOKENS[::-1])
@@ -510,8 +509,7 @@ def test_tokens_of_a_decoder_behind_the_end_of_the_encoder_s(told):
     assert_same(train(Translator, x, np.where(options["weights"] > 0, TAGS, 0), BUDGET, **options), plain)
 
 
-@pytest.mark.per_version
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_batches_that_tell_no_lengths_are_refused():
     def make():
         inputs = tf.keras.Input((None, 3))
@@ -520,7 +518,7 @@ def test_batches_that_tell_no_lengths_are_refused():
     failing(make, np.ones([COUNT, TIME, 3], "float32"), SCORES, "`micro_batch_tokens` needs to know where", ValueError)
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_sparse_tensors_beside_the_tokens_are_refused():
     def make():
         tokens, extra = tf.keras.Input((None,), dtype="int32"), tf.keras.Input((4,), sparse=True)
@@ -574,8 +572,8 @@ def test_few_shapes_hold_every_example_once_and_keep_the_budget(seed):
             assert size * length <= budget or (size == 1 and length == own)
 
 
+@pytest.mark.slow
 @HAS_JIT_COMPILE
-@pytest.mark.per_version
 @pytest.mark.parametrize("accum_steps", [1, 2])
 def test_xla_compiles_each_micro_batch(accum_steps):
     compiling = {"loss": cross_entropy(), "weighted_metrics": ["accuracy"]}
@@ -676,7 +674,7 @@ def test_no_noise_scale_is_measured_between_micro_batches_sorted_by_length():
     assert "sorts examples by length" in logger.summary
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_a_weight_for_each_example_is_no_weight_for_tokens():
     failing(
         Reader,
@@ -706,8 +704,8 @@ class Shifted(tf.keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(IS_KERAS_3, reason="`compiled_loss` ended with Keras 2")
+@pytest.mark.slow
+@pytest.mark.tf(keras=2, because="`compiled_loss` ended with Keras 2")
 def test_outputs_of_another_length_than_the_sequences_are_named():
     weights = IS_TOKEN.astype("float32")
     for more in [{}] + ([XLA] if TF_VERSION >= (2, 8) else []):
@@ -725,14 +723,14 @@ class LateReader(tf.keras.Model):
         return self.head(tf.reduce_mean(self.embedding(inputs["input_ids"]), axis=1))
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_outputs_that_say_nothing_of_padding_are_probed_again():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "`micro_batch_tokens` trims padding")  # it can be checked
         failing(LateReader, reading(), SCORES, "depend on its padding")
 
 
-@pytest.mark.per_version
+@pytest.mark.slow
 def test_a_model_with_noise_in_prediction_can_not_be_checked():
     class Noisy(LateReader):
         def call(self, inputs):
@@ -745,7 +743,7 @@ def test_a_model_with_noise_in_prediction_can_not_be_checked():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(IS_KERAS_3, reason="the train step of Keras 2")
+@pytest.mark.tf(keras=2, because="the train step of Keras 2")
 def test_a_model_that_is_not_called_with_x_can_not_be_checked():
     class Picks(Shifted):
         def call(self, inputs):

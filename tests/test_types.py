@@ -52,7 +52,7 @@ def test_the_package_says_that_it_has_types():
     assert os.path.isfile(os.path.join(os.path.dirname(accum.__file__), "py.typed"))
 
 
-@pytest.mark.keras_api
+@pytest.mark.tf("2.2")
 def test_a_model_is_made_with_the_same_defaults_in_either_way():
     """Their signatures stand in two places, because types and completion need them there."""
     model = accum.GradientAccumulateModel
@@ -80,6 +80,7 @@ def is_any(annotation):
     return any(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(annotation))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["_engine", "_keras"])
 def test_few_annotations_leave_the_type_open(package):
     """What really can be anything has a name in `accum._tf` that says what it is."""

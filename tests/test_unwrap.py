@@ -4,14 +4,14 @@ import os
 import subprocess
 import sys
 
-import exceptions
 import numpy as np
 import pytest
 import tensorflow as tf
+import versions
 
 import accum
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.slow]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(20, 3)).astype("float32"), RANDOM.normal(size=(20, 2)).astype("float32")
@@ -83,7 +83,6 @@ def of_accum(value):
     return type(value).__module__.startswith("accum")
 
 
-@pytest.mark.weekly
 @pytest.mark.parametrize("how,make,options", CASES, ids=IDS)
 def test_a_plain_model_goes_on_as_one_that_has_never_accumulated(how, make, options):
     model = trained(how(make, **options))
@@ -134,11 +133,10 @@ else:
 np.save(sys.argv[2], outputs)
 assert not [name for name in sys.modules if name.split(".")[0] == "accum"]
 """
-FORMATS = ["export"] if exceptions.IS_KERAS_3 else ["tf", "h5"]
-FORMATS += ["keras"] if exceptions.TF_VERSION >= (2, 13) else []
+FORMATS = ["export"] if versions.IS_KERAS_3 else ["tf", "h5"]
+FORMATS += ["keras"] if versions.TF_VERSION >= (2, 13) else []
 
 
-@pytest.mark.weekly
 @pytest.mark.parametrize("make", [functional, sequential])
 @pytest.mark.parametrize("format", FORMATS)
 def test_its_files_load_where_accum_is_not_installed(make, format, tmp_path):
@@ -188,7 +186,7 @@ def test_a_model_that_is_not_compiled_stays_so():
     assert trained(compiled(plain)).optimizer.iterations.numpy() == 8
 
 
-@pytest.mark.skipif(exceptions.TF_VERSION < (2, 4), reason="the public LossScaleOptimizer begins with 2.4")
+@pytest.mark.tf("2.4", because="the public LossScaleOptimizer begins with 2.4")
 def test_a_loss_scale_is_kept():
     made = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.01))
     model = compiled(accum.GradientAccumulateModel.from_model(sequential(), 2), made)

@@ -8,7 +8,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 pytestmark = pytest.mark.slow
 
@@ -134,12 +134,14 @@ def slim_suite(tmp_path_factory):
     return files, plain
 
 
+@pytest.mark.tf(max="2.12", because="most of tf_slim 1.1.0's own tests fail from TF 2.13 on")
 @pytest.mark.law("L14")
 def test_slim_tests_pass_on_single_micro_steps(slim_suite, tmp_path):
     files, plain = slim_suite
     assert differences(files, 1, tmp_path, plain, {}) == {}
 
 
+@pytest.mark.tf(max="2.12", because="most of tf_slim 1.1.0's own tests fail from TF 2.13 on")
 @pytest.mark.law("L1")
 @pytest.mark.law("L3")
 def test_slim_tests_pass_on_two_micro_steps_for_each_of_their_runs(slim_suite, tmp_path):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
+from versions import IS_KERAS_3, TF_VERSION
 
-pytestmark = [pytest.mark.per_version, pytest.mark.keras_api, pytest.mark.weekly]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(14, 3)).astype("float32"), RANDOM.normal(size=(14, 2)).astype("float32")
@@ -91,7 +91,7 @@ def test_data_without_a_batch_ask_for_a_weight():
 
 
 @pytest.mark.law("L5")
-@pytest.mark.skipif(not IS_KERAS_3, reason="the reduction is Keras 3's")
+@pytest.mark.tf(keras=3, because="the reduction is Keras 3's")
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_a_loss_that_divides_by_the_sum_of_sample_weights_equals_the_full_batch(is_masked):
     tokens = np.array([[1, 2, 0], [3, 0, 0], [2, 2, 2], [1, 3, 0], [2, 0, 0], [3, 3, 1]])
@@ -169,7 +169,6 @@ class MaskedHelper(tf.keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.slow
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_masked_loss_in_a_function_of_its_own_equals_the_full_batch(run_eagerly):

@@ -9,8 +9,8 @@ import inspect
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from replicas import mirrored
+from versions import IS_KERAS_3, IS_WINE, TF_VERSION, XLA_ENDS
 from whole_batches import (
     CLASSES,
     COUNT,
@@ -32,10 +32,10 @@ from whole_batches import (
 import accum
 
 pytestmark = [
-    pytest.mark.keras_api,
+    pytest.mark.tf("2.2"),
     pytest.mark.law("L19"),
-    pytest.mark.weekly,
     pytest.mark.filterwarnings("error:With `whole_batch`, these operations"),
+    pytest.mark.slow,
 ]
 
 layers, losses = tf.keras.layers, tf.keras.losses
@@ -167,7 +167,7 @@ CASES = {  # the model, x, y, what it is compiled with
 
 def on_every_environment(names, *chosen):
     """Names as parameters, whose tests run on one Python of each version alone unless they are `chosen`."""
-    return [name if name in chosen else pytest.param(name, marks=pytest.mark.per_version) for name in names]
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def trained(make, x, y, compile_with, wrap=lambda model: model, epochs=1, optimizer=None, **fit_with):
@@ -283,7 +283,6 @@ def with_layer(layer):
     return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(layers.Dense(3)(hidden))))
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.filterwarnings("ignore:The train step changes variables")
 def test_random_numbers_are_the_same_when_a_micro_batch_is_computed_again(how):
@@ -324,7 +323,7 @@ class Given(layers.Layer):
 
 
 @pytest.mark.law("L20")
-@pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.per_version)])
+@pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("draw", [Lies, Draws, Uniform, DrawsInFunction, DrawsBySeed])
 def test_whatever_is_random_is_the_same_when_a_micro_batch_is_computed_again(draw, how):
     """Against plain Keras with the numbers that were drawn. Other numbers in the gradient would make another step."""
@@ -358,8 +357,7 @@ def test_whatever_is_random_is_the_same_when_a_micro_batch_is_computed_again(dra
     assert differs(trained(lambda: make(Given), X[:BATCH], Y[:BATCH], compile_with, **one_batch), plain)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(TF_VERSION < (2, 3), reason="the fused batch normalisation of TF 2.2 has no float64")
+@pytest.mark.tf("2.3", because="the fused batch normalisation of TF 2.2 has no float64")
 def test_mobile_net():
     """52 batch normalisations, in float64: in float32 the smallest maps amplify rounding to percents."""
 
@@ -381,13 +379,12 @@ def test_mobile_net():
     assert differs((None, weights), runs[0])
 
 
-@pytest.mark.per_version
 def test_the_step_is_that_of_the_full_batch_when_traced():
     plain = trained(small, IMAGES, CLASSES, dict(EAGERLY, loss=FROM_LOGITS))
     assert_same(trained(small, IMAGES, CLASSES, dict(TRACED, loss=FROM_LOGITS), split()), plain)
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(IS_WINE, reason=XLA_ENDS)
 @pytest.mark.skipif(
     TF_VERSION < (2, 8), reason="`compile` takes `jit_compile` since TF 2.5, and XLA knows all ops since 2.8"
 )
@@ -408,9 +405,8 @@ BEHIND = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.law("L20")
-@pytest.mark.skipif(TF_VERSION < (2, 5), reason="`compile` has no `jit_compile` yet")
+@pytest.mark.tf("2.5", because="`compile` has no `jit_compile` yet")
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("behind", BEHIND)
 def test_what_is_random_behind_batch_normalisation_is_compiled_by_xla(behind, recompute):
@@ -430,14 +426,12 @@ def test_what_is_random_behind_batch_normalisation_is_compiled_by_xla(behind, re
     assert_same(run(8), run(BATCH))
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("size", [3, 20, 64])
 def test_any_size_of_micro_batches(size):
     plain = trained(at_once, X, Y, dict(EAGERLY, loss="mse"))
     assert_same(trained(at_once, X, Y, dict(EAGERLY, loss="mse"), split(size)), plain)
 
 
-@pytest.mark.per_version
 @pytest.mark.filterwarnings("ignore:Batch normalization updates")
 def test_the_loss_alone_leaves_batch_normalisation_to_the_micro_batches():
     """`AccumBatchNormalization` moves its statistics once, by those of the whole batch, also when computed again."""
@@ -449,7 +443,6 @@ def test_the_loss_alone_leaves_batch_normalisation_to_the_micro_batches():
     assert differs(by_loss, trained(make, x, y, compile_with))
 
 
-@pytest.mark.per_version
 def test_a_batch_is_tried_again_when_memory_runs_out():
     """Under "auto": at half the size, with the same numbers in the end."""
 
@@ -476,7 +469,6 @@ def test_a_batch_is_tried_again_when_memory_runs_out():
     assert_same(ours, trained(with_dropout, X, Y, compile_with, split(10)))
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("accum_steps", [1, 2])
 def test_replicas_share_the_statistics(accum_steps):
     """Cycles weight replicas by their examples: of 31, the second batch has 8 and 7 on them."""
@@ -497,7 +489,6 @@ def test_replicas_share_the_statistics(accum_steps):
         assert_same((model, model.get_weights(), {}), (model, plain[1], {}))
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.filterwarnings("ignore:Batch normalization updates")
 def test_mixed_precision(policy):
@@ -514,7 +505,6 @@ def test_mixed_precision(policy):
     assert any(np.abs(mine - whole).max() > 1e-2 for mine, whole in zip(without[1], exact[1]))
 
 
-@pytest.mark.per_version
 def test_cycles_of_whole_batches():
     """`accum_steps` counts batches. Each has statistics of its own, as in plain accumulation of such batches."""
     compile_with = dict(EAGERLY, loss=FROM_LOGITS)
@@ -557,7 +547,6 @@ def list_nodes(function):
     ]
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_on_a_gpu_what_crosses_barriers_is_kept_on_the_host(how, monkeypatch):
     """There is no GPU here, so one is claimed, and the graph shows where the lists of tensors are placed."""
@@ -582,7 +571,6 @@ def test_on_a_gpu_what_crosses_barriers_is_kept_on_the_host(how, monkeypatch):
     assert not any(node.device for node in nodes if node.op.startswith("Conv2D"))
 
 
-@pytest.mark.per_version
 def test_rows_of_embeddings_stay_rows():
     """The gradient of a table that is used twice, before and after a barrier, has its rows of both."""
     grads = []
@@ -604,7 +592,6 @@ def test_rows_of_embeddings_stay_rows():
     assert grads and all(isinstance(grad, tf.IndexedSlices) for grad in grads)
 
 
-@pytest.mark.per_version
 def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
     class AwayFromOthers(layers.Layer):
         """Appends the standard deviation over the examples, as a GAN's discriminator does."""
@@ -670,7 +657,6 @@ class AsksFor(layers.Layer):
         return self.inner(inputs, mask=mask) if takes_it else self.inner(inputs)
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("inner", [Centred, layers.BatchNormalization])
 def test_a_layer_may_ask_which_arguments_another_one_takes(inner):
     def make():
@@ -734,7 +720,6 @@ def of_table():
     return tf.keras.Model(tokens, layers.Dense(2)(OfTable()(tokens)))
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.parametrize(
     "make,data",
@@ -764,7 +749,6 @@ class MovesCentre(AcrossExamples):
         return inputs - (tf.convert_to_tensor(self.centre) if self.is_after else before)
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.filterwarnings("error:The train step changes variables")
@@ -800,7 +784,6 @@ class AwayFromNoted(AcrossExamples):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.per_version
 def test_a_layer_that_looks_across_examples_must_be_given_what_it_takes_of_them():
     def make(is_given):
         inputs, notes = tf.keras.Input((3,)), Notes()
@@ -824,8 +807,7 @@ class Branches(layers.Layer):
         return tf.ensure_shape(hidden, inputs.shape)
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(IS_KERAS_3, reason="its train function uses no AutoGraph")
+@pytest.mark.tf(keras=2, because="its train function uses no AutoGraph")
 def test_a_layer_that_needs_autograph_has_it():
     net = behind(Branches())
     initial, plain = net.get_weights(), tf.keras.models.clone_model(net)
@@ -862,8 +844,7 @@ def step_of(net, whole_batch):
     model.train_on_batch(IMAGES[:BATCH], CLASSES[:BATCH])
 
 
-@pytest.mark.per_version
-@pytest.mark.skipif(TF_VERSION < (2, 5), reason="no `MultiHeadAttention`, or one that needs static shapes")
+@pytest.mark.tf("2.5", because="no `MultiHeadAttention`, or one that needs static shapes")
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_what_looks_within_an_example_is_neither_a_barrier_nor_named(how):
     """A layer normalisation is the same operation as a batch normalisation, with examples as its features."""
@@ -872,7 +853,6 @@ def test_what_looks_within_an_example_is_neither_a_barrier_nor_named(how):
     assert_same(trained(lambda: behind(LooksWithin()), IMAGES, CLASSES, compile_with, split()), plain)
 
 
-@pytest.mark.per_version
 def test_evaluation_and_prediction():
     """A loss over the whole batch is one in validation too."""
     compile_with = dict(EAGERLY, loss=covariance, metrics=[covariance])
@@ -890,7 +870,6 @@ def slots_of(model):
     return list(variables() if callable(variables) else variables)
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("name", ["residual", "sequential"])
 def test_the_step_is_traced_once(name):
     """TensorFlow would trace it again if its first trace created slots or metrics, as it does for plain Keras."""
@@ -936,7 +915,6 @@ def test_a_train_step_of_the_user():
     assert differs(trained(own, X, Y, dict(EAGERLY), split(whole_batch="loss")), plain)
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("how", [{"run_eagerly": True}, {}], ids=["eagerly", "traced"])
 def test_a_train_step_that_differentiates_twice(how):
     """A persistent tape asks for the gradient of one forward pass as often as it likes."""
@@ -1016,10 +994,8 @@ class OfBlocks(tf.keras.Model):
         return self.head(tf.reduce_mean(hidden, [1, 2]))
 
 
-@pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.per_version)])
-@pytest.mark.parametrize(
-    "decorated", [False, pytest.param(True, marks=pytest.mark.per_version)], ids=["plain", "tf.function"]
-)
+@pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("decorated", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "tf.function"])
 def test_batch_normalisation_within_layers_and_models_of_the_users_own(decorated, how):
     compile_with = dict({"loss": FROM_LOGITS}, **(EAGERLY if how == "eager" else TRACED))
     plain = trained(OfBlocks, IMAGES, CLASSES, compile_with)
@@ -1040,7 +1016,6 @@ class ByHand(layers.Layer):
         return tf.nn.batch_normalization(inputs, mean, variance, None, tf.convert_to_tensor(self.scale), 1e-3)
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_batch_normalisation_by_operations_of_tensorflow(how):
     """Beside that of Keras. The user's average moves once."""
@@ -1071,7 +1046,6 @@ def test_randomness_within_a_loop_is_refused_by_name(how):
         trained(lambda: with_layer(Hidden(name="hidden_loop")), X, Y, compile_with, split())
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_a_scalar_of_a_micro_batch_crosses_a_barrier(how):
     """Without examples that meet in it, it would be none of the layer's; here its gradient is 0 in both runs."""
@@ -1092,7 +1066,6 @@ def test_a_scalar_of_a_micro_batch_crosses_a_barrier(how):
     assert_same(ours, plain)
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_what_is_drawn_and_assigned_is_named(how):
     class Keeps(layers.Layer):
@@ -1156,7 +1129,6 @@ def test_the_config_keeps_it():
     assert again.micro_batch_size == 8
 
 
-@pytest.mark.per_version
 def test_the_gradient_is_the_finite_difference():
     """In float64, of a loss of the whole batch by the weights before and between barriers."""
     with policy_of("float64"):
@@ -1248,7 +1220,6 @@ def at_two_levels():
     return tf.keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([layers.ReLU()(early), late])))
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.filterwarnings("ignore:.*from_logits=True")
@@ -1282,7 +1253,6 @@ def test_functional_models_of_every_kind(name):
     assert_same(trained(make, x, y, compile_with, split()), trained(make, x, y, compile_with))
 
 
-@pytest.mark.per_version
 def test_losses_beside_the_call():
     """A layer that the train step calls itself adds its loss, and a model that is called twice adds those of a call."""
 
@@ -1299,7 +1269,7 @@ def test_losses_beside_the_call():
     assert_same(trained(make, X, Y, EAGERLY, split()), trained(make, X, Y, EAGERLY))
 
 
-@pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.per_version)])
+@pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.slow)])
 def test_a_gradient_by_the_inputs_is_refused(how):
     def loss_of(model, x, y):
         return tf.reduce_mean((model(x * tf.cast(model.scale, x.dtype), training=True) - y) ** 2)
@@ -1314,7 +1284,6 @@ def test_a_gradient_by_the_inputs_is_refused(how):
         trained(own_train_step(loss_of, Scaled), X, Y, compile_with, split())
 
 
-@pytest.mark.per_version
 def test_outputs_without_a_batch_axis_are_refused():
     class Wrong(tf.keras.Model):
         def __init__(self):
@@ -1328,7 +1297,6 @@ def test_outputs_without_a_batch_axis_are_refused():
         trained(Wrong, X, np.zeros((COUNT, 2), "float32"), dict(EAGERLY, loss=covariance), split(), batch_size=16)
 
 
-@pytest.mark.per_version
 def test_an_optimizer_that_does_not_accumulate_stays_plain():
     """No accumulators: a checkpoint has the variables of a plain optimizer."""
     ours, plain = (trained(dense, X, Y, dict(EAGERLY, loss="mse"), wrap)[0] for wrap in (split(), unchanged))
@@ -1339,7 +1307,6 @@ def test_an_optimizer_that_does_not_accumulate_stays_plain():
     assert sorted(tuple(var.shape) for var in variables[0]) == sorted(tuple(var.shape) for var in variables[1])
 
 
-@pytest.mark.per_version
 def test_what_moves_per_micro_batch_warns():
     with pytest.warns(UserWarning, match="Batch normalization updates"):
         trained(sequential, X, Y, dict(EAGERLY, loss="mse"), split(whole_batch="loss"))
@@ -1347,7 +1314,6 @@ def test_what_moves_per_micro_batch_warns():
         trained(lambda: with_layer(Remembers()), X, Y, dict(EAGERLY, loss="mse"), split())
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_what_a_layer_assigns_without_the_data_is_assigned_once(how):
     """A count of calls, which scales what the layer returns: plain Keras counts each batch once."""
@@ -1356,7 +1322,6 @@ def test_what_a_layer_assigns_without_the_data_is_assigned_once(how):
     assert_same(trained(lambda: with_layer(Counts()), X, Y, compile_with, split()), plain)
 
 
-@pytest.mark.slow
 @pytest.mark.law("L9")
 @pytest.mark.law("L19")
 def test_nan_propagates_as_in_the_full_batch():
@@ -1385,7 +1350,6 @@ def of_sparse():
     return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(OfSparse()(inputs))))
 
 
-@pytest.mark.per_version
 def test_inputs_may_be_sparse():
     dense = np.random.RandomState(0).normal(size=(COUNT, 6)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(np.where(dense > 0.3, dense, 0.0)), Y))
@@ -1400,7 +1364,6 @@ def test_inputs_may_be_sparse():
     assert_same(run(split()), plain)
 
 
-@pytest.mark.per_version
 @pytest.mark.skipif(TF_VERSION < (2, 5) or IS_KERAS_3, reason="no losses of ragged outputs")
 def test_a_ragged_output_is_refused_by_name():
     inputs = tf.keras.Input((None, 1), ragged=True)
@@ -1421,7 +1384,6 @@ def always_in_training():
     return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(hidden)))
 
 
-@pytest.mark.per_version
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("whole_batch", ["all", "batch_norm"])
 @pytest.mark.filterwarnings("ignore:Batch normalization updates")
@@ -1488,7 +1450,6 @@ class AddsGrowingPenalty(layers.Layer):
         return self.scale * inputs
 
 
-@pytest.mark.per_version
 @pytest.mark.parametrize("whole_batch", ["all", "loss"])
 @pytest.mark.parametrize(
     "layer",

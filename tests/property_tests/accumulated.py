@@ -9,8 +9,8 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from replicas import mirrored
+from versions import IS_KERAS_3
 
 import accum
 from property_tests import models, plain

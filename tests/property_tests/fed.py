@@ -5,8 +5,8 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
-from exceptions import TF_VERSION
 from optimizers import built, keras_weights
+from versions import TF_VERSION
 
 import accum
 import accum.compat.v1

@@ -14,9 +14,9 @@ A case is a dict of plain values:
 """
 
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
 from hypothesis import strategies as st
 from optimizers import legacy_family, new_family
+from versions import IS_KERAS_3, TF_VERSION
 
 KERAS = {
     "SGD": [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}],

@@ -27,8 +27,8 @@ A case is a dict of plain values:
     "seed"
 """
 
-from exceptions import IS_KERAS_3, TF_VERSION
 from hypothesis import strategies as st
+from versions import IS_KERAS_3, TF_VERSION
 
 from property_tests import losses, models
 from property_tests.drawing import compatible

@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
+from versions import IS_KERAS_3, TF_VERSION
 
 layers = tf.keras.layers
 

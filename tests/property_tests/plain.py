@@ -5,7 +5,7 @@ from typing import Any, Dict, List, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 from property_tests import losses, models
 from property_tests.cycles import accum_steps

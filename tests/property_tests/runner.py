@@ -5,8 +5,8 @@ import pprint
 from unittest import mock
 
 import hypothesis
-from exceptions import HAS_KERAS_API
 from hypothesis.internal.conjecture import engine
+from versions import HAS_KERAS_API
 
 from property_tests import features, fed, fed_cases, static_cases, static_trained
 

@@ -8,8 +8,8 @@ import weakref
 
 import numpy as np
 import tensorflow as tf
-from exceptions import TF_VERSION
 from replicas import RUN, mirrored
+from versions import TF_VERSION
 
 import accum.compat.v1
 from property_tests import models, plain

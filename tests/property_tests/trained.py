@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 from property_tests import accumulated, models, plain
 from property_tests.fed import Deviation, alike

@@ -13,8 +13,8 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from make_golden import gradients, make_problem
+from versions import IS_KERAS_3
 
 import accum
 import accum.compat.v1

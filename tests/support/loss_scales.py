@@ -1,7 +1,7 @@
 """Loss scaling in a custom loop: Keras 3 unscales gradients when it applies them; in Keras 2, the loop does it."""
 
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 
 def scaled_loss(optimizer, loss):

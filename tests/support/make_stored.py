@@ -19,10 +19,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
-from exceptions import HAS_KERAS_API, IS_KERAS_3, TF_VERSION
 from make_golden import gradients, make_problem
 from optimizers import legacy_family, new_family
 from replicas import RUN, make_cpus, mirrored
+from versions import HAS_KERAS_API, IS_KERAS_3, TF_VERSION
 
 import accum
 import accum.compat.v1

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from exceptions import IS_KERAS_3, TF_VERSION
+from versions import IS_KERAS_3, TF_VERSION
 
 tf1 = tf.compat.v1
 
@@ -22,10 +22,10 @@ KERAS = tuple(int(part) for part in re.findall(r"\d+", getattr(tf.keras, "__vers
 NOT_ALONE = ("SyncReplicasOptimizer", "Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
 
 
-EAGER_AND_TRACED = [pytest.param(False, id="eager", marks=pytest.mark.per_version), pytest.param(True, id="function")]
+EAGER_AND_TRACED = [pytest.param(False, id="eager", marks=pytest.mark.slow), pytest.param(True, id="function")]
 """pytest parameters: whether a micro step is a `tf.function`."""
 
-MAINLY_EAGER = [pytest.param(False, id="eager"), pytest.param(True, id="function", marks=pytest.mark.per_version)]
+MAINLY_EAGER = [pytest.param(False, id="eager"), pytest.param(True, id="function", marks=pytest.mark.slow)]
 """The same where the trace is not the subject: it takes several times as long."""
 
 
@@ -89,7 +89,7 @@ def mainly(parameters, *chosen):
         if not hasattr(parameter, "marks"):
             parameter = pytest.param(*parameter) if isinstance(parameter, tuple) else pytest.param(parameter)
         name = parameter.id or (parameter.values if len(parameter.values) > 1 else parameter.values[0])
-        marks = list(parameter.marks) + ([] if name in chosen else [pytest.mark.per_version])
+        marks = list(parameter.marks) + ([] if name in chosen else [pytest.mark.slow])
         chosen_parameters.append(pytest.param(*parameter.values, id=parameter.id, marks=marks))
     return chosen_parameters
 
@@ -111,7 +111,7 @@ def keras_optimizers(but=()):
             seen.add(cls)
             for arguments in [{}] + KERAS_VARIANTS.get(name, []):
                 make = lambda cls=cls, arguments=arguments: cls(learning_rate=0.05, **arguments)
-                marks = pytest.mark.per_version if arguments else ()
+                marks = pytest.mark.slow if arguments else ()
                 optimizers.append(pytest.param(make, id=_label(family, name, *sorted(arguments)), marks=marks))
     return optimizers
 

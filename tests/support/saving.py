@@ -1,6 +1,6 @@
 """The formats in which the Keras of this TensorFlow saves a whole model."""
 
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 FORMATS = ["keras", "h5"] if IS_KERAS_3 else ["tf", "h5"]
 

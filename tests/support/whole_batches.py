@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from exceptions import IS_KERAS_3
+from versions import IS_KERAS_3
 
 layers = tf.keras.layers
 RANDOM = np.random.RandomState(0)

@@ -11,8 +11,8 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
-from exceptions import IS_KERAS_3
 from replicas import look_often_for_the_end_of_replicas
+from versions import IS_KERAS_3
 from worker_problems import (
     CYCLES,
     normalised_network,
