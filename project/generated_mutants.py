@@ -1,7 +1,7 @@
 """Plant mistakes that nobody chose in the sources, and see for each whether a quick test fails.
 
     python project/generated_mutants.py map FOLDER               find which tests run which lines, by coverage.py
-    python project/generated_mutants.py map FOLDER --add --marks per_version --tests tests/test_single.py
+    python project/generated_mutants.py map FOLDER --add --marks slow --tests tests/graph/test_single.py
     python project/generated_mutants.py run FOLDER --count 200   plant that many more, and record what they did
     python project/generated_mutants.py run FOLDER --survivors --tests tests/test_new.py
     python project/generated_mutants.py page                     write pages/generated-mutants.md
@@ -46,12 +46,6 @@ PARTS = (
     "accum/_keras/_model",
     "compat/v1",
 )
-OTHER_TESTS = """
-benchmarks cluster clusters command_line consoles conventions convert convert_architectures cost demo doctor
-error_text exceptions graph_pins index_page laws layout migrate migrate_files migrating old_tensorflow package programs
-property_tests readme scorecard silence site stored types upstream_suites workers
-"""
-# Tests of other parts of the package, and of its files.
 
 COMPARISONS = {"==": "!=", "!=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 COMPARISONS.update({"is not": "is", "is": "is not", "not in": "in", "in": "not in"})
@@ -269,9 +263,8 @@ def copy_sources(folder):
 
 
 def quick_tests():
-    paths = sorted(glob.glob(os.path.join(ROOT, "tests", "test_*.py")))
-    names = [os.path.basename(path) for path in paths]
-    return ["tests/" + name for name in names if name[len("test_") : -len(".py")] not in OTHER_TESTS.split()]
+    paths = sorted(glob.glob(os.path.join(ROOT, "tests", "[gkr]*", "test_*.py")))
+    return [os.path.relpath(path, ROOT) for path in paths]
 
 
 class Watch:
@@ -590,7 +583,7 @@ def main(argv=None):
     for command in (maps, runs):
         command.add_argument("folder", metavar="FOLDER", help="for the copy of the sources and the map")
         command.add_argument("--tests", nargs="+", default=[], help="these, in place of those that the map names")
-        command.add_argument("--marks", default="not slow and not per_version", help="as pytest's -m")
+        command.add_argument("--marks", default="not slow", help="as pytest's -m")
     maps.add_argument("--add", action="store_true", help="to the map in FOLDER, of other tests")
     runs.add_argument("--count", type=int, default=-1, help="how many mutants (default: all that are left)")
     runs.add_argument("--seed", type=int, default=0, help="of the order in which mutants are taken")

@@ -23,8 +23,8 @@ here is typed by hand.
 ## Golden trajectories
 
 Every interface (optimizer, model, static graph) makes ten steps with six optimizers on micro-batches of unequal size
-(5 + 4 + 3). The weights are compared with NumPy in float64 (`tests/golden`). The tests allow a difference of 2e-6 for
-weights of order one.
+(5 + 4 + 3). The weights are compared with NumPy in float64 (`tests/support/golden`). The tests allow a difference of
+2e-6 for weights of order one.
 
 The last two columns compare the final weights with those of a neighbour, over the trajectories that both ran; 0 means
 identical bits. One neighbour is the previous TensorFlow on the same Python, or on the nearest Python that it supports.

@@ -40,7 +40,7 @@ WORDS = {
 def run(arguments):
     """Check the kinds asked for, and return the number of those that failed."""
     # In place of this script's folder, whose modules are not for the tests.
-    sys.path[:1] = [os.path.join(ROOT, folder) for folder in (os.path.join("tests", "support"), "tests", "")]
+    sys.path[:1] = [os.path.join(ROOT, "tests", "support"), ROOT]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
     from property_tests import runner
@@ -194,8 +194,8 @@ def _pairs(number):
 
 
 def _features():
-    """Return `FEATURES` of tests/property_tests/features.py, without TensorFlow."""
-    path = os.path.join(ROOT, "tests", "property_tests", "features.py")
+    """Return `FEATURES` of tests/support/property_tests/features.py, without TensorFlow."""
+    path = os.path.join(ROOT, "tests", "support", "property_tests", "features.py")
     spec = importlib.util.spec_from_file_location("features", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -3,7 +3,7 @@
     python project/rows.py [NAME ...]      # all networks that this TensorFlow has, or those of these names
 
 Each line: the operations that depend on the batch, how many of them keep examples apart, reduce them or let them meet,
-and the types without a rule. The share over all is at the end; tests/test_row_networks.py holds the bar.
+and the types without a rule. The share over all is at the end; tests/keras/test_row_networks.py holds the bar.
 """
 
 import collections

@@ -4,7 +4,7 @@
     python project/scorecard.py page FILES       writes records/scorecard.json and pages/scorecard.md
     python project/scorecard.py page             writes pages/scorecard.md anew
 
-`tox run -m scorecard` runs all of them. Only the notes are written by hand, in tests/property_tests/peers/notes.py.
+The page says how all of them are run. Only the notes are written by hand, beside the cases, in `peers/notes.py`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 if __name__ == "__main__":
     # In place of this script's folder, whose modules are not for the tests.
-    sys.path[:1] = [os.path.join(ROOT, "tests"), ROOT]
+    sys.path[:1] = [os.path.join(ROOT, "tests", "support"), ROOT]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
@@ -98,7 +98,8 @@ One row of one library, in an environment that has it, case by case:
 python project/scorecard.py run --peer keras3 --law L8 --kind none --verbose
 ```
 
-The cases are in `tests/property_tests/peers/cases.py`, with fixed seeds; each library has a short adapter beside it.
+The cases are in `tests/support/property_tests/peers/cases.py`, with fixed seeds; each library has a short adapter
+beside it.
 """
 
 

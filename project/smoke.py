@@ -1,7 +1,7 @@
 """Check that plain TensorFlow works, beyond its import: `python -I project/smoke.py`, in any environment.
 
 With a NumPy that is too new, TensorFlow 1.15 to 2.3 can be imported and can train a dense network. But `tf.zeros` with
-a dynamic shape fails, and with it every recurrent layer. tests/test_graph_pins.py runs the same checks in the suite.
+a dynamic shape fails, and with it every recurrent layer. `test_graph_pins.py` runs the same checks in the suite.
 """
 
 import numpy as np

@@ -87,11 +87,6 @@ def test_a_map_can_be_made_of_two():
     }
 
 
-def test_what_is_left_out_as_other_tests_exists():
-    for name in generated_mutants.OTHER_TESTS.split():
-        assert os.path.exists(os.path.join(ROOT, "tests", f"test_{name}.py")), name
-
-
 @pytest.mark.parametrize("script", [generated_mutants, long_runs], ids=["mutants", "long runs"])
 def test_the_page_shows_what_was_recorded(script):
     with open(script.PAGE, encoding="utf-8") as file:

@@ -157,7 +157,7 @@ def test_anything_wrong_with_a_report_is_a_failure(name, work):
 
 NOT_RUN = {
     "broken off": {"report": None},
-    "not the whole suite": {"report": junit(PASSED), "arguments": ["tests/test_fit.py"]},
+    "not the whole suite": {"report": junit(PASSED), "arguments": ["tests/keras/test_fit.py"]},
     "no commit": {"report": junit(PASSED), "commit": None},
     "unknown environment": {"report": junit(PASSED), "env_name": "py35-tf2.15"},
     "no wheel there": {"report": junit(PASSED), "env_name": "py36-tf2.2", "system": "macos-arm64"},

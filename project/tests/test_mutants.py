@@ -109,7 +109,7 @@ def test_mutants_have_names_of_their_own_and_tests_that_exist():
     assert len(set(names)) == len(names) >= 25
     for mutant in MUTANTS:
         for test in mutant.tests:
-            file, function = re.match(r"(tests/test_\w+\.py)::(test_\w+)", test).groups()
+            file, function = re.match(r"(tests/\w+/test_\w+\.py)::(test_\w+)", test).groups()
             with open(os.path.join(ROOT, *file.split("/")), encoding="utf-8") as source:
                 assert f"def {function}(" in source.read(), mutant.name
 

@@ -1,6 +1,6 @@
 """Write the golden trajectories with NumPy in float64, by the update rules in the papers. No TensorFlow.
 
-    python tests/support/make_golden.py          write problem.json, and <optimizer>.txt for each rule, to tests/golden/
+    python tests/support/make_golden.py          write problem.json, and <optimizer>.txt for each rule, to golden/
     python tests/support/make_golden.py --check  exit 1 if a file is not up to date
 
 A small network (5 inputs, 4 tanh units, 3 classes, softmax cross-entropy) takes 10 steps, each on the mean gradient of
@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden")
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
 STEPS, BATCH, INPUTS, UNITS, CLASSES = 10, 12, 5, 4, 3
 EPSILON = 1e-16
 

@@ -1,6 +1,6 @@
 """Store a run in each kind of file that accum writes or adds to, for every later version to read (test_stored.py).
 
-    python tests/support/make_stored.py FOLDER      such as tests/stored/2.15; it must not exist
+    python tests/support/make_stored.py FOLDER      such as tests/support/stored/2.15; it must not exist
 
 The folder holds what the TensorFlow that runs this can write, and `run.json`: the numbers that the run was given, and
 those with which it ends by NumPy on full batches. A file is written within the second cycle, unless its format

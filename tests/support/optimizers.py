@@ -22,7 +22,7 @@ KERAS = tuple(int(part) for part in re.findall(r"\d+", getattr(tf.keras, "__vers
 NOT_ALONE = ("SyncReplicasOptimizer", "Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
 
 
-EAGER_AND_TRACED = [pytest.param(False, id="eager", marks=pytest.mark.slow), pytest.param(True, id="function")]
+EAGER_AND_TRACED = [pytest.param(False, id="eager"), pytest.param(True, id="function")]
 """pytest parameters: whether a micro step is a `tf.function`."""
 
 MAINLY_EAGER = [pytest.param(False, id="eager"), pytest.param(True, id="function", marks=pytest.mark.slow)]
@@ -73,7 +73,7 @@ def decays():
         made.append(pytest.param(lambda: new.AdamW(0.1, weight_decay=0.2), id="AdamW"))
     if new is not None and "weight_decay" in new.SGD(0.1).get_config():
         made.append(pytest.param(lambda: new.SGD(0.1, momentum=0.9, weight_decay=0.2), id="SGD"))
-    return made or [pytest.param(None, id="none")]  # which the table of exceptions knows
+    return made or [pytest.param(None, id="none")]  # which its tests skip
 
 
 def slot_families():
@@ -83,7 +83,7 @@ def slot_families():
 
 
 def mainly(parameters, *chosen):
-    """Return pytest parameters, marked `per_version` except those whose id, or value if they have none, is `chosen`."""
+    """Return pytest parameters, marked `slow` except those whose id, or value if they have none, is `chosen`."""
     chosen_parameters = []
     for parameter in parameters:
         if not hasattr(parameter, "marks"):
@@ -99,10 +99,7 @@ def _label(*parts):
 
 
 def keras_optimizers(but=()):
-    """Return pytest parameters: functions that make an optimizer. A class with several names is included once.
-
-    Its variants differ between versions, not between Pythons.
-    """
+    """Return pytest parameters: functions that make an optimizer. A class with several names is included once."""
     seen, optimizers = set(), []
     for family, module in _keras_modules().items():
         for name, cls in _classes(module):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 
-GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden")
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
 BATCH = 12
 RAGGED = (5, 4, 3)  # micro-batches of one batch
 

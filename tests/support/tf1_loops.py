@@ -9,7 +9,7 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 tf1.disable_v2_behavior()
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "graph"))
 
 import test_graph_loops as loops  # noqa: E402
 import tf_slim as slim  # noqa: E402

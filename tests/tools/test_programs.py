@@ -1,0 +1,194 @@
+"""The page of public programs is what its records say, and the script changes no more than it is told to."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "project"))
+
+import programs as script  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not os.path.exists(os.path.join(ROOT, ".git")), reason="only a clone has its scripts")
+
+RECORD = {
+    "repository": "owner/name",
+    "what": "`train`",
+    "commit": "0123456789abcdef",
+    "added": 3,
+    "removed": 2,
+    "agreement": 3e-7,
+    "rows": 0.0,
+    "unaccumulated": 0.1,
+    "own_runs_differ": 0.05,
+    "unordered": ["global_step", "a", "b"],
+    "rounded": ["bias"],
+    "resumes": True,
+    "resumed_off": 0.0,
+    "killed_after": 7,
+    "exports": False,
+    "tensorflow": "1.15.0",
+    "accum": "abcdef0123, 2026-01-31",
+}
+
+
+def near(record):
+    """How far a program may be off its full batch: farther where its order of examples moves variables by 5e-6."""
+    return 1e-5 if record["rounded"] else 5e-6
+
+
+def test_the_page_is_generated_from_the_records():
+    with open(script.PAGE, encoding="utf-8") as file:
+        assert file.read() == script.page(script.records())
+
+
+def test_every_program_has_a_record():
+    assert set(script.records()) == set(script.PROGRAMS)
+
+
+def test_every_program_that_ran_agrees_resumes_and_exports():
+    ran = {name: record for name, record in script.records().items() if "failed" not in record}
+    assert len(ran) >= 38
+    for name, record in ran.items():
+        assert record["agreement"] <= near(record) < 100 * 5e-6 < record["unaccumulated"], name
+        assert record["resumes"] and record["exports"], name
+        assert 0 < record.get("resumed_from", 1) < record.get("killed_after", 2), name
+
+
+def test_every_evaluation_is_that_of_the_full_batch_or_as_near_as_one_with_another_order_of_examples():
+    evaluated = {name: record for name, record in script.records().items() if "evaluated" in record}
+    assert len(evaluated) >= 20
+    exact = {name: record for name, record in evaluated.items() if record["evaluated"] <= 1e-5}
+    assert len(exact) >= len(evaluated) - 3
+    for name, record in exact.items():
+        assert record["evaluation_moved"] > 100 * 1e-5, name
+    for name in set(evaluated) - set(exact):  # they predict from variables that are not compared either
+        record = evaluated[name]
+        assert record["rounded"] and record["evaluated"] <= 2 * record["evaluation_rounded"], name
+        assert record["evaluated"] <= 0.03 * record["evaluation_moved"], name
+
+
+def test_what_ran_on_tensorflow_2_agrees_resumes_and_exports_too():
+    parts = [part for record in script.records().values() for part in record.get("also", {}).values()]
+    ran = [part for part in parts if "failed" not in part]
+    assert len(ran) >= 5
+    for part in ran:
+        assert part["agreement"] <= near(part) < 100 * 5e-6 < part["unaccumulated"]
+        assert part["resumes"] and part["exports"]
+
+
+def test_some_programs_run_through_an_estimator():
+    kinds = {name: program.estimator for name, program in script.PROGRAMS.items() if program.estimator}
+    assert set(kinds.values()) == {"Estimator", "TPUEstimator"}
+    for name in kinds:
+        assert script.records()[name]["mean_loss"] <= 5e-6, name
+
+
+def test_a_row_says_what_a_record_does():
+    page = script.page(
+        {
+            "one": RECORD,
+            "other": {
+                "repository": "a/b",
+                "what": "`f`",
+                "failed": "it imports gym",
+                "accum": "fedcba9876, 2026-02-01",
+            },
+        }
+    )
+    assert "| `0123456789` | 1.15.0 | `train` | +3 −2 | 3e-07 | 0e+00 | 1e-01 |" in page
+    assert "| 5e-02; `global_step`, `a` and 1 more | `bias` | yes | **no** |  | `abcdef0123`, 2026-01-31 |" in page
+    assert "| `fedcba9876`, 2026-02-01 |" in page
+    assert "can't run: it imports gym" in page and "Not tried on TensorFlow 2: one, other." in page
+    assert "| yes, 1e-07 | **no** |" in script.page({"one": dict(RECORD, resumed_off=1e-7)})
+    assert "| **no** | 2e-08 |" in script.page({"one": dict(RECORD, evaluated=2e-8)})
+    decided = dict(RECORD, evaluated=2e-4, evaluation_rounded=3e-4)
+    assert "| **no** | 2e-04 (3e-04) |" in script.page({"one": decided})
+    closed = {name: value for name, value in RECORD.items() if name != "killed_after"}
+    assert "| yes, from a closed session |" in script.page({"one": closed})
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in rows[:4]}) == 1
+
+
+def test_what_runs_on_tensorflow_2_is_a_part_of_a_record_and_stays_when_1_15_runs_again():
+    records = {"one": dict(RECORD), "other": dict(RECORD)}
+    script.keep(records, "one", dict(RECORD, tensorflow="2.10.1", agreement=4e-7), is_tf2=True)
+    script.keep(records, "other", dict(RECORD, failed="no contrib", tensorflow="2.10.1"), is_tf2=True)
+    script.keep(records, "one", dict(RECORD, agreement=5e-7), is_tf2=False)
+    assert records["one"]["agreement"] == 5e-7 and records["one"]["also"]["2.10.1"]["agreement"] == 4e-7
+    page = script.page(records)
+    assert "| 1.15.0, 2.10.1 |" in page and "| one | 2.10.1 | 4e-07 | 1e-01 | yes | **no** |  | `abcdef0123`" in page
+    assert "| other | 2.10.1 | can't run: no contrib |" in page and "Not tried" not in page
+
+
+def test_a_warning_is_its_first_sentence_and_what_it_received():
+    assert "Warnings" not in script.page({"one": RECORD})
+    text = "Each micro-batch changes variables. Move what follows the steps. Received: ['a', 'b', 'c']."
+    page = script.page({"one": dict(RECORD, warned=[text, "One optimizer counts. Received: Adam."])})
+    assert "\n- one: Each micro-batch changes variables. Received: `a`, `b` and 1 more.\n" in page
+    assert "\n- one: One optimizer counts. Received: Adam.\n" in page
+
+
+@pytest.mark.slow
+def test_the_commit_of_accum_is_the_last_of_its_sources(tmp_path, monkeypatch):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=n@example.org"]
+    subprocess.run(git + ["init", "-q"], check=True)
+    for name in ("accum", "compat", "docs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file.py").write_text("pass\n")
+        subprocess.run(git + ["add", "."], check=True)
+        subprocess.run(git + ["commit", "-qm", name], check=True)
+    last = subprocess.run(git + ["rev-parse", "HEAD^"], stdout=subprocess.PIPE, check=True).stdout.decode()
+    monkeypatch.setattr(script, "ROOT", str(tmp_path))
+    assert script.sources().split(", ")[0] == last[:10]
+    assert len(script.sources().split(", ")) == 2
+    (tmp_path / "compat" / "file.py").write_text("x = 1\n")
+    assert script.sources().endswith(", changed")
+
+
+def test_the_reason_of_a_failure_is_the_line_that_names_the_error():
+    output = "Traceback\n  File x\nAttributeError: module 'numpy' has no attribute 'bool'.\n`np.bool` was\n    a link\n"
+    assert script.reason_in(output) == "AttributeError: module 'numpy' has no attribute 'bool'."
+    assert script.reason_in("killed\n") == "killed"
+
+
+def test_imports_of_tensorflow_1_become_those_of_tensorflow_2(tmp_path):
+    before = "import tensorflow as tf\nfrom tensorflow.contrib import slim\nfrom tensorflow.contrib import slim as s\n"
+    before += "x = tf.contrib.layers.layer_norm(x)\n"
+    (tmp_path / "file.py").write_text(before + "import tensorflow as tfv\n")
+    script.modernize(str(tmp_path))
+    after = "import tensorflow.compat.v1 as tf\nimport tf_slim as slim\nimport tf_slim as s\nx = LAYERS.layer_norm(x)\n"
+    after = after.replace("LAYERS", script.LAYERS)
+    assert (tmp_path / "file.py").read_text() == after + "import tensorflow as tfv\n"
+
+
+def test_changes_are_counted_and_those_that_no_longer_fit_are_refused(tmp_path):
+    (tmp_path / "file.py").write_text("import a\nb = 1\nc = b\n")
+    assert script.change(
+        str(tmp_path), {"file.py": [(r"b = 1", "b = 2", 1), (r"^import ", "import x\nimport ", 1)]}
+    ) == (
+        2,
+        1,
+    )
+    assert (tmp_path / "file.py").read_text() == "import x\nimport a\nb = 2\nc = b\n"
+    with pytest.raises(script.Failed, match="file.py has no 'gone' any more"):
+        script.change(str(tmp_path), {"file.py": [("gone", "", 1)]})
+
+
+@pytest.mark.slow
+def test_a_tree_is_that_of_the_newest_commit_and_a_missing_repository_is_named(tmp_path):
+    checkout = tmp_path / "owner+name" / "repo"
+    checkout.mkdir(parents=True)
+    git = ["git", "-C", str(checkout), "-c", "user.name=n", "-c", "user.email=n@example.org"]
+    subprocess.run(git + ["init", "-q"], check=True)
+    (checkout / "file.py").write_text("pass\n")
+    subprocess.run(git + ["add", "."], check=True)
+    subprocess.run(git + ["commit", "-qm", "m"], check=True)
+    program = script.PROGRAMS["tf_unet"]._replace(inside="inside")
+    repository = script.git_directory(str(tmp_path), "owner/name")
+    assert len(script.make_tree(repository, str(tmp_path / "tree"), program)) == 40
+    assert (tmp_path / "tree" / "inside" / "file.py").read_text() == "pass\n"
+    with pytest.raises(script.Failed, match="not in the folder"):
+        script.git_directory(str(tmp_path), "owner/other")

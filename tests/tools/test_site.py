@@ -1,0 +1,154 @@
+"""What the site promises: a page for each public name, each figure once, and the guides as notebooks."""
+
+import glob
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+from unittest import mock
+
+import pytest
+import versions
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+DOCS = os.path.join(ROOT, "docs")
+
+
+def read(path):
+    with open(os.path.join(ROOT, *path.split("/")), encoding="utf-8") as file:
+        return file.read()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["accum", "accum.compat.v1", "accum.convert", "accum.testing"])
+def test_each_public_name_has_a_page_that_an_overview_links_to(module):
+    if module != "accum.compat.v1" and not versions.HAS_KERAS_API:
+        pytest.skip("TF 1.15 has no Keras API")
+    names = [name for name in importlib.import_module(module).__all__ if not name.startswith("__")]
+    overviews = "".join(read(f"docs/api/{name}.rst") for name in ("keras", "v1", "convert", "testing"))
+    for name in names:
+        assert re.search(rf"(?m)^\.\. auto\w+:: {module}\.{name}$", read(f"docs/api/{module}.{name}.rst"))
+        assert f"   {module}.{name}\n" in overviews and f"   {name}\n" in overviews
+
+
+def configuration(monkeypatch, **address):
+    """docs/conf.py where a workflow knows this address; what only Sphinx has is left empty."""
+    for name in ("docutils", "docutils.nodes", "sphinx", "sphinx.util", "sphinx.util.inspect"):
+        monkeypatch.setitem(sys.modules, name, mock.MagicMock())
+    for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in address.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = importlib.util.spec_from_file_location("conf", os.path.join(DOCS, "conf.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def as_built(conf, page):
+    content = [read(f"docs/{page}.md")]
+    conf.read_page(None, page, content)
+    return content[0]
+
+
+@pytest.mark.slow
+def test_the_landing_page_links_to_the_repository_where_it_has_an_address(monkeypatch):
+    conf = configuration(monkeypatch, GITHUB_SERVER_URL="https://example.org", GITHUB_REPOSITORY="some/accum")
+    assert "[the repository](https://example.org/some/accum)" in as_built(conf, "index")
+    assert "example.org" not in as_built(conf, "faq")
+    assert conf.html_theme_options["footer_icons"][0]["url"] == "https://example.org/some/accum"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", [{}, {"GITHUB_SERVER_URL": "https://example.org"}], ids=["none", "half of it"])
+def test_the_landing_page_has_no_link_that_leads_nowhere(monkeypatch, address):
+    conf = configuration(monkeypatch, **address)
+    assert " the repository" in as_built(conf, "index") and "[the repository]" not in as_built(conf, "index")
+    assert not hasattr(conf, "html_theme_options")
+
+
+DRAWINGS = sorted(glob.glob(os.path.join(DOCS, "**", "*.svg"), recursive=True))
+
+
+@pytest.mark.parametrize("path", DRAWINGS, ids=os.path.basename)
+def test_a_drawing_follows_the_system_and_the_theme_that_the_reader_chose(path):
+    """Each is part of its page, so its rules may concern nothing else there."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    of, style = re.search(r'(?s)<svg [^>]*class="([\w-]+)".*?<style>(.*?)</style>', text).groups()
+    colours = dict(re.findall(rf"(?m)^(.*?)\.{of} {{ (--[^}}]*) }}", style))
+    light, dark = colours[""], colours["@media (prefers-color-scheme: dark) { "]
+    assert colours['body[data-theme="light"] '] == light and colours['body[data-theme="dark"] '] == dark != light
+    selectors = re.findall(r"([^{}]+){(?! *\.)", style)
+    assert len(selectors) > 5 and [selector for selector in selectors if f".{of}" not in selector] == []
+    repeated = "".join(re.findall(r'(?s)<g id="[^"]*">(.*?)</g>', text))  # by <use>, where selectors see no ancestors
+    assert all(f".{name} {{" in style for name in re.findall('class="([^"]*)"', repeated))
+    assert [name for name in re.findall('class="([^"]*)"', repeated) if f".{of} .{name}" in style] == []
+    names = [re.findall(r"--([\w-]+):", values) for values in (light, dark)]
+    assert names[0] == names[1] and set(re.findall(r"var\(--([\w-]+)\)", style)) <= set(names[0])
+
+
+def test_no_two_drawings_have_an_id_in_common():
+    ids = []
+    for path in DRAWINGS:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        own = re.findall(r' id="([^"]*)"', text)
+        used = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', text)
+        assert {one or other for one, other in used} <= set(own), path
+        ids += own
+    assert len(ids) == len(set(ids)) > 10 and all("-" in id_ for id_ in ids)  # nor has a page's own part
+
+
+GUIDES = sorted(name for name in os.listdir(os.path.join(DOCS, "guides")) if name.endswith(".md"))
+
+
+def notebooks():
+    spec = importlib.util.spec_from_file_location("notebooks", os.path.join(ROOT, "project", "notebooks.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_notebook_has_the_code_of_its_guide_in_order_and_no_link_into_a_clone(guide, tmp_path):
+    notebooks().write(str(tmp_path))
+    book = json.loads((tmp_path / guide.replace(".md", ".ipynb")).read_bytes().decode("utf-8"))
+    code = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+    text = "".join("".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "markdown")
+    blocks = re.findall(r"```python\n(.*?)```", read("docs/guides/" + guide), re.DOTALL)
+    assert [block.strip("\n") for block in blocks] == [cell for cell in code if cell in "".join(blocks)]
+    assert not re.search(r"\]\((?!https)", text) and read("docs/guides/" + guide).split("\n")[0] in text
+    assert (book["nbformat"], book["nbformat_minor"]) == (4, 4)
+
+
+MADE_UP = """\
+# A guide
+
+Some text.
+
+<!-- first:
+x = 20
+-->
+```python
+print(x + 1)
+x + 2
+```
+
+```python
+import transformers, tf_slim, no_such_package
+```
+"""
+
+
+def test_a_notebook_shows_what_its_cells_print_and_return(monkeypatch):
+    module = notebooks()
+    monkeypatch.setattr(module, "OTHER_PACKAGES", ("transformers, tf_slim, no_such_package",))
+    cells = [cell for cell in module.with_outputs(module.notebook(MADE_UP))["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == [1, 2, None]
+    printed, value = cells[1]["outputs"]
+    assert printed["text"] == ["21\n"] and value["data"]["text/plain"] == ["22"] and value["execution_count"] == 2
+    assert cells[0]["outputs"] == cells[2]["outputs"] == []
