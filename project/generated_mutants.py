@@ -3,7 +3,7 @@
     python project/generated_mutants.py map FOLDER               find which tests run which lines, by coverage.py
     python project/generated_mutants.py map FOLDER --add --marks slow --tests tests/graph/test_single.py
     python project/generated_mutants.py run FOLDER --count 200   plant that many more, and record what they did
-    python project/generated_mutants.py run FOLDER --survivors --tests tests/test_new.py
+    python project/generated_mutants.py run FOLDER --survivors --tests tests/keras/test_new.py
     python project/generated_mutants.py page                     write pages/generated-mutants.md
 
 A mutant is one small change: another comparison or constant, a statement that is left out, two arguments swapped, a
