@@ -8,7 +8,8 @@
 
 The mistakes are in project/mutants.txt. Each is planted in a copy of the package, which the tests then import; the
 sources are not touched. The text that a mutant replaces must occur exactly once: a change that moves it fails here and
-in project/tests/test_mutants.py, so that no mutant is lost unnoticed. `run` needs Python 3.8 or later; `--python` may be older.
+in project/tests/test_mutants.py, so that no mutant is lost unnoticed. `run` needs Python 3.8 or later; `--python` may
+be older.
 """
 
 import argparse

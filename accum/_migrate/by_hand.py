@@ -15,9 +15,9 @@ from accum._migrate.arguments import last_name
 from accum._migrate.flows import Flows, has_gradient_call
 
 GRAPH = (
-    "gradients are added up by hand here. If the inputs of a whole batch fit into memory, run the plain train op once, on "
-    "the whole batch, and write before the optimizer: `{line}`. Otherwise `accum.compat.v1.AccumOptimizer` replaces the "
-    "sums with one train op or three; " + guide.see("TensorFlow 1: accumulate, apply, zero")
+    "gradients are added up by hand here. If the inputs of a whole batch fit into memory, run the plain train op once, "
+    "on the whole batch, and write before the optimizer: `{line}`. Otherwise `accum.compat.v1.AccumOptimizer` replaces "
+    "the sums with one train op or three; " + guide.see("TensorFlow 1: accumulate, apply, zero")
 )
 EAGER = (
     "gradients are added up by hand here. Pass each micro-batch's gradients to `accum.GradientAccumulateOptimizer` "
@@ -110,7 +110,7 @@ def find(module, has_tape_elsewhere=False):
 
 
 def _split_line(file, module):
-    """Return the line that splits the batch of a graph, with the names of its loss and of its inputs, if they are plain."""
+    """Return the line that splits the batch of a graph, with the names of its loss and inputs, if they are plain."""
     losses = {
         call.args[0].value.value
         for function, call, _ in file.calls
