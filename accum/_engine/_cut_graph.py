@@ -113,6 +113,7 @@ class CutGraph:
         self.assigned_at_once: Dict[int, List[Assigned]] = {}
         self.moved: List[tf.Tensor] = []
         self._end_without_effect()
+        self._read_once()
         self._order()
         self._find_levels()
         self._forward_state()
@@ -141,6 +142,21 @@ class CutGraph:
                     dtype = self.trace.graph.get_tensor_by_name(tensor).dtype
                     self._add(_tf.graph_parts.new_node(zeros, "ZerosLike", [tensor], T=dtype))
                     self._aliases[cotangent] = f"{zeros}:0"
+
+    def _read_once(self) -> None:
+        """Let all phases have the value that a variable has now, whatever is assigned to it before the gradient."""
+        assigned = {node.inputs[0] for node in self._nodes.values() if _tf.op_walks.is_assignment(node.type)}
+        for node in list(self._nodes.values()):
+            if node.type == "ReadVariableOp" and node.inputs[0] in self._captures and node.inputs[0] not in assigned:
+                self._aliases[f"{node.name}:0"] = self._state_of(node.inputs[0], _dtype(node))
+
+    def _state_of(self, handle: Key, dtype: tf.DType) -> Key:
+        """Return the key of a placeholder for the value of a variable before the batch."""
+        key = self._state_key(handle)
+        if key not in self.states:
+            self._add(_tf.graph_parts.new_node(name_of(key), "Placeholder", [], dtype=dtype))
+            self.states[key] = self._captures[handle]
+        return key
 
     def _order(self) -> None:
         """Sort the operations such that each comes after what it takes, and what is behind a barrier after that."""
@@ -379,10 +395,8 @@ class CutGraph:
 
     def _forward_one(self, handle: Key, nodes: Sequence[Any], finals: Dict[Key, Key]) -> None:
         self._require_plain_reads(handle)
-        current = self._state_key(handle)
         dtype = next(_dtype(node) for node in nodes)
-        self._add(_tf.graph_parts.new_node(name_of(current), "Placeholder", [], dtype=dtype))
-        self.states[current] = self._captures[handle]
+        current = self._state_of(handle, dtype)
         for node in nodes:
             if node.type == "ReadVariableOp":
                 self._aliases[f"{node.name}:0"] = current
@@ -487,7 +501,7 @@ class CutGraph:
             keys += [key for key in whole.argument_grads + whole.part_grads if key is not None]
         for grad in trace.grads:
             keys += [] if grad is None else [grad] if isinstance(grad, str) else list(grad)
-        return keys
+        return keys + [key for key in trace.watched_grads if key is not None]
 
     def _use(self, key: Key, level: int, add: Callable[[Key], None]) -> None:
         """Note that a backward phase takes a tensor."""

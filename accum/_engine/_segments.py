@@ -181,6 +181,7 @@ class _Backward(NamedTuple):
     late: List[Any]  # what the backward phases of earlier levels need
     sums: List[Any]  # gradients by statistics and variables
     rows: List[Any]  # gradients by rows of variables
+    watched: List[Any]  # gradients by arguments
 
 
 class SegmentedFunction:
@@ -389,7 +390,7 @@ class SegmentedFunction:
 
     def backward(
         self, grads: Sequence[Optional[tf.Tensor]], loss_grads: Sequence[tf.Tensor]
-    ) -> List[Optional[Gradient]]:
+    ) -> Tuple[List[Optional[Gradient]], List[Optional[tf.Tensor]]]:
         """Differentiate what `forward` has returned, as often as a persistent tape asks for it.
 
         Args:
@@ -397,10 +398,11 @@ class SegmentedFunction:
           loss_grads: list of the gradients by the losses.
 
         Returns:
-          List of the gradients by the variables, in float32 at least, or None.
+          (list of the gradients by the variables, in float32 at least, or None; list of those by the watched arguments)
         """
         cut, trace = self._cut, self._trace
         self._zeros = {}
+        self._by_watched: Dict[Key, tf.Tensor] = {}
         output_grads = [(key, grad) for key, grad in zip(trace.cotangents, grads) if key is not None]
         self._stored = {key: copy.copy(kept) for key, kept in self._kept.items()}
         self._stored.update({key: _stored_whole(grad) for key, grad in output_grads})
@@ -418,7 +420,7 @@ class SegmentedFunction:
                         self._backward_whole(mark, whole, totals)
                 for key in [key for key in self._stored if self._is_done_backward(key, level)]:
                     del self._stored[key]
-        return self._by_variables(totals)
+        return self._by_variables(totals), [self._by_watched.get(key or "") for key in trace.watched_grads]
 
     def _is_done_backward(self, key: Key, level: int) -> bool:
         """Whether no earlier level needs a tensor."""
@@ -449,6 +451,7 @@ class SegmentedFunction:
         own_rows = [key for key in phase.fetches if key in rows]
         late = [key for key in phase.fetches if key in cut.late or key in part_grads]
         summed = [key for key in phase.fetches if key in sums]
+        watched = [key for key in phase.fetches if key in trace.watched_grads]
         reusable = self._reusable(late, lambda key: self._is_done_backward(key, level))
 
         def combined(value: Callable[[Key], tf.Tensor], added: Callable[[Key], tf.Tensor]) -> _Backward:
@@ -456,6 +459,7 @@ class SegmentedFunction:
                 [Kept(value(key), reusable.get(key)) for key in late],
                 [Sum(added(key)) for key in summed],
                 [SlicesSum(value(key), value(rows[key][0]), rows[key][1]) for key in own_rows],
+                [JoinedRows(value(key)) for key in watched],
             )
 
         def micro_batch(_: None, index: Index) -> _Backward:
@@ -466,6 +470,7 @@ class SegmentedFunction:
         self._stored.update(zip(late, results.late))
         totals.update(zip(summed, results.sums))
         totals.update(zip(own_rows, results.rows))
+        self._by_watched.update(zip(watched, results.watched))
         for mark in trace.statistics:
             if any(grad in summed for grad in mark.grads):
                 by_statistics = self._over_replicas([totals.get(grad) for grad in mark.grads])  # type: ignore[arg-type]
@@ -483,7 +488,9 @@ class SegmentedFunction:
             if cotangent is not None and grad is not None:
                 self._stored[cotangent] = _stored_whole(fetched[grad])
         for key, value in fetched.items():
-            if key in self._rows:
+            if key in self._trace.watched_grads:
+                self._by_watched[key] = value
+            elif key in self._rows:
                 indices, shape = self._rows[key]
                 totals[key] = tf.IndexedSlices(value, fetched[indices], tf.constant(shape, tf.int64))
             else:
@@ -519,29 +526,29 @@ class SegmentedFunction:
 
 def with_gradient(
     tensors: Sequence[tf.Tensor],
-    variables: Sequence[tf.Variable],
+    sources: Sequence[Union[tf.Variable, tf.Tensor]],
     inputs: Sequence[tf.Tensor],
     backward: Callable[[Sequence[tf.Tensor]], Sequence[Optional[Gradient]]],
 ) -> List[tf.Tensor]:
-    """Return `tensors` such that a tape finds their gradients by `variables` with the function `backward`.
+    """Return `tensors` such that a tape finds their gradients by `sources` with the function `backward`.
 
     A tape that needs their gradients by `inputs` raises `ValueError`, because nobody computes them.
 
     Args:
       tensors: list of float tensors.
-      variables: list of trainable variables.
-      inputs: list of the float tensors from which `tensors` were computed.
-      backward: function of the gradients by `tensors`, which returns those by `variables`, None for no gradient.
+      sources: list of trainable variables and of tensors.
+      inputs: list of the other float tensors from which `tensors` were computed.
+      backward: function of the gradients by `tensors`, which returns those by `sources`, None for no gradient.
     """
-    values = [tf.convert_to_tensor(var) for var in variables]
+    values = [tf.convert_to_tensor(source) for source in sources]
     probes = [_without_gradient(tensor) for tensor in inputs]
 
     @custom_gradient
     def linked(*args: tf.Tensor) -> Tuple[List[tf.Tensor], GradientFunction]:
         def grad(*upstream: tf.Tensor) -> List[Optional[Gradient]]:
             grads: List[Optional[Gradient]] = [None] * len(tensors)
-            by_variables = _without_second_gradient(list(backward(upstream)), [*values, *upstream])
-            return grads + by_variables + [tf.zeros_like(probe) for probe in probes]
+            by_sources = _without_second_gradient(list(backward(upstream)), [*values, *upstream])
+            return grads + by_sources + [tf.zeros_like(probe) for probe in probes]
 
         return [tf.identity(arg) for arg in args[: len(tensors)]], grad
 
@@ -680,6 +687,7 @@ def whole_call(
     group_size: int = 1,
     weight: Callable[[], Optional[Scalar]] = lambda: None,
     draws: Any = None,
+    watched: Sequence[tf.Tensor] = (),
 ) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:
     """Compute the outputs of the whole batch, and the losses that were added.
 
@@ -691,12 +699,14 @@ def whole_call(
       inputs: float tensors from which the outputs are computed, but without a gradient.
       compiled: whether XLA compiles this.
       group_size, weight, draws: as for `SegmentedFunction`.
+      watched: those of the whole batch which the trace has watched.
 
     Returns:
-      (outputs, losses). The gradient by `sources` flows through them.
+      (outputs, losses). The gradient by `sources` and by `watched` flows through them.
     """
     run = SegmentedFunction(segments, MicroBatches(batch, size, compiled), group_size, weight, draws)
-    with _tf.graphs.control_flow_of_tf(2):  # whose loops free what they have kept as soon as nobody needs it
+    # Loops of TensorFlow 2 free what they have kept as soon as nobody needs it.
+    with _tf.graphs.control_flow_of_tf(2), _tf.watching.unrecorded():
         outputs, losses = run.forward()
     outputs = [_with_examples(tensor, batch.count) for tensor in outputs]
     floats = [index for index, tensor in enumerate(outputs) if is_differentiable(tensor)]
@@ -705,13 +715,14 @@ def whole_call(
         by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)
         for index, grad in zip(floats, upstream):
             by_outputs[index] = grad
-        with _tf.graphs.control_flow_of_tf(2):
-            grads = run.backward(by_outputs, upstream[len(floats) :])
-        grads = [divided(grad, None, source.dtype.base_dtype) for grad, source in zip(grads, sources)]
+        with _tf.graphs.control_flow_of_tf(2), _tf.watching.unrecorded():
+            by_variables, by_watched = run.backward(by_outputs, upstream[len(floats) :])
+        pairs = zip(by_variables + by_watched, [*sources, *watched])
+        grads = [divided(grad, None, source.dtype.base_dtype) for grad, source in pairs]
         # All or none: an optimizer of a graph would move the last layers while earlier ones may yet fail.
         return list(tf.tuple(grads)) if any(grad is not None for grad in grads) else grads
 
-    linked = with_gradient([outputs[index] for index in floats] + losses, sources, inputs, backward)
+    linked = with_gradient([outputs[index] for index in floats] + losses, [*sources, *watched], inputs, backward)
     for index, tensor in zip(floats, linked):
         outputs[index] = tensor
     return outputs, linked[len(floats) :]

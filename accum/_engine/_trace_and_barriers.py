@@ -128,6 +128,7 @@ class Marks:
       is_whole: whether a function is being called with the whole batch.
       unknown: names of reductions over the examples that are no barriers, though they should be.
       sources: what to differentiate by, if the function sets it: tensors of the graph, or variables.
+      watched: tensors of the micro-batch by which to differentiate, too: arguments of the function.
     """
 
     def __init__(self, compiled: bool = False) -> None:
@@ -141,6 +142,7 @@ class Marks:
         self.is_whole = False
         self.unknown: List[str] = []
         self.sources: Optional[List[Union[tf.Tensor, tf.Variable]]] = None
+        self.watched: List[tf.Tensor] = []
 
     def begin(self) -> None:
         """Begin in the graph of the trace."""
@@ -215,6 +217,8 @@ class Trace(NamedTuple):
       statistics: list of `StatisticsMark`.
       wholes: list of `WholeMark`.
       grads: of the gradient by each variable: a key, a pair (values, indices), or None.
+      watched: those of `inputs` by which the gradient is taken, too.
+      watched_grads: of the gradient by each of these: a key, or None.
       shapes: the shapes of the variables, as lists.
       unknown: as in `Marks`.
       captures: list of (tensor outside of the graph, key of the placeholder that stands for it).
@@ -237,6 +241,8 @@ class Trace(NamedTuple):
     statistics: List[StatisticsMark]
     wholes: List[WholeMark]
     grads: List[Any]
+    watched: List[Key]
+    watched_grads: List[Optional[Key]]
     shapes: List[List[int]]
     unknown: List[str]
     captures: List[Tuple[tf.Tensor, Key]]
@@ -309,12 +315,12 @@ def _read(
     sources = [one for _, _, _, _, whole, _ in marks.statistics for one in (whole.mean, whole.variance)]
     for _, arguments, _, parts in marks.wholes:
         sources += arguments + parts
-    differentiable = [tensor for tensor in sources if is_differentiable(tensor)]
+    differentiable = [tensor for tensor in sources + marks.watched if is_differentiable(tensor)]
     grads: List[Any] = []
-    if targets and variables:
-        wanted = list(variables) + differentiable
+    if targets and (variables or marks.watched):
+        wanted = list(variables or ()) + differentiable
         grads = tf.gradients(targets, wanted, grad_ys=cotangents, name=SCOPE)
-    for grad, source in zip(grads, (list(variables) + differentiable) if grads else ()):  # type: ignore[arg-type]
+    for grad, source in zip(grads, wanted if grads else ()):
         if isinstance(grad, tf.Tensor) and source.dtype != tf.resource:  # a handle
             grad.set_shape(source.shape)
     by_variables = grads[: len(variables)] if grads else [None] * len(variables or ())  # type: ignore[arg-type]
@@ -368,6 +374,8 @@ def _read(
         statistics,
         wholes,
         [of_parts(grad, _name) for grad in by_variables],
+        _names(marks.watched),
+        [grad_of(tensor) for tensor in marks.watched],
         [var.shape.as_list() for var in variables or ()],
         marks.unknown,
         [],

@@ -82,8 +82,8 @@ class _Trial:
         self._outsides = {key: outside for outside, key in graph.trace.captures}
         self._readers: Dict[Key, List[tf.Operation]] = {}  # of each tensor
         for op in graph.trace.graph.get_operations():
-            for tensor in op.inputs:
-                self._readers.setdefault(tensor.name, []).append(op)
+            for key in graph.inputs_of(op.name):
+                self._readers.setdefault(key, []).append(op)
         self._shared: Values = {}  # what is the same in all runs
         self._fed_scale = tf.compat.v1.placeholder(tf.float32, [])
         self._variables = self._made_up_variables()
@@ -180,9 +180,6 @@ class _Trial:
 
     def _capture(self, key: Key) -> np.ndarray:
         """Return a value for what comes from outside of the graph."""
-        if key in self._cut.states:
-            spec = self._variable(self._cut.states[key])
-            return self._weights(key, spec.shape.as_list(), spec.dtype)
         outside = self._outsides[key]
         value = tf.get_static_value(outside)
         if value is not None:
@@ -202,10 +199,12 @@ class _Trial:
     def _made_up_variables(self) -> Dict[Key, tf.Variable]:
         """Return variables that take the place of those outside."""
         phases = self._cut.forward + self._cut.wholes
-        keys = dict.fromkeys(key for phase in phases for key in phase.feeds if self._cut.spec(key).dtype == tf.resource)
+        handles = {**self._outsides, **self._cut.states}
+        fed = dict.fromkeys(key for phase in phases for key in phase.feeds)
+        keys = [key for key in fed if key in self._cut.states or self._cut.spec(key).dtype == tf.resource]
         made = {}
         for number, key in enumerate(keys):
-            spec = self._variable(self._outsides[key])
+            spec = self._variable(handles[key])
             shape, dtype = spec.shape.as_list(), spec.dtype
             value = tf.zeros(shape, dtype)
             if dtype.is_floating:
@@ -225,7 +224,10 @@ class _Trial:
             if key not in self._variables:
                 spec = self._cut.spec(key)
                 places[key] = tf.compat.v1.placeholder(spec.dtype, spec.shape)
-            feeds[key] = self._variables[key].handle if key in self._variables else places[key]
+                feeds[key] = places[key]
+            else:
+                var = self._variables[key]
+                feeds[key] = var.read_value() if key in self._cut.states else var.handle
         phase = phase._replace(fetches=list(keys), effects=[])
         return _Imported(places, self._cut.run(phase, feeds, keeps_devices=False))
 

@@ -24,6 +24,11 @@ def batch_norms_in(model: tf.keras.Model) -> List[Any]:
     return [layer for layer in layers_of(model) if isinstance(layer, BATCH_NORMS)]
 
 
+def is_batch_norm(layer: Any) -> bool:
+    """Whether a layer is batch normalisation, of any kind."""
+    return isinstance(layer, BATCH_NORMS)
+
+
 def is_plain(layer: Any) -> bool:
     """Whether a layer is of Keras' own class."""
     return type(layer) in BATCH_NORMS

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from typing import Any, Tuple
+from typing import Any, Sequence, Tuple
 
 from accum._tf.version import IS_KERAS_3, tf
 
@@ -55,3 +55,10 @@ def is_stateful_rnn(layer: Any) -> bool:
     Other layers are `stateful` in Keras 2 for other reasons.
     """
     return isinstance(layer, tf.keras.layers.RNN) and bool(layer.stateful)
+
+
+def replace_added_losses(layer: Any, added: Sequence[Tuple[Any, tf.Tensor]]) -> None:
+    """Let what a layer and the layers in it have added as losses in its latest call be pairs of (layer, loss)."""
+    layer._clear_losses()
+    for one, loss in added:
+        (one._losses if IS_KERAS_3 else one._eager_losses).append(loss)

@@ -310,18 +310,6 @@ def metrics_of_layers(model: tf.keras.Model) -> List[Any]:
     return [metric for layer in layers_of(model) for metric in getattr(layer, "_metrics", None) or ()]
 
 
-def losses_without_symbolic(model: tf.keras.Model, losses: List[Any]) -> List[Any]:
-    """Return `losses`, those of a model, without what Keras 2 recorded when the model was built.
-
-    It leaves that out by itself for each layer that has added a loss in its latest call.
-    """
-    if IS_KERAS_3:
-        return losses
-    layers = [model] + layers_of(model)
-    callable_losses = [loss() for layer in layers for loss in getattr(layer, "_callable_losses", ())]
-    return [loss for loss in callable_losses + added_losses(model) if loss is not None]
-
-
 def added_losses(model: tf.keras.Model) -> List[Any]:
     """Return the losses that layers have added in their latest calls: all but the regularization of weights."""
     layers = [model] + layers_of(model)

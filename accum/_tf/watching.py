@@ -1,4 +1,7 @@
-"""Observe which optimizers apply gradients, by wrapping methods of their base classes, and which variables are read."""
+"""Observe which optimizers apply gradients and which layers are called, by wrapping methods of their base classes.
+
+Also which variables are read, and for which tensors a tape records.
+"""
 
 import contextlib
 import functools
@@ -14,6 +17,16 @@ try:  # a private module: no public name tells which variables are read, and cos
     from tensorflow.python.eager import record
 except ImportError:
     from tensorflow.python.eager import tape as record  # dies with 2.12
+
+
+def is_recorded(tensor: tf.Tensor) -> bool:
+    """Whether a `tf.GradientTape` of this thread records what is computed from a tensor."""
+    return bool(record.should_record_backprop([tensor]))
+
+
+def unrecorded() -> Any:
+    """Return a context in which no `tf.GradientTape` of this thread records anything."""
+    return record.stop_recording()
 
 
 def _entry_points() -> Any:
@@ -32,6 +45,10 @@ def _entry_points() -> Any:
 _RecorderOfReads = getattr(record, "VariableWatcher", tf.GradientTape)  # a tape dies with 2.2
 
 
+READS_COST_NOTHING = _RecorderOfReads is not tf.GradientTape
+"""Whether what is called while reads are recorded is traced as without."""
+
+
 class VariableReads:
     """Records, as a context, which trainable variables this thread reads: eagerly, or in the graph that it traces."""
 
@@ -45,20 +62,63 @@ class VariableReads:
     def __exit__(self, *details: object) -> None:
         self._recorder.__exit__(*details)
 
+    def variables(self) -> List[tf.Variable]:
+        """Return the variables that have been read since the context began."""
+        return list(self._recorder.watched_variables())
+
     def include_any(self, variables: Iterable[tf.Variable]) -> bool:
         """Whether one of `variables` has been read since the context began."""
-        return not {key_of(var) for var in variables}.isdisjoint(map(key_of, self._recorder.watched_variables()))
+        return not {key_of(var) for var in variables}.isdisjoint(map(key_of, self.variables()))
 
 
-_in_this_thread = threading.local()  # .see: function of an optimizer, or None
+_in_this_thread = threading.local()  # .see: function of an optimizer; .call: function of a call of a layer; or None
 _lock = threading.Lock()
-_originals: List[Any] = []  # the replaced methods: (class, name, function), while anyone watches
-_watchers = 0
 
 
-@contextlib.contextmanager
-def watching_optimizers(see: Optional[Callable[[Any], None]]) -> Iterator[None]:
-    """Call `see(optimizer)` before an optimizer applies gradients in this thread.
+class _Wrapped:
+    """Methods of classes that are wrapped as long as anyone watches, in any thread.
+
+    Args:
+      points: function that returns a list of (class, name of the method).
+      wrap: function of a method that returns what takes its place.
+    """
+
+    def __init__(self, points: Callable[[], Any], wrap: Callable[[Callable[..., Any]], Any]) -> None:
+        self._points, self._wrap = points, wrap
+        self._originals: List[Any] = []  # (class, name, method)
+        self._watchers = 0
+
+    @contextlib.contextmanager
+    def watched(self, name: str, see: Optional[Callable[..., Any]]) -> Iterator[None]:
+        """Let the methods find `see` in this thread, in this context."""
+        before = getattr(_in_this_thread, name, None)
+        setattr(_in_this_thread, name, see)
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
+            setattr(_in_this_thread, name, before)
+
+    def _begin(self) -> None:
+        with _lock:
+            self._watchers += 1
+            if self._watchers == 1:
+                for cls, name in self._points():
+                    self._originals.append((cls, name, vars(cls)[name]))
+                    setattr(cls, name, self._wrap(vars(cls)[name]))
+
+    def _end(self) -> None:
+        with _lock:
+            self._watchers -= 1
+            if not self._watchers:
+                for cls, name, method in self._originals:
+                    setattr(cls, name, method)
+                del self._originals[:]
+
+
+def watching_optimizers(see: Optional[Callable[[Any], None]]) -> Any:
+    """Return a context in which `see(optimizer)` is called before an optimizer applies gradients in this thread.
 
     TensorFlow has no API that tells which optimizers a function calls. So the methods of the base classes are wrapped
     as long as anyone watches, which is while a train step is traced or runs eagerly.
@@ -66,13 +126,7 @@ def watching_optimizers(see: Optional[Callable[[Any], None]]) -> Iterator[None]:
     Args:
       see: function of an optimizer; None: do not watch in this context.
     """
-    before, _in_this_thread.see = getattr(_in_this_thread, "see", None), see
-    _wrap_entry_points()
-    try:
-        yield
-    finally:
-        _unwrap_entry_points()
-        _in_this_thread.see = before
+    return _OPTIMIZERS.watched("see", see)
 
 
 def tell_watcher(optimizer: Any) -> None:
@@ -89,26 +143,6 @@ def unwatched() -> Any:
     return watching_optimizers(None)
 
 
-def _wrap_entry_points() -> None:
-    global _watchers
-    with _lock:
-        _watchers += 1
-        if _watchers == 1:
-            for cls, name in _entry_points():
-                _originals.append((cls, name, vars(cls)[name]))
-                setattr(cls, name, _seen(vars(cls)[name]))
-
-
-def _unwrap_entry_points() -> None:
-    global _watchers
-    with _lock:
-        _watchers -= 1
-        if not _watchers:
-            for cls, name, function in _originals:
-                setattr(cls, name, function)
-            del _originals[:]
-
-
 def _seen(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     @untouched_by_autograph
@@ -117,3 +151,34 @@ def _seen(function: Callable[..., Any]) -> Any:
         return function(self, *args, **kwargs)
 
     return apply_gradients
+
+
+_OPTIMIZERS = _Wrapped(_entry_points, _seen)
+
+
+def replacing_calls(call: Callable[..., Any]) -> Any:
+    """Return a context in which each call of a Keras layer in this thread is `call(layer, own, args, kwargs)`.
+
+    `own` is the method `__call__` of the layer's base class. A train step may call any layer, so that of the base class
+    is wrapped as long as anyone watches.
+    """
+    return _CALLS.watched("call", call)
+
+
+def _replaced_call(function: Callable[..., Any]) -> Any:
+    @functools.wraps(function)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = getattr(_in_this_thread, "call", None)
+        if call is None:
+            return function(self, *args, **kwargs)
+        return call(self, functools.partial(function, self), args, kwargs)
+
+    return __call__
+
+
+def _calls() -> Any:
+    layer = tf.keras.layers.Layer
+    return [(next(base for base in layer.__mro__ if "__call__" in vars(base)), "__call__")]
+
+
+_CALLS = _Wrapped(_calls, _replaced_call)

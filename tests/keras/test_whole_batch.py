@@ -946,7 +946,7 @@ def test_a_train_step_that_does_not_call_the_model_is_refused():
         def train_step(self, data):
             x, y = data
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self.layers[-1](x) - y) ** 2)
+                loss = tf.reduce_mean((tf.matmul(x, self.layers[-1].kernel) - y) ** 2)
             self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
             return {"loss": loss}
 
@@ -954,7 +954,7 @@ def test_a_train_step_that_does_not_call_the_model_is_refused():
         inputs = tf.keras.Input((3,))
         return Own(inputs, layers.Dense(2)(inputs))
 
-    with pytest.raises(ValueError, match="does not call the model"):
+    with pytest.raises(ValueError, match="calls no layer with weights"):
         trained(own, X, Y, dict(EAGERLY), split())
 
 
@@ -1270,7 +1270,7 @@ def test_losses_beside_the_call():
 
 
 @pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.slow)])
-def test_a_gradient_by_the_inputs_is_refused(how):
+def test_a_gradient_by_the_inputs_is_that_of_the_whole_batch(how):
     def loss_of(model, x, y):
         return tf.reduce_mean((model(x * tf.cast(model.scale, x.dtype), training=True) - y) ** 2)
 
@@ -1280,8 +1280,8 @@ def test_a_gradient_by_the_inputs_is_refused(how):
             self.scale = tf.Variable(1.0)
 
     compile_with = EAGERLY if how == "eager" else TRACED
-    with pytest.raises(ValueError, match="no gradient by its inputs"):
-        trained(own_train_step(loss_of, Scaled), X, Y, compile_with, split())
+    make = own_train_step(loss_of, Scaled)
+    assert_same(trained(make, X, Y, compile_with, split()), trained(make, X, Y, compile_with))
 
 
 def test_outputs_without_a_batch_axis_are_refused():

@@ -603,7 +603,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if own is not None:
             own.is_called = True
         call, whole = super().__call__, None if own is None else own.call_in_step()
-        return call(*args, **kwargs) if whole is None else whole(call, args, kwargs)
+        return call(*args, **kwargs) if whole is None else whole.of_model(call, args, kwargs)
 
     def _keep_loss(self) -> None:
         """Watch a `compute_loss` of the user's, or let it see the outputs of several replicas.
@@ -627,12 +627,6 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         if isinstance(container, ReportingLoss):
             container.compare(total, self.losses)
         return total
-
-    @property
-    def losses(self) -> List[tf.Tensor]:
-        own = accumulation_of(self)
-        losses, whole = super().losses, None if own is None else own.call_in_step()
-        return losses if whole is None else _tf.steps.losses_without_symbolic(self, losses) + whole.losses
 
     @property
     def metrics(self) -> List[tf.keras.metrics.Metric]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from accum._keras._steps._losses_over_replicas import ReplicaLosses
     from accum._keras._steps._metrics_and_logs import StepMetrics
     from accum._keras._steps._trimmed_time import TrimmedTime
-    from accum._keras._steps._whole_batch import WholeBatchCall
+    from accum._keras._steps._whole_batch import WholeBatchCalls
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -453,7 +453,7 @@ class ModelAccumulation:
         self.optimizers: Optional[List[tf.keras.optimizers.Optimizer]] = None
         self.seen: List[tf.keras.optimizers.Optimizer] = []
         self.called_by_functions: List[tf.keras.optimizers.Optimizer] = []
-        self.calls: Dict[int, "WholeBatchCall"] = {}
+        self.calls: Dict[int, "WholeBatchCalls"] = {}
         self.recorder: Optional["StepRecorder"] = None
         self.step_metrics: Optional["StepMetrics"] = None
         self.trimmed: Optional["TrimmedTime"] = None
@@ -510,7 +510,7 @@ class ModelAccumulation:
             with tf.init_scope():
                 self.start_of_seed = _tf.variables.new_counter("start_of_seed", [2])
 
-    def call_in_step(self) -> Optional["WholeBatchCall"]:
+    def call_in_step(self) -> Optional["WholeBatchCalls"]:
         """Return what stands in for a call of the model on this replica, or None."""
         return self.calls.get(_replicas.replica_number()) if self.calls else None
 

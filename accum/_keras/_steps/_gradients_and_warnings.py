@@ -195,7 +195,8 @@ class TrainStep:
         Raises:
           ValueError: the optimizer has already begun one in this train step, or may begin several in a loop.
         """
-        self._warn_of_order(optimizer)
+        if self.collector is not None or not internals_of(optimizer).is_passthrough:
+            self._warn_of_order(optimizer)
         path = _tf.graphs.graphs_within(self._graph)
         _, earlier = self._calls.setdefault(id(optimizer), (optimizer, []))
         if any(map(_tf.graphs.is_loop_body, path)) or any(_both_run(path, other) for other in earlier):
@@ -697,8 +698,7 @@ def warn_of_summed_losses(model: tf.keras.Model, is_split: bool, is_cycle: bool)
       is_split: whether losses are those of the micro-batches of a batch.
       is_cycle: whether gradients of several batches are averaged.
     """
-    call, sums = model._accum.call_in_step(), model._accum.added_sums
-    added = _tf.steps.added_losses(model) if call is None else call.losses
+    sums, added = model._accum.added_sums, _tf.steps.added_losses(model)
     summed = [loss for loss in added if (may_have_entries if sums is None else sums.has_entries)(loss)]
     if not is_cycle and (not is_split or (sums is not None and sums.has_scaled)):
         summed = []

@@ -1,10 +1,11 @@
 """A step of a model that holds a whole batch, whose train step sees all of it at once (law L19).
 
-In a train step, `model(x, training=True)` is replaced. It returns the outputs of the whole batch, and a tape that
-differentiates them computes each micro-batch again. So the rest of the train step is that of the full batch: the loss,
-metrics, regularization and sample weights are computed by Keras, or by the user's code, on all outputs at once.
+In a train step, `model(x, training=True)` is replaced, and so is any other call of a layer with weights. It returns the
+outputs of the whole batch, and a tape that differentiates them computes each micro-batch again. So the rest of the
+train step is that of the full batch: losses, metrics, regularization, further networks, clipping and any number of
+updates are computed by Keras, or by the user's code, on all outputs at once.
 
-The model's call is traced once, with marks at the layers that look across examples.
+A call is traced once, with marks at the layers that look across examples.
 """
 
 import contextlib
@@ -14,13 +15,13 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from accum import _check, _tf
 from accum._engine import _replicas
 from accum._engine._gradients import keeping_gradients
-from accum._engine._micro_batches import Batch, Index, MicroBatches, Size, Sum
+from accum._engine._micro_batches import Batch, Index, MicroBatches, Size, Sum, as_tensor
 from accum._engine._segments import Segments, segments_of, whole_call
 from accum._engine._trace_and_barriers import Marks, Unrepeatable, is_differentiable
 from accum._keras._batch_norm._layer import BatchNormBarrier, batch_norms_of, refusal_of
 from accum._keras._callbacks import accumulating_optimizers
 from accum._keras._optimizer._wrapper import internals_of
-from accum._keras._steps._gradients_and_warnings import OWN_NETWORKS, Collector, warn_of_moved
+from accum._keras._steps._gradients_and_warnings import Collector, warn_of_moved
 from accum._keras._steps._losses_over_replicas import ReplicaLosses
 from accum._keras._steps._split_step_and_draws import BatchDraws, SplitStep
 from accum._tf import Data, Leaf, Logs, Nested, Scalar, Wait, tf
@@ -37,17 +38,19 @@ class TracedCall(NamedTuple):
         after that the losses of `added` with entries for each example.
       structure: the nested structure of the outputs of the model, without tensors.
       attached: list of (which output, name of the attribute).
-      added: for each loss that layers add, whether it has entries for each example, or is a scalar.
+      added: for each loss that layers add, (the layer, whether it has entries for each example, or is a scalar).
+      variables: those by which it has been differentiated.
     """
 
     segments: Segments
     structure: Nested
     attached: List[Tuple[int, str]]
-    added: List[bool]
+    added: List[Tuple[tf.keras.layers.Layer, bool]]
+    variables: List[tf.Variable]
 
     def outputs(self, tensors: Sequence[tf.Tensor]) -> Nested:
         """Return the outputs of the model, given those of the segments."""
-        count = len(tensors) - len(self.attached) - sum(self.added)
+        count = len(tensors) - len(self.attached) - self._entries
         outputs = list(tensors[:count])
         for index in {index for index, _ in self.attached}:
             outputs[index] = tf.identity(outputs[index])
@@ -57,12 +60,16 @@ class TracedCall(NamedTuple):
 
     def losses(self, tensors: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]) -> List[tf.Tensor]:
         """Return the losses that layers add, given the outputs of the segments, and those losses that are scalars."""
-        entries, others = iter(tensors[len(tensors) - sum(self.added) :]), iter(scalars)
-        return [_joined_entries(next(entries)) if has_entries else next(others) for has_entries in self.added]
+        entries, others = iter(tensors[len(tensors) - self._entries :]), iter(scalars)
+        return [_joined_entries(next(entries)) if has_entries else next(others) for _, has_entries in self.added]
+
+    @property
+    def _entries(self) -> int:
+        return sum(has_entries for _, has_entries in self.added)
 
 
 class Traces(dict):  # type: ignore[type-arg]
-    """{what a call depends on: `TracedCall`} of one model, which copies and pickles of it leave out."""
+    """{what a call depends on: (the layer, `TracedCall`)} of one model, which copies and pickles of it leave out."""
 
     def __deepcopy__(self, memo: Dict[int, object]) -> "Traces":
         return Traces()
@@ -71,25 +78,61 @@ class Traces(dict):  # type: ignore[type-arg]
         return Traces, ()
 
 
+class Arguments:
+    """The arguments of a call.
+
+    Args:
+      args, kwargs: the arguments.
+
+    Attributes:
+      batch: `Batch` of them and of what Keras has attached to them.
+      watched: for each leaf of the batch, whether a tape records what is computed from it.
+    """
+
+    def __init__(self, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> None:
+        leaves = tf.nest.flatten((tuple(args), dict(kwargs)))
+        self._attached = [
+            (index, name, value)
+            for index, leaf in enumerate(leaves)
+            for name, value in [("_keras_mask", getattr(leaf, "_keras_mask", None))]
+            if isinstance(value, tf.Tensor)
+        ]
+        self.batch = Batch((tuple(args), dict(kwargs), [value for _, _, value in self._attached]))
+        self.watched = [
+            isinstance(leaf, tf.Tensor) and is_differentiable(leaf) and _tf.watching.is_recorded(leaf)
+            for leaf in leaves
+        ]
+
+    def packed(self, tensors: Sequence[tf.Tensor]) -> Tuple[Sequence[Nested], Dict[str, Nested], List[tf.Tensor]]:
+        """Return (args, kwargs, those of them that are watched) with other tensors, those of a micro-batch."""
+        args, kwargs, values = self.batch.packed(tensors)
+        leaves = tf.nest.flatten((args, kwargs))
+        for (index, name, _), value in zip(self._attached, values):
+            setattr(leaves[index], name, value)
+        return args, kwargs, [leaf for leaf, is_watched in zip(leaves, self.watched) if is_watched]
+
+
 def traced_call(
     model: tf.keras.Model,
     call: Callable[..., Nested],
-    batch: Batch,
+    arguments: Arguments,
     has_barriers: bool,
     differentiable: bool,
     recompute: bool,
     size: Size,
+    compiled: bool,
 ) -> TracedCall:
-    """Trace the call of a model on a micro-batch.
+    """Trace the call of a model or layer on a micro-batch.
 
     Args:
-      model: a `GradientAccumulateModel`.
+      model: the model or layer.
       call: the `__call__` of its class.
-      batch: its arguments, `(args, kwargs)`.
+      arguments: its `Arguments`.
       has_barriers: whether batch normalisation is a barrier.
       differentiable: whether the gradient is needed.
       recompute: whether groups of segments are computed again.
       size: the largest number of examples that are computed at once.
+      compiled: whether XLA compiles it.
 
     Raises:
       ValueError: a batch normalisation layer is of an unknown kind, or within a loop or conditional; an output is not a
@@ -97,13 +140,24 @@ def traced_call(
     """
     seen: Dict[str, Any] = {}
     is_eager = tf.executing_eagerly()
+    batch = arguments.batch
+    variables = [_replicas.local_variable(_tf.variables.native(var)) for var in model.trainable_variables]
+    known = set(map(_tf.variables.key_of, map(_tf.variables.native, model.variables)))
 
     def function(tensors: Sequence[tf.Tensor], marks: Marks) -> List[tf.Tensor]:
-        args, kwargs = batch.packed(tensors)
+        args, kwargs, marks.watched = arguments.packed(tensors)
         marks.draws.size = size if isinstance(size, int) else None
-        added: List[Optional[tf.Tensor]] = []
-        with _marking(model, marks, has_barriers, _Added(marks, batch.count_of(batch.packed(tensors)), added)):
+        added: List[Tuple[tf.keras.layers.Layer, Optional[tf.Tensor]]] = []
+        reads = _tf.watching.VariableReads()
+        with contextlib.ExitStack() as stack:
+            if _tf.watching.READS_COST_NOTHING:
+                stack.enter_context(reads)
+            stack.enter_context(
+                _marking(model, marks, has_barriers, _Added(marks, batch.count_of(batch.packed(tensors)), added))
+            )
             outputs = _tf.graphs.called_as_in_fit(call, *args, **kwargs)
+        others = [var for var in reads.variables() if _tf.variables.key_of(var) not in known]
+        marks.sources = seen["variables"] = variables + [_replicas.local_variable(var) for var in others]
         flat = [_dense(tensor) for tensor in tf.nest.flatten(outputs)]
         attached = [
             (index, name, value)
@@ -112,20 +166,11 @@ def traced_call(
         ]
         seen["structure"] = tf.nest.map_structure(lambda _: None, outputs)
         seen["attached"] = [(index, name) for index, name, _ in attached]
-        seen["added"] = [entries is not None for entries in added]
-        return flat + [value for _, _, value in attached] + [entries for entries in added if entries is not None]
+        seen["added"] = [(layer, entries is not None) for layer, entries in added]
+        return flat + [value for _, _, value in attached] + [entries for _, entries in added if entries is not None]
 
-    variables = [_replicas.local_variable(_tf.variables.native(var)) for var in model.trainable_variables]
-    segments = segments_of(
-        function,
-        batch,
-        variables,
-        recompute,
-        has_barriers,
-        differentiable,
-        compiled=_tf.steps.is_compiled_by_xla(model),
-    )
-    return TracedCall(segments, seen["structure"], seen["attached"], seen["added"])
+    segments = segments_of(function, batch, variables, recompute, has_barriers, differentiable, compiled=compiled)
+    return TracedCall(segments, seen["structure"], seen["attached"], seen["added"], seen["variables"])
 
 
 def _dense(tensor: Leaf) -> tf.Tensor:
@@ -147,10 +192,10 @@ def _marking(model: tf.keras.Model, marks: Marks, has_barriers: bool, added: "_A
         for layer in batch_norms_of(model):
             stack.enter_context(layer.accum_statistics.collected_by(collector))
         for layer in [model] + layers:
-            stack.enter_context(_tf.steps.own_methods(layer, add_loss=added.adding(layer.add_loss)))
+            stack.enter_context(_tf.steps.own_methods(layer, add_loss=added.adding(layer)))
         for metric in _tf.steps.metrics_of_layers(model):
             stack.enter_context(_tf.steps.own_methods(metric, update_state=_updating(metric.update_state, marks)))
-        for layer in _tf.batch_norm.batch_norms_in(model) if has_barriers else ():
+        for layer in filter(_tf.batch_norm.is_batch_norm, [model] + layers) if has_barriers else ():
             stack.enter_context(_tf.steps.own_methods(layer, call=_normalizing(layer, marks)))
         for layer in layers:
             if looks_across_examples(layer):
@@ -235,16 +280,20 @@ class _Added:
     Args:
       marks: the `Marks`.
       count: the number of examples in the micro-batch.
-      added: a list, which gets the entries of a loss for each example, or None for a scalar among `marks.losses`.
+      added: a list, which gets the layer, and the entries of a loss for each example, or None for a scalar among
+        `marks.losses`.
     """
 
-    def __init__(self, marks: Marks, count: Size, added: List[Optional[tf.Tensor]]) -> None:
+    def __init__(
+        self, marks: Marks, count: Size, added: List[Tuple[tf.keras.layers.Layer, Optional[tf.Tensor]]]
+    ) -> None:
         self._marks = marks
         self._count = count
         self._added = added
 
-    def adding(self, add_loss: Callable[..., None]) -> Callable[..., None]:
+    def adding(self, layer: tf.keras.layers.Layer) -> Callable[..., None]:
         """Return what stands in for a layer's `add_loss`."""
+        add_loss = layer.add_loss
         name, *_ = inspect.signature(add_loss).parameters
 
         def add(*args: Nested, **kwargs: Nested) -> None:
@@ -253,17 +302,17 @@ class _Added:
                 if callable(loss):
                     add_loss(loss, *others, **kwargs)
                 else:
-                    self._add(loss)
+                    self._add(layer, loss)
 
         return add
 
-    def _add(self, loss: Leaf) -> None:
+    def _add(self, layer: tf.keras.layers.Layer, loss: Leaf) -> None:
         is_summed = _tf.steps.is_summed(loss)
         is_of_examples = is_summed and (loss.shape.rank is None or loss.shape[0] is None)
         if is_of_examples and loss.shape.rank and self._marks.is_here() and not self._marks.is_whole:
-            self._added.append(_entries(loss, self._count))
+            self._added.append((layer, _entries(loss, self._count)))
             return
-        self._added.append(None)
+        self._added.append((layer, None))
         self._marks.losses.append((tf.reduce_sum(loss), is_of_examples or (is_summed and self._marks.is_whole)))
 
 
@@ -297,8 +346,16 @@ def _updating(update_state: Callable[..., Wait], marks: Marks) -> Callable[..., 
 # The call that replaces it in a train step
 
 
-class WholeBatchCall:
-    """Stands in for the call of a model during one step, on one replica.
+def _require_one_length(arguments: Nested) -> None:
+    """Raise if the first axis of an argument has a fixed length and that of another one has not: it is no batch."""
+    tensors = [leaf for leaf in tf.nest.flatten(arguments) if tf.is_tensor(leaf) and leaf.shape.rank]
+    lengths = {leaf.shape.as_list()[0] for leaf in tensors}
+    if len(lengths) > 1:
+        raise ValueError(f"its arguments have first axes of different lengths. Received: {tensors}.")
+
+
+class WholeBatchCalls:
+    """Stands in for the calls of a model, and of other layers, during one step, on one replica.
 
     Args:
       model: a `GradientAccumulateModel`.
@@ -309,8 +366,7 @@ class WholeBatchCall:
 
     Attributes:
       replica_losses: what computes losses over the outputs of several replicas, or None.
-      losses: what layers have added as losses in the latest call: list of tensors.
-      is_used: whether the model has been called.
+      is_used: whether a call has been split.
     """
 
     def __init__(
@@ -333,10 +389,9 @@ class WholeBatchCall:
         self._loss_group = groups.get("loss", 1)
         self.replica_losses = None if self._loss_group == 1 else ReplicaLosses(self._loss_group, weight)
         self._is_within = False
-        self.losses: List[tf.Tensor] = []
         self.is_used = False
 
-    def __call__(self, call: Callable[..., Nested], args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Nested:
+    def of_model(self, call: Callable[..., Nested], args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Nested:
         """Call the model.
 
         Args:
@@ -345,29 +400,75 @@ class WholeBatchCall:
         """
         if self._is_within:
             return call(*args, **kwargs)
-        self.is_used = True
-        batch = Batch((tuple(args), dict(kwargs)))
-        if not self._model.built:
+        return self._split(self._model, call, Arguments(args, kwargs), args, kwargs)
+
+    def of_layer(
+        self,
+        layer: tf.keras.layers.Layer,
+        call: Callable[..., Nested],
+        args: Sequence[Nested],
+        kwargs: Dict[str, Nested],
+    ) -> Nested:
+        """Call another layer: split if it has weights and can be, otherwise as it is."""
+        if self._is_within or not any(map(tf.is_tensor, tf.nest.flatten((args, kwargs)))):
+            return call(*args, **kwargs)
+        try:
+            _require_one_length((args, kwargs))
+            arguments = Arguments(args, kwargs)
+            if not layer.built:
+                with self._within():
+                    _build(call, arguments.batch)
+            if not layer.weights:
+                return call(*args, **kwargs)
+            return self._split(layer, call, arguments, args, kwargs)
+        except (TypeError, ValueError) as error:
+            self._warn_of_unsplit(layer, error)
+            with self._within():
+                return call(*args, **kwargs)
+
+    def _warn_of_unsplit(self, layer: tf.keras.layers.Layer, error: Exception) -> None:
+        if self._model._accum.is_first_time(f"computed at once: {id(layer)}"):
+            _check.warn(
+                f"The layer {layer.name!r}, which the step calls by itself, is computed for the whole batch at once, "
+                f"which is exact but saves no memory, because it can't be split: {error}"
+            )
+
+    def _split(
+        self,
+        layer: tf.keras.layers.Layer,
+        call: Callable[..., Nested],
+        arguments: Arguments,
+        args: Sequence[Nested],
+        kwargs: Dict[str, Nested],
+    ) -> Nested:
+        """Return the outputs of a layer, and let it have added the losses of its latest call, as Keras does."""
+        batch = arguments.batch
+        if not layer.built:
             with self._within():
                 _build(call, batch)
-        traced = self._traced(call, batch, args, kwargs)
+        traced = self._traced(layer, call, arguments, args, kwargs)
+        self.is_used = True
         segments = traced.segments
-        leaves = tf.nest.flatten((args, kwargs), expand_composites=True)  # a sparse tensor is its values and others
-        leaves += [outside for outside, _ in segments.graph.trace.captures if outside.dtype != tf.resource]
+        leaves = tf.nest.flatten((args, kwargs))
+        watched = [as_tensor(leaf) for leaf, is_watched in zip(leaves, arguments.watched) if is_watched]
+        others = [leaf for leaf, is_watched in zip(leaves, arguments.watched) if not is_watched]
+        others = tf.nest.flatten(others, expand_composites=True)  # a sparse tensor is its values and others
+        others += [outside for outside, _ in segments.graph.trace.captures if outside.dtype != tf.resource]
         whole, losses = whole_call(
             segments,
             batch,
             self._size,
-            [_tf.variables.native(var) for var in self._model.trainable_variables],
-            [leaf for leaf in leaves if tf.is_tensor(leaf) and is_differentiable(leaf)],
+            traced.variables,
+            [leaf for leaf in others if tf.is_tensor(leaf) and is_differentiable(leaf)],
             _tf.steps.is_compiled_by_xla(self._model),
             self._group_size,
             self._weight,
             self._draws,
+            watched,
         )
         warn_of_moved(self._model, segments.graph.moved)
-        losses = traced.losses(whole, losses)
-        self.losses = self._as_shares(losses, batch)  # Keras keeps those of the latest call
+        losses = self._as_shares(traced.losses(whole, losses), batch)
+        _tf.layers.replace_added_losses(layer, list(zip([one for one, _ in traced.added], losses)))
         return traced.outputs(whole)
 
     def _as_shares(self, losses: List[tf.Tensor], batch: Batch) -> List[tf.Tensor]:
@@ -393,17 +494,22 @@ class WholeBatchCall:
             self._is_within = before
 
     def _traced(
-        self, call: Callable[..., Nested], batch: Batch, args: Sequence[Nested], kwargs: Dict[str, Nested]
+        self,
+        layer: tf.keras.layers.Layer,
+        call: Callable[..., Nested],
+        arguments: Arguments,
+        args: Sequence[Nested],
+        kwargs: Dict[str, Nested],
     ) -> TracedCall:
         """Return the traced call, which is traced once for all batches of a kind, as a `tf.function` is."""
         model = self._model
-        names = list(inspect.signature(type(model).call).parameters)[1:]
+        names = list(inspect.signature(type(layer).call).parameters)[1:]
         training = dict(zip(names, args), **kwargs).get("training")
         has_barriers = "batch_norm" in model._accum.whole_batch
         if (
             has_barriers
             and tf.is_tensor(training)
-            and any(layer.trainable for layer in _tf.batch_norm.batch_norms_in(model))
+            and any(norm.trainable for norm in _tf.batch_norm.batch_norms_in(layer))
         ):
             raise ValueError(
                 "With batch normalisation over the whole batch, `training` must be a bool when the model is called. "
@@ -418,15 +524,18 @@ class WholeBatchCall:
                 _check.InexactWarning,
             )
         leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if not tf.is_tensor(leaf)]
-        flags = [bool(layer.trainable) for layer in _tf.models.layers_of(model)]
-        key = repr((_replicas.replica_number(), batch.specs(), leaves, flags, has_barriers, self._is_training))
+        flags = [bool(one.trainable) for one in [layer] + _tf.models.layers_of(layer)]
+        kind = _replicas.replica_number(), arguments.batch.specs(), leaves, arguments.watched, flags
+        key = id(layer), repr((kind, has_barriers, self._is_training))
         traces = model._accum.traces
         if key in traces:
-            return traces[key]
+            return traces[key][1]
+        compiled = _tf.steps.is_compiled_by_xla(model)
+        options = has_barriers, self._is_training, self._recompute, self._size, compiled
         with self._within():
-            traced = traced_call(model, call, batch, has_barriers, self._is_training, self._recompute, self._size)
+            traced = traced_call(layer, call, arguments, *options)
         if all(hasattr(outside, "numpy") for outside, _ in traced.segments.graph.trace.captures):
-            traces[key] = traced  # it knows no tensor of a function that is being traced
+            traces[key] = layer, traced  # it knows no tensor of a function that is being traced
         return traced
 
 
@@ -434,7 +543,7 @@ def _build(call: Callable[..., Nested], batch: Batch) -> None:
     """Let a model create its variables."""
 
     def first_call() -> None:
-        args, kwargs = batch.part(0, 1)
+        args, kwargs, _ = batch.part(0, 1)
         call(*args, **kwargs)
 
     tf.function(first_call).get_concrete_function()  # changes nothing, unlike a call
@@ -466,15 +575,15 @@ class WholeBatchStep(SplitStep):
         calls = model._accum.calls
         is_training = name == "train_step"
         draws = BatchDraws(model, count, self._compiled, is_training)
-        calls[replica] = WholeBatchCall(model, self._size, weight, is_training, draws)
+        calls[replica] = WholeBatchCalls(model, self._size, weight, is_training, draws)
         try:
-            with keeping_gradients(), draws.batch():
+            with keeping_gradients(), draws.batch(), _tf.watching.replacing_calls(calls[replica].of_layer):
                 yield
             if not calls[replica].is_used:
                 raise ValueError(
-                    f"`{_tf.models.name_of_class(model)}.{name}` does not call the model, `self(x, training=True)`, "
-                    f"so nothing is split: let it do so. If it calls several networks, {OWN_NETWORKS} and the same "
-                    "`whole_batch`."
+                    f"`{_tf.models.name_of_class(model)}.{name}` calls no layer with weights that can be split, such "
+                    "as `self(x, training=True)` or `self.encoder(x)`, so nothing is: let it call one, or leave out "
+                    "`micro_batch_size`."
                 )
             losses = calls[replica].replica_losses
             if (

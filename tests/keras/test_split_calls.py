@@ -1,0 +1,276 @@
+"""Train steps that call several networks, and use them as they like, under `whole_batch` (law L21).
+
+Each call of a layer is split, and the step runs once. The oracle is plain Keras, which trains on the whole batch.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L21")]
+
+layers = tf.keras.layers
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(40, 5)).astype("float32")
+TOKENS = RANDOM.randint(1, 7, size=(40, 6)).astype("int32")
+TOKENS[::2, 4:] = 0
+BATCH = 20
+
+
+def dense(outputs, inputs, hidden=8, norm=False):
+    stack = [tf.keras.Input((inputs,)), layers.Dense(hidden, activation="tanh")]
+    return tf.keras.Sequential(stack + [layers.BatchNormalization()] * norm + [layers.Dense(outputs)])
+
+
+class Steps(tf.keras.Model):
+    """A model whose train step uses its networks instead of its `call`."""
+
+    def __init__(self, rate=0.05):
+        super().__init__()
+        self.rate = rate
+        self.make()
+
+    def compile(self, **options):
+        super().compile(**options)
+        self.first = tf.keras.optimizers.SGD(self.rate)
+        self.second = tf.keras.optimizers.SGD(self.rate)
+
+    def call(self, inputs):
+        return inputs
+
+    @staticmethod
+    def update(optimizer, tape, loss, variables):
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+
+class Adversarial(Steps):
+    """Two updates of the critic with own clipping, weight clipping, and a generator that sees the new critic."""
+
+    def make(self):
+        self.generator, self.critic = dense(5, 3, norm=True), dense(1, 5)
+        self.average = dense(5, 3, norm=True)
+
+    def train_step(self, batch):
+        data, _ = batch
+        noise = data[:, :3]
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                on_real = self.critic(data, training=True)
+                on_fake = self.critic(self.generator(noise, training=True), training=True)
+                loss = tf.reduce_mean(on_fake) - tf.reduce_mean(on_real) + tf.sqrt(tf.reduce_mean(on_real**2))
+            weights = self.critic.trainable_variables
+            grads, _ = tf.clip_by_global_norm(tape.gradient(loss, weights), 0.3)
+            self.first.apply_gradients(zip(grads, weights))
+            for weight in weights:
+                weight.assign(tf.clip_by_value(weight, -0.6, 0.6))
+        with tf.GradientTape() as tape:
+            fake = self.generator(noise, training=True)
+            centred = fake - tf.reduce_mean(fake, axis=0)
+            loss_of_generator = tf.reduce_mean(centred**4) - tf.reduce_mean(self.critic(fake, training=True))
+        self.update(self.second, tape, loss_of_generator, self.generator.trainable_variables)
+        for average, weight in zip(self.average.weights, self.generator.weights):
+            average.assign(0.5 * average + 0.5 * weight)
+        return {"critic": loss, "generator": loss_of_generator}
+
+
+class BothAtOnce(Steps):
+    """The step of the DCGAN of keras.io and tensorflow.org: examples of both kinds in one call, two tapes."""
+
+    def make(self):
+        self.generator, self.critic = dense(5, 3), dense(1, 5, norm=True)
+
+    def train_step(self, batch):
+        data, _ = batch
+        noise = data[:, :3]
+        labels = tf.concat([tf.ones_like(data[:, :1]), tf.zeros_like(data[:, :1])], axis=0)
+        cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
+        with tf.GradientTape() as of_generator, tf.GradientTape() as of_critic:
+            fake = self.generator(noise, training=True)
+            logits = self.critic(tf.concat([data, fake], axis=0), training=True)
+            loss = tf.reduce_mean(cross_entropy(labels, logits))
+            loss_of_generator = tf.reduce_mean(cross_entropy(1.0 - labels, logits))
+        self.update(self.first, of_critic, loss, self.critic.trainable_variables)
+        self.update(self.second, of_generator, loss_of_generator, self.generator.trainable_variables)
+        return {"critic": loss, "generator": loss_of_generator}
+
+
+class Divergence(layers.Layer):
+    def call(self, inputs):
+        self.add_loss(0.1 * tf.reduce_mean(inputs**2))
+        return inputs
+
+
+class AutoEncoder(Steps):
+    """Encoder and decoder, with a loss that a layer adds, and a regularized kernel."""
+
+    def make(self):
+        self.encoder = tf.keras.Sequential(
+            [tf.keras.Input((5,)), layers.Dense(4, kernel_regularizer=tf.keras.regularizers.l2(0.1)), Divergence()]
+        )
+        self.decoder = dense(5, 4, norm=True)
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            outputs = self.decoder(self.encoder(data, training=True), training=True)
+            added = sum(self.encoder.losses)
+            loss = tf.reduce_mean((outputs - data) ** 2) / tf.math.reduce_std(data) + added
+        weights = self.encoder.trainable_variables + self.decoder.trainable_variables
+        self.update(self.first, tape, loss, weights)
+        return {"loss": loss, "added": added}
+
+
+class Masked(Steps):
+    """Layers called one after the other, of which the first makes a mask that the others use."""
+
+    def make(self):
+        self.embedding, self.recurrent = layers.Embedding(7, 4, mask_zero=True), layers.LSTM(4)
+        self.head = layers.Dense(1)
+
+    def call(self, inputs):
+        return self.head(self.recurrent(self.embedding(inputs)))
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            hidden = self.recurrent(self.embedding(data), training=True)
+            outputs = self.head(hidden)
+            loss = tf.reduce_mean(outputs**2) / tf.reduce_max(outputs)
+        weights = self.embedding.trainable_variables + self.recurrent.trainable_variables
+        self.update(self.first, tape, loss, weights + self.head.trainable_variables)
+        return {"loss": loss}
+
+
+class AfterUpdate(Steps):
+    """A gradient through a network that has been updated since it was called, by the weights that it had."""
+
+    def make(self):
+        self.encoder, self.head = dense(4, 5), dense(1, 4)
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape, tf.GradientTape() as of_head:
+            outputs = self.head(self.encoder(data))
+            loss = tf.reduce_mean(outputs**2)
+        self.update(self.first, of_head, loss, self.head.trainable_variables)
+        self.update(self.second, tape, loss, self.encoder.trainable_variables)
+        return {"loss": loss}
+
+
+class Momentum(Steps):
+    """A teacher that moves after the update, and similarities of all pairs of examples."""
+
+    def make(self):
+        self.encoder, self.teacher = dense(4, 5, norm=True), dense(4, 5, norm=True)
+        self.queue = tf.Variable(tf.random.stateless_normal([10, 4], [1, 2]), trainable=False)
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            queries = tf.math.l2_normalize(self.encoder(data, training=True), axis=1)
+            keys = tf.math.l2_normalize(self.teacher(data[::-1], training=False), axis=1)
+            logits = tf.matmul(queries, tf.concat([keys, self.queue], axis=0), transpose_b=True)
+            targets = tf.range(tf.shape(data)[0])
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, 10.0 * logits))
+        self.update(self.first, tape, loss, self.encoder.trainable_variables)
+        self.queue.assign(tf.concat([keys, self.queue], axis=0)[:10])
+        for slow, fast in zip(self.teacher.weights, self.encoder.weights):
+            slow.assign(0.9 * slow + 0.1 * fast)
+        return {"loss": loss}
+
+
+class Penalty(Steps):
+    """The gradient penalty of a WGAN, which differentiates a gradient."""
+
+    def make(self):
+        self.critic = dense(1, 5)
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as of_inputs:
+                of_inputs.watch(data)
+                outputs = self.critic(data, training=True)
+            loss = tf.reduce_mean(of_inputs.gradient(outputs, data) ** 2)
+        self.update(self.first, tape, loss, self.critic.trainable_variables)
+        return {"loss": loss}
+
+
+class Beside(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(5)
+
+    def call(self, inputs):
+        rows, table = inputs
+        return tf.matmul(self.dense(rows), table, transpose_b=True)
+
+
+class Unsplit(Steps):
+    """A layer that takes something else than examples beside them."""
+
+    def make(self):
+        self.encoder, self.mixed, self.table = dense(5, 5), Beside(), tf.constant(X[:3])
+        self.mixed([X, self.table])
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            outputs = self.mixed([self.encoder(data), self.table])
+            loss = tf.reduce_mean(outputs**2)
+        self.update(self.first, tape, loss, self.encoder.trainable_variables + self.mixed.trainable_variables)
+        return {"loss": loss}
+
+
+STEPS = {Masked: TOKENS}
+MODELS = [Adversarial, BothAtOnce, AutoEncoder, Masked, AfterUpdate, Momentum]
+
+
+def trained(make, epochs=2, run_eagerly=False, **options):
+    """Train, and return all variables and logs."""
+    tf.keras.utils.set_random_seed(1) if hasattr(tf.keras.utils, "set_random_seed") else tf.random.set_seed(1)
+    data = STEPS.get(make, X)
+    model = make()
+    model(data[:2])
+    generator = np.random.RandomState(3)
+    for var in model.variables:
+        if "seed" not in var.name and var.dtype != "int64" and "variance" not in getattr(var, "path", var.name):
+            var.assign((0.5 * generator.normal(size=var.shape)).astype("float32"))
+    if options:
+        model = accum.GradientAccumulateModel.from_model(model, **options)
+    model.compile(run_eagerly=run_eagerly)
+    logs = model.fit(data, data, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0).history
+    values = [var.numpy() for var in model.variables if "seed" not in var.name]
+    if hasattr(model, "queue"):
+        values.append(model.queue.numpy())
+    return values, logs
+
+
+def assert_same(values, expected):
+    for own, value in zip(values, expected):
+        np.testing.assert_allclose(own, value, rtol=2e-5, atol=3e-6)
+
+
+@pytest.mark.filterwarnings("ignore:With .whole_batch., the Python code")
+@pytest.mark.filterwarnings("error::accum.InexactWarning")
+@pytest.mark.filterwarnings("error:The layer .* is computed for the whole batch at once")
+@pytest.mark.parametrize("make, run_eagerly", [(make, False) for make in MODELS] + [(AutoEncoder, True)])
+def test_a_step_that_calls_several_networks_is_that_of_the_full_batch(make, run_eagerly):
+    expected, logs = trained(make)
+    weights, own_logs = trained(make, run_eagerly=run_eagerly, accum_steps=1, micro_batch_size=6, whole_batch="all")
+    assert_same(weights, expected)
+    assert_same(own_logs.values(), logs.values())
+
+
+def test_a_layer_that_cannot_be_split_is_named_and_exact():
+    expected, _ = trained(Unsplit)
+    with pytest.warns(UserWarning, match="is computed for the whole batch at once"):
+        weights, _ = trained(Unsplit, accum_steps=1, micro_batch_size=6, whole_batch="all")
+    assert_same(weights, expected)
+
+
+def test_a_second_gradient_is_refused_by_name():
+    with pytest.raises(ValueError, match="can't be differentiated again"):
+        trained(Penalty, accum_steps=1, micro_batch_size=6, whole_batch="all")
