@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_slim as slim
+from optimizers import mainly
 
 import accum.compat.v1
-
-pytestmark = pytest.mark.slow
-
 
 tf1 = tf.compat.v1
 
@@ -79,6 +77,7 @@ VARIABLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("is_fused", [None, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("shape,use_resource", VARIABLES)
@@ -104,6 +103,7 @@ def as_optimize_loss(make, loss, update_ops):
     return make().minimize(waiting)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("is_tensor", [False, True], ids=["training", "training as a tensor"])
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
@@ -139,7 +139,7 @@ def test_update_ops_that_were_collected_before_change_nothing(layer, train_op_of
 
 
 @pytest.mark.law("L13")
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", mainly(LAYERS, "tf.layers"))
 def test_averages_rest_between_steps_and_follow_flush_and_reset(layer):
     _, (first, second, third) = cycles(1, (5,))
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -162,6 +162,7 @@ def test_averages_rest_between_steps_and_follow_flush_and_reset(layer):
     np.testing.assert_allclose(variance, MOMENTUM + (1.0 - MOMENTUM) * seen.var(0), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 def test_explicit_ops_move_averages_with_the_step():
     _, parts = cycles(1, (5,))
@@ -177,6 +178,7 @@ def test_explicit_ops_move_averages_with_the_step():
     np.testing.assert_allclose(variance, MOMENTUM + (1.0 - MOMENTUM) * seen.var(0), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("is_fused", [None, False], ids=["fused", "plain"])
 def test_training_as_a_tensor_under_the_control_flow_of_tf_1(is_fused):
@@ -201,6 +203,7 @@ def test_training_as_a_tensor_under_the_control_flow_of_tf_1(is_fused):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("taken", ["at once", "one by one"])
@@ -253,6 +256,7 @@ def control_flow_of_tf_1():
         tf1.enable_control_flow_v2()
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 def test_a_skipped_micro_batch_leaves_no_trace_in_the_averages():
     _, parts = cycles(1, (5,))
@@ -273,6 +277,7 @@ def test_a_skipped_micro_batch_leaves_no_trace_in_the_averages():
     np.testing.assert_allclose(mean, (1.0 - MOMENTUM) * seen.mean(0), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 def test_what_is_taken_over_leaves_the_collection_and_nothing_else_does():
     with tf.Graph().as_default():
@@ -289,6 +294,7 @@ def test_what_is_taken_over_leaves_the_collection_and_nothing_else_does():
         assert tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)[0] is other
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_updates_that_cannot_be_taken_over_are_refused():
     with tf.Graph().as_default():
@@ -299,6 +305,7 @@ def test_updates_that_cannot_be_taken_over_are_refused():
             optimizer.accumulate_update_ops()
 
 
+@pytest.mark.slow
 @pytest.mark.tf(max="2.12", because="tf_slim 1.1.0 takes this from a module that Keras 2.13 dropped")
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("is_fused", [None, False], ids=["fused", "plain"])
@@ -318,6 +325,7 @@ def test_averages_that_are_updated_in_place_are_refused(is_tensor, is_fused):
         assert optimizer.accumulate_update_ops(ours) == ours
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 def test_averages_of_a_loss_are_not_those_of_batch_norm():
     with tf.Graph().as_default():
@@ -331,6 +339,7 @@ def test_averages_of_a_loss_are_not_those_of_batch_norm():
         assert other.accumulate_update_ops() == []
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_averages_are_taken_over_before_the_train_op_is_made():
     with tf.Graph().as_default():
@@ -339,6 +348,7 @@ def test_averages_are_taken_over_before_the_train_op_is_made():
             graph.optimizer.accumulate_update_ops()
 
 
+@pytest.mark.slow
 @pytest.mark.law("L14")
 def test_a_single_micro_step_leaves_the_update_ops_where_they_are():
     with tf.Graph().as_default():

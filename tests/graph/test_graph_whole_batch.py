@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_slim as slim
+from optimizers import mainly
 
 import accum.compat.v1
-
-pytestmark = pytest.mark.slow
-
 
 tf1 = tf.compat.v1
 KEYS = tf1.GraphKeys
@@ -120,6 +118,7 @@ NETWORKS = [
 BATCH_NORM, ALL = {"whole_batch": "batch_norm"}, {"whole_batch": "all", "loss": cross_entropy}
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
@@ -132,11 +131,12 @@ def test_batch_normalisation_sees_the_whole_batch(network, fused, use_resource):
 
 
 @pytest.mark.law("L19")
-@pytest.mark.parametrize("count,size", [(None, 1), (N, 3), (N, N), (None, 20)])
+@pytest.mark.parametrize("count,size", mainly([(None, 1), (N, 3), (N, N), (None, 20)], (N, 3)))
 def test_micro_batches_of_any_size(count, size):
     assert apart(trained(of_operations, ALL, size=size, count=count), trained(of_operations, "plain")) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_all_cuts_kept():
     assert apart(trained(of_operations, dict(ALL, recompute=False)), trained(of_operations, "plain")) < 2e-5
@@ -155,6 +155,7 @@ def regularised(images):
     return of_operations(images, regularizer=lambda kernel: 0.1 * tf.reduce_sum(kernel**2))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_a_loss_of_the_batch_sees_it_all_and_regularisation_once():
     plain = trained(regularised, "plain", loss=batch_dice)
@@ -164,6 +165,7 @@ def test_a_loss_of_the_batch_sees_it_all_and_regularisation_once():
     assert apart(trained(regularised, BATCH_NORM, loss=batch_dice), plain) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_the_loss_sees_the_shapes_that_the_network_has_set():
     """Dense layers of TensorFlow 1 set the shape of an output of several axes themselves."""
@@ -196,6 +198,7 @@ def test_the_loss_sees_the_shapes_that_the_network_has_set():
     assert shapes == [[None, 4, 3]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_partitioned_and_sparsely_read_variables():
     words = RANDOM.randint(0, 12, (N, 3))
@@ -226,6 +229,7 @@ def test_partitioned_and_sparsely_read_variables():
     assert apart(step({}), plain) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_losses_with_several_denominators():
     """A mean over masked words and one over sentences: no weight of micro-batches would be right for both."""
@@ -260,6 +264,7 @@ def test_losses_with_several_denominators():
     assert apart(step("split"), step("plain")) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_images_of_a_rank_that_is_not_known():
     def unknown(images):
@@ -269,6 +274,7 @@ def test_images_of_a_rank_that_is_not_known():
     assert apart(trained(unknown, ALL), trained(unknown, "plain")) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.law("L20")
 def test_dropout_is_the_same_when_a_micro_batch_is_computed_again():
     """Against plain TensorFlow with the masks that were drawn. Each example has its own."""
@@ -307,6 +313,7 @@ def test_dropout_is_the_same_when_a_micro_batch_is_computed_again():
         assert session.run(masks[0]).tobytes() != mask.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_an_estimator_trains_on_whole_batches():
     if not hasattr(tf, "estimator") or TF_VERSION >= (2, 16):
@@ -360,6 +367,7 @@ def weighted(images):
     return tf.reduce_mean(projected(images) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_what_looks_across_a_micro_batch_only_is_named():
     def scaled(images):
@@ -370,6 +378,7 @@ def test_what_looks_across_a_micro_batch_only_is_named():
         value_of(scaled)
 
 
+@pytest.mark.slow
 @pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
 @pytest.mark.law("L17")
 def test_a_loop_or_conditional_of_tf_1_is_refused():
@@ -381,6 +390,7 @@ def test_a_loop_or_conditional_of_tf_1_is_refused():
         value_of(conditional)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_assignments_and_losses_that_would_be_lost_are_refused():
     def counting(images):
@@ -405,6 +415,7 @@ def test_assignments_and_losses_that_would_be_lost_are_refused():
         value_of(adding, loss=lambda outputs, images: tf.reduce_mean(outputs))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_outputs_of_another_number_than_the_examples_are_refused_in_the_session():
     def value_of_every(step):
@@ -424,6 +435,7 @@ def test_outputs_of_another_number_than_the_examples_are_refused_in_the_session(
     assert value_of_every(1) > 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_value_that_is_differentiated_again_is_refused():
     with tf.Graph().as_default():
@@ -435,6 +447,7 @@ def test_a_value_that_is_differentiated_again_is_refused():
             tf1.train.GradientDescentOptimizer(1.0).compute_gradients(2.0 * value)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_options_that_contradict_each_other():
     with pytest.raises(ValueError, match="pass `loss=`"):
@@ -449,6 +462,7 @@ def test_options_that_contradict_each_other():
         value_of(lambda images: tf.reduce_mean(images), loss=lambda outputs, images: outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.law("L17")
 def test_averages_without_the_statistics_of_the_whole_batch_are_refused():

@@ -11,9 +11,6 @@ from optimizers import built, graph_optimizers, keras_optimizers, keras_weights,
 import accum
 import accum.compat.v1
 
-pytestmark = pytest.mark.slow
-
-
 tf1 = tf.compat.v1
 
 SHAPES = [(3, 2), (2,)]
@@ -64,6 +61,7 @@ def test_graph_single_micro_step_adds_no_op_and_no_variable(make):
     assert run(wraps=True) == run(wraps=False)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L14")
 @pytest.mark.tf("2.2")
 def test_a_schedule_that_starts_at_one_has_its_accumulators_from_the_start():
@@ -74,6 +72,7 @@ def test_a_schedule_that_starts_at_one_has_its_accumulators_from_the_start():
     np.testing.assert_array_equal(variable.numpy(), [-1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L14")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("options", [{"accum_steps": 1}, {"micro_batch_size": 4}], ids=str)
@@ -115,6 +114,7 @@ def said_of_missing_gradients(optimizer, is_traced):
     return [line.split("[")[0] for line in said if "radients do not exist" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L14")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "traced"])

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizers import mainly
 
 import accum.compat.v1
 
@@ -128,9 +129,8 @@ def tied_embedding(x, y):
 PROGRAMS = [perceptron, embedding, tied_embedding, attention]
 
 
-@pytest.mark.slow
 @pytest.mark.law("L21")
-@pytest.mark.parametrize("size", [1, 6, N, N + 9])
+@pytest.mark.parametrize("size", mainly([1, 6, N, N + 9], 6))
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_program_trains_as_on_the_whole_batch(program, size):
     assert_same(trained(program, size), trained(program))
@@ -271,9 +271,8 @@ def trained_on_images(program, size=None):
 NORMS = [by_hand] + ([by_layers] if HAS_LAYERS else [])
 
 
-@pytest.mark.slow
 @pytest.mark.law("L19")
-@pytest.mark.parametrize("normalize", NORMS, ids=lambda normalize: normalize.__name__)
+@pytest.mark.parametrize("normalize", mainly(NORMS, by_hand), ids=lambda normalize: normalize.__name__)
 def test_batch_normalisation_and_its_averages_are_those_of_the_whole_batch(normalize):
     program = convolutional(normalize)
     assert_same(trained_on_images(program, 6), trained_on_images(program), tolerance=2e-5)

@@ -8,7 +8,7 @@ from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L13"), pytest.mark.slow]
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L13")]
 
 RANDOM = np.random.RandomState(0)
 PARTS = (slice(0, 5), slice(5, 9), slice(9, 12))  # a ragged cycle of 12 examples
@@ -46,6 +46,7 @@ def assert_close(ours, theirs, rtol=2e-6):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what,shape,options", LAYERS, ids=[what for what, _, _ in LAYERS])
 def test_a_cycle_of_calls_records_what_keras_records_for_the_full_batch(what, shape, options):
     keras, ours = KERAS(momentum=0.5, **options), accum.AccumBatchNormalization(3, momentum=0.5, **options)
@@ -71,6 +72,7 @@ def test_statistics_of_a_cycle_follow_the_law_of_total_variance(rank):
     assert_close(statistics(layer), [values.mean(axis=0), values.var(axis=0, ddof=ddof)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
 def test_sixteen_bit_inputs_have_float32_statistics(policy):
     x = examples((3,))
@@ -89,6 +91,7 @@ def test_sixteen_bit_inputs_have_float32_statistics(policy):
         assert_close(statistics(layer), statistics(keras))
 
 
+@pytest.mark.slow
 def test_training_normalises_by_the_micro_batch_and_inference_by_the_moving_statistics():
     x = examples((2, 2, 3))
     layer, keras = accum.AccumBatchNormalization(3), KERAS()
@@ -119,6 +122,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
 @pytest.mark.parametrize("shapes", [[(3,), (2, 2, 3)], [(2, 2, 3), (3,)]], ids=["2 then 4", "4 then 2"])
 def test_one_layer_takes_inputs_of_one_rank_as_keras_layer_does(shapes, call):
@@ -139,6 +143,7 @@ def test_one_layer_takes_inputs_of_one_rank_as_keras_layer_does(shapes, call):
     np.testing.assert_allclose(statistics(layer), statistics(keras), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_frozen_layer_moves_nothing_and_normalises_by_what_it_has():
     layer = accum.AccumBatchNormalization(2, trainable=False)
     x = examples((3,))
@@ -147,6 +152,7 @@ def test_a_frozen_layer_moves_nothing_and_normalises_by_what_it_has():
     np.testing.assert_array_equal(statistics(layer), [np.zeros(3), np.ones(3)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 def test_flush_moves_by_what_is_there_and_reset_forgets_it(is_traced):
     layer, keras, x = accum.AccumBatchNormalization(3), KERAS(), examples((3,))
@@ -162,6 +168,7 @@ def test_flush_moves_by_what_is_there_and_reset_forgets_it(is_traced):
     assert_close(statistics(layer), statistics(keras))
 
 
+@pytest.mark.slow
 def test_training_may_be_a_tensor():
     layer, keras, x = accum.AccumBatchNormalization(2), KERAS(), examples((3,))
     call = tf.function(lambda x, training: layer(x, training=training))
@@ -206,6 +213,7 @@ def recorded(batches):
 FIRST, SECOND = list(range(12)), list(range(12, 18))  # 18 examples in micro-batches of 4 and 2: two cycles of 3 and 2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L6")
 @pytest.mark.parametrize(
     "last_cycle,cycles,reduction",
@@ -233,6 +241,7 @@ def test_a_skipped_micro_batch_leaves_no_trace():
     assert int(model.optimizer.iterations.numpy()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
 def test_a_shared_layer_moves_once_for_each_of_its_inputs(run_eagerly):
     inputs = [tf.keras.Input((3,)), tf.keras.Input((3,))]
@@ -250,6 +259,7 @@ def test_a_shared_layer_moves_once_for_each_of_its_inputs(run_eagerly):
     assert_close(statistics(layer), statistics(keras))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L14")
 def test_a_model_of_single_micro_steps_has_keras_layer():
     x, y, layer = examples((3,)), np.zeros((12, 1)), accum.AccumBatchNormalization(4)
@@ -257,6 +267,7 @@ def test_a_model_of_single_micro_steps_has_keras_layer():
     assert_close(statistics(layer), recorded([x[:4], x[4:8], x[8:]]))
 
 
+@pytest.mark.slow
 def test_a_call_outside_of_the_train_step_is_the_layers_own():
     x, layer = examples((3,)), accum.AccumBatchNormalization()
     model = model_of([layer], accum_steps=2, run_eagerly=True)
@@ -267,6 +278,7 @@ def test_a_call_outside_of_the_train_step_is_the_layers_own():
     assert_close(statistics(layer), recorded([x, x[:9]]))
 
 
+@pytest.mark.slow
 def test_flush_callback_ends_the_cycle_in_a_plain_model():
     x, layer = examples((3,), 18), accum.AccumBatchNormalization(3)
     inputs = tf.keras.Input((3,))
@@ -277,6 +289,7 @@ def test_flush_callback_ends_the_cycle_in_a_plain_model():
     assert_close(statistics(layer), recorded([x[FIRST], x[SECOND]] * 2))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 def test_a_checkpoint_in_mid_cycle_keeps_the_statistics(tmp_path):
     x, y = examples((3,)), np.zeros((12, 1))
@@ -295,6 +308,7 @@ def test_a_checkpoint_in_mid_cycle_keeps_the_statistics(tmp_path):
     assert_close(statistics(layer), recorded([x]))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_saved_model_infers_alike_and_holds_no_accumulator(format, tmp_path):
@@ -313,6 +327,7 @@ def test_a_saved_model_infers_alike_and_holds_no_accumulator(format, tmp_path):
         assert not [name for name in names if "accumulation" in name]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L16")
 def test_no_accumulator_is_a_weight_of_the_layer():
     layer = accum.AccumBatchNormalization(2)
@@ -320,6 +335,7 @@ def test_no_accumulator_is_a_weight_of_the_layer():
     assert [len(layer.weights), len(layer.trainable_weights), layer.count_params()] == [4, 2, 12]
 
 
+@pytest.mark.slow
 def test_keras_makes_an_equal_layer_from_its_config():
     layer = accum.AccumBatchNormalization(4, axis=1, momentum=0.5, center=False, name="norm")
     again = tf.keras.layers.deserialize(tf.keras.layers.serialize(layer))
@@ -328,6 +344,7 @@ def test_keras_makes_an_equal_layer_from_its_config():
     assert (again.accum_steps, again.axis, again.momentum, again.center) == (4, 1, 0.5, False)
 
 
+@pytest.mark.slow
 @pytest.mark.tf("2.12", because="Keras' batch normalisation ignored masks before TF 2.12")
 def test_masked_values_count_for_nothing():
     x, mask = examples((4, 3)), RANDOM.uniform(size=(12, 4)) < 0.7
@@ -338,6 +355,7 @@ def test_masked_values_count_for_nothing():
     assert_close(statistics(layer), statistics(keras))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "options,error,words",
@@ -355,6 +373,7 @@ def test_the_layer_refuses_options_that_it_cannot_serve(options, error, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_the_layer_refuses_a_static_graph():
     layer = accum.AccumBatchNormalization(2)
@@ -370,6 +389,7 @@ def normalizing(layer):
     return model
 
 
+@pytest.mark.slow
 def test_a_layer_in_two_models_whose_cycles_mix_is_named(recwarn):
     layer, x, y = accum.AccumBatchNormalization(), examples((3,)), np.ones([12, 1], "float32")
     one, other = normalizing(layer), normalizing(layer)
@@ -408,6 +428,7 @@ class Contrasting(tf.keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 def test_a_layer_that_a_train_step_calls_twice(monkeypatch):
     # `tf.map_fn` leaves a caching device here when its function raises, and no strategy could be entered afterwards
     monkeypatch.setattr(tf.compat.v1.get_variable_scope(), "_caching_device", None)

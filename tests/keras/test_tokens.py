@@ -589,6 +589,7 @@ def test_xla_compiles_each_micro_batch(accum_steps):
     assert_same_predictions(ours[3], plain[3])
 
 
+@pytest.mark.slow
 @HAS_JIT_COMPILE
 def test_xla_and_dropout():
     """In Keras 3, XLA draws what plain Keras draws with XLA; everywhere the same for each budget."""

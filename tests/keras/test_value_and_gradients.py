@@ -6,12 +6,13 @@ import inspect
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizers import mainly
 from replicas import RUN, mirrored
 from versions import IS_WINE, XLA_ENDS
 
 import accum
 
-pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
+pytestmark = pytest.mark.tf("2.2")
 
 N, ROWS = 11, 6
 RANDOM = np.random.RandomState(0)
@@ -82,8 +83,8 @@ def assert_close(ours, theirs):
 
 
 @pytest.mark.law("L18")
-@pytest.mark.parametrize("way", sorted(WAYS))
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("way", mainly(sorted(WAYS), "eager", "function"))
+@pytest.mark.parametrize("size", mainly(SIZES, 3))
 def test_value_and_gradients_equal_the_full_batch(size, way):
     model = Model()
     value, grads = WAYS[way](model.parts(size))(*batch())
@@ -91,6 +92,7 @@ def test_value_and_gradients_equal_the_full_batch(size, way):
     assert_close((value, grads), model.whole(*batch()))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("size", [3, N])
 def test_a_loss_of_unknown_rank_is_a_scalar(size):
@@ -110,6 +112,7 @@ def test_a_loss_of_unknown_rank_is_a_scalar(size):
     assert set(ranks) == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_the_rank_of_data_may_be_unknown_with_barriers():
     kernel, features = tf.Variable(KERNEL), []
@@ -131,6 +134,7 @@ def test_the_rank_of_data_may_be_unknown_with_barriers():
     assert set(features) == {2}  # what is known of the outputs is known in the loss
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function"])
 def test_without_weights_the_mean_would_be_another(way):
@@ -144,6 +148,7 @@ def test_without_weights_the_mean_would_be_another(way):
     assert np.abs(grads[0] - whole[1][0]).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function"])
 def test_a_weight_of_the_user_s_own_makes_a_masked_mean_exact(way):
@@ -172,6 +177,7 @@ def test_a_weight_of_the_user_s_own_makes_a_masked_mean_exact(way):
 COMPILED = pytest.param("compiled", marks=pytest.mark.skipif(IS_WINE, reason=XLA_ENDS))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function", "unknown", COMPILED])
 def test_second_order(way):
@@ -193,6 +199,7 @@ def test_second_order(way):
         assert_close((value, map(tf.convert_to_tensor, grads)), (theirs[0], map(tf.convert_to_tensor, theirs[1])))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function", "unknown"])
 @pytest.mark.parametrize("size", SIZES)
@@ -208,6 +215,7 @@ def test_no_call_sees_more_than_a_micro_batch(size, way):
     assert sizes == [(first, first)] + [(size, size)] * ((N - first) // size)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function", "unknown"])
 def test_a_batch_without_examples_counts_for_nothing(way):
@@ -215,6 +223,7 @@ def test_a_batch_without_examples_counts_for_nothing(way):
     assert float(value) == 0.0 and not np.any(grads[0])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function"])
 def test_ragged_and_sparse_tensors_and_what_is_no_tensor(way):
@@ -238,6 +247,7 @@ def test_ragged_and_sparse_tensors_and_what_is_no_tensor(way):
         assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 def test_data_that_is_no_tuple_is_one_argument():
     kernel = tf.Variable(KERNEL)
@@ -251,6 +261,7 @@ def test_data_that_is_no_tuple_is_one_argument():
         np.testing.assert_allclose(value, X.dot(KERNEL).mean(), rtol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 def test_conditions_in_python_are_those_of_a_tf_function():
     kernel = tf.Variable(KERNEL)
@@ -266,6 +277,7 @@ def test_conditions_in_python_are_those_of_a_tf_function():
     assert_close(traced, eager)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L8")
 @pytest.mark.law("L18")
 def test_a_variable_that_python_code_uses_in_some_micro_batches_only():
@@ -286,6 +298,7 @@ def test_a_variable_that_python_code_uses_in_some_micro_batches_only():
         np.testing.assert_allclose(tf.convert_to_tensor(grads[2]), rows)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function"])
 def test_16_bit_variables_are_summed_in_32_bits(way):
@@ -301,6 +314,7 @@ def test_16_bit_variables_are_summed_in_32_bits(way):
     np.testing.assert_array_equal(np.array(grad), np.float16([2112.0 / 65.0]))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.parametrize("way", ["eager", "function"])
 def test_a_keras_model_trains_as_by_the_full_batch(way):
@@ -332,6 +346,7 @@ def test_a_keras_model_trains_as_by_the_full_batch(way):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 @pytest.mark.law("L11")
 @pytest.mark.parametrize("split", [7, 10, N])
@@ -363,6 +378,7 @@ def test_two_replicas_with_different_numbers_of_examples(split):
     assert_close((results[0][0], results[1]), (value, expected))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L18")
 def test_an_accumulating_optimizer_takes_the_gradients_of_replicas_by_their_weight():
     strategy, split = mirrored(), 8
@@ -429,6 +445,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("way", ["eager", "function"])
 @pytest.mark.parametrize(
@@ -441,6 +458,7 @@ def test_bad_arguments_are_refused(options, error, words, way):
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_batches_of_different_lengths_are_refused_when_a_traced_function_runs():
     function = tf.function(
@@ -451,6 +469,7 @@ def test_batches_of_different_lengths_are_refused_when_a_traced_function_runs():
         function(tf.constant(X), tf.constant(Y[:5]))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_gradients_that_change_between_dense_and_sparse_are_refused():
     table = tf.Variable(TABLE)
@@ -462,6 +481,7 @@ def test_gradients_that_change_between_dense_and_sparse_are_refused():
         accum.value_and_gradients(loss, np.float32([0.0, 1.0]), [table], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_static_graph_is_refused():
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match="use `accum.compat.v1.value_and_gradients`"):
@@ -583,6 +603,7 @@ def apart(ours, theirs, least=1e-2):
 NETS = [NormalisesByHand, NormalisesByArithmetic, WithinFunction, OfKeras, NormalisesByDeviation]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 @pytest.mark.filterwarnings("ignore:`function` changes variables once per micro-batch")
 @pytest.mark.parametrize("way", ["eager", "function"])
@@ -598,6 +619,7 @@ def errors(logits, images, classes):
     return tf.reduce_mean((logits - tf.one_hot(classes, 3)) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 @pytest.mark.parametrize("net,size", [(NETS[0], size) for size in SIZES] + [(NETS[3], 4)])
 def test_batch_normalisation_sees_the_whole_batch_in_a_loss_of_micro_batches(net, size):
@@ -607,6 +629,7 @@ def test_batch_normalisation_sees_the_whole_batch_in_a_loss_of_micro_batches(net
         assert apart(in_turn(net(), "function", {}, size, errors), plain) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_weights_of_micro_batches_count_with_barriers():
     """The masked mean is exact with a weight, and not without it."""
@@ -632,6 +655,7 @@ def test_weights_of_micro_batches_count_with_barriers():
     assert apart(step({}), step(None)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 @pytest.mark.tf("2.8", because="XLA knows all ops since 2.8")
 def test_xla_compiles_the_whole_batch():
@@ -652,6 +676,7 @@ def test_xla_compiles_the_whole_batch():
     assert apart([value] + gradients, plain[: 1 + len(gradients)]) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 @pytest.mark.law("L11")
 def test_each_replica_takes_the_statistics_of_its_part_of_the_batch():
@@ -691,6 +716,7 @@ def test_each_replica_takes_the_statistics_of_its_part_of_the_batch():
     assert apart(results(weight="examples"), plain) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_the_value_of_a_whole_batch_is_differentiated_by_another_tape():
     """Eagerly; a graph would have to keep what that needs for ever, so it says what to do."""
@@ -717,6 +743,7 @@ def test_the_value_of_a_whole_batch_is_differentiated_by_another_tape():
         tf.function(outer)(True)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_options_of_the_whole_batch_that_can_t_hold():
     net = NormalisesByHand()
@@ -800,6 +827,7 @@ def step_of(function, how):
     return [value] + gradients
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("name", FOUND)
@@ -811,6 +839,7 @@ def test_statistics_are_found_wherever_the_examples_are(name):
         assert apart(step_of(FOUND[name], {}), step_of(FOUND[name], None)) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.parametrize("name", NAMED)
 def test_what_meets_single_examples_again_and_is_not_exact_is_named(name):
@@ -819,6 +848,7 @@ def test_what_meets_single_examples_again_and_is_not_exact_is_named(name):
     assert apart(ours, step_of(NAMED[name], None)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 def test_a_mean_that_cancels_over_two_examples_is_not_named(recwarn):
     """As of the cubes of normalised values, which for the two of a trial is what rounding leaves of 0."""
@@ -840,6 +870,7 @@ def test_a_mean_that_cancels_over_two_examples_is_not_named(recwarn):
     assert not [warning for warning in recwarn if "look across the examples" in str(warning.message)]
 
 
+@pytest.mark.slow
 @pytest.mark.law("L19")
 @pytest.mark.parametrize("axis", [0, 1], ids=["times", "examples"])
 def test_statistics_that_may_be_over_examples_or_times_of_unknown_number_are_named(axis):
@@ -868,6 +899,7 @@ def test_statistics_that_may_be_over_examples_or_times_of_unknown_number_are_nam
     assert apart(ours, plain) < 2e-5 if axis == 0 else apart(ours, plain) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_statistics_of_an_unknown_number_of_features_are_refused_until_it_is_set():
@@ -896,6 +928,7 @@ def test_statistics_of_an_unknown_number_of_features_are_refused_until_it_is_set
     assert apart(ours, [value] + tape.gradient(value, [scale])) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 @pytest.mark.filterwarnings("ignore:With `whole_batch`, these operations")
 @pytest.mark.parametrize("way", [lambda step: step, tf.function], ids=["eager", "function"])

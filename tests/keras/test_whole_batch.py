@@ -35,7 +35,6 @@ pytestmark = [
     pytest.mark.tf("2.2"),
     pytest.mark.law("L19"),
     pytest.mark.filterwarnings("error:With `whole_batch`, these operations"),
-    pytest.mark.slow,
 ]
 
 layers, losses = tf.keras.layers, tf.keras.losses
@@ -215,6 +214,7 @@ def test_the_step_is_that_of_the_full_batch(name):
     assert_same(trained(make, x, y, compile_with, split()), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", on_every_environment(["residual", "u-net, batch Dice", "contrastive", "covariance"], "contrastive")
 )
@@ -283,6 +283,7 @@ def with_layer(layer):
     return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(layers.Dense(3)(hidden))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.filterwarnings("ignore:The train step changes variables")
 def test_random_numbers_are_the_same_when_a_micro_batch_is_computed_again(how):
@@ -322,6 +323,7 @@ class Given(layers.Layer):
         return tf.constant(Given.numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L20")
 @pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("draw", [Lies, Draws, Uniform, DrawsInFunction, DrawsBySeed])
@@ -357,6 +359,7 @@ def test_whatever_is_random_is_the_same_when_a_micro_batch_is_computed_again(dra
     assert differs(trained(lambda: make(Given), X[:BATCH], Y[:BATCH], compile_with, **one_batch), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.tf("2.3", because="the fused batch normalisation of TF 2.2 has no float64")
 def test_mobile_net():
     """52 batch normalisations, in float64: in float32 the smallest maps amplify rounding to percents."""
@@ -379,11 +382,13 @@ def test_mobile_net():
     assert differs((None, weights), runs[0])
 
 
+@pytest.mark.slow
 def test_the_step_is_that_of_the_full_batch_when_traced():
     plain = trained(small, IMAGES, CLASSES, dict(EAGERLY, loss=FROM_LOGITS))
     assert_same(trained(small, IMAGES, CLASSES, dict(TRACED, loss=FROM_LOGITS), split()), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(IS_WINE, reason=XLA_ENDS)
 @pytest.mark.skipif(
     TF_VERSION < (2, 8), reason="`compile` takes `jit_compile` since TF 2.5, and XLA knows all ops since 2.8"
@@ -405,6 +410,7 @@ BEHIND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.law("L20")
 @pytest.mark.tf("2.5", because="`compile` has no `jit_compile` yet")
 @pytest.mark.parametrize("recompute", [True, False])
@@ -426,12 +432,14 @@ def test_what_is_random_behind_batch_normalisation_is_compiled_by_xla(behind, re
     assert_same(run(8), run(BATCH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 20, 64])
 def test_any_size_of_micro_batches(size):
     plain = trained(at_once, X, Y, dict(EAGERLY, loss="mse"))
     assert_same(trained(at_once, X, Y, dict(EAGERLY, loss="mse"), split(size)), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Batch normalization updates")
 def test_the_loss_alone_leaves_batch_normalisation_to_the_micro_batches():
     """`AccumBatchNormalization` moves its statistics once, by those of the whole batch, also when computed again."""
@@ -443,6 +451,7 @@ def test_the_loss_alone_leaves_batch_normalisation_to_the_micro_batches():
     assert differs(by_loss, trained(make, x, y, compile_with))
 
 
+@pytest.mark.slow
 def test_a_batch_is_tried_again_when_memory_runs_out():
     """Under "auto": at half the size, with the same numbers in the end."""
 
@@ -469,6 +478,7 @@ def test_a_batch_is_tried_again_when_memory_runs_out():
     assert_same(ours, trained(with_dropout, X, Y, compile_with, split(10)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accum_steps", [1, 2])
 def test_replicas_share_the_statistics(accum_steps):
     """Cycles weight replicas by their examples: of 31, the second batch has 8 and 7 on them."""
@@ -489,6 +499,7 @@ def test_replicas_share_the_statistics(accum_steps):
         assert_same((model, model.get_weights(), {}), (model, plain[1], {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.filterwarnings("ignore:Batch normalization updates")
 def test_mixed_precision(policy):
@@ -505,6 +516,7 @@ def test_mixed_precision(policy):
     assert any(np.abs(mine - whole).max() > 1e-2 for mine, whole in zip(without[1], exact[1]))
 
 
+@pytest.mark.slow
 def test_cycles_of_whole_batches():
     """`accum_steps` counts batches. Each has statistics of its own, as in plain accumulation of such batches."""
     compile_with = dict(EAGERLY, loss=FROM_LOGITS)
@@ -547,6 +559,7 @@ def list_nodes(function):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_on_a_gpu_what_crosses_barriers_is_kept_on_the_host(how, monkeypatch):
     """There is no GPU here, so one is claimed, and the graph shows where the lists of tensors are placed."""
@@ -571,6 +584,7 @@ def test_on_a_gpu_what_crosses_barriers_is_kept_on_the_host(how, monkeypatch):
     assert not any(node.device for node in nodes if node.op.startswith("Conv2D"))
 
 
+@pytest.mark.slow
 def test_rows_of_embeddings_stay_rows():
     """The gradient of a table that is used twice, before and after a barrier, has its rows of both."""
     grads = []
@@ -592,6 +606,7 @@ def test_rows_of_embeddings_stay_rows():
     assert grads and all(isinstance(grad, tf.IndexedSlices) for grad in grads)
 
 
+@pytest.mark.slow
 def test_a_layer_of_the_user_can_be_declared_to_look_across_examples():
     class AwayFromOthers(layers.Layer):
         """Appends the standard deviation over the examples, as a GAN's discriminator does."""
@@ -657,6 +672,7 @@ class AsksFor(layers.Layer):
         return self.inner(inputs, mask=mask) if takes_it else self.inner(inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [Centred, layers.BatchNormalization])
 def test_a_layer_may_ask_which_arguments_another_one_takes(inner):
     def make():
@@ -720,6 +736,7 @@ def of_table():
     return tf.keras.Model(tokens, layers.Dense(2)(OfTable()(tokens)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.parametrize(
     "make,data",
@@ -749,6 +766,7 @@ class MovesCentre(AcrossExamples):
         return inputs - (tf.convert_to_tensor(self.centre) if self.is_after else before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.filterwarnings("error:The train step changes variables")
@@ -783,6 +801,7 @@ class AwayFromNoted(AcrossExamples):
         return hidden - tf.reduce_mean(noted if self.is_given else self.others.noted, axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_layer_that_looks_across_examples_must_be_given_what_it_takes_of_them():
     def make(is_given):
@@ -807,6 +826,7 @@ class Branches(layers.Layer):
         return tf.ensure_shape(hidden, inputs.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.tf(keras=2, because="its train function uses no AutoGraph")
 def test_a_layer_that_needs_autograph_has_it():
     net = behind(Branches())
@@ -844,6 +864,7 @@ def step_of(net, whole_batch):
     model.train_on_batch(IMAGES[:BATCH], CLASSES[:BATCH])
 
 
+@pytest.mark.slow
 @pytest.mark.tf("2.5", because="no `MultiHeadAttention`, or one that needs static shapes")
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_what_looks_within_an_example_is_neither_a_barrier_nor_named(how):
@@ -853,6 +874,7 @@ def test_what_looks_within_an_example_is_neither_a_barrier_nor_named(how):
     assert_same(trained(lambda: behind(LooksWithin()), IMAGES, CLASSES, compile_with, split()), plain)
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction():
     """A loss over the whole batch is one in validation too."""
     compile_with = dict(EAGERLY, loss=covariance, metrics=[covariance])
@@ -870,6 +892,7 @@ def slots_of(model):
     return list(variables() if callable(variables) else variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["residual", "sequential"])
 def test_the_step_is_traced_once(name):
     """TensorFlow would trace it again if its first trace created slots or metrics, as it does for plain Keras."""
@@ -895,6 +918,7 @@ def test_the_step_is_traced_once(name):
     assert len(slots_of(ours)) == len(slots_of(plain))
 
 
+@pytest.mark.slow
 def test_a_train_step_of_the_user():
     """It sees the whole batch, so a loss that it computes itself does too."""
 
@@ -915,6 +939,7 @@ def test_a_train_step_of_the_user():
     assert differs(trained(own, X, Y, dict(EAGERLY), split(whole_batch="loss")), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"run_eagerly": True}, {}], ids=["eagerly", "traced"])
 def test_a_train_step_that_differentiates_twice(how):
     """A persistent tape asks for the gradient of one forward pass as often as it likes."""
@@ -941,6 +966,7 @@ def test_a_train_step_that_differentiates_twice(how):
     assert differs(trained(own, X, Y, dict(how), split(whole_batch="loss")), plain)
 
 
+@pytest.mark.slow
 def test_a_train_step_that_does_not_call_the_model_is_refused():
     class Own(tf.keras.Model):
         def train_step(self, data):
@@ -994,6 +1020,7 @@ class OfBlocks(tf.keras.Model):
         return self.head(tf.reduce_mean(hidden, [1, 2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("decorated", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "tf.function"])
 def test_batch_normalisation_within_layers_and_models_of_the_users_own(decorated, how):
@@ -1016,6 +1043,7 @@ class ByHand(layers.Layer):
         return tf.nn.batch_normalization(inputs, mean, variance, None, tf.convert_to_tensor(self.scale), 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_batch_normalisation_by_operations_of_tensorflow(how):
     """Beside that of Keras. The user's average moves once."""
@@ -1033,6 +1061,7 @@ def test_batch_normalisation_by_operations_of_tensorflow(how):
     assert differs(trained(make, images, CLASSES, compile_with, split(whole_batch="loss")), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_randomness_within_a_loop_is_refused_by_name(how):
     class Hidden(layers.Layer):
@@ -1046,6 +1075,7 @@ def test_randomness_within_a_loop_is_refused_by_name(how):
         trained(lambda: with_layer(Hidden(name="hidden_loop")), X, Y, compile_with, split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_a_scalar_of_a_micro_batch_crosses_a_barrier(how):
     """Without examples that meet in it, it would be none of the layer's; here its gradient is 0 in both runs."""
@@ -1066,6 +1096,7 @@ def test_a_scalar_of_a_micro_batch_crosses_a_barrier(how):
     assert_same(ours, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_what_is_drawn_and_assigned_is_named(how):
     class Keeps(layers.Layer):
@@ -1082,6 +1113,7 @@ def test_what_is_drawn_and_assigned_is_named(how):
     assert all(np.isfinite(weight).all() for weight in weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["loop", "conditional"])
 def test_batch_normalisation_within_a_loop_or_conditional_is_refused_by_name(kind):
     class Hides(layers.Layer):
@@ -1104,6 +1136,7 @@ def test_batch_normalisation_within_a_loop_or_conditional_is_refused_by_name(kin
         trained(lambda: with_layer(Hides()), X, Y, dict(TRACED, loss="mse"), split())
 
 
+@pytest.mark.slow
 def test_batch_normalisation_of_another_class_is_refused_by_name():
     class Own(layers.BatchNormalization):
         pass
@@ -1112,6 +1145,7 @@ def test_batch_normalisation_of_another_class_is_refused_by_name():
         trained(lambda: with_layer(Own(name="its_own")), X, Y, dict(EAGERLY, loss="mse"), split())
 
 
+@pytest.mark.slow
 @pytest.mark.law("L17")
 def test_bad_arguments():
     model = dense()
@@ -1122,6 +1156,7 @@ def test_bad_arguments():
         accum.GradientAccumulateModel.from_model(model, accum_steps=4, whole_batch="all")
 
 
+@pytest.mark.slow
 def test_the_config_keeps_it():
     model = split(whole_batch=["batch_norm"])(dense())
     again = type(model).from_config(model.get_config())
@@ -1129,6 +1164,7 @@ def test_the_config_keeps_it():
     assert again.micro_batch_size == 8
 
 
+@pytest.mark.slow
 def test_the_gradient_is_the_finite_difference():
     """In float64, of a loss of the whole batch by the weights before and between barriers."""
     with policy_of("float64"):
@@ -1220,6 +1256,7 @@ def at_two_levels():
     return tf.keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([layers.ReLU()(early), late])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 @pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.filterwarnings("ignore:.*from_logits=True")
@@ -1246,6 +1283,7 @@ MORE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", on_every_environment(MORE))
 def test_functional_models_of_every_kind(name):
     make, x, y = MORE[name]
@@ -1253,6 +1291,7 @@ def test_functional_models_of_every_kind(name):
     assert_same(trained(make, x, y, compile_with, split()), trained(make, x, y, compile_with))
 
 
+@pytest.mark.slow
 def test_losses_beside_the_call():
     """A layer that the train step calls itself adds its loss, and a model that is called twice adds those of a call."""
 
@@ -1269,6 +1308,7 @@ def test_losses_beside_the_call():
     assert_same(trained(make, X, Y, EAGERLY, split()), trained(make, X, Y, EAGERLY))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", pytest.param("traced", marks=pytest.mark.slow)])
 def test_a_gradient_by_the_inputs_is_that_of_the_whole_batch(how):
     def loss_of(model, x, y):
@@ -1284,6 +1324,7 @@ def test_a_gradient_by_the_inputs_is_that_of_the_whole_batch(how):
     assert_same(trained(make, X, Y, compile_with, split()), trained(make, X, Y, compile_with))
 
 
+@pytest.mark.slow
 def test_outputs_without_a_batch_axis_are_refused():
     class Wrong(tf.keras.Model):
         def __init__(self):
@@ -1297,6 +1338,7 @@ def test_outputs_without_a_batch_axis_are_refused():
         trained(Wrong, X, np.zeros((COUNT, 2), "float32"), dict(EAGERLY, loss=covariance), split(), batch_size=16)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_does_not_accumulate_stays_plain():
     """No accumulators: a checkpoint has the variables of a plain optimizer."""
     ours, plain = (trained(dense, X, Y, dict(EAGERLY, loss="mse"), wrap)[0] for wrap in (split(), unchanged))
@@ -1307,6 +1349,7 @@ def test_an_optimizer_that_does_not_accumulate_stays_plain():
     assert sorted(tuple(var.shape) for var in variables[0]) == sorted(tuple(var.shape) for var in variables[1])
 
 
+@pytest.mark.slow
 def test_what_moves_per_micro_batch_warns():
     with pytest.warns(UserWarning, match="Batch normalization updates"):
         trained(sequential, X, Y, dict(EAGERLY, loss="mse"), split(whole_batch="loss"))
@@ -1314,6 +1357,7 @@ def test_what_moves_per_micro_batch_warns():
         trained(lambda: with_layer(Remembers()), X, Y, dict(EAGERLY, loss="mse"), split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "traced"])
 def test_what_a_layer_assigns_without_the_data_is_assigned_once(how):
     """A count of calls, which scales what the layer returns: plain Keras counts each batch once."""
@@ -1322,6 +1366,7 @@ def test_what_a_layer_assigns_without_the_data_is_assigned_once(how):
     assert_same(trained(lambda: with_layer(Counts()), X, Y, compile_with, split()), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L9")
 @pytest.mark.law("L19")
 def test_nan_propagates_as_in_the_full_batch():
@@ -1350,6 +1395,7 @@ def of_sparse():
     return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(OfSparse()(inputs))))
 
 
+@pytest.mark.slow
 def test_inputs_may_be_sparse():
     dense = np.random.RandomState(0).normal(size=(COUNT, 6)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(np.where(dense > 0.3, dense, 0.0)), Y))
@@ -1364,6 +1410,7 @@ def test_inputs_may_be_sparse():
     assert_same(run(split()), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(TF_VERSION < (2, 5) or IS_KERAS_3, reason="no losses of ragged outputs")
 def test_a_ragged_output_is_refused_by_name():
     inputs = tf.keras.Input((None, 1), ragged=True)
@@ -1384,6 +1431,7 @@ def always_in_training():
     return tf.keras.Model(inputs, layers.Dense(2)(layers.BatchNormalization()(hidden)))
 
 
+@pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("whole_batch", ["all", "batch_norm"])
 @pytest.mark.filterwarnings("ignore:Batch normalization updates")
@@ -1450,6 +1498,7 @@ class AddsGrowingPenalty(layers.Layer):
         return self.scale * inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_batch", ["all", "loss"])
 @pytest.mark.parametrize(
     "layer",

@@ -14,7 +14,7 @@ import accum
 
 R, K, CYCLES, N = 2, 3, 3, 4  # N examples a replica and micro step
 
-pytestmark = [pytest.mark.tf("2.2"), pytest.mark.slow]
+pytestmark = pytest.mark.tf("2.2")
 
 
 def data():
@@ -71,7 +71,6 @@ RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
             lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
             "mean",
             id="momentum-mean",
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             lambda: tf.keras.optimizers.Adam(0.1), "running_mean", id="adam-running_mean", marks=pytest.mark.slow
@@ -82,6 +81,7 @@ def test_two_replicas_equal_one_device(make, reduction):
     np.testing.assert_allclose(on_two_replicas(make, reduction=reduction), on_one_device(make()), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L11")
 @pytest.mark.law("L7")
 def test_transform_acts_once_on_the_reduced_gradient():
@@ -95,6 +95,7 @@ def test_transform_acts_once_on_the_reduced_gradient():
     np.testing.assert_allclose(ours, on_one_device(Clipped(0.1)), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L11")
 @pytest.mark.law("L5")
 def test_fit_on_two_replicas_equals_fit_on_one_device():
@@ -117,6 +118,7 @@ def test_fit_on_two_replicas_equals_fit_on_one_device():
     np.testing.assert_allclose(ours, trained(tf.name_scope("one"), 24, accum_steps=1), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.tf("2.4", keras=2, because="Keras 3 only checks the gradients of the first replica")
 @pytest.mark.law("L11")
 @pytest.mark.law("L10")
@@ -158,6 +160,7 @@ def trained_on(replicas, accum_steps, dtype):
     return np.concatenate([weight.ravel() for weight in model.get_weights()])
 
 
+@pytest.mark.slow
 @pytest.mark.law("L11")
 def test_float64_sums_give_the_same_bits_for_any_number_of_replicas():
     alone, *others = [trained_on(replicas, 8 // replicas, "float64") for replicas in (1, 2, 4)]
@@ -166,6 +169,7 @@ def test_float64_sums_give_the_same_bits_for_any_number_of_replicas():
     assert (trained_on(4, 2, None) != trained_on(1, 8, None)).any()  # sums in float32 depend on their order
 
 
+@pytest.mark.slow
 @pytest.mark.law("L11")
 @pytest.mark.law("L9")
 @pytest.mark.parametrize("replica", [0, 1])
