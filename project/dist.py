@@ -98,7 +98,7 @@ def use(path, version):
         run("uv", "pip", "install", "--quiet", "--python", python, "-c", constraints, path, tensorflow, env=clean)
         run(python, "-W", "ignore", "-c", USE, ROOT, version, cwd=outside, env=clean)
         run(*CHECK_TYPES, "--python-executable", python, os.path.join(ROOT, TYPED_USE), cwd=outside, env=clean)
-        run(python, "-m", "accum", "demo", "--api", "optimizer", "--epochs", "2", cwd=outside, env=clean)
+        run(python, "-m", "accum", "demo", "--epochs", "1", cwd=outside, env=clean)
 
 
 def main():

@@ -35,7 +35,7 @@ def command(tmp_path):
         ("verify no_such_file.py:f", 2, "There is no file no_such_file.py."),
         ("convert from-v1 a b --model here", 2, "MODULE:FUNCTION must name a module and a function"),
         ("convert from-v1 a b --model m:f --names none.json", 2, "there is no file none.json."),
-        ("demo --batch-size 10 --accum-steps 3", 2, "usage: accum demo"),
+        ("demo --batch-size 10 --micro-batch-size 30", 2, "usage: accum demo"),
         ("demo --plot curves.pdf", 2, "--plot must name a .png file"),
         ("demo", 2, "accum demo needs TensorFlow"),
     ],

@@ -6,11 +6,10 @@ import sys
 from accum._cli import plot_file, requirements
 from accum._cli.argument_types import at_least_one
 from accum._cli.demo import plot, report
-from accum._cli.demo.settings import APIS, MICRO_BATCHES, WHOLE_BATCH, Settings
+from accum._cli.demo.settings import Settings
 from accum._migrate import pipes
 
 DEFAULT_PLOT = "accum-demo.png"
-STEPS = 8
 MICRO_BATCH = 16
 
 
@@ -21,30 +20,15 @@ def add_parser(commands):
         help="train on handwritten digits with and without accumulation, and compare",
         description="Train a residual network with batch normalisation on handwritten digits three times from the same "
         "weights, on the same batches, at the same learning rate: in full, in micro-batches with `whole_batch`, and in "
-        "micro-batches without it. With --api or --accum-steps: a plain network, whose full batches are accumulated "
-        "from micro-batches through one of the interfaces. Exit status: 0, or 1 if a run or its output fails.",
+        "micro-batches without it. On TensorFlow 1.15: a plain network, whose full batches are accumulated from "
+        "micro-batches. Exit status: 0, or 1 if a run or its output fails.",
     )
     add = parser.add_argument
     add(
-        "--api",
-        dest="api",
-        choices=APIS,
-        help="accumulate through accum.compat.v1, GradientAccumulateOptimizer or GradientAccumulateModel (v1 on "
-        "TensorFlow 1.15)",
-    )
-    add(
-        "--accum-steps", type=at_least_one, metavar="K", help=f"with --api: micro-batches per update (default: {STEPS})"
-    )
-    add(
         "--micro-batch-size", type=at_least_one, metavar="M", help=f"examples computed at once (default: {MICRO_BATCH})"
     )
-    add(
-        "--whole-batch",
-        choices=WHOLE_BATCH,
-        help="what sees the whole batch although it is computed in micro-batches (default: all); none: only two runs",
-    )
-    add("--batch-size", type=at_least_one, metavar="N", help="examples per update (default: 256)")
-    add("--epochs", type=at_least_one, metavar="E", help="passes over the images (default: 2; 20 with --api)")
+    add("--batch-size", type=at_least_one, default=256, metavar="N", help="examples per update (default: %(default)s)")
+    add("--epochs", type=at_least_one, default=2, metavar="E", help="passes over the images (default: %(default)s)")
     add("--seed", type=_seed, default=0, metavar="S", help="seed for weights and data (default: %(default)s)")
     add("--plot", metavar="FILE.png", help=f"file for the loss curves; needs matplotlib (default: {DEFAULT_PLOT})")
     parser.set_defaults(
@@ -64,23 +48,10 @@ _seed.__name__ = "int"  # argparse says "invalid int value" by it
 
 def _check(parser, arguments):
     """Check the arguments as far as that needs no TensorFlow, and fill in what was left out."""
-    accumulates = arguments.api is not None or arguments.accum_steps is not None
-    if accumulates and (arguments.micro_batch_size is not None or arguments.whole_batch is not None):
-        parser.error("--micro-batch-size and --whole-batch can't go together with --api and --accum-steps.")
-    arguments.batch_size = arguments.batch_size or 256
-    arguments.accum_steps = arguments.accum_steps or STEPS
-    arguments.whole_batch = arguments.whole_batch or "all"
     arguments.micro_batch_size = arguments.micro_batch_size or min(MICRO_BATCH, arguments.batch_size)
-    if arguments.api is None:
-        arguments.api = "model" if accumulates else MICRO_BATCHES
-    if accumulates and arguments.batch_size % arguments.accum_steps:
-        numbers = f"{arguments.batch_size} and {arguments.accum_steps}"
-        parser.error(f"--batch-size must be divisible by --accum-steps. Received: {numbers}.")
     if arguments.micro_batch_size > arguments.batch_size:
         numbers = f"{arguments.micro_batch_size} and {arguments.batch_size}"
         parser.error(f"--micro-batch-size must be at most --batch-size. Received: {numbers}.")
-    if arguments.epochs is None:
-        arguments.epochs = 20 if accumulates else 2
     if arguments.plot is None and plot_file.is_possible():
         arguments.plot = DEFAULT_PLOT
     if arguments.plot is not None:
@@ -91,12 +62,14 @@ def _perform(parser, arguments):
     from accum import _tf  # needs TensorFlow; parsing the arguments does not
     from accum._cli.demo import runs
 
-    if not _tf.version.HAS_KERAS_API and arguments.api != "v1":
-        if arguments.api != MICRO_BATCHES:
-            parser.error(f"--api {arguments.api} needs TensorFlow 2.2 or later. Use --api v1.")
-        arguments.api = "v1"
-    path = arguments.plot
-    settings = Settings(*(getattr(arguments, field) for field in Settings._fields))
+    numbers = arguments.batch_size, arguments.micro_batch_size
+    is_graph, path = not _tf.version.HAS_KERAS_API, arguments.plot
+    if is_graph and numbers[0] % numbers[1]:
+        parser.error(
+            "With TensorFlow 1.15, --batch-size must be divisible by --micro-batch-size. "
+            f"Received: {numbers[0]} and {numbers[1]}."
+        )
+    settings = Settings(is_graph, *numbers, arguments.epochs, arguments.seed)
     try:
         outcomes = runs.run_all(settings)
         print(report.summary(outcomes, settings))

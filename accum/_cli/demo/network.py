@@ -1,4 +1,4 @@
-"""The networks: a plain one, and a residual one with batch normalisation.
+"""The networks: a plain one for static graphs, and a residual one of Keras with batch normalisation.
 
 The plain one is one wide convolution, so that activations, which shrink with the batch, need more memory than weights.
 Both are smooth (tanh or ELU, mean pooling): at a kink, a rounding error can flip a gradient, and two runs that are
@@ -34,17 +34,6 @@ def graph_logits(weights, images):
     hidden = tf.tanh(tf.nn.conv2d(images, kernel, strides=1, padding="SAME") + bias)
     pooled = tf.nn.avg_pool2d(hidden, POOL, POOL, padding="VALID")
     return tf.matmul(tf.reshape(pooled, [-1, FEATURES]), dense_kernel) + dense_bias
-
-
-def keras_model(weights):
-    """The same network as a functional Keras model."""
-    layers = tf.keras.layers
-    inputs = tf.keras.Input((8, 8, 1))
-    hidden = layers.Conv2D(FILTERS, 3, padding="same", activation="tanh")(inputs)
-    pooled = layers.Flatten()(layers.AveragePooling2D(POOL)(hidden))
-    model = tf.keras.Model(inputs, layers.Dense(CLASSES)(pooled))
-    model.set_weights(weights)
-    return model
 
 
 def batch_norm_model(seed):

@@ -3,7 +3,6 @@
 from typing import Any, Dict, Tuple
 
 from accum._cli.demo.report import deviation
-from accum._cli.demo.settings import MICRO_BATCHES
 
 COLORS = ("#9ecae1", "#08306b", "#d95f02")
 STYLES: Tuple[Dict[str, Any], ...] = (
@@ -20,7 +19,7 @@ def draw(settings, outcomes, path):
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    measured = settings.api == MICRO_BATCHES and all(outcome.training_mib for outcome in outcomes)
+    measured = not settings.is_graph and all(outcome.training_mib for outcome in outcomes)
     figure = Figure(figsize=(11, 5) if measured else (8, 5))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(1, 2 if measured else 1, 1)
@@ -28,7 +27,7 @@ def draw(settings, outcomes, path):
         _bars(figure.add_subplot(1, 2, 2), outcomes)
     for outcome, color, style in zip(outcomes, COLORS, STYLES):
         _curve(axes, outcome, color=color, marker="o", **style)
-    _label(axes, settings, deviation(outcomes[1], outcomes[0]))
+    _label(axes, deviation(outcomes[1], outcomes[0]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.tight_layout()
     figure.savefig(path, dpi=150, format="png")
@@ -53,14 +52,8 @@ def _curve(axes, outcome, **style):
     axes.plot(epochs, outcome.losses, label=label, **style)
 
 
-def _label(axes, settings, largest):
-    if settings.api == MICRO_BATCHES:
-        axes.set_title(f"Full batch and micro-batches: weights differ by {largest:.1e} at most", fontsize=11)
-    else:
-        axes.set_title(
-            f"Handwritten digits, --api {settings.api}: the accumulated weights end\nwithin {largest:.1e} of the "
-            "full batch's"
-        )
+def _label(axes, largest):
+    axes.set_title(f"Full batch and micro-batches: weights differ by {largest:.1e} at most", fontsize=11)
     axes.set_xlabel("epoch")
     axes.set_ylabel("training loss (nats per example)")
     axes.set_yscale("log")
@@ -68,7 +61,4 @@ def _label(axes, settings, largest):
     axes.grid(True, which="both", alpha=0.25)
     axes.spines["top"].set_visible(False)
     axes.spines["right"].set_visible(False)
-    if settings.api == MICRO_BATCHES:
-        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13))
-    else:
-        axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13))

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from accum._cli.demo.settings import MICRO_BATCHES
-
 HEADER = (
     "run",
     "final loss",
@@ -69,7 +67,7 @@ def _memory_note(outcomes):
 
 
 def _conclusion(outcomes, settings):
-    if settings.api != MICRO_BATCHES:
+    if settings.is_graph:
         return []
     full = outcomes[0]
     lines = [

@@ -14,7 +14,7 @@ import numpy as np
 
 from accum._cli import requirements
 from accum._cli.demo import apis, data, memory
-from accum._cli.demo.settings import MICRO_BATCHES, Run, runs_to_compare
+from accum._cli.demo.settings import Run, runs_to_compare
 from accum._tf import tf
 
 
@@ -136,11 +136,10 @@ def _outcome(settings, run):
     tf.get_logger().setLevel("ERROR")
     warnings.simplefilter("ignore")
     train, test = data.load(settings.seed)
-    api = apis.BY_NAME[settings.api](run, settings)
-    if settings.api == MICRO_BATCHES:
-        # TensorFlow needs time and memory to trace and start any training, whatever the batch. The last batch is a
-        # single example: the graph is then traced for any size.
-        api.warm_up(data.Examples(train.images[:7], train.labels[:7]))
+    api = (apis.GraphAPI if settings.is_graph else apis.ModelAPI)(run, settings)
+    # TensorFlow needs time and memory to trace and start any training, whatever the batch. The last batch is a
+    # single example: the graph is then traced for any size.
+    api.warm_up(data.Examples(train.images[:7], train.labels[:7]))
     progress = _Progress(run.label, settings.epochs * -(-len(train.labels) // run.batch_size))
     idle_mib, start = memory.peak_mib(), time.perf_counter()
     losses = api.train(train, settings.epochs, progress)

@@ -1,27 +1,20 @@
 """The settings of the demo, and the runs that follow from them."""
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Sequence, Union
 
-APIS = ("v1", "optimizer", "model")
-MICRO_BATCHES = "micro-batches"
-"""In place of an API: one model that splits each batch itself."""
-
-WHOLE_BATCH = ("none", "batch_norm", "loss", "all")
 LEARNING_RATE = 0.1
 RESIDUAL_LEARNING_RATE = 0.05
 """Of the residual network. A deep network amplifies rounding errors, the more so the larger its steps are."""
 
 
 class Settings(NamedTuple):
-    """The arguments of the command; `batch_size` is the number of examples per step."""
+    """The arguments of the command, and whether a static graph is trained; `batch_size` examples make a step."""
 
-    api: str
-    accum_steps: int
+    is_graph: bool
     batch_size: int
+    micro_batch_size: int
     epochs: int
     seed: int
-    micro_batch_size: int = 16
-    whole_batch: str = "all"
 
 
 class Run(NamedTuple):
@@ -40,24 +33,24 @@ class Run(NamedTuple):
     batch_size: int
     accum_steps: Optional[int]
     micro_batch_size: Optional[int] = None
-    whole_batch: str = "none"
+    whole_batch: Union[str, Sequence[str]] = ()
     learning_rate: float = LEARNING_RATE
 
 
 def runs_to_compare(settings):
     """Full batch, accumulated batch and micro-batch; or full batch, micro-batches, and those without `whole_batch`."""
-    size, steps = settings.batch_size, settings.accum_steps
-    if settings.api == MICRO_BATCHES:
-        micro, whole = settings.micro_batch_size, settings.whole_batch
-        # Same examples, updates and learning rate: only what a micro-batch sees of its batch differs.
-        label = f"micro-batches of {micro}"
-        runs = [Run(f"full batch {size}", size, None), Run(label, size, None, micro)]
-        if whole != "none":
-            runs.insert(1, Run(f'{label}, whole_batch="{whole}"', size, None, micro, whole))
-        return tuple(run._replace(learning_rate=RESIDUAL_LEARNING_RATE) for run in runs)
-    micro = size // steps
-    return (
+    size, micro = settings.batch_size, settings.micro_batch_size
+    if settings.is_graph:
+        return (
+            Run(f"full batch {size}", size, None),
+            Run(f"accumulated {size // micro} x {micro}", micro, size // micro),
+            Run(f"micro-batch {micro}", micro, None),
+        )
+    # Same examples, updates and learning rate: only what a micro-batch sees of its batch differs.
+    label = f"micro-batches of {micro}"
+    runs = (
         Run(f"full batch {size}", size, None),
-        Run(f"accumulated {steps} x {micro}", micro, steps),
-        Run(f"micro-batch {micro}", micro, None),
+        Run(f'{label}, whole_batch="all"', size, None, micro, "all"),
+        Run(label, size, None, micro),
     )
+    return tuple(run._replace(learning_rate=RESIDUAL_LEARNING_RATE) for run in runs)
