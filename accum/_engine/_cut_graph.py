@@ -150,6 +150,21 @@ class CutGraph:
             if node.type == "ReadVariableOp" and node.inputs[0] in self._captures and node.inputs[0] not in assigned:
                 self._aliases[f"{node.name}:0"] = self._state_of(node.inputs[0], _dtype(node))
 
+    def require_unchanged(self, graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
+        """Raise if operations assign to a variable that is read anew for the gradient: a table, or within a loop."""
+        read = {key for phase in self.forward + self.backward + self.wholes for key in phase.feeds} & set(
+            self._captures
+        )
+        outside = [self._captures[key] for key in sorted(read) if self._captures[key].dtype == tf.resource]
+        handles = {id(_tf.graph_parts.captured(handle)) for handle in outside}
+        changed = _tf.op_walks.assigned_handles(graph, operations)
+        changed |= {id(op.inputs[0]) for op in operations if _tf.op_walks.changes_variable(op)}
+        if handles & changed:
+            raise ValueError(
+                "With `whole_batch`, the gradient of a network must be computed before an embedding in it, or a "
+                "variable that it reads in a loop, is updated: call `tape.gradient` before `apply_gradients`."
+            )
+
     def _state_of(self, handle: Key, dtype: tf.DType) -> Key:
         """Return the key of a placeholder for the value of a variable before the batch."""
         key = self._state_key(handle)

@@ -617,6 +617,7 @@ def segments_of(
     compiled: bool = False,
     are_means: bool = False,
     tries: bool = True,
+    refuses_meetings: bool = False,
 ) -> Segments:
     """Trace a function on a micro-batch, and return it in segments.
 
@@ -631,6 +632,7 @@ def segments_of(
       compiled: whether XLA will compile it.
       are_means: whether the outputs are a mean over the examples and its weight, spread over the examples.
       tries: whether to compute two examples, to find operations that look across them.
+      refuses_meetings: whether such operations raise an error instead of a warning.
 
     Raises:
       ValueError: something can't be computed again, or over the whole batch.
@@ -657,13 +659,13 @@ def segments_of(
             raise ValueError(str(error)) from None
     for key in made.graph.trace.outputs:
         _require_examples(made.graph.trace.graph.get_tensor_by_name(key))
-    if finds_statistics:
-        _warn_of_meetings(made, tries and batch.is_dense, are_means)
+    if finds_statistics or refuses_meetings:
+        _warn_of_meetings(made, tries and batch.is_dense, are_means, refuses_meetings)
     return made
 
 
-def _warn_of_meetings(segments: Segments, tries: bool, are_means: bool) -> None:
-    """Warn of operations that look across examples and are no barriers."""
+def _warn_of_meetings(segments: Segments, tries: bool, are_means: bool, refuses: bool) -> None:
+    """Warn of operations that look across examples and are no barriers, or refuse them."""
     unknown = segments.graph.trace.unknown
     if not unknown and tries and replica_number() == 0:  # the other replicas compute the same
         unknown, failure = trial_of_examples(segments.graph, are_means)
@@ -673,6 +675,8 @@ def _warn_of_meetings(segments: Segments, tries: bool, are_means: bool) -> None:
                 f"made-up examples failed. The step is that of the full batch if none does. Received: {failure}",
                 _check.InexactWarning,
             )
+    if unknown and refuses:
+        raise ValueError(f"operations look across examples. Received: {_check.shown(unknown)}.")
     if unknown:
         _check.warn(f"{NOT_WHOLE} Received: {_check.shown(unknown)}.", _check.InexactWarning)
 
@@ -711,7 +715,16 @@ def whole_call(
     outputs = [_with_examples(tensor, batch.count) for tensor in outputs]
     floats = [index for index, tensor in enumerate(outputs) if is_differentiable(tensor)]
 
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    done = 0 if graph is None else len(graph.get_operations())
+
     def backward(upstream: Sequence[tf.Tensor]) -> List[Optional[Gradient]]:
+        if graph is not None:
+            segments.graph.require_unchanged(graph, graph.get_operations()[done:])
+        if not segments.graph.trace.grads and sources:
+            raise ValueError(
+                "`test_step` and `predict_step` of a model with `whole_batch` have no gradient by weights."
+            )
         by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)
         for index, grad in zip(floats, upstream):
             by_outputs[index] = grad

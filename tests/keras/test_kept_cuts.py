@@ -95,12 +95,12 @@ def test_what_a_level_has_made_is_read_again_where_that_takes_no_more_memory(see
 
 def segments_of(net, side):
     """The segments of a network for images [side, side, 3], which is traced but not computed."""
-    from accum._engine._micro_batches import Batch
-    from accum._keras._steps._whole_batch import traced_call
+    from accum._keras._steps._whole_batch import Arguments, traced_call
 
     model = accum.GradientAccumulateModel.from_model(net, micro_batch_size=2, whole_batch="all")
-    batch = Batch(((tf.zeros([4, side, side, 3]),), {"training": True}))
-    return traced_call(model, functools.partial(tf.keras.Model.__call__, model), batch, True, True, True).segments
+    arguments = Arguments((tf.zeros([4, side, side, 3]),), {"training": True})
+    call = functools.partial(tf.keras.Model.__call__, model)
+    return traced_call(model, call, arguments, True, True, True, 2, False).segments
 
 
 # name -> (side of an image, the largest part of the bytes of all cuts that is kept or computed again)

@@ -224,8 +224,84 @@ class Unsplit(Steps):
         return {"loss": loss}
 
 
+class Modes(Steps):
+    """A network with two ways, each told by the name of an argument, and with a variable as another argument."""
+
+    def make(self):
+        self.net, self.latents = Ways(), tf.Variable(X[:BATCH] ** 2)
+        self.net(X, left=X)
+        self.net(X, right=X)
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            outputs = self.net(data, left=data) - 2.0 * self.net(data, right=data) + self.net(self.latents, left=data)
+            loss = tf.reduce_mean(outputs**2)
+        self.update(self.first, tape, loss, self.net.trainable_variables + [self.latents])
+        return {"loss": loss}
+
+
+class Ways(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(5, activation="tanh")
+
+    def call(self, inputs, left=None, right=None):
+        return self.dense(inputs * left) if right is None else self.dense(inputs) + right
+
+
+class Pairs(Steps):
+    """Similarities of all pairs of examples in a layer with a weight, beside an encoder."""
+
+    def make(self):
+        self.encoder, self.pairs = dense(5, 5), Similarity()
+        self.pairs([X, X])
+
+    def train_step(self, batch):
+        data, _ = batch
+        with tf.GradientTape() as tape:
+            encoded = self.encoder(data)
+            loss = tf.reduce_mean(tf.math.reduce_logsumexp(self.pairs([encoded, data]), axis=1))
+        self.update(self.first, tape, loss, self.encoder.trainable_variables + self.pairs.trainable_variables)
+        return {"loss": loss}
+
+
+class Similarity(layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=(), initializer="ones")
+
+    def call(self, inputs):
+        return self.scale * tf.matmul(inputs[0], inputs[1], transpose_b=True)
+
+
+class Conditional(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = layers.Embedding(7, 4), layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs[0] * self.embedding(inputs[1]))
+
+
+class LateTable(Steps):
+    """An embedding that is updated between the call of a network and a gradient through it."""
+
+    def make(self):
+        self.generator, self.critic = dense(4, 5), Conditional()
+        self.critic([X[:, :4], TOKENS[:, 0]])
+
+    def train_step(self, batch):
+        data, _ = batch
+        labels = tf.cast(tf.abs(data[:, 0]), tf.int32)
+        with tf.GradientTape() as of_generator, tf.GradientTape() as of_critic:
+            loss = tf.reduce_mean(self.critic([self.generator(data), labels]) ** 2)
+        self.update(self.first, of_critic, loss, self.critic.trainable_variables)
+        self.update(self.second, of_generator, loss, self.generator.trainable_variables)
+        return {"loss": loss}
+
+
 STEPS = {Masked: TOKENS}
-MODELS = [Adversarial, BothAtOnce, AutoEncoder, Masked, AfterUpdate, Momentum]
+MODELS = [Adversarial, BothAtOnce, AutoEncoder, Masked, AfterUpdate, Momentum, Modes]
 
 
 def trained(make, epochs=2, run_eagerly=False, **options):
@@ -264,13 +340,19 @@ def test_a_step_that_calls_several_networks_is_that_of_the_full_batch(make, run_
     assert_same(own_logs.values(), logs.values())
 
 
-def test_a_layer_that_cannot_be_split_is_named_and_exact():
-    expected, _ = trained(Unsplit)
+@pytest.mark.parametrize("make", [Unsplit, Pairs])
+def test_a_layer_that_cannot_be_split_is_named_and_exact(make):
+    expected, _ = trained(make)
     with pytest.warns(UserWarning, match="is computed for the whole batch at once"):
-        weights, _ = trained(Unsplit, accum_steps=1, micro_batch_size=6, whole_batch="all")
+        weights, _ = trained(make, accum_steps=1, micro_batch_size=6, whole_batch="all")
     assert_same(weights, expected)
 
 
 def test_a_second_gradient_is_refused_by_name():
     with pytest.raises(ValueError, match="can't be differentiated again"):
         trained(Penalty, accum_steps=1, micro_batch_size=6, whole_batch="all")
+
+
+def test_an_embedding_that_is_updated_before_a_gradient_through_it_is_refused_by_name():
+    with pytest.raises(ValueError, match="before an embedding in it, or a variable .* is updated"):
+        trained(LateTable, accum_steps=1, micro_batch_size=6, whole_batch="all")

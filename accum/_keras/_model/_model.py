@@ -600,8 +600,6 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
 
     def __call__(self, *args: object, **kwargs: object) -> Nested:
         own = accumulation_of(self)
-        if own is not None:
-            own.is_called = True
         call, whole = super().__call__, None if own is None else own.call_in_step()
         return call(*args, **kwargs) if whole is None else whole.of_model(call, args, kwargs)
 

@@ -425,7 +425,6 @@ class ModelAccumulation:
       seeds: those of the layers of Keras 3, for checkpoints.
       start_of_seed: the seed of Keras 3 for what is drawn without one, when the cycle began; no checkpoint has it.
       is_state_watched: whether variables have been copied and compared since the last `compile`.
-      is_called: whether the latest train step has called the model itself, and not only networks in it.
       batch_norms_in_training: names of the batch normalisation layers of Keras that a step has run in training.
       told_of_state: names of the variables that a warning has named since then.
       told_of_metrics: names of the metrics that a warning has named since then.
@@ -469,7 +468,6 @@ class ModelAccumulation:
         self.wrapped: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
         self.traces.clear()
         self.is_state_watched = False
-        self.is_called = False
         self.batch_norms_in_training: List[str] = []
         self.told_of_state: List[str] = []
         self.told_of_metrics: Set[str] = set()

@@ -47,13 +47,6 @@ _REMEDY = (
 )
 
 
-OWN_NETWORKS = (
-    "train the plain model on full batches, and let its `train_step` compute the gradients of each network by "
-    "`accum.value_and_gradients(function, data, variables, micro_batch_size)`"
-)
-"""What is exact for a train step that calls other networks than the model itself, or several optimizers in turn."""
-
-
 class Call(NamedTuple):
     """One call of an optimizer during the step of one micro-batch."""
 
@@ -232,8 +225,10 @@ class TrainStep:
         if self.collector is not None or not internals_of(optimizer).is_passthrough:
             raise ValueError(
                 f"`{self._name}` calls the optimizer around {type(optimizer.optimizer).__name__} several times. "
-                "One cycle would mix gradients for different weights, unlike any full batch. Instead, "
-                f"{OWN_NETWORKS}, or use a separate train step or loop, and a separate optimizer, for each update."
+                "One cycle would mix gradients for different weights, unlike any full batch. Instead, pass "
+                "`micro_batch_size` and `whole_batch='all'`, without `accum_steps`, with which the train step runs "
+                "once and each call of a network is split; or use a separate train step or loop, and a separate "
+                "optimizer, for each update."
             )
 
     def _see(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -439,8 +434,6 @@ def warn_of_batch_norms(model: tf.keras.Model) -> None:
     if own.size.requested is None:
         other = "accum_steps" if own.size.tokens is None else "micro_batch_tokens"
         whole = f"train on full batches with `micro_batch_size` and `whole_batch='batch_norm'` in place of `{other}`"
-    if not own.is_called:
-        whole = f"{OWN_NETWORKS}, with `whole_batch='batch_norm'`"
     _check.warn(
         f"{_BATCH_NORMS}{whole}. `accum.replace_batchnorm_layers` makes the moving statistics alone those of the full "
         f"batch. Received: {_check.shown(own.batch_norms_in_training)}.",

@@ -166,7 +166,6 @@ class ModelSteps:
         """
         model, function = self.model, self.of_class_or_user("train_step")
         optimizers = accumulating_optimizers(model)
-        model._accum.is_called = False
         train_step = TrainStep(f"{_tf.models.name_of_class(model)}.train_step", optimizers, collector)
         with contextlib.ExitStack() as stack:
             weight = model._accum.weight.begin(self._weight_of(data))

@@ -83,25 +83,32 @@ class Arguments:
 
     Args:
       args, kwargs: the arguments.
+      is_nested: whether they are in a loop, conditional or function of the step, where no tape tells what it records.
 
     Attributes:
       batch: `Batch` of them and of what Keras has attached to them.
-      watched: for each leaf of the batch, whether a tape records what is computed from it.
+      leaves: the arguments as a flat list of tensors and others.
+      watched: for each leaf, whether its gradient may be needed.
+      kind: what tells such arguments from others, but for tensors and other leaves.
     """
 
-    def __init__(self, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> None:
-        leaves = tf.nest.flatten((tuple(args), dict(kwargs)))
+    def __init__(self, args: Sequence[Nested], kwargs: Dict[str, Nested], is_nested: bool) -> None:
+        structure = tuple(args), dict(kwargs)
+        self.leaves = leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(structure)]
         self._attached = [
             (index, name, value)
             for index, leaf in enumerate(leaves)
             for name, value in [("_keras_mask", getattr(leaf, "_keras_mask", None))]
             if isinstance(value, tf.Tensor)
         ]
-        self.batch = Batch((tuple(args), dict(kwargs), [value for _, _, value in self._attached]))
+        values = [value for _, _, value in self._attached]
+        self.batch = Batch((*tf.nest.pack_sequence_as(structure, leaves), values))
         self.watched = [
-            isinstance(leaf, tf.Tensor) and is_differentiable(leaf) and _tf.watching.is_recorded(leaf)
+            isinstance(leaf, tf.Tensor) and is_differentiable(leaf) and (is_nested or _tf.watching.is_recorded(leaf))
             for leaf in leaves
         ]
+        attached = [(index, name) for index, name, _ in self._attached]
+        self.kind = tf.nest.map_structure(lambda _: 0, structure), attached, self.watched
 
     def packed(self, tensors: Sequence[tf.Tensor]) -> Tuple[Sequence[Nested], Dict[str, Nested], List[tf.Tensor]]:
         """Return (args, kwargs, those of them that are watched) with other tensors, those of a micro-batch."""
@@ -121,6 +128,7 @@ def traced_call(
     recompute: bool,
     size: Size,
     compiled: bool,
+    refuses_meetings: bool = False,
 ) -> TracedCall:
     """Trace the call of a model or layer on a micro-batch.
 
@@ -133,6 +141,7 @@ def traced_call(
       recompute: whether groups of segments are computed again.
       size: the largest number of examples that are computed at once.
       compiled: whether XLA compiles it.
+      refuses_meetings: as for `segments_of`.
 
     Raises:
       ValueError: a batch normalisation layer is of an unknown kind, or within a loop or conditional; an output is not a
@@ -169,7 +178,16 @@ def traced_call(
         seen["added"] = [(layer, entries is not None) for layer, entries in added]
         return flat + [value for _, _, value in attached] + [entries for _, entries in added if entries is not None]
 
-    segments = segments_of(function, batch, variables, recompute, has_barriers, differentiable, compiled=compiled)
+    segments = segments_of(
+        function,
+        batch,
+        variables,
+        recompute,
+        has_barriers,
+        differentiable,
+        compiled=compiled,
+        refuses_meetings=refuses_meetings,
+    )
     return TracedCall(segments, seen["structure"], seen["attached"], seen["added"], seen["variables"])
 
 
@@ -346,8 +364,12 @@ def _updating(update_state: Callable[..., Wait], marks: Marks) -> Callable[..., 
 # The call that replaces it in a train step
 
 
-def _require_one_length(arguments: Nested) -> None:
-    """Raise if the first axis of an argument has a fixed length and that of another one has not: it is no batch."""
+def _require_batch(arguments: Nested) -> None:
+    """Raise if arguments of a layer are no batch: if one is a scalar with a gradient, or has another first axis."""
+    leaves = [leaf for leaf in tf.nest.flatten(arguments) if isinstance(leaf, (tf.Tensor, tf.Variable))]
+    scalars = [leaf for leaf in leaves if leaf.shape.rank == 0 and is_differentiable(leaf)]
+    if any(isinstance(leaf, tf.Variable) or _tf.watching.is_recorded(leaf) for leaf in scalars):
+        raise ValueError(f"the gradient by a scalar argument may be needed. Received: {scalars}.")
     tensors = [leaf for leaf in tf.nest.flatten(arguments) if tf.is_tensor(leaf) and leaf.shape.rank]
     lengths = {leaf.shape.as_list()[0] for leaf in tensors}
     if len(lengths) > 1:
@@ -389,6 +411,7 @@ class WholeBatchCalls:
         self._loss_group = groups.get("loss", 1)
         self.replica_losses = None if self._loss_group == 1 else ReplicaLosses(self._loss_group, weight)
         self._is_within = False
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self.is_used = False
 
     def of_model(self, call: Callable[..., Nested], args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Nested:
@@ -400,7 +423,11 @@ class WholeBatchCalls:
         """
         if self._is_within:
             return call(*args, **kwargs)
-        return self._split(self._model, call, Arguments(args, kwargs), args, kwargs)
+        return self._split(self._model, call, self._arguments(args, kwargs), args, kwargs)
+
+    def _arguments(self, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Arguments:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return Arguments(args, kwargs, graph is not None and graph is not self._graph)
 
     def of_layer(
         self,
@@ -413,8 +440,8 @@ class WholeBatchCalls:
         if self._is_within or not any(map(tf.is_tensor, tf.nest.flatten((args, kwargs)))):
             return call(*args, **kwargs)
         try:
-            _require_one_length((args, kwargs))
-            arguments = Arguments(args, kwargs)
+            _require_batch((args, kwargs))
+            arguments = self._arguments(args, kwargs)
             if not layer.built:
                 with self._within():
                     _build(call, arguments.batch)
@@ -423,6 +450,7 @@ class WholeBatchCalls:
             return self._split(layer, call, arguments, args, kwargs)
         except (TypeError, ValueError) as error:
             self._warn_of_unsplit(layer, error)
+            self.is_used = True
             with self._within():
                 return call(*args, **kwargs)
 
@@ -449,9 +477,8 @@ class WholeBatchCalls:
         traced = self._traced(layer, call, arguments, args, kwargs)
         self.is_used = True
         segments = traced.segments
-        leaves = tf.nest.flatten((args, kwargs))
-        watched = [as_tensor(leaf) for leaf, is_watched in zip(leaves, arguments.watched) if is_watched]
-        others = [leaf for leaf, is_watched in zip(leaves, arguments.watched) if not is_watched]
+        watched = [leaf for leaf, is_watched in zip(arguments.leaves, arguments.watched) if is_watched]
+        others = [leaf for leaf, is_watched in zip(arguments.leaves, arguments.watched) if not is_watched]
         others = tf.nest.flatten(others, expand_composites=True)  # a sparse tensor is its values and others
         others += [outside for outside, _ in segments.graph.trace.captures if outside.dtype != tf.resource]
         whole, losses = whole_call(
@@ -525,13 +552,14 @@ class WholeBatchCalls:
             )
         leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if not tf.is_tensor(leaf)]
         flags = [bool(one.trainable) for one in [layer] + _tf.models.layers_of(layer)]
-        kind = _replicas.replica_number(), arguments.batch.specs(), leaves, arguments.watched, flags
-        key = id(layer), repr((kind, has_barriers, self._is_training))
+        kind = _replicas.replica_number(), arguments.batch.specs(), leaves, arguments.kind, flags
+        differentiable = self._is_training or any(arguments.watched)
+        key = id(layer), repr((kind, has_barriers, differentiable))
         traces = model._accum.traces
         if key in traces:
             return traces[key][1]
         compiled = _tf.steps.is_compiled_by_xla(model)
-        options = has_barriers, self._is_training, self._recompute, self._size, compiled
+        options = has_barriers, differentiable, self._recompute, self._size, compiled, layer is not model
         with self._within():
             traced = traced_call(layer, call, arguments, *options)
         if all(hasattr(outside, "numpy") for outside, _ in traced.segments.graph.trace.captures):
@@ -582,8 +610,8 @@ class WholeBatchStep(SplitStep):
             if not calls[replica].is_used:
                 raise ValueError(
                     f"`{_tf.models.name_of_class(model)}.{name}` calls no layer with weights that can be split, such "
-                    "as `self(x, training=True)` or `self.encoder(x)`, so nothing is: let it call one, or leave out "
-                    "`micro_batch_size`."
+                    "as `self(x, training=True)` or `self.encoder(x)`, so nothing is: let it call one, outside of a "
+                    "`tf.function` of its own, or leave out `micro_batch_size`."
                 )
             losses = calls[replica].replica_losses
             if (
