@@ -85,6 +85,7 @@ def segmented(
     def gradients(upstream: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
         by_rows = [grad if is_differentiable(tensor) else None for tensor, grad in zip(fetches, upstream)]
         with _tf.graphs.control_flow_of_tf(2):
-            return list(run.backward(by_rows, []))
+            by_sources, _ = run.backward(by_rows, [])
+        return by_sources
 
     return Segmented(rows, of_batch, gradients)
