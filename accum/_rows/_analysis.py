@@ -64,6 +64,10 @@ class Analysis:
         """Whether a tensor depends on how many examples there are, and on nothing else of them."""
         return self._states.get(tensor_name) == SIZE
 
+    def is_count(self, tensor_name: str) -> bool:
+        """Whether a size differs for other numbers of examples, unlike how many steps there are in each of them."""
+        return self.is_size(tensor_name) and not self._decided.is_same(tensor_name)
+
     def has_met(self, tensor_name: str) -> bool:
         """Whether examples have met in a tensor other than by a reduction."""
         state = self._states.get(tensor_name)

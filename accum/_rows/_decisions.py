@@ -220,6 +220,8 @@ class Decisions:
             self._meet(node, "what the loop hands back has the examples on another axis than what it begins with")
         else:
             self._say(node, self._kind_of(state))
+        if state == SIZE and enters[0] in self._same and self._hands_back_itself(node):
+            self._same.add(node.outputs[0])
         return Result(state, dims)
 
     def _hand_back(self, merge: Node, round_: int) -> bool:
@@ -367,13 +369,18 @@ class Decisions:
     def _is_invariant(self, switch: Node) -> bool:
         """Whether a loop hands back what it was given."""
         merge = self.nodes.get(node_of(switch.inputs[0]))
-        if merge is None or not merge.is_loop_merge:
-            return False
+        return merge is not None and merge.is_loop_merge and self._hands_back_itself(merge)
+
+    def _hands_back_itself(self, merge: Node) -> bool:
         (key,) = [key for key in merge.inputs if self._type_of(key) in NEXT]
-        while self._type_of(key) in ALIASES and node_of(key) != switch.name:
+        while self._type_of(key) in ALIASES and not self._is_switch_of(key, merge):
             node = self.nodes[node_of(key)]
             key = node.inputs[int(key.rsplit(":", 1)[1]) if node.type == "IdentityN" else 0]
-        return node_of(key) == switch.name
+        return self._is_switch_of(key, merge)
+
+    def _is_switch_of(self, key: Key, merge: Node) -> bool:
+        node = self.nodes[node_of(key)]
+        return node.type in ("Switch", "RefSwitch") and node_of(node.inputs[0]) == merge.name
 
     def _computed(self, node: Node, states: List[Optional[State]]) -> List[Optional[State]]:
         level = max((level_of(state) for state in states), default=0)
@@ -544,6 +551,10 @@ class Decisions:
     def _meet(self, node: Node, why: str) -> None:
         self._note_effect(node)
         self._say(node, "meets", why)
+
+    def is_same(self, key: Key) -> bool:
+        """Whether a size is known to be the same for any number of examples."""
+        return key in self._same
 
     def rows_of(self, key: Key) -> Optional[Rows]:
         """Return the `Rows` of a tensor, if slices of it hold some examples."""

@@ -384,8 +384,8 @@ class _Split:
             return False
         if _tf.graphs.has_own_gradient(op):
             return False  # which may look at all examples, unlike that of an operation that keeps them apart
-        if op.type in _tf.graph_parts.CALLS and not self._can_be_called_again(op):
-            return False
+        if op.type in _tf.graph_parts.CALLS and self._library.hidden(_tf.graph_parts.node_of(op)):
+            return False  # it draws or assigns
         takes_statistics = barriers and any(self._analysis.level(tensor.name) for tensor in op.inputs)
         if op.type in _tf.graph_parts.CALLS and takes_statistics:
             return False  # as a conditional that chooses between statistics
@@ -395,18 +395,12 @@ class _Split:
         can_be_cut = drawn is not None and drawn.kind is not None and not _tf.graphs.is_within_loop(op)
         return can_be_cut and rows is not None and rows.axis == 0
 
-    def _can_be_called_again(self, op: tf.Operation) -> bool:
-        """Whether functions that are called draw nothing, assign nothing, and take no number of examples."""
-        node = _tf.graph_parts.node_of(op)
-        takes_sizes = any(self._analysis.is_size(tensor.name) for tensor in op.inputs)
-        return not takes_sizes and not self._library.hidden(node) and not LENGTHS & self._library.types_within(node)
-
     def _is_frame_apart(self, ops: Sequence[tf.Operation]) -> bool:
         """Whether a loop or conditional of TF 1 takes no number of examples, and a conditional nothing of variables."""
         for op in ops:
             verdict = self._analysis.verdict(op.name)
             for index, tensor in enumerate(op.inputs):
-                is_number = verdict is not None and verdict.kind == "rows" and self._analysis.is_size(tensor.name)
+                is_number = verdict is not None and verdict.kind == "rows" and self._analysis.is_count(tensor.name)
                 if is_number and not self._analysis.shapes_only(op.name, index):
                     return False
         is_loop = any(_tf.graphs.is_within_loop(op) for op in ops)
@@ -961,6 +955,11 @@ def _inside_before(graph: tf.Graph) -> Set[tf.Operation]:
 
 @tf.RegisterGradient(GRADIENT)
 def _gradient(op: tf.Operation, *upstream: Optional[tf.Tensor]) -> List[Optional[Gradient]]:
+    if tf1.get_default_graph() is not op.graph:
+        raise ValueError(
+            "The gradients of what `split_batch` has split can't be taken within a conditional, loop or function of "
+            f"TensorFlow 2: take them before, and apply them there. Received: {op.name!r}."
+        )
     link = _links(op.graph).get(op.name)
     if link is None:
         raise ValueError(

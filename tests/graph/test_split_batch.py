@@ -179,6 +179,23 @@ def test_lengths_of_sequences_may_stop_a_loop_over_time(control_flow):
 
 
 @pytest.mark.law("L21")
+def test_a_loop_over_time_may_take_as_many_steps_as_the_batch_has(control_flow):
+    def batch():
+        return tf1.placeholder(tf.float32, [None, None, 4], "x"), tf1.placeholder(tf.float32, [None, 1], "y")
+
+    def program(x, y):
+        kernel, steps = weight("recurrent", [9, 5]), tf.shape(x)[1]
+
+        def step(time, state):
+            return time + 1, tf.tanh(tf.matmul(tf.concat([x[:, time], state], 1), kernel))
+
+        _, state = tf.while_loop(lambda time, _: time < steps, step, (tf.constant(0), tf.zeros([tf.shape(x)[0], 5])))
+        return unusual_loss(dense(state, "last", 1), y)
+
+    assert_same(trained(program, 6, batch=batch), trained(program, batch=batch))
+
+
+@pytest.mark.law("L21")
 def test_two_batches_that_meet_are_split_in_turn():
     """As the pairs of a two-tower network; each call splits what depends on its batch."""
     finals = []
@@ -365,6 +382,17 @@ def test_a_gradient_of_what_is_split_can_not_be_differentiated_again():
     (grad,) = tf.gradients(loss, [kernel])
     with pytest.raises(ValueError, match="differentiated again"):
         tf.gradients(tf.reduce_sum(grad**2), [kernel])
+
+
+@pytest.mark.law("L17")
+@pytest.mark.parametrize("control_flow", [2], indirect=True)
+def test_gradients_can_not_be_taken_within_a_function(control_flow):
+    tf1.get_variable_scope().set_use_resource(True)
+    x, y = placeholders()
+    loss = accum.compat.v1.split_batch(perceptron(x, y)[0], (x, y), 6)
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    with pytest.raises(ValueError, match="take them before"):
+        tf.cond(tf1.placeholder(tf.bool, []), lambda: optimizer.minimize(loss), tf.no_op)
 
 
 @pytest.mark.slow
