@@ -61,6 +61,7 @@ class ChosenBranches:
       losses: tensors of the current graph.
       batch: tensors from which they are computed.
       values: {key of a boolean tensor: its value}.
+      of_variables: the operations that are computed from variables.
 
     Attributes:
       ops: the copies.
@@ -68,15 +69,23 @@ class ChosenBranches:
       conditionals: list of `Conditional`.
 
     Raises:
-      NotChosen: there is a loop of TF 1, or a conditional that depends on other tensors.
+      NotChosen: there is a loop of TF 1, or a conditional that depends on other tensors; or numbers are drawn for the
+        batch itself, of which the copies would draw others.
     """
 
-    def __init__(self, losses: Sequence[tf.Tensor], batch: Sequence[tf.Tensor], values: Dict[Key, bool]) -> None:
+    def __init__(
+        self,
+        losses: Sequence[tf.Tensor],
+        batch: Sequence[tf.Tensor],
+        values: Dict[Key, bool],
+        of_variables: Set[tf.Operation],
+    ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._graph_def = self._graph.as_graph_def()
         self._functions = {function.signature.name: function for function in self._graph_def.library.function}
         self._library = _tf.graph_parts.Library(self._graph, self._graph_def)
         self._values = dict(values)
+        self._of_variables = of_variables
         self._aliases: Dict[Key, Optional[Key]] = {}  # {key: what it is in the copy; None: it is not computed}
         self._protos: Dict[str, Any] = {}
         self._owners: Dict[str, tf.Operation] = {}
@@ -128,6 +137,10 @@ class ChosenBranches:
         is_within = frame is not None or name != self._owner.name
         if f"{name}:0" in self._batch or proto.op in LEFT or not (depends or is_other or is_within):
             return
+        if self._owner not in self._of_variables and (
+            proto.op in _tf.random_ops.STATEFUL_DRAWS or "PyFunc" in proto.op
+        ):
+            raise NotChosen(f"{name!r} draws numbers, or runs Python, before anything uses a variable")
         if _tf.op_walks.is_assignment(proto.op) or _tf.op_walks.changes_variable(self._owner):
             if is_within:
                 raise NotChosen(f"{name!r} assigns to a variable")

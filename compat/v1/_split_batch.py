@@ -81,6 +81,11 @@ def split_batch(
     with batch normalisation, each micro-batch is computed a second time for its gradient. Random numbers of dropout and
     noise do not depend on `micro_batch_size`.
 
+    Take gradients of the loss by a tensor before it, as in `tf.gradients(loss, hidden)`, before you call this. The loss
+    no longer depends on that tensor afterwards: its gradient is None, and `stop_gradients=[hidden]` has no effect. What
+    is fetched from before the loss in one run with the train op may be computed from the weights after the update, if
+    they are ref variables. A gradient of gradients raises an error, unless it is part of the loss already.
+
     Args:
       loss: a tensor, or a nested structure of all losses that are computed from the batch, such as those of a GAN.
       batch: nested structure of the tensors that share their first axis, the examples: placeholders, the results of an
@@ -197,6 +202,7 @@ class _Split:
       batch: tensors that share their first axis, the examples.
       size: the largest number of examples in a micro-batch.
       given: {key of a boolean tensor: its value}; the branches of these values are split.
+      of_variables: the operations that use variables, for these branches.
 
     Attributes:
       statistics: of batch normalisation, which are those of the whole batch.
@@ -208,11 +214,12 @@ class _Split:
         batch: Sequence[tf.Tensor],
         size: int,
         given: Optional[Dict[Key, bool]] = None,
+        of_variables: Set[tf.Operation] = frozenset(),  # type: ignore[assignment]
     ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._size = size
         self._given = given
-        self._branches = None if given is None else ChosenBranches(losses, batch, given)
+        self._branches = None if given is None else ChosenBranches(losses, batch, given, of_variables)
         self._losses = list(losses)
         self._batch = list(batch)
         self._fed = {tensor.name: tensor for tensor in self._batch}
@@ -241,7 +248,7 @@ class _Split:
 
     def with_branches(self, given: Dict[Key, bool]) -> "_Split":
         """Return a split of the branches that are chosen by these values."""
-        return _Split(self._losses, self._batch, self._size, given)
+        return _Split(self._losses, self._batch, self._size, given, self._of_variables)
 
     def choosers(self) -> List[tf.Tensor]:
         """Return the boolean placeholders that choose between branches, if there is batch normalisation."""

@@ -489,7 +489,7 @@ def test_batch_normalisation_may_be_switched_by_a_placeholder(normalize, control
 
 
 @pytest.mark.law("L19")
-@pytest.mark.skipif(not tf.__version__.startswith("1."), reason="contrib is of TensorFlow 1")
+@pytest.mark.tf(max="1.15", because="TensorFlow 2 has no contrib")
 def test_batch_normalisation_that_is_switched_may_move_averages_in_place():
     assert_switched(switched_in_place)
 
@@ -543,6 +543,17 @@ def test_gradients_for_another_value_than_the_given_one_are_an_error():
         session.run(tf1.global_variables_initializer())
         with pytest.raises(tf.errors.InvalidArgumentError, match="another value is fed"):
             session.run(op, {images: IMAGES, classes: CLASSES, training: False})
+
+
+@pytest.mark.law("L17")
+def test_numbers_that_are_drawn_for_the_batch_itself_are_not_drawn_again():
+    """Whatever else uses them, such as labels that are mixed in the same way, needs the same ones."""
+    images, classes = image_placeholders()
+    training = tf1.placeholder(tf.bool, [])
+    mixed = images * tf.random.uniform(tf.shape(images)[:1])[:, None, None, None]
+    loss, _ = convolutional(lambda x, name: switched_by_hand(x, name, training))(mixed, classes)
+    with pytest.raises(ValueError, match="draws numbers"):
+        accum.compat.v1.split_batch(loss + tf.reduce_mean(mixed), (images, classes), 6, given={training: True})
 
 
 @pytest.mark.law("L17")
