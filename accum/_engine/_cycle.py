@@ -117,7 +117,7 @@ class CycleOps:
         weight: Optional[PerReplica],
         may_step: bool = True,
     ) -> tf.Operation:
-        now = self._counter.read()
+        now = self._counter.read(may_be_full=not may_step)
         counts = self._counts(strategy, grads)
         self._seen.note(strategy, grads, self._numbers, now.micro_step, counts)
 

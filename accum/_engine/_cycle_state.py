@@ -29,6 +29,12 @@ REDUCTIONS = ("mean", "sum", "running_mean")
 NONFINITE = ("propagate", "skip_micro", "skip_cycle")
 SPARSE = ("rows", "dense")
 
+TOO_MANY = (
+    "The restored cycle holds as many micro-batches as `accum_steps`, or more, because it began with a larger one: run "
+    "`flush()` of the optimizer after restoring, which makes the step of those that there are, or `reset()`, which "
+    "discards them; or finish the cycle with the former `accum_steps`. Received: accum_steps="
+)
+
 
 class Plan(NamedTuple):
     """The validated options of one optimizer. A step is one update of the weights; a cycle is its micro steps."""
@@ -43,6 +49,11 @@ class Plan(NamedTuple):
     def accum_steps(self) -> Union[int, Dict[int, int]]:
         """The user's `accum_steps`: an int, or a schedule `{first step: accum_steps}`."""
         return dict(self.schedule) if self.is_schedule else self.schedule[0][1]
+
+    @property
+    def longest(self) -> int:
+        """The largest number of micro steps in a cycle."""
+        return max(accum_steps for _, accum_steps in self.schedule)
 
     @property
     def is_passthrough(self) -> bool:
@@ -182,9 +193,21 @@ class StepCounter:
         if self.is_built and self.is_settable:
             self.state.requested = self._requested
 
-    def read(self) -> Count:
+    def read(self, may_be_full: bool = True) -> Count:
+        """Return where the cycle is.
+
+        Args:
+          may_be_full: False where another micro-batch would be one too many for a cycle that has been restored whole,
+            which then raises, in a static graph. Where a cycle is one micro step long, separate ops may have
+            accumulated others before.
+        """
         with tf.name_scope("step_counter"), _tf.variables.on_host():
             micro_step = self.state.micro_step.read_value()
+            if not may_be_full and _tf.graphs.in_static_graph() and self.plan.longest > 1:
+                is_open = tf.less(micro_step, self.plan.longest)
+                received = [f"{TOO_MANY}{self.plan.accum_steps}, with micro-batches:", tf.cast(micro_step, tf.int32)]
+                with tf.control_dependencies([tf.debugging.Assert(is_open, received)]):
+                    micro_step = tf.identity(micro_step)
             return Count(micro_step, self.length(micro_step))
 
     def length(self, micro_step: tf.Tensor) -> tf.Tensor:

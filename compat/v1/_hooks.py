@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Tuple
 from accum import _tf
 from accum._tf import tf
 from accum.compat.v1._optimizer import AccumOptimizer
-from accum.compat.v1._saver import Saver, warn_of_longer_cycle
+from accum.compat.v1._saver import Saver
 
 
 class FlushHook(tf.compat.v1.train.SessionRunHook):
@@ -14,6 +14,9 @@ class FlushHook(tf.compat.v1.train.SessionRunHook):
     The last checkpoint includes this step, wherever the hook stands among the others. Where a hook has written the
     checkpoint of this `global_step` already, this one lets its saver write another. With `local_accumulators=True`,
     where each worker has cycles of its own, pass it in `hooks` of every worker.
+
+    If the session restores a cycle that holds as many micro-batches as `accum_steps`, or more, because `accum_steps` is
+    smaller now, the hook makes its step as the session begins.
 
     The saver is that of the graph's collection SAVERS, as in a `MonitoredTrainingSession` or an `Estimator`, or an
     `accum.compat.v1.Saver`. If you give a `Scaffold` another one, pass this hook in `chief_only_hooks`, which come
@@ -47,8 +50,7 @@ class FlushHook(tf.compat.v1.train.SessionRunHook):
         self._global_step = None if step is None else tf.identity(step)
 
     def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
-        if self._micro_step is not None:
-            warn_of_longer_cycle(self._optimizer, int(session.run(self._micro_step)))
+        _flush_if_full(session, self._optimizer, self._flush_op, self._micro_step)
 
     def end(self, session: tf.compat.v1.Session) -> None:
         is_unfinished = self._micro_step is not None and session.run(self._micro_step) > 0
@@ -106,23 +108,35 @@ class CheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
         save_secs = 600 if save_secs is None and save_steps is None else save_secs
         super().__init__(checkpoint_dir, save_secs, save_steps, **kwargs)
         self._flush_ops: List[tf.Operation] = []
-        self._micro_steps: List[tf.Tensor] = []
+        self._micro_steps: List[Optional[tf.Tensor]] = []
 
     def begin(self) -> None:
         self._flush_ops = [optimizer.flush() for optimizer in self._optimizers]
-        micro_steps = [optimizer.micro_step for optimizer in self._optimizers]
-        self._micro_steps = [tensor for tensor in micro_steps if tensor is not None]
+        self._micro_steps = [optimizer.micro_step for optimizer in self._optimizers]
         savers = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.SAVERS)
         if self._saver is None and self._scaffold is None and not savers:
             # The base class finds no saver if that of the session's `Scaffold` is one of the user's.
             savers.append(Saver(self._optimizers))
         super().begin()
 
+    def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
+        for optimizer, flush_op, micro_step in zip(self._optimizers, self._flush_ops, self._micro_steps):
+            _flush_if_full(session, optimizer, flush_op, micro_step)
+        super().after_create_session(session, coord)
+
     def end(self, session: tf.compat.v1.Session) -> None:
-        is_unfinished = any(session.run(self._micro_steps))
+        is_unfinished = any(session.run([tensor for tensor in self._micro_steps if tensor is not None]))
         session.run(self._flush_ops)
         # The base class leaves out a second checkpoint with the same number, but a flush that makes no step, or one
         # without effect on `global_step`, changes variables too. Its timer has no public name.
         if is_unfinished:
             self._timer.reset()
         super().end(session)
+
+
+def _flush_if_full(session: tf.compat.v1.Session, optimizer: AccumOptimizer, flush_op: Any, micro_step: Any) -> None:
+    """Make the step of a restored cycle that a further micro-batch would make too long."""
+    longest = max(optimizer.accum_steps.values()) if isinstance(optimizer.accum_steps, dict) else optimizer.accum_steps
+    # Separate ops, which end a cycle at any time, need no `accum_steps`.
+    if micro_step is not None and 1 < longest <= session.run(micro_step):
+        session.run(flush_op)

@@ -14,28 +14,12 @@ CHANGED_IN_MID_CYCLE = (
 )
 
 
-TOO_MANY = (
-    "The restored cycle holds as many micro-batches as `accum_steps`, or more, because it began with a larger one, so "
-    "its step would be made from too many: run `flush()` of the optimizer after restoring, which makes the step of "
-    "those that there are, or `reset()`, which discards them; or finish the cycle with the former `accum_steps`."
-)
-
-
-def warn_of_longer_cycle(optimizer: AccumOptimizer, micro_step: int) -> None:
-    """Warn if a restored cycle, of `micro_step` micro-batches, should have made its step by now."""
-    accum_steps = optimizer.accum_steps
-    longest = max(accum_steps.values()) if isinstance(accum_steps, dict) else accum_steps
-    if 1 < longest <= micro_step:  # separate ops, which end a cycle at any time, need no `accum_steps`
-        received = f"accum_steps={accum_steps!r}, with {micro_step} micro-batches"
-        _check.warn(f"{TOO_MANY} Received: {received}.", _check.InexactWarning)
-
-
 class Saver(tf.compat.v1.train.Saver):
     """A `tf.compat.v1.train.Saver` that also restores checkpoints without accumulators.
 
     The variables in such a checkpoint are restored as usual. The accumulators and the micro step, which it lacks,
     start at zero, so the run continues with a new cycle. A warning says so if a checkpoint from the middle of a cycle
-    has sums that this graph lacks, or the other way round, or if it holds as many micro-batches as `accum_steps` now.
+    has sums that this graph lacks, or the other way round.
     Use it wherever a `Saver` is accepted: `saver.restore`, `tf.compat.v1.train.Scaffold(saver=…)` for a
     `MonitoredTrainingSession` or an `EstimatorSpec`, `slim.learning.train(saver=…)`.
 
@@ -108,7 +92,6 @@ class Saver(tf.compat.v1.train.Saver):
             micro_step = _restored_micro_step(save_path, names, scope)
             if (groups and f"{scope}/micro_step" not in here) or not micro_step:
                 continue
-            warn_of_longer_cycle(optimizer, micro_step)
             kept = {_saved_name(var) for group in groups for var in group} & here
             of_cycle = re.compile(f"(^|/){re.escape(scope)}/(accum|count_|micro_step)")
             changed = sorted(kept - names) + sorted(name for name in names - here if of_cycle.search(name))

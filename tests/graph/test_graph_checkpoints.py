@@ -286,9 +286,9 @@ class Losses:
         losses = [self.weight * self.fed[0], self.weight * self.fed[1]]
         self.optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps)
         if number == 1:
-            self.train_op = self.optimizer.minimize(losses[0])
+            self.train_op = self.optimizer.minimize(losses[0], tf1.train.get_or_create_global_step())
         else:
-            self.train_op = self.optimizer.minimize(losses, weight=[1.0, 1.0])
+            self.train_op = self.optimizer.minimize(losses, tf1.train.get_or_create_global_step(), weight=[1.0, 1.0])
         self.reset, self.flush = self.optimizer.reset(), self.optimizer.flush()
         self.saver = accum.compat.v1.Saver(self.optimizer)
 
@@ -342,38 +342,49 @@ def mean_of(batches):
     return np.sum(batches) / len(batches)
 
 
-TOO_MANY = "holds as many micro-batches as `accum_steps`, or more.*run `flush..`.*or `reset..`.*with 3 micro-batches"
+TOO_MANY = "holds as many micro-batches as `accum_steps`, or more.*run `flush..`.*or `reset..`"
+LONGER = [[number, 0.0] for number in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
 
 
 @pytest.mark.slow
 @pytest.mark.law("L12")
 @pytest.mark.law("L17")
-@pytest.mark.parametrize("accum_steps", [2, 3])
-def test_a_restored_cycle_that_is_longer_than_a_new_one_is_named(tmp_path, accum_steps):
-    path, batches = str(tmp_path / "model.ckpt-0"), [[number, 0.0] for number in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
+@pytest.mark.parametrize("accum_steps", [2, 3, {0: 2, 9: 3}], ids=str)
+@pytest.mark.parametrize("kind", ["Saver", "accum's Saver"])
+def test_a_restored_cycle_takes_no_micro_batch_that_is_one_too_many_for_a_smaller_accum_steps(
+    tmp_path, accum_steps, kind
+):
+    path, batches = str(tmp_path / "model.ckpt-0"), LONGER
     weight_after(1, 4, batches[:3], save=path)
-    with pytest.warns(UserWarning, match=TOO_MANY):
-        assert abs(weight_after(1, accum_steps, batches[3:4], restore=path) - (1.0 - mean_of(batches[:4]))) < 2e-6
-    for op, first in (("reset", 0.0), ("flush", mean_of(batches[:3]))):
-        with pytest.warns(UserWarning, match=TOO_MANY):
-            remedied = weight_after(1, accum_steps, batches[3 : 3 + accum_steps], restore=path, begins_with=op)
-        assert abs(remedied - (1.0 - first - mean_of(batches[3 : 3 + accum_steps]))) < 2e-5
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        weight_after(1, 4, batches[3:4], restore=path)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        run = Losses(1, accum_steps)
+        saver = tf1.train.Saver() if kind == "Saver" else run.saver
+        session.run(tf1.global_variables_initializer())
+        saver.restore(session, path)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=TOO_MANY):
+            session.run(run.train_op, {run.fed: batches[3]})
+        assert session.run([run.weight, run.optimizer.micro_step]) == [1.0, 3]
+        session.run(run.flush)
+        assert abs(session.run(run.weight) - (1.0 - mean_of(batches[:3]))) < 2e-6
 
 
 @pytest.mark.slow
 @pytest.mark.law("L12")
-@pytest.mark.law("L17")
-def test_a_flush_hook_names_a_restored_cycle_that_is_longer_than_a_new_one(tmp_path):
-    weight_after(1, 4, [[1.0, 0.0]] * 3, save=str(tmp_path / "model.ckpt-0"))
+@pytest.mark.parametrize("hook", ["FlushHook", "CheckpointSaverHook"])
+def test_a_hook_makes_the_step_of_a_restored_cycle_that_is_longer_than_a_new_one(tmp_path, hook):
+    weight_after(1, 4, LONGER[:3], save=str(tmp_path / "model.ckpt-0"))
     with tf.Graph().as_default():
         run = Losses(1, 2)
-        hook = accum.compat.v1.FlushHook(run.optimizer)
-        creator = tf1.train.ChiefSessionCreator(checkpoint_filename_with_path=str(tmp_path / "model.ckpt-0"))
-        with pytest.warns(UserWarning, match=TOO_MANY):
-            tf1.train.MonitoredSession(creator, hooks=[hook]).close()
+        arguments = [] if hook == "FlushHook" else [str(tmp_path / "later")]
+        hooks = [getattr(accum.compat.v1, hook)(run.optimizer, *arguments)]
+        scaffold = tf1.train.Scaffold(saver=run.saver)
+        creator = tf1.train.ChiefSessionCreator(scaffold, checkpoint_filename_with_path=str(tmp_path / "model.ckpt-0"))
+        with tf1.train.MonitoredSession(creator, hooks=hooks) as session:
+            assert abs(session.run(run.weight) - (1.0 - mean_of(LONGER[:3]))) < 2e-6
+            for batch in LONGER[3:5]:
+                session.run(run.train_op, {run.fed: batch})
+            expected = 1.0 - mean_of(LONGER[:3]) - mean_of(LONGER[3:5])
+            assert abs(session.run(run.weight) - expected) < 2e-5
 
 
 @pytest.mark.law("L17")
