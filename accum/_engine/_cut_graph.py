@@ -244,18 +244,17 @@ class CutGraph:
         self.count = 1 + max([level for level in self._levels.values() if level is not None], default=0)
 
     def _counts(self) -> Set[str]:
-        """Return the names of operations that compute integers from the shapes of inputs alone.
+        """Return the names of operations that compute integers from shapes alone.
 
         XLA must know a number of examples that shapes another tensor, and forgets what a loop has kept of it. So each
-        phase computes it anew.
+        phase computes it anew. It knows the shape of a tensor that has been kept.
         """
-        inputs = {name_of(key) for key in self.trace.inputs}
         counts: Set[str] = set()
         for name in self._ordered:
             node = self._nodes[name]
             before = {name_of(key) for key in self._inputs(node)}
             dependent = {one for one in before if self._levels[one] is not None}
-            is_count = bool(dependent) and dependent <= (inputs if node.type in ("Shape", "ShapeN", "Size") else counts)
+            is_count = bool(dependent) and (node.type in ("Shape", "ShapeN", "Size") or dependent <= counts)
             is_alone = name not in self._islands and name not in self._gradients and name not in self._waits
             if is_count and is_alone and name not in self.drawn:
                 outputs = self.trace.graph.get_operation_by_name(name).outputs

@@ -433,6 +433,21 @@ def test_what_is_random_behind_batch_normalisation_is_compiled_by_xla(behind, re
 
 
 @pytest.mark.slow
+@pytest.mark.law("L19")
+@pytest.mark.tf("2.5", because="`compile` has no `jit_compile` yet")
+def test_a_skip_around_batch_normalisation_is_compiled_by_xla():
+    """The gradient of a product asks for the shapes of both factors, one of which comes from before the cut."""
+
+    def make():
+        inputs = tf.keras.Input((3,))
+        hidden = layers.Dense(6)(inputs)
+        return tf.keras.Model(inputs, layers.Dense(2)(layers.multiply([hidden, layers.BatchNormalization()(hidden)])))
+
+    plain = trained(make, X, Y, {"loss": "mse", "jit_compile": True})
+    assert_same(trained(make, X, Y, {"loss": "mse", "jit_compile": True}, split()), plain)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 20, 64])
 def test_any_size_of_micro_batches(size):
     plain = trained(at_once, X, Y, dict(EAGERLY, loss="mse"))
