@@ -9,6 +9,7 @@ seed, of the number of random operations before them, and of the example.
 """
 
 import contextlib
+import re
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from accum import _check, _tf
@@ -18,6 +19,7 @@ from accum._tf.graphs import GraphContext
 from accum._tf.random_ops import RandomOp, Source
 from accum._tf.tracking import CheckpointOnly
 
+SHAPES_DIFFER = "ncompatible shapes", "must be equal", "equired broadcastable", "should match", "ust have same"
 NUMBERS_OF_BATCH = (
     "With `micro_batch_size`, the train step or the model computes a part of a batch at a time, but combines it with "
     "random numbers for a fixed number of examples, such as `tf.random.normal((batch_size, …))`: draw as many as there "
@@ -27,7 +29,7 @@ NUMBERS_OF_BATCH = (
 
 def tells_of_shapes(error: Exception) -> bool:
     """Whether an error says that tensors of unlike shapes were combined."""
-    return any(words in str(error) for words in ("ncompatible shapes", "must be equal", "equired broadcastable"))
+    return any(words in str(error) for words in SHAPES_DIFFER)
 
 
 def uniform_seed() -> tf.Tensor:
@@ -161,8 +163,9 @@ class Draws:
                 with _tf.random_ops.replacing(self._replaced):
                     yield
             except (ValueError, tf.errors.InvalidArgumentError) as error:
-                if self._fixed and tells_of_shapes(error):
-                    raise ValueError(f"{NUMBERS_OF_BATCH} Received: {self._fixed[0]!r}.") from error
+                lengths = re.findall(r"\d+", str(error)) if tells_of_shapes(error) else []
+                for numbers in [one for one in self._fixed if str(one.shape[0]) in lengths]:
+                    raise ValueError(f"{NUMBERS_OF_BATCH} Received: {numbers!r}.") from error
                 raise
             for numbers in self._fixed:
                 if _tf.op_walks.meets_rows(numbers, of_one=self.size == 1):

@@ -107,12 +107,17 @@ def meets_rows(tensor: tf.Tensor, of_one: bool) -> bool:
         part = waiting.pop()
         for op in part.consumers():
             others = [one for one in op.inputs if one.name != part.name and one.shape.rank == part.shape.rank]
-            if op.type in _ELEMENTWISE and any(_has_rows_of_data(other, of_one) for other in others):
+            if _is_row_by_row(op) and any(_has_rows_of_data(other, of_one) for other in others):
                 return True
             new = [one for one in op.outputs if one.shape.rank and one.shape[0] == part.shape[0]]
             waiting.extend(one for one in new if one.name not in seen)
             seen.update(one.name for one in new)
     return False
+
+
+def _is_row_by_row(op: tf.Operation) -> bool:
+    """Whether an operation takes as many rows of each tensor, or repeats the only row of one."""
+    return op.type in _ELEMENTWISE or (op.type == "ConcatV2" and tf.get_static_value(op.inputs[-1]) not in (0, None))
 
 
 def _has_rows_of_data(tensor: tf.Tensor, of_one: bool) -> bool:

@@ -65,6 +65,20 @@ class NoisyKernel(tf.keras.Model):
         return tf.matmul(pixels, self.kernel + 0.1 * tf.random.normal((BATCH, 3)))
 
 
+class Concatenated(NoiseInCall):
+    """Puts noise beside the data, as a conditional generator does with labels."""
+
+    def call(self, images, training=False):
+        return self.dense(tf.concat([self.draw((self.count(images), 4, 4, 3)), images], -1))
+
+
+class NoisyKernelAndMistake(NoisyKernel):
+    """Combines tensors that never fit each other, whatever is drawn."""
+
+    def call(self, images, training=False):
+        return super().call(images + images[:, :2])
+
+
 def fit(model, size, eagerly=False, **options):
     model.compile(tf.keras.optimizers.SGD(0.01), "mse", run_eagerly=eagerly, **NOT_COMPILED)
     model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=size, **options)
@@ -90,7 +104,19 @@ def test_a_model_that_draws_for_the_whole_batch_is_named(size, whole_batch):
         fit(NoiseInCall(lambda images: BATCH, tf.random.normal), size, whole_batch=whole_batch)
 
 
-@pytest.mark.parametrize("model_class", [Diffusion, NoiseInCall])
+@pytest.mark.parametrize("size", [4, 1])
+def test_numbers_for_the_whole_batch_that_are_put_beside_the_data_are_named(size):
+    with pytest.raises(ValueError, match=NAMED):
+        fit(Concatenated(lambda images: BATCH, tf.random.normal), size)
+
+
+def test_another_error_of_shapes_is_left_as_it_is():
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as caught:
+        fit(NoisyKernelAndMistake(), 4)
+    assert NAMED not in str(caught.value)
+
+
+@pytest.mark.parametrize("model_class", [Diffusion, NoiseInCall, Concatenated])
 def test_numbers_for_the_examples_that_there_are_may_be_drawn(model_class):
     fit(model_class(lambda images: tf.shape(images)[0], tf.random.normal), 4)
 
