@@ -226,7 +226,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
         Args:
           grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape,
-            `tf.IndexedSlices` or None.
+            `tf.IndexedSlices` or None. Let it be that of a mean over examples, unless `reduction` is "sum": whether
+            `tf.gradients` was called with a loss for each example does not show.
           global_step: variable that counts steps (micro steps with `count_micro_steps`), or None.
           name: name of the op.
           weight: scalar >= 0, the weight of this micro-batch in the mean, such as its number of examples; None: 1.
