@@ -762,4 +762,7 @@ def _with_examples(tensor: tf.Tensor, count: Size) -> tf.Tensor:
         return tensor
     check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, message=NOT_BATCHED)
     with tf.control_dependencies([check]):
-        return tf.identity(tensor)
+        tensor = tf.identity(tensor)
+    if isinstance(count, int) and tensor.shape.rank:
+        tensor.set_shape([count] + tensor.shape.as_list()[1:])
+    return tensor
