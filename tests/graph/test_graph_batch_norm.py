@@ -12,6 +12,8 @@ import accum.compat.v1
 
 tf1 = tf.compat.v1
 
+pytestmark = pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
+
 RANDOM = np.random.RandomState(0)
 MOMENTUM = 0.75
 RAGGED = (5, 4, 3)
