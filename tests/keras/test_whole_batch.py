@@ -1491,6 +1491,11 @@ class AddsByName(layers.Layer):
         return inputs
 
 
+class AddsByOwnMethod(AddsByName):
+    def add_loss(self, *args, **kwargs):
+        super().add_loss(*args, **kwargs)
+
+
 class AddsLosses(layers.Layer):
     """Adds one number for each example, which Keras adds up, and one for all."""
 
@@ -1519,6 +1524,7 @@ class AddsGrowingPenalty(layers.Layer):
     "layer",
     [
         AddsByName,
+        AddsByOwnMethod,
         AddsPenalty,
         AddsGrowingPenalty,
         pytest.param(AddsMetric, marks=pytest.mark.skipif(IS_KERAS_3, reason="layers of Keras 3 add no metrics")),

@@ -315,7 +315,8 @@ class _Added:
         name, *_ = inspect.signature(add_loss).parameters
 
         def add(*args: Nested, **kwargs: Nested) -> None:
-            losses, *others = args or (kwargs.pop(name),)
+            # A method that the layer overrides may take any arguments. Keras 3 calls the losses `loss`.
+            losses, *others = args or (kwargs.pop(next(key for key in (name, "losses", "loss") if key in kwargs)),)
             for loss in tf.nest.flatten(losses):
                 if callable(loss):
                     add_loss(loss, *others, **kwargs)
