@@ -306,7 +306,7 @@ MODELS = [Adversarial, BothAtOnce, AutoEncoder, Masked, AfterUpdate, Momentum, M
 
 def trained(make, epochs=2, run_eagerly=False, **options):
     """Train, and return all variables and logs."""
-    tf.keras.utils.set_random_seed(1) if hasattr(tf.keras.utils, "set_random_seed") else tf.random.set_seed(1)
+    tf.random.set_seed(1)
     data = STEPS.get(make, X)
     model = make()
     model(data[:2])
