@@ -561,9 +561,8 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
     def grad(upstream: tf.Tensor) -> None:
         raise ValueError(
-            "A model with `whole_batch` has no gradient by its inputs, but they are computed from trainable variables "
-            "or watched by a `tf.GradientTape`: make what comes before the model a part of it, or pass its inputs "
-            f"through `tf.stop_gradient`. Received: {shown}."
+            "With `whole_batch`, a layer has no gradient by this input, which no `tf.GradientTape` has watched when it "
+            f"was called: call it within the tape, or pass the input through `tf.stop_gradient`. Received: {shown}."
         )
 
     (probe,) = custom_gradient(lambda value: ([tf.identity(value)], grad))(tensor)
@@ -667,7 +666,8 @@ def segments_of(
 def _warn_of_meetings(segments: Segments, tries: bool, are_means: bool, refuses: bool) -> None:
     """Warn of operations that look across examples and are no barriers, or refuse them."""
     unknown = segments.graph.trace.unknown
-    if not unknown and tries and replica_number() == 0:  # the other replicas compute the same
+    # The other replicas compute the same, but must refuse it, too.
+    if not unknown and tries and (refuses or replica_number() == 0):
         unknown, failure = trial_of_examples(segments.graph, are_means)
         if failure is not None:
             _check.warn(
@@ -723,7 +723,8 @@ def whole_call(
             segments.graph.require_unchanged(graph, graph.get_operations()[done:])
         if not segments.graph.trace.grads and sources:
             raise ValueError(
-                "`test_step` and `predict_step` of a model with `whole_batch` have no gradient by weights."
+                "`test_step` and `predict_step` of a model with `whole_batch` have no gradient by weights: compute it "
+                "by a model without `micro_batch_size`."
             )
         by_outputs: List[Optional[tf.Tensor]] = [None] * len(outputs)
         for index, grad in zip(floats, upstream):

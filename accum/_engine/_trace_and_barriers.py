@@ -217,8 +217,7 @@ class Trace(NamedTuple):
       statistics: list of `StatisticsMark`.
       wholes: list of `WholeMark`.
       grads: of the gradient by each variable: a key, a pair (values, indices), or None.
-      watched: those of `inputs` by which the gradient is taken, too.
-      watched_grads: of the gradient by each of these: a key, or None.
+      watched_grads: of the gradient by each of the watched arguments: a key, or None.
       shapes: the shapes of the variables, as lists.
       unknown: as in `Marks`.
       captures: list of (tensor outside of the graph, key of the placeholder that stands for it).
@@ -241,7 +240,6 @@ class Trace(NamedTuple):
     statistics: List[StatisticsMark]
     wholes: List[WholeMark]
     grads: List[Any]
-    watched: List[Key]
     watched_grads: List[Optional[Key]]
     shapes: List[List[int]]
     unknown: List[str]
@@ -374,7 +372,6 @@ def _read(
         statistics,
         wholes,
         [of_parts(grad, _name) for grad in by_variables],
-        _names(marks.watched),
         [grad_of(tensor) for tensor in marks.watched],
         [var.shape.as_list() for var in variables or ()],
         marks.unknown,

@@ -21,7 +21,7 @@ def is_synchronized(batch_norm: tf.keras.layers.Layer) -> bool:
 
 def batch_norms_in(model: tf.keras.Model) -> List[Any]:
     """Return the batch normalisation layers of a model, of any kind."""
-    return [layer for layer in layers_of(model) if isinstance(layer, BATCH_NORMS)]
+    return list(filter(is_batch_norm, layers_of(model)))
 
 
 def is_batch_norm(layer: Any) -> bool:

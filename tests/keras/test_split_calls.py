@@ -300,11 +300,31 @@ class LateTable(Steps):
         return {"loss": loss}
 
 
+class Helper(Steps):
+    """A part of the step that is a `tf.function`, which evaluation traces first."""
+
+    def make(self):
+        self.encoder = dense(4, 5)
+
+    @tf.function
+    def loss_of(self, data):
+        return tf.reduce_mean(self.encoder(data) ** 2)
+
+    def test_step(self, batch):
+        return {"loss": self.loss_of(batch[0])}
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(batch[0])
+        self.update(self.first, tape, loss, self.encoder.trainable_variables)
+        return {"loss": loss}
+
+
 STEPS = {Masked: TOKENS}
 MODELS = [Adversarial, BothAtOnce, AutoEncoder, Masked, AfterUpdate, Momentum, Modes]
 
 
-def trained(make, epochs=2, run_eagerly=False, **options):
+def trained(make, epochs=2, run_eagerly=False, evaluates=False, **options):
     """Train, and return all variables and logs."""
     tf.random.set_seed(1)
     data = STEPS.get(make, X)
@@ -317,6 +337,8 @@ def trained(make, epochs=2, run_eagerly=False, **options):
     if options:
         model = accum.GradientAccumulateModel.from_model(model, **options)
     model.compile(run_eagerly=run_eagerly)
+    if evaluates:
+        model.evaluate(data, data, batch_size=BATCH, verbose=0)
     logs = model.fit(data, data, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0).history
     values = [var.numpy() for var in model.variables if "seed" not in var.name]
     if hasattr(model, "queue"):
@@ -338,6 +360,19 @@ def test_a_step_that_calls_several_networks_is_that_of_the_full_batch(make, run_
     weights, own_logs = trained(make, run_eagerly=run_eagerly, accum_steps=1, micro_batch_size=6, whole_batch="all")
     assert_same(weights, expected)
     assert_same(own_logs.values(), logs.values())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("make", [AutoEncoder, Masked, Momentum])
+def test_the_same_step_on_each_micro_batch_makes_another_one(make):
+    expected, _ = trained(make)
+    weights, _ = trained(make, accum_steps=1, micro_batch_size=6, whole_batch=())
+    assert max(np.abs(own - value).max() for own, value in zip(weights, expected)) > 1e-4
+
+
+def test_a_function_within_the_step_that_was_traced_before_is_refused_by_name():
+    with pytest.raises(ValueError, match="If a `tf.function` within a train step has computed it, remove its"):
+        trained(Helper, evaluates=True, accum_steps=1, micro_batch_size=6, whole_batch="all")
 
 
 @pytest.mark.parametrize("make", [Unsplit, Pairs])

@@ -86,36 +86,32 @@ class Arguments:
       is_nested: whether they are in a loop, conditional or function of the step, where no tape tells what it records.
 
     Attributes:
-      batch: `Batch` of them and of what Keras has attached to them.
+      args, kwargs: the same.
+      batch: `Batch` of them and of the masks that Keras has attached to them.
       leaves: the arguments as a flat list of tensors and others.
       watched: for each leaf, whether its gradient may be needed.
       kind: what tells such arguments from others, but for tensors and other leaves.
     """
 
     def __init__(self, args: Sequence[Nested], kwargs: Dict[str, Nested], is_nested: bool) -> None:
+        self.args, self.kwargs = args, kwargs
         structure = tuple(args), dict(kwargs)
         self.leaves = leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(structure)]
-        self._attached = [
-            (index, name, value)
-            for index, leaf in enumerate(leaves)
-            for name, value in [("_keras_mask", getattr(leaf, "_keras_mask", None))]
-            if isinstance(value, tf.Tensor)
-        ]
-        values = [value for _, _, value in self._attached]
-        self.batch = Batch((*tf.nest.pack_sequence_as(structure, leaves), values))
+        masks = {index: getattr(leaf, "_keras_mask", None) for index, leaf in enumerate(leaves)}
+        self._masks = {index: mask for index, mask in masks.items() if isinstance(mask, tf.Tensor)}
+        self.batch = Batch((*tf.nest.pack_sequence_as(structure, leaves), self._masks))
         self.watched = [
             isinstance(leaf, tf.Tensor) and is_differentiable(leaf) and (is_nested or _tf.watching.is_recorded(leaf))
             for leaf in leaves
         ]
-        attached = [(index, name) for index, name, _ in self._attached]
-        self.kind = tf.nest.map_structure(lambda _: 0, structure), attached, self.watched
+        self.kind = tf.nest.map_structure(lambda _: 0, structure), sorted(self._masks), self.watched
 
     def packed(self, tensors: Sequence[tf.Tensor]) -> Tuple[Sequence[Nested], Dict[str, Nested], List[tf.Tensor]]:
         """Return (args, kwargs, those of them that are watched) with other tensors, those of a micro-batch."""
-        args, kwargs, values = self.batch.packed(tensors)
+        args, kwargs, masks = self.batch.packed(tensors)
         leaves = tf.nest.flatten((args, kwargs))
-        for (index, name, _), value in zip(self._attached, values):
-            setattr(leaves[index], name, value)
+        for index, mask in masks.items():
+            leaves[index]._keras_mask = mask
         return args, kwargs, [leaf for leaf, is_watched in zip(leaves, self.watched) if is_watched]
 
 
@@ -389,7 +385,7 @@ class WholeBatchCalls:
 
     Attributes:
       replica_losses: what computes losses over the outputs of several replicas, or None.
-      is_used: whether a call has been split.
+      is_used: whether a layer with weights has been called.
     """
 
     def __init__(
@@ -424,7 +420,7 @@ class WholeBatchCalls:
         """
         if self._is_within:
             return call(*args, **kwargs)
-        return self._split(self._model, call, self._arguments(args, kwargs), args, kwargs)
+        return self._split(self._model, call, self._arguments(args, kwargs))
 
     def _arguments(self, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Arguments:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -448,7 +444,7 @@ class WholeBatchCalls:
                     _build(call, arguments.batch)
             if not layer.weights:
                 return call(*args, **kwargs)
-            return self._split(layer, call, arguments, args, kwargs)
+            return self._split(layer, call, arguments)
         except (TypeError, ValueError) as error:
             self._warn_of_unsplit(layer, error)
             self.is_used = True
@@ -462,20 +458,13 @@ class WholeBatchCalls:
                 f"which is exact but saves no memory, because it can't be split: {error}"
             )
 
-    def _split(
-        self,
-        layer: tf.keras.layers.Layer,
-        call: Callable[..., Nested],
-        arguments: Arguments,
-        args: Sequence[Nested],
-        kwargs: Dict[str, Nested],
-    ) -> Nested:
+    def _split(self, layer: tf.keras.layers.Layer, call: Callable[..., Nested], arguments: Arguments) -> Nested:
         """Return the outputs of a layer, and let it have added the losses of its latest call, as Keras does."""
         batch = arguments.batch
         if not layer.built:
             with self._within():
                 _build(call, batch)
-        traced = self._traced(layer, call, arguments, args, kwargs)
+        traced = self._traced(layer, call, arguments)
         self.is_used = True
         segments = traced.segments
         watched = [leaf for leaf, is_watched in zip(arguments.leaves, arguments.watched) if is_watched]
@@ -521,18 +510,11 @@ class WholeBatchCalls:
         finally:
             self._is_within = before
 
-    def _traced(
-        self,
-        layer: tf.keras.layers.Layer,
-        call: Callable[..., Nested],
-        arguments: Arguments,
-        args: Sequence[Nested],
-        kwargs: Dict[str, Nested],
-    ) -> TracedCall:
+    def _traced(self, layer: tf.keras.layers.Layer, call: Callable[..., Nested], arguments: Arguments) -> TracedCall:
         """Return the traced call, which is traced once for all batches of a kind, as a `tf.function` is."""
         model = self._model
         names = list(inspect.signature(type(layer).call).parameters)[1:]
-        training = dict(zip(names, args), **kwargs).get("training")
+        training = dict(zip(names, arguments.args), **arguments.kwargs).get("training")
         has_barriers = "batch_norm" in model._accum.whole_batch
         if (
             has_barriers
@@ -551,7 +533,7 @@ class WholeBatchCalls:
                 "a draw of NumPy: keep it in a `tf.Variable`, or call `compile` again after a change.",
                 _check.InexactWarning,
             )
-        leaves = [leaf for leaf in tf.nest.flatten((args, kwargs)) if not tf.is_tensor(leaf)]
+        leaves = [leaf for leaf in arguments.leaves if not tf.is_tensor(leaf)]
         flags = [bool(one.trainable) for one in [layer] + _tf.models.layers_of(layer)]
         kind = _replicas.replica_number(), arguments.batch.specs(), leaves, arguments.kind, flags
         differentiable = self._is_training or any(arguments.watched)
@@ -609,11 +591,7 @@ class WholeBatchStep(SplitStep):
             with keeping_gradients(), draws.batch(), _tf.watching.replacing_calls(calls[replica].of_layer):
                 yield
             if not calls[replica].is_used:
-                raise ValueError(
-                    f"`{_tf.models.name_of_class(model)}.{name}` calls no layer with weights that can be split, such "
-                    "as `self(x, training=True)` or `self.encoder(x)`, so nothing is: let it call one, outside of a "
-                    "`tf.function` of its own, or leave out `micro_batch_size`."
-                )
+                self._warn_of_none(f"{_tf.models.name_of_class(model)}.{name}")
             losses = calls[replica].replica_losses
             if (
                 name == "train_step"
@@ -628,6 +606,14 @@ class WholeBatchStep(SplitStep):
                 )
         finally:
             del calls[replica]
+
+    def _warn_of_none(self, step: str) -> None:
+        if self._model._accum.is_first_time(f"no call in {step}"):
+            _check.warn(
+                f"`{step}` calls no layer with weights, such as `self(x, training=True)` or `self.encoder(x)`, so its "
+                "batch is computed at once, which is exact but saves no memory: let it call one, outside of a "
+                "`tf.function` of its own."
+            )
 
     def _check_batch_norms(self) -> None:
         """Refuse batch normalisation layers that are no barrier and can't be in a loop."""
