@@ -69,8 +69,8 @@ class ChosenBranches:
       conditionals: list of `Conditional`.
 
     Raises:
-      NotChosen: there is a loop of TF 1, or a conditional that depends on other tensors; or numbers are drawn for the
-        batch itself, of which the copies would draw others.
+      NotChosen: there is a loop of TF 1, or a conditional that depends on other tensors; or the batch itself is drawn
+        at random, since a copy would draw other numbers.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class ChosenBranches:
         return self._copies.get(op.name)
 
     def source(self, op: tf.Operation) -> tf.Operation:
-        """Return the operation of which one is a copy, or the conditional from which it comes, or itself."""
+        """Return the original of a copy, or the conditional whose branch it was in; any other operation itself."""
         return self._sources.get(op, op)
 
     def conditional_of(self, op: tf.Operation) -> Optional[Conditional]:

@@ -136,7 +136,7 @@ class CheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
 
 def _flush_if_full(session: tf.compat.v1.Session, optimizer: AccumOptimizer, flush_op: Any, micro_step: Any) -> None:
     """Make the step of a restored cycle that a further micro-batch would make too long."""
-    longest = max(optimizer.accum_steps.values()) if isinstance(optimizer.accum_steps, dict) else optimizer.accum_steps
+    longest = optimizer._cycle.plan.longest
     # Separate ops, which end a cycle at any time, need no `accum_steps`.
     if micro_step is not None and 1 < longest <= session.run(micro_step):
         session.run(flush_op)

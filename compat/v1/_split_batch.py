@@ -955,7 +955,7 @@ def _links(graph: tf.Graph) -> Dict[str, _Link]:
 
 
 def _inside_before(graph: tf.Graph) -> Set[tf.Operation]:
-    """Return the operations of which earlier calls compute copies, whose gradients are still taken."""
+    """Return the operations that earlier calls have copied: the gradients of the originals are still needed."""
     ops: Set[tf.Operation] = _tf.graphs.notes_of(graph).setdefault(SCOPE, set())
     return ops
 

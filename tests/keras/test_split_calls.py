@@ -123,7 +123,7 @@ class AutoEncoder(Steps):
 
 
 class Masked(Steps):
-    """Layers called one after the other, of which the first makes a mask that the others use."""
+    """Layers called one by one; the first makes a mask, which the second uses."""
 
     def make(self):
         self.embedding, self.recurrent = layers.Embedding(7, 4, mask_zero=True), layers.LSTM(4)

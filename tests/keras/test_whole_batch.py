@@ -436,7 +436,7 @@ def test_what_is_random_behind_batch_normalisation_is_compiled_by_xla(behind, re
 @pytest.mark.law("L19")
 @pytest.mark.tf("2.5", because="`compile` has no `jit_compile` yet")
 def test_a_skip_around_batch_normalisation_is_compiled_by_xla():
-    """The gradient of a product asks for the shapes of both factors, one of which comes from before the cut."""
+    """The gradient of a product asks for the shapes of both factors, and one factor was made before the cut."""
 
     def make():
         inputs = tf.keras.Input((3,))
