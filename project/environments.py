@@ -25,6 +25,16 @@ def parts(env_name):
     return (int(major), int(tf_minor)), bool(keras_2), int(minor)
 
 
+def environments(system="linux"):
+    """The environments of a system as (name, version, python, whether it uses Keras 2 where Keras 3 is the default)."""
+    return [
+        (data.env_name(python, version, keras_2), version, python, keras_2)
+        for version in data.VERSIONS
+        for keras_2 in ((False, True) if data.has_keras_3(version) else (False,))
+        for python in data.pythons(version, system)
+    ]
+
+
 def env_names(system):
     """The environments that exist on a system, by TensorFlow version and Python."""
-    return sorted((env_name for env_name, _, _, _ in data.environments(system)), key=parts)
+    return sorted((env_name for env_name, _, _, _ in environments(system)), key=parts)

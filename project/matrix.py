@@ -53,7 +53,7 @@ def collect(work_dir):
 
 def _is_no_result(name, frozen, report):
     """Why a run says nothing about an environment, or None."""
-    if name not in {env_name for env_name, _, _, _ in environments.data.environments(frozen["system"])}:
+    if name not in {env_name for env_name, _, _, _ in environments.environments(frozen["system"])}:
         return f"not in the matrix on {frozen['system']}"
     if frozen["arguments"] not in ([], ["--slow"]):
         return f"only part of the suite ran: {' '.join(frozen['arguments'])}"

@@ -20,6 +20,7 @@ import sys
 
 import reports
 from environments import data as matrix
+from environments import environments
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
@@ -101,7 +102,7 @@ def needed(packages):
 def versions(tf_version, frozen):
     """{package: {python: version}} and the names of those that are wheels for every platform."""
     merged, platform_wheels = {}, set()
-    for name, of, python, is_keras_2 in matrix.environments():
+    for name, of, python, is_keras_2 in environments():
         if of != tf_version or (is_keras_2 and name not in frozen):
             continue
         if name not in frozen:
@@ -153,14 +154,12 @@ def content(tf_version, frozen, is_proven):
     merged, pure = versions(tf_version, frozen)
     with open(os.path.join(FOLDER, "loose", f"tf{tf_version}.txt"), encoding="utf-8") as file:
         loose = file.read().strip().splitlines()
-    dates = [
-        frozen[name]["date"][:10] for name, of, _, _ in matrix.environments() if of == tf_version and name in frozen
-    ]
+    dates = [frozen[name]["date"][:10] for name, of, _, _ in environments() if of == tf_version and name in frozen]
     head = HEAD.format(
         tf_version=tf_version,
         first=pythons[0],
         last=pythons[-1],
-        note="" if matrix.has_keras_api(tf_version) else " Static graphs only.",
+        note=" Static graphs only." if tf_version == "1.15" else "",
         install="tensorflow",
         date=" to ".join(sorted({min(dates), max(dates)})),
         proof="the tests passed in them" if is_proven else "plain TensorFlow trains in them, the tests have yet to run",
@@ -187,7 +186,7 @@ def main(argv=None):
     frozen = freezes(folder, junit)
     if arguments.unproven:
         frozen = working(arguments.work_dir, frozen)
-    measured = [tf_version for name, tf_version, _, _ in matrix.environments() if name in frozen]
+    measured = [tf_version for name, tf_version, _, _ in environments() if name in frozen]
     status = 0
     for tf_version in arguments.versions or sorted(set(measured), key=matrix.VERSIONS.index):
         try:

@@ -13,7 +13,7 @@ import matrix
 import pins
 import pytest
 import reports
-from environments import data
+from environments import data, environments
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 ENV_NAME = "py311-tf2.15"
@@ -127,7 +127,7 @@ def test_tox_has_the_environments_of_the_data():
     config = configparser.ConfigParser(interpolation=None)
     config.read(os.path.join(ROOT, "tox.ini"), encoding="utf-8")
     lines = [line for line in config["tox"]["env_list"].split() if line.startswith("py")]
-    assert set().union(*map(names_of, lines)) == {env_name for env_name, _, _, _ in data.environments()}
+    assert set().union(*map(names_of, lines)) == {env_name for env_name, _, _, _ in environments()}
 
 
 def test_what_is_committed_is_what_the_records_say():
@@ -206,7 +206,7 @@ WHOLE = junit(PASSED)
 
 
 def leave_version(work, version="2.15", other=None, without=None, report=WHOLE):
-    for name, of, python, keras_2 in data.environments():
+    for name, of, python, keras_2 in environments():
         if of == version and not keras_2 and python != without:
             packages = dict(PACKAGES)
             if python == "3.9":
@@ -262,7 +262,7 @@ def test_no_pins_unless_all_pythons_of_a_version_passed(work, monkeypatch, capsy
 
 def make_python(work, status):
     """Stand in for the Python of each environment's environment: it ends in `status`, whatever it is to run."""
-    for name, of, _, _ in data.environments():
+    for name, of, _, _ in environments():
         if of == "2.15":
             python = work.folder / name / "bin" / "python"
             python.parent.mkdir(parents=True)

@@ -33,12 +33,8 @@ def alone(tmp_path_factory):
     return folder
 
 
-def add_package(folder, name, version, requires=()):
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    lines = ["Metadata-Version: 2.1", "Name: " + name, "Version: " + version]
-    lines += ["Requires-Dist: " + text for text in requires]
-    (info / "METADATA").write_text("\n".join(lines) + "\n\nName: not this one\n")
+def add_package(folder, name, version):
+    (folder / f"{name.replace('-', '_')}-{version}.dist-info").mkdir()
 
 
 def run(folder, alone, *arguments, **options):
@@ -54,8 +50,8 @@ def run(folder, alone, *arguments, **options):
     )
 
 
-def examine(folder, alone, *arguments):
-    done = run(folder, alone, "-m", "accum", "doctor", "--json", *arguments)
+def examine(folder, alone):
+    done = run(folder, alone, "-m", "accum", "doctor", "--json")
     assert done.stderr == ""
     report = json.loads(done.stdout)
     assert (done.returncode == 0) == (report["verdict"] == "supported")
@@ -68,7 +64,7 @@ def problems(report):
 
 def test_without_tensorflow_it_says_how_to_install_the_newest(tmp_path, alone):
     report = examine(tmp_path, alone)
-    assert (report["verdict"], report["cell"], report["tensorflow"]) == ("not supported", None, None)
+    assert (report["verdict"], report["environment"], report["tensorflow"]) == ("not supported", None, None)
     ((what, change),) = problems(report)
     assert what == "TensorFlow is not installed."
     assert change.startswith("python -m pip install") and VERSIONS_HERE[-1] in change
@@ -81,7 +77,6 @@ def test_for_people_it_says_the_same(tmp_path, alone):
     assert done.stdout.startswith(f"accum {accum.__version__}: this environment is not supported.\n")
     assert "\nProblem: TensorFlow is not installed.\n  Change: python -m pip install" in done.stdout
     assert "None" not in done.stdout and "Traceback" not in done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("Next: make the change above")
 
 
 @pytest.mark.slow
@@ -91,7 +86,7 @@ def test_an_unsupported_version_is_named_with_the_nearest_supported(version, tmp
     (tmp_path / "tensorflow.py").write_text(f"__version__ = {version!r}")
     report = examine(tmp_path, alone)
     assert report["verdict"] == "not supported"
-    assert report["cell"] == f"py{PYTHON.replace('.', '')}-tf{installed.minor(version)}"
+    assert report["environment"] == f"py{PYTHON.replace('.', '')}-tf{installed.minor(version)}"
     ((what, change),) = problems(report)
     assert what.startswith(f"TensorFlow {version} is not supported")
     newer = [tf_version for tf_version in VERSIONS_HERE if installed.release(tf_version) >= installed.release(version)]
@@ -110,7 +105,7 @@ def test_a_version_on_the_wrong_python_says_on_which_it_runs(tmp_path, alone):
     report = examine(tmp_path, alone)  # the metadata of a wheel that was forced in, and no module
     assert report["verdict"] == "not supported"
     what, change = problems(report)[0]
-    assert f"TensorFlow {version} with Python {PYTHON} is not supported on {matrix.SYSTEMS[HERE]}: " in what
+    assert f"TensorFlow {version}.0 is not supported on {matrix.SYSTEMS[HERE]} with Python {PYTHON}. It runs" in what
     assert change.endswith(" tensorflow-cpu") == HERE.startswith(("linux", "windows")) or "==" in change
 
 
@@ -118,12 +113,7 @@ CRASHES = {
     "protobuf": (
         "raise TypeError('Descriptors cannot not be created directly.\\nIf this call came from a _pb2.py file')",
         "TypeError: Descriptors cannot not be created directly",
-        '"protobuf<3.21"',
-    ),
-    "numpy": (
-        "raise TypeError('Unable to convert function return value to a Python type! The signature was')",
-        "NumPy 2 is installed, but this TensorFlow was built against NumPy 1",
-        '"numpy<2"',
+        "--force-reinstall",
     ),
     "own": ("import no_such_part_of_it", "No module named 'no_such_part_of_it'", "--force-reinstall"),
     "exit": ("import os; os._exit(3)", "the process ended with status 3", "--force-reinstall"),
@@ -148,15 +138,14 @@ def test_an_import_that_kills_its_process_is_a_finding(tmp_path, alone):
     add_package(tmp_path, "tensorflow", VERSIONS_HERE[0] + ".0")
     (tmp_path / "tensorflow.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     ((what, change),) = problems(examine(tmp_path, alone))
-    assert "was ended by SIGILL (illegal instruction)" in what and "AVX" in what and "processor" in change
+    assert "was ended by SIGILL" in what and "AVX" in what and "another machine" in change
 
 
 @pytest.mark.slow
-def test_an_import_that_hangs_is_a_finding(tmp_path, alone):
-    add_package(tmp_path, "tensorflow", VERSIONS_HERE[0] + ".0")
+def test_an_import_that_hangs_ends_and_says_so(tmp_path, monkeypatch):
     (tmp_path / "tensorflow.py").write_text("import time; time.sleep(60)")
-    ((what, _),) = problems(examine(tmp_path, alone, "--timeout", "0.5"))
-    assert "the import did not finish within 0.5 seconds" in what
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert trial.run(0.5).error == "the import did not finish within 0.5 seconds"
 
 
 @pytest.mark.slow
@@ -172,7 +161,7 @@ def test_a_keras_that_fails_and_noise_are_told_apart(tmp_path, alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--jason"], ["--timeout", "0"], ["--timeout", "nan"], ["more"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--jason"], ["more"]], ids=" ".join)
 def test_wrong_arguments_are_usage(arguments, tmp_path, alone):
     done = run(tmp_path, alone, "-m", "accum", "doctor", *arguments)
     assert done.returncode == 2 and "usage: python -m accum" in done.stderr
@@ -203,10 +192,7 @@ def test_this_environment_is_supported():
     )
     report = json.loads(done.stdout)
     assert (report["verdict"], done.returncode, problems(report)) == ("supported", 0, [])
-    assert report["cell"] in [name for name, _, _, _ in matrix.environments(HERE)]
-    assert report["interfaces"] == (
-        ["accum", "accum.compat.v1"] if hasattr(accum, "FlushCallback") else ["accum.compat.v1"]
-    )
+    assert report["environment"].startswith(f"py{PYTHON.replace('.', '')}-tf")
     with open(report["constraints"]) as file:  # it exists on this machine, and pins this version
         assert f"\ntensorflow=={installed.minor(report['tensorflow'])}" in file.read()
     assert report["constraints"] in report["install"].replace('"', "")
@@ -216,13 +202,11 @@ def test_this_environment_is_supported():
 # What follows from facts
 
 
-def diagnose(packages, system="linux", python="3.11.7", environ=(), **said):
+def diagnose(packages, system="linux", python="3.11.7", bits=64, environ=(), **said):
     """The report on an environment of these packages ({name: version}), in which everything imports."""
     holder = next((packages[name] for name in checks.DISTRIBUTIONS if name in packages), None)
-    facts = checks.Facts(system, python, 64, "CPython", dict(packages), dict(environ))
-    facts = facts._replace(**{field: said.pop(field) for field in ("bits", "implementation") if field in said})
-    tried = trial.Trial(holder, None, "/site-packages/tensorflow/__init__.py", 1.0, "done", None, "")
-    return command.diagnosis(checks.Case(facts, tried._replace(**said)))
+    tried = trial.Trial(holder, None, "/site-packages/tensorflow/__init__.py", "done", None)._replace(**said)
+    return command.diagnosis(checks.Case(tried, system, python, bits, dict(packages), dict(environ)))
 
 
 def what(report):
@@ -238,11 +222,7 @@ SUPPORTED = {
         "packages": {"tensorflow": "2.15.1", "tensorflow-cpu-aws": "2.15.1"},
         "system": "linux-arm64",
     },
-    "apple": {
-        "packages": {"tensorflow-macos": "2.9.2", "tensorflow-metal": "0.5.0"},
-        "system": "macos-arm64",
-        "python": "3.9.1",
-    },
+    "apple": {"packages": {"tensorflow-macos": "2.9.2"}, "system": "macos-arm64", "python": "3.9.1"},
     "apple shell": {"packages": {"tensorflow": "2.15.0", "tensorflow-macos": "2.15.0"}, "system": "macos-arm64"},
     "keras 3": {"packages": {"tensorflow-cpu": "2.18.0", "keras": "3.6.0"}},
     "keras 2": {
@@ -264,10 +244,7 @@ ENVIRONMENTS = {
 
 @pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
 def test_the_environment_has_the_name_that_tox_gives_it_on_its_system(name):
-    environment = SUPPORTED[name]
-    report = diagnose(**environment)
-    assert report["cell"] == ENVIRONMENTS[name]
-    assert report["cell"] in [env_name for env_name, _, _, _ in matrix.environments(environment.get("system", "linux"))]
+    assert diagnose(**SUPPORTED[name])["environment"] == ENVIRONMENTS[name]
 
 
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
@@ -287,23 +264,20 @@ REFUSED = {
             "packages": {"tensorflow-macos": "2.9.2", "tensorflow-metal": "1.1.0"},
             "system": "macos-arm64",
             "python": "3.9.1",
+            "stage": "tensorflow",
+            "error": "NotFoundError: dlopen(/site-packages/tensorflow-plugins/libmetal_plugin.dylib, 6)",
         },
-        "tensorflow-metal 1.1.0 does not match TensorFlow 2.9",
-        "tensorflow-metal==0.5.0",
-    ),
-    "no metal any more": (
-        {"packages": {"tensorflow": "2.20.0", "tensorflow-metal": "1.1.0"}, "system": "macos-arm64"},
-        "TensorFlow 2.20 has no tensorflow-metal",
+        "tensorflow-metal was built for another TensorFlow",
         "uninstall -y tensorflow-metal",
     ),
     "Intel Macs end at 2.16": (
         {"packages": {"tensorflow": "2.17.0"}, "system": "macos-x86_64"},
-        "this TensorFlow has no wheels there",
+        "TensorFlow 2.17.0 is not supported on macOS on Intel",
         "2.16",
     ),
     "Linux aarch64 begins at 2.10": (
         {"packages": {"tensorflow": "2.9.3"}, "system": "linux-arm64", "python": "3.10.1"},
-        "this TensorFlow has no wheels there",
+        "TensorFlow 2.9.3 is not supported on Linux aarch64",
         "2.10",
     ),
     "Apple silicon begins at Python 3.8": (
@@ -328,7 +302,6 @@ REFUSED = {
         "PYTHONPATH",
     ),
     "32 bits": ({"packages": {"tensorflow": "2.10.0"}, "python": "3.9.1", "bits": 32}, "32 bits", "64-bit"),
-    "PyPy": ({"packages": {"tensorflow": "2.10.0"}, "python": "3.9.1", "implementation": "PyPy"}, "PyPy", "CPython"),
     "no keras 2": (
         {
             "packages": {"tensorflow": "2.18.0"},
@@ -336,7 +309,7 @@ REFUSED = {
             "stage": "keras",
             "error": "ImportError: Keras cannot be imported. Check that it is installed.",
         },
-        "Keras is missing, or its version does not match TensorFlow",
+        "TensorFlow's Keras cannot be imported: ImportError: Keras cannot be imported",
         "tensorflow tf-keras",
     ),
     "no jax": (

@@ -1,4 +1,1 @@
-"""`python -m accum doctor`: check this environment against the matrix of supported ones.
-
-Needs only the standard library.
-"""
+"""`python -m accum doctor`: check this environment against the matrix of supported ones."""

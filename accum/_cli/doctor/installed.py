@@ -1,8 +1,4 @@
-"""List the installed packages from their metadata; nothing is imported.
-
-The metadata are parsed here because `importlib.metadata` starts with Python 3.8, and `pkg_resources` ended with
-setuptools 81.
-"""
+"""Find the names and versions of installed packages; nothing is imported."""
 
 import os
 import re
@@ -11,34 +7,19 @@ from typing import Dict
 
 
 def packages(path=None) -> Dict[str, str]:
-    """{name: version} on a module search path, as Python would import them."""
+    """{name: version} on a module search path, as Python would import them.
+
+    The names of folders say both. `importlib.metadata` starts with Python 3.8.
+    """
     found: Dict[str, str] = {}
     for folder in sys.path if path is None else path:
-        for entry in _entries(folder or os.getcwd()):
-            name, version = _name_and_version(entry)
-            if name and version:
-                found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
-    return found
-
-
-def _entries(folder):
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:  # a zip file, or a missing folder
-        return []
-    return [os.path.join(folder, name) for name in names if name.endswith((".dist-info", ".egg-info"))]
-
-
-def _name_and_version(entry):
-    for file_name in ("METADATA", "PKG-INFO"):
         try:
-            with open(os.path.join(entry, file_name), encoding="utf-8", errors="replace") as file:
-                head = file.read().split("\n\n")[0]
-        except OSError:
+            entries = sorted(os.listdir(folder or os.getcwd()))
+        except OSError:  # a zip file, or a missing folder
             continue
-        fields = [re.search(rf"(?mi)^{field}: *(.+?)\s*$", head) for field in ("Name", "Version")]
-        return tuple(field and field.group(1) for field in fields)
-    return None, None
+        for distribution in filter(None, (re.match(r"(.+?)-(\d.*)\.dist-info$", entry) for entry in entries)):
+            found.setdefault(re.sub(r"[-_.]+", "-", distribution.group(1)).lower(), distribution.group(2))
+    return found
 
 
 def release(version):

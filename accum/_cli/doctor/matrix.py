@@ -1,7 +1,6 @@
 """The matrix as data: which TensorFlow versions run on which Pythons and systems, and which packages they need.
 
-Needs no TensorFlow. `python -m accum doctor` and the scripts read it; a test compares it with the environments of
-tox.ini.
+The scripts of project/ read it too; a test compares it with the environments of tox.ini.
 """
 
 PYTHONS = {
@@ -42,8 +41,6 @@ SYSTEMS = {
 
 _INTEL_MAC_ENDS, _ARM_LINUX_BEGINS, _ARM_MAC_BEGINS = "2.16", "2.10", "2.5"
 
-_ORDER = {version: number for number, version in enumerate(VERSIONS)}
-
 
 def pythons(version, system="linux"):
     """The Pythons on which a TensorFlow version is supported; () for one, or a system, outside the matrix."""
@@ -66,7 +63,7 @@ def versions(python, system="linux"):
 
 
 def is_after(version, other):
-    return _ORDER[version] > _ORDER[other]
+    return VERSIONS.index(version) > VERSIONS.index(other)
 
 
 def has_keras_3(version):
@@ -74,23 +71,9 @@ def has_keras_3(version):
     return is_after(version, "2.15")
 
 
-def has_keras_api(version):
-    return version != "1.15"
-
-
 def env_name(python, version, keras_2=False):
     """The name of an environment in tox.ini: py311-tf2.15, py311-tf2.16 (Keras 3) or py311-tf2.16-keras2."""
     return "py{}-tf{}{}".format(python.replace(".", ""), version, "-keras2" if keras_2 and has_keras_3(version) else "")
-
-
-def environments(system="linux"):
-    """The environments of a system as (name, version, python, whether it uses Keras 2 where Keras 3 is the default)."""
-    return [
-        (env_name(python, version, keras_2), version, python, keras_2)
-        for version in VERSIONS
-        for keras_2 in ((False, True) if has_keras_3(version) else (False,))
-        for python in pythons(version, system)
-    ]
 
 
 def distribution(version, system):

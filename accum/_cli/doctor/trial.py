@@ -10,31 +10,22 @@ from typing import Any, NamedTuple
 
 
 class Trial(NamedTuple):
-    """The result of the imports.
-
-    `stage` is what was imported last, "tensorflow", "keras" or "accum", or else "done". `error` is the line that says
-    why the import failed, and `ending` the end of all that the process printed.
-    """
+    """`stage` is what was imported last: "tensorflow", "keras" or "accum", or else "done"; `error` says what failed."""
 
     version: Any
     keras: Any
     file: Any
-    seconds: Any
     stage: Any
     error: Any
-    ending: Any
 
 
 _MARK = "accum doctor: "
 _CODE = """
-import importlib, json, time
-start = time.time()
-tensorflow = importlib.import_module("tensorflow")
-seconds = time.time() - start
+import importlib, json
 def say(**facts):
     print("\\n" + {mark!r} + json.dumps(facts), flush=True)
-version, file = getattr(tensorflow, "__version__", None), getattr(tensorflow, "__file__", None)
-say(stage="keras", version=version, file=file, seconds=round(seconds, 1))
+tensorflow = importlib.import_module("tensorflow")
+say(stage="keras", version=getattr(tensorflow, "__version__", None), file=getattr(tensorflow, "__file__", None))
 keras = getattr(tensorflow, "keras", None)  # loads lazily from TensorFlow 2.6 on
 keras = getattr(keras, "__version__", None) or getattr(keras, "version", lambda: None)()
 say(stage="accum", keras=keras)
@@ -61,8 +52,7 @@ def run(timeout):
     result = {"stage": "tensorflow"}
     for said in re.findall(f"(?m)^{_MARK}(.+?)\r?$", output.decode("utf-8", "replace")):
         result.update(json.loads(said))
-    told = {field: result.get(field) for field in Trial._fields[:5]}
-    return Trial(**told, error=error, ending=complaints.decode("utf-8", "replace")[-20000:] if error else "")
+    return Trial(*map(result.get, Trial._fields[:-1]), error=error)
 
 
 def _flags():
@@ -75,20 +65,8 @@ def _error(status, complaints):
     if status == 0:
         return None
     if status < 0:
-        return f"the process was ended by {_signal(-status)}"
-    if status in _WINDOWS:
-        return f"the process was ended by {_WINDOWS[status]}"
+        name = {one.value: one.name for one in signal.Signals}.get(-status, f"signal {-status}")
+        return f"the process was ended by {name}"
     lines = [text.strip() for text in complaints.strip().splitlines()]
     errors = [text for text in lines if re.match(r"[\w.]*(Error|Exception|Interrupt|Exit)\b", text)]
     return (errors or lines or [f"the process ended with status {status}"])[-1]
-
-
-_WINDOWS = {0xC000001D: "SIGILL (illegal instruction)", 0xC0000005: "an access violation"}
-
-
-def _signal(number):
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    return name + (" (illegal instruction)" if name == "SIGILL" else "")
