@@ -104,7 +104,7 @@ def encoder_and_decoder():
     up = tf.nn.conv2d_transpose(b, kernel, shape, strides=[1, 2, 2, 1])
     smooth = tf1.image.resize_bilinear(b, [16, 16])
     h = tf.nn.local_response_normalization(tf.concat([a, up, smooth], 3))
-    logits = _conv(h, 3, "out")
+    logits = _conv(h, 4, "out")
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
     return _with_gradients([x, y], tf.reduce_mean(tf.reduce_sum(losses, [1, 2])))
 
