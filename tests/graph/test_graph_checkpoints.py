@@ -9,6 +9,7 @@ import killed
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical
 from optimizers import legacy_family
 from replicas import RUN, mirrored
 
@@ -33,8 +34,7 @@ def test_a_process_killed_in_mid_cycle_resumes_and_ends_on_the_same_bits(tmp_pat
     begun = []
     resumed = killed.train(folder, counting, begun.append)
     assert begun[0] == (index if counting else 2 * killed.K)
-    for one, other in zip(resumed, killed.train(str(tmp_path / "whole"), counting)):
-        np.testing.assert_array_equal(one, other)
+    assert_identical(resumed, killed.train(str(tmp_path / "whole"), counting))
 
 
 class Run:

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from replicas import RUN, mirrored
 
 import accum.compat.v1
@@ -274,8 +275,7 @@ def test_an_average_of_the_weights_moves_once_per_step_by_the_number_of_steps(ac
         train_op, average, _ = averaging(problem, accum_steps)
         assert average.op.name == "w/ExponentialMovingAverage"
         ours = problem.run(train_op, FULL if accum_steps == 1 else MICRO, [problem.weights, average])
-    for one, other in zip(ours, averaged_by_numpy()):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, averaged_by_numpy())
 
 
 @pytest.mark.law("L12")

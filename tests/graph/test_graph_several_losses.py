@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical, assert_near
 from optimizers import mainly
 
 import accum.compat.v1
@@ -81,11 +82,6 @@ def accumulating(model, **options):
     return optimizer, losses, counts
 
 
-def assert_equal(ours, theirs):
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
-
-
 @pytest.mark.law("L2")
 @pytest.mark.parametrize("use_resource", mainly([False, True], True), ids=["ref", "resource"])
 @pytest.mark.parametrize("is_sparse", mainly([False, True], False), ids=["dense", "sparse"])
@@ -94,7 +90,7 @@ def test_each_loss_has_the_denominator_of_the_full_batch(is_sparse, use_resource
         model = Pretraining(use_resource, is_sparse)
         optimizer, losses, counts = accumulating(model)
         ours = model.train(optimizer.minimize(losses, weight=counts), MICRO)
-    assert_equal(ours, plain(is_sparse=is_sparse))
+    assert_near(ours, plain(is_sparse=is_sparse))
 
 
 @pytest.mark.slow
@@ -118,7 +114,7 @@ def test_each_loss_may_look_up_rows_of_its_own(order):
     parts = [([0, 0], [1]), ([2], [1, 3, 3]), ([0], [3]), ([2, 4], [5])]
     full = [tuple(sum(lists, []) for lists in zip(*parts[start : start + 2])) for start in (0, 2)]
     ours = train(lambda losses, counts: accumulated(2).minimize(losses, weight=counts), parts)
-    assert_equal(ours, train(lambda losses, counts: momentum().minimize(tf.add_n(losses)), full))
+    assert_near(ours, train(lambda losses, counts: momentum().minimize(tf.add_n(losses)), full))
 
 
 def largest_difference(ours, theirs):
@@ -153,7 +149,7 @@ def test_a_loss_without_elements_in_a_whole_cycle_leaves_the_others(is_swapped):
         optimizer, losses, counts = accumulating(model)
         order = -1 if is_swapped else 1
         ours = model.train(optimizer.minimize(losses[::order], weight=counts[::order]), micro)
-    assert_equal(ours, plain(batches))
+    assert_near(ours, plain(batches))
 
 
 @pytest.mark.slow
@@ -172,7 +168,7 @@ def test_an_unfinished_cycle_is_applied_by_the_counts_so_far(form):
             ops = optimizer.accumulation_ops(losses, weight=counts)
             run, last = ops.accumulate, [ops.apply]
         ours = model.train(run, MICRO[:K], last)
-    assert_equal(ours, plain(FULL[:1]))
+    assert_near(ours, plain(FULL[:1]))
 
 
 @pytest.mark.slow
@@ -190,7 +186,7 @@ def test_a_transform_sees_the_sum_of_all_losses():
         model = Pretraining(is_sparse=False)
         pairs = [pair for pair in momentum().compute_gradients(model.words + model.order) if pair[0] is not None]
         theirs = model.train(momentum().apply_gradients(clip(pairs)), FULL)
-    assert_equal(ours, theirs)
+    assert_near(ours, theirs)
 
 
 @pytest.mark.slow
@@ -206,8 +202,7 @@ def test_a_run_that_is_killed_in_mid_cycle_continues_with_the_same_bits(tmp_path
 
     path = str(tmp_path / "at")
     train(MICRO[: K + 2], True, path)
-    for one, other in zip(train(MICRO[K + 2 :], path=path), train(MICRO)):
-        np.testing.assert_array_equal(one, other)
+    assert_identical(train(MICRO[K + 2 :], path=path), train(MICRO))
 
 
 @pytest.mark.slow
@@ -235,7 +230,7 @@ def test_without_accumulation_it_is_plain_training():
         _, losses, counts = accumulating(model)
         optimizer = accum.compat.v1.AccumOptimizer(momentum(), 1)
         ours = model.train(optimizer.minimize(losses, weight=counts), FULL)
-    assert_equal(ours, plain())
+    assert_near(ours, plain())
 
 
 @pytest.mark.slow
@@ -322,7 +317,7 @@ def test_counts_of_the_whole_batch_are_exact_through_value_and_gradients(size):
         data = (model.ids, model.mask, model.labels, model.masked, tf.cast(model.sentences, tf.float32))
         _, pairs = accum.compat.v1.value_and_gradients(loss, data, model.variables, size)
         ours = model.train(momentum().apply_gradients(pairs), FULL)
-    assert_equal(ours, plain())
+    assert_near(ours, plain())
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -340,7 +335,7 @@ def test_two_train_ops_share_the_accumulators_of_each_loss():
         for number, batch in enumerate(MICRO):
             session.run(train_ops[number % 2], model.feed(batch))
         ours = session.run(model.variables)
-    assert_equal(ours, plain())
+    assert_near(ours, plain())
 
 
 @pytest.mark.slow
@@ -379,7 +374,7 @@ def test_a_variable_that_only_a_later_loss_depends_on_is_updated():
         _, losses, counts = accumulating(model)
         optimizer = accum.compat.v1.AccumOptimizer(OnlyThoseWithGradients(0.1, 0.9), K)
         ours = model.train(optimizer.minimize(losses, weight=counts), MICRO)
-    assert_equal(ours, plain())
+    assert_near(ours, plain())
     assert largest_difference(ours[1:], plain([])[1:]) > 1e-2  # the head, of which the first loss knows nothing
 
 
@@ -396,4 +391,4 @@ def test_separate_ops_keep_the_counts_whatever_accum_steps_is():
             if number % K == 0:
                 session.run(ops.apply)
         ours = session.run(model.variables)
-    assert_equal(ours, plain())
+    assert_near(ours, plain())

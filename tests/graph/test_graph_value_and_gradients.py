@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_slim as slim
+from equality import assert_near
 from optimizers import mainly
 from replicas import RUN, mirrored
 
@@ -186,8 +187,7 @@ def test_any_optimizer_of_static_graphs_takes_the_gradients(name):
 
     (theirs, steps), (ours, our_steps) = trained(in_one(squares)), trained(in_micro_batches(squares, 3))
     assert our_steps == steps
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, theirs)
 
 
 @pytest.mark.slow
@@ -460,8 +460,7 @@ def test_averages_of_batch_norm_move_once_by_the_whole_batch(layer, shape, use_r
     for size in (2, 3, 20):
         ours, our_count = averages_after(layer, batches, size, **options)
         assert our_count == count == [2]
-        for one, other in zip(ours, theirs):
-            np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+        assert_near(ours, theirs)
 
 
 @pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
@@ -473,8 +472,7 @@ def test_averages_of_batch_norm_whose_training_is_a_tensor(is_training):
     options = {"training": lambda: tf1.placeholder_with_default(is_training, []), "fused": False}
     ours, _ = averages_after(tf_layer, batches, 2, **options)
     theirs, _ = averages_after(tf_layer, batches, training=is_training, fused=False)
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, theirs)
 
 
 @pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
@@ -485,8 +483,7 @@ def test_averages_of_batch_norm_whose_updates_the_function_itself_runs(use_resou
     batches = [RANDOM.normal(3.0, 2.0, (count, 5)).astype("float32") for count in (11, 4)]
     options = {"use_resource": use_resource, "fused": False, "waits": True}
     ours, _ = averages_after(tf_layer, batches, 3, **options)
-    for one, other in zip(ours, averages_after(tf_layer, batches, **options)[0]):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, averages_after(tf_layer, batches, **options)[0])
 
 
 @pytest.mark.slow
@@ -565,8 +562,7 @@ def estimated(folder, size, strategy=None):
 def test_estimator_whose_input_fn_gives_the_whole_batch(tmp_path, size):
     theirs, metrics = estimated(tmp_path / "plain", None)
     ours, our_metrics = estimated(tmp_path / "ours", size)
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, theirs)
     assert our_metrics["global_step"] == metrics["global_step"] == 5
     np.testing.assert_allclose(our_metrics["loss"], metrics["loss"], rtol=2e-6)
 
@@ -577,8 +573,7 @@ def test_estimator_whose_input_fn_gives_the_whole_batch(tmp_path, size):
 def test_estimator_under_a_mirrored_strategy_whose_input_fn_gives_the_whole_batch(tmp_path):
     theirs, _ = estimated(tmp_path / "plain", None, mirrored())
     ours, _ = estimated(tmp_path / "ours", 3, mirrored())
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, theirs)
 
 
 @pytest.mark.slow
@@ -624,8 +619,7 @@ def test_a_network_and_losses_of_slim(tmp_path):
     theirs, ours = trained(tmp_path / "plain", None), trained(tmp_path / "ours", 3)
     assert ours[0] == theirs[0] and len(set(ours[0])) == 8
     np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-6)
-    for one, other in zip(ours[2], theirs[2]):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours[2], theirs[2])
     assert ours[3] == theirs[3] == 4
 
 

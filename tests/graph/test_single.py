@@ -6,17 +6,19 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical, assert_near
 from optimizers import built, graph_optimizers, keras_optimizers, keras_weights, random_gradients
 
 import accum
 import accum.compat.v1
+
+pytestmark = pytest.mark.law("L14")
 
 tf1 = tf.compat.v1
 
 SHAPES = [(3, 2), (2,)]
 
 
-@pytest.mark.law("L14")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", keras_optimizers())
 def test_keras_single_micro_step_is_the_plain_optimizer_to_the_bit(make):
@@ -39,13 +41,11 @@ def test_keras_single_micro_step_is_the_plain_optimizer_to_the_bit(make):
 
     wrapped = accum.GradientAccumulateOptimizer(make(), accum_steps=1)
     (ours, our_ops), (theirs, their_ops) = run(wrapped), run(make())
-    for one, other in zip(ours, theirs):
-        np.testing.assert_array_equal(one, other)
+    assert_identical(ours, theirs)
     assert our_ops == their_ops
     assert wrapped.gradients == []
 
 
-@pytest.mark.law("L14")
 @pytest.mark.parametrize("make", graph_optimizers())
 def test_graph_single_micro_step_adds_no_op_and_no_variable(make):
     def run(wraps):
@@ -62,7 +62,6 @@ def test_graph_single_micro_step_adds_no_op_and_no_variable(make):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L14")
 @pytest.mark.tf("2.2")
 def test_a_schedule_that_starts_at_one_has_its_accumulators_from_the_start():
     variable = tf.Variable([0.0])
@@ -73,7 +72,6 @@ def test_a_schedule_that_starts_at_one_has_its_accumulators_from_the_start():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L14")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("options", [{"accum_steps": 1}, {"micro_batch_size": 4}], ids=str)
 def test_a_batch_without_examples_is_a_step_as_in_plain_keras(options):
@@ -90,8 +88,7 @@ def test_a_batch_without_examples_is_a_step_as_in_plain_keras(options):
 
     plain = run(lambda model: model)
     assert plain[-1] == 2
-    for one, other in zip(run(lambda model: accum.GradientAccumulateModel.from_model(model, **options)), plain):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(run(lambda model: accum.GradientAccumulateModel.from_model(model, **options)), plain)
 
 
 def said_of_missing_gradients(optimizer, is_traced):
@@ -115,7 +112,6 @@ def said_of_missing_gradients(optimizer, is_traced):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L14")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "traced"])
 def test_keras_warns_of_variables_without_gradients_as_ever(is_traced):

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 import accum.compat.v1
 
+pytestmark = pytest.mark.law("L21")
+
 tf1 = tf.compat.v1
 KEYS = tf1.GraphKeys
 RANDOM = np.random.RandomState(0)
@@ -93,7 +95,6 @@ def estimated(folder, size, strategy=None):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L21")
 @pytest.mark.tf(max="2.15", because="TF 2.16 removed Estimators")
 def test_estimator_trains_and_evaluates(tmp_path):
     metrics, values = estimated(tmp_path / "plain", None)
@@ -104,7 +105,6 @@ def test_estimator_trains_and_evaluates(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L21")
 @pytest.mark.tf(max="2.12", because="from TF 2.13 on, even a plain Estimator hangs under a MirroredStrategy")
 def test_estimator_under_a_mirrored_strategy_splits_the_batch_of_each_replica(tmp_path):
     finals = []
@@ -142,7 +142,6 @@ def monitored(folder, size, stops):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L21")
 def test_a_monitored_session_resumes_with_its_hooks(tmp_path):
     values, losses = monitored(tmp_path / "plain", None, [3, 5])
     ours, our_losses = monitored(tmp_path / "ours", 6, [3, 5])
@@ -199,7 +198,6 @@ def iterator(size):
     return stepped(loss), [loss, tf.shape(x)[0]], {}, made.initializer
 
 
-@pytest.mark.law("L21")
 @pytest.mark.parametrize("build", [towers, queue, iterator], ids=lambda build: build.__name__)
 def test_a_run_takes_one_batch(build):
     values, logs = run_twice(build, None)

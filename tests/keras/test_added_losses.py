@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3
 
@@ -63,10 +64,8 @@ def trained(make, eagerly=False, **options):
 
 
 def assert_exact(ours, plain):
-    for one, other in zip(ours[0], plain[0]):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-    for one, other in zip(ours[1], plain[1]):
-        np.testing.assert_allclose(one, other, rtol=2e-5)
+    assert_near(ours[0], plain[0], rtol=2e-5)
+    assert_near(ours[1], plain[1], rtol=2e-5, atol=0)
     assert not ours[2]
 
 
@@ -106,8 +105,7 @@ def test_means_of_features_are_not_taken_for_entries_of_examples(size, eagerly):
         model.fit(X, batch_size=8, verbose=0, shuffle=False)
         return model.get_weights()
 
-    for one, other in zip(fitted(micro_batch_size=size), fitted()):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    assert_near(fitted(micro_batch_size=size), fitted(), rtol=2e-5)
 
 
 @pytest.mark.law("L19")
@@ -164,8 +162,7 @@ def test_replicas_add_up_as_in_plain_keras(options):
 
     plain = fitted()
     ours = fitted(micro_batch_size=2, **options)
-    for one, other in zip(ours[0], plain[0]):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    assert_near(ours[0], plain[0], rtol=2e-5)
 
 
 class Penalty(layers.Layer):

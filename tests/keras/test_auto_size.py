@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical, assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3, TF_VERSION
 
@@ -93,8 +94,7 @@ def run(model, loss_scale=False, **options):
 
 
 def assert_same_bits(one, other):
-    for mine, theirs in zip(one[0], other[0]):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_identical(one[0], other[0])
     assert one[1] == other[1]
 
 
@@ -273,8 +273,7 @@ def test_replicas_agree_on_a_size(memory):
     with pytest.warns(UserWarning, match="is 5 from now on"):
         model, ended = trained("auto")
     assert model.micro_batch_size == 5
-    for mine, theirs in zip(ended[0], began[0]):
-        np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-7)
+    assert_near(ended[0], began[0], rtol=2e-6, atol=2e-7)
 
 
 @pytest.mark.parametrize("memory_limit, is_said", [(None, False), (1, True)], ids=["fits", "split"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cgroups import memory_cgroup
+from equality import assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3
 
@@ -87,8 +88,7 @@ def test_the_whole_batch_is_that_of_plain_keras_after_measuring(gauge, options):
     got = trained(model)
     assert len(gauge.sizes) >= 2
     assert model.micro_batch_size == "auto"
-    for mine, theirs in zip(got, expected):
-        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+    assert_near(got, expected, rtol=2e-5)
 
 
 def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(gauge):
@@ -100,8 +100,7 @@ def test_a_size_that_is_chosen_makes_the_steps_of_plain_keras_at_the_full_batch(
         got = trained(model)
     assert model.micro_batch_size == 5
     assert max(gauge.sizes) <= 5
-    for mine, theirs in zip(got, expected):
-        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+    assert_near(got, expected, rtol=2e-5)
     split = accum.GradientAccumulateModel.from_model(plain_with_keras_norm(), micro_batch_size=5)
     assert np.max(np.abs(trained(split)[0] - expected[0])) > 1e-3  # where micro-batches normalise by themselves
 
@@ -187,8 +186,7 @@ def test_a_model_that_cannot_compute_few_examples_trains_on_whole_batches_with_a
     with pytest.warns(UserWarning, match="Memory could not be measured with a part of a batch"):
         got = trained_by(model)
     assert model.micro_batch_size == "auto"
-    for mine, theirs in zip(got, expected):
-        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+    assert_near(got, expected, rtol=2e-5)
 
 
 @pytest.mark.parametrize("is_hidden", [True, False], ids=["hidden by an earlier peak", "risen"])

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import versions
+from equality import assert_near
 from versions import IS_KERAS_3
 
 import accum
 
-pytestmark = pytest.mark.tf("2.2")
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L18")]
 
 X, Y = np.linspace(0.1, 1.0, 24).reshape(8, 3).astype("float32"), np.linspace(0.0, 1.0, 8)[:, None].astype("float32")
 NOT_BY_XLA = {"jit_compile": False} if IS_KERAS_3 else {}
@@ -77,7 +78,6 @@ def trained(branch, options):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L18")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("branch", ["layer", "loss", "metric", "train_step"])
 def test_what_autograph_converts_is_that_of_plain_keras(branch, mode):
@@ -86,12 +86,10 @@ def test_what_autograph_converts_is_that_of_plain_keras(branch, mode):
     if isinstance(plain, str):
         assert ours == plain
         return
-    for one, other in zip(ours, plain):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, plain)
 
 
 @pytest.mark.slow
-@pytest.mark.law("L18")
 @pytest.mark.tf(keras=2, because="it uses no AutoGraph in `fit`")
 def test_layers_and_losses_have_autograph():
     """The test above compares something."""
@@ -101,7 +99,6 @@ def test_layers_and_losses_have_autograph():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L18")
 def test_the_functions_of_value_and_gradients_have_it_in_a_function():
     kernel = tf.Variable([[1.0], [2.0], [3.0]])
 
@@ -130,7 +127,6 @@ def check_doubled(kernel, value, grads):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L18")
 def test_the_loss_of_value_and_gradients_has_it_in_a_function():
     kernel = tf.Variable([[1.0], [2.0], [3.0]])
 
@@ -157,7 +153,6 @@ class ComputesByHand(tf.keras.Model):
         return {"loss": value}
 
 
-@pytest.mark.law("L18")
 def test_in_a_train_step_functions_have_what_keras_gives_it():
     """Nothing since TensorFlow 2.3, where a `train_step` runs as it is written."""
     model = model_with(None, ComputesByHand)
@@ -169,7 +164,6 @@ def test_in_a_train_step_functions_have_what_keras_gives_it():
         model.fit(X, Y, verbose=0)
 
 
-@pytest.mark.law("L18")
 def test_without_autograph_functions_stay_without_it():
     kernel = tf.Variable([[1.0], [2.0], [3.0]])
 
@@ -198,7 +192,6 @@ OF_OTHERS |= {"tf___calling", "tf__value_and_gradients", "tf__lam"}
 
 
 @pytest.mark.slow
-@pytest.mark.law("L18")
 @pytest.mark.parametrize("mode", MODES)
 def test_no_function_of_accum_is_converted_in_fit(mode):
     model = accum.GradientAccumulateModel.from_model(model_with("layer" if not IS_KERAS_3 else None), **MODES[mode])
@@ -213,7 +206,6 @@ def test_no_function_of_accum_is_converted_in_fit(mode):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L18")
 def test_no_function_of_accum_is_converted_in_a_loop():
     kernel = tf.Variable([[1.0], [2.0], [3.0]])
     optimizer = accum.GradientAccumulateOptimizer(tf.keras.optimizers.SGD(0.1), accum_steps=2)
@@ -241,7 +233,6 @@ class Counts(tf.keras.layers.Layer):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L18")
 @pytest.mark.parametrize("mode", ["micro_batch_size", "auto"])
 def test_a_step_is_traced_once(mode):
     """Its variables are created before: TensorFlow traces what creates variables twice."""

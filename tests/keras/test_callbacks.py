@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import versions
+from equality import assert_identical, assert_near
 from optimizers import families
 from test_mixed_precision import loss_scale_optimizer
 
@@ -65,8 +66,7 @@ def test_learning_rate_callbacks_and_early_stopping_do_what_they_do_with_the_ful
     assert 3 <= len(histories[0]["loss"]) < 9  # it stopped early
     assert len(set(histories[0]["lr" if "lr" in histories[0] else "learning_rate"])) > 2
     assert_same_history(histories[1], histories[0])
-    for ours, theirs in zip(weights[1], weights[0]):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert_near(weights[1], weights[0])
 
 
 def logged(folder):
@@ -140,8 +140,7 @@ def test_model_checkpoint_in_every_format_within_a_cycle(tmp_path, recwarn):
             again.load_weights(str(tmp_path / name))
         else:
             again = tf.keras.models.load_model(str(tmp_path / name))
-        for ours, theirs in zip(again.get_weights(), at_save[0]):
-            np.testing.assert_array_equal(ours, theirs)
+        assert_identical(again.get_weights(), at_save[0])
         if name in ("whole.h5", "whole.keras"):
             assert (int(again.optimizer.iterations.numpy()), int(again.optimizer.micro_step)) == (1, 0)
         again.fit(X[12:], Y[12:], batch_size=4, shuffle=False, verbose=0)
@@ -185,8 +184,7 @@ def test_backup_and_restore_goes_on_with_the_cycle_that_the_epoch_left(tmp_path)
         rows = np.arange(start, start + 12) % 20
         full.train_on_batch(X[rows], Y[rows])
     assert int(model.optimizer.iterations.numpy()) == 5
-    for ours, theirs in zip(model.get_weights(), full.get_weights()):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert_near(model.get_weights(), full.get_weights())
 
 
 def failing(grads_and_vars):

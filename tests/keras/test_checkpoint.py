@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical
 from optimizers import EAGER_AND_TRACED, families, mainly, random_gradients
 
 import accum
@@ -42,11 +43,6 @@ def wrapped(make, accum_steps=K):
     return accum.GradientAccumulateOptimizer(make(0.1), accum_steps)
 
 
-def assert_same(ours, theirs):
-    for one, other in zip(ours, theirs):
-        np.testing.assert_array_equal(one, other)
-
-
 @functools.lru_cache(maxsize=None)
 def uninterrupted(make, is_traced):
     return Run(wrapped(make), is_traced).feed(random_gradients(9, SHAPES)).values()
@@ -63,7 +59,7 @@ def test_a_run_restored_after_any_micro_step_ends_as_the_uninterrupted_one(tmp_p
     path = Run(wrapped(make), is_traced).feed(gradients[:stop]).checkpoint.save(str(tmp_path / "at"))
     resumed = Run(wrapped(make), is_traced)
     resumed.checkpoint.restore(path)
-    assert_same(resumed.feed(gradients[stop:]).values(), uninterrupted(make, is_traced))
+    assert_identical(resumed.feed(gradients[stop:]).values(), uninterrupted(make, is_traced))
     assert int(resumed.optimizer.iterations.numpy()) == 3
 
 
@@ -240,12 +236,12 @@ def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
     ours = Run(wrapped(make, accum_steps=2), True)
     ours.checkpoint.restore(plain)
     ours.feed([gradients[1], gradients[1]])  # the mean of a gradient and itself
-    assert_same(ours.values(), expected)
+    assert_identical(ours.values(), expected)
 
     again = Run(make(0.1), True)
     again.checkpoint.restore(ours.checkpoint.save(str(tmp_path / "ours"))).expect_partial()
     expected = Run(make(0.1), True).feed(gradients + gradients[:1]).values()
-    assert_same(again.feed(gradients[:1]).values(), expected)
+    assert_identical(again.feed(gradients[:1]).values(), expected)
 
 
 @pytest.mark.slow
@@ -297,4 +293,4 @@ def uninterrupted_graph(use_resource):
 def test_a_run_restored_by_a_saver_in_mid_cycle_ends_as_the_uninterrupted_one(tmp_path, stop, use_resource):
     gradients, path = random_gradients(6, SHAPES), str(tmp_path / "at")
     run_graph(use_resource, gradients[:stop], save=path)
-    assert_same(run_graph(use_resource, gradients[stop:], restore=path), uninterrupted_graph(use_resource))
+    assert_identical(run_graph(use_resource, gradients[stop:], restore=path), uninterrupted_graph(use_resource))

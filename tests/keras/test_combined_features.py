@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical, assert_near
 from loss_scales import loss_scale_optimizer
 from replicas import mirrored
 from versions import IS_KERAS_3
@@ -99,8 +100,7 @@ def test_moving_statistics_rest_while_their_layer_is_frozen_after_training():
     layer.trainable = False
     model.compile(model.optimizer, "mse")
     model.fit(X + 3.0, Y, batch_size=5, shuffle=False, verbose=0)
-    for weight, rested in zip(layer.get_weights(), before):
-        np.testing.assert_array_equal(weight, rested)
+    assert_identical(layer.get_weights(), before)
     layer.trainable = True
     model.compile(model.optimizer, "mse")
     model.fit(X + 3.0, Y, batch_size=5, shuffle=False, verbose=0)
@@ -454,8 +454,7 @@ def test_statistics_by_any_square_in_a_function_of_the_user_s_are_those_of_the_b
     ours, plain = of_batch("function"), of_batch("function", False)
     for model in (ours, plain):
         model.fit(X, TARGETS, batch_size=10, shuffle=False, verbose=0)
-    for mine, whole in zip(ours.get_weights(), plain.get_weights()):
-        np.testing.assert_allclose(mine, whole, rtol=0, atol=2e-5)
+    assert_near(ours.get_weights(), plain.get_weights(), atol=2e-5)
     other = of_batch("function", whole_batch="loss")
     other.fit(X, TARGETS, batch_size=10, shuffle=False, verbose=0)
     assert np.abs(other.get_weights()[0] - plain.get_weights()[0]).max() > 1e-4
@@ -497,8 +496,7 @@ def test_a_penalty_on_the_gradient_of_a_whole_batch_is_refused(run_eagerly):
     before = model.get_weights()
     with pytest.raises(ValueError, match="can't be differentiated again"):
         model.fit(X, TARGETS, batch_size=10, verbose=0)
-    for weight, old in zip(model.get_weights(), before):
-        np.testing.assert_array_equal(weight, old)
+    assert_identical(model.get_weights(), before)
 
 
 @pytest.mark.law("L19")

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical
 from optimizers import built, families, keras_optimizers
 from versions import TF_VERSION
 
@@ -93,8 +94,7 @@ def test_a_plain_model_with_the_wrapper_loads_from_h5(family, tmp_path):
     again = tf.keras.models.load_model(str(tmp_path / "model.h5"))
     assert again.optimizer.accum_steps == 2
     assert int(again.optimizer.iterations.numpy()) == 2
-    for one, other in zip(again.get_weights(), model.get_weights()):
-        np.testing.assert_array_equal(one, other)
+    assert_identical(again.get_weights(), model.get_weights())
 
 
 def doubled(grads_and_vars):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from optimizers import MAINLY_EAGER, legacy_family, new_family
 
 import accum
@@ -21,11 +22,6 @@ def dense(units, inputs, weights, **kwargs):
     layer.build((None, inputs))
     layer.set_weights(weights)
     return layer
-
-
-def near(ours, theirs):
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -71,7 +67,7 @@ def test_two_optimizers_in_one_loop_equal_the_full_batch(is_traced):
     for optimizer in ours.optimizers:
         optimizer.flush()
         assert int(optimizer.iterations.numpy()) == 3
-    near(ours.weights(), full.weights())
+    assert_near(ours.weights(), full.weights())
 
 
 @pytest.mark.law("L3")
@@ -141,7 +137,7 @@ def test_a_schedule_of_cycles_equals_batches_of_these_sizes(how, full_batches):
     else:
         loop(model, 3)
     assert (int(model.optimizer.iterations.numpy()), int(model.optimizer.micro_step)) == (3, 0)
-    near(model.get_weights(), full_batches)
+    assert_near(model.get_weights(), full_batches)
 
 
 @pytest.mark.law("L1")
@@ -154,7 +150,7 @@ def test_a_scheduler_by_epoch_serves_a_plain_model():
     for start, end in ((0, 6), (6, 12), (12, 18), (18, 24), (0, 15), (15, 24)):
         full.train_on_batch(X[start:end], Y[start:end])
     assert int(model.optimizer.iterations.numpy()) == 6
-    near(model.get_weights(), full.get_weights())
+    assert_near(model.get_weights(), full.get_weights())
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -251,7 +247,7 @@ def test_a_frozen_layer_stays_and_the_rest_equals_the_full_batch():
     adam = tf.keras.optimizers.Adam
     ours, full = trained(accum.GradientAccumulateOptimizer(adam(0.05), 4), 3, True), trained(adam(0.05), 12)
     np.testing.assert_array_equal(ours[0], FIRST[0].T)
-    near(ours, full)
+    assert_near(ours, full)
 
 
 @pytest.mark.tf(keras=2, because="an optimizer of Keras 3 has only one list of variables")
@@ -310,8 +306,8 @@ def test_an_optimizer_in_use_for_another_list_is_refused_in_words():
         with pytest.raises(ValueError, match="within a cycle|an optimizer for each list"):
             (tf.function(lambda: take_in(second)) if is_traced else lambda: take_in(second))()
     take_in(first)
-    near(first.get_weights(), [weight - 1.0 for weight in FIRST[:2]])
-    near(second.get_weights(), FIRST[2:])
+    assert_near(first.get_weights(), [weight - 1.0 for weight in FIRST[:2]])
+    assert_near(second.get_weights(), FIRST[2:])
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -343,4 +339,4 @@ def test_an_embedding_in_fit_equals_the_full_batch(sparse):
     texts = TEXTS if sparse == "rows" else np.arange(24).reshape(12, 2) % WORDS  # every four texts hold all words
     make = lambda: legacy.SGD(0.2, momentum=0.9)
     ours = look_up(accum.GradientAccumulateOptimizer(make(), accum_steps=2, sparse=sparse), 2, texts)
-    near(ours, look_up(make(), 4, texts, run_eagerly=True))
+    assert_near(ours, look_up(make(), 4, texts, run_eagerly=True))

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical, assert_near
 from optimizers import (
     built,
     float32_mean,
@@ -113,8 +114,7 @@ def test_graph_optimizers_make_the_plain_step(make, use_resource, how):
     gradients = random_gradients(K * CYCLES, SHAPES)
     weights, steps = run_graph(make, gradients, first, use_resource, how)
     assert steps == CYCLES
-    for ours, theirs in zip(weights, plain_graph_weights(make, use_resource)):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_identical(weights, plain_graph_weights(make, use_resource))
 
 
 @functools.lru_cache(maxsize=None)
@@ -164,8 +164,7 @@ FIT = [
 @pytest.mark.parametrize("make", mainly(FIT, "adam"))
 def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
     ours, full = through_fit(mlp, make(), 5, accum_steps=4), through_fit(mlp, make(), 20, run_eagerly=True)
-    for one, other in zip(ours, full):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, full)
 
 
 HELD = ("SGD", "Adam", "RMSprop", "Adagrad")  # by the goldens
@@ -179,5 +178,4 @@ BUILT_IN_A_TRACE = ("ScheduleFreeAdamW",)  # by Keras' own `fit`, and takes vari
 def test_fit_with_every_other_optimizer_equals_fit_on_the_full_batch(make):
     # The oracle is traced too: Keras' Nadam makes other steps eagerly.
     ours, full = through_fit(linear, make(), 5, accum_steps=4, epochs=1), through_fit(linear, make(), 20, epochs=1)
-    for one, other in zip(ours, full):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, full)

@@ -8,6 +8,8 @@ from optimizers import legacy_family, new_family
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.law("L17")
+
 tf1 = tf.compat.v1
 
 OPTIONS = [
@@ -32,7 +34,6 @@ OPTIONS = [
 IDS = [repr(options) for options, _, _ in OPTIONS]
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("options,error,words", OPTIONS, ids=IDS)
 def test_keras_api_refuses(options, error, words):
@@ -41,7 +42,6 @@ def test_keras_api_refuses(options, error, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.parametrize("options,error,words", OPTIONS, ids=IDS)
 def test_graph_api_refuses(options, error, words):
     with tf.Graph().as_default(), pytest.raises(error) as caught:
@@ -49,7 +49,6 @@ def test_graph_api_refuses(options, error, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize(
     "options,error,words",
@@ -68,7 +67,6 @@ def test_model_api_refuses_before_anything_is_built(options, error, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("optimizer", [None, 3, tf.Variable, object()], ids=["None", "int", "class", "object"])
 def test_keras_api_refuses_what_is_no_optimizer(optimizer):
@@ -76,14 +74,12 @@ def test_keras_api_refuses_what_is_no_optimizer(optimizer):
         accum.GradientAccumulateOptimizer(optimizer, 2)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_keras_api_points_a_graph_optimizer_to_its_api():
     with pytest.raises(TypeError, match="accum.compat.v1.AccumOptimizer"):
         accum.GradientAccumulateOptimizer(tf1.train.AdamOptimizer(), 2)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_accumulating_twice_is_refused():
     once = accum.GradientAccumulateOptimizer("SGD", 2)
@@ -91,14 +87,12 @@ def test_accumulating_twice_is_refused():
         accum.GradientAccumulateOptimizer(once, 2)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.parametrize("optimizer", [None, "adam", object()], ids=["None", "str", "object"])
 def test_graph_api_refuses_what_is_no_optimizer(optimizer):
     with pytest.raises(TypeError, match="must be a `tf.compat.v1.train.Optimizer` or a legacy Keras optimizer"):
         accum.compat.v1.AccumOptimizer(optimizer, 2)
 
 
-@pytest.mark.law("L17")
 def test_graph_api_refuses_to_accumulate_twice():
     once = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2)
     with pytest.raises(ValueError, match="accumulates already: set its `accum_steps`"):
@@ -109,7 +103,6 @@ def micro_step(grads_and_vars, accum_steps=2, **kwargs):
     accum.GradientAccumulateOptimizer("SGD", accum_steps).apply_gradients(grads_and_vars, **kwargs)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("accum_steps", [1, 2])
 def test_bad_gradients_are_refused(accum_steps):
@@ -126,7 +119,6 @@ def test_bad_gradients_are_refused(accum_steps):
         micro_step([("g", variable)], accum_steps)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize(
     "weight,error",
@@ -151,7 +143,6 @@ def test_bad_weights_are_refused(weight, error):
         micro_step([(tf.zeros([3]), variable)], weight=weight)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_a_variable_given_twice_is_refused():
     variable = tf.Variable(tf.zeros([3]), name="w")
@@ -159,7 +150,6 @@ def test_a_variable_given_twice_is_refused():
         micro_step([(tf.zeros([3]), variable), (tf.ones([3]), variable)])
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_a_variable_of_unknown_shape_is_refused():
     variable = tf.Variable(tf.zeros([3]), shape=tf.TensorShape([None]))
@@ -167,7 +157,6 @@ def test_a_variable_of_unknown_shape_is_refused():
         micro_step([(tf.zeros([3]), variable)])
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_two_lists_in_one_traced_step_are_refused():
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
@@ -183,7 +172,6 @@ def test_two_lists_in_one_traced_step_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_build_lets_the_list_change_between_cycles_only():
     one, other = tf.Variable([0.0]), tf.Variable([0.0])
@@ -222,7 +210,6 @@ def alternating():
     return one, other, optimizer, steps
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 @pytest.mark.skipif(new_family() is None, reason="older optimizers take any variables at any time")
 def test_variables_that_the_inner_optimizer_was_not_built_for_are_refused_before_they_accumulate():
@@ -238,7 +225,6 @@ def test_variables_that_the_inner_optimizer_was_not_built_for_are_refused_before
     np.testing.assert_allclose(one.numpy(), [-3.0])
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_build_allows_no_second_list_in_the_same_cycle():
     """Both would count micro steps, and end each other's cycles: one variable would never move."""
@@ -248,7 +234,6 @@ def test_build_allows_no_second_list_in_the_same_cycle():
         step_of_other()
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_flush_after_build_has_gone_back_to_an_earlier_list():
     one, other, optimizer, (step_of_one, step_of_other) = alternating()
@@ -262,7 +247,6 @@ def test_flush_after_build_has_gone_back_to_an_earlier_list():
     np.testing.assert_array_equal([one.numpy(), other.numpy()], [[-2.0], [-1.0]])
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_a_variable_that_comes_back_without_a_gradient():
     """It would bring the sum of an earlier cycle."""
@@ -280,7 +264,6 @@ def test_a_variable_that_comes_back_without_a_gradient():
     np.testing.assert_array_equal([one.numpy(), other.numpy()], [[-2.0], [-1.0]])
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_flush_traced_before_the_first_micro_step_is_refused():
     optimizer = accum.GradientAccumulateOptimizer("SGD", 2)
@@ -288,7 +271,6 @@ def test_flush_traced_before_the_first_micro_step_is_refused():
         tf.function(optimizer.flush)()
 
 
-@pytest.mark.law("L17")
 def test_one_graph_optimizer_in_two_graphs_is_refused():
     optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
     for graph in (tf.Graph(), tf.Graph()):
@@ -301,14 +283,12 @@ def test_one_graph_optimizer_in_two_graphs_is_refused():
                 optimizer.minimize(loss)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_model_without_inputs_and_outputs_is_refused():
     with pytest.raises(ValueError, match="takes the `inputs` and `outputs` of a functional model"):
         accum.GradientAccumulateModel(2)
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 def test_other_variables_within_a_cycle_are_refused_and_nothing_is_lost(is_traced):
@@ -328,7 +308,6 @@ def test_other_variables_within_a_cycle_are_refused_and_nothing_is_lost(is_trace
     np.testing.assert_array_equal(one.numpy(), [-1.0])
 
 
-@pytest.mark.law("L17")
 def test_other_variables_in_a_second_minimize_are_refused():
     with tf.Graph().as_default():
         one, other = (tf1.get_variable(name, initializer=[0.0]) for name in "ab")
@@ -338,7 +317,6 @@ def test_other_variables_in_a_second_minimize_are_refused():
             optimizer.minimize(tf.reduce_sum(other**2), var_list=[other])
 
 
-@pytest.mark.law("L17")
 @pytest.mark.skipif(legacy_family() is None, reason="no optimizer of Keras 3 works in a static graph")
 def test_graph_api_refuses_ref_variables_with_a_keras_optimizer():
     with tf.Graph().as_default():
@@ -348,7 +326,6 @@ def test_graph_api_refuses_ref_variables_with_a_keras_optimizer():
             optimizer.apply_gradients([(tf.ones([1]), variable)])
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_graph_api_refuses_eager_execution():
     variable = tf.Variable([0.0])
@@ -357,7 +334,6 @@ def test_graph_api_refuses_eager_execution():
         optimizer.apply_gradients([(tf.constant([1.0]), variable)])
 
 
-@pytest.mark.law("L17")
 @pytest.mark.skipif(new_family() is None, reason="every Keras optimizer of this version works in a static graph")
 def test_graph_api_refuses_a_keras_optimizer_that_would_move_nothing_but_its_counter():
     with tf.Graph().as_default(), pytest.raises(TypeError, match="only its counter is run: use one of `tf.compat"):
@@ -365,7 +341,6 @@ def test_graph_api_refuses_a_keras_optimizer_that_would_move_nothing_but_its_cou
 
 
 @pytest.mark.slow
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_graph_api_refuses_a_traced_function_such_as_the_train_step_of_fit():
     optimizer, variable = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.1), 2), tf.Variable([1.0])
@@ -378,7 +353,6 @@ def test_graph_api_refuses_a_traced_function_such_as_the_train_step_of_fit():
         step()
 
 
-@pytest.mark.law("L17")
 def test_graph_api_refuses_a_loss_without_trainable_variables():
     with tf.Graph().as_default():
         optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(1.0), accum_steps=2)
@@ -388,7 +362,6 @@ def test_graph_api_refuses_a_loss_without_trainable_variables():
             optimizer.accumulation_ops()
 
 
-@pytest.mark.law("L17")
 def test_graph_api_refuses_a_schedule_without_a_step_counter():
     with tf.Graph().as_default():
         variable = tf1.get_variable("w", initializer=[0.0])
@@ -397,7 +370,6 @@ def test_graph_api_refuses_a_schedule_without_a_step_counter():
             optimizer.minimize(tf.reduce_sum(variable**2))
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_accum_steps_cannot_leave_one_or_a_schedule():
     variable = tf.Variable([0.0])
@@ -413,7 +385,6 @@ def test_accum_steps_cannot_leave_one_or_a_schedule():
     assert fresh.accum_steps == 2
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_scheduler_refuses_a_model_that_does_not_accumulate():
     inputs = tf.keras.Input((1,))

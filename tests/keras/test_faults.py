@@ -13,6 +13,7 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical, assert_near
 from optimizers import built, keras_weights
 from replicas import mirrored
 from versions import IS_KERAS_3, TF_VERSION
@@ -88,17 +89,6 @@ def trained_plainly(normalises=False):
     return states
 
 
-def assert_same(one, other):
-    assert len(one) == len(other)
-    for mine, theirs in zip(one, other):
-        np.testing.assert_array_equal(mine, theirs)
-
-
-def assert_near(one, other):
-    for mine, theirs in zip(one, other):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=2e-6)
-
-
 class Messages(logging.Handler):
     """What TensorFlow logs."""
 
@@ -132,7 +122,7 @@ def each_fault(step, state):
             step(number)
         except Exception as error:
             assert "a fault on purpose" in str(error)
-            assert_same(state(), before)
+            assert_identical(state(), before)
             step(number)
         yield number
         if number and not FAULTS.has_come:
@@ -243,7 +233,7 @@ def test_the_n_th_communication_fails():
         if number == 1:
             with pytest.raises(Exception, match="a fault on purpose"):
                 step(number)
-            assert_same(state(), before)
+            assert_identical(state(), before)
             assert int(optimizer.micro_step) == PARTS - 1
         step(number)
         assert_near(state(), plain[number])
@@ -273,7 +263,7 @@ def test_the_n_th_assignment_fails_while_sums_are_stored_and_reset_begins_the_cy
             except Exception as error:
                 assert "a fault on purpose" in str(error)
         if FAULTS.has_come:
-            assert_same(values(variables), expected)
+            assert_identical(values(variables), expected)
             assert int(optimizer.micro_step) in (1, 2)
             is_torn.append(not all(map(np.array_equal, values(optimizer.gradients), sums)))
             optimizer.reset()
@@ -381,14 +371,14 @@ def test_the_disk_is_full_while_a_checkpoint_is_saved_in_mid_cycle(tmp_path):
 
     assert fill_up(save) > 3
     assert set(seen) == {kept}
-    assert_same(optimizer_state(), before)
+    assert_identical(optimizer_state(), before)
     step(1)
     assert_near(values(model.trainable_variables), plain[1])
     ended = values(model.weights)
     checkpoint.restore(manager.latest_checkpoint)  # the one that succeeded, in mid-cycle
-    assert_same(optimizer_state(), before)
+    assert_identical(optimizer_state(), before)
     step(1)
-    assert_same(values(model.weights), ended)
+    assert_identical(values(model.weights), ended)
 
 
 @pytest.mark.slow
@@ -405,14 +395,14 @@ def test_the_disk_is_full_while_a_saver_saves_in_mid_cycle(tmp_path):
         everything = tf1.global_variables()
         before = session.run(everything)
         assert fill_up(lambda: saver.save(session, str(tmp_path / "run"), 1, write_meta_graph=False)) > 3
-        assert_same(session.run(everything), before)
+        assert_identical(session.run(everything), before)
         session.run(program.train_op, feeds[3])
         ended = session.run(everything)
         for path, rest in ((kept, feeds[2:]), (str(tmp_path / "run-1"), feeds[3:])):
             saver.restore(session, path)
             for feed in rest:
                 session.run(program.train_op, feed)
-            assert_same(session.run(everything), ended)
+            assert_identical(session.run(everything), ended)
 
 
 @pytest.mark.slow

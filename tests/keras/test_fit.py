@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import versions
+from equality import assert_near
 from optimizers import mainly
 
 import accum
@@ -124,11 +125,6 @@ def sized(data, size):
     return data if "steps_per_epoch" in data or isinstance(data["x"], Parts) else dict(data, batch_size=size)
 
 
-def assert_close(ours, theirs, tolerance=2e-6):
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
-
-
 @pytest.mark.law("L1")
 @pytest.mark.law("L5")
 @pytest.mark.parametrize("what,make,compiled,data", mainly(KINDS, KINDS[0]), ids=[kind[0] for kind in KINDS])
@@ -139,7 +135,7 @@ def test_every_kind_of_data_equals_the_full_batch(what, make, compiled, data):
         # The oracle need not be traced, which costs most of the time.
         one.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), run_eagerly=one is full, **compiled)
         history.append(one.fit(epochs=2, shuffle=False, verbose=0, **sized(data(size), size)).history)
-    assert_close(model.get_weights(), full.get_weights())
+    assert_near(model.get_weights(), full.get_weights())
     assert sorted(history[1]) == sorted(history[0])
     for name, values in history[1].items():  # no weight moves within a cycle, so the losses are those of the full batch
         if what == "x alone":
@@ -198,7 +194,7 @@ def test_a_masked_model_is_exact_whatever_its_keras_divides_by(what, make, loss,
     for one, size in ((full, 20), (model, 8)):
         one.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), loss(), run_eagerly=one is full or what != "one output")
         one.fit(x, y, batch_size=size, epochs=2, shuffle=False, verbose=0, sample_weight=weights)
-    assert_close(model.get_weights(), full.get_weights())
+    assert_near(model.get_weights(), full.get_weights())
 
 
 @pytest.mark.slow
@@ -216,7 +212,7 @@ def test_a_micro_batch_whose_targets_are_all_ignored_counts_nothing(options):
         one.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), sparse())
         logged = one.fit(X, targets, batch_size=size, epochs=2, shuffle=False, verbose=0).history["loss"]
         assert np.all(np.isfinite(logged))
-    assert_close(model.get_weights(), full.get_weights())
+    assert_near(model.get_weights(), full.get_weights())
 
 
 def in_structure(kind, one, other):
@@ -271,7 +267,7 @@ def test_masks_count_whatever_structure_the_targets_have(outputs, targets, weigh
     for one, size in ((full, 20), (model, batch_size)):
         one.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), "mse", run_eagerly=True)
         one.fit(TOKENS, y, sample_weight=sample_weight, batch_size=size, epochs=2, shuffle=False, verbose=0)
-    assert_close(model.get_weights(), full.get_weights())
+    assert_near(model.get_weights(), full.get_weights())
 
 
 @pytest.mark.slow
@@ -285,7 +281,7 @@ def test_targets_by_output_name_are_matched_in_a_trace_too(how):
     for one, size in ((full, 20), (model, batch_size)):
         one.compile(tf.keras.optimizers.SGD(0.1), {"one": "mse", "other": "mae"}, metrics={"other": ["mae"]})
         logs.append(one.fit(TOKENS, y, batch_size=size, epochs=2, shuffle=False, verbose=0).history)
-    assert_close(model.get_weights(), full.get_weights())
+    assert_near(model.get_weights(), full.get_weights())
     assert sorted(logs[1]) == sorted(logs[0])
     if how == "micro_batch_size":
         for name, values in logs[0].items():
@@ -319,8 +315,7 @@ def test_targets_of_any_structure_are_matched_in_a_trace(outputs, targets):
     if isinstance(plain, type):
         assert ours is plain
         return
-    for one, other in zip(ours, plain):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    assert_near(ours, plain, rtol=2e-5)
 
 
 @pytest.mark.slow
@@ -341,7 +336,7 @@ def test_outputs_that_differ_in_their_masks_are_weighed_by_examples():
         plain.train_on_batch(tokens[part], targets)
         moved = [so_far + size / 16.0 * (w - f) for so_far, w, f in zip(moved, plain.get_weights(), first)]
         model.train_on_batch(tokens[part], targets)
-    assert_close(model.get_weights(), [f + m for f, m in zip(first, moved)])
+    assert_near(model.get_weights(), [f + m for f, m in zip(first, moved)])
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -369,7 +364,7 @@ def test_several_batches_an_execution_and_compiled_by_xla_where_the_version_has_
         one.compile(tf.keras.optimizers.Adam(0.01), ["mse", None], **options)
         one.fit(X, [Y, X], batch_size=size, epochs=2, shuffle=False, verbose=0)
     assert int(model.optimizer.iterations.numpy()) == 4
-    assert_close(model.get_weights(), full.get_weights())
+    assert_near(model.get_weights(), full.get_weights())
 
 
 @pytest.mark.slow
@@ -388,7 +383,7 @@ def test_fit_again_after_freezing_a_layer(how):
             elif how == "with the same optimizer":
                 one.compile(one.optimizer, "mse", run_eagerly=is_eager)
             one.fit(X, Y, batch_size=size, epochs=2, shuffle=False, verbose=0)
-    assert_close(model.get_weights(), full.get_weights())
+    assert_near(model.get_weights(), full.get_weights())
 
 
 @pytest.mark.law("L17")

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3, IS_WINE, TF_VERSION, XLA_ENDS
 from whole_batches import REGULARIZED, SUMS_ACTIVITIES
@@ -99,8 +100,7 @@ def split(model, micro_batch_size=8, **options):
 
 
 def assert_same(ours, plain, rtol=2e-5):
-    for mine, whole in zip(ours[0], plain[0]):
-        np.testing.assert_allclose(mine, whole, rtol=rtol, atol=rtol)
+    assert_near(ours[0], plain[0], rtol=rtol, atol=rtol)
     assert sorted(ours[1]) == sorted(plain[1])
     for name in plain[1]:
         np.testing.assert_allclose(ours[1][name], plain[1][name], rtol=rtol, atol=rtol, err_msg=name)
@@ -529,8 +529,7 @@ def test_cycles_of_several_batches_are_batches_of_their_examples(eagerly):
     plain = trained(filled(one_to_one()), data, fit_with={"batch_size": 40})
     model = split(filled(one_to_one()), 8, accum_steps=2)
     ours = trained(model, data, {"run_eagerly": eagerly}, {"batch_size": 20})
-    for mine, whole in zip(ours[0], plain[0]):
-        np.testing.assert_allclose(mine, whole, rtol=2e-5, atol=2e-5)
+    assert_near(ours[0], plain[0], rtol=2e-5, atol=2e-5)
     assert model.micro_batch_size == 8
     assert int(model.optimizer.iterations) == EPOCHS
 
@@ -793,8 +792,7 @@ def test_sixteen_bits_are_summed_in_thirty_two(policy):
         ours = trained(model, data, optimizer=sgd)
     finally:
         set_policy("float32")
-    for mine, whole in zip(ours[0], plain[0]):
-        np.testing.assert_allclose(mine, whole, rtol=0, atol=4e-3)
+    assert_near(ours[0], plain[0], atol=4e-3)
     assert int(model.optimizer.iterations) == len(plain[2]) or policy == "mixed_float16"
 
 
@@ -879,8 +877,7 @@ def test_what_that_error_names_is_exact(loss, options):
         model.compile(tf.keras.optimizers.SGD(0.01), loss(), run_eagerly=True)
         for _ in range(2):
             model.train_on_batch(X[:8], Y[:8])
-    for mine, whole in zip(ours.get_weights(), plain.get_weights()):
-        np.testing.assert_allclose(mine, whole, rtol=0, atol=2e-6)
+    assert_near(ours.get_weights(), plain.get_weights())
 
 
 @pytest.fixture
@@ -913,8 +910,7 @@ def test_in_float64_micro_batches_add_no_rounding_of_float32(float64, options):
 
     plain = run(lambda model: model)
     ours = run(lambda model: accum.GradientAccumulateModel.from_model(model, micro_batch_size=3, **options))
-    for one, other in zip(ours, plain):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-14)
+    assert_near(ours, plain, atol=1e-14)
 
 
 @pytest.mark.slow

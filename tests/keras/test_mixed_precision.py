@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from loss_scales import HAS_PUBLIC_CLASS, apply_scaled, loss_scale_optimizer, scaled_loss
 from optimizers import EAGER_AND_TRACED, decays, families, mainly
 
@@ -99,8 +100,7 @@ def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, famil
         inner = family.SGD(0.05, momentum=0.9)
         return loss_scale_optimizer(inner, 256.0) if is_explicit else inner
 
-    for ours, theirs in zip(trained(5, 4, optimizer()), trained(20, None, optimizer())):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-4)
+    assert_near(trained(5, 4, optimizer()), trained(20, None, optimizer()), atol=3e-4)
 
 
 @pytest.mark.slow
@@ -108,8 +108,7 @@ def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, famil
 @pytest.mark.law("L1")
 def test_fit_under_the_bfloat16_policy_equals_the_full_batch(mixed_bfloat16):
     """Nothing scales the loss there. bfloat16 rounds each micro-batch's gradients, by up to 2^-9 of them."""
-    for ours, theirs in zip(trained(5, 4, "sgd"), trained(20, None, "sgd")):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-4)
+    assert_near(trained(5, 4, "sgd"), trained(20, None, "sgd"), atol=3e-4)
 
 
 X = np.random.RandomState(0).normal(size=(20, 3)).astype("float32")
@@ -151,8 +150,7 @@ def test_an_overflow_at_any_place_of_a_cycle_leaves_no_trace_in_fit(mixed_float1
     full.compile(loss_scale_optimizer(family.SGD(0.05, momentum=0.9), 256.0), ["mse", None], run_eagerly=True)
     for rows in (slice(0, 8), slice(8, 16), slice(16, 20)):
         full.train_on_batch(X[rows], [Y[rows], X[rows]])
-    for one, other in zip(model.get_weights(), full.get_weights()):
-        np.testing.assert_allclose(one, other, rtol=0, atol=3e-4)
+    assert_near(model.get_weights(), full.get_weights(), atol=3e-4)
 
 
 def trained_as_compiled(optimizer, how):
@@ -185,8 +183,7 @@ def test_a_schedule_without_a_config_works_within_a_loss_scale(family, how):
     def optimizer():
         return loss_scale_optimizer(family.SGD(WithoutConfig(), momentum=0.9), 64.0)
 
-    for ours, full in zip(trained_as_compiled(optimizer(), how), trained_as_compiled(optimizer(), None)):
-        np.testing.assert_allclose(ours, full, rtol=0, atol=2e-6)
+    assert_near(trained_as_compiled(optimizer(), how), trained_as_compiled(optimizer(), None))
 
 
 @pytest.mark.tf("2.10", because="`exclude_from_weight_decay` came with TF 2.10")
@@ -203,8 +200,7 @@ def test_what_is_excluded_from_weight_decay_does_not_decay_within_a_loss_scale(m
         return loss_scale_optimizer(made, 64.0)
 
     ours, full = trained_as_compiled(optimizer(True), how), trained_as_compiled(optimizer(True), None)
-    for one, other in zip(ours, full):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, full)
     assert np.abs(full[1] - trained_as_compiled(optimizer(False), None)[1]).max() > 1e-3
 
 

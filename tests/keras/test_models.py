@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from versions import IS_KERAS_3
 
 import accum
@@ -66,8 +67,7 @@ def steps(model, x, y, *, accumulates, weight="examples", **options):
 def assert_same_step(ours, theirs, first):
     """That both have moved from `first` to the same weights, and so far that a wrong step would be seen."""
     assert distance(theirs, first) > 0.01
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, theirs)
 
 
 def distance(ours, theirs):
@@ -101,8 +101,7 @@ def assert_swapped_batch_norm_records_the_full_batch(plain, x, y, loss="sparse_c
     before = copies(plain.layers[at].get_weights())
     tf.keras.Model(plain.inputs, plain.layers[at].output)(x, training=True)
     assert np.abs(plain.layers[at].get_weights()[3] - before[3]).max() > 1e-4
-    for ours, theirs in zip(model.layers[at].get_weights(), plain.layers[at].get_weights()):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert_near(model.layers[at].get_weights(), plain.layers[at].get_weights())
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import versions
+from equality import assert_near
 
 import accum
 
@@ -243,8 +244,7 @@ def test_a_clone_makes_the_step_of_the_full_batch(make, function, options, is_co
     plain.train_on_batch(X, Y)
     again.fit(X, Y, batch_size=12 if "accum_steps" in options else 20, shuffle=False, verbose=0)  # 12 + 8 examples
     assert isinstance(again, accum.GradientAccumulateModel) and int(again.optimizer.iterations.numpy()) == 1
-    for ours, theirs in zip(again.get_weights(), plain.get_weights()):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert_near(again.get_weights(), plain.get_weights())
 
 
 def test_models_that_do_not_accumulate_are_cloned_as_ever():
@@ -269,8 +269,7 @@ def test_a_pickle_and_a_copy_train_on_as_the_model_itself(make, copied, recwarn)
     assert again.get_config()["accumulation"] == model.get_config()["accumulation"]
     for one in (model, again):
         one.fit(x, Y, batch_size=5, verbose=0, shuffle=False)
-    for ours, theirs in zip(again.get_weights(), model.get_weights()):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert_near(again.get_weights(), model.get_weights())
     if versions.IS_KERAS_3:
         assert not [warning for warning in recwarn if "unfinished" in str(warning.message)]
         model.train_on_batch(x, Y)

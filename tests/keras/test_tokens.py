@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical, assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3, TF_VERSION
 
@@ -117,8 +118,7 @@ def train(
 
 
 def assert_same(ours, plain):
-    for one, other in zip(ours[0], plain[0]):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours[0], plain[0])
     assert set(ours[1]) == set(plain[1])
     for name in plain[1]:
         np.testing.assert_allclose(ours[1][name], plain[1][name], rtol=0, atol=2e-5, err_msg=name)
@@ -154,8 +154,7 @@ def test_the_plan_holds_every_example_once_and_keeps_the_budget(seed):
     lengths = np.random.RandomState(seed).randint(1, 40, size=25).astype("int32")
     for plan in (plan_of(tf.constant(lengths), 64), tf.function(plan_of)(tf.constant(lengths), 64)):
         plan = [part.numpy() for part in plan]
-        for ours, theirs in zip(plan, planned_by_numpy(lengths, 64)):
-            np.testing.assert_array_equal(ours, theirs)
+        assert_identical(plan, planned_by_numpy(lengths, 64))
         order, begins, sizes, longest = plan
         assert sorted(order) == list(range(25)) and sizes.sum() == 25
         assert all(size * length <= 64 for size, length in zip(sizes, longest))
@@ -246,8 +245,7 @@ def test_features_behind_a_masking_layer_and_batches_of_a_cycle():
     x = np.where(IS_TOKEN[..., None], ROWS.normal(size=(COUNT, TIME, 3)), -1.0).astype("float32")
     plain = train(make, x, SCORES, batch_size=18, only_fit=True)
     ours = train(make, x, SCORES, BUDGET, batch_size=9, accum_steps=2, only_fit=True)
-    for one, other in zip(ours[0], plain[0]):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours[0], plain[0])
 
 
 @pytest.mark.slow
@@ -373,8 +371,7 @@ def test_two_replicas():
         model.compile(tf.keras.optimizers.SGD(0.5, momentum=0.9), "mse", **NOT_COMPILED)
     model.fit(TOKENS, SCORES, batch_size=9, shuffle=False, verbose=0, epochs=2)
     plain = train(scorer, TOKENS, SCORES)
-    for one, other in zip(model.get_weights(), plain[0]):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(model.get_weights(), plain[0])
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import inspect
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from optimizers import mainly
 from replicas import RUN, mirrored
 from versions import IS_WINE, XLA_ENDS
@@ -342,8 +343,7 @@ def test_a_keras_model_trains_as_by_the_full_batch(way):
 
     (values, weights), (our_values, our_weights) = trained(None), trained(3)
     np.testing.assert_allclose(our_values, values, rtol=2e-5)
-    for one, other in zip(our_weights, weights):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(our_weights, weights)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 from versions import IS_KERAS_3, TF_VERSION
@@ -13,11 +14,6 @@ RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.normal(size=(14, 3)).astype("float32"), RANDOM.normal(size=(14, 2)).astype("float32")
 layers = tf.keras.layers
 PARTS = (slice(0, 8), slice(8, 14)), (slice(0, 4), slice(4, 8), slice(8, 12), slice(12, 14))
-
-
-def assert_near(ours, theirs):
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
 class Own(tf.keras.Model):

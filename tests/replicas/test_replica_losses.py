@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3
 from whole_batches import CLASSES, OTHER, TRACED, Towers, X, Y, batch_dice, contrastive, covariance, dense, filled
@@ -67,8 +68,7 @@ def on_replicas(*args, **kwargs):
 
 
 def assert_same(ours, plain, but=()):
-    for mine, whole in zip(ours[0], plain[0]):
-        np.testing.assert_allclose(mine, whole, rtol=2e-5, atol=2e-5)
+    assert_near(ours[0], plain[0], rtol=2e-5, atol=2e-5)
     for name, whole in plain[1].items():
         if name not in but:
             np.testing.assert_allclose(ours[1][name], whole, rtol=2e-5, err_msg=name)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3
 
@@ -41,8 +42,7 @@ def trained(scope, batch_size, accum_steps, run_eagerly=False, **options):
 )
 def test_synchronized_replicas_equal_one_device(batch_size, accum_steps):
     ours = trained(mirrored().scope(), batch_size, accum_steps, synchronized=True)
-    for one, other in zip(ours, trained(tf.name_scope("one"), batch_size, accum_steps, run_eagerly=True)):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, trained(tf.name_scope("one"), batch_size, accum_steps, run_eagerly=True))
 
 
 @pytest.mark.tf("2.12", because="Keras' batch normalisation ignored masks before TF 2.12")
