@@ -404,7 +404,7 @@ class CutGraph:
                 raise Unrepeatable(
                     "With `whole_batch`, a layer can't assign to a variable and also look up rows of it, or read it "
                     "within a loop, a conditional or a function of its own: read all of it first, with "
-                    f"`tf.convert_to_tensor`, or leave out `whole_batch`. Received: {node.name!r}."
+                    f"`tf.convert_to_tensor`, or pass `whole_batch=()`. Received: {node.name!r}."
                 )
 
     def _forward_one(self, handle: Key, nodes: Sequence[Any], finals: Dict[Key, Key]) -> None:
@@ -446,7 +446,7 @@ class CutGraph:
                     "With `whole_batch`, each micro-batch is computed again, and must be the same. Within a loop, "
                     "a conditional or a function of its own, a layer draws random numbers, assigns to a variable, or "
                     "calls Python, which may draw (`tf.numpy_function(…, stateful=False)` says that it does not): do "
-                    f"that before it, or leave out `whole_batch`. Received: {name!r}, with {sorted(hidden)}."
+                    f"that before it, or pass `whole_batch=()`. Received: {name!r}, with {sorted(hidden)}."
                 )
 
     def is_cotangent(self, key: Key) -> bool:
@@ -571,8 +571,8 @@ class CutGraph:
             raise ValueError(
                 "With `whole_batch`, a layer with `looks_across_examples` is called with the whole batch, so all that "
                 "it takes of the examples must be arguments of its `call`, dense tensors with one entry for each "
-                "example, and it can't contain batch normalization or another such layer: change that, or leave out "
-                f"`whole_batch`. Received: {others}, of a micro-batch."
+                "example, and it can't contain batch normalization or another such layer: change that, or pass "
+                f"`whole_batch=()`. Received: {others}, of a micro-batch."
             )
 
     def _effects(self) -> Dict[int, List[str]]:

@@ -577,7 +577,7 @@ def _without_second_gradient(
     def refuse(*upstream: tf.Tensor) -> None:
         raise ValueError(
             "The gradient of a model with `whole_batch` can't be differentiated again, as a penalty on it would do: "
-            "leave out `whole_batch`."
+            "pass `whole_batch=()`."
         )
 
     dense = [grad for grad in grads if isinstance(grad, tf.Tensor)]
@@ -743,8 +743,8 @@ def whole_call(
 
 
 NOT_BATCHED = (
-    "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: leave out "
-    "`whole_batch`, or return one entry for each example."
+    "The outputs of micro-batches are concatenated, so the first axis of each must be the batch: pass "
+    "`whole_batch=()`, or return one entry for each example."
 )
 
 

@@ -621,7 +621,7 @@ class FoundStatistics:
                 raise Unrepeatable(
                     "An operation that looks across examples, such as batch normalization, can't be computed over the "
                     "whole batch within a loop, a conditional or a function of its own: take it out of there, or "
-                    f"leave out `whole_batch`. Received: {op.name!r}."
+                    f"pass `whole_batch=()`. Received: {op.name!r}."
                 )
 
     def _others(self) -> List[str]:

@@ -5,7 +5,14 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 
 import numpy as np
 
-from accum._tf.op_walks import FUSED_BATCH_NORMS, ancestors, assigned_handles, is_assignment, outermost_of
+from accum._tf.op_walks import (
+    FUSED_BATCH_NORMS,
+    ancestors,
+    assigned_handles,
+    captures_of,
+    is_assignment,
+    outermost_of,
+)
 from accum._tf.random_ops import STATEFUL_DRAWS
 from accum._tf.version import IS_KERAS_3, VERSION, tf
 
@@ -300,8 +307,15 @@ def spec_of(graph: Any, node: Node, key: Key) -> tf.TensorSpec:
 
 
 def spec_of_variable(handle: Any) -> Optional[tf.TensorSpec]:
-    """Return shape and dtype of a variable, given its handle, which has no public name for them; None: unknown."""
-    parts: Any = getattr(getattr(handle, "_handle_data", None), "shape_and_type", ())
+    """Return shape and dtype of a variable, given its handle, which has no public name for them; None: unknown.
+
+    Where a function has captured the handle, perhaps only that outside of it knows them.
+    """
+    data = getattr(handle, "_handle_data", None)
+    if data is None and not hasattr(handle, "numpy"):
+        captured = (outside for outside, inside in captures_of(handle.graph) if inside.name == handle.name)
+        data = getattr(next(captured, None), "_handle_data", None)
+    parts: Any = getattr(data, "shape_and_type", ())
     return tf.TensorSpec(tf.TensorShape(parts[0].shape), tf.as_dtype(parts[0].dtype)) if len(parts) == 1 else None
 
 

@@ -217,8 +217,67 @@ def _with_axis(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_loss_of_user(compute_loss: Any) -> bool:
     """Whether a method overrides the `compute_loss` of Keras, which models have since TF 2.9."""
-    keras_own = getattr(tf.keras.Model, "compute_loss", None)
-    return keras_own is not None and getattr(compute_loss, "__func__", compute_loss) is not keras_own
+    return is_of_user(compute_loss, "compute_loss")
+
+
+def is_of_user(method: Any, name: str) -> bool:
+    """Whether a method overrides that of `tf.keras.Model`, which some versions lack."""
+    keras_own = getattr(tf.keras.Model, name, None)
+    return keras_own is not None and getattr(method, "__func__", method) is not keras_own
+
+
+def compiled_losses(model: Any) -> List[Any]:
+    """Return the losses that a model was compiled with: objects and functions."""
+    container = getattr(model, LOSS_CONTAINER, None)
+    passed = _passed(container, "_user_loss" if IS_KERAS_3 else "_user_losses")
+    return [tf.keras.losses.get(loss) for loss in passed]
+
+
+def compiled_metrics(model: Any) -> List[Any]:
+    """Return the metrics that a model was compiled with: objects, functions, and names of such."""
+    container = getattr(model, "_compile_metrics" if IS_KERAS_3 else "compiled_metrics", None)
+    weighted = "_user_weighted_metrics" if hasattr(container, "_user_weighted_metrics") else "_weighted_metrics"
+    passed = _passed(container, "_user_metrics") + _passed(container, weighted)
+    return [_metric_of(metric) for metric in passed]
+
+
+def _passed(container: Any, name: str) -> List[Any]:
+    """Return what `compile` was passed, which has no public name in any version."""
+    return [one for one in tf.nest.flatten(getattr(container, name, None)) if one is not None]
+
+
+def _metric_of(metric: Any) -> Any:
+    """Return a metric, given its name; "accuracy" and "crossentropy" are names for several."""
+    is_known = not isinstance(metric, str) or metric.lower() in ("accuracy", "acc", "crossentropy", "ce")
+    return metric if is_known else tf.keras.metrics.get(metric)
+
+
+def is_of_keras(one: Any) -> bool:
+    """Whether a loss or metric, or the function that it wraps, is one of Keras."""
+    function = getattr(one, "fn", getattr(one, "_fn", None))
+    if isinstance(one, str):
+        return True
+    own = one if not hasattr(type(one), "update_state") and not hasattr(one, "reduction") else type(one)
+    return comes_with_keras(own) and (function is None or comes_with_keras(function))
+
+
+def may_leave_out(loss: Any) -> bool:
+    """Whether a loss divides by fewer than all elements, whatever the mask of its output."""
+    return getattr(loss, "reduction", None) == "mean_with_sample_weight" or ignored_class(loss) is not None
+
+
+def loss_of_elements(loss: Any, target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    """Return the losses of the elements of a batch before their reduction.
+
+    Args:
+      loss: a function, or an object whose `call` or `fn` is one.
+      target, output: of a batch.
+    """
+    if output.dtype.is_floating and not target.dtype.is_floating and not isinstance(loss, tf.keras.losses.Loss):
+        target = tf.cast(target, output.dtype)  # as Keras does
+    if isinstance(loss, tf.keras.losses.Loss):
+        return loss.call(target, output)
+    return (loss._fn if isinstance(loss, tf.keras.metrics.Metric) else loss)(target, output)
 
 
 LOSS_CONTAINER = "_compile_loss" if IS_KERAS_3 else "compiled_loss"

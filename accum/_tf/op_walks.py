@@ -173,6 +173,18 @@ def assigned_handles(graph: Any, operations: Iterable[tf.Operation]) -> Set[int]
     return handles
 
 
+def handles_that_may_change(graph: Any) -> Set[int]:
+    """Return the ids of the resource tensors outside of a function's graph to which it may assign.
+
+    The id of None is among them if a loop, conditional or other function in it assigns to one.
+    """
+    handles = assigned_handles(graph, graph.get_operations())
+    changed = {id(outside) for outside, inside in captures_of(graph) if id(inside) in handles}
+    library = graph.as_graph_def().library.function
+    is_within = any(is_assignment(node.op) for function in library for node in function.node_def)
+    return changed | ({id(None)} if is_within else set())
+
+
 def assigned_variables(graph: Any) -> List[tf.Variable]:
     """Return the variables to which the operations of a function's graph assign, but for branches and loops."""
     handles = assigned_handles(graph, graph.get_operations())

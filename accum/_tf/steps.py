@@ -153,6 +153,11 @@ def is_train_step_of_keras(train_step: Callable[..., Any]) -> bool:
     return getattr(train_step, "__func__", train_step) is tf.keras.Model.train_step
 
 
+def is_step_of_keras(step: Callable[..., Any], name: str) -> bool:
+    """Whether a "train_step", "test_step" or "predict_step" is that of `tf.keras.Model`."""
+    return getattr(step, "__func__", step) is getattr(tf.keras.Model, name)
+
+
 def is_built_functional(model: tf.keras.Model) -> bool:
     """Whether the outputs of a model and all its variables are known."""
     return bool(model.built) and _symbolic_outputs(model) is not None

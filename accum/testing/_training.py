@@ -155,7 +155,10 @@ class _Pair:
         self.full, twin = draw_by_example(self._build()), self._build()
         _check_twins(self.full, twin)
         twin.set_weights(self.full.get_weights())
-        self.whole_batch = _check.whole_batch(options.get("whole_batch", ()), micro_batch_size)
+        whole_batch = options.get("whole_batch")
+        if whole_batch is None:
+            whole_batch = "all" if is_splitting else ()
+        self.whole_batch = _check.whole_batch(whole_batch, micro_batch_size)
         self.is_splitting = is_splitting or bool(self.whole_batch)
         how = {"micro_batch_size": micro_batch_size} if self.is_splitting else {"accum_steps": accum_steps}
         self.accumulated = GradientAccumulateModel.from_model(twin, last_cycle="carry", **how, **options)

@@ -72,7 +72,8 @@ def compiled(task, run, net, **options):
 
     if run == SPLIT or run in EXACT:
         options = dict({"micro_batch_size": task["micro"]}, **options)
-        net = accum.GradientAccumulateModel.from_model(net, **dict(EXACT.get(run, {}), **options))
+        own = EXACT.get(run, {"whole_batch": ()})
+        net = accum.GradientAccumulateModel.from_model(net, **dict(own, **options))
     elif options:
         net = accum.GradientAccumulateModel.from_model(net, **options)
     return with_loss(net, task)

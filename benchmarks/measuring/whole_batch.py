@@ -131,7 +131,7 @@ class Split(WholeBatch):
     def _wrapped(self, network, workload):
         import accum
 
-        return accum.GradientAccumulateModel.from_model(network, micro_batch_size=self.size)
+        return accum.GradientAccumulateModel.from_model(network, micro_batch_size=self.size, whole_batch=())
 
 
 class Exact(WholeBatch):

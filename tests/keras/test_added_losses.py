@@ -79,7 +79,7 @@ def test_micro_batches_add_up_to_the_batch(shape):
 
 @pytest.mark.law("L21")
 def test_entries_are_named_where_they_could_be_of_features():
-    said = trained(of_layers, eagerly=True, micro_batch_size=4)[2]
+    said = trained(of_layers, eagerly=True, micro_batch_size=4, whole_batch=())[2]
     assert len(said) == 1 and "Keras adds up the entries" in said[0]
 
 
@@ -141,7 +141,7 @@ def test_a_train_step_of_the_user_finds_the_entries_of_a_whole_batch():
 @pytest.mark.law("L21")
 @pytest.mark.parametrize(
     "make, options",
-    [(own_step, {"micro_batch_size": 3}), (of_layers, {"accum_steps": 2})],
+    [(own_step, {"micro_batch_size": 3, "whole_batch": ()}), (of_layers, {"accum_steps": 2})],
     ids=["a train step of the user's", "accum_steps"],
 )
 def test_where_it_is_not_known_how_they_count_a_warning_names_them(make, options):

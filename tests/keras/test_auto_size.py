@@ -174,7 +174,8 @@ def test_outputs_that_divide_by_different_numbers_are_warned_of_once_micro_batch
     inputs = tf.keras.Input((3,), dtype="int32")
     hidden = layers.Embedding(5, 2, mask_zero=True)(inputs)
     outputs = [layers.Dense(1, name="masked")(hidden), layers.Dense(1, name="plain")(Memory()(hidden))]
-    model = accum.GradientAccumulateModel.from_model(tf.keras.Model(inputs, outputs), micro_batch_size="auto")
+    options = {"micro_batch_size": "auto", "whole_batch": ()}
+    model = accum.GradientAccumulateModel.from_model(tf.keras.Model(inputs, outputs), **options)
     model.compile("sgd", ["mse", "mse"], run_eagerly=True, **JIT)
     targets = [X[:, :, np.newaxis]] * 2
     said = []
@@ -183,7 +184,8 @@ def test_outputs_that_divide_by_different_numbers_are_warned_of_once_micro_batch
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model.fit(np.arange(132).reshape(44, 3) % 5, targets, batch_size=BATCH, verbose=0)
-        said.append(["'masked'" in str(each.message) for each in caught if "losses" in str(each.message)])
+        lines = [str(each.message) for each in caught if "With `whole_batch=()`" not in str(each.message)]
+        said.append(["'masked'" in line for line in lines if "losses" in line])
     assert said == [[], [True], []]
 
 

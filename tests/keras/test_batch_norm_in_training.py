@@ -46,7 +46,9 @@ def ours(accum_steps=2):
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
 @pytest.mark.parametrize(
-    "options", [{"accum_steps": 2}, slow({"accum_steps": {0: 1, 2: 2}}), {"micro_batch_size": 2}], ids=str
+    "options",
+    [{"accum_steps": 2}, slow({"accum_steps": {0: 1, 2: 2}}), {"micro_batch_size": 2, "whole_batch": ()}],
+    ids=str,
 )
 def test_a_model_names_it_once_with_what_is_exact(options, run_eagerly):
     (line,) = said_in_fit(from_model(functional(), **options), run_eagerly=run_eagerly)
@@ -204,14 +206,14 @@ def trained(gan):
 @pytest.mark.law("L17")
 def test_an_error_about_a_gan_names_its_class_and_what_is_exact():
     with pytest.raises(ValueError, match=r"(?s)`Gan.train_step`.*`micro_batch_size` and `whole_batch='all'`"):
-        trained(from_model(Gan(3, by_tape), micro_batch_size=4))
+        trained(from_model(Gan(3, by_tape), micro_batch_size=4, whole_batch=()))
 
 
 @pytest.mark.slow
 @pytest.mark.law("L17")
 def test_the_warning_about_a_gan_names_what_is_exact():
     with pytest.warns(accum.InexactWarning, match="pass `whole_batch='batch_norm'`"):
-        trained(from_model(Gan(1, by_tape), micro_batch_size=4))
+        trained(from_model(Gan(1, by_tape), micro_batch_size=4, whole_batch=()))
 
 
 @pytest.mark.law("L19")
@@ -219,7 +221,7 @@ def test_the_warning_about_a_gan_names_what_is_exact():
 @pytest.mark.parametrize("critic_steps", [1, 3], ids=["GAN", "WGAN"])
 def test_what_is_named_is_the_full_batch(critic_steps):
     plain = trained(Gan(critic_steps, by_tape))
-    split = from_model(Gan(critic_steps, by_tape), micro_batch_size=4, whole_batch="batch_norm")
+    split = from_model(Gan(critic_steps, by_tape), micro_batch_size=4)
     for own in trained(Gan(critic_steps, in_micro_batches)), trained(split):
         for mine, whole in zip(own, plain):
             np.testing.assert_allclose(mine, whole, rtol=0, atol=2e-5)

@@ -183,7 +183,8 @@ def warned(model):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0)
-    return [str(warning.message) for warning in caught if "micro-batch" in str(warning.message)]
+    said = [str(warning.message) for warning in caught]
+    return [one for one in said if "micro-batch" in one and "With `whole_batch=()`" not in one]
 
 
 def summed():
@@ -191,7 +192,8 @@ def summed():
 
 
 def test_a_train_step_that_may_divide_a_summed_loss_is_warned_of_once():
-    model = accum.GradientAccumulateModel.from_model(linear(OwnLoss), accum_steps=1, micro_batch_size=2)
+    options = {"micro_batch_size": 2, "whole_batch": ()}
+    model = accum.GradientAccumulateModel.from_model(linear(OwnLoss), accum_steps=1, **options)
     model.compile(tf.keras.optimizers.SGD(0.01), summed())
     (message,) = warned(model)
     assert "has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM" in message
@@ -199,8 +201,8 @@ def test_a_train_step_that_may_divide_a_summed_loss_is_warned_of_once():
 
 
 def test_a_train_step_that_adds_up_losses_of_averaged_micro_batches_is_warned_of_once():
-    options = {"reduction": "sum", "micro_batch_weight": "equal"}
-    model = accum.GradientAccumulateModel.from_model(linear(OwnLoss), accum_steps=2, micro_batch_size=2, **options)
+    options = {"reduction": "sum", "micro_batch_weight": "equal", "micro_batch_size": 2, "whole_batch": ()}
+    model = accum.GradientAccumulateModel.from_model(linear(OwnLoss), accum_steps=2, **options)
     model.divides = False
     model.compile(tf.keras.optimizers.SGD(0.01))
     (message,) = warned(model)
@@ -270,7 +272,8 @@ class Anneals(tf.keras.Model):
 
 @pytest.mark.parametrize("in_list", [False, True])
 @pytest.mark.parametrize(
-    "options", [{"micro_batch_size": 2}, {"accum_steps": 2}, {"micro_batch_size": 2, "whole_batch": "loss"}]
+    "options",
+    [{"micro_batch_size": 2, "whole_batch": ()}, {"accum_steps": 2}, {"micro_batch_size": 2, "whole_batch": "loss"}],
 )
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_plain_variable_that_each_micro_batch_changes_is_named(options, in_list, run_eagerly):
@@ -314,7 +317,8 @@ class LogsScore(tf.keras.Model):
 @pytest.mark.law("L8")
 @pytest.mark.parametrize("run_eagerly, how", [(False, "derived"), (True, "derived"), (True, "python")])
 def test_logs_that_are_computed_from_results_are_named(run_eagerly, how):
-    model = accum.GradientAccumulateModel.from_model(linear(LogsScore), micro_batch_size=2)
+    options = {"micro_batch_size": 2, "whole_batch": ()}
+    model = accum.GradientAccumulateModel.from_model(linear(LogsScore), **options)
     model.how = how
     model.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=run_eagerly)
     messages, history = said_in_fit(model, "averaged over micro-batches")
@@ -323,7 +327,7 @@ def test_logs_that_are_computed_from_results_are_named(run_eagerly, how):
     plain.how = how
     plain.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=True)
     assert abs(said_in_fit(plain, "")[1]["score"][0] - history["score"][0]) > 1e-3
-    model = accum.GradientAccumulateModel.from_model(linear(LogsScore), micro_batch_size=2)  # another, which tells once
+    model = accum.GradientAccumulateModel.from_model(linear(LogsScore), **options)  # another, which tells once
     model.how = "results"
     model.compile(tf.keras.optimizers.SGD(RATE), run_eagerly=run_eagerly)
     assert not said_in_fit(model, "averaged over micro-batches")[0]
@@ -376,6 +380,7 @@ class AddsUp(LogsScore):
 @pytest.mark.law("L8")
 def test_a_metric_that_adds_up_one_number_for_each_micro_batch_is_named():
     def one(how, declared=False, **options):
+        options = dict(options, whole_batch=()) if options else {}
         model = accum.GradientAccumulateModel.from_model(linear(AddsUp), accum_steps=1, **options)
         model.how = how
         if declared:

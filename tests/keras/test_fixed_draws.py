@@ -94,7 +94,7 @@ def fit(model, size, eagerly=False, **options):
 @pytest.mark.parametrize("draw", [tf.random.normal, normal], ids=["TensorFlow", "Keras"])
 def test_a_train_step_that_draws_for_the_whole_batch_is_named(size, eagerly, draw):
     with pytest.raises(ValueError, match=NAMED):
-        fit(Diffusion(lambda images: BATCH, draw), size, eagerly)
+        fit(Diffusion(lambda images: BATCH, draw), size, eagerly, whole_batch=())
 
 
 @pytest.mark.parametrize("whole_batch", [(), "loss"])
@@ -107,7 +107,7 @@ def test_a_model_that_draws_for_the_whole_batch_is_named(size, whole_batch):
 @pytest.mark.parametrize("size", [4, 1])
 def test_numbers_for_the_whole_batch_that_are_put_beside_the_data_are_named(size):
     with pytest.raises(ValueError, match=NAMED):
-        fit(Concatenated(lambda images: BATCH, tf.random.normal), size)
+        fit(Concatenated(lambda images: BATCH, tf.random.normal), size, whole_batch=())
 
 
 def test_another_error_of_shapes_is_left_as_it_is():

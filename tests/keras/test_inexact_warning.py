@@ -36,7 +36,7 @@ def fitted(model, loss="mse", **options):
 
 
 def with_batch_norm():
-    fitted(from_model(functional(layers.BatchNormalization()), micro_batch_size=2))
+    fitted(from_model(functional(layers.BatchNormalization()), micro_batch_size=2, whole_batch=()))
 
 
 def with_a_sum():

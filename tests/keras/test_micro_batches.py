@@ -277,7 +277,7 @@ class OwnTrainStep(tf.keras.Model):
 def trained_by_own_step(micro_batch_size, eagerly=True):
     model = filled(built(OwnTrainStep, {"x": X}))
     if micro_batch_size:
-        model = split(model, micro_batch_size)
+        model = split(model, micro_batch_size, whole_batch=())
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
     model.run_eagerly = eagerly
     logs = model.fit(X, Y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0).history
@@ -325,7 +325,7 @@ class Apart(OwnTrainStep):
         return {"loss": loss}
 
 
-SPLITS = [{"micro_batch_size": 8}, {"accum_steps": 2}]
+SPLITS = [{"micro_batch_size": 8, "whole_batch": ()}, {"accum_steps": 2}]
 
 
 def said_of_order(cls, options, eagerly):
@@ -372,7 +372,7 @@ INEXACT = [("state", "changes variables once per micro-batch"), ("derived", "ave
 @pytest.mark.slow
 @pytest.mark.parametrize("does, words", INEXACT)
 def test_what_a_train_step_can_not_do_exactly_is_warned_of(does, words):
-    model = split(filled(built(Unusual, {"x": X})))
+    model = split(filled(built(Unusual, {"x": X})), whole_batch=())
     model.does = does
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
     with pytest.warns(UserWarning, match=words):
@@ -381,7 +381,7 @@ def test_what_a_train_step_can_not_do_exactly_is_warned_of(does, words):
 
 @pytest.mark.slow
 def test_eagerly_the_variables_are_compared_in_the_first_batch_after_compile_alone():
-    model = split(filled(built(Unusual, {"x": X})))
+    model = split(filled(built(Unusual, {"x": X})), whole_batch=())
     model.does = "state"
     said = []
     for _ in range(2):
@@ -401,7 +401,7 @@ def test_a_train_step_that_is_a_function_of_its_own_is_refused():
         def train_step(self, data):
             return OwnTrainStep.train_step(self, data)
 
-    model = split(filled(built(Decorated, {"x": X})))
+    model = split(filled(built(Decorated, {"x": X})), whole_batch=())
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
     with pytest.raises(ValueError, match="Remove the decorator"):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
@@ -442,7 +442,7 @@ def every_other(*args):
 @pytest.mark.slow
 @pytest.mark.law("L17")
 def test_an_optimizer_that_is_called_in_a_conditional_is_refused_with_its_name():
-    model = split(every_other())
+    model = split(every_other(), whole_batch=())
     model.compile("sgd", **JIT)
     with pytest.raises(ValueError, match="within a conditional or loop .*`accum.value_and_gradients`") as caught:
         model.fit(X, Y, batch_size=BATCH, verbose=0)
@@ -497,7 +497,7 @@ def test_images_with_a_state_and_whole_batches_are_refused_too():
 @pytest.mark.slow
 @pytest.mark.parametrize("right", ["mse", losses.MeanSquaredError(reduction="none")], ids=["mean", "none"])
 def test_losses_of_different_reductions_are_refused(right):
-    model = split(filled(named()))
+    model = split(filled(named()), whole_batch=())
     model.compile("sgd", {"left": losses.MeanSquaredError(reduction="sum"), "right": right}, **JIT)
     with pytest.raises(ValueError, match="either averaged or added up"):
         model.fit({"one": X, "other": OTHER}, {"left": Y, "right": Y}, batch_size=BATCH, verbose=0)
@@ -516,7 +516,7 @@ def test_the_model_that_it_is_made_from_keeps_its_dropout(tmp_path):
 
 @pytest.mark.slow
 def test_an_optimizer_that_is_called_twice_in_a_train_step_is_refused():
-    model = split(filled(built(CallsTwice, {"x": X})))
+    model = split(filled(built(CallsTwice, {"x": X})), whole_batch=())
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
     with pytest.raises(ValueError, match="several times"):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
@@ -581,13 +581,13 @@ def normalized(layer):
 @pytest.mark.parametrize("eagerly", TRACED_AND_EAGER)
 def test_batch_normalization_moves_once_a_batch(eagerly):
     plain = normalized(layers.BatchNormalization(momentum=0.5))
-    ours = split(normalized(accum.AccumBatchNormalization(momentum=0.5)))
+    ours = split(normalized(accum.AccumBatchNormalization(momentum=0.5)), whole_batch=())
     for model in (plain, ours):
         model.compile(tf.keras.optimizers.SGD(0.0), "mse", run_eagerly=eagerly or model is plain, **JIT)
         model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
     for mine, whole in zip(ours.non_trainable_variables, plain.non_trainable_variables):
         np.testing.assert_allclose(mine.numpy(), whole.numpy(), rtol=2e-5, atol=2e-6)
-    usual = split(normalized(layers.BatchNormalization(momentum=0.5)))
+    usual = split(normalized(layers.BatchNormalization(momentum=0.5)), whole_batch=())
     usual.compile(tf.keras.optimizers.SGD(0.0), "mse", run_eagerly=True, **JIT)
     with pytest.warns(UserWarning, match="replace_batchnorm_layers"):
         usual.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
@@ -772,7 +772,7 @@ def test_each_replica_splits_its_part():
 @pytest.mark.slow
 def test_synchronized_batch_normalization_is_refused():
     with mirrored().scope():
-        model = split(normalized(accum.AccumBatchNormalization(synchronized=True)))
+        model = split(normalized(accum.AccumBatchNormalization(synchronized=True)), whole_batch=())
         model.compile("sgd", "mse", **JIT)
     with pytest.raises(ValueError, match="synchronized over replicas"):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
@@ -846,7 +846,7 @@ def test_activity_regularization_is_that_of_the_full_batch_or_warns():
 @pytest.mark.slow
 @pytest.mark.tf(keras=3, because="Keras 2 knows no reduction None")
 def test_no_reduction_is_neither_a_sum_nor_a_mean():
-    model = split(built(one_to_one, {"x": X}))
+    model = split(built(one_to_one, {"x": X}), whole_batch=())
     model.compile("sgd", losses.MeanSquaredError(reduction=None), run_eagerly=True)
     with pytest.raises(
         ValueError, match=r"pass `whole_batch='loss'`.*all losses be means \(`reduction='sum_over_batch_"

@@ -592,7 +592,8 @@ def with_outputs(kind):
 
 WAYS = {
     "accum_steps": ({"accum_steps": 3}, 2),
-    "micro_batch_size": ({"micro_batch_size": 3}, 8),
+    "micro_batch_size": ({"micro_batch_size": 3, "whole_batch": ()}, 8),
+    "exact": ({"micro_batch_size": 3}, 8),
     "auto": ({"micro_batch_size": "auto"}, 8),
     "auto and accum_steps": ({"micro_batch_size": "auto", "accum_steps": 2}, 4),
     "none": ({"accum_steps": 1}, 4),
@@ -610,7 +611,8 @@ def said_of_losses(kind, way, run_eagerly):
         for _ in range(2):
             data = list(TOKENS), y
             model.fit(*data, batch_size=batch_size, validation_data=data, shuffle=False, verbose=0)
-    return [str(warning.message) for warning in caught if "losses" in str(warning.message)]
+    said = [str(warning.message) for warning in caught]
+    return [one for one in said if "losses" in one and "With `whole_batch=()`" not in one]
 
 
 @pytest.mark.law("L5")
@@ -713,6 +715,9 @@ def test_a_loss_that_ignores_a_class_beside_one_that_does_not_is_warned_of(way):
         ("one output", "micro_batch_size", False),
         ("one output, no mask, added loss", "micro_batch_size", False),
         ("mask", "none", False),
+        ("mask", "exact", False),
+        ("masks", "exact", True),
+        ("one output, added loss", "exact", True),
         ("mask", "auto", False),  # it computes the whole batch at once
     ],
 )
@@ -797,7 +802,7 @@ def test_a_train_step_that_runs_once_per_batch_is_told_of_each_step(options, run
 @pytest.mark.parametrize("options", [{}, {"accum_steps": 2}], ids=str)
 def test_a_train_step_that_runs_once_per_micro_batch_can_not_be_told_of_steps(options, run_eagerly):
     """Its gradients are collected, and the optimizer makes its step after the last micro-batch."""
-    model = from_model(Asking(), micro_batch_size=2, **options)
+    model = from_model(Asking(), micro_batch_size=2, whole_batch=(), **options)
     model(X[:1])
     model.compile(sgd(), run_eagerly=run_eagerly)
     with pytest.raises(ValueError, match="`has_stepped` is not known while.*`whole_batch='loss'`"):
@@ -805,7 +810,9 @@ def test_a_train_step_that_runs_once_per_micro_batch_can_not_be_told_of_steps(op
 
 
 @pytest.mark.law("L17")
-@pytest.mark.parametrize("options,named", [({"accum_steps": 2}, True), ({"micro_batch_size": 2}, False)], ids=str)
+@pytest.mark.parametrize(
+    "options,named", [({"accum_steps": 2}, True), ({"micro_batch_size": 2, "whole_batch": ()}, False)], ids=str
+)
 def test_a_warning_of_changed_variables_names_has_stepped_where_it_is_known(options, named):
     (line,) = said_of_changes(from_model(with_layer(Counts), **options), run_eagerly=True)
     assert ("`has_stepped`" in line) == named and "in a callback" in line
@@ -961,6 +968,9 @@ def with_layer(make):
     return tf.keras.Model(inputs, linear()(make()(inputs)))
 
 
+CYCLES_AND_MICRO_BATCHES = [{"accum_steps": 2}, {"micro_batch_size": 2, "whole_batch": ()}]
+
+
 def said_of_changes(model, **options):
     """What a user is told of in two runs of `fit` with one `compile`."""
     with warnings.catch_warnings(record=True) as caught:
@@ -973,7 +983,7 @@ def said_of_changes(model, **options):
 
 @pytest.mark.law("L2")
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
-@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 2}], ids=["cycles", "micro-batches"])
+@pytest.mark.parametrize("options", CYCLES_AND_MICRO_BATCHES, ids=["cycles", "micro-batches"])
 @pytest.mark.parametrize("kind", CHANGING)
 def test_a_layer_that_changes_its_variables_at_each_call_is_warned_of_once(kind, options, run_eagerly):
     make, names = CHANGING[kind]
@@ -1062,7 +1072,7 @@ def test_what_is_the_same_in_each_micro_batch_is_exact_and_not_warned_of(kind, o
 
 
 @pytest.mark.law("L2")
-@pytest.mark.parametrize("options", [{"accum_steps": 2}, {"micro_batch_size": 2}], ids=["cycles", "micro-batches"])
+@pytest.mark.parametrize("options", CYCLES_AND_MICRO_BATCHES, ids=["cycles", "micro-batches"])
 @pytest.mark.parametrize(
     "function,is_first",
     [(lambda kernel: 0.99 * kernel, True), (tf.nn.relu, False)],

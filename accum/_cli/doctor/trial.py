@@ -52,7 +52,7 @@ def run(timeout):
     result = {"stage": "tensorflow"}
     for said in re.findall(f"(?m)^{_MARK}(.+?)\r?$", output.decode("utf-8", "replace")):
         result.update(json.loads(said))
-    return Trial(*map(result.get, Trial._fields[:-1]), error=error)
+    return Trial(**dict({name: result.get(name) for name in Trial._fields}, error=error))
 
 
 def _flags():

@@ -275,7 +275,7 @@ def _only_optimizer(model: tf.keras.Model) -> tf.keras.optimizers.Optimizer:
 def _reason_for_no_noise_scale(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> str:
     """Return why the gradients of micro-batches can't be compared, or ""."""
     own = accumulation_of(model)
-    if own is not None and own.whole_batch:
+    if own is not None and own.sees_batch_in_training(model):
         return "with `whole_batch`, micro-batches have no losses of their own"
     if own is not None and own.options.arguments["micro_batch_tokens"] is not None:
         return "`micro_batch_tokens` sorts examples by length, so micro-batches are no random samples"

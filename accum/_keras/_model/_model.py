@@ -157,11 +157,13 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
       sequence_lengths: with `micro_batch_tokens`, a function of x that returns the number of tokens in each example, an
         int tensor of shape [examples]. None: ragged inputs, an "attention_mask" among the inputs, or layers of the
         model that mask padding (`Embedding(…, mask_zero=True)`, `Masking`) tell.
-      whole_batch: what is computed over the whole batch although it is split: "loss", "batch_norm", a tuple of them, or
-        "all". "loss": the train step calls the model as if with the whole batch, so losses and metrics see all outputs
-        at once; each micro-batch is computed twice. "batch_norm": this, and batch normalization uses the mean and
-        variance of the whole batch, wherever it is in the model, but not in the body of a loop or conditional. ():
-        neither. Needs `micro_batch_size`.
+      whole_batch: what is computed over the whole batch although it is split. None: what exactness needs. Where each
+        example is proven to have its outputs and losses to itself, micro-batches take one pass; all else is computed
+        as by "batch_norm", by each replica for itself. (): nothing, with a warning if the step may then differ. Or
+        "loss", "batch_norm", a tuple of them, or "all". "loss": the train step calls the model as if with the whole
+        batch, so losses and metrics see all outputs at once; each micro-batch is computed twice. "batch_norm": this,
+        and batch normalization uses the mean and variance of the whole batch, wherever it is in the model, but not in
+        the body of a loop or conditional. Needs `micro_batch_size`.
       replicas_per_group: under a strategy, the number of replicas whose examples `whole_batch` puts together, an int
         that divides the number of replicas: 1 for each replica's own, None for all. Or a dict of them by "loss" and
         "batch_norm". Replicas 0 to n - 1 are the first group.
@@ -208,7 +210,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         micro_batch_size: MicroBatchSize = None,
         micro_batch_tokens: Optional[int] = None,
         sequence_lengths: Optional[SequenceLengths] = None,
-        whole_batch: WholeBatch = (),
+        whole_batch: Optional[WholeBatch] = None,
         replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
         memory_limit: Optional[int] = None,
@@ -264,7 +266,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         micro_batch_size: MicroBatchSize = None,
         micro_batch_tokens: Optional[int] = None,
         sequence_lengths: Optional[SequenceLengths] = None,
-        whole_batch: WholeBatch = (),
+        whole_batch: Optional[WholeBatch] = None,
         replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
         memory_limit: Optional[int] = None,
@@ -427,7 +429,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
             shown["micro_batch_size"] = self.micro_batch_size
         if self._accum.size.tokens is not None:
             shown["micro_batch_tokens"] = self._accum.size.tokens
-        if self._accum.whole_batch:
+        if self._accum.whole_batch and not self._accum.is_exact_by_default:
             shown["whole_batch"] = self._accum.whole_batch
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
@@ -565,10 +567,10 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         """Make the train function; also wrap an optimizer that was set after `compile`."""
         if ModelOptimizers(self).take_over():
             self.train_function = None
-        if getattr(self, "train_function", None) is None:
-            self._accum.traces.clear()
         warn_of_summed_activities(self)
         is_new = getattr(self, "train_function", None) is None or any(args) or any(kwargs.values())
+        if is_new:
+            self._accum.forget_traces()
         made = self._made_function("train_function", super().make_train_function, args, kwargs)
         if is_new and self._accum.size.splits and not self._accum.size.is_auto:
             self.train_function = with_variables_ahead(self, self.train_function)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from accum._engine._cycle import check_options
 from accum._keras._callbacks import LAST_CYCLE, accumulating_optimizers
 from accum._keras._optimizer._wrapper import GradientAccumulateOptimizer, internals_of
 from accum._keras._steps._gradients_and_warnings import AddedSums, ReportingLoss
+from accum._keras._steps._one_pass import kind_of, what_is_known_to_see_it, what_sees_the_batch
 from accum._keras._steps._repeatable_noise import RepeatableNoises
 from accum._keras._steps._whole_batch import Traces
 from accum._tf import Data, Nested, Options, Scalar, Transform, tf
@@ -300,17 +301,18 @@ class ModelOptions:
         micro_batch_size: MicroBatchSize = None,
         micro_batch_tokens: Optional[int] = None,
         sequence_lengths: Optional[SequenceLengths] = None,
-        whole_batch: Any = (),
+        whole_batch: Any = None,
         replicas_per_group: ReplicasPerGroup = None,
         recompute: bool = True,
         memory_limit: Optional[int] = None,
     ) -> "ModelOptions":
         """Check the arguments, with the error messages of law L17."""
         micro_batch_size = _check.micro_batch_size(micro_batch_size)
-        micro_batch_tokens = _check.micro_batch_tokens(micro_batch_tokens, micro_batch_size, whole_batch)
-        whole_batch = _check.whole_batch(whole_batch, micro_batch_size)
+        micro_batch_tokens = _check.micro_batch_tokens(micro_batch_tokens, micro_batch_size, whole_batch or ())
+        if whole_batch is not None or micro_batch_size is None:
+            whole_batch = _check.whole_batch(() if whole_batch is None else whole_batch, micro_batch_size)
         sequence_lengths = _check.sequence_lengths(sequence_lengths, micro_batch_tokens)
-        _check.replicas_per_group(replicas_per_group, whole_batch)
+        _check.replicas_per_group(replicas_per_group, whole_batch or ())
         recompute = _check.flag("recompute", recompute)
         memory_limit = _check.memory_limit(memory_limit, micro_batch_size)
         if accum_steps is _check.LEFT_OUT and (micro_batch_size, micro_batch_tokens) != (None, None):
@@ -403,7 +405,8 @@ class ModelAccumulation:
       steps: the `ModelSteps` that run for each batch.
       options: the same.
       own_steps: the same, and None for a step that is replaced on the instance and runs that of the class.
-      whole_batch: tuple of what is computed over the whole batch: "batch_norm", "loss".
+      is_exact_by_default: whether each step decides what is computed over the whole batch.
+      whole_batch: tuple of what is: "batch_norm", "loss".
       replicas_per_group: {"batch_norm" or "loss": int or None}.
       recompute: bool.
       size: `SizeInUse`.
@@ -436,7 +439,9 @@ class ModelAccumulation:
         self.steps: Any = None
         self.options = options
         self.own_steps = own_steps
-        self.whole_batch: Tuple[str, ...] = options.arguments["whole_batch"]
+        requested = options.arguments["whole_batch"]
+        self.is_exact_by_default = requested is None
+        self.whole_batch: Tuple[str, ...] = requested or ()
         groups = options.arguments["replicas_per_group"]
         self.replicas_per_group = _check.replicas_per_group(groups, self.whole_batch)
         self.recompute: bool = options.arguments["recompute"]
@@ -466,13 +471,56 @@ class ModelAccumulation:
     def begin_anew(self) -> None:
         """Forget what belongs to the last `compile`."""
         self.wrapped: Dict[int, Tuple[tf.keras.optimizers.Optimizer, tf.keras.optimizers.Optimizer]] = {}
-        self.traces.clear()
+        self.forget_traces()
         self.is_state_watched = False
         self.batch_norms_in_training: List[str] = []
         self.told_of_state: List[str] = []
         self.told_of_metrics: Set[str] = set()
         self.output_shapes: Optional[List[tf.TensorShape]] = None
         self.compiles_micro_batches = False
+
+    def forget_traces(self) -> None:
+        """Forget what is known of the calls of the model and of its steps."""
+        self.traces.clear()
+        self._sees_batch: Dict[Tuple[str, str], Optional[str]] = {}
+
+    def decide(self, model: tf.keras.Model, name: str, data: Data, is_split: bool) -> None:
+        """Decide what the next step computes over the whole batch, unless the user has.
+
+        Args:
+          model: the model.
+          name: "train_step", "test_step" or "predict_step".
+          data: the data of its batch.
+          is_split: whether the batch is split, unlike under "auto" as long as it fits.
+        """
+        is_given_up = not self.whole_batch and not self.is_exact_by_default and is_split
+        if not (self.is_exact_by_default or (is_given_up and name == "train_step")):
+            return
+        key = name, kind_of(model, data)
+        if key not in self._sees_batch:
+            step = self.steps.of_class_or_user(name)
+            self._sees_batch[key] = what_sees_the_batch(model, name, step, data)
+        what = self._sees_batch[key]
+        if is_given_up:
+            if what is not None and self.is_first_time("given up"):
+                _check.warn(
+                    "With `whole_batch=()`, what sees several examples at once sees a micro-batch, and it isn't proven "
+                    f"that the step is that of the full batch: leave out `whole_batch`. Received: {what}.",
+                    _check.InexactWarning,
+                )
+            return
+        self.whole_batch = () if what is None else ("batch_norm",)
+        group = None if _tf.batch_norm.is_over_replicas(model) else 1
+        self.replicas_per_group = {"batch_norm": group, "loss": 1}
+
+    def sees_batch_in_training(self, model: tf.keras.Model) -> bool:
+        """Whether train steps compute something over the whole batch, as far as is known before the first batch."""
+        if not self.is_exact_by_default:
+            return bool(self.whole_batch)
+        if not self.size.splits:
+            return False
+        step = self.steps.of_class_or_user("train_step")
+        return what_is_known_to_see_it(model, "train_step", step) is not None
 
     def compile_micro_batches(self, model: tf.keras.Model, is_asked_for: bool) -> None:
         """Let XLA compile micro-batches by tokens instead of a step whose shapes depend on data, if it compiles any.

@@ -427,7 +427,7 @@ class AutoSizedSteps:
     @_tf.graphs.run_as_written
     def _on_gradients(self, data: Data, size: Size, examples: Optional[Size]) -> Nested:
         data = _first_examples(data, examples)
-        step = self._steps[_replicas.replica_number()] = self._model._accum.steps.for_size(size)
+        step = self._steps[_replicas.replica_number()] = self._model._accum.steps.for_size(size, "train_step", data)
         if self._model._accum.recorder is not None:
             self._model._accum.recorder.begin(data)
         return step.gradients(data)
@@ -443,14 +443,14 @@ class AutoSizedSteps:
     @_tf.graphs.run_as_written
     def _on_test(self, data: Data, size: Size, examples: Optional[Size]) -> Logs:
         del examples  # all
-        logs = self._model._accum.steps.for_size(size).test(data)
+        logs = self._model._accum.steps.for_size(size, "test_step", data).test(data)
         _tf.steps.count_batch(self._model, "_test_counter", logs)
         return logs
 
     @_tf.graphs.run_as_written
     def _on_predict(self, data: Data, size: Size, examples: Optional[Size]) -> Nested:
         del examples  # all
-        outputs = self._model._accum.steps.for_size(size).predict(data)
+        outputs = self._model._accum.steps.for_size(size, "predict_step", data).predict(data)
         _tf.steps.count_batch(self._model, "_predict_counter", outputs)
         return outputs
 

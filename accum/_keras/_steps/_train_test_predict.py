@@ -101,34 +101,41 @@ class ModelSteps:
             own.largest_batch.note(Batch(data).count)
         recorder = own.recorder
         if recorder is None:
-            return self._step().train(data)
+            return self._step("train_step", data).train(data)
         recorder.begin(data)
-        logs = self._step().train(data)
+        logs = self._step("train_step", data).train(data)
         recorder.end(logs)
         return logs
 
     @_tf.graphs.run_as_written
     def test(self, data: Data) -> Logs:
         """Evaluate a batch. Returns the logs."""
-        return self._step().test(data)
+        return self._step("test_step", data).test(data)
 
     @_tf.graphs.run_as_written
     def predict(self, data: Data) -> Nested:
         """Return the outputs of a batch."""
-        return self._step().predict(data)
+        return self._step("predict_step", data).predict(data)
 
-    def _step(self) -> Union["PlainStep", SplitStep]:
+    def _step(self, name: str, data: Data) -> Union["PlainStep", SplitStep]:
         size = self.model._accum.size
         if size.tokens is not None:
             return TokenStep(self, size.tokens, self.model._accum.options.arguments["sequence_lengths"])
-        return self.for_size(size.fixed)
+        return self.for_size(size.fixed, name, data)
 
-    def for_size(self, size: Optional[Size]) -> Union["PlainStep", SplitStep]:
+    def for_size(self, size: Optional[Size], name: str, data: Data) -> Union["PlainStep", SplitStep]:
         """Return the step for micro-batches of at most `size` examples, or for a batch that is not split.
 
         Each has the methods `train`, `test` and `predict` of a batch's data; if batches are split, also `gradients` and
         `apply`, which are the two parts of `train`.
+
+        Args:
+          size: int or int32 scalar tensor, or None.
+          name: "train_step", "test_step" or "predict_step".
+          data: the data of the batch.
         """
+        if self.model._accum.size.splits:
+            self.model._accum.decide(self.model, name, data, size is not None)
         if size is None:
             return PlainStep(self)
         return (WholeBatchStep if self.model._accum.whole_batch else SplitStep)(self, size)

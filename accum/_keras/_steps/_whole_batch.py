@@ -191,8 +191,8 @@ def _dense(tensor: Leaf) -> tf.Tensor:
     """Return an output of a model, or raise unless it is dense."""
     if not isinstance(tensor, tf.Tensor):
         raise ValueError(
-            "With `whole_batch`, the outputs of a model must be dense tensors: make them so, or leave out "
-            f"`whole_batch`. Received: {tensor!r}."
+            "With `whole_batch`, the outputs of a model must be dense tensors: make them so, or pass "
+            f"`whole_batch=()`. Received: {tensor!r}."
         )
     return tensor
 
@@ -229,8 +229,8 @@ def _require_here(layer: tf.keras.layers.Layer, marks: Marks) -> None:
         return
     raise Unrepeatable(
         "An operation that looks across examples, such as batch normalization, can't be computed over the whole batch "
-        "within a loop or conditional, whose body may run any number of times: take it out of there, or leave out "
-        "`whole_batch`. "
+        "within a loop or conditional, whose body may run any number of times: take it out of there, or pass "
+        "`whole_batch=()`. "
         f"Received: {layer.name!r}."
     )
 
@@ -420,7 +420,9 @@ class WholeBatchCalls:
         """
         if self._is_within:
             return call(*args, **kwargs)
-        return self._split(self._model, call, self._arguments(args, kwargs))
+        if not self._model._accum.is_exact_by_default:
+            return self._split(self._model, call, self._arguments(args, kwargs))
+        return self._split_or_at_once(self._model, call, args, kwargs)
 
     def _arguments(self, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Arguments:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -436,6 +438,15 @@ class WholeBatchCalls:
         """Call another layer: split if it has weights and can be, otherwise as it is."""
         if self._is_within or not any(map(tf.is_tensor, tf.nest.flatten((args, kwargs)))):
             return call(*args, **kwargs)
+        return self._split_or_at_once(layer, call, args, kwargs)
+
+    def _split_or_at_once(
+        self,
+        layer: tf.keras.layers.Layer,
+        call: Callable[..., Nested],
+        args: Sequence[Nested],
+        kwargs: Dict[str, Nested],
+    ) -> Nested:
         try:
             _require_batch((args, kwargs))
             arguments = self._arguments(args, kwargs)
@@ -454,8 +465,8 @@ class WholeBatchCalls:
     def _warn_of_unsplit(self, layer: tf.keras.layers.Layer, error: Exception) -> None:
         if self._model._accum.is_first_time(f"computed at once: {id(layer)}"):
             _check.warn(
-                f"The layer {layer.name!r}, which the step calls by itself, is computed for the whole batch at once, "
-                f"which is exact but saves no memory, because it can't be split: {error}"
+                f"The layer {layer.name!r} is computed for the whole batch at once, which is exact but saves no "
+                f"memory, because it can't be split: {error}"
             )
 
     def _split(self, layer: tf.keras.layers.Layer, call: Callable[..., Nested], arguments: Arguments) -> Nested:
@@ -542,7 +553,8 @@ class WholeBatchCalls:
         if key in traces:
             return traces[key][1]
         compiled = _tf.steps.is_compiled_by_xla(model)
-        options = has_barriers, differentiable, self._recompute, self._size, compiled, layer is not model
+        refuses = layer is not model or model._accum.is_exact_by_default
+        options = has_barriers, differentiable, self._recompute, self._size, compiled, refuses
         with self._within():
             traced = traced_call(layer, call, arguments, *options)
         if all(hasattr(outside, "numpy") for outside, _ in traced.segments.graph.trace.captures):

@@ -1,0 +1,184 @@
+"""Is one pass over the micro-batches of a batch proven to make the step of the full batch?
+
+It is if Keras' own step runs, and each of its losses is a mean or sum of losses that belong to one example each. For
+that the call of the model is traced on a batch of unknown size, and `accum._rows` looks at its graph. All else is
+computed as by `whole_batch="batch_norm"`, whose train step runs once.
+"""
+
+from typing import Any, Callable, List, Optional
+
+from accum import _check, _rows, _tf
+from accum._engine._micro_batches import Batch
+from accum._tf import Data, Nested, tf
+
+ACROSS_EXAMPLES = frozenset(
+    ["Dice", "dice", "Tversky", "tversky", "Circle", "circle", "PearsonCorrelation", "ConcordanceCorrelation"]
+)
+"""Losses and metrics of Keras that compare the examples of a batch, or add them up before a quotient."""
+
+
+def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data], Nested], data: Data) -> Optional[str]:
+    """Return what may see several examples at once in a step, in words; None if it is proven that nothing does.
+
+    Args:
+      model: a `GradientAccumulateModel`.
+      name: "train_step", "test_step" or "predict_step".
+      step: what runs for it, Keras' own or the user's.
+      data: what Keras gives to it.
+    """
+    before = what_is_known_to_see_it(model, name, step)
+    if before is not None:
+        return before
+    x, y, _ = _tf.losses.unpack_data(data)
+    is_training = name == "train_step"
+    if not Batch(x).is_dense or any(isinstance(leaf, tf.RaggedTensor) for leaf in tf.nest.flatten(y)):
+        return "inputs or targets that are not dense"
+    losses = metrics = []  # type: List[Any]
+    if name != "predict_step":
+        losses, metrics = _tf.losses.compiled_losses(model), _tf.losses.compiled_metrics(model)
+    if losses and _tf.losses.is_neither_sum_nor_mean(getattr(model, _tf.losses.LOSS_CONTAINER, None)):
+        return "losses of which some are sums and others means, or one is neither"
+    across = [one for one in losses + metrics if not _may_be_apart(one)]
+    if across:
+        return f"a loss or metric ({_check.shown(list(map(_name_of, across)))})"
+    functions = [one for one in losses + metrics if not (_tf.losses.is_of_keras(one) or _is_declared_apart(one))]
+    if functions and len(tf.nest.flatten(y)) != 1:
+        return f"a loss or metric of your own with several targets ({_check.shown(list(map(_name_of, functions)))})"
+    try:
+        return _Call(model, x, y, is_training, functions, losses, bool(losses + metrics)).what_meets()
+    except Exception as error:  # what can't be traced isn't proven; the step itself raises what is wrong with it
+        return f"a call that can't be looked at ({type(error).__name__}: {error})"
+
+
+def what_is_known_to_see_it(model: tf.keras.Model, name: str, step: Callable[[Data], Nested]) -> Optional[str]:
+    """Return what `what_sees_the_batch` does, as far as no data are needed to tell."""
+    of_class = _tf.models.name_of_class(model)
+    if not _tf.steps.is_step_of_keras(step, name):
+        return f"`{of_class}.{name}`"
+    for method in ("compute_loss", "compute_metrics", "get_metrics_result"):
+        if _tf.losses.is_of_user(getattr(model, method, None), method):
+            return f"`{of_class}.{method}`"
+    norms = [layer.name for layer in _tf.batch_norm.batch_norms_in(model) if layer.trainable and name == "train_step"]
+    return f"batch normalization ({_check.shown(norms)})" if norms else None
+
+
+def kind_of(model: tf.keras.Model, data: Data) -> str:
+    """Return what the answer depends on that may change between steps: the kind of the data, and what is frozen."""
+    leaves = [(type(leaf).__name__, getattr(leaf, "dtype", None), _rank(leaf)) for leaf in tf.nest.flatten(data)]
+    trainable = [bool(layer.trainable) for layer in _tf.batch_norm.batch_norms_in(model)]
+    return repr((tf.nest.map_structure(lambda leaf: 0, data), leaves, trainable))
+
+
+def _is_of_others(base: type) -> bool:
+    """Whether a class has a `__call__` that is not accum's own."""
+    return "__call__" in vars(base) and not base.__module__.startswith("accum.")
+
+
+def _rank(leaf: Any) -> Optional[int]:
+    return tf.TensorShape(getattr(leaf, "shape", None)).rank
+
+
+def _name_of(one: Any) -> str:
+    return str(getattr(one, "__name__", type(one).__name__))
+
+
+def _is_declared_apart(one: Any) -> bool:
+    """Whether the user has declared that a metric adds up over micro-batches."""
+    return getattr(one, "looks_across_examples", None) is False
+
+
+def _may_be_apart(one: Any) -> bool:
+    """Whether a loss or metric may be the sum of its values for single examples, as far as its class tells."""
+    if isinstance(one, tf.keras.metrics.Metric) and not _tf.layers.comes_with_keras(type(one)):
+        return _is_declared_apart(one)
+    if isinstance(one, tf.keras.losses.Loss) and not _tf.layers.comes_with_keras(type(one).__call__):
+        return False
+    names = {type(one).__name__, getattr(one, "__name__", ""), getattr(getattr(one, "fn", None), "__name__", "")}
+    names.add(getattr(getattr(one, "_fn", None), "__name__", ""))
+    if names & ACROSS_EXAMPLES and _tf.losses.is_of_keras(one):
+        return False
+    return bool(getattr(one, "axis", getattr(one, "_fn_kwargs", {}).get("axis", -1)) == -1)
+
+
+class _Call:
+    """The call of a model, traced on a batch of any size.
+
+    Args:
+      model: the model.
+      x, y: the inputs and targets of a batch.
+      is_training: whether it is called as in training.
+      functions: losses of the user, called as Keras calls them.
+      losses: those that the model was compiled with.
+      reduces: whether a loss or metric reduces the last axis of an output, as those of Keras do.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        x: Nested,
+        y: Nested,
+        is_training: bool,
+        functions: List[Callable[..., tf.Tensor]],
+        losses: List[Any],
+        reduces: bool,
+    ) -> None:
+        self._model = model
+        self._batch = Batch((x, y) if functions else (x,))
+        self._is_training = is_training
+        self._functions = functions
+        self._losses = losses
+        self._reduces = reduces
+        self._rows: List[tf.Tensor] = []
+        self._others: List[tf.Tensor] = []
+        self._inputs: List[tf.Tensor] = []
+        self._has_masks = self._lacks_axes = False
+
+    def what_meets(self) -> Optional[str]:
+        """Return what is not one entry for each example, or is assigned, in words; None if there is no such thing."""
+        traced = tf.function(_tf.graphs.untouched_by_autograph(self._traced))
+        with tf.init_scope():
+            graph = traced.get_concrete_function(*self._batch.specs()).graph
+        leaves_out = self._has_masks or any(map(_tf.losses.may_leave_out, self._losses))
+        if len(self._losses) > 1 and leaves_out:
+            return "losses that may divide by different numbers"
+        if self._lacks_axes:
+            return "outputs without an axis beside that of the batch"
+        if self._assigns(graph):
+            return "variables that the call changes"
+        inputs = {tensor.name: _rows.Rows(0, 1) for tensor in self._inputs if tensor.shape.rank != 0}
+        found = _rows.analyse(graph, [tensor.op.name for tensor in self._rows + self._others], inputs)
+        if any(found.verdict(tensor.op.name) for tensor in self._others):
+            return "losses that layers add"
+        is_apart = [found.rows(one.name) == _rows.Rows(0, 1) and found.level(one.name) == 0 for one in self._rows]
+        if all(is_apart):
+            return None
+        ops = found.meets or found.reduces
+        return (
+            f"operations across examples ({_check.shown(ops)})" if ops else "outputs that are not one for each example"
+        )
+
+    def _traced(self, *tensors: tf.Tensor) -> List[tf.Tensor]:
+        self._inputs = list(tensors)
+        x, *targets = self._batch.packed(tensors)
+        call = next(vars(base)["__call__"] for base in type(self._model).__mro__ if _is_of_others(base))
+        # No function of the user's is traced for good, because the step has yet to see what it draws.
+        with _tf.graph_parts.running_functions_directly(True):
+            outputs = _tf.graphs.called_as_in_fit(call, self._model, x, training=self._is_training)
+        flat = tf.nest.flatten(outputs)
+        self._has_masks = any(_tf.losses.mask_of(one) is not None for one in flat)
+        self._lacks_axes = self._reduces and any(one.shape.rank in (None, 0, 1) for one in flat)
+        self._rows = [tf.identity(one) for one in flat]
+        for function in self._functions:
+            (output,), (target,) = flat, tf.nest.flatten(targets)
+            elements = _tf.losses.loss_of_elements(function, target, output)
+            if _tf.losses.mask_of(elements) is not None:
+                raise ValueError("a loss has a mask of its own")
+            self._rows.append(tf.identity(elements))
+        self._others = [tf.identity(loss) for loss in self._model.losses]
+        return self._rows + self._others
+
+    def _assigns(self, graph: tf.Graph) -> bool:
+        """Whether the call changes a variable other than the seeds of Keras' random numbers."""
+        seeds = _tf.steps.seeds_of(self._model) + _tf.steps.seeds_without_model()
+        handles = {id(getattr(_tf.variables.native(seed), "handle", None)) for seed in seeds}
+        return not _tf.op_walks.handles_that_may_change(graph) <= handles - {id(None)}

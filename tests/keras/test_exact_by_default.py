@@ -1,0 +1,279 @@
+"""`micro_batch_size` alone makes the step of the full batch, whatever a model and its train step do (law L21).
+
+The oracle is plain Keras, which trains on the whole batch. Each program also shows that its step per micro-batch, which
+`whole_batch=()` makes, differs, and is named.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import accum
+
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L21")]
+
+layers = tf.keras.layers
+RANDOM = np.random.RandomState(3)
+X = RANDOM.normal(size=(36, 6)).astype("float32")
+Y = (X[:, :1] * X[:, 1:2] + 0.1 * RANDOM.normal(size=(36, 1))).astype("float32")
+IMAGES = RANDOM.normal(size=(36, 8, 8, 2)).astype("float32")
+WORDS = RANDOM.randint(1, 9, size=(36, 5)).astype("int32")
+BATCH, SIZE = 12, 5
+
+
+def dense(*before):
+    stack = [tf.keras.Input((6,)), layers.Dense(8, activation="tanh"), *before]
+    return tf.keras.Sequential(stack + [layers.Dense(1)])
+
+
+class Net(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(8, activation="tanh"), layers.Dense(1)
+        self.counter = tf.Variable(0.0, trainable=False)
+        self.centre = tf.Variable(tf.zeros([8]), trainable=False)
+
+    def call(self, inputs, training=None):
+        return self.out(self.hidden(inputs))
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x, y)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(self.changed(tape.gradient(loss, weights)), weights))
+        self.after()
+        return {"loss": loss}
+
+    def loss_of(self, x, y):
+        return tf.reduce_mean((self(x, training=True) - y) ** 2)
+
+    def changed(self, grads):
+        return grads
+
+    def after(self):
+        pass
+
+
+class OwnClipping(Net):
+    def changed(self, grads):
+        return tf.clip_by_global_norm(grads, 0.1)[0]
+
+
+class MeanOverSome(Net):
+    def loss_of(self, x, y):
+        kept = tf.cast(x[:, :1] > 0.4, tf.float32)
+        return tf.reduce_sum(kept * (self(x, training=True) - y) ** 2) / tf.reduce_sum(kept)
+
+
+class WeightsByCounts(Net):
+    def loss_of(self, x, y):
+        is_high = tf.cast(y > 0.0, tf.float32)
+        share = tf.reduce_mean(is_high)
+        weights = is_high / (share + 0.1) + (1.0 - is_high) / (1.1 - share)
+        return tf.reduce_mean(weights * (self(x, training=True) - y) ** 2)
+
+
+class CallsOfParts(Net):
+    def loss_of(self, x, y):
+        hidden = self.hidden(x)
+        norm = tf.sqrt(tf.reduce_mean(hidden**2) + tf.reduce_mean(tf.reduce_mean(hidden, 0) ** 2))
+        return tf.reduce_mean((self.out(hidden) - y) ** 2) + norm
+
+
+class CentreLoss(Net):
+    def loss_of(self, x, y):
+        hidden = self.hidden(x)
+        self.centre.assign(0.5 * self.centre + 0.5 * tf.reduce_mean(hidden, 0))
+        return tf.reduce_mean((self.out(hidden) - y) ** 2) + tf.reduce_mean((hidden - self.centre) ** 2)
+
+
+class StepsOfItsOwn(Net):
+    def changed(self, grads):
+        self.counter.assign_add(1.0)
+        return [grad / self.counter for grad in grads]
+
+    def after(self):
+        self.hidden.kernel.assign(0.99 * self.hidden.kernel)
+
+
+class LossOfItsOwn(tf.keras.Model):
+    """A mean over the batch that is no mean of those over micro-batches, in `call`, by `add_loss`."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(8, activation="tanh"), layers.Dense(1)
+
+    def call(self, inputs, training=None):
+        hidden = self.hidden(inputs)
+        self.add_loss(tf.sqrt(tf.reduce_mean(hidden**2)))
+        return self.out(hidden)
+
+
+class AcrossExamples(layers.Layer):
+    def call(self, inputs):
+        return inputs * tf.nn.softmax(inputs, axis=0)
+
+
+def root_of_mean(y_true, y_pred):
+    return tf.sqrt(tf.reduce_mean((y_true - y_pred) ** 2))
+
+
+def images_with_batch_norm():
+    stack = [tf.keras.Input((8, 8, 2)), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.Activation("relu")]
+    return tf.keras.Sequential(stack + [layers.GlobalAveragePooling2D(), layers.Dense(1)]), IMAGES, "mse"
+
+
+BATCHWISE = {
+    "batch norm": images_with_batch_norm,
+    "own clipping": lambda: (OwnClipping(), X, None),
+    "mean over some": lambda: (MeanOverSome(), X, None),
+    "weights by counts": lambda: (WeightsByCounts(), X, None),
+    "calls of parts": lambda: (CallsOfParts(), X, None),
+    "centre loss": lambda: (CentreLoss(), X, None),
+    "steps of its own": lambda: (StepsOfItsOwn(), X, None),
+    "added loss": lambda: (LossOfItsOwn(), X, "mse"),
+    "examples meet": lambda: (dense(AcrossExamples()), X, "mse"),
+    "loss of the batch": lambda: (dense(), X, root_of_mean),
+    "batch norm and own clipping": lambda: (clipped_with_batch_norm(), X, None),
+}
+
+
+def clipped_with_batch_norm():
+    model = OwnClipping()
+    model.hidden = tf.keras.Sequential([tf.keras.Input((6,)), layers.Dense(8), layers.BatchNormalization()])
+    return model
+
+
+def images():
+    stack = [tf.keras.Input((8, 8, 2)), layers.Conv2D(4, 3, activation="relu"), layers.MaxPooling2D()]
+    return tf.keras.Sequential(stack + [layers.Flatten(), layers.Dense(1)]), IMAGES, "mae"
+
+
+def words():
+    stack = [tf.keras.Input((5,), dtype="int32"), layers.Embedding(9, 4), layers.LSTM(4)]
+    return tf.keras.Sequential(stack + [layers.LayerNormalization(), layers.Dense(1)]), WORDS, "mse"
+
+
+def loss_of_rows(y_true, y_pred):
+    return tf.reduce_mean(tf.abs(y_true - y_pred), axis=-1)
+
+
+ONE_PASS = {"images": images, "words": words, "own loss of each example": lambda: (dense(), X, loss_of_rows)}
+
+
+def pair(program, **options):
+    """Two models with the same weights: plain, and in micro-batches."""
+    models = []
+    for build in (lambda model: model, lambda model: accum.GradientAccumulateModel.from_model(model, **options)):
+        model, x, loss = program()
+        model(x[:2])
+        models.append(build(model))
+    plain, split = models
+    split.set_weights(plain.get_weights())
+    return plain, split, x, loss
+
+
+def trained(model, x, loss):
+    model.compile(tf.keras.optimizers.SGD(0.1), **({"loss": loss} if loss else {}))
+    logs = model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["loss"]
+    return model.get_weights() + [np.array(logs)]
+
+
+def is_equal(one, other):
+    return all(np.allclose(a, b, rtol=2e-5, atol=3e-6) for a, b in zip(one, other))
+
+
+@pytest.mark.parametrize("program", sorted(BATCHWISE))
+def test_what_sees_the_whole_batch_sees_all_of_it(program):
+    plain, split, x, loss = pair(BATCHWISE[program], micro_batch_size=SIZE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", accum.InexactWarning)
+        assert is_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
+@pytest.mark.parametrize("program", sorted(BATCHWISE))
+def test_what_is_given_up_differs_and_is_named(program):
+    plain, split, x, loss = pair(BATCHWISE[program], micro_batch_size=SIZE, whole_batch=())
+    expected = trained(plain, x, loss)
+    with pytest.warns(accum.InexactWarning, match=r"With `whole_batch=\(\)`, what sees several examples"):
+        assert not is_equal(expected, trained(split, x, loss))
+
+
+@pytest.mark.parametrize("program", sorted(ONE_PASS))
+def test_what_keeps_examples_apart_takes_one_pass(program):
+    plain, split, x, loss = pair(ONE_PASS[program], micro_batch_size=SIZE)
+    assert is_equal(trained(plain, x, loss), trained(split, x, loss))
+    assert split._accum.whole_batch == () and not split._accum.traces
+
+
+@pytest.mark.parametrize("program", ["batch norm", "own clipping", "added loss", "loss of the batch"])
+def test_evaluation_and_prediction_are_those_of_plain_keras(program):
+    plain, split, x, loss = pair(BATCHWISE[program], micro_batch_size=SIZE)
+    trained(plain, x, loss or "mse"), trained(split, x, loss or "mse")
+    evaluated = [model.evaluate(x, Y, batch_size=BATCH, verbose=0) for model in (plain, split)]
+    np.testing.assert_allclose(*evaluated, rtol=2e-5, atol=3e-6)
+    predicted = [model.predict(x, batch_size=BATCH, verbose=0) for model in (plain, split)]
+    np.testing.assert_allclose(*predicted, rtol=2e-5, atol=3e-6)
+
+
+def squeezed():
+    inputs = tf.keras.Input((6,))
+    return tf.keras.Model(inputs, layers.Reshape(())(layers.Dense(1)(inputs)))
+
+
+class RootOfKeras(tf.keras.losses.MeanSquaredError):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return tf.sqrt(super().__call__(y_true, y_pred, sample_weight))
+
+
+def trained_on_rows_of_one_number(model):
+    model.compile(tf.keras.optimizers.SGD(0.1), "cosine_similarity")
+    model.fit(X, Y[:, 0], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def test_a_loss_of_outputs_with_no_axis_but_the_batch_sees_all_of_it():
+    plain, split, _, _ = pair(lambda: (squeezed(), X, None), micro_batch_size=SIZE)
+    assert is_equal(trained_on_rows_of_one_number(plain), trained_on_rows_of_one_number(split))
+
+
+@pytest.mark.parametrize(
+    "loss", [RootOfKeras(), tf.keras.losses.CosineSimilarity(axis=0)], ids=["own call of a loss", "axis of the batch"]
+)
+def test_a_loss_of_keras_that_is_made_to_see_the_batch_sees_all_of_it(loss):
+    plain, split, x, _ = pair(lambda: (dense(), X, None), micro_batch_size=SIZE)
+    assert is_equal(trained(plain, x, loss), trained(split, x, loss))
+
+
+class MeetsWhereAsked(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(8), layers.Dense(1)
+
+    def call(self, inputs, training=None):
+        hidden = self.hidden(inputs["a"])
+        if "b" in inputs:
+            hidden = hidden * tf.nn.softmax(hidden + inputs["b"][:, :1], axis=0)
+        return self.out(hidden)
+
+
+def trained_on_other_inputs_later(model):
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    for x in ({"a": X}, {"a": X, "b": X}):
+        model.fit(x, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def test_inputs_of_another_kind_are_looked_at_anew():
+    models, start = [], None
+    for wrap in (lambda one: one, lambda one: accum.GradientAccumulateModel.from_model(one, micro_batch_size=SIZE)):
+        model = MeetsWhereAsked()
+        model({"a": X[:2], "b": X[:2]})
+        if start is not None:
+            model.set_weights(start)
+        start = model.get_weights()
+        models.append(trained_on_other_inputs_later(wrap(model)))
+    assert is_equal(*models)
