@@ -417,6 +417,7 @@ class Decisions:
     def _by_rule(self, node: Node, states: List[Optional[State]], level: int) -> List[Optional[State]]:
         if self._has_effect(node):
             self._note_effect(node)
+            self.unruled += [node.type] if "PyFunc" in node.type else []
             raise Meets("it has an effect")
         if any(state is not None and state.kind == "list" for state in states):
             return self._on_lists(node, states)

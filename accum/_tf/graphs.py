@@ -68,6 +68,17 @@ def creation_order(op: tf.Operation) -> int:
     return int(op._id)  # has no public name
 
 
+def line_of(op: tf.Operation) -> str:
+    """Return the line of the program that made an operation, as in "model.py:12"; "" if it isn't known."""
+    frames = [tuple(frame)[:2] for frame in op.traceback or ()]
+    own = [f"{path}:{line}" for path, line in frames if not _OF_TENSORFLOW.search(path)]
+    return own[-1] if own else ""
+
+
+_OF_TENSORFLOW = re.compile(r"-packages[/\\](tensorflow|tf_|keras)\w*[/\\]|<")
+"""The paths of files in which a program's operations are made without its having written them."""
+
+
 def outermost_frame(op: tf.Operation) -> Any:
     """Return the outermost conditional or loop of TF 1 in which an operation is, or None. Dies with `tf.compat.v1`."""
     context = op._get_control_flow_context()  # has no public name

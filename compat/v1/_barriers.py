@@ -7,7 +7,9 @@ from accum._engine._micro_batches import Batch, MicroBatches
 from accum._engine._segments import SegmentedFunction, segments_of
 from accum._engine._statistics import Moments
 from accum._engine._trace_and_barriers import Marks, Statistics, is_differentiable
+from accum._rows import Rows
 from accum._tf import Gradient, tf
+from accum.compat.v1._micro_batch_loop import swapped
 from accum.compat.v1._part import Key, Part
 
 
@@ -28,6 +30,7 @@ class Segmented(NamedTuple):
 def segmented(
     part: Part,
     fetches: Sequence[tf.Tensor],
+    places: Sequence[Rows],
     fed: Dict[Key, tf.Tensor],
     size: int,
     sources: Sequence[tf.Tensor],
@@ -40,6 +43,7 @@ def segmented(
     Args:
       part: the `Part`, without loops and conditionals of TF 1.
       fetches: what it computes, rows.
+      places: where the examples lie in each of them.
       fed: {key of a tensor that is fed: its value in the batch}; all share their first axis.
       size: the largest number of examples in a micro-batch.
       sources: tensors of its boundary, or handles of variables, by which to differentiate.
@@ -65,7 +69,7 @@ def segmented(
             draw(op, copies, marks, count)
         names.update((copies[op.name].outputs[i].name, one.name) for op in part.ops for i, one in enumerate(op.outputs))
         marks.sources = [here(source) for source in sources]
-        return [copies[tensor.name] for tensor in fetches]
+        return [_by_example(copies[tensor.name], place) for tensor, place in zip(fetches, places)]
 
     def receive(key: Key, whole: Moments) -> None:
         moments[names[key]] = whole
@@ -83,9 +87,29 @@ def segmented(
         of_batch.update(one.values(moments[one.key]))
 
     def gradients(upstream: Sequence[Optional[tf.Tensor]]) -> List[Optional[Gradient]]:
-        by_rows = [grad if is_differentiable(tensor) else None for tensor, grad in zip(fetches, upstream)]
+        by_rows = [
+            None if grad is None or not is_differentiable(tensor) else _by_example(grad, place)
+            for tensor, grad, place in zip(fetches, upstream, places)
+        ]
         with _tf.graphs.control_flow_of_tf(2):
             by_sources, _ = run.backward(by_rows, [])
         return by_sources
 
-    return Segmented(rows, of_batch, gradients)
+    return Segmented([_as_before(*pair) for pair in zip(rows, places)], of_batch, gradients)
+
+
+def _by_example(tensor: tf.Tensor, place: Rows) -> tf.Tensor:
+    """Return rows with one entry for each example along the first axis."""
+    first = swapped(tensor, place.axis)
+    if place.per_example == 1:
+        return first
+    shape = tf.shape(first)
+    return tf.reshape(first, tf.concat([[shape[0] // place.per_example, place.per_example], shape[1:]], 0))
+
+
+def _as_before(tensor: tf.Tensor, place: Rows) -> tf.Tensor:
+    """Return rows with the axes that they had before `_by_example`."""
+    if place.per_example != 1:
+        shape = tf.shape(tensor)
+        tensor = tf.reshape(tensor, tf.concat([[shape[0] * place.per_example], shape[2:]], 0))
+    return swapped(tensor, place.axis)

@@ -40,6 +40,9 @@ VARIABLES = ("VariableV2", "Variable", "VarHandleOp")
 STEPS = ("Apply", "ResourceApply", "SparseApply", "ResourceSparseApply")
 """Types with which the operations begin by which optimizers change variables."""
 
+CHECKS = ("Assert", "Print", "PrintV2")
+"""Types of stateful operations that change nothing, so that what waits for them may be computed before them."""
+
 MADE = ("Fill", "PlaceholderWithDefault", "ZerosLike")
 """Types of operations that make rows which programs feed, such as the initial state of a recurrent network."""
 
@@ -57,6 +60,7 @@ def split_batch(
     batch: Nested,
     micro_batch_size: int,
     *,
+    outputs: Nested = None,
     given: Optional[Dict[tf.Tensor, bool]] = None,
     recompute: bool = True,
 ) -> Nested:
@@ -91,6 +95,10 @@ def split_batch(
       batch: nested structure of the tensors that share their first axis, the examples: placeholders, the results of an
         iterator or a queue, features and labels of an Estimator.
       micro_batch_size: the largest number of examples that are computed at a time, >= 1.
+      outputs: nested structure of tensors up to which the batch is split, with one row for each example. None: it is
+        split as far as examples are known to be apart. Operations before `outputs` of which nothing is known, such as
+        `tf.py_func`, are taken to compute each row of their results, along the first axis, from that example alone, and
+        may run several times. Those in which examples meet are an error.
       given: {boolean tensor: its value in training}, for what chooses between branches, as in
         `tf.cond(is_training, …)` around batch normalisation. Only the branches of these values are split. With other
         values, whatever is computed from the batch is computed at once, as without `split_batch`; but gradients raise
@@ -103,7 +111,8 @@ def split_batch(
 
     Raises:
       TypeError, ValueError: an argument does not match its description above, the graph only takes a constant number of
-        examples, an optimizer has used the loss already, or no operation with variables keeps examples apart.
+        examples, examples meet before `outputs`, an optimizer has used the loss already, or no operation with variables
+        keeps examples apart.
       RuntimeError: when executing eagerly or in a `tf.function`.
     """
     if not _tf.graphs.in_static_graph():
@@ -120,8 +129,9 @@ def split_batch(
             "`split_batch` needs a loss, and a batch of tensors that have the examples along their first axis. "
             f"Received: loss={loss!r}, batch={batch!r}."
         )
-    split = _Split(losses, batched, size)
-    with tf.name_scope(SCOPE):
+    ends = [_require_tensor("outputs", one) for one in tf.nest.flatten(outputs) if one is not None]
+    split = _Split(losses, batched, size, ends)
+    with tf.control_dependencies(None), tf.name_scope(SCOPE):  # it waits for what the program's own operations do
         split = _chosen(split, _require_given(given))
         split.join(_check.flag("recompute", recompute))
     return tf.nest.map_structure(split.replaced, loss)
@@ -201,6 +211,7 @@ class _Split:
       losses: tensors.
       batch: tensors that share their first axis, the examples.
       size: the largest number of examples in a micro-batch.
+      outputs: tensors up to which it is split; if there are none, as far as possible.
       given: {key of a boolean tensor: its value}; the branches of these values are split.
       of_variables: the operations that use variables, for these branches.
 
@@ -213,6 +224,7 @@ class _Split:
         losses: Sequence[tf.Tensor],
         batch: Sequence[tf.Tensor],
         size: int,
+        outputs: Sequence[tf.Tensor] = (),
         given: Optional[Dict[Key, bool]] = None,
         of_variables: Set[tf.Operation] = frozenset(),  # type: ignore[assignment]
     ) -> None:
@@ -221,6 +233,7 @@ class _Split:
         self._given = given
         self._branches = None if given is None else ChosenBranches(losses, batch, given, of_variables)
         self._losses = list(losses)
+        self._outputs = list(outputs)
         self._batch = list(batch)
         self._fed = {tensor.name: tensor for tensor in self._batch}
         users = _tf.op_walks.users_of(self._graph)
@@ -233,6 +246,9 @@ class _Split:
         self._not_constant = _reached(not_constant, users)
         images = [self._image(loss) for loss in self._losses]
         self._before_losses = set(_tf.op_walks.ancestors([image.op for image in images if image is not None]))
+        ends = [image.op for image in map(self._image, self._outputs) if image is not None]
+        self._before_outputs = set(_tf.op_walks.ancestors(ends))
+        self._trusted: Set[tf.Operation] = set()
         self._analysis = self._analysed(users)
         self._library = _tf.graph_parts.Library(self._graph, self._graph.as_graph_def())
         self._feed_draws()
@@ -240,6 +256,7 @@ class _Split:
         self._inlets: Dict[Key, _Edge] = {}
         self._templates: Dict[Tuple[Key, ...], _Template] = {}
         self._total: tf.Tensor = None
+        self._checks: List[tf.Operation] = []  # of joined rows, for which their gradients wait
         self._values_fed: Dict[Key, tf.Tensor] = {}  # what is fed, or of it one example where nothing takes the result
         self.statistics = self._find_inside()
 
@@ -248,7 +265,7 @@ class _Split:
 
     def with_branches(self, given: Dict[Key, bool]) -> "_Split":
         """Return a split of the branches that are chosen by these values."""
-        return _Split(self._losses, self._batch, self._size, given, self._of_variables)
+        return _Split(self._losses, self._batch, self._size, self._outputs, given, self._of_variables)
 
     def choosers(self) -> List[tf.Tensor]:
         """Return the boolean placeholders that choose between branches, if there is batch normalisation."""
@@ -335,10 +352,46 @@ class _Split:
         inputs = {name: Rows(0, 1) for name in self._fed}
         changing = _reached([op for op in self._ops if _tf.op_walks.changes_variable(op)], users)
         ops = [op for op in self._ops if op not in changing]
+        while True:
+            analysis = self._analysed_with(ops, inputs)
+            unknown = [op for op in ops if self._is_unknown(op, analysis)]
+            if not unknown:
+                return analysis
+            self._trusted.add(unknown[0])
+            inputs.update((tensor.name, Rows(0, 1)) for tensor in unknown[0].outputs)
+
+    def _analysed_with(self, ops: Sequence[tf.Operation], inputs: Dict[Key, Rows]) -> Analysis:
         try:
             return _rows.analyse(self._graph, [op.name for op in ops], inputs)
         except _rows.ConstantBatchSize:  # perhaps only of a summary, which is not split then
-            return _rows.analyse(self._graph, [op.name for op in ops if op in self._before_losses], inputs)
+            before = [op.name for op in ops if op in self._before_losses]
+        try:
+            return _rows.analyse(self._graph, before, inputs)
+        except _rows.ConstantBatchSize as error:
+            raise ValueError(f"{error} In {self._named(self._graph.get_operation_by_name(error.operation))}.") from None
+
+    def _is_unknown(self, op: tf.Operation, analysis: Analysis) -> bool:
+        """Whether nothing is known of an operation before `outputs`, which is said to keep examples apart."""
+        verdict = analysis.verdict(op.name)
+        if op not in self._before_outputs or verdict is None or verdict.kind != "meets":
+            return False
+        if op.type not in analysis.unruled or op in self._trusted:
+            return False
+        unclear = [tensor.name for tensor in op.outputs if not tensor.shape.rank]
+        if unclear:
+            raise ValueError(
+                "What is computed before `outputs` by an operation of which nothing is known must have the examples "
+                f"along its first axis: set its shape, such as [None, 10]. Received: {unclear} of {self._named(op)}."
+            )
+        return True
+
+    def _source(self, op: tf.Operation) -> tf.Operation:
+        return op if self._branches is None else self._branches.source(op)
+
+    def _named(self, op: tf.Operation) -> str:
+        """Return the name of an operation of the program, and where it is made."""
+        line = _tf.graphs.line_of(self._source(op))
+        return repr(self._source(op).name) + (f" (made in {line})" if line else "")
 
     def _feed_draws(self) -> None:
         """Let random numbers and initial states that depend on no variable be made once, and cut into rows."""
@@ -354,6 +407,8 @@ class _Split:
           barriers: operations that compute statistics of the batch, which are known where they are used.
         """
         candidates = {op for op in self._ops if self._keeps_apart(op, barriers)}
+        if self._outputs:
+            candidates &= self._before_outputs
         frames = self._frames()
         if self._branches is None:
             candidates -= {op for ops in frames if not self._is_frame_apart(ops) for op in ops}
@@ -381,6 +436,8 @@ class _Split:
         verdict = self._analysis.verdict(op.name)
         if any(one.name in self._fed for one in op.outputs):
             return False
+        if op in self._trusted:
+            return not _tf.graphs.has_own_gradient(op)
         if verdict is None:  # independent of the examples, such as a counter of a loop
             return _tf.graphs.outermost_frame(op) is not None
         if op in barriers:
@@ -445,6 +502,7 @@ class _Split:
         if self._is_split(rows):
             return
         self._require_before_optimizer()
+        self._require_apart()
         self._require_gain(rows)
         self._frontier = [self._graph.get_tensor_by_name(key) for key in rows]
         unknown = [tensor.name for tensor in self._frontier if tensor.shape.rank is None]
@@ -511,10 +569,15 @@ class _Split:
             if one.has_effects and self._is_conditional_inside(one):
                 awaited.update(one.results)
         outlets = {rows.op for rows in self._joined.values()}
+        taken = [tensor.op for tensor in self._forward.boundary]
+        needed = set(_tf.op_walks.ancestors(taken, with_control=True))
         for op in sorted(awaited, key=_tf.graphs.creation_order):
             before = set(_tf.op_walks.ancestors([op], with_control=True))
             if not any(other.name.startswith(self._scope) for other in before):
                 _tf.graphs.add_control_input(self._total.op, op)  # so that the loops wait, too
+                continue
+            if outlets & before and self._changes_nothing(before) and op not in needed:
+                self._wait_behind(op, before)
                 continue
             if outlets & before:
                 raise ValueError(
@@ -523,6 +586,19 @@ class _Split:
                 )
             for outlet in outlets:
                 _tf.graphs.add_control_input(outlet, op)
+
+    def _changes_nothing(self, ops: Set[tf.Operation]) -> bool:
+        """Whether operations, of those that are not inside, only read."""
+        own = (op for op in ops if op in self._depending and not self._is_covered(op))
+        return not any(_tf.op_walks.changes_variable(op) or _is_stateful(op) for op in own)
+
+    def _wait_behind(self, check: tf.Operation, before: Set[tf.Operation]) -> None:
+        """Let what takes joined rows wait for a check of these rows, and let their gradient wait for it."""
+        self._checks.append(check)
+        for rows in self._joined.values():
+            for user in rows.consumers():
+                if user not in before and _tf.graphs.outermost_frame(user) is None:
+                    _tf.graphs.add_control_input(user, check)
 
     def _find_inside(self) -> List[Statistics]:
         """Find what is inside: up to where examples meet, or beyond batch normalisation. Returns its statistics."""
@@ -544,11 +620,12 @@ class _Split:
         fed = {key: tensor for key, tensor in self._values_fed.items() if self._forward.takes(key)}
 
         def draw(op: tf.Operation, copies: Dict[str, Any], marks: Marks, count: Any) -> None:
-            if _is_random(op):
+            if _is_random(op) and op not in self._trusted:
                 self._draw(marks.draws, op, copies, marks.position, count)
 
         sources = [one for one in self._sources if one.name not in self._fed]
-        return segmented(self._forward, self._images, fed, self._size, sources, statistics, draw, recompute)
+        places = [self._analysis.rows(one.name) or Rows(0, 1) for one in self._images]
+        return segmented(self._forward, self._images, places, fed, self._size, sources, statistics, draw, recompute)
 
     def _use_statistics(self, values: Dict[Key, tf.Tensor]) -> None:
         """Let averages, and whatever else takes a statistic from inside, take that of the whole batch."""
@@ -653,6 +730,16 @@ class _Split:
         """Whether another call has done everything, as for the second loss of a batch."""
         return not rows and any(op.name in _links(self._graph) for op in self._before_losses)
 
+    def _require_apart(self) -> None:
+        """Raise if examples may meet before `outputs`."""
+        images = [image for image in map(self._image, self._outputs) if image is not None]
+        wrong = [one.name for one in images if one.op not in self._inside or self._analysis.rows(one.name) is None]
+        if wrong:
+            raise ValueError(
+                "The batch can't be split up to `outputs`, before which each example must be computed by itself, from "
+                f"`batch` and variables. {self._meeting(self._before_outputs)} Received: {wrong}."
+            )
+
     def _require_gain(self, rows: Dict[Key, List[_Edge]]) -> None:
         if not rows:
             raise ValueError(
@@ -683,14 +770,7 @@ class _Split:
 
     def _shortfall(self) -> str:
         """Return sentences about where examples may meet, and about data that is not in the batch."""
-        words = []
-        outside = (op for op in self._ops if op in self._before_losses and op not in self._inside)
-        for op in outside:
-            verdict = self._analysis.verdict(op.name)
-            if op in self._of_variables and verdict is not None and verdict.kind in ("meets", "reduces"):
-                source = op if self._branches is None else self._branches.source(op)
-                words.append(f"Examples may meet first in {source.name!r}: {verdict.how}.")
-                break
+        words = [self._meeting(self._before_losses)]
         if self._branches is None and len(self.choosers()) > 1:
             names = sorted(tensor.name for tensor in self.choosers())
             words.append(f"If one of {names} says whether this is training, pass its value as `given`.")
@@ -698,7 +778,21 @@ class _Split:
         missing = [one.name for op in data for one in op.outputs if one.name not in self._fed and _has_examples(one)]
         if missing:
             words.append(f"`batch` lacks {sorted(missing)}.")
-        return " ".join(words)
+        return " ".join(filter(None, words))
+
+    def _meeting(self, before: Set[tf.Operation]) -> str:
+        """Return a sentence about the first of these operations in which examples may meet."""
+        outside = [op for op in self._ops if op in before and op not in self._inside]
+        verdicts = [(op, self._analysis.verdict(op.name)) for op in outside]
+        meeting = [(op, one) for op, one in verdicts if one is not None and one.kind in ("meets", "reduces")]
+        using = [(op, verdict) for op, verdict in meeting if op in self._of_variables]
+        for op, verdict in (using if self._inside & self._of_variables else meeting)[:1]:
+            said = f"Examples may meet first in {self._named(op)}: {verdict.how}."
+            is_unknown = op.type in self._analysis.unruled and not self._outputs
+            remedy = " If it keeps them apart, pass the tensors up to which all operations do as `outputs`"
+            other = "" if op in self._of_variables else ", or its result as a part of `batch`"
+            return said + (f"{remedy}{other}." if is_unknown else "")
+        return ""
 
     def replaced(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return what takes the place of a loss: itself, unless it is rows."""
@@ -715,7 +809,7 @@ class _Split:
           combined: what is kept of each micro-batch.
           upstream: {key of a placeholder in the part: (gradient of the batch, axis of its examples)}.
         """
-        random = [op for op in part.ops if _is_random(op)]
+        random = [op for op in part.ops if _is_random(op) and op not in self._trusted]
         if random:
             self._draws.begin()
         whole = {key: (tensor, self._axis(self._fed[key])) for key, tensor in self._values_fed.items()}
@@ -829,7 +923,7 @@ class _Split:
                 grads.append(tf.zeros_like(source))
             else:
                 grad = divided(next(sums), None, _tf.graph_parts.value_of(source).dtype)
-                grads.append(None if grad is None else _final(grad))
+                grads.append(None if grad is None else _final(grad, checks=self._checks))
         return grads
 
     def _passed(self, tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
@@ -867,7 +961,9 @@ class _Split:
         else:
             with tf.control_dependencies(None):
                 sums = iter(self._at_once(template, combined, fed))
-        return [None if grad is None else _final(next(sums)) for grad in template.grads]
+        # TensorFlow finds them by what is computed from these, but not the loop, which it can't differentiate again.
+        links = [_tf.graph_parts.value_of(source) for source in self._sources] + [grad for _, grad in live]
+        return [None if grad is None else _final(next(sums), links, self._checks) for grad in template.grads]
 
     # ------------------------------------------------------------------------------------------------------------
     # Forward and backward in one loop
@@ -979,11 +1075,28 @@ def _gradient(op: tf.Operation, *upstream: Optional[tf.Tensor]) -> List[Optional
 NO_GRADIENT = "AccumSplitBatchNoGradient"
 
 
-def _final(grad: Gradient) -> Gradient:
-    """Return a gradient that raises an error where it is differentiated in turn."""
+def _final(grad: Gradient, links: Sequence[tf.Tensor] = (), checks: Sequence[tf.Operation] = ()) -> Gradient:
+    """Return a gradient that raises an error where it is differentiated in turn.
+
+    Args:
+      grad: a gradient.
+      links: what it is computed from, if operations between are hidden; none if they are not.
+      checks: operations for which it waits.
+    """
     graph = tf1.get_default_graph()
-    with graph.gradient_override_map({"Identity": NO_GRADIENT}):
-        return _tf.inner_optimizer.on_values(tf.identity, grad)
+
+    def final(value: tf.Tensor) -> tf.Tensor:
+        value = _hidden(value) if links else value
+        with graph.gradient_override_map({"IdentityN": NO_GRADIENT}), tf.control_dependencies(checks):
+            return tf.identity_n([value, *links])[0]
+
+    return _tf.inner_optimizer.on_values(final, grad)
+
+
+def _hidden(value: tf.Tensor) -> tf.Tensor:
+    """Return a tensor behind one of integers, at which TensorFlow ends its walk from variables to losses."""
+    bits = _BITS.get(value.dtype.size) if value.dtype.is_floating else None
+    return value if bits is None else tf.bitcast(tf.bitcast(value, bits), value.dtype)
 
 
 @tf.RegisterGradient(NO_GRADIENT)
@@ -1013,6 +1126,12 @@ def _depend_on_lengths_alone(tensors: Sequence[tf.Tensor], ops: Set[tf.Operation
             stack += [] if op.type in LENGTHS else [tensor.op for tensor in op.inputs]
             stack += op.control_inputs
     return True
+
+
+def _is_stateful(op: tf.Operation) -> bool:
+    """Whether an operation has, or changes, a state, other than that of a variable that it reads."""
+    is_read = any(tensor.dtype == tf.resource for tensor in op.inputs)
+    return bool(op.op_def.is_stateful) and op.type not in CHECKS and not is_read
 
 
 def _is_zeros(grad: tf.Tensor) -> bool:

@@ -295,6 +295,21 @@ def test_batch_normalisation_and_its_averages_are_those_of_the_whole_batch(norma
     assert_same(trained_on_images(program, 6), trained_on_images(program), tolerance=2e-5)
 
 
+@pytest.mark.law("L19")
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["pixels", "transposed"])
+def test_pixels_behind_batch_normalisation_may_be_rows_of_the_loss(order):
+    def program(images, classes):
+        x = by_hand(tf.nn.conv2d(images, weight("kernel", [3, 3, 3, 6]), [1, 1, 1, 1], "SAME"), "norm")
+        logits = tf.transpose(tf.reshape(dense(tf.reshape(x, [-1, 6]), "last", 5), [-1, 5]), order)
+        pixels = tf.reshape(tf.tile(classes[:, None], [1, 36]), [-1])
+        chosen = tf.gather(tf.transpose(logits, order), tf.where(pixels > 1)[:, 0])
+        labels = tf.boolean_mask(pixels, pixels > 1)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=chosen)
+        return tf.reduce_mean(losses) + tf.sqrt(tf.reduce_mean(tf.cumsum(logits**2, 1))), tf.reduce_mean(losses)
+
+    assert_same(trained_on_images(program, 6), trained_on_images(program), tolerance=2e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.law("L20")
 @pytest.mark.parametrize("normalize", [lambda x, name: x, by_hand], ids=["plain", "norm"])
@@ -374,14 +389,51 @@ def test_numbers_drawn_behind_the_network_are_the_same_for_loss_and_gradient(dra
 
 @pytest.mark.slow
 @pytest.mark.law("L17")
-def test_a_gradient_of_what_is_split_can_not_be_differentiated_again():
+@pytest.mark.parametrize(
+    "differentiate",
+    [lambda loss, kernel: tf.gradients(tf.reduce_sum(tf.gradients(loss, [kernel])[0] ** 2), [kernel]), tf1.hessians],
+    ids=["gradient", "hessians"],
+)
+def test_a_gradient_of_what_is_split_can_not_be_differentiated_again(differentiate):
     x, y = placeholders()
     kernel = weight("kernel", [24, 1])
     loss = tf.reduce_mean((tf.matmul(tf.reshape(x, [-1, 24]), kernel) - y) ** 2)
     loss = accum.compat.v1.split_batch(loss, (x, y), 6)
-    (grad,) = tf.gradients(loss, [kernel])
     with pytest.raises(ValueError, match="differentiated again"):
-        tf.gradients(tf.reduce_sum(grad**2), [kernel])
+        differentiate(loss, kernel)
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("control_flow", [1], indirect=True)
+def test_a_check_of_what_is_split_still_runs(control_flow):
+    x, y = placeholders()
+    limit = tf1.placeholder(tf.float32, [])
+    outputs = tf.matmul(tf.reshape(x, [-1, 24]), weight("kernel", [24, 1]))
+    scale = tf.identity(weight("scale", [1]))
+    check = tf1.assert_less(tf.abs(outputs), limit, message="too far")
+    with tf.control_dependencies([check]):
+        losses = (outputs - y) ** 2 * scale
+    loss = accum.compat.v1.split_batch(tf.reduce_mean(losses), (x, y), 6)
+    fetched = [loss, *tf.gradients(loss, tf1.trainable_variables())]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for fetch in fetched:
+            session.run(fetch, {x: X, y: Y, limit: 100.0})
+            with pytest.raises(tf.errors.InvalidArgumentError, match="too far"):
+                session.run(fetch, {x: X, y: Y, limit: 0.1})
+
+
+@pytest.mark.law("L21")
+def test_it_may_be_called_where_operations_wait_for_the_loss():
+    x, y = placeholders()
+    loss, _ = perceptron(x, y)
+    average = tf1.train.ExponentialMovingAverage(0.9).apply([loss])
+    with tf.control_dependencies([average]):
+        loss = accum.compat.v1.split_batch(loss, (x, y), 6)
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {x: X, y: Y})
 
 
 @pytest.mark.law("L17")
@@ -575,6 +627,63 @@ def test_a_conditional_by_a_tensor_that_is_not_given_is_named(control_flow):
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# Outputs
+
+
+def with_python(sizes):
+    """A function that makes a program with an operation of which nothing is known, which notes sizes of batches."""
+
+    def tanh(value):
+        sizes.append(len(value))
+        return np.tanh(value)
+
+    def program(x, y):
+        features = tf1.py_func(tanh, [tf.tensordot(x, weight("first", [4, 5]), 1)], tf.float32)
+        features.set_shape([None, 6, 5])
+        program.outputs = dense(tf.reshape(features, [-1, 30]), "last", 1)
+        return unusual_loss(program.outputs, y)
+
+    return program
+
+
+@pytest.mark.law("L21")
+def test_outputs_say_up_to_where_operations_of_which_nothing_is_known_keep_examples_apart():
+    results, sizes = [], []
+    for size in (None, 6):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            program, (x, y) = with_python(sizes), placeholders()
+            loss, _ = program(x, y)
+            if size is not None:
+                sizes.clear()
+                loss = accum.compat.v1.split_batch(loss, (x, y), size, outputs=program.outputs)
+            grads = tf.gradients(loss, tf1.trainable_variables()[1:])
+            session.run(tf1.global_variables_initializer())
+            results.append(session.run([loss, *grads], {x: X, y: Y}))
+    assert max(sizes) == 6
+    for ours, theirs in zip(*results):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L17")
+def test_an_operation_of_which_nothing_is_known_is_named_with_the_remedy():
+    x, y = placeholders()
+    features = tf1.py_func(lambda value: np.tanh(value), [x], tf.float32, name="by_hand")
+    features.set_shape([None, 6, 4])
+    loss = tf.reduce_mean((dense(tf.reshape(features, [-1, 24]), "last", 1) - y) ** 2)
+    with pytest.raises(ValueError, match=r"by_hand.*test_split_batch.py:\d+\).*`outputs`"):
+        accum.compat.v1.split_batch(loss, (x, y), 6)
+
+
+@pytest.mark.law("L17")
+def test_outputs_behind_an_operation_in_which_examples_meet_are_an_error():
+    x, y = placeholders()
+    hidden = tf.tanh(dense(tf.reshape(x, [-1, 24]), "first", 4))
+    outputs = dense(tf.cumsum(hidden, 0, name="running"), "last", 1)
+    with pytest.raises(ValueError, match="up to `outputs`.*running.*a running sum"):
+        accum.compat.v1.split_batch(tf.reduce_mean((outputs - y) ** 2), (x, y), 6, outputs=outputs)
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # Several losses
 
 
@@ -677,7 +786,7 @@ def test_a_tensor_before_the_loss_still_has_its_value():
 def test_a_constant_number_of_examples_is_named():
     x, y = placeholders()
     outputs = dense(tf.reshape(x, [N, 24], name="constant"), "last", 1)
-    with pytest.raises(ValueError, match="constant"):
+    with pytest.raises(ValueError, match=r"'constant' \(made in .*test_split_batch.py:\d+\)"):
         accum.compat.v1.split_batch(tf.reduce_mean((outputs - y) ** 2), (x, y), 6)
 
 
