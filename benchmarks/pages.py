@@ -23,7 +23,7 @@ def overview_rows(results):
     memory = {name: peaks(results, "large", name) for name in ("U-Net", "ResNet50")}
     later = {name: times(results, "large", name, PROCESSOR) for name in memory}
     cell = lambda name, run: f"{shown(memory[name][run])} MiB, {shown(later[name][run][1], '{:.1f}')} s"
-    return [[None] + [cell(name, run) for name in memory] + [None] for run in (FULL, SPLIT, ALL)]
+    return [[None] + [cell(name, run) for name in memory] + [None] for run in (FULL, ALL, SPLIT)]
 
 
 def memory_rows(results):
