@@ -139,7 +139,7 @@ def plan_of(model, count):
     traces = list(model._accum.traces.values()) if hasattr(model, "_accum") else []
     if not traces:
         return None
-    segments = traces[-1].segments
+    segments = traces[-1][1].segments
     plan = {key: getattr(segments.plan, f"{key}_bytes") * count / MIB for key in ("kept", "group", "all")}
     return dict(plan, cuts=len(segments.plan.cuts), levels=segments.graph.count)
 
