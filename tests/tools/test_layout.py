@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "_config": {"_check", "_tf"},
     "_clipping": {"_check", "_clipping", "_config", "_tf"},
     # the APIs, which do not import each other
-    "_keras": KERAS,
+    "_keras": KERAS | {"_rows"},
     "compat": ENGINE | {"_rows", "compat"},
     # tools
     "convert": KERAS | {"convert"},
