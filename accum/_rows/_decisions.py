@@ -417,7 +417,8 @@ class Decisions:
     def _by_rule(self, node: Node, states: List[Optional[State]], level: int) -> List[Optional[State]]:
         if self._has_effect(node):
             self._note_effect(node)
-            self.unruled += [node.type] if "PyFunc" in node.type else []
+            if "PyFunc" in node.type:
+                self.unruled.append(node.type)
             raise Meets("it has an effect")
         if any(state is not None and state.kind == "list" for state in states):
             return self._on_lists(node, states)

@@ -19,11 +19,6 @@ def is_synchronized(batch_norm: tf.keras.layers.Layer) -> bool:
     return type(batch_norm) in BATCH_NORMS[1:] if own is None else bool(own)
 
 
-def is_over_replicas(model: tf.keras.Model) -> bool:
-    """Whether batch normalisation in a model computes its statistics over all replicas."""
-    return any(map(is_synchronized, batch_norms_in(model)))
-
-
 def batch_norms_in(model: tf.keras.Model) -> List[Any]:
     """Return the batch normalisation layers of a model, of any kind."""
     return list(filter(is_batch_norm, layers_of(model)))

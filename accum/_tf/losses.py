@@ -167,10 +167,7 @@ def zero_if_all_are_ignored(container: Any) -> Optional[Callable[[LossCall, Any]
 
 def elements_of_users_loss(call: LossCall) -> Any:
     """Return the losses before their reduction if the loss is not one of Keras, else None."""
-    function = getattr(call.loss, "fn", None)
-    if comes_with_keras(type(call.loss)) and (function is None or comes_with_keras(function)):
-        return None
-    return call.loss.call(call.target, call.output)
+    return None if is_of_keras(call.loss) else call.loss.call(call.target, call.output)
 
 
 def counted_by_losses(calls: List[LossCall]) -> List[Tuple[str, Optional[tf.Tensor]]]:
@@ -215,22 +212,15 @@ def _with_axis(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def is_loss_of_user(compute_loss: Any) -> bool:
-    """Whether a method overrides the `compute_loss` of Keras, which models have since TF 2.9."""
-    return is_of_user(compute_loss, "compute_loss")
-
-
 def is_of_user(method: Any, name: str) -> bool:
-    """Whether a method overrides that of `tf.keras.Model`, which some versions lack."""
+    """Whether a method overrides that of `tf.keras.Model`, if this version has it, as `compute_loss` since TF 2.9."""
     keras_own = getattr(tf.keras.Model, name, None)
     return keras_own is not None and getattr(method, "__func__", method) is not keras_own
 
 
 def compiled_losses(model: Any) -> List[Any]:
     """Return the losses that a model was compiled with: objects and functions."""
-    container = getattr(model, LOSS_CONTAINER, None)
-    passed = _passed(container, "_user_loss" if IS_KERAS_3 else "_user_losses")
-    return [tf.keras.losses.get(loss) for loss in passed]
+    return [tf.keras.losses.get(loss) for loss in _passed_losses(getattr(model, LOSS_CONTAINER, None))]
 
 
 def compiled_metrics(model: Any) -> List[Any]:
@@ -239,6 +229,10 @@ def compiled_metrics(model: Any) -> List[Any]:
     weighted = "_user_weighted_metrics" if hasattr(container, "_user_weighted_metrics") else "_weighted_metrics"
     passed = _passed(container, "_user_metrics") + _passed(container, weighted)
     return [_metric_of(metric) for metric in passed]
+
+
+def _passed_losses(container: Any) -> List[Any]:
+    return _passed(container, "_user_loss" if IS_KERAS_3 else "_user_losses")
 
 
 def _passed(container: Any, name: str) -> List[Any]:
@@ -254,9 +248,9 @@ def _metric_of(metric: Any) -> Any:
 
 def is_of_keras(one: Any) -> bool:
     """Whether a loss or metric, or the function that it wraps, is one of Keras."""
-    function = getattr(one, "fn", getattr(one, "_fn", None))
     if isinstance(one, str):
         return True
+    function = getattr(one, "fn", getattr(one, "_fn", None))
     own = one if not hasattr(type(one), "update_state") and not hasattr(one, "reduction") else type(one)
     return comes_with_keras(own) and (function is None or comes_with_keras(function))
 
@@ -302,9 +296,7 @@ def is_neither_sum_nor_mean(container: Any) -> bool:
 
 def reductions(container: Any) -> List[Optional[str]]:
     """Return the reductions of the losses that a model was compiled with, None for plain functions."""
-    # They have no public name in any version.
-    passed = getattr(container, "_user_loss" if IS_KERAS_3 else "_user_losses", None)
-    losses = [loss for loss in tf.nest.flatten(passed) if loss is not None]
+    losses = _passed_losses(container)
     return ["none" if getattr(loss, "reduction", "") is None else getattr(loss, "reduction", None) for loss in losses]
 
 

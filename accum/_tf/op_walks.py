@@ -173,16 +173,16 @@ def assigned_handles(graph: Any, operations: Iterable[tf.Operation]) -> Set[int]
     return handles
 
 
-def handles_that_may_change(graph: Any) -> Set[int]:
-    """Return the ids of the resource tensors outside of a function's graph to which it may assign.
+def may_assign_beside(graph: Any, spared: Iterable[tf.Tensor]) -> bool:
+    """Whether the graph of a function may assign to variables other than those with the handles `spared`.
 
-    The id of None is among them if a loop, conditional or other function in it assigns to one.
+    In a loop, conditional or function that it calls, any assignment counts.
     """
-    handles = assigned_handles(graph, graph.get_operations())
-    changed = {id(outside) for outside, inside in captures_of(graph) if id(inside) in handles}
     library = graph.as_graph_def().library.function
-    is_within = any(is_assignment(node.op) for function in library for node in function.node_def)
-    return changed | ({id(None)} if is_within else set())
+    if any(is_assignment(node.op) for function in library for node in function.node_def):
+        return True
+    assigned, kept = assigned_handles(graph, graph.get_operations()), {id(handle) for handle in spared}
+    return any(id(inside) in assigned and id(outside) not in kept for outside, inside in captures_of(graph))
 
 
 def assigned_variables(graph: Any) -> List[tf.Variable]:

@@ -148,11 +148,6 @@ def averages_time_first(metric: Any) -> bool:
     return IS_KERAS_3 and isinstance(metric, tf.keras.metrics.Mean)
 
 
-def is_train_step_of_keras(train_step: Callable[..., Any]) -> bool:
-    """Whether a train step is that of `tf.keras.Model`."""
-    return getattr(train_step, "__func__", train_step) is tf.keras.Model.train_step
-
-
 def is_step_of_keras(step: Callable[..., Any], name: str) -> bool:
     """Whether a "train_step", "test_step" or "predict_step" is that of `tf.keras.Model`."""
     return getattr(step, "__func__", step) is getattr(tf.keras.Model, name)

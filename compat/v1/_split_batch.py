@@ -96,9 +96,9 @@ def split_batch(
         iterator or a queue, features and labels of an Estimator.
       micro_batch_size: the largest number of examples that are computed at a time, >= 1.
       outputs: nested structure of tensors up to which the batch is split, with one row for each example. None: it is
-        split as far as examples are known to be apart. Operations before `outputs` of which nothing is known, such as
-        `tf.py_func`, are taken to compute each row of their results, along the first axis, from that example alone, and
-        may run several times. Those in which examples meet are an error.
+        split as far as examples are known to be apart. An operation that accum does not know, such as `tf.py_func`, is
+        taken to compute each row of its results, along the first axis, from that example alone, if it is before
+        `outputs`; it may run several times. An operation there in which examples meet is an error.
       given: {boolean tensor: its value in training}, for what chooses between branches, as in
         `tf.cond(is_training, …)` around batch normalisation. Only the branches of these values are split. With other
         values, whatever is computed from the batch is computed at once, as without `split_batch`; but gradients raise
@@ -371,7 +371,7 @@ class _Split:
             raise ValueError(f"{error} In {self._named(self._graph.get_operation_by_name(error.operation))}.") from None
 
     def _is_unknown(self, op: tf.Operation, analysis: Analysis) -> bool:
-        """Whether nothing is known of an operation before `outputs`, which is said to keep examples apart."""
+        """Whether accum does not know an operation before `outputs`, which is said to keep examples apart."""
         verdict = analysis.verdict(op.name)
         if op not in self._before_outputs or verdict is None or verdict.kind != "meets":
             return False
@@ -380,8 +380,8 @@ class _Split:
         unclear = [tensor.name for tensor in op.outputs if not tensor.shape.rank]
         if unclear:
             raise ValueError(
-                "What is computed before `outputs` by an operation of which nothing is known must have the examples "
-                f"along its first axis: set its shape, such as [None, 10]. Received: {unclear} of {self._named(op)}."
+                "An operation before `outputs` that accum does not know must return one row for each example: set the "
+                f"shape of its results, such as [None, 10]. Received: {unclear} of {self._named(op)}."
             )
         return True
 
@@ -1130,7 +1130,7 @@ def _depend_on_lengths_alone(tensors: Sequence[tf.Tensor], ops: Set[tf.Operation
 
 def _is_stateful(op: tf.Operation) -> bool:
     """Whether an operation has, or changes, a state, other than that of a variable that it reads."""
-    is_read = any(tensor.dtype == tf.resource for tensor in op.inputs)
+    is_read = op.type.startswith(("ReadVariable", "ResourceGather"))
     return bool(op.op_def.is_stateful) and op.type not in CHECKS and not is_read
 
 

@@ -631,7 +631,7 @@ def test_a_conditional_by_a_tensor_that_is_not_given_is_named(control_flow):
 
 
 def with_python(sizes):
-    """A function that makes a program with an operation of which nothing is known, which notes sizes of batches."""
+    """A function that makes a program. An operation in it, which accum does not know, notes the sizes of batches."""
 
     def tanh(value):
         sizes.append(len(value))

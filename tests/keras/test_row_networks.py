@@ -21,11 +21,11 @@ GAPS = {
     "recurrent": "lengths of time look like others in a gather from a captured table, or in the gradient of dropout",
     "masked": "lengths of time look like others in a gather from a captured table",
 }
-"""Networks of which some operations are taken for meetings, which is never wrong, but splits less than it could."""
+"""Networks in which the analysis takes some operations for meetings: never wrong, but it splits less than it could."""
 
 
 def but_for_gaps(networks_or_names):
-    """Parameters of which those in `GAPS` have yet to pass on TensorFlow 2."""
+    """Parameters; those in `GAPS` have yet to pass on TensorFlow 2."""
     names = [getattr(one, "__name__", one) for one in networks_or_names]
     marks = [[pytest.mark.xfail(HAS_KERAS_API, reason=GAPS.get(name), strict=True)] * (name in GAPS) for name in names]
     return [pytest.param(one, id=name, marks=mark) for one, name, mark in zip(networks_or_names, names, marks)]

@@ -611,7 +611,7 @@ class GradientAccumulateModel(tf.keras.Model):  # type: ignore[misc]
         It sees them if losses are computed over them.
         """
         own: Any = getattr(self, "compute_loss", None)
-        if not _tf.losses.is_loss_of_user(own):
+        if not _tf.losses.is_of_user(own, "compute_loss"):
             return
 
         # Neither a function of its own nor a lambda: a deep copy of the model takes this along, bound to the copy.

@@ -510,7 +510,7 @@ class ModelAccumulation:
                 )
             return
         self.whole_batch = () if what is None else ("batch_norm",)
-        group = None if _tf.batch_norm.is_over_replicas(model) else 1
+        group = None if _tf.batch_norm.batch_norms_over_replicas(model) else 1
         self.replicas_per_group = {"batch_norm": group, "loss": 1}
 
     def sees_batch_in_training(self, model: tf.keras.Model) -> bool:

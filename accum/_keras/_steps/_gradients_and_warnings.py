@@ -758,8 +758,8 @@ def warn_of_sums_in_batch(model: tf.keras.Model, train_step: Callable[[Data], Ne
     """
     options, own = model._accum.options, model._accum
     is_mean = options.for_optimizers["reduction"] != "sum"
-    has_own_loss = _tf.losses.is_loss_of_user(getattr(model, "compute_loss", None))
-    if _tf.steps.is_train_step_of_keras(train_step) and not has_own_loss:
+    has_own_loss = _tf.losses.is_of_user(getattr(model, "compute_loss", None), "compute_loss")
+    if _tf.steps.is_step_of_keras(train_step, "train_step") and not has_own_loss:
         return
     name = f"`{_tf.models.name_of_class(model)}`"
     if sums and own.is_first_time("sums in a train step"):

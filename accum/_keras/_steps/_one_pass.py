@@ -8,6 +8,7 @@ computed as by `whole_batch="batch_norm"`, whose train step runs once.
 from typing import Any, Callable, List, Optional
 
 from accum import _check, _rows, _tf
+from accum._engine import _replicas
 from accum._engine._micro_batches import Batch
 from accum._tf import Data, Nested, tf
 
@@ -37,7 +38,7 @@ def what_sees_the_batch(model: tf.keras.Model, name: str, step: Callable[[Data],
     if name != "predict_step":
         losses, metrics = _tf.losses.compiled_losses(model), _tf.losses.compiled_metrics(model)
     if losses and _tf.losses.is_neither_sum_nor_mean(getattr(model, _tf.losses.LOSS_CONTAINER, None)):
-        return "losses of which some are sums and others means, or one is neither"
+        return "losses that are neither all means nor all sums"
     across = [one for one in losses + metrics if not _may_be_apart(one)]
     if across:
         return f"a loss or metric ({_check.shown(list(map(_name_of, across)))})"
@@ -180,5 +181,5 @@ class _Call:
     def _assigns(self, graph: tf.Graph) -> bool:
         """Whether the call changes a variable other than the seeds of Keras' random numbers."""
         seeds = _tf.steps.seeds_of(self._model) + _tf.steps.seeds_without_model()
-        handles = {id(getattr(_tf.variables.native(seed), "handle", None)) for seed in seeds}
-        return not _tf.op_walks.handles_that_may_change(graph) <= handles - {id(None)}
+        local = [_replicas.local_variable(_tf.variables.native(seed)) for seed in seeds]
+        return _tf.op_walks.may_assign_beside(graph, [variable.handle for variable in local])

@@ -48,7 +48,7 @@ def create_variables_ahead(model: tf.keras.Model, batch: Data) -> None:
     optimizers = accumulating_optimizers(model)
     is_known = (
         _tf.steps.is_built_functional(model)
-        and _tf.steps.is_train_step_of_keras(model._accum.steps.of_class_or_user("train_step"))
+        and _tf.steps.is_step_of_keras(model._accum.steps.of_class_or_user("train_step"), "train_step")
         and model.distribute_strategy.num_replicas_in_sync == 1
         and len(optimizers) == 1
     )

@@ -420,9 +420,9 @@ class WholeBatchCalls:
         """
         if self._is_within:
             return call(*args, **kwargs)
-        if not self._model._accum.is_exact_by_default:
-            return self._split(self._model, call, self._arguments(args, kwargs))
-        return self._split_or_at_once(self._model, call, args, kwargs)
+        if self._model._accum.is_exact_by_default:
+            return self.of_layer(self._model, call, args, kwargs)
+        return self._split(self._model, call, self._arguments(args, kwargs))
 
     def _arguments(self, args: Sequence[Nested], kwargs: Dict[str, Nested]) -> Arguments:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -435,18 +435,9 @@ class WholeBatchCalls:
         args: Sequence[Nested],
         kwargs: Dict[str, Nested],
     ) -> Nested:
-        """Call another layer: split if it has weights and can be, otherwise as it is."""
+        """Call a layer: split if it has weights and can be, otherwise as it is."""
         if self._is_within or not any(map(tf.is_tensor, tf.nest.flatten((args, kwargs)))):
             return call(*args, **kwargs)
-        return self._split_or_at_once(layer, call, args, kwargs)
-
-    def _split_or_at_once(
-        self,
-        layer: tf.keras.layers.Layer,
-        call: Callable[..., Nested],
-        args: Sequence[Nested],
-        kwargs: Dict[str, Nested],
-    ) -> Nested:
         try:
             _require_batch((args, kwargs))
             arguments = self._arguments(args, kwargs)
@@ -609,7 +600,7 @@ class WholeBatchStep(SplitStep):
                 name == "train_step"
                 and losses is not None
                 and not losses.is_used
-                and not _tf.steps.is_train_step_of_keras(self._steps.of_class_or_user("train_step"))
+                and not _tf.steps.is_step_of_keras(self._steps.of_class_or_user("train_step"), "train_step")
             ):
                 raise ValueError(
                     f"`{_tf.models.name_of_class(model)}.train_step` computes a loss that can't be computed over the "
