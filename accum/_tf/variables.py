@@ -83,20 +83,6 @@ def on_host() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def keeping_on_host(compiled: bool) -> Iterator[bool]:
-    """Keep tensors in the host's memory in this context if this process has a GPU. Returns whether it does so.
-
-    Args:
-      compiled: whether XLA compiles this, which computes on one device alone.
-    """
-    if compiled or not tf.config.experimental.list_logical_devices("GPU"):
-        yield False
-        return
-    with tf.device("/device:CPU:0"):
-        yield True
-
-
 def new_keras_variable(optimizer: Any, name: str, initial_value: Any, per_replica: bool) -> tf.Variable:
     """Create a variable that belongs to a Keras optimizer but is not one of its weights.
 

@@ -565,40 +565,6 @@ def policy_of(name):
         choose("float32")
 
 
-def list_nodes(function):
-    graph = function.graph.as_graph_def()
-    return [
-        node
-        for part in [graph, *graph.library.function]
-        for node in getattr(part, "node", getattr(part, "node_def", ()))
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["eager", "traced"])
-def test_on_a_gpu_what_crosses_barriers_is_kept_on_the_host(how, monkeypatch):
-    """There is no GPU here, so one is claimed, and the graph shows where the lists of tensors are placed."""
-    plain = trained(small, IMAGES, CLASSES, dict(EAGERLY, loss=FROM_LOGITS), epochs=1)
-    has_gpu = tf.config.experimental.list_logical_devices
-    monkeypatch.setattr(
-        tf.config.experimental, "list_logical_devices", lambda kind=None: ["GPU"] if kind == "GPU" else has_gpu(kind)
-    )
-    compile_with = dict(EAGERLY if how == "eager" else TRACED, loss=FROM_LOGITS)
-    ours = trained(small, IMAGES, CLASSES, compile_with, split(), epochs=1)
-    assert_same(ours, plain)
-    if how == "eager":
-        return
-
-    @tf.function
-    def step():
-        return ours[0].train_step((tf.constant(IMAGES[:20]), tf.constant(CLASSES[:20])))
-
-    nodes = list_nodes(step.get_concrete_function())
-    kept = [node for node in nodes if node.op in ("TensorListSetItem", "TensorListGetItem")]
-    assert kept and all(node.device.endswith("CPU:0") for node in kept)
-    assert not any(node.device for node in nodes if node.op.startswith("Conv2D"))
-
-
 @pytest.mark.slow
 def test_rows_of_embeddings_stay_rows():
     """The gradient of a table that is used twice, before and after a barrier, has its rows of both."""
