@@ -18,7 +18,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "law(name): the law of the semantics that the test holds")
+    config.addinivalue_line("markers", "law(names): the laws of the semantics that the test holds")
     config.addinivalue_line("markers", "slow: starts processes, takes a second, or varies what a quick test shows")
     config.addinivalue_line("markers", "tf(min, max, keras, because): the TensorFlow and Keras that the test needs")
     gc.set_threshold(50000, 20, 20)  # graphs are many objects: by Python's own, a fifth of the time goes into looking

@@ -206,8 +206,7 @@ def test_training_as_a_tensor_under_the_control_flow_of_tf_1(is_fused):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L13")
-@pytest.mark.law("L12")
+@pytest.mark.law("L12", "L13")
 @pytest.mark.parametrize("taken", ["at once", "one by one"])
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 def test_each_use_of_a_layer_moves_the_averages_in_turn(use_resource, taken, tmp_path):

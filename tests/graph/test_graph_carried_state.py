@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from warned import silent
 
 import accum.compat.v1
 
@@ -70,8 +71,7 @@ def test_state_in_a_local_variable_is_named():
 @KINDS
 @pytest.mark.law("L17")
 def test_what_is_assigned_beside_the_loss_or_once_per_step_is_not_named(use_resource):
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with tf.Graph().as_default(), silent():
         x = tf1.placeholder(tf.float32, [ROWS])
         counter = tf1.get_variable("counter", initializer=0.0, trainable=False, use_resource=use_resource)
         _, loss = cell(x, counter.read_value())
@@ -92,8 +92,7 @@ def summed(x, use_resource, added, use=lambda loss, total: loss):
 @pytest.mark.law("L17")
 def test_sums_over_the_data_that_nothing_reads_are_not_named(use_resource):
     """Those over the micro-batches of a cycle are those over the full batch."""
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with tf.Graph().as_default(), silent():
         x = tf1.placeholder(tf.float32, [ROWS])
         optimizer(K).minimize(summed(x, use_resource, lambda x, _: tf.reduce_sum(x)))
 
@@ -112,8 +111,7 @@ def control_flow_of_tf_1():
 @pytest.mark.usefixtures("control_flow_of_tf_1")
 def test_sums_that_begin_with_the_first_micro_batch_are_not_named(use_resource):
     """As those that StyleGAN2 keeps for its summaries."""
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with tf.Graph().as_default(), silent():
         x = tf1.placeholder(tf.float32, [ROWS])
         total = tf1.get_variable("total", initializer=0.0, trainable=False, use_resource=use_resource)
         is_begun, first = tf1.is_variable_initialized(total), tf.reduce_sum(x)
@@ -169,8 +167,7 @@ def test_state_that_a_loop_of_tf_1_reads_is_named():
 @KINDS
 @pytest.mark.law("L17")
 def test_state_is_not_named_where_each_micro_batch_is_a_full_batch(use_resource):
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with tf.Graph().as_default(), silent():
         loss = stateful(tf1.placeholder(tf.float32, [ROWS]), ROWS, use_resource)
         plain = tf1.train.GradientDescentOptimizer(0.5)
         accum.compat.v1.AccumOptimizer(plain, 1, transform=list).minimize(loss)
@@ -232,16 +229,14 @@ def test_state_assigned_beside_the_loss_makes_another_step_than_the_full_batch(u
     ids=["reset", "decayed", "fed", "copied from weights"],
 )
 def test_what_may_be_assigned_at_another_time_is_not_named(assigned, use_resource):
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with tf.Graph().as_default(), silent():
         loss, _ = beside(tf1.placeholder(tf.float32, [ROWS]), use_resource, assigned)
         optimizer(K).minimize(loss)
 
 
 @pytest.mark.law("L17")
 def test_averages_of_batch_normalisation_that_inference_reads_are_not_named():
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with tf.Graph().as_default(), silent():
         x, training = tf1.placeholder(tf.float32, [ROWS, 2]), tf1.placeholder(tf.bool, [])
         used = normalized(x, training)
         optimizer(K).minimize(cell(used[:, 0], 0.0)[1])
@@ -261,11 +256,9 @@ def normalized(x, training, use_resource=True):
 
 
 @KINDS
-@pytest.mark.law("L13")
-@pytest.mark.law("L17")
+@pytest.mark.law("L13", "L17")
 def test_what_the_steps_of_a_train_op_move_is_not_named_for_the_next_one(use_resource):
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with tf.Graph().as_default(), silent():
         x, training = tf1.placeholder(tf.float32, [ROWS, 2]), tf1.placeholder(tf.bool, [])
         centre = tf1.get_variable("centre", [2], trainable=False, use_resource=use_resource)
         loss = cell((normalized(x, training, use_resource) - centre)[:, 0], 0.0)[1]
@@ -321,11 +314,9 @@ def test_the_average_of_a_mean_alone_makes_another_step_than_the_full_batch():
     assert abs(train(K, ROWS) - train(1, K * ROWS)) > 1e-3
 
 
-@pytest.mark.law("L13")
-@pytest.mark.law("L17")
+@pytest.mark.law("L13", "L17")
 def test_averages_of_batch_normalisation_that_follow_the_cycle_are_not_named():
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with tf.Graph().as_default(), silent():
         x = tf1.placeholder(tf.float32, [ROWS, 2])
         average = tf1.get_variable("average", [2], initializer=tf1.zeros_initializer(), trainable=False)
         deviation = tf1.get_variable("deviation", [2], initializer=tf1.zeros_initializer(), trainable=False)
@@ -387,8 +378,7 @@ def test_one_state_for_each_micro_batch_is_exact_and_a_common_one_is_not():
 @pytest.mark.law("L17")
 def test_an_average_of_the_loss_that_gradients_wait_for_is_named_apart(use_resource):
     """As in facenet and TensorFlow's CIFAR-10 tutorial."""
-    with tf.Graph().as_default(), tf1.variable_scope("", use_resource=use_resource), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with tf.Graph().as_default(), tf1.variable_scope("", use_resource=use_resource), silent():
         _, loss = cell(tf1.placeholder(tf.float32, [ROWS]), 0.0)
         average = tf1.train.ExponentialMovingAverage(0.9, name="avg")
         with tf.control_dependencies([average.apply([loss])]):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 
 import killed
 import numpy as np
@@ -12,6 +11,7 @@ import tensorflow as tf
 from equality import assert_identical
 from optimizers import legacy_family
 from replicas import RUN, mirrored
+from warned import silent
 
 import accum.compat.v1
 
@@ -162,8 +162,7 @@ def on_replicas(make, accum_steps, gradients, restore=None, save=None):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L12")
-@pytest.mark.law("L11")
+@pytest.mark.law("L11", "L12")
 @pytest.mark.parametrize("name", [name for name in ADAMS if name != "v1 in a wrapper"])
 def test_checkpoints_of_replicas_go_from_plain_runs_to_accumulating_ones_and_back(tmp_path, name):
     first, second, mean = str(tmp_path / "plain"), str(tmp_path / "ours"), GRADIENTS[1:3].mean(axis=0)
@@ -213,8 +212,7 @@ def table_on_replicas(replicas, accum_steps, batches, restore=None, save=None):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L8")
-@pytest.mark.law("L12")
+@pytest.mark.law("L8", "L12")
 @pytest.mark.parametrize("before,after", [(2, 2), (2, 1), (1, 2)])
 def test_a_saver_keeps_the_rows_that_any_replica_has_touched(tmp_path, before, after):
     def mean(cycle):  # one example for each touched row: its gradient, divided by the two micro steps
@@ -309,8 +307,7 @@ def weight_after(number, accum_steps, batches, save=None, restore=None, begins_w
 
 
 @pytest.mark.slow
-@pytest.mark.law("L12")
-@pytest.mark.law("L17")
+@pytest.mark.law("L12", "L17")
 @pytest.mark.parametrize(
     "before, after, accum_steps, name",
     [(1, 2, 2, "count_0"), (2, 1, 2, "count_0"), (1, 1, 1, "micro_step"), (2, 2, 1, "micro_step")],
@@ -327,8 +324,7 @@ def test_other_options_in_the_middle_of_a_cycle_are_named(tmp_path, before, afte
     with pytest.warns(UserWarning, match="from the middle of a cycle.*run `reset..`.*AccumOptimizer/" + name):
         changed = weight_after(after, accum_steps, rest, restore=path)
     assert abs(changed - ours) > 1e-2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         weight_after(before, 2, [first, second], save=boundary)  # between cycles, options may change
         weight_after(after, accum_steps, rest, restore=boundary)
     ways = [1.0, 0.0] if after == 1 else [1.0, 1.0]
@@ -347,8 +343,7 @@ LONGER = [[number, 0.0] for number in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
 
 
 @pytest.mark.slow
-@pytest.mark.law("L12")
-@pytest.mark.law("L17")
+@pytest.mark.law("L12", "L17")
 @pytest.mark.parametrize("accum_steps", [2, 3, {0: 2, 9: 3}], ids=str)
 @pytest.mark.parametrize("kind", ["Saver", "accum's Saver"])
 def test_a_restored_cycle_takes_no_micro_batch_that_is_one_too_many_for_a_smaller_accum_steps(

@@ -154,8 +154,7 @@ def averages(train_op_of, make, parts, takes_over=False, use_resource=True):
 @pytest.mark.slow
 @KINDS
 @FORMS
-@pytest.mark.law("L13")
-@pytest.mark.law("L17")
+@pytest.mark.law("L13", "L17")
 def test_averages_that_move_with_every_micro_batch_are_named(train_op_of, use_resource):
     with said(MOVES):
         ours = averages(train_op_of, resting, K, use_resource=use_resource)
@@ -165,8 +164,7 @@ def test_averages_that_move_with_every_micro_batch_are_named(train_op_of, use_re
     np.testing.assert_allclose(ours, statistics(), rtol=0, atol=5e-6)
 
 
-@pytest.mark.law("L13")
-@pytest.mark.law("L17")
+@pytest.mark.law("L13", "L17")
 def test_averages_are_named_that_were_not_there_yet_to_be_taken_over():
     with tf.Graph().as_default(), pytest.warns(UserWarning, match="after the model is built.*net/moving_mean"):
         optimizer = accumulating()
@@ -174,15 +172,13 @@ def test_averages_are_named_that_were_not_there_yet_to_be_taken_over():
         before_minimizing(optimizer, loss_of(normalized(tf1.placeholder(tf.float32, [None, 2]))))
 
 
-@pytest.mark.law("L13")
-@pytest.mark.law("L17")
+@pytest.mark.law("L13", "L17")
 def test_averages_that_move_in_place_are_named():
     with tf.Graph().as_default(), said(MOVES):
         accumulating().minimize(loss_of(normalized(tf1.placeholder(tf.float32, [None, 2]), in_place=True)))
 
 
-@pytest.mark.law("L13")
-@pytest.mark.law("L17")
+@pytest.mark.law("L13", "L17")
 @pytest.mark.parametrize("takes_over", [False, True])
 def test_averages_that_move_with_separate_ops_are_named(takes_over):
     with tf.Graph().as_default(), said(*[] if takes_over else [MOVES]):
@@ -227,16 +223,14 @@ WHOLE = pytest.mark.parametrize(
 
 @FORMS
 @WHOLE
-@pytest.mark.law("L14")
-@pytest.mark.law("L17")
+@pytest.mark.law("L14", "L17")
 def test_averages_are_not_named_where_each_batch_is_a_full_batch(options, train_op_of):
     with said():
         averages(train_op_of, lambda: accumulating(1, **options), 1)
 
 
 @pytest.mark.slow
-@pytest.mark.law("L13")
-@pytest.mark.law("L17")
+@pytest.mark.law("L13", "L17")
 @pytest.mark.parametrize("takes_over", [False, True])
 def test_the_averages_of_the_other_network_are_not_named_before_its_optimizer_had_its_turn(takes_over):
     """Those of a generator run with the train op of the discriminator until the other optimizer takes them over."""
@@ -258,8 +252,7 @@ def test_the_averages_of_the_other_network_are_not_named_before_its_optimizer_ha
 
 
 @pytest.mark.slow
-@pytest.mark.law("L13")
-@pytest.mark.law("L17")
+@pytest.mark.law("L13", "L17")
 def test_averages_that_a_split_batch_moves_once_are_named_where_several_batches_make_a_step():
     def train(optimizer, parts):
         with tf.Graph().as_default():
@@ -351,8 +344,7 @@ def averaged(program, optimizer, use_resource=True, look=lambda optimizer: optim
 
 @pytest.mark.slow
 @KINDS
-@pytest.mark.law("L2")
-@pytest.mark.law("L17")
+@pytest.mark.law("L2", "L17")
 @pytest.mark.parametrize(
     "program",
     [by_control_dependencies, by_a_group, by_an_optimizer_around],
@@ -504,8 +496,7 @@ def test_what_may_follow_each_run_is_not_named(program):
 
 
 @WHOLE
-@pytest.mark.law("L14")
-@pytest.mark.law("L17")
+@pytest.mark.law("L14", "L17")
 def test_an_average_after_each_step_is_not_named(options):
     with said():
         averaged(by_control_dependencies, accumulating(1, **options))
@@ -594,8 +585,7 @@ def after_each_step(problem, optimizer, step):
 
 @pytest.mark.slow
 @KINDS
-@pytest.mark.law("L3")
-@pytest.mark.law("L17")
+@pytest.mark.law("L3", "L17")
 @pytest.mark.parametrize(
     "count",
     [after_each_run, beside_each_run, assigned_after_each_run, assigned_beside_each_run],
@@ -690,8 +680,7 @@ def test_a_step_counter_of_floats_is_taken_as_by_tensorflow(options, is_given, u
     assert counted == (0 if not is_given else K + 1 if options else 1)
 
 
-@pytest.mark.law("L3")
-@pytest.mark.law("L17")
+@pytest.mark.law("L3", "L17")
 def test_a_step_counter_of_floats_that_the_program_advances_in_each_run_is_named():
     with tf.Graph().as_default(), said(COUNTER):
         problem, step = Regression(), float_step()

@@ -1,10 +1,10 @@
 """Losses that add up examples, or that divide by a count of their own, are named (laws L4 and L5)."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizers import mainly
+from warned import silent, warned
 
 import accum.compat.v1
 
@@ -53,15 +53,25 @@ def ours(accum_steps=K, **options):
 
 
 def with_warnings(text, *args, **options):
-    """What `trained` returns, and whether one warning, with `text`, was given; others fail."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        warnings.filterwarnings("ignore", SPARSE)
+    """What `trained` returns, where one warning was given, with `text`, or none."""
+    with warned() as said:
         weights = trained(*args, **options)
-    said = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    assert_said(said, text)
+    return weights
+
+
+def assert_said(said, text):
+    said = [one for one in said if SPARSE not in one]
     assert len(said) == (text is not None), said
     assert text is None or text in said[0]
-    return weights
+
+
+def assert_named(text, loss, weight=None, batch=None):
+    """A train op of the loss gives one warning, with `text`, or none."""
+    with tf.Graph().as_default(), warned() as said:
+        problem = Problem(batch)
+        ours().minimize(loss(problem), weight=weight(problem) if callable(weight) else weight)
+    assert_said(said, text)
 
 
 def by_l2_loss(p):
@@ -87,11 +97,20 @@ SUM_LOSSES = {
 }
 
 
-@pytest.mark.law("L4")
-@pytest.mark.law("L17")
-@pytest.mark.parametrize("weight", [None, lambda p: p.size], ids=["unweighted", "weighted"])
-@pytest.mark.parametrize("name", list(SUM_LOSSES))
+WEIGHTS = [pytest.param(None, id="unweighted"), pytest.param(lambda p: p.size, id="by examples")]
+
+
+@pytest.mark.law("L4", "L17")
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("name", SUM_LOSSES)
 def test_a_loss_that_adds_up_examples_is_named(name, weight):
+    assert_named(SUMS, SUM_LOSSES[name], weight)
+
+
+@pytest.mark.law("L4", "L17")
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("name", mainly(SUM_LOSSES, "sum"))
+def test_a_loss_that_adds_up_examples_takes_another_step_unless_sums_are_asked_for(name, weight):
     loss = SUM_LOSSES[name]
     rate = 1e-4 if name == "scaled" else 0.05
     expected = trained(loss, tf1.train.GradientDescentOptimizer(rate), 1)
@@ -146,11 +165,19 @@ MASKED_MEANS = {
 }
 
 
-@pytest.mark.law("L5")
-@pytest.mark.law("L17")
-@pytest.mark.parametrize("weight", [None, lambda p: p.size], ids=["unweighted", "by examples"])
-@pytest.mark.parametrize("name", list(MASKED_MEANS))
+@pytest.mark.law("L5", "L17")
+@pytest.mark.parametrize("weight", WEIGHTS + [pytest.param("count", id="by what counts")])
+@pytest.mark.parametrize("name", MASKED_MEANS)
 def test_a_mean_over_a_mask_that_nothing_weighs_by_is_named(name, weight):
+    loss, count = MASKED_MEANS[name]
+    is_right = weight == "count"
+    assert_named(None if is_right else MEANS, loss, count if is_right else weight)
+
+
+@pytest.mark.law("L5", "L17")
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("name", mainly(MASKED_MEANS, "quotient"))
+def test_a_mean_over_a_mask_takes_another_step_unless_its_count_is_the_weight(name, weight):
     loss, count = MASKED_MEANS[name]
     expected = trained(loss, sgd(), 1)
     assert np.abs(with_warnings(MEANS, loss, ours(), K, weight) - expected).max() > 1e-3
@@ -299,47 +326,33 @@ FEW_WORDS = {
 
 
 @pytest.mark.law("L17")
-@pytest.mark.parametrize("weight", [None, lambda p: p.size], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize("weight", mainly(WEIGHTS, "unweighted"))
 @pytest.mark.parametrize(
     "loss",
     MEAN_LOSSES + list(FEW_WORDS.values()),
     ids=[loss.__name__ for loss in MEAN_LOSSES] + list(FEW_WORDS),
 )
 def test_other_losses_are_not_named(loss, weight):
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        warnings.filterwarnings("ignore", SPARSE)
-        problem = Problem()
-        ours().minimize(loss(problem), weight=None if weight is None else weight(problem))
+    assert_named(None, loss, weight)
 
 
 @pytest.mark.law("L17")
-@pytest.mark.parametrize("batch", [1, SIZE])
-def test_a_sum_over_an_axis_that_may_be_of_features_is_not_named(batch):
-    """So is what is fed as one example."""
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        ours().minimize(tf.reduce_sum(Problem(batch).each))
-
-
-@pytest.mark.law("L17")
-def test_a_number_as_the_weight_says_that_each_micro_batch_is_one_example():
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        ours().minimize(tf.reduce_sum(Problem().each), weight=1)
-
-
-@pytest.mark.law("L17")
-@pytest.mark.parametrize("weight", [lambda: 1.0, lambda: tf1.placeholder(tf.float32, [])], ids=["a number", "fed"])
-def test_a_weight_that_may_be_the_count_is_not_named(weight):
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        ours().minimize(MASKED_MEANS["quotient"][0](Problem()), weight=weight())
+@pytest.mark.parametrize(
+    "name, weight, batch",
+    [
+        pytest.param("sum", None, SIZE, id="a sum over an axis that may be of features"),
+        pytest.param("sum", None, 1, id="what is fed as one example"),
+        pytest.param("sum", 1, None, id="each micro-batch is one example"),
+        pytest.param("quotient", 1.0, None, id="a number that may be the count"),
+        pytest.param("quotient", lambda p: tf1.placeholder(tf.float32, []), None, id="a count that is fed"),
+    ],
+)
+def test_what_may_be_meant_is_not_named(name, weight, batch):
+    assert_named(None, SUM_LOSSES["sum"] if name == "sum" else MASKED_MEANS[name][0], weight, batch)
 
 
 @pytest.mark.slow
-@pytest.mark.law("L14")
-@pytest.mark.law("L17")
+@pytest.mark.law("L14", "L17")
 @pytest.mark.parametrize("loss", [SUM_LOSSES["sum"], MASKED_MEANS["quotient"][0]], ids=["sum", "masked mean"])
 def test_losses_are_not_named_where_nothing_accumulates(loss):
     np.testing.assert_array_equal(with_warnings(None, loss, ours(1), 1), trained(loss, sgd(), 1))
@@ -348,36 +361,32 @@ def test_losses_are_not_named_where_nothing_accumulates(loss):
     with_warnings(None, loss, ours(1, transform=lambda pairs: pairs), 1)
 
 
-@pytest.mark.law("L5")
-@pytest.mark.law("L17")
+@pytest.mark.law("L5", "L17")
 @pytest.mark.parametrize("is_right", [False, True])
 def test_each_of_several_losses_has_a_count_of_its_own(is_right):
-    with tf.Graph().as_default(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    with tf.Graph().as_default(), warned() as said:
         problem = Problem()
         losses = [MASKED_MEANS["quotient"][0](problem), tf.reduce_mean(problem.each)]
         counts = [COUNT(problem), problem.size]
         ours().minimize(losses, weight=counts if is_right else counts[::-1])
-    assert len(caught) == (not is_right)
+    assert len(said) == (not is_right)
 
 
 @pytest.mark.slow
 @pytest.mark.law("L17")
 def test_a_loss_is_named_once_and_in_time():
     """A sum whose operations are used many times is read without following each path."""
-    with tf.Graph().as_default(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    with tf.Graph().as_default(), warned() as said:
         problem, optimizer = Problem(), ours()
         each, total = problem.each, tf.reduce_sum(problem.each)
         for _ in range(100):
             each, total = each + each, total + total
         for _ in range(2):
             optimizer.minimize(total + tf.reduce_sum(each))
-    assert len(caught) == 1 and SUMS in str(caught[0].message)
+    assert len(said) == 1 and SUMS in said[0]
 
 
-@pytest.mark.law("L5")
-@pytest.mark.law("L17")
+@pytest.mark.law("L5", "L17")
 def test_a_mask_from_an_input_pipeline_is_named():
     with tf.Graph().as_default(), pytest.warns(UserWarning, match=MEANS):
         data = tf1.data.Dataset.from_tensor_slices((X[0], MASK[0])).batch(SIZE)
@@ -403,8 +412,7 @@ def split(loss, options):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L5")
-@pytest.mark.law("L17")
+@pytest.mark.law("L5", "L17")
 def test_a_split_batch_counts_by_examples_unless_it_is_told():
     def total(each, _):
         return tf.reduce_sum(each)
@@ -416,8 +424,7 @@ def test_a_split_batch_counts_by_examples_unless_it_is_told():
         with pytest.warns(UserWarning, match=text):
             plain, value = split(loss, {})
         assert abs(plain - value) > 1e-3
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         plain, value = split(masked_mean, {"weight": lambda x, y, mask: tf.reduce_sum(mask)})
         np.testing.assert_allclose(value, plain, rtol=2e-6)
         plain, value = split(lambda each, _: tf.reduce_mean(each), {})
@@ -431,8 +438,7 @@ VECTORS = {
 }
 
 
-@pytest.mark.law("L4")
-@pytest.mark.law("L17")
+@pytest.mark.law("L4", "L17")
 @pytest.mark.parametrize("options", [{}, {"reduction": "running_mean"}, {"nonfinite": "skip_micro"}], ids=str)
 @pytest.mark.parametrize("name", ["an example each", "an element each"])
 def test_a_loss_that_is_no_scalar_is_refused_with_the_remedy(name, options):
@@ -443,8 +449,7 @@ def test_a_loss_that_is_no_scalar_is_refused_with_the_remedy(name, options):
         ours(1, **options).accumulation_ops(VECTORS[name](Problem()))
 
 
-@pytest.mark.law("L4")
-@pytest.mark.law("L17")
+@pytest.mark.law("L4", "L17")
 def test_a_list_of_losses_of_which_one_is_no_scalar_is_refused():
     with tf.Graph().as_default(), pytest.raises(ValueError, match="`loss` must be a scalar"):
         ours().minimize(VECTORS["one of a list"](Problem()), weight=[1.0, 1.0])
@@ -468,8 +473,7 @@ def test_a_vector_of_means_is_no_loss_of_examples():
     np.testing.assert_allclose(trained(means, ours(), K), trained(means, sgd(), 1), rtol=0, atol=5e-6)
 
 
-@pytest.mark.law("L14")
-@pytest.mark.law("L17")
+@pytest.mark.law("L14", "L17")
 def test_a_loss_that_is_no_scalar_passes_where_its_sum_is_meant():
     np.testing.assert_array_equal(
         trained(VECTORS["an example each"], ours(1), 1), trained(VECTORS["an example each"], sgd(), 1)

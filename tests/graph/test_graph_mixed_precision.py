@@ -71,8 +71,7 @@ def by_hand(optimizer, loss, step):
     return tf.group(train_op, scale.assign(tf.where(is_finite, scale * 1.0, scale / 2.0)))
 
 
-@pytest.mark.law("L10")
-@pytest.mark.law("L17")
+@pytest.mark.law("L10", "L17")
 @pytest.mark.parametrize(
     "make", [lambda optimizer, loss, step: scaled(optimizer).minimize(loss, step), by_hand], ids=["TensorFlow's", "own"]
 )

@@ -1,11 +1,10 @@
 """Optimizers of the user's own, of Keras and of the lineage in a static graph (laws L1, L7)."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers import legacy_family
+from warned import silent
 
 import accum.compat.v1
 
@@ -136,8 +135,7 @@ def trained_by(optimizer, batches):
         return session.run(weights)
 
 
-@pytest.mark.law("L7")
-@pytest.mark.law("L17")
+@pytest.mark.law("L7", "L17")
 @pytest.mark.parametrize("name", list(CHANGES))
 def test_clipping_in_a_compute_gradients_of_the_user_s_own_is_named(name):
     expected = trained_by(OfProgram(CHANGES[name]), means())
@@ -161,8 +159,7 @@ def test_clipping_in_a_compute_gradients_of_the_user_s_own_is_named(name):
     ],
 )
 def test_a_compute_gradients_that_changes_nothing_or_scales_is_not_named(accum_steps, change):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         ours = trained_by(accum.compat.v1.AccumOptimizer(OfProgram(change), accum_steps), GRADIENTS)
     batches = means() if accum_steps == K else GRADIENTS
     np.testing.assert_allclose(ours, trained_by(OfProgram(change), batches), rtol=0, atol=2e-6)
@@ -278,8 +275,7 @@ def bert(request):
     return (AdamOfBert(zeros_by_name, request.param),) + expected
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L6")
+@pytest.mark.law("L1", "L6")
 @pytest.mark.parametrize("ops_of", [by_flush, by_flush_in_a_reused_scope, by_two_train_ops, by_separate_ops])
 def test_an_optimizer_that_gets_its_variables_in_each_call_keeps_one_set_of_them(ops_of, bert):
     inner, expected, names = bert

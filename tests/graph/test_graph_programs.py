@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from equality import assert_near
 from replicas import RUN, mirrored
+from warned import silent
 
 import accum.compat.v1
 
@@ -106,8 +107,7 @@ def scheduled(problem):
 
 
 @KINDS
-@pytest.mark.law("L1")
-@pytest.mark.law("L3")
+@pytest.mark.law("L1", "L3")
 def test_an_optimizer_whose_caller_counts_the_steps_makes_those_of_the_full_batch(use_resource):
     with tf.Graph().as_default():
         problem = Problem(use_resource)
@@ -132,8 +132,7 @@ def test_the_published_way_to_count_ends_elsewhere_with_micro_batches():
     assert np.abs(weights - by_numpy(RATES)).max() > 1e-2
 
 
-@pytest.mark.law("L3")
-@pytest.mark.law("L6")
+@pytest.mark.law("L3", "L6")
 @pytest.mark.parametrize("form", ["flush", "separate ops", "one micro-batch per step"])
 def test_each_op_that_makes_a_step_counts_it(form):
     with tf.Graph().as_default():
@@ -177,8 +176,7 @@ def test_steps_are_not_counted_twice(accum_steps, use_resource):
 def test_an_optimizer_that_counts_is_not_warned_of(use_resource):
     inner = tf1.train.GradientDescentOptimizer(0.1)
     for accum_steps, options in [(1, {}), (K, {}), (K, {"count_micro_steps": True})]:
-        with tf.Graph().as_default(), warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
+        with tf.Graph().as_default(), silent():
             problem = Problem(use_resource)
             optimizer = accum.compat.v1.AccumOptimizer(inner, accum_steps, **options)
             optimizer.minimize(problem.loss, problem.step)
@@ -216,8 +214,7 @@ STRATEGIES = pytest.mark.parametrize(
 
 @pytest.mark.slow
 @STRATEGIES
-@pytest.mark.law("L3")
-@pytest.mark.law("L17")
+@pytest.mark.law("L3", "L17")
 def test_steps_are_counted_once_under_a_strategy(make_strategy):
     counted = tf1.train.GradientDescentOptimizer(1.0)
     with pytest.raises(ValueError, match="count_steps=True. would count each step twice"):
@@ -225,8 +222,7 @@ def test_steps_are_counted_once_under_a_strategy(make_strategy):
     with pytest.warns(UserWarning, match="does not advance.*count_steps=True.*Uncounted"):
         weight, step = steps_under(make_strategy(), Uncounted(1.0))
     assert (weight, step) == (-2.0, 0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         assert steps_under(make_strategy(), Uncounted(1.0), count_steps=True) == [-2.0, 2]
         assert steps_under(make_strategy(), counted) == [-2.0, 2]
         assert steps_under(make_strategy(), counted, count_micro_steps=True) == [-2.0, 4]
@@ -287,8 +283,7 @@ def test_an_average_after_each_run_ends_elsewhere():
     assert np.abs(ours - averaged_by_numpy()[1]).max() > 5e-3
 
 
-@pytest.mark.law("L3")
-@pytest.mark.law("L12")
+@pytest.mark.law("L3", "L12")
 def test_what_follows_a_step_may_be_of_the_other_kind_of_variable():
     with tf.Graph().as_default():
         problem = Problem(use_resource=True)
@@ -299,8 +294,7 @@ def test_what_follows_a_step_may_be_of_the_other_kind_of_variable():
         assert problem.run(train_op, MICRO, counter) == STEPS
 
 
-@pytest.mark.law("L6")
-@pytest.mark.law("L12")
+@pytest.mark.law("L6", "L12")
 def test_a_flush_moves_the_average_once_and_between_steps_nothing_moves():
     with tf.Graph().as_default(), tf1.Session() as session:
         problem = Problem()
@@ -316,8 +310,7 @@ def test_a_flush_moves_the_average_once_and_between_steps_nothing_moves():
             np.testing.assert_allclose(session.run(average), expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.law("L12")
-@pytest.mark.law("L13")
+@pytest.mark.law("L12", "L13")
 def test_averages_of_model_variables_follow_the_moving_statistics_and_run_in_order():
     with tf.Graph().as_default():
         problem = Problem()
@@ -343,8 +336,7 @@ def batch_normalized(x):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L12")
-@pytest.mark.law("L13")
+@pytest.mark.law("L12", "L13")
 def test_averages_of_moving_statistics_see_those_of_the_step():
     with tf.Graph().as_default():
         problem = Problem()
@@ -422,16 +414,14 @@ def test_a_cycle_whose_step_the_chief_makes_is_ended_by_separate_ops(name):
             getattr(optimizer, name)()
 
 
-@pytest.mark.law("L9")
-@pytest.mark.law("L17")
+@pytest.mark.law("L9", "L17")
 def test_no_worker_skips_a_cycle_that_others_wait_for():
     sync = tf1.train.SyncReplicasOptimizer(tf1.train.GradientDescentOptimizer(0.05), 2)
     with pytest.raises(ValueError, match="SyncReplicasOptimizer.*use `nonfinite=.skip_micro"):
         accum.compat.v1.AccumOptimizer(sync, K, local_accumulators=True, nonfinite="skip_cycle")
 
 
-@pytest.mark.law("L14")
-@pytest.mark.law("L15")
+@pytest.mark.law("L14", "L15")
 def test_two_train_ops_may_stand_in_the_branches_of_a_conditional():
     was_enabled = tf1.control_flow_v2_enabled()
     tf1.enable_control_flow_v2()
@@ -577,8 +567,7 @@ def test_a_gradient_of_weight_zero_skips_no_cycle_and_no_mean():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L5")
-@pytest.mark.law("L17")
+@pytest.mark.law("L5", "L17")
 def test_train_ops_of_other_weights_or_skips_have_no_common_mean():
     def optimizer(**options):
         made = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.05), K, **options)

@@ -94,8 +94,7 @@ def test_each_loss_has_the_denominator_of_the_full_batch(is_sparse, use_resource
 
 
 @pytest.mark.slow
-@pytest.mark.law("L2")
-@pytest.mark.law("L8")
+@pytest.mark.law("L2", "L8")
 @pytest.mark.parametrize("order", [1, -1])
 def test_each_loss_may_look_up_rows_of_its_own(order):
     """Momentum moves only the rows that a step has, so each must have those of all losses."""
@@ -153,8 +152,7 @@ def test_a_loss_without_elements_in_a_whole_cycle_leaves_the_others(is_swapped):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L2")
-@pytest.mark.law("L6")
+@pytest.mark.law("L2", "L6")
 @pytest.mark.parametrize("form", ["flush", "separate ops"])
 def test_an_unfinished_cycle_is_applied_by_the_counts_so_far(form):
     with tf.Graph().as_default():

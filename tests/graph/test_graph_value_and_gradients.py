@@ -1,7 +1,5 @@
 """`accum.compat.v1.value_and_gradients`: a whole batch in micro-batches, in a static graph (law L18)."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +7,7 @@ import tf_slim as slim
 from equality import assert_near
 from optimizers import mainly
 from replicas import RUN, mirrored
+from warned import silent
 
 import accum.compat.v1
 
@@ -448,8 +447,7 @@ SHAPES = [
 
 @pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
 @pytest.mark.slow
-@pytest.mark.law("L13")
-@pytest.mark.law("L18")
+@pytest.mark.law("L13", "L18")
 @pytest.mark.parametrize("is_fused", [None, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("shape,use_resource", SHAPES)
 @pytest.mark.parametrize("layer", LAYERS)
@@ -748,8 +746,7 @@ def test_variables_that_the_function_changes_for_each_micro_batch_are_named(use_
 @pytest.mark.slow
 @pytest.mark.law("L17")
 def test_variables_that_are_changed_outside_of_the_function_are_not_named():
-    with tf.Graph().as_default(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with tf.Graph().as_default(), silent():
         x, count = tf1.placeholder(tf.float32, [None]), tf1.get_variable("count", initializer=1.0)
         weight = tf1.get_variable("w", initializer=1.0)
         with tf.control_dependencies([count.assign_add(1.0)]):

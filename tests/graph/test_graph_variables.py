@@ -142,8 +142,7 @@ def test_gradients_of_unknown_static_shape():
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L3")
+@pytest.mark.law("L1", "L3")
 def test_slim_train_op_takes_it_as_any_optimizer():
     def build(optimizer):
         def make(x, y):

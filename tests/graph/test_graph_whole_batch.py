@@ -463,8 +463,7 @@ def test_options_that_contradict_each_other():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L13")
-@pytest.mark.law("L17")
+@pytest.mark.law("L13", "L17")
 def test_averages_without_the_statistics_of_the_whole_batch_are_refused():
     """Nothing would move them: their own ops see one micro-batch only."""
     with tf.Graph().as_default():

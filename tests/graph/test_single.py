@@ -1,13 +1,13 @@
 """K = 1 as a plain int is the plain optimizer (law L14)."""
 
 import logging
-import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from equality import assert_identical, assert_near
 from optimizers import built, graph_optimizers, keras_optimizers, keras_weights, random_gradients
+from warned import warned
 
 import accum
 import accum.compat.v1
@@ -102,13 +102,11 @@ def said_of_missing_gradients(optimizer, is_traced):
 
     tf.get_logger().addHandler(handler)
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warned() as given:
             (tf.function(apply) if is_traced else apply)()
     finally:
         tf.get_logger().removeHandler(handler)
-    said += [str(warning.message) for warning in caught]
-    return [line.split("[")[0] for line in said if "radients do not exist" in line]
+    return [line.split("[")[0] for line in said + given if "radients do not exist" in line]
 
 
 @pytest.mark.slow

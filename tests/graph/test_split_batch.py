@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers import mainly
+from warned import warned
 
 import accum.compat.v1
 
@@ -859,7 +860,6 @@ def test_a_graph_of_which_little_is_split_is_named():
     shuffled = tf.roll(hidden, 1, 0, name="shuffled")
     for name in ("second", "third", "fourth"):
         shuffled = dense(shuffled, name, 4)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("'shuffled'") as said:
         accum.compat.v1.split_batch(tf.reduce_mean((shuffled - y) ** 2), (x, y), 6)
-    assert any("'shuffled'" in str(warning.message) for warning in caught)
+    assert said

@@ -1,13 +1,12 @@
 """Losses with an entry for each example, which layers add and Keras adds up, are those of the full batch."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from equality import assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3
+from warned import warned
 
 import accum
 
@@ -52,14 +51,12 @@ def of_layers(shape="a column", norm=False, model_class=tf.keras.Model):
 def trained(make, eagerly=False, **options):
     """Return (weights, losses logged by `fit`, `evaluate`, warnings)."""
     model = make()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("`add_loss`") as said:
         model = accum.GradientAccumulateModel.from_model(model, **options) if options else model
         model.compile(tf.keras.optimizers.SGD(0.01), run_eagerly=eagerly, **NOT_COMPILED)
         data = tf.data.Dataset.from_tensor_slices(((X, Y),)).batch(8)
         logged = model.fit(data, epochs=2, verbose=0).history["loss"]
         evaluated = np.ravel(model.evaluate(data, verbose=0))
-    said = [str(one.message) for one in caught if "`add_loss`" in str(one.message)]
     return model.get_weights(), [logged, evaluated], said
 
 

@@ -1,12 +1,11 @@
 """Batch normalisation of Keras that trains on micro-batches is named, with what is exact; where it rests, it is not."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from models import from_model, step_by_mean_square
 from versions import IS_KERAS_3
+from warned import warned
 
 import accum
 
@@ -30,13 +29,11 @@ def sgd():
 
 def said_in_fit(model, optimizer=None, **options):
     """What a user is told of batch normalisation in two runs of `fit`."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("Batch normalization", accum.InexactWarning) as said:
         model.compile(optimizer or sgd(), "mse", **options)
         for _ in range(2):
             model.fit(X, Y, batch_size=4, verbose=0)
-    said = [str(one.message) for one in caught if issubclass(one.category, accum.InexactWarning)]
-    return [line for line in said if "Batch normalization" in line]
+    return said
 
 
 def ours(accum_steps=2):

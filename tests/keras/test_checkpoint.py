@@ -11,6 +11,8 @@ from optimizers import EAGER_AND_TRACED, families, mainly, random_gradients
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.law("L12")
+
 tf1 = tf.compat.v1
 
 SHAPES, K = [(3, 2), (2,)], 3
@@ -49,7 +51,6 @@ def uninterrupted(make, is_traced):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L12")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 @pytest.mark.parametrize("stop", mainly([2, 3, 5], 2) + [pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4)])
@@ -64,7 +65,6 @@ def test_a_run_restored_after_any_micro_step_ends_as_the_uninterrupted_one(tmp_p
 
 
 @pytest.mark.law("L8")
-@pytest.mark.law("L12")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("restores_first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
@@ -99,7 +99,6 @@ def test_sums_return_to_their_variables_though_other_variables_have_gradients_no
 
 
 @pytest.mark.law("L8")
-@pytest.mark.law("L12")
 @pytest.mark.tf("2.2")
 def test_a_checkpoint_does_not_tell_of_gradients_that_a_traced_micro_step_may_have_had(tmp_path):
     """An eager cycle has no gradient of the second variable. The next one begins in a trace, with a gradient of 0."""
@@ -134,7 +133,6 @@ def test_a_checkpoint_does_not_tell_of_gradients_that_a_traced_micro_step_may_ha
 
 
 @pytest.mark.law("L8")
-@pytest.mark.law("L12")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("micro_steps", [1, 2])
 def test_dense_sums_are_not_restored_as_rows(tmp_path, micro_steps):
@@ -165,7 +163,6 @@ def test_dense_sums_are_not_restored_as_rows(tmp_path, micro_steps):
     np.testing.assert_allclose(var.numpy()[:, 0], [expected, 0.0, 0.0], rtol=1e-6)
 
 
-@pytest.mark.law("L12")
 @pytest.mark.tf("2.2")
 def test_a_resumed_cycle_with_fewer_variables_is_refused(tmp_path):
     one, variables = tf.constant([1.0]), [tf.Variable([0.0]) for _ in range(3)]
@@ -181,7 +178,6 @@ def test_a_resumed_cycle_with_fewer_variables_is_refused(tmp_path):
     np.testing.assert_allclose([float(var[0]) for var in variables], [-0.1, -0.1 / K, -0.1], rtol=1e-6)
 
 
-@pytest.mark.law("L12")
 @pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("call", ["flush", "reset"])
@@ -197,7 +193,6 @@ def test_a_restored_cycle_that_is_not_known_yet_is_not_left_in_silence(tmp_path,
         getattr(optimizer, call)()
 
 
-@pytest.mark.law("L12")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("then", ["flush", "reset"])
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
@@ -226,7 +221,6 @@ def test_a_cycle_restored_into_another_one_is_flushed_or_reset_as_a_whole(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.law("L12")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", ADAMS)
 def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
@@ -245,7 +239,6 @@ def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L12")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", ADAMS)
 def test_other_accum_steps_on_resume_keep_iterations_and_finish_the_cycle_begun(tmp_path, make):
@@ -285,7 +278,6 @@ def uninterrupted_graph(use_resource):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L12")
 @pytest.mark.parametrize(
     "use_resource", [pytest.param(False, id="ref", marks=pytest.mark.slow), pytest.param(True, id="resource")]
 )

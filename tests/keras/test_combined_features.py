@@ -3,8 +3,6 @@
 The oracle is the gradient of a linear model, computed by NumPy over the full batch, or plain Keras.
 """
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +10,7 @@ from equality import assert_identical, assert_near
 from loss_scales import loss_scale_optimizer
 from replicas import mirrored
 from versions import IS_KERAS_3
+from warned import warned
 
 import accum
 
@@ -179,12 +178,10 @@ class OwnLoss(tf.keras.Model):
         return {"loss": loss}
 
 
-def warned(model):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+def said_of(model):
+    with warned("micro-batch") as said:
         model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0)
-    said = [str(warning.message) for warning in caught]
-    return [one for one in said if "micro-batch" in one and "With `whole_batch=()`" not in one]
+    return [one for one in said if "With `whole_batch=()`" not in one]
 
 
 def summed():
@@ -195,7 +192,7 @@ def test_a_train_step_that_may_divide_a_summed_loss_is_warned_of_once():
     options = {"micro_batch_size": 2, "whole_batch": ()}
     model = accum.GradientAccumulateModel.from_model(linear(OwnLoss), accum_steps=1, **options)
     model.compile(tf.keras.optimizers.SGD(0.01), summed())
-    (message,) = warned(model)
+    (message,) = said_of(model)
     assert "has a `train_step` or `compute_loss` of its own, and a compiled loss of reduction SUM" in message
     assert "compile losses that are means, or pass `micro_batch_size` and `whole_batch='loss'`" in message
 
@@ -205,7 +202,7 @@ def test_a_train_step_that_adds_up_losses_of_averaged_micro_batches_is_warned_of
     model = accum.GradientAccumulateModel.from_model(linear(OwnLoss), accum_steps=2, **options)
     model.divides = False
     model.compile(tf.keras.optimizers.SGD(0.01))
-    (message,) = warned(model)
+    (message,) = said_of(model)
     assert "a batch's micro-batches are averaged" in message and "of its own" in message
 
 
@@ -225,7 +222,7 @@ def test_steps_of_several_batches_that_came_after_compile_are_warned_of_with_a_s
     model = accum.GradientAccumulateModel.from_model(linear(), accum_steps=1, micro_batch_size=micro_batch_size)
     model.compile(tf.keras.optimizers.SGD(0.01), summed())
     model.optimizer.accum_steps = 2
-    (message,) = warned(model)
+    (message,) = said_of(model)
     assert "reduction SUM or NONE is a sum over examples" in message
 
 
@@ -241,7 +238,7 @@ def test_steps_of_several_batches_that_came_after_compile_are_warned_of_with_a_s
 def test_other_losses_are_not_warned_of(cls, loss, options):
     model = accum.GradientAccumulateModel.from_model(linear(cls), accum_steps=1, micro_batch_size=2, **options)
     model.compile(tf.keras.optimizers.SGD(0.01), summed() if loss == "sum" else loss)
-    assert warned(model) == []
+    assert said_of(model) == []
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -249,10 +246,9 @@ def test_other_losses_are_not_warned_of(cls, loss, options):
 
 
 def said_in_fit(model, words, **options):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned(words) as said:
         history = model.fit(X, Y, **dict({"batch_size": 10, "shuffle": False, "verbose": 0}, **options)).history
-    return [str(warning.message) for warning in caught if words in str(warning.message)], history
+    return said, history
 
 
 class Anneals(tf.keras.Model):
@@ -507,11 +503,9 @@ def test_a_penalty_on_the_gradient_of_a_whole_batch_is_refused(run_eagerly):
 @pytest.mark.law("L19")
 def test_python_in_the_call_of_a_whole_batch_is_warned_of_if_it_seems_to_run_each_time():
     model = of_batch("scale", whole_batch="loss", run_eagerly=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("runs once") as said:
         for scale in (1.0, 0.0):
             model.scale = scale
             loss = model.train_on_batch(X, TARGETS)
-    said = [str(warning.message) for warning in caught if "runs once" in str(warning.message)]
     assert len(said) == 1 and "`run_eagerly=True`" in said[0]
     assert abs(np.mean(np.asarray(loss)) - np.mean(TARGETS**2)) > 1e-3  # the scale is still 1

@@ -12,6 +12,8 @@ from versions import IS_KERAS_3
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.law("L16")
+
 tf1 = tf.compat.v1
 
 SHAPES = [(5, 4), (4,), (7, 3)]
@@ -66,7 +68,6 @@ def without_scalars(made):
     return Counter({shape: count for (shape, _), count in made.items() if shape != ()})
 
 
-@pytest.mark.law("L16")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("accum_steps", [2, 32])
 def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
@@ -78,7 +79,6 @@ def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
     assert without_scalars(added) == Counter(SHAPES)
 
 
-@pytest.mark.law("L16")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("accum_steps", [2, 8])
 def test_a_model_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
@@ -87,7 +87,6 @@ def test_a_model_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L16")
 @pytest.mark.law("L11")
 @pytest.mark.tf("2.2")
 def test_each_replica_has_one_accumulator_a_variable():
@@ -96,7 +95,6 @@ def test_each_replica_has_one_accumulator_a_variable():
     assert without_scalars(ours - plain) == Counter(SHAPES * R)
 
 
-@pytest.mark.law("L16")
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("accum_steps", [2, 32])
 def test_graph_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps, is_sparse):
@@ -127,7 +125,6 @@ def all_ops(graph_def):
     return nodes
 
 
-@pytest.mark.law("L16")
 @pytest.mark.law("L2")
 @pytest.mark.tf("2.2")
 def test_inner_kernels_stand_in_one_branch_of_the_trace_only():
@@ -148,7 +145,6 @@ def test_inner_kernels_stand_in_one_branch_of_the_trace_only():
     assert len(set(where)) == 1
 
 
-@pytest.mark.law("L16")
 @pytest.mark.law("L5")
 @pytest.mark.tf("2.2")
 def test_a_weighed_micro_batch_is_added_in_one_pass():
@@ -169,7 +165,6 @@ def test_a_weighed_micro_batch_is_added_in_one_pass():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L16")
 @pytest.mark.law("L18")
 @pytest.mark.tf("2.2")
 def test_no_gradient_is_multiplied_in_the_loop_over_micro_batches():
@@ -193,7 +188,6 @@ def kernels_run(session, op):
     return [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
 
 
-@pytest.mark.law("L16")
 @pytest.mark.law("L6")
 def test_an_apply_with_nothing_accumulated_touches_no_accumulator():
     with tf.Graph().as_default():
@@ -209,7 +203,6 @@ def test_an_apply_with_nothing_accumulated_touches_no_accumulator():
             assert session.run(variable).tolist() == [[0.0] * 3] * 7
 
 
-@pytest.mark.law("L16")
 @pytest.mark.law("L8")
 def test_the_table_of_an_embedding_is_never_handled_whole():
     rows, made, checked = 999, [], 0
@@ -230,7 +223,6 @@ def test_the_table_of_an_embedding_is_never_handled_whole():
     assert made == []
 
 
-@pytest.mark.law("L16")
 @pytest.mark.tf("2.2")
 def test_no_accumulator_is_a_weight():
     inputs = tf.keras.Input((3,))
@@ -285,7 +277,6 @@ def in_fit(strategy, inner, after_micro_step):
     model.fit(data, callbacks=[tell], verbose=0)
 
 
-@pytest.mark.law("L16")
 @pytest.mark.law("L2")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.slow)])
@@ -297,7 +288,6 @@ def test_a_micro_step_that_ends_no_cycle_runs_no_inner_kernel(train):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L16")
 @pytest.mark.law("L11")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("train", [in_a_loop, pytest.param(in_fit, marks=pytest.mark.slow)])
@@ -311,7 +301,6 @@ def test_replicas_rest_until_the_cycle_ends(train):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L16")
 @pytest.mark.law("L11")
 def test_replicas_of_a_session_rest_until_the_cycle_ends():
     seen, ops = [], CountingOps()

@@ -52,9 +52,7 @@ class Gan:
         return self.generator.get_weights() + self.discriminator.get_weights()
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L5")
-@pytest.mark.law("L6")
+@pytest.mark.law("L1", "L5", "L6")
 @pytest.mark.parametrize("is_traced", MAINLY_EAGER)
 def test_two_optimizers_in_one_loop_equal_the_full_batch(is_traced):
     full = Gan(is_traced=False)
@@ -127,8 +125,7 @@ def full_batches():
     return model.get_weights()
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L3")
+@pytest.mark.law("L1", "L3")
 @pytest.mark.parametrize("how", [pytest.param("fit", marks=pytest.mark.slow), "loop"])
 def test_a_schedule_of_cycles_equals_batches_of_these_sizes(how, full_batches):
     model = regression(accum.GradientAccumulateOptimizer(momentum(), accum_steps=SCHEDULE))
@@ -140,8 +137,7 @@ def test_a_schedule_of_cycles_equals_batches_of_these_sizes(how, full_batches):
     assert_near(model.get_weights(), full_batches)
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L6")
+@pytest.mark.law("L1", "L6")
 def test_a_scheduler_by_epoch_serves_a_plain_model():
     model = regression(accum.GradientAccumulateOptimizer(momentum(), accum_steps=8), run_eagerly=True)
     callbacks = [accum.AccumulationScheduler({0: 2, 1: 5}), accum.FlushCallback()]
@@ -157,8 +153,7 @@ def test_a_scheduler_by_epoch_serves_a_plain_model():
 # Frozen and added variables, missing gradients
 
 
-@pytest.mark.law("L5")
-@pytest.mark.law("L17")
+@pytest.mark.law("L5", "L17")
 @pytest.mark.parametrize("entered", ["within", "outside, a variable", "outside, a tensor", "outside, an array"])
 def test_a_weight_around_a_traced_step_is_that_of_each_call_or_refused(entered):
     x, counts = np.random.RandomState(0).normal(size=(2, 10)).astype("float32"), (10, 2)

@@ -19,6 +19,8 @@ from optimizers import (
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.law("L1")
+
 tf1 = tf.compat.v1
 
 K, CYCLES = 3, 4
@@ -47,14 +49,12 @@ def run_keras(optimizer, gradients, first, is_traced):
     return [v.numpy() for v in variables]
 
 
-@pytest.mark.law("L1")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", keras_optimizers())
 def test_keras_optimizers_make_the_plain_step(make):
     is_equal_to_the_plain_step(make, is_traced=False)
 
 
-@pytest.mark.law("L1")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", mainly(keras_optimizers(), "keras-Adam", "legacy-Adam"))
 def test_keras_optimizers_make_the_plain_step_in_a_function(make):
@@ -97,7 +97,6 @@ def run_graph(make, gradients, first, use_resource, how):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L1")
 @pytest.mark.law("L3")
 @pytest.mark.parametrize(
     "use_resource,how",
@@ -157,9 +156,7 @@ FIT = [
 
 
 @pytest.mark.slow
-@pytest.mark.law("L1")
-@pytest.mark.law("L5")
-@pytest.mark.law("L6")
+@pytest.mark.law("L5", "L6")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", mainly(FIT, "adam"))
 def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
@@ -172,7 +169,6 @@ BUILT_IN_A_TRACE = ("ScheduleFreeAdamW",)  # by Keras' own `fit`, and takes vari
 
 
 @pytest.mark.slow
-@pytest.mark.law("L1")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", keras_optimizers(but=HELD + BUILT_IN_A_TRACE))
 def test_fit_with_every_other_optimizer_equals_fit_on_the_full_batch(make):

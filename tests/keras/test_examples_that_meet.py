@@ -3,12 +3,11 @@
 The oracle is plain Keras on the whole batch: the step differs from it where the warning comes, and only there.
 """
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from versions import IS_KERAS_3, TF_VERSION
+from warned import warned
 
 import accum
 
@@ -68,11 +67,9 @@ def trained(made, is_ours, run_eagerly=False):
     if is_ours:
         made = accum.GradientAccumulateModel.from_model(made, micro_batch_size=SIZE, whole_batch="all")
     made.compile(tf.keras.optimizers.SGD(0.05), "mse", run_eagerly=run_eagerly)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("across the examples of each micro-batch") as said:
         made.fit(X, Y, batch_size=COUNT, shuffle=False, verbose=0)
-    said = [str(warning.message) for warning in caught]
-    return made.get_weights(), [text for text in said if "across the examples of each micro-batch" in text]
+    return made.get_weights(), said
 
 
 def both(make):
@@ -161,10 +158,8 @@ def test_examples_of_tokens_meet_too(name, length, words):
         of_tokens(make, length, words), micro_batch_size=SIZE, whole_batch="all"
     )
     model.compile(tf.keras.optimizers.SGD(0.05), "mse")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("across the examples of each micro-batch") as said:
         model.train_on_batch(np.resize(IDS, (COUNT, length)), Y)
-    said = [str(one.message) for one in caught if "across the examples of each micro-batch" in str(one.message)]
     assert len(said) == (name != "elementwise") and "can't be checked" not in "".join(said)
 
 
@@ -317,10 +312,9 @@ def stepped(function, data, how, specs=None):
         return value, tape.gradient(value, [kernel])
 
     step = tf.function(step, input_signature=specs) if specs else step
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as said:
         value, (gradient,) = step(*data)
-    return [value, gradient], [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    return [value, gradient], said
 
 
 FLAT = X[:, 0]

@@ -69,8 +69,7 @@ MODELS = [functional, Subclassed, OwnTrainStep] + SLOW
 
 
 @pytest.mark.slow
-@pytest.mark.law("L1")
-@pytest.mark.law("L5")
+@pytest.mark.law("L1", "L5")
 @pytest.mark.parametrize("make", MODELS)
 def test_fit_on_ragged_micro_batches_equals_fit_on_the_full_batch(make):
     full, model = built(make), accum.GradientAccumulateModel.from_model(built(make), 4)
@@ -181,8 +180,7 @@ class TwoOptimizers(tf.keras.Model):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L5")
-@pytest.mark.law("L6")
+@pytest.mark.law("L5", "L6")
 def test_several_optimizers_accumulate_each_for_itself():
     model = accum.GradientAccumulateModel.from_model(TwoOptimizers(), 3)
     sgd = tf.keras.optimizers.SGD

@@ -89,8 +89,7 @@ def test_golden_gradients_agree_with_finite_differences():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L1")
-@pytest.mark.law("L5")
+@pytest.mark.law("L1", "L5")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 def test_optimizer_api_follows_the_golden_trajectory(rule, family, is_traced, follows):
@@ -115,8 +114,7 @@ def test_optimizer_api_follows_the_golden_trajectory(rule, family, is_traced, fo
 
 
 @pytest.mark.slow
-@pytest.mark.law("L1")
-@pytest.mark.law("L5")
+@pytest.mark.law("L1", "L5")
 @pytest.mark.tf("2.2")
 def test_model_api_follows_the_golden_trajectory_through_fit(rule, family, follows):
     plain = golden_model()
@@ -136,8 +134,7 @@ def test_model_api_follows_the_golden_trajectory_through_fit(rule, family, follo
     follows(trajectory)
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L5")
+@pytest.mark.law("L1", "L5")
 @pytest.mark.parametrize(
     "is_resource", [pytest.param(False, id="ref", marks=pytest.mark.slow), pytest.param(True, id="resource")]
 )

@@ -1,14 +1,15 @@
 """`accum.InexactWarning` is the category of what may differ from the full batch, so a program can forbid it."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from models import from_model
+from warned import silent
 
 import accum
 import accum.compat.v1
+
+pytestmark = pytest.mark.law("L17")
 
 X, Y = np.sin(np.arange(24.0, dtype="float32")).reshape(8, 3), np.ones((8, 2), "float32")
 tf1, layers = tf.compat.v1, tf.keras.layers
@@ -66,22 +67,18 @@ KERAS = [
 ]
 
 
-@pytest.mark.law("L17")
 @pytest.mark.parametrize(
     "program", [pytest.param(one, marks=pytest.mark.tf("2.2")) for one in KERAS] + [in_a_static_graph]
 )
 def test_a_program_that_forbids_what_is_inexact_ends_with_the_warning_as_an_error(program):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", accum.InexactWarning)
+    with silent(accum.InexactWarning):
         with pytest.raises(accum.InexactWarning):
             program()
 
 
-@pytest.mark.law("L17")
 @pytest.mark.tf("2.2")
 def test_what_changes_no_result_is_of_another_category():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", accum.InexactWarning)
+    with silent(accum.InexactWarning):
         with pytest.warns(UserWarning, match="`accum_steps` was not given"):
             from_model(functional())
         with pytest.warns(UserWarning, match="No batch is split"):

@@ -223,8 +223,7 @@ def two_rules():
     return rules.MultiOptimizer(rules.OptimizerMap(rules.SGD(0.1), {".*/kernel": rules.SGD(0.1, momentum=0.9)}))
 
 
-@pytest.mark.law("L8")
-@pytest.mark.law("L11")
+@pytest.mark.law("L8", "L11")
 def test_an_optimizer_made_of_several_is_one_inner_optimizer_on_replicas_too():
     with mirrored().scope():
         ours = linear(accum.GradientAccumulateOptimizer(two_rules(), 3))

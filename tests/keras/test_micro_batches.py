@@ -1,7 +1,6 @@
 """A model that splits the batches of its train step trains as a plain model that computes them whole (law L18)."""
 
 import functools
-import warnings
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import tensorflow as tf
 from equality import assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3, IS_WINE, TF_VERSION, XLA_ENDS
+from warned import silent, warned
 from whole_batches import REGULARIZED, SUMS_ACTIVITIES
 
 import accum
@@ -332,10 +332,9 @@ def said_of_order(cls, options, eagerly):
     model = accum.GradientAccumulateModel.from_model(filled(built(cls, {"x": X})), **options)
     model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
     model.run_eagerly = eagerly
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("would see the updated weights") as said:
         model.fit(X, Y, batch_size=BATCH, verbose=0)
-    return [str(warning.message) for warning in caught if "would see the updated weights" in str(warning.message)]
+    return said
 
 
 @pytest.mark.slow
@@ -387,10 +386,9 @@ def test_eagerly_the_variables_are_compared_in_the_first_batch_after_compile_alo
     for _ in range(2):
         model.compile(tf.keras.optimizers.SGD(0.2), tf.keras.optimizers.Adam(0.05))
         model.run_eagerly = True
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warned("changes variables") as lines:
             model.fit(X, Y, batch_size=BATCH, verbose=0)
-        said.append([str(warning.message) for warning in caught if "changes variables" in str(warning.message)])
+        said.append(lines)
     assert [len(lines) for lines in said] == [1, 1] and "average" in said[0][0]
 
 
@@ -835,10 +833,9 @@ def test_activity_regularization_is_that_of_the_full_batch_or_warns():
     for model in (plain, ours):
         model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
     plain.train_on_batch(X[:8], Y[:8])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("Before Keras 3.13, the regularization") as said:
         ours.train_on_batch(X[:8], Y[:8])
-    assert any("Before Keras 3.13, the regularization" in str(warning.message) for warning in caught) == SUMS_ACTIVITIES
+    assert bool(said) == SUMS_ACTIVITIES
     apart = max(np.abs(mine - whole).max() for mine, whole in zip(ours.get_weights(), plain.get_weights()))
     assert apart > 1e-3 if SUMS_ACTIVITIES else apart < 2e-6
 
@@ -918,6 +915,5 @@ def test_in_float64_micro_batches_add_no_rounding_of_float32(float64, options):
 def test_a_mean_loss_with_regularization_warns_of_nothing(options):
     model = accum.GradientAccumulateModel.from_model(one_to_one(kernel_regularizer="l2"), **options)
     model.compile("sgd", "mse", run_eagerly=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         model.fit(X[:40], Y[:40], batch_size=5 if "accum_steps" in options else BATCH, verbose=0)

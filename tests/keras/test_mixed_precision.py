@@ -37,8 +37,7 @@ def test_each_micro_batch_is_unscaled_and_an_overflow_takes_one_more(family, is_
 
 
 @pytest.mark.slow
-@pytest.mark.law("L10")
-@pytest.mark.law("L8")
+@pytest.mark.law("L8", "L10")
 @pytest.mark.parametrize("is_traced", EAGER_AND_TRACED)
 @pytest.mark.parametrize("family", families())
 def test_a_variable_without_a_gradient_stays_inside_a_loss_scale(family, is_traced):
@@ -91,8 +90,7 @@ def trained(batch_size, accum_steps, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L10")
-@pytest.mark.law("L1")
+@pytest.mark.law("L1", "L10")
 @pytest.mark.parametrize("is_explicit", [False, True], ids=["by compile", "by the user"])
 @pytest.mark.parametrize("family", families())
 def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, family, is_explicit):
@@ -104,8 +102,7 @@ def test_fit_under_the_float16_policy_equals_the_full_batch(mixed_float16, famil
 
 
 @pytest.mark.slow
-@pytest.mark.law("L10")
-@pytest.mark.law("L1")
+@pytest.mark.law("L1", "L10")
 def test_fit_under_the_bfloat16_policy_equals_the_full_batch(mixed_bfloat16):
     """Nothing scales the loss there. bfloat16 rounds each micro-batch's gradients, by up to 2^-9 of them."""
     assert_near(trained(5, 4, "sgd"), trained(20, None, "sgd"), atol=3e-4)
@@ -134,8 +131,7 @@ def examples(parts):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L10")
-@pytest.mark.law("L13")
+@pytest.mark.law("L10", "L13")
 @pytest.mark.parametrize("family", families())
 def test_an_overflow_at_any_place_of_a_cycle_leaves_no_trace_in_fit(mixed_float16, family):
     """Neither in the weights nor in batch normalisation; and the last cycle, which it leaves unfinished, is flushed."""
@@ -175,8 +171,7 @@ class WithoutConfig(tf.keras.optimizers.schedules.LearningRateSchedule if hasatt
 
 
 @pytest.mark.slow
-@pytest.mark.law("L1")
-@pytest.mark.law("L10")
+@pytest.mark.law("L1", "L10")
 @pytest.mark.parametrize("how", ["compile", "from_model"])
 @pytest.mark.parametrize("family", families())
 def test_a_schedule_without_a_config_works_within_a_loss_scale(family, how):
@@ -188,8 +183,7 @@ def test_a_schedule_without_a_config_works_within_a_loss_scale(family, how):
 
 @pytest.mark.tf("2.10", because="`exclude_from_weight_decay` came with TF 2.10")
 @pytest.mark.slow
-@pytest.mark.law("L1")
-@pytest.mark.law("L10")
+@pytest.mark.law("L1", "L10")
 @pytest.mark.parametrize("how", ["compile", "from_model"])
 @pytest.mark.parametrize("make", decays()[:1])
 def test_what_is_excluded_from_weight_decay_does_not_decay_within_a_loss_scale(make, how):

@@ -5,13 +5,13 @@ training, so a model with it is held to the full batch with it frozen; what it r
 """
 
 import functools
-import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from equality import assert_near
 from versions import IS_KERAS_3
+from warned import silent, warned
 
 import accum
 
@@ -178,8 +178,7 @@ def transformer(model_class=tf.keras.Model, mask_zero=True):
     return filled(model_class(tokens, layers.Dense(5, activation="softmax")(hidden)))
 
 
-@pytest.mark.law("L5")
-@pytest.mark.law("L8")
+@pytest.mark.law("L5", "L8")
 def test_a_transformer_with_masked_tokens_equals_the_full_batch():
     """Whether Keras' losses divide by tokens or by examples here, "examples" is what they divide by."""
     model, options = transformer(), {"rate": 0.1}
@@ -218,8 +217,7 @@ WEIGHED = [
 ]
 
 
-@pytest.mark.law("L5")
-@pytest.mark.law("L8")
+@pytest.mark.law("L5", "L8")
 @pytest.mark.parametrize("model_class,loss,targets,weight", WEIGHED, ids=["train_step", "compiled"])
 def test_a_mean_over_tokens_is_weighed_by_tokens(model_class, loss, targets, weight):
     model = transformer(model_class, mask_zero=loss is None)
@@ -313,9 +311,7 @@ BERT = [
 ]
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L5")
-@pytest.mark.law("L18")
+@pytest.mark.law("L1", "L5", "L18")
 @pytest.mark.parametrize("name,labels,weight", BERT, ids=[name for name, _, _ in BERT])
 def test_a_hugging_face_model_s_own_loss_and_train_step_equal_the_full_batch(name, labels, weight):
     transformers = pytest.importorskip("transformers", reason="installed in two environments")
@@ -370,10 +366,9 @@ def test_a_loss_of_hugging_face_that_is_a_mean_over_labels_warns_at_compile():
     count = lambda x, y, sample_weight: tf.math.count_nonzero(x["labels"] != -100)
     with pytest.warns(UserWarning, match="mean over the labels other than -100.*`micro_batch_weight=`"):
         accum.GradientAccumulateModel.from_model(make(), 2).compile("sgd")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("labels") as said:
         accum.GradientAccumulateModel.from_model(make(), 2, micro_batch_weight=count).compile("sgd")
-    assert not [warning for warning in caught if "labels" in str(warning.message)]
+    assert not said
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -399,7 +394,6 @@ def test_a_stateful_layer_goes_on_from_micro_batch_to_micro_batch_as_in_plain_ke
     optimizer.apply_gradients(zip(tape.gradient(loss, plain.trainable_variables), plain.trainable_variables))
     model = accum.GradientAccumulateModel.from_model(make(), accum_steps=2)
     model.compile(tf.keras.optimizers.SGD(0.5), "mse", run_eagerly=run_eagerly)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         model.fit(windows.reshape(8, 3, 2), targets.reshape(8, 2), batch_size=4, shuffle=False, verbose=0)
     assert distance(model.get_weights(), plain.get_weights()) < 2e-6 < distance(first, plain.get_weights())

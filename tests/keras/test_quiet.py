@@ -8,6 +8,8 @@ from optimizers import graph_optimizers, keras_optimizers, keras_weights, mainly
 import accum
 import accum.compat.v1
 
+pytestmark = pytest.mark.law("L2")
+
 tf1 = tf.compat.v1
 
 K = 4
@@ -19,7 +21,6 @@ def keras_variables(optimizer):
     return list(variables() if callable(variables) else variables)
 
 
-@pytest.mark.law("L2")
 @pytest.mark.law("L3")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", mainly(keras_optimizers(), "keras-Adam", "legacy-Adam"))
@@ -49,7 +50,6 @@ def test_keras_weights_slots_and_step_counters_rest_between_steps(make):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L2")
 @pytest.mark.law("L3")
 @pytest.mark.parametrize(
     "use_resource", [pytest.param(False, id="ref", marks=pytest.mark.slow), pytest.param(True, id="resource")]
@@ -76,7 +76,6 @@ def test_graph_weights_slots_and_step_counters_rest_between_steps(make, use_reso
             before = after
 
 
-@pytest.mark.law("L2")
 def test_no_kernel_of_the_inner_optimizer_runs_between_steps():
     with tf.Graph().as_default(), tf1.Session() as session:
         variable = tf1.get_variable("w", initializer=np.ones(3, np.float32), use_resource=True)

@@ -71,8 +71,7 @@ def test_running_mean_of_opposite_signs_never_overflows():
     np.testing.assert_allclose(moved, [0.0, 0.0], atol=1.0)
 
 
-@pytest.mark.law("L4")
-@pytest.mark.law("L8")
+@pytest.mark.law("L4", "L8")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_a_missing_gradient_is_zero_in_a_running_mean(missing):
@@ -93,8 +92,7 @@ def test_weights_weigh_the_mean(move, reduction):
     np.testing.assert_allclose(move(G, weights=weights, reduction=reduction), expected, rtol=1e-6)
 
 
-@pytest.mark.law("L5")
-@pytest.mark.law("L4")
+@pytest.mark.law("L4", "L5")
 def test_weights_multiply_under_sum(move):
     weights = [2.0, 0.5, 0.0]
     np.testing.assert_allclose(move(G, weights=weights, reduction="sum"), -np.dot(weights, G), rtol=1e-6)

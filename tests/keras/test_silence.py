@@ -11,6 +11,7 @@ from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 from optimizers import legacy_family
 from versions import IS_KERAS_3, TF_VERSION
+from warned import silent, warned
 
 import accum
 
@@ -239,8 +240,7 @@ def test_two_functions_of_one_name_are_not_one_that_is_called_twice():
     assert [int(one.iterations.numpy()) for one in (model.d_optimizer, model.g_optimizer)] == [2, 2]
 
 
-@pytest.mark.law("L3")
-@pytest.mark.law("L13")
+@pytest.mark.law("L3", "L13")
 def test_batch_normalisation_follows_an_optimizer_that_is_called():
     model = from_model(Gan(), accum_steps=4)
     model(X)
@@ -459,8 +459,7 @@ class Helped(Own):
         return {"loss": loss}
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L5")
+@pytest.mark.law("L1", "L5")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("make", [Decorated, Signed, Helped])
 def test_a_decorated_train_step_equals_the_full_batch_for_each_model_and_compile(make, run_eagerly):
@@ -507,8 +506,7 @@ def test_a_model_without_accum_steps_warns_that_nothing_accumulates():
         with pytest.warns(UserWarning, match="`accum_steps` was not given") as caught:
             make()
         assert len([w for w in caught if "accum_steps" in str(w.message)]) == 1 and caught[0].filename == __file__
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
+        with silent():
             make(accum_steps=1)
 
 
@@ -519,8 +517,7 @@ def test_a_loss_that_sums_over_examples_warns_at_compile_unless_sums_were_asked_
     loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
     with pytest.warns(UserWarning, match="pass `reduction='sum', micro_batch_weight='equal'`"):
         from_model(functional(), 2).compile("sgd", loss)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         from_model(functional(), 2, reduction="sum", micro_batch_weight="equal").compile("sgd", loss)
         from_model(functional(), 2).compile("sgd", "mse")
 
@@ -532,8 +529,7 @@ def test_so_does_one_that_was_compiled_before_the_model_accumulates(reduction):
     plain.compile("sgd", tf.keras.losses.MeanSquaredError(reduction=reduction))
     with pytest.warns(accum.InexactWarning, match="pass `reduction='sum', micro_batch_weight='equal'`"):
         from_model(plain, 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         from_model(plain, 2, reduction="sum", micro_batch_weight="equal")
         from_model(plain, 1)
 
@@ -606,12 +602,10 @@ def said_of_losses(kind, way, run_eagerly):
     plain, loss, y = with_outputs(kind)
     model = from_model(plain, **options)
     model.compile(sgd(), loss, run_eagerly=run_eagerly)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as said:
         for _ in range(2):
             data = list(TOKENS), y
             model.fit(*data, batch_size=batch_size, validation_data=data, shuffle=False, verbose=0)
-    said = [str(warning.message) for warning in caught]
     return [one for one in said if "losses" in one and "With `whole_batch=()`" not in one]
 
 
@@ -678,10 +672,8 @@ def unmasked(output):
 def test_a_term_of_ones_own_beside_a_loss_that_divides_by_unmasked_elements_is_warned_of(kind, is_said, run_eagerly):
     model = from_model(OwnTerms(kind), 3)
     model.compile(sgd(), "mse", run_eagerly=run_eagerly)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("Losses divide") as said:
         model.fit(TOKENS[0], TARGETS, batch_size=2, shuffle=False, verbose=0)
-    said = [str(warning.message) for warning in caught if "Losses divide" in str(warning.message)]
     assert bool(said) is (is_said and not (run_eagerly and kind == "term"))  # which docs/limits.md says
     assert not said or ("terms of `compute_loss`" if kind == "term" else "second call") in said[0]
 
@@ -796,8 +788,7 @@ def test_a_train_step_that_runs_once_per_batch_is_told_of_each_step(options, run
     assert int(model.told.numpy()) == int(model.optimizer.iterations.numpy()) == (4 if "accum_steps" in options else 8)
 
 
-@pytest.mark.law("L3")
-@pytest.mark.law("L17")
+@pytest.mark.law("L3", "L17")
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
 @pytest.mark.parametrize("options", [{}, {"accum_steps": 2}], ids=str)
 def test_a_train_step_that_runs_once_per_micro_batch_can_not_be_told_of_steps(options, run_eagerly):
@@ -829,8 +820,7 @@ def test_has_stepped_is_refused_in_a_static_graph():
             optimizer.has_stepped  # noqa: B018
 
 
-@pytest.mark.law("L3")
-@pytest.mark.law("L9")
+@pytest.mark.law("L3", "L9")
 def test_a_micro_batch_that_is_skipped_has_not_stepped():
     var = tf.Variable([1.0])
     optimizer = accum.GradientAccumulateOptimizer(sgd(), accum_steps=2, nonfinite="skip_micro")
@@ -898,8 +888,7 @@ def test_flush_callback_in_a_model_that_accumulates_nothing_is_refused():
 
 def test_fit_of_a_model_that_is_not_compiled_says_that_alone():
     model = from_model(functional(), 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         with pytest.raises((RuntimeError, ValueError), match="compile"):
             model.fit(X, Y, verbose=0)
 
@@ -973,12 +962,11 @@ CYCLES_AND_MICRO_BATCHES = [{"accum_steps": 2}, {"micro_batch_size": 2, "whole_b
 
 def said_of_changes(model, **options):
     """What a user is told of in two runs of `fit` with one `compile`."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("once per micro-batch") as said:
         model.compile(sgd(), "mse", **options)
         for _ in range(2):
             model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
-    return [str(warning.message) for warning in caught if "once per micro-batch" in str(warning.message)]
+    return said
 
 
 @pytest.mark.law("L2")
@@ -1062,8 +1050,7 @@ def test_what_is_the_same_in_each_micro_batch_is_exact_and_not_warned_of(kind, o
         model = with_layer(lambda: Assigned(SETTLED[kind]))
         model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
         model = wrap(model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", accum.InexactWarning)
+        with silent(accum.InexactWarning):
             model.compile(sgd(), "mse")
             model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
         ended.append(model.get_weights())

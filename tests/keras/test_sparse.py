@@ -59,8 +59,7 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.law("L5")
-@pytest.mark.law("L8")
+@pytest.mark.law("L5", "L8")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_dense", [False, True], ids=["rows", "dense"])
 @pytest.mark.parametrize("index", [0, 1, 2])
@@ -105,8 +104,7 @@ def test_sparse_rows_reach_the_inner_optimizer_as_their_union(make, pattern, is_
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-7)
 
 
-@pytest.mark.law("L4")
-@pytest.mark.law("L8")
+@pytest.mark.law("L4", "L8")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("pattern", sorted(INDICES))
 @pytest.mark.parametrize("make", OPTIMIZERS)
@@ -145,8 +143,7 @@ def test_sparse_rows_in_a_session(pattern, use_resource, reduction):
     np.testing.assert_allclose(trained(True, grads), expected, rtol=0, atol=atol)
 
 
-@pytest.mark.law("L6")
-@pytest.mark.law("L8")
+@pytest.mark.law("L6", "L8")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_reset_discards_the_rows_of_the_cycle_and_that_they_were_touched(make):
@@ -163,8 +160,7 @@ def test_reset_discards_the_rows_of_the_cycle_and_that_they_were_touched(make):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L6")
-@pytest.mark.law("L8")
+@pytest.mark.law("L6", "L8")
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 def test_zero_discards_the_rows_of_the_cycle_in_a_session(use_resource):
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -293,8 +289,7 @@ def test_momentum_moves_a_variable_only_if_the_full_batch_has_a_gradient_for_it(
 
 
 @pytest.mark.slow
-@pytest.mark.law("L8")
-@pytest.mark.law("L9")
+@pytest.mark.law("L8", "L9")
 @pytest.mark.tf("2.2")
 def test_a_skipped_micro_batch_gives_no_variable_a_gradient():
     used, other = tf.Variable([1.0]), tf.Variable([1.0])
@@ -324,8 +319,7 @@ def test_averages_stay_with_their_variables_if_one_has_no_gradient():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L8")
-@pytest.mark.law("L12")
+@pytest.mark.law("L8", "L12")
 @pytest.mark.tf("2.2")
 def test_a_restored_sum_is_applied_though_no_gradient_of_it_was_seen(tmp_path):
     def made():
@@ -346,8 +340,7 @@ def test_a_restored_sum_is_applied_though_no_gradient_of_it_was_seen(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L8")
-@pytest.mark.law("L12")
+@pytest.mark.law("L8", "L12")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("restores_first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("last", ["step", "flush"])
@@ -388,8 +381,7 @@ def test_a_variable_without_a_gradient_rests_in_the_cycle_in_which_the_run_is_re
 
 
 @pytest.mark.slow
-@pytest.mark.law("L8")
-@pytest.mark.law("L12")
+@pytest.mark.law("L8", "L12")
 @pytest.mark.tf("2.2")
 def test_a_checkpoint_has_a_note_only_where_a_variable_has_had_no_gradient(tmp_path):
     optimizer = accum.GradientAccumulateOptimizer(_keras(), accum_steps=2)
@@ -405,8 +397,7 @@ def test_a_checkpoint_has_a_note_only_where_a_variable_has_had_no_gradient(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.law("L8")
-@pytest.mark.law("L11")
+@pytest.mark.law("L8", "L11")
 @pytest.mark.tf("2.2")
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["in one run", "resumed"])
 def test_on_two_replicas_a_variable_without_a_gradient_rests_too(tmp_path, is_resumed):

@@ -279,8 +279,7 @@ def test_conditions_in_python_are_those_of_a_tf_function():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L8")
-@pytest.mark.law("L18")
+@pytest.mark.law("L8", "L18")
 def test_a_variable_that_python_code_uses_in_some_micro_batches_only():
     """Also where its gradient is sparse; in the others it counts as zero."""
     one, other, table = tf.Variable([1.0, 1.0]), tf.Variable([1.0, 1.0]), tf.Variable(TABLE)
@@ -347,8 +346,7 @@ def test_a_keras_model_trains_as_by_the_full_batch(way):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L18")
-@pytest.mark.law("L11")
+@pytest.mark.law("L11", "L18")
 @pytest.mark.parametrize("split", [7, 10, N])
 def test_two_replicas_with_different_numbers_of_examples(split):
     """Each computes the mean of its part; weighted by the numbers of examples, they are the mean of the whole batch."""
@@ -677,8 +675,7 @@ def test_xla_compiles_the_whole_batch():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L19")
-@pytest.mark.law("L11")
+@pytest.mark.law("L11", "L19")
 def test_each_replica_takes_the_statistics_of_its_part_of_the_batch():
     strategy = mirrored()
     with strategy.scope():

@@ -112,8 +112,7 @@ def test_a_loss_that_divides_by_the_sum_of_sample_weights_equals_the_full_batch(
     assert max(np.abs(a - b).max() for a, b in zip(fitted(by_examples, 2), full)) > 1e-3
 
 
-@pytest.mark.law("L5")
-@pytest.mark.law("L10")
+@pytest.mark.law("L5", "L10")
 @pytest.mark.parametrize("is_scaled", [False, True])
 def test_a_micro_batch_of_nothing_but_padding_is_no_overflow(is_scaled):
     tokens = np.array([[1, 2, 0], [3, 0, 0], [0, 0, 0], [0, 0, 0]])

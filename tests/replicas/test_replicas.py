@@ -14,7 +14,7 @@ import accum
 
 R, K, CYCLES, N = 2, 3, 3, 4  # N examples a replica and micro step
 
-pytestmark = pytest.mark.tf("2.2")
+pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L11")]
 
 
 def data():
@@ -63,7 +63,6 @@ def on_two_replicas(make, **options):
 RUN = "run" if hasattr(tf.distribute.Strategy, "run") else "experimental_run_v2"
 
 
-@pytest.mark.law("L11")
 @pytest.mark.parametrize(
     "make,reduction",
     [
@@ -82,7 +81,6 @@ def test_two_replicas_equal_one_device(make, reduction):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L11")
 @pytest.mark.law("L7")
 def test_transform_acts_once_on_the_reduced_gradient():
     clip = lambda grads_and_vars: [(tf.clip_by_norm(grad, 0.5), var) for grad, var in grads_and_vars]
@@ -96,7 +94,6 @@ def test_transform_acts_once_on_the_reduced_gradient():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L11")
 @pytest.mark.law("L5")
 def test_fit_on_two_replicas_equals_fit_on_one_device():
     x, y, first = data()
@@ -120,7 +117,6 @@ def test_fit_on_two_replicas_equals_fit_on_one_device():
 
 @pytest.mark.slow
 @pytest.mark.tf("2.4", keras=2, because="Keras 3 only checks the gradients of the first replica")
-@pytest.mark.law("L11")
 @pytest.mark.law("L10")
 @pytest.mark.parametrize("family", families())
 def test_an_overflow_on_one_replica_only_is_everyones(family):
@@ -161,7 +157,6 @@ def trained_on(replicas, accum_steps, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L11")
 def test_float64_sums_give_the_same_bits_for_any_number_of_replicas():
     alone, *others = [trained_on(replicas, 8 // replicas, "float64") for replicas in (1, 2, 4)]
     for other in others:
@@ -170,7 +165,6 @@ def test_float64_sums_give_the_same_bits_for_any_number_of_replicas():
 
 
 @pytest.mark.slow
-@pytest.mark.law("L11")
 @pytest.mark.law("L9")
 @pytest.mark.parametrize("replica", [0, 1])
 @pytest.mark.parametrize("nonfinite, moved", [("skip_micro", -4.0), ("skip_cycle", -8.0)])

@@ -49,8 +49,7 @@ def rows(demo):
     return _table(demo[0])
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L19")
+@pytest.mark.law("L1", "L19")
 @pytest.mark.slow
 def test_the_split_batch_ends_at_the_weights_of_the_full_batch(rows):
     assert float(rows[1]["weight deviation"]) < (1e-5 if IS_GRAPH else 1e-3)

@@ -23,10 +23,10 @@ def is_law_mark(node):
 
 
 def marks_of(path):
-    """The argument of each `pytest.mark.law(...)` in a file, whether a decorator, in `pytestmark` or in a parameter."""
+    """The laws of each `pytest.mark.law(...)` in a file, whether a decorator, in `pytestmark` or in a parameter."""
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read(), path)
-    return {ast.literal_eval(node.args[0]) for node in ast.walk(tree) if is_law_mark(node)}
+    return {ast.literal_eval(law) for node in ast.walk(tree) if is_law_mark(node) for law in node.args}
 
 
 def marks():

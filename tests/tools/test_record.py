@@ -120,8 +120,7 @@ def test_a_difference_is_estimated_and_never_missed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.tf("2.2")
-@pytest.mark.law("L3")
-@pytest.mark.law("L6")
+@pytest.mark.law("L3", "L6")
 def test_fit_of_micro_batches_is_recorded_as_the_full_batch(tmp_path, by_numpy):
     inputs = tf.keras.Input((3,))
     unit = tf.keras.layers.Dense(1, use_bias=False, name="unit")

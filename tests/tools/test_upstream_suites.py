@@ -113,8 +113,7 @@ def test_keras_tests_pass_on_single_micro_steps(keras_suite, tmp_path):
     assert differences(files, 1, tmp_path, plain, KERAS) == {}
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L3")
+@pytest.mark.law("L1", "L3")
 def test_keras_tests_pass_on_two_micro_steps_for_each_of_their_calls(keras_suite, tmp_path):
     files, plain = keras_suite
     assert differences(files, 2, tmp_path, plain, dict(KERAS, **KERAS_TWICE)) == {}
@@ -142,8 +141,7 @@ def test_slim_tests_pass_on_single_micro_steps(slim_suite, tmp_path):
 
 
 @pytest.mark.tf(max="2.12", because="most of tf_slim 1.1.0's own tests fail from TF 2.13 on")
-@pytest.mark.law("L1")
-@pytest.mark.law("L3")
+@pytest.mark.law("L1", "L3")
 def test_slim_tests_pass_on_two_micro_steps_for_each_of_their_runs(slim_suite, tmp_path):
     files, plain = slim_suite
     assert differences(files, 2, tmp_path, plain, SLIM_TWICE) == {}
