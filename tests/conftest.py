@@ -7,8 +7,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
+import tensorflow as tf
 import versions
 from replicas import look_often_for_the_end_of_replicas, make_cpus
+
+tf1 = tf.compat.v1
 
 collect_ignore = [os.path.join("support", "small_library")]  # a project of its own, which is not installed here
 
@@ -43,3 +46,26 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.fixture(params=[1, 2], ids=["tf1-control-flow", "tf2-control-flow"])
+def control_flow(request):
+    """Loops and conditionals as TensorFlow 1 builds them, and as TensorFlow 2 does."""
+    yield from built_as_by(request.param)
+
+
+@pytest.fixture
+def control_flow_of_tf_1():
+    yield from built_as_by(1)
+
+
+@pytest.fixture
+def control_flow_of_tf_2():
+    yield from built_as_by(2)
+
+
+def built_as_by(version):
+    before = tf1.control_flow_v2_enabled()
+    (tf1.enable_control_flow_v2 if version == 2 else tf1.disable_control_flow_v2)()
+    yield
+    (tf1.enable_control_flow_v2 if before else tf1.disable_control_flow_v2)()

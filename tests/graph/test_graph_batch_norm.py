@@ -1,11 +1,10 @@
 """Batch normalisation in a static graph: averages move once a cycle, to the full batch's statistics (law L13)."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_slim as slim
+from equality import assert_near
 from optimizers import mainly
 
 import accum.compat.v1
@@ -89,8 +88,7 @@ def test_averages_move_to_the_full_batch_s_statistics(layer, shape, is_fused, us
     options = {"use_resource": use_resource, "fused": is_fused}
     theirs = averages_after(full, layer, shape, **options)
     ours = averages_after(parts, layer, shape, accum_steps=len(RAGGED), **options)
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(ours, theirs)
 
 
 def as_slim_deploys(make, loss, update_ops):
@@ -111,6 +109,7 @@ def as_optimize_loss(make, loss, update_ops):
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 @pytest.mark.parametrize("train_op_of", [as_slim_deploys, as_optimize_loss])
 @pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.usefixtures("control_flow_of_tf_1")
 def test_update_ops_that_were_collected_before_change_nothing(layer, train_op_of, use_resource, is_tensor):
     full, parts = cycles(2, (5,))
 
@@ -132,12 +131,9 @@ def test_update_ops_that_were_collected_before_change_nothing(layer, train_op_of
             session.run(tf1.global_variables_initializer())
             for batch in batches:
                 session.run(train_op, {x: batch})
-            return session.run([v for v in tf1.global_variables() if "moving_" in v.op.name])
+            return session.run([v for v in tf1.global_variables() if v.op.name.split("/")[-1].startswith("moving_")])
 
-    with control_flow_of_tf_1():
-        theirs, ours = run(full, None), run(parts, len(RAGGED))
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(run(parts, len(RAGGED)), run(full, None))
 
 
 @pytest.mark.law("L13")
@@ -183,6 +179,7 @@ def test_explicit_ops_move_averages_with_the_step():
 @pytest.mark.slow
 @pytest.mark.law("L13")
 @pytest.mark.parametrize("is_fused", [None, False], ids=["fused", "plain"])
+@pytest.mark.usefixtures("control_flow_of_tf_1")
 def test_training_as_a_tensor_under_the_control_flow_of_tf_1(is_fused):
     full, parts = cycles(2, (3, 2, 5))
 
@@ -199,10 +196,7 @@ def test_training_as_a_tensor_under_the_control_flow_of_tf_1(is_fused):
             np.testing.assert_array_equal(session.run(graph.averages), trained)
             return trained
 
-    with control_flow_of_tf_1():
-        theirs, ours = run(full, None), run(parts, len(RAGGED))
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(run(parts, len(RAGGED)), run(full, None))
 
 
 @pytest.mark.slow
@@ -246,15 +240,6 @@ def test_each_use_of_a_layer_moves_the_averages_in_turn(use_resource, taken, tmp
         np.testing.assert_allclose(value, moved, rtol=0, atol=2e-6)
         once = MOMENTUM * start + (1.0 - MOMENTUM) * statistic(full.astype("float64"), axis=0)
         assert np.abs(moved - once).max() > 0.1
-
-
-@contextlib.contextmanager
-def control_flow_of_tf_1():
-    was_enabled = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    yield
-    if was_enabled:
-        tf1.enable_control_flow_v2()
 
 
 @pytest.mark.slow

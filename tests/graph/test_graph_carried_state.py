@@ -97,15 +97,6 @@ def test_sums_over_the_data_that_nothing_reads_are_not_named(use_resource):
         optimizer(K).minimize(summed(x, use_resource, lambda x, _: tf.reduce_sum(x)))
 
 
-@pytest.fixture
-def control_flow_of_tf_1():
-    was_enabled = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    yield
-    if was_enabled:
-        tf1.enable_control_flow_v2()
-
-
 @KINDS
 @pytest.mark.law("L17")
 @pytest.mark.usefixtures("control_flow_of_tf_1")

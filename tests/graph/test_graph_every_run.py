@@ -1,12 +1,14 @@
 """What runs with every micro-batch, although a full batch would do it once per step, is named."""
 
+import contextlib
 import gc
-import warnings
 import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizers import mainly
+from warned import warned
 
 import accum.compat.v1
 from accum.testing import record
@@ -41,25 +43,15 @@ def run(train_op, x, fetches, parts=K):
         return session.run(fetches)
 
 
-class said:
+@contextlib.contextmanager
+def said(*texts):
     """Fails unless, in this context, these warnings come, each once."""
-
-    def __init__(self, *texts):
-        self._texts = texts
-
-    def __enter__(self):
-        self._context = warnings.catch_warnings(record=True)
-        self._caught = self._context.__enter__()
-        warnings.simplefilter("always", UserWarning)
-
-    def __exit__(self, *error):
-        self._context.__exit__(*error)
-        if error[0] is None:
-            found = [str(one.message) for one in self._caught if issubclass(one.category, UserWarning)]
-            found = [one for one in found if "tf.layers" not in one]
-            assert len(found) == len(self._texts), found
-            for text, one in zip(self._texts, found):
-                assert text in one, one
+    with warned() as found:
+        yield
+    found = [one for one in found if "tf.layers" not in one]
+    assert len(found) == len(texts), found
+    for text, one in zip(texts, found):
+        assert text in one, one
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -142,13 +134,13 @@ def statistics():
     return mean, variance
 
 
-def averages(train_op_of, make, parts, takes_over=False, use_resource=True):
+def averages(train_op_of, optimizer, takes_over=False, use_resource=True):
     with tf.Graph().as_default():
         x = tf1.placeholder(tf.float32, [None, 2])
-        loss, optimizer = loss_of(normalized(x, use_resource=use_resource)), make()
+        loss = loss_of(normalized(x, use_resource=use_resource))
         if takes_over:
             optimizer.accumulate_update_ops()
-        return run(train_op_of(optimizer, loss), x, moving(), parts)
+        return run(train_op_of(optimizer, loss), x, moving())
 
 
 @pytest.mark.slow
@@ -157,10 +149,10 @@ def averages(train_op_of, make, parts, takes_over=False, use_resource=True):
 @pytest.mark.law("L13", "L17")
 def test_averages_that_move_with_every_micro_batch_are_named(train_op_of, use_resource):
     with said(MOVES):
-        ours = averages(train_op_of, resting, K, use_resource=use_resource)
+        ours = averages(train_op_of, resting(), use_resource=use_resource)
     assert np.abs(ours[0] - statistics()[0]).max() > 0.1
     with said():
-        ours = averages(train_op_of, resting, K, takes_over=True, use_resource=use_resource)
+        ours = averages(train_op_of, resting(), takes_over=True, use_resource=use_resource)
     np.testing.assert_allclose(ours, statistics(), rtol=0, atol=5e-6)
 
 
@@ -225,8 +217,8 @@ WHOLE = pytest.mark.parametrize(
 @WHOLE
 @pytest.mark.law("L14", "L17")
 def test_averages_are_not_named_where_each_batch_is_a_full_batch(options, train_op_of):
-    with said():
-        averages(train_op_of, lambda: accumulating(1, **options), 1)
+    with tf.Graph().as_default(), said():
+        train_op_of(accumulating(1, **options), loss_of(normalized(tf1.placeholder(tf.float32, [None, 2]))))
 
 
 @pytest.mark.slow
@@ -333,13 +325,13 @@ def after_step(problem, optimizer):
     return optimizer.minimize(problem.loss)
 
 
-def averaged(program, optimizer, use_resource=True, look=lambda optimizer: optimizer.flush()):
+def averaged(program, optimizer, use_resource=True, look=lambda optimizer: optimizer.flush(), runs=True):
     with tf.Graph().as_default():
         problem = Regression(use_resource)
         train_op = program(problem, optimizer)
         look(optimizer)
         look(optimizer)
-        return run(train_op, problem.x, problem.average.average(problem.weights))
+        return run(train_op, problem.x, problem.average.average(problem.weights)) if runs else None
 
 
 @pytest.mark.slow
@@ -372,7 +364,7 @@ def test_an_average_of_the_weights_after_each_run_is_named(program, use_resource
 )
 def test_all_that_comes_after_the_train_op_looks_for_averages(look):
     with said(WEIGHTS):
-        averaged(by_control_dependencies, accumulating(), look=look)
+        averaged(by_control_dependencies, accumulating(), look=look, runs=False)
 
 
 def target(problem, change):
@@ -389,7 +381,7 @@ def moved_target(problem, optimizer):
 @pytest.mark.law("L17")
 def test_a_target_network_that_moves_after_each_run_is_named():
     with said(WEIGHTS):
-        averaged(lambda *of: tf.group(after_step(*of), moved_target(*of)), accumulating())
+        averaged(lambda *of: tf.group(after_step(*of), moved_target(*of)), accumulating(), runs=False)
 
 
 def copied_target(problem, optimizer):
@@ -499,7 +491,7 @@ def test_what_may_follow_each_run_is_not_named(program):
 @pytest.mark.law("L14", "L17")
 def test_an_average_after_each_step_is_not_named(options):
     with said():
-        averaged(by_control_dependencies, accumulating(1, **options))
+        averaged(by_control_dependencies, accumulating(1, **options), runs=False)
 
 
 @pytest.mark.slow
@@ -545,14 +537,14 @@ def decayed_by_numpy():
     return weights
 
 
-def counting(count, use_resource=True, rate=halved):
+def counting(count, use_resource=True, rate=halved, runs=True):
     """The weights and the counter. `count` returns the op that is run, from the problem, optimizer and counter."""
     with tf.Graph().as_default():
         problem, step = Regression(use_resource), counter(use_resource)
         optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(rate(step)), K)
         train_op = count(problem, optimizer, step)
         optimizer.flush()
-        return run(train_op, problem.x, [problem.weights, step])
+        return run(train_op, problem.x, [problem.weights, step]) if runs else None
 
 
 def after_each_run(problem, optimizer, step):
@@ -645,13 +637,13 @@ def by_itself(problem, optimizer, step):
 )
 def test_other_ways_to_count_are_not_named(count):
     with said():
-        counting(count)
+        counting(count, runs=False)
 
 
 @pytest.mark.law("L17")
 def test_a_counter_that_no_step_reads_is_not_named():
     with said():
-        counting(after_each_run, rate=lambda step: 0.1)
+        counting(after_each_run, rate=lambda step: 0.1, runs=False)
 
 
 def float_step(use_resource=True):
@@ -660,8 +652,8 @@ def float_step(use_resource=True):
     return tf1.get_variable("global_step", [], initializer=zeros, trainable=False, use_resource=use_resource)
 
 
-@KINDS
 @pytest.mark.law("L3")
+@pytest.mark.parametrize("use_resource", mainly([False, True], True), ids=["ref", "resource"])
 @pytest.mark.parametrize("options", [{}, {"count_micro_steps": True}], ids=["steps", "micro steps"])
 @pytest.mark.parametrize("is_given", [False, True], ids=["of another optimizer", "its own"])
 def test_a_step_counter_of_floats_is_taken_as_by_tensorflow(options, is_given, use_resource, tmp_path):

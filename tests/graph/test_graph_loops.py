@@ -201,15 +201,6 @@ def test_estimator_under_a_mirrored_strategy_flushes(tmp_path):
     assert kept_after_evaluation(tmp_path, replicas=2, micro_step_count=4 * K + 2) == [5, 0, 5]
 
 
-@pytest.fixture
-def control_flow_of_tf_1():
-    was_enabled = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    yield
-    if was_enabled:
-        tf1.enable_control_flow_v2()
-
-
 @pytest.mark.slow
 @pytest.mark.law("L11")
 @pytest.mark.usefixtures("control_flow_of_tf_1")

@@ -74,10 +74,6 @@ def assert_named(text, loss, weight=None, batch=None):
     assert_said(said, text)
 
 
-def by_l2_loss(p):
-    return tf.nn.l2_loss(p.output - p.y) + 0.1 * tf.reduce_sum(p.weights**2)
-
-
 def by_cross_entropy(p):
     """As the first tutorials have it."""
     log_of = tf1.log_sigmoid(p.output)

@@ -422,23 +422,18 @@ def test_no_worker_skips_a_cycle_that_others_wait_for():
 
 
 @pytest.mark.law("L14", "L15")
+@pytest.mark.usefixtures("control_flow_of_tf_2")
 def test_two_train_ops_may_stand_in_the_branches_of_a_conditional():
-    was_enabled = tf1.control_flow_v2_enabled()
-    tf1.enable_control_flow_v2()
-    try:
-        with tf.Graph().as_default():
-            problem = Problem()
-            optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.05), K)
+    with tf.Graph().as_default():
+        problem = Problem()
+        optimizer = accum.compat.v1.AccumOptimizer(tf1.train.GradientDescentOptimizer(0.05), K)
 
-            def branch():
-                with tf.control_dependencies([optimizer.minimize(problem.loss, problem.step, weight=problem.size)]):
-                    return tf.constant(True)
+        def branch():
+            with tf.control_dependencies([optimizer.minimize(problem.loss, problem.step, weight=problem.size)]):
+                return tf.constant(True)
 
-            train_op = tf.cond(problem.size > 2, branch, branch)
-            weights, step = problem.run(train_op, MICRO, [problem.weights, problem.step])
-    finally:
-        if not was_enabled:
-            tf1.disable_control_flow_v2()
+        train_op = tf.cond(problem.size > 2, branch, branch)
+        weights, step = problem.run(train_op, MICRO, [problem.weights, problem.step])
     expected = FIRST.astype("float64")
     for x, y in FULL:
         expected = expected - 0.05 * 2.0 * x.T.dot(x.dot(expected) - y) / len(x)

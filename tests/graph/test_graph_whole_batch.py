@@ -381,11 +381,11 @@ def test_what_looks_across_a_micro_batch_only_is_named():
 @pytest.mark.slow
 @pytest.mark.tf(keras=2, because="`tf.compat.v1.layers` need Keras 2")
 @pytest.mark.law("L17")
+@pytest.mark.usefixtures("control_flow_of_tf_1")
 def test_a_loop_or_conditional_of_tf_1_is_refused():
     def conditional(images):
         return weighted(tf1.layers.batch_normalization(images, training=tf1.placeholder_with_default(True, [])))
 
-    tf1.disable_control_flow_v2()
     with pytest.raises(ValueError, match="pass `training` as a bool"):
         value_of(conditional)
 

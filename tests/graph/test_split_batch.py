@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from optimizers import mainly
 from warned import warned
 
@@ -26,15 +27,6 @@ CLASSES = RANDOM.randint(0, 5, N).astype("int32")
 def static_graph():
     with tf.Graph().as_default():
         yield
-
-
-@pytest.fixture(params=[1, 2], ids=["tf1-control-flow", "tf2-control-flow"])
-def control_flow(request):
-    """Loops and conditionals as TF 1 builds them, and as TF 2 does."""
-    before = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if request.param == 2 else tf1.disable_control_flow_v2)()
-    yield
-    (tf1.enable_control_flow_v2 if before else tf1.disable_control_flow_v2)()
 
 
 def weight(name, shape, seed=0):
@@ -180,6 +172,7 @@ def test_lengths_of_sequences_may_stop_a_loop_over_time(control_flow):
 
 
 @pytest.mark.law("L21")
+@pytest.mark.parametrize("control_flow", mainly([1, 2], 2), indirect=True)
 def test_a_loop_over_time_may_take_as_many_steps_as_the_batch_has(control_flow):
     def batch():
         return tf1.placeholder(tf.float32, [None, None, 4], "x"), tf1.placeholder(tf.float32, [None, 1], "y")
@@ -536,7 +529,9 @@ def trained_and_evaluated(normalize, size):
 
 
 @pytest.mark.law("L19")
-@pytest.mark.parametrize("normalize", SWITCHED, ids=lambda normalize: normalize.__name__)
+@pytest.mark.parametrize(
+    "normalize", mainly(SWITCHED, switched_by_hand, switched_by_layers), ids=lambda one: one.__name__
+)
 def test_batch_normalisation_may_be_switched_by_a_placeholder(normalize, control_flow):
     assert_switched(normalize)
 
@@ -564,6 +559,7 @@ def with_two_switches(x, name, training, dropping):
 
 
 @pytest.mark.law("L20")
+@pytest.mark.parametrize("control_flow", mainly([1, 2], 1), indirect=True)
 def test_several_tensors_may_say_what_is_training(control_flow):
     """Dropout is drawn for each example; with other values, nothing is."""
     assert_same(trained_with_two_switches(6), trained_with_two_switches(N), tolerance=2e-5)
@@ -661,8 +657,7 @@ def test_outputs_say_up_to_where_operations_of_which_nothing_is_known_keep_examp
             session.run(tf1.global_variables_initializer())
             results.append(session.run([loss, *grads], {x: X, y: Y}))
     assert max(sizes) == 6
-    for ours, theirs in zip(*results):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert_near(*results)
 
 
 @pytest.mark.law("L17")

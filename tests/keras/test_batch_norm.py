@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from saving import FORMATS, saved
 from versions import IS_KERAS_3
 
@@ -42,8 +43,7 @@ def statistics(layer):
 
 
 def assert_close(ours, theirs, rtol=2e-6):
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=2e-6)
+    assert_near(ours, theirs, rtol=rtol)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from models import from_model, step_by_mean_square
 from versions import IS_KERAS_3
 from warned import warned
@@ -220,8 +221,7 @@ def test_what_is_named_is_the_full_batch(critic_steps):
     plain = trained(Gan(critic_steps, by_tape))
     split = from_model(Gan(critic_steps, by_tape), micro_batch_size=4)
     for own in trained(Gan(critic_steps, in_micro_batches)), trained(split):
-        for mine, whole in zip(own, plain):
-            np.testing.assert_allclose(mine, whole, rtol=0, atol=2e-5)
+        assert_near(own, plain, atol=2e-5)
     start = Gan(critic_steps, by_tape)
     moved = [np.abs(a - b).max() for a, b in zip(plain, start.generator.get_weights() + start.critic.get_weights())]
     assert max(moved) > 1e-2

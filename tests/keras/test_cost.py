@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers import legacy_family
+from optimizers import legacy_family, mainly
 from replicas import RUN, CountingOps, R, mirrored
 from versions import IS_KERAS_3
 
@@ -69,7 +69,7 @@ def without_scalars(made):
 
 
 @pytest.mark.tf("2.2")
-@pytest.mark.parametrize("accum_steps", [2, 32])
+@pytest.mark.parametrize("accum_steps", mainly([2, 32], 32))
 def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
     plain = made_by(micro_steps, tf.keras.optimizers.Adam())
     ours = made_by(micro_steps, accum.GradientAccumulateOptimizer(tf.keras.optimizers.Adam(), accum_steps), accum_steps)
@@ -80,7 +80,7 @@ def test_keras_api_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
 
 
 @pytest.mark.tf("2.2")
-@pytest.mark.parametrize("accum_steps", [2, 8])
+@pytest.mark.parametrize("accum_steps", mainly([2, 8], 8))
 def test_a_model_makes_one_accumulator_a_variable_whatever_k_is(accum_steps):
     plain, ours = made_by(a_cycle_of_a_model), made_by(a_cycle_of_a_model, accum_steps)
     assert without_scalars(ours - plain) == Counter([(5, 4), (4,), (4, 3), (3,)])

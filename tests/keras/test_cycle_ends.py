@@ -9,8 +9,6 @@ import accum.compat.v1
 
 tf1 = tf.compat.v1
 
-POLICIES = ["flush", "carry", "drop"]
-
 
 @pytest.mark.law("L6")
 @pytest.mark.tf("2.2")
@@ -63,7 +61,6 @@ def test_explicit_ops_apply_what_is_there_and_zero_discards(use_resource):
 
 
 X = np.arange(1, 8, dtype="float32")[:, None]  # 7 examples in batches of 2: three and a half
-GRADIENT = 2.0 * float(np.mean(X**2))
 
 
 def model(last_cycle, accum_steps, **compiled):

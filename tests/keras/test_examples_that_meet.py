@@ -6,6 +6,7 @@ The oracle is plain Keras on the whole batch: the step differs from it where the
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical, assert_near
 from versions import IS_KERAS_3, TF_VERSION
 from warned import warned
 
@@ -134,8 +135,7 @@ class Attends(layers.Layer):
 def test_operations_within_an_example_are_not_named(name):
     ours, plain, said = both(lambda: net(APART[name]()))
     assert not said
-    for one, other in zip(ours, plain):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+    assert_near(ours, plain, rtol=2e-5, atol=2e-5)
 
 
 IDS = RANDOM.randint(0, 30, size=(COUNT, 7))
@@ -222,8 +222,7 @@ def test_the_trial_changes_nothing(run_eagerly):
         untried, _ = trained(second, True, run_eagerly)
     finally:
         _segments._warn_of_meetings = own
-    for mine, other in zip(tried, untried):
-        np.testing.assert_array_equal(mine, other)
+    assert_identical(tried, untried)
 
 
 def test_text_can_not_be_made_up_for_a_trial():
@@ -334,8 +333,7 @@ def test_arguments_and_constants_of_every_kind_are_made_up(name):
     data = [tf.constant(FLAT)] + others
     ours, said = stepped(function, data, {"whole_batch": "batch_norm"})
     assert not said
-    for one, other in zip(ours, stepped(function, data, None)[0]):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+    assert_near(ours, stepped(function, data, None)[0], rtol=2e-5, atol=2e-5)
     rolled = lambda *data: tf.roll(function(*data), 1, axis=0) + function(*data)  # noqa: E731
     _, said = stepped(rolled, data, {"whole_batch": "batch_norm"})
     assert len(said) == 1 and "look across the examples" in said[0] and "Received: ['Roll']" in said[0]
@@ -358,8 +356,7 @@ def test_what_can_not_be_made_up_is_told_and_changes_nothing():
     for function, data, specs, words in cases:
         ours, said = stepped(function, data, {"whole_batch": "batch_norm"}, specs)
         assert len(said) == 1 and "can't be checked" in said[0] and words in said[0]
-        for one, other in zip(ours, stepped(function, data, None)[0]):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+        assert_near(ours, stepped(function, data, None)[0], rtol=2e-5, atol=2e-5)
 
 
 def test_integers_from_outside_that_are_not_known_are_told():
@@ -379,5 +376,4 @@ def test_integers_from_outside_that_are_not_known_are_told():
 
     with pytest.warns(UserWarning, match="can't be checked.*is unknown when the graph is built"):
         ours = step(tf.constant(FLAT), tf.constant(1), whole_batch="batch_norm")
-    for one, other in zip(tf.nest.flatten(ours), tf.nest.flatten(step(tf.constant(FLAT), tf.constant(1)))):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+    assert_near(tf.nest.flatten(ours), tf.nest.flatten(step(tf.constant(FLAT), tf.constant(1))), rtol=2e-5, atol=2e-5)

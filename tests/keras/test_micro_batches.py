@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from equality import assert_near
+from optimizers import mainly
 from replicas import mirrored
 from versions import IS_KERAS_3, IS_WINE, TF_VERSION, XLA_ENDS
 from warned import silent, warned
@@ -176,9 +177,15 @@ def plainly(case):
     return trained(built(make, data), data, compile_with, fit_with)
 
 
-@pytest.mark.parametrize("case, size", SIZES)
-def test_micro_batches_make_the_steps_of_the_whole_batch(case, size):
+TRACED = [("arrays", 8), ("dicts, two outputs", 8), ("mask", 1), ("several steps per execution", 8)]
+RUNS = mainly([(*pair, False) for pair in SIZES], *[(*pair, False) for pair in TRACED])
+RUNS += [(*pair, True) for pair in SIZES if pair not in TRACED and pair != ("arrays", 1)]
+
+
+@pytest.mark.parametrize("case, size, run_eagerly", RUNS)
+def test_micro_batches_make_the_steps_of_the_whole_batch(case, size, run_eagerly):
     make, data, compile_with, fit_with = CASES[case]
+    compile_with = dict(compile_with, run_eagerly=True) if run_eagerly else compile_with
     ours = trained(split(built(make, data), size), data, compile_with, fit_with)
     assert_same(ours, plainly(case))
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from equality import assert_near
+from optimizers import mainly
 
 import accum
 import accum.compat.v1
@@ -217,7 +218,7 @@ def test_the_data_tell_what_a_batch_has(recwarn, options, size, received):
 
 
 @pytest.mark.law("L17")
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["traced", "eager"])
+@pytest.mark.parametrize("run_eagerly", [pytest.param(False, id="traced", marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("size,is_said", [(4, True), (3, False)])
 def test_train_on_batch_tells_once_that_nothing_is_split(recwarn, size, is_said, run_eagerly):
     model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=size)
@@ -237,7 +238,7 @@ def test_evaluation_and_prediction_tell_nothing_of_batches_that_are_not_split(re
 
 
 @pytest.mark.law("L17")
-@pytest.mark.parametrize("size,is_said", [(4, True), (3, False)])
+@pytest.mark.parametrize("size,is_said", mainly([(4, True), (3, False)], (4, True)))
 def test_batches_of_a_dataset_are_compared_as_a_replica_has_them(recwarn, size, is_said):
     with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
         model = accum.GradientAccumulateModel.from_model(net(), micro_batch_size=size)

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical
 
 import accum
 
@@ -133,11 +134,9 @@ def test_predict_gives_the_same_bits(make):
     model, x = trained(make)
     swapped = accum.replace_batchnorm_layers(model, accum_steps=4)
     before = [np.copy(weight) for weight in model.get_weights()]
-    for ours, theirs in zip(tf.nest.flatten(swapped.predict(x)), tf.nest.flatten(model.predict(x))):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_identical(tf.nest.flatten(swapped.predict(x)), tf.nest.flatten(model.predict(x)))
     swapped.set_weights([weight + 1.0 for weight in before])  # they share no variable
-    for ours, theirs in zip(model.get_weights(), before):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_identical(model.get_weights(), before)
 
 
 @pytest.mark.skipif(not hasattr(layers.Dense, "enable_lora"), reason="Keras 3 brought LoRA")
@@ -186,8 +185,7 @@ def test_every_batch_norm_is_swapped_and_keeps_its_name_arguments_and_state(make
         assert isinstance(ours, accum.AccumBatchNormalization)
         assert ours.get_config() == dict(theirs.get_config(), accum_steps=4, synchronized=False)
         assert names(ours.weights) == names(theirs.weights)
-        for one, other in zip(ours.get_weights(), theirs.get_weights()):
-            np.testing.assert_array_equal(one, other)
+        assert_identical(ours.get_weights(), theirs.get_weights())
 
 
 def test_what_was_frozen_stays_frozen_and_nothing_else():

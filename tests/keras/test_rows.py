@@ -46,10 +46,13 @@ class Graph:
         rows = {placeholder.name: one.rows for one, placeholder in batch}
         self.analysis = analyse(self.graph, [self.op.name], rows)
         self.verdict = self.analysis.verdict(self.op.name)
+        self.session = None
 
     def run(self, values):
-        with self.graph.as_default(), _tf.graph_parts.plain_session() as session:
-            return session.run(list(self.op.outputs), dict(zip(self.placeholders, values)))
+        if self.session is None:
+            with self.graph.as_default():
+                self.session = _tf.graph_parts.plain_session()
+        return self.session.run(list(self.op.outputs), dict(zip(self.placeholders, values)))
 
     def draw(self, seed=0):
         return [one.draw(COUNT, seed + index) for index, one in enumerate(self.inputs)]

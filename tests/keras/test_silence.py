@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_identical, assert_near
 from loss_scales import loss_scale_optimizer
 from models import from_model, step_by_mean_square
 from optimizers import legacy_family
@@ -109,6 +110,15 @@ def steps_of(model):
     return int(model.chosen().iterations.numpy())
 
 
+def fitted(plain, *arguments, **options):
+    """An accumulating model after 8 micro-batches, which are two steps; the others are given to `compile`."""
+    model = from_model(plain, accum_steps=4)
+    model(X)
+    model.compile(*arguments, **options)
+    model.fit(X, Y, batch_size=2, shuffle=False, verbose=0)
+    return model
+
+
 @pytest.mark.law("L3")
 @pytest.mark.parametrize(
     "make,make_arguments",
@@ -121,10 +131,7 @@ def steps_of(model):
     ],
 )
 def test_optimizers_are_found_wherever_a_model_keeps_them(make, make_arguments):
-    model = from_model(make(), accum_steps=4)
-    model.compile(*make_arguments())
-    model.fit(X, Y, batch_size=2, verbose=0)  # 8 micro-batches
-    assert steps_of(model) == 2
+    assert steps_of(fitted(make(), *make_arguments())) == 2
 
 
 @pytest.mark.law("L3")
@@ -178,11 +185,8 @@ class HiddenButAccumulating(Own):
 @pytest.mark.law("L3")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_hidden_optimizer_that_accumulates_is_called_with_a_warning(run_eagerly):
-    model = from_model(HiddenButAccumulating(), accum_steps=4)
-    model(X)
-    model.compile("sgd", run_eagerly=run_eagerly)
     with pytest.warns(UserWarning, match="is not an attribute of the model"):
-        model.fit(X, Y, batch_size=2, verbose=0)
+        model = fitted(HiddenButAccumulating(), "sgd", run_eagerly=run_eagerly)
     assert model.iterations_of() == 2
 
 
@@ -192,10 +196,7 @@ def test_an_attribute_that_contains_itself_is_no_obstacle():
     plain.__dict__["around"] = around = {"optimizers": []}
     around["optimizers"].append(around)
     plain.train_step = types.MethodType(double_loss, plain)
-    model = from_model(plain, accum_steps=4)
-    model.compile("sgd")
-    model.fit(X, Y, batch_size=2, verbose=0)
-    assert int(model.optimizer.iterations.numpy()) == 2
+    assert int(fitted(plain, "sgd").optimizer.iterations.numpy()) == 2
 
 
 class Gan(Own):
@@ -233,10 +234,7 @@ class TwoFunctions(Own):
 
 @pytest.mark.law("L3")
 def test_two_functions_of_one_name_are_not_one_that_is_called_twice():
-    model = from_model(TwoFunctions(), accum_steps=4)
-    model(X)
-    model.compile(sgd(), sgd())
-    model.fit(X, Y, batch_size=2, verbose=0)
+    model = fitted(TwoFunctions(), sgd(), sgd())
     assert [int(one.iterations.numpy()) for one in (model.d_optimizer, model.g_optimizer)] == [2, 2]
 
 
@@ -262,11 +260,8 @@ class IgnoresItsArgument(MadeInInit):
 
 @pytest.mark.law("L17")
 def test_batch_normalisation_that_follows_an_optimizer_nobody_calls_is_refused():
-    model = from_model(IgnoresItsArgument(), accum_steps=4)
-    model(X)
-    model.compile("adam")
     with pytest.raises(ValueError, match="Batch normalisation follows the cycles of"):
-        model.fit(X, Y, batch_size=2, verbose=0)
+        fitted(IgnoresItsArgument(), "adam")
 
 
 class KeepsItsArgument(Own):
@@ -294,6 +289,8 @@ def base_train_step(model, data):
 
 
 class SkipsAtTimes(Own):
+    has_begun = False
+
     def train_step(self, data):
         if float(tf.reduce_sum(data[0])) < 0.0 and self.has_begun:
             return {"loss": 0.0}
@@ -303,11 +300,7 @@ class SkipsAtTimes(Own):
 
 @pytest.mark.law("L3")
 def test_an_eager_train_step_may_skip_a_micro_batch():
-    model = from_model(SkipsAtTimes(), accum_steps=4)
-    model.has_begun = False
-    model(X)
-    model.compile(sgd(), run_eagerly=True)
-    model.fit(X, Y, batch_size=2, verbose=0, shuffle=False)
+    model = fitted(SkipsAtTimes(), sgd(), run_eagerly=True)
     made = 4 * int(model.optimizer.iterations.numpy())
     assert model.has_begun and made <= 8
 
@@ -320,26 +313,19 @@ class ByHand(Own):
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_an_optimizer_that_does_not_accumulate_is_refused_in_a_train_step(run_eagerly):
-    model = from_model(Hidden(), accum_steps=4)
-    model.compile("sgd", run_eagerly=run_eagerly)
     with pytest.raises(ValueError, match="applies gradients with an optimizer that does not accumulate"):
-        model.fit(X, Y, batch_size=2, verbose=0)
+        fitted(Hidden(), "sgd", run_eagerly=run_eagerly)
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_train_step_that_calls_no_accumulating_optimizer_is_refused(run_eagerly):
-    model = from_model(ByHand(), accum_steps=4)
-    model(X)
-    model.compile("sgd", run_eagerly=run_eagerly)
     with pytest.raises(ValueError, match="has called none of the model's accumulating optimizers"):
-        model.fit(X, Y, batch_size=2, verbose=0)
+        fitted(ByHand(), "sgd", run_eagerly=run_eagerly)
 
 
 def test_a_refused_train_step_leaves_other_models_alone():
-    model = from_model(Hidden(), accum_steps=4)
-    model.compile("sgd")
     with pytest.raises(ValueError, match="does not accumulate"):
-        model.fit(X, Y, batch_size=2, verbose=0)
+        fitted(Hidden(), "sgd")
     plain = functional()
     plain.compile(sgd(), "mse")
     plain.fit(X, Y, batch_size=2, verbose=0)
@@ -395,11 +381,8 @@ class CriticInFunction(Own):
 
 @pytest.mark.parametrize("make", [Critic, CriticInLoop, CriticInFunction])
 def test_one_optimizer_that_is_called_several_times_is_refused(make):
-    model = from_model(make(), accum_steps=4)
-    model(X)
-    model.compile(sgd())
     with pytest.raises(ValueError, match="several times"):
-        model.fit(X, Y, batch_size=2, verbose=0)
+        fitted(make(), sgd())
 
 
 class EitherBranch(Own):
@@ -412,11 +395,7 @@ class EitherBranch(Own):
 
 @pytest.mark.law("L3")
 def test_one_call_in_each_branch_of_a_conditional_is_one_call():
-    model = from_model(EitherBranch(), accum_steps=4)
-    model(X)
-    model.compile(sgd())
-    model.fit(X, Y, batch_size=2, verbose=0)
-    assert int(model.optimizer.iterations.numpy()) == 2
+    assert int(fitted(EitherBranch(), sgd()).optimizer.iterations.numpy()) == 2
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -468,8 +447,7 @@ def test_a_decorated_train_step_equals_the_full_batch_for_each_model_and_compile
         model = from_model(make(), accum_steps=2)
         for rate in rates:  # trained from the same weights
             got = weights_after(model, 4, rate, **compiled)  # 4 + 4, 4 + 2
-            for ours, theirs in zip(got, full_batch_weights(rate)):
-                np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+            assert_near(got, full_batch_weights(rate))
     if not run_eagerly:
         mean_of_means = weights_after(from_model(make(), accum_steps=2, micro_batch_weight="equal"), 4, **compiled)
         assert np.abs(mean_of_means[0] - full_batch_weights(0.1)[0]).max() > 1e-3
@@ -738,8 +716,7 @@ def test_weights_of_zero_in_place_of_masks_are_exact():
             model.fit(list(TOKENS), y, sample_weight=weights, batch_size=8, shuffle=False, verbose=0)
         return model.get_weights()
 
-    for ours, theirs in zip(fitted(is_split=True), fitted(is_split=False)):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert_near(fitted(is_split=True), fitted(is_split=False))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -858,8 +835,7 @@ def test_a_model_without_trainable_weights_fits_as_a_plain_one():
     plain.compile("sgd", "mse")
     losses = [one.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history["loss"] for one in (model, plain)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
-    for now, then in zip(model.get_weights(), before):
-        np.testing.assert_array_equal(now, then)
+    assert_identical(model.get_weights(), before)
 
 
 @pytest.mark.law("L13")
@@ -1054,8 +1030,7 @@ def test_what_is_the_same_in_each_micro_batch_is_exact_and_not_warned_of(kind, o
             model.compile(sgd(), "mse")
             model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
         ended.append(model.get_weights())
-    for one, other in zip(*ended):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_near(*ended)
 
 
 @pytest.mark.law("L2")

@@ -57,6 +57,13 @@ OPTIMIZERS = [
     for family in (families() if HAS_KERAS_API else [])
     for name, options in (("SGD", {"momentum": 0.9}), ("Adam", {}), ("Ftrl", {}))
 ]
+EAGER_AND_MOMENTUM_TRACED = [
+    pytest.param(
+        *one.values, is_traced, id=f"{one.id}-{how}", marks=[pytest.mark.slow] * (is_traced and "SGD" not in one.id)
+    )
+    for one in OPTIMIZERS
+    for is_traced, how in ((False, "eager"), (True, "function"))
+]
 
 
 @pytest.mark.law("L5", "L8")
@@ -94,9 +101,8 @@ def test_of_a_micro_batch_of_weight_zero_rows_are_touched_and_no_number_is_taken
 
 @pytest.mark.law("L8")
 @pytest.mark.tf("2.2")
-@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("pattern", sorted(INDICES))
-@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("make, is_traced", EAGER_AND_MOMENTUM_TRACED)
 def test_sparse_rows_reach_the_inner_optimizer_as_their_union(make, pattern, is_traced):
     grads = [slices(indices, seed) for seed, indices in enumerate(INDICES[pattern])]
     expected = run(make(), [union(grads[:2]), union(grads[2:])], is_traced)

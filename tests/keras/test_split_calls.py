@@ -6,6 +6,8 @@ Each call of a layer is split, and the step runs once. The oracle is plain Keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
+from optimizers import mainly
 
 import accum
 
@@ -325,7 +327,7 @@ MODELS = [Adversarial, BothAtOnce, AutoEncoder, Masked, AfterUpdate, Momentum, M
 
 
 def trained(make, epochs=2, run_eagerly=False, evaluates=False, **options):
-    """Train, and return all variables and logs."""
+    """Train, and return all variables and logs. Plain Keras computes the same eagerly, and that takes no trace."""
     tf.random.set_seed(1)
     data = STEPS.get(make, X)
     model = make()
@@ -336,7 +338,7 @@ def trained(make, epochs=2, run_eagerly=False, evaluates=False, **options):
             var.assign((0.5 * generator.normal(size=var.shape)).astype("float32"))
     if options:
         model = accum.GradientAccumulateModel.from_model(model, **options)
-    model.compile(run_eagerly=run_eagerly)
+    model.compile(run_eagerly=run_eagerly or not options)
     if evaluates:
         model.evaluate(data, data, batch_size=BATCH, verbose=0)
     logs = model.fit(data, data, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0).history
@@ -347,8 +349,7 @@ def trained(make, epochs=2, run_eagerly=False, evaluates=False, **options):
 
 
 def assert_same(values, expected):
-    for own, value in zip(values, expected):
-        np.testing.assert_allclose(own, value, rtol=2e-5, atol=3e-6)
+    assert_near(values, expected, rtol=2e-5, atol=3e-6)
 
 
 @pytest.mark.filterwarnings("ignore:With .whole_batch., the Python code")
@@ -363,7 +364,7 @@ def test_a_step_that_calls_several_networks_is_that_of_the_full_batch(make, run_
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("make", [AutoEncoder, Masked, Momentum])
+@pytest.mark.parametrize("make", mainly([AutoEncoder, Masked, Momentum], AutoEncoder))
 def test_the_same_step_on_each_micro_batch_makes_another_one(make):
     expected, _ = trained(make)
     weights, _ = trained(make, accum_steps=1, micro_batch_size=6, whole_batch=())

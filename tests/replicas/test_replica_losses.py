@@ -26,10 +26,6 @@ def named_outputs():
     return tf.keras.Model(inputs, outputs)
 
 
-def summed_contrastive(y_true, pairs):
-    return tf.reduce_sum(contrastive(y_true, pairs), axis=-1)
-
-
 CASES = {  # the model, x, y, sample weights, loss
     "one number per example": (Towers, (X, OTHER), CLASSES, WEIGHTS, contrastive),
     "one number": (dense, X, HALVES, None, batch_dice),
@@ -221,8 +217,7 @@ def test_small_integers_large_weights_and_16_bits_travel_between_replicas():
     options = {"accum_steps": 2, "micro_batch_weight": lambda x, y, sample_weight: 70000.0}
     ours = trained(on_replicas(make, loss, "loss", rate=0.1, **options), X, classes, None)
     plain = trained(compiled(make, loss, accum_steps=2, rate=0.1), X, classes, None)
-    for mine, whole in zip(ours[0], plain[0]):
-        np.testing.assert_allclose(mine, whole, atol=3e-4)
+    assert_near(ours[0], plain[0], atol=3e-4)
 
 
 @pytest.mark.tf("2.4", because="`fit` takes no dataset of one pipeline per worker")
