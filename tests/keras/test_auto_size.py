@@ -1,13 +1,12 @@
 """`micro_batch_size="auto"` loses nothing when memory runs out, and ends as a run that began at that size (law L18)."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from equality import assert_identical, assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3, TF_VERSION
+from warned import silent, warned
 
 import accum
 
@@ -120,8 +119,7 @@ def test_where_memory_suffices_the_whole_batch_is_computed_at_once():
     whole = run(model_of(1000))
     tf.random.set_seed(5)
     model = model_of("auto")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         assert_same_bits(run(model), whole)
     assert model.micro_batch_size == "auto"
 
@@ -181,10 +179,9 @@ def test_outputs_that_divide_by_different_numbers_are_warned_of_once_micro_batch
     said = []
     for examples in (1000, 12, 3):
         memory.examples = examples
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warned() as caught:
             model.fit(np.arange(132).reshape(44, 3) % 5, targets, batch_size=BATCH, verbose=0)
-        lines = [str(each.message) for each in caught if "With `whole_batch=()`" not in str(each.message)]
+        lines = [each for each in caught if "With `whole_batch=()`" not in each]
         said.append(["'masked'" in line for line in lines if "losses" in line])
     assert said == [[], [True], []]
 

@@ -13,6 +13,7 @@ from cgroups import memory_cgroup
 from equality import assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3
+from warned import warned
 
 import accum
 from accum import _tf
@@ -194,11 +195,10 @@ def test_a_peak_from_before_that_does_not_rise_is_not_taken_for_that_of_the_batc
     growth = 0 if is_hidden else 1
     monkeypatch.setattr(gauge, "peak", lambda self: 1000 * MIB + growth * len(self.sizes))
     model = accum.GradientAccumulateModel.from_model(plain(), micro_batch_size="auto")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as caught:
         trained(model)
     assert model.micro_batch_size == ("auto" if is_hidden else 1)
-    assert any("is 1 from now on" in str(one.message) for one in caught) is not is_hidden
+    assert any("is 1 from now on" in one for one in caught) is not is_hidden
 
 
 @pytest.mark.parametrize("absent", ["VmHWM", "VmRSS", "VmPeak"])

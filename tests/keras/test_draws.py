@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from replicas import mirrored
 from versions import IS_KERAS_3, TF_VERSION
+from warned import silent
 
 import accum
 import accum.compat.v1
@@ -613,8 +614,7 @@ def test_layers_whose_seeds_advance_with_each_micro_batch_of_a_function_are_name
 
     with pytest.warns(UserWarning, match="because each call advances the seed"):
         step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         step(whole_batch="batch_norm")
 
 
@@ -737,6 +737,5 @@ class BuiltInFit(tf.keras.Model):
 def test_no_warning_of_the_initial_weights_of_a_model_that_fit_builds(options):
     model = accum.GradientAccumulateModel.from_model(BuiltInFit(), **options)
     model.compile("sgd", "mse")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", accum.InexactWarning)
+    with silent(accum.InexactWarning):
         model.fit(X, Y, batch_size=8, verbose=0)

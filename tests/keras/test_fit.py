@@ -125,8 +125,7 @@ def sized(data, size):
     return data if "steps_per_epoch" in data or isinstance(data["x"], Parts) else dict(data, batch_size=size)
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L5")
+@pytest.mark.law("L1", "L5")
 @pytest.mark.parametrize("what,make,compiled,data", mainly(KINDS, KINDS[0]), ids=[kind[0] for kind in KINDS])
 def test_every_kind_of_data_equals_the_full_batch(what, make, compiled, data):
     full, model = filled(make()), accum.GradientAccumulateModel.from_model(filled(make()), 3)
@@ -354,8 +353,7 @@ def with_batch_norm(batch_norm):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L1")
-@pytest.mark.law("L13")
+@pytest.mark.law("L1", "L13")
 def test_several_batches_an_execution_and_compiled_by_xla_where_the_version_has_it():
     full = with_batch_norm(layers.BatchNormalization(momentum=0.5))
     model = with_batch_norm(accum.AccumBatchNormalization(momentum=0.5))

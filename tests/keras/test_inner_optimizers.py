@@ -98,8 +98,7 @@ SLOW = {"use_ema": True, "ema_momentum": 0.9}
 
 
 @pytest.mark.tf("2.9", because="the optimizers that TF 2.11 made the default were added in TF 2.9")
-@pytest.mark.law("L2")
-@pytest.mark.law("L3")
+@pytest.mark.law("L2", "L3")
 @pytest.mark.parametrize("frequency", [None, 3])
 def test_averages_of_the_weights_move_with_steps(frequency):
     make = lambda: new_family().SGD(0.2, momentum=0.9, ema_overwrite_frequency=frequency, **SLOW)
@@ -127,8 +126,7 @@ def test_the_end_of_fit_puts_the_averages_in_place_after_the_last_cycle():
 
 
 @pytest.mark.tf("2.9", because="the optimizers that TF 2.11 made the default were added in TF 2.9")
-@pytest.mark.law("L2")
-@pytest.mark.law("L8")
+@pytest.mark.law("L2", "L8")
 def test_averages_end_well_where_a_variable_never_had_a_gradient():
     used, unused = tf.Variable([1.0]), tf.Variable([5.0])
     optimizer = accum.GradientAccumulateOptimizer(new_family().SGD(1.0, **SLOW), accum_steps=2)
@@ -373,8 +371,7 @@ ADDONS = {
 }
 
 
-@pytest.mark.law("L1")
-@pytest.mark.law("L2")
+@pytest.mark.law("L1", "L2")
 @pytest.mark.parametrize("name", sorted(ADDONS))
 def test_tensorflow_addons_optimizers_make_the_plain_step(name):
     tfa = pytest.importorskip("tensorflow_addons", reason="TensorFlow Addons is installed on some environments only")
@@ -449,8 +446,7 @@ def distributed(optimizer):
     return type(type(optimizer).__name__, (type(optimizer),), methods).from_config(optimizer.get_config())
 
 
-@pytest.mark.law("L11")
-@pytest.mark.law("L17")
+@pytest.mark.law("L11", "L17")
 def test_a_distributed_optimizer_of_horovod_is_refused_within_and_around():
     with pytest.raises(ValueError, match="Horovod.*`transform`"):
         accum.GradientAccumulateOptimizer(distributed(tf.keras.optimizers.SGD(0.1)), accum_steps=2)

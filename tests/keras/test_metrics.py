@@ -1,13 +1,12 @@
 """Metrics of a model that splits its batches are those of plain Keras, also the user's own (laws L17, L18)."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from models import from_model
 from replicas import mirrored
 from versions import IS_KERAS_3, IS_WINE, XLA_ENDS
+from warned import silent, warned
 
 pytestmark = [pytest.mark.tf("2.2"), pytest.mark.law("L18"), pytest.mark.slow]
 
@@ -104,8 +103,7 @@ def own_metrics():
 def test_metrics_of_the_user_see_the_whole_batch(eagerly, size):
     plain = logged(network(), metrics=own_metrics(), run_eagerly=True)
     options = {"run_eagerly": eagerly, **({} if eagerly else JIT)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with silent():
         ours = logged(from_model(network(), micro_batch_size=size), metrics=own_metrics(), **options)
     assert_same(ours, plain)
 
@@ -295,12 +293,9 @@ class ByCounts(OwnStep):
 
 
 def said(*args, **kwargs):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned("is updated once for each micro-batch") as said:
         stepped(*args, wrap=lambda model: from_model(model, micro_batch_size=8, whole_batch=()), **kwargs)
-    return [
-        str(warning.message) for warning in caught if "is updated once for each micro-batch" in str(warning.message)
-    ]
+    return said
 
 
 @pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])

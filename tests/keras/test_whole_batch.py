@@ -9,6 +9,7 @@ import inspect
 import numpy as np
 import pytest
 import tensorflow as tf
+from equality import assert_near
 from replicas import mirrored
 from versions import IS_KERAS_3, IS_WINE, TF_VERSION, XLA_ENDS
 from whole_batches import (
@@ -195,8 +196,7 @@ def split(micro_batch_size=8, whole_batch="all", **options):
 
 
 def assert_same(ours, plain, tolerance=2e-5):
-    for mine, whole in zip(ours[1], plain[1]):
-        np.testing.assert_allclose(mine, whole, rtol=tolerance, atol=tolerance)
+    assert_near(ours[1], plain[1], rtol=tolerance, atol=tolerance)
     assert sorted(ours[2]) == sorted(plain[2])
     for name, whole in plain[2].items():
         np.testing.assert_allclose(ours[2][name], whole, rtol=tolerance, atol=tolerance, err_msg=name)
@@ -816,8 +816,7 @@ def test_a_layer_that_needs_autograph_has_it():
     plain.compile("sgd", FROM_LOGITS)
     plain.train_on_batch(IMAGES[:BATCH], CLASSES[:BATCH])
     step_of(net, "all")
-    for ours, theirs in zip(net.get_weights(), plain.get_weights()):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5)
+    assert_near(net.get_weights(), plain.get_weights(), atol=2e-5)
 
 
 class LooksWithin(layers.Layer):
@@ -1349,8 +1348,7 @@ def test_what_a_layer_assigns_without_the_data_is_assigned_once(how):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L9")
-@pytest.mark.law("L19")
+@pytest.mark.law("L9", "L19")
 def test_nan_propagates_as_in_the_full_batch():
     """NaN differs from itself, but it is no sign of a layer that computes something else the second time."""
     inputs = tf.keras.Input((3,))
@@ -1427,8 +1425,7 @@ def test_batch_normalisation_that_is_always_in_training_sees_whole_batches_in_pr
         return [predicted, evaluated] + model.get_weights()
 
     ours, plain = run(split(whole_batch=whole_batch)), run(lambda model: model)
-    for mine, whole in zip(ours, plain):
-        np.testing.assert_allclose(mine, whole, rtol=2e-5, atol=2e-5)
+    assert_near(ours, plain, rtol=2e-5, atol=2e-5)
     if not IS_KERAS_3:  # which lets the model decide
         with pytest.warns(UserWarning, match="always in training normalises by micro-batches in `evaluate`"):
             by_micro_batches = run(split(whole_batch=()))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from addresses import free_addresses
+from equality import assert_near
 from loss_scales import apply_scaled
 from optimizers import families, legacy_family
 from replicas import RUN, CountingOps, R, mirrored
@@ -186,8 +187,7 @@ def test_the_inner_optimizer_clips_the_reduced_mean(family):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L12")
-@pytest.mark.law("L4")
+@pytest.mark.law("L4", "L12")
 @pytest.mark.parametrize(
     "before,after,reduction,weight",
     [
@@ -236,8 +236,7 @@ def sparse_gradient(examples):
 
 
 @pytest.mark.slow
-@pytest.mark.law("L8")
-@pytest.mark.law("L12")
+@pytest.mark.law("L8", "L12")
 @pytest.mark.parametrize("before,after", [(2, 2), (2, 1), (1, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", families())
 def test_a_row_that_any_replica_has_touched_is_touched_after_a_restore(tmp_path, family, before, after):
@@ -451,8 +450,7 @@ def test_a_split_batch_weighs_unequal_replicas(options, count):
     whole = {name: value for name, value in options.items() if name == "whole_batch"}
     ours = split_over(mirrored().scope(), count, **options)
     theirs = split_over(tf.name_scope("one"), count, is_split=False, **whole)
-    for one, other in zip(ours[0], theirs[0]):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6 if not whole else 2e-5)
+    assert_near(ours[0], theirs[0], atol=2e-6 if not whole else 2e-5)
     np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-5)
     assert ours[2] == theirs[2]
     if not whole:
