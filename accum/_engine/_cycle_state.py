@@ -103,7 +103,7 @@ class State(CheckpointOnly):
 
     Attributes:
       micro_step: int64 [], the micro steps made so far in the current cycle.
-      length: int64 [], the length of the current cycle; None if it is a constant of the graph.
+      length: int64 [], the length of the current cycle, or 0 if it is not known; None if it is a constant of the graph.
       weight_sum: float32 [] per replica, the sum of the micro-batches' weights.
       accumulators: the `Accumulators`, one for each variable that had a gradient.
       seen: the `SeenGradients` of the cycle; it exists only while checkpoints have to keep them.
@@ -163,6 +163,8 @@ class StepCounter:
             self.state.length = self._adapter.scalar("length", accum_steps)
             if self._keeps_request:
                 self.state.requested = self._requested
+        elif self.plan.is_schedule and not _tf.graphs.in_static_graph():
+            self.state.length = self._adapter.scalar("length", tf.constant(0, tf.int64))
         self.state.micro_step = self._adapter.scalar("micro_step", tf.constant(0, tf.int64))
         if not _tf.graphs.in_static_graph():
             self.has_stepped = self._adapter.scalar("has_stepped", tf.constant(False))
@@ -222,7 +224,12 @@ class StepCounter:
             return tf.constant(self.plan.accum_steps, tf.int64)
         step = tf.cast(self._adapter.steps(), tf.int64)  # the caller has entered `on_host`
         terms = [tf.where(step >= first, tf.constant(change, tf.int64), 0) for first, change in self.plan.increments]
-        return tf.add_n(terms)
+        scheduled = tf.add_n(terms)
+        if self.state.length is None:
+            return scheduled
+        # A restored cycle ends as it began, whatever the schedule is now.
+        begun = self.state.length.read_value()
+        return tf.where(tf.equal(micro_step, 0) | tf.equal(begun, 0), scheduled, begun)
 
     def end_micro_step(
         self,

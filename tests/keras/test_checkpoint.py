@@ -240,10 +240,13 @@ def test_a_plain_checkpoint_restores_into_the_wrapper_and_back(tmp_path, make):
 
 @pytest.mark.slow
 @pytest.mark.tf("2.2")
+@pytest.mark.parametrize("before, after", [(4, 2), ({0: 4}, {0: 2}), (4, {0: 2, 9: 3}), ({0: 1, 1: 4}, 2)], ids=str)
 @pytest.mark.parametrize("make", ADAMS)
-def test_other_accum_steps_on_resume_keep_iterations_and_finish_the_cycle_begun(tmp_path, make):
-    path = Run(wrapped(make, 4), True).feed(random_gradients(5, SHAPES)).checkpoint.save(str(tmp_path / "at"))
-    resumed = Run(wrapped(make, 2), True)
+def test_other_accum_steps_on_resume_keep_iterations_and_finish_the_cycle_begun(tmp_path, make, before, after):
+    micro_steps = 2 if before == {0: 1, 1: 4} else 5
+    gradients = random_gradients(micro_steps, SHAPES)
+    path = Run(wrapped(make, before), True).feed(gradients).checkpoint.save(str(tmp_path / "at"))
+    resumed = Run(wrapped(make, after), True)
     resumed.checkpoint.restore(path)
     steps = []
     for grads in random_gradients(7, SHAPES):
