@@ -9,6 +9,7 @@ these files. A comment at each branch says with which version it dies.
 from accum._tf import (
     batch_norm,
     definitions,
+    gradient_changes,
     graph_losses,
     graph_parts,
     graphs,

@@ -1,5 +1,7 @@
 """Find what the losses of a static graph divide by: examples, masked words, or nothing. Dies with `tf.compat.v1`."""
 
+import itertools
+import re
 from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from accum._tf.op_walks import ancestors, following, gives_data, sources_of
@@ -112,6 +114,53 @@ def _gradient_scopes(op: tf.Operation, names: List[str]) -> Set[str]:
     """Return the scopes of the calls of `tf.gradients` that go through an op: `gradients`, `gradients_1`."""
     part = f"/{op.name}_grad/"
     return {name[: name.index(part)] for name in names if part in name}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The losses of gradients
+
+
+def differentiated(gradients: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+    """Return the losses that `tf.gradients` has differentiated to these gradients, as far as their names show it.
+
+    A loss is left out that was given a gradient of its own; and all are if something was done to the gradients since.
+    """
+    seeds = {seed: scope for gradient in gradients for scope, seed in _seeds(gradient.op)}  # in this order
+    losses = [_differentiated(scope, seed) for seed, scope in seeds.items()]
+    return [loss for loss in losses if loss is not None]
+
+
+def _seeds(op: tf.Operation) -> List[Tuple[str, tf.Operation]]:
+    """Return the gradients, one for each loss, with which the call of `tf.gradients` began that has created an op.
+
+    Each comes with the name scope of the call, which ends with a slash.
+    """
+    for end in re.finditer("/", op.name):
+        scope, seeds = op.name[: end.end()], []
+        for number in itertools.count():
+            try:
+                seeds.append((scope, op.graph.get_operation_by_name(f"{scope}grad_ys_{number}")))
+            except KeyError:
+                break
+        if seeds:
+            return seeds
+    return []
+
+
+def _differentiated(scope: str, seed: tf.Operation) -> Optional[tf.Tensor]:
+    """Return the loss whose gradient begins with a seed, unless that was given, or does not show it."""
+    if seed.type == "Identity":  # what was given
+        return None
+    fill = re.compile(f"{re.escape(scope)}Fill(_[0-9]+)?$")  # of that seed, in TensorFlow 2.2; not any more in 2.8
+    ones = next((op for op in seed.outputs[0].consumers() if fill.match(op.name)), seed)
+    if ones.type == "Fill" and ones.inputs[0].op.type == "Shape":
+        return ones.inputs[0].op.inputs[0]
+    for user in ones.outputs[0].consumers():
+        of_loss = re.match(f"{re.escape(scope)}(.*)_grad/", user.name)
+        if of_loss:
+            losses = seed.graph.get_operation_by_name(of_loss.group(1)).outputs
+            return next((loss for loss in losses if loss.shape.as_list() == ones.outputs[0].shape.as_list()), None)
+    return None
 
 
 # ----------------------------------------------------------------------------------------------------------------

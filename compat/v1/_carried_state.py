@@ -4,7 +4,6 @@ from typing import Dict, List, Sequence, Set
 
 from accum import _check, _tf
 from accum._tf import Gradient, tf
-from accum.compat.v1._checks import ASKS_IF_FINITE
 from accum.compat.v1._engine_adapter import ops_outside_of_steps
 from accum.compat.v1._update_ops import Average, averages_of_layers
 
@@ -153,7 +152,9 @@ def _assigned_beside(ops: Sequence[tf.Operation], averages: Sequence[Average]) -
         return []
     of_layers = {average.assign for average in averages}
     outside = ops_outside_of_steps()
-    verdicts = {op for op in outside if op.type in ASKS_IF_FINITE}  # which move a dynamic loss scale, and that cancels
+    verdicts = {
+        op for op in outside if op.type in _tf.gradient_changes.ASKS_IF_FINITE
+    }  # which move a dynamic loss scale, and that cancels
     assigns = [op for op in outside if _tf.op_walks.changes_variable(op) and op not in of_layers]
     others = [op for op in assigns if op not in own_ops and id(_tf.op_walks.entered(op.inputs[0]).op) in read]
     names: Set[str] = set()

@@ -2,7 +2,7 @@
 
 import re
 import weakref
-from typing import Any, Container, List, Optional, Sequence, Set
+from typing import Any, List, Optional, Sequence, Set
 
 from accum import _check, _rows, _tf
 from accum._engine._cycle import Cycle
@@ -12,16 +12,6 @@ from accum._tf.types import AccumSteps
 
 LIBRARIES = ("tensorflow", "tensorflow_core", "tensorflow_estimator", "horovod")  # tf.contrib is in one of them
 DIFFERENTIATES = re.compile(r"(^|/)gradients(_\d+)?/")  # the name scope of `tf.gradients`
-NONLINEAR = frozenset(
-    ["Abs", "ClipByValue", "Elu", "Exp", "Floor", "L2Loss", "Log", "Log1p", "Max", "Maximum", "Min", "Minimum", "Pow"]
-    + ["Prod", "Relu", "Round", "Rsqrt", "Select", "SelectV2", "Sigmoid", "Sign", "Softplus", "Sqrt", "Square", "Tanh"]
-    + ["TopK", "TopKV2", "Where", "EuclideanNorm", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars"]
-)
-"""Operations whose result for a mean of gradients is not the mean of the results."""
-CHOICES = ("Select", "SelectV2")  # linear, unless gradients decide what is chosen
-PRINTS = ("Print",)  # and give back their first input
-ASKS_IF_FINITE = ("IsFinite", "IsInf", "IsNan")
-LOOPS = ("Exit", "RefExit", "While", "StatelessWhile")  # a gradient that one returns may be a sum over examples
 
 WITH_SUM = ", and divide penalties on weights by `accum_steps`, because each micro-batch adds them once more."
 NO_COMMON_WEIGHT = (
@@ -79,7 +69,7 @@ def warn_of_changed_gradients(optimizer: Any, listed: GradsAndVars, before: int)
             one in changing or DIFFERENTIATES.search(one.name) for one in sources
         ):
             changing.add(op)
-    kinds = {op.type for op in changing & used} & NONLINEAR
+    kinds = {op.type for op in changing & used} & _tf.gradient_changes.NONLINEAR
     if kinds:
         _check.warn(
             f"`{owner.__name__}.compute_gradients` changes the gradients of each micro-batch. What is not linear, such "
@@ -99,51 +89,19 @@ def note_computed(listed: GradsAndVars) -> None:
     _COMPUTED.setdefault(_tf.graphs.outermost_graph(), set()).update(names)
 
 
-class _Computed(Container[tf.Operation]):
-    """Where a walk back from the gradients of a train op ends: at what computes them."""
-
-    def __init__(self) -> None:
-        self._computed = _COMPUTED.get(_tf.graphs.outermost_graph(), set())
-
-    def is_gradient(self, op: tf.Operation) -> bool:
-        return op.name in self._computed or DIFFERENTIATES.search(op.name) is not None
-
-    def __contains__(self, op: object) -> bool:
-        assert isinstance(op, tf.Operation)
-        is_of_others = "_grad/" in op.name or "gradient_tape/" in op.name  # computed in another way, so not understood
-        return self.is_gradient(op) or is_of_others or op.type in LOOPS + ASKS_IF_FINITE or "/pfor/" in op.name
-
-
 def warn_of_gradients_changed_between(listed: GradsAndVars) -> bool:
     """Warn if what is not linear has been done to gradients after they were computed. Returns whether it has.
 
-    Left out is what sets gradients that are not finite to zero, and what a loop does to those of single examples; and
-    all of it where gradients are computed in a way that is not recognized, as by a tape, so that the way back from them
-    leads through the loss: what follows other gradients there, such as a penalty, is a part of it.
+    All is left out where gradients are computed in a way that is not recognized, as by a tape.
 
     Args:
       listed: list of (gradient, variable) from which a train op is to be created.
     """
-    ends, outermost = _Computed(), _tf.op_walks.outermost()
-    last = [outermost(getattr(grad, "values", grad)).op for grad, _ in listed if grad is not None]
-
-    def sources_of(op: tf.Operation) -> List[tf.Operation]:
-        inputs = list(op.inputs)[: 1 if op.type in PRINTS else None]
-        return [outermost(tensor).op for tensor in inputs]
-
-    changing: Set[tf.Operation] = set()  # of gradients
-
-    def is_of_gradients(op: tf.Operation) -> bool:
-        return op in changing or ends.is_gradient(op)
-
-    found: List[tf.Operation] = []
-    ops = _tf.op_walks.ancestors(last, ends, sources=sources_of)
-    for op in ops if not any(map(_tf.op_walks.gives_data, ops)) else ():
-        sources = sources_of(op)
-        if any(map(is_of_gradients, sources)):
-            changing.add(op)
-            if op.type in NONLINEAR and (op.type not in CHOICES or is_of_gradients(sources[0])):
-                found.append(op)
+    computed = _COMPUTED.get(_tf.graphs.outermost_graph(), set())
+    found = _tf.gradient_changes.nonlinear_changes(
+        [grad for grad, _ in listed if grad is not None],
+        lambda op: op.name in computed or DIFFERENTIATES.search(op.name) is not None,
+    )
     if found:
         _check.warn(
             "The gradients of each micro-batch are changed after they are computed and before `AccumOptimizer` "
@@ -179,6 +137,19 @@ def require_scalar(loss: Any, reduction: str) -> None:
             "over micro-batches is a fraction of the gradient of the full batch. Pass `tf.reduce_mean(loss)`. Or, for "
             f'the sum, pass `reduction="sum"` to the `AccumOptimizer`{WITH_SUM} Received: loss={loss!r}.'
         )
+
+
+def losses_of(listed: GradsAndVars, reduction: str) -> List[tf.Tensor]:
+    """Return the losses that `tf.gradients` has differentiated to gradients; raises as `require_scalar` does.
+
+    Args:
+      listed: list of (gradient, variable), with which nothing has been done since, or there are no losses.
+      reduction: how micro-batches are reduced.
+    """
+    losses = _tf.graph_losses.differentiated([getattr(grad, "values", grad) for grad, _ in listed if grad is not None])
+    for loss in losses:
+        require_scalar(loss, reduction)
+    return losses
 
 
 def _has_elements_for_examples(loss: tf.Tensor) -> bool:

@@ -226,8 +226,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
 
         Args:
           grads_and_vars: list of (gradient, variable). A gradient is a tensor of its variable's shape,
-            `tf.IndexedSlices` or None. Let it be that of a mean over examples, unless `reduction` is "sum": whether
-            `tf.gradients` was called with a loss for each example does not show.
+            `tf.IndexedSlices` or None. Let it be that of a mean over examples, unless `reduction` is "sum".
           global_step: variable that counts steps (micro steps with `count_micro_steps`), or None.
           name: name of the op.
           weight: scalar >= 0, the weight of this micro-batch in the mean, such as its number of examples; None: 1.
@@ -239,7 +238,8 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         Raises:
           RuntimeError: when executing eagerly.
           ValueError: there is no gradient at all, a gradient has the wrong shape, the weight is a negative constant, or
-            the variables or `global_step` differ from those of an earlier call.
+            the variables or `global_step` differ from those of an earlier call; or gradients are as `tf.gradients` has
+            returned them for a loss that is not a scalar, unless `reduction` is "sum".
         """
         _checks.require_graph()
         weight = self._adapter.weight if weight is None else weight
@@ -247,8 +247,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         _checks.require_no_waiting(listed, self._adapter.waits_for_others and self._accumulates)
         if not self._accumulates and weight is None:
             return self._plain_step(listed, global_step, name)
-        losses = self._losses
-        self._enter(listed, global_step, weight)
+        losses = self._enter(listed, global_step, weight)
         with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope(name or self._name):
             train_op = self._cycle.micro_step(listed, weight)
         if self._splits:
@@ -293,8 +292,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             grads_and_vars = self.compute_gradients(loss, var_list=var_list)
         listed = _check.pairs(grads_and_vars or ())
         weight = self._adapter.weight if weight is None else weight
-        losses = self._losses
-        self._enter(listed, global_step, weight)
+        losses = self._enter(listed, global_step, weight)
         with tf.name_scope(self._name):
             with tf.control_dependencies([mean.now for mean in self._means]), tf.name_scope("accumulate"):
                 accumulate = self._cycle.accumulate(listed, weight)
@@ -476,7 +474,10 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
             done = self._adapter.end_step(train_op)
         return train_op if done is train_op else _tf.inner_optimizer.as_operation(done)
 
-    def _enter(self, listed: GradsAndVars, global_step: Optional[tf.Variable], weight: Optional[Scalar]) -> None:
+    def _enter(
+        self, listed: GradsAndVars, global_step: Optional[tf.Variable], weight: Optional[Scalar]
+    ) -> List[tf.Tensor]:
+        """Check a call that accumulates, and prepare for it. Returns the losses of the gradients that are known."""
         _checks.require_same_step_counter(self._cycle, self._adapter.global_step, global_step, self._count_micro_steps)
         self._adapter.global_step = global_step
         self._adapter.variables = [var for _, var in listed]
@@ -485,10 +486,11 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
         if self._splits and not self._has_named_changes:
             self._has_named_changes = _checks.warn_of_gradients_changed_between(listed)
         self._adapter.create_inner_slots([var for grad, var in listed if grad is not None])
-        warn_of_carried_state([grad for grad, _ in listed if grad is not None] + self._losses, self._splits)
-        counts = self._counts_of_losses or [weight] * len(self._losses)
+        losses = self._losses or _checks.losses_of(listed, self._cycle.plan.reduction if self._splits else "sum")
+        warn_of_carried_state([grad for grad, _ in listed if grad is not None] + losses, self._splits)
+        counts = self._counts_of_losses or [weight] * len(losses)
         if self._splits and not self._has_named_counts and self._cycle.plan.reduction != "sum":
-            self._has_named_counts = warn_of_counts(list(zip(self._losses, counts)))
+            self._has_named_counts = warn_of_counts(list(zip(losses, counts)))
         self._losses, self._counts_of_losses, self._has_called = [], [], True
         if self._losses_apart is not None:
             self._losses_apart.follow(self._cycle, self._adapter, listed)
@@ -496,6 +498,7 @@ class AccumOptimizer(tf.compat.v1.train.Optimizer):
                 raise ValueError(_checks.NO_COMMON_WEIGHT)
         for mean in self._means:
             mean.follow(self._cycle, self._adapter, listed, weight)
+        return losses
 
     # ------------------------------------------------------------------------------------------------------------
     # State

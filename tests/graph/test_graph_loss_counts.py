@@ -445,6 +445,65 @@ def test_a_loss_that_is_no_scalar_is_refused_with_the_remedy(name, options):
         ours(1, **options).accumulation_ops(VECTORS[name](Problem()))
 
 
+class ByHand:
+    """Passes on what `tf.gradients` returns, changed by `change`; then a problem trains as with `minimize`."""
+
+    def __init__(self, optimizer, change=lambda loss, grads: grads, **options):
+        self.optimizer, self.change, self.options = optimizer, change, options
+
+    def minimize(self, loss):
+        weights = tf1.trainable_variables()
+        grads = self.change(loss, tf.gradients(loss, weights, **self.options))
+        return self.optimizer.apply_gradients(list(zip(grads, weights)))
+
+
+@pytest.mark.law("L4", "L17")
+@pytest.mark.parametrize("batch", [None, SIZE])
+@pytest.mark.parametrize("options", [{}, {"name": "backward"}], ids=["default name", "name"])
+@pytest.mark.parametrize("name", ["an example each", "an element each"])
+def test_gradients_of_a_loss_that_is_no_scalar_are_refused_with_the_remedy(name, options, batch):
+    with pytest.raises(ValueError, match="`loss` must be a scalar.*`tf.reduce_mean.loss.`"):
+        trained(VECTORS[name], ByHand(ours(), **options), K, batch=batch)
+
+
+@pytest.mark.law("L4", "L17")
+@pytest.mark.parametrize("name", ["sum", "l2_loss", "sum beside a mean"])
+def test_gradients_of_a_loss_that_adds_up_examples_are_named(name):
+    got = with_warnings(SUMS, SUM_LOSSES[name], ByHand(ours()), K)
+    np.testing.assert_allclose(got, trained(SUM_LOSSES[name], ours(), K), rtol=0, atol=5e-6)
+
+
+def divided_by_examples(loss, grads):
+    return [grad / tf.cast(tf.shape(loss)[0], tf.float32) for grad in grads]
+
+
+@pytest.mark.law("L4")
+def test_gradients_of_a_vector_that_are_divided_by_the_examples_are_those_of_the_mean():
+    exact = with_warnings(None, lambda p: p.each, ByHand(ours(), divided_by_examples), K)
+    np.testing.assert_allclose(exact, trained(lambda p: tf.reduce_mean(p.each), sgd(), 1), rtol=0, atol=5e-6)
+
+
+def with_penalty(problem):
+    """The inner gradient is that of a vector, whose sum has each example's own gradient."""
+    (inner,) = tf.gradients(problem.output, problem.x)
+    return tf.reduce_mean(problem.each) + tf.reduce_mean(tf.reduce_sum(inner**2, 1))
+
+
+@pytest.mark.law("L4")
+def test_a_vector_whose_gradient_a_loss_contains_is_no_loss():
+    exact = with_warnings(None, with_penalty, ByHand(ours()), K)
+    np.testing.assert_allclose(exact, trained(with_penalty, sgd(), 1), rtol=0, atol=5e-6)
+
+
+@pytest.mark.law("L4")
+def test_gradients_of_a_vector_pass_where_their_sum_is_meant():
+    exact = with_warnings(None, VECTORS["an example each"], ByHand(ours(reduction="sum")), K)
+    np.testing.assert_allclose(exact, trained(VECTORS["an example each"], sgd(), 1), rtol=0, atol=5e-6)
+    with tf.Graph().as_default():
+        problem = Problem()
+        ByHand(ours(), grad_ys=divided(problem) / problem.each).minimize(problem.each)
+
+
 @pytest.mark.law("L4", "L17")
 def test_a_list_of_losses_of_which_one_is_no_scalar_is_refused():
     with tf.Graph().as_default(), pytest.raises(ValueError, match="`loss` must be a scalar"):
