@@ -33,9 +33,9 @@ AVERAGES_OF_WEIGHTS = (
 )
 
 COUNTER = (
-    "`global_step` is advanced with every micro-batch, and the step reads it, such as for its learning rate, which "
-    "therefore changes `accum_steps` times too fast: pass `global_step` to the train op, which then counts steps, and "
-    "remove what adds 1 in each run."
+    "is advanced with every micro-batch, and the step reads it, such as for its learning rate, which therefore changes "
+    "`accum_steps` times too fast: pass it as `global_step` to the train op, which then counts steps, and remove what "
+    "adds 1 in each run, or let that follow each step by `after_step`."
 )
 
 _MOVED_BY_BATCH: "weakref.WeakKeyDictionary[tf.Graph, Dict[str, str]]" = weakref.WeakKeyDictionary()
@@ -62,6 +62,8 @@ class EveryRun:
     def __init__(self) -> None:
         self._train_ops: List[tf.Operation] = []
         self._run: List[tf.Operation] = []  # these and separate ops, and what computes their losses
+        self._losses: List[tf.Operation] = []  # what computes their losses
+        self._knows_losses = True
         self._trained: Set[tf.Operation] = set()  # of the variables or their handles
         self._is_replicated = False
         self._said: Set[str] = set()
@@ -80,7 +82,10 @@ class EveryRun:
         if op.graph is not _tf.graphs.outermost_graph():
             return  # a branch, which can't be seen from outside
         self._train_ops += [op] if is_train_op else []
-        self._run += [op] + [loss.op for loss in losses if loss.graph is op.graph]
+        of_losses = [loss.op for loss in losses if loss.graph is op.graph]
+        self._losses += of_losses
+        self._knows_losses = self._knows_losses and bool(of_losses)
+        self._run += [op] + of_losses
         self._trained.update(map(_owner, trained))
         self._is_replicated = tf.distribute.get_strategy().num_replicas_in_sync > 1
         self._name_averages(_tf.op_walks.ancestors(self._run, with_control=True))
@@ -98,8 +103,7 @@ class EveryRun:
         running = before + _tf.op_walks.ancestors(following, set(before), with_control=True)
         self._name_averages(running, of_others=True)
         self._name_averages_of_weights(running, set(before))
-        if not is_counted:
-            self._name_counter(running, set(before))
+        self._name_counters(running, set(before), is_counted)
 
     def _name_averages(self, running: Sequence[tf.Operation], of_others: bool = False) -> None:
         """Warn of averages of batch normalisation that the ops `running` move.
@@ -147,23 +151,34 @@ class EveryRun:
         if names:
             self._say("weights", f"{AVERAGES_OF_WEIGHTS} Received: {_check.shown(sorted(names))}.")
 
-    def _name_counter(self, running: Sequence[tf.Operation], before: Set[tf.Operation]) -> None:
-        """Warn if the ops `running` add a constant to the graph's `global_step`, and the steps use it.
+    def _name_counters(self, running: Sequence[tf.Operation], before: Set[tf.Operation], is_counted: bool) -> None:
+        """Warn if the ops `running` add a constant to a counter, and the steps use it.
 
         Left out are what counts examples, what adds in a conditional of the program's own, the steps of optimizers that
-        accumulate, and what waits for other optimizers, such as that of a generator, which count steps of their own.
+        accumulate, and what waits for other optimizers, such as that of a generator, which count steps of their own;
+        and a counter other than `global_step` that a loss may depend on, as it may choose the data.
         """
-        step = _tf.graphs.global_step()
-        if step is None or _owner(step) not in before:
-            return
-        outside = set(ops_outside_of_steps()) - before
+        counters = self._counters(before, is_counted)
+        outside = set(ops_outside_of_steps()) - before if counters else set()
         for op in running:
-            added = _added(op, _owner(step)) if op in outside else None
+            owner = op.inputs[0].op if op in outside and len(op.inputs) else None
+            added = _added(op, owner) if owner in counters else None
             if added is None:
                 continue
             is_constant = not any(map(_tf.op_walks.gives_data, _tf.op_walks.ancestors([added.op])))
             if is_constant and not _tf.graphs.is_in_control_flow(op) and not _follows_other_steps(op, outside):
-                self._say("counter", f"{COUNTER} Received: {op.name!r}.")
+                self._say("counter", f"`{counters[owner]}` {COUNTER} Received: {op.name!r}.")
+
+    def _counters(self, before: Set[tf.Operation], is_counted: bool) -> Dict[Any, str]:
+        """Return the names of the counters that the steps use, but no loss does, by their ops or handles."""
+        step, own = _tf.graphs.global_step(), []  # type: Any, List[Any]
+        if self._knows_losses:
+            of_losses = set(_tf.op_walks.ancestors(self._losses))
+            scalars = [var for var in tf.compat.v1.global_variables() if var.shape.rank == 0]
+            own = [var for var in scalars if var is not step and not getattr(var, "trainable", False)]
+            own = [var for var in own if _owner(var) not in of_losses]
+        counters = own + ([] if is_counted or step is None else [step])
+        return {_owner(var): var.op.name for var in counters if _owner(var) in before}
 
     def _say(self, kind: str, message: str) -> None:
         if kind not in self._said:

@@ -640,6 +640,57 @@ def test_other_ways_to_count_are_not_named(count):
         counting(count, runs=False)
 
 
+def by_own_counter(step):
+    """A rate that reads a counter of the program's own, and not that of the graph."""
+    with tf1.name_scope("rate"):
+        own = tf1.Variable(0.0, trainable=False, name="global_step")
+    return 0.1 * 0.5**own
+
+
+def own_counter():
+    return [var for var in tf1.global_variables() if var.op.name == "rate/global_step"][0]
+
+
+def own_after_each_run(problem, optimizer, step):
+    with tf.control_dependencies([optimizer.minimize(problem.loss, step)]):
+        return tf1.assign_add(own_counter(), 1.0)
+
+
+def own_as_it_should(problem, optimizer, step):
+    return optimizer.minimize(problem.loss, own_counter())
+
+
+def own_after_each_step(problem, optimizer, step):
+    optimizer.after_step(lambda: tf1.assign_add(own_counter(), 1.0))
+    return optimizer.minimize(problem.loss, step)
+
+
+@pytest.mark.law("L3", "L17")
+def test_a_counter_of_the_program_s_own_that_it_advances_in_each_run_is_named():
+    with said("`rate/global_step` is advanced with every micro-batch"):
+        weights, _ = counting(own_after_each_run, rate=by_own_counter)
+    assert np.abs(weights - decayed_by_numpy()).max() > 1e-2
+    for remedy in (own_as_it_should, own_after_each_step):
+        with said():
+            weights, _ = counting(remedy, rate=by_own_counter)
+        np.testing.assert_allclose(weights, decayed_by_numpy(), rtol=0, atol=2e-6)
+
+
+def chooses_the_data(problem, optimizer, step):
+    """Each micro-batch has to be another one."""
+    place = tf1.get_variable("place", [], tf.int32, tf1.zeros_initializer(), trainable=False)
+    part = tf.gather(tf.constant(X.reshape(STEPS * K, -1, 2)), place.read_value())
+    loss = tf.reduce_mean(problem.x) * 0.0 + tf.reduce_mean(tf.reduce_sum(part * problem.weights, -1))
+    with tf.control_dependencies([optimizer.minimize(loss, step)]):
+        return tf1.assign_add(place, 1)
+
+
+@pytest.mark.law("L17")
+def test_a_counter_that_chooses_the_data_is_not_named():
+    with said():
+        counting(chooses_the_data)
+
+
 @pytest.mark.law("L17")
 def test_a_counter_that_no_step_reads_is_not_named():
     with said():
