@@ -154,6 +154,31 @@ def changes_variable(op: tf.Operation) -> bool:
     return dtype == tf.resource or dtype != dtype.base_dtype
 
 
+def assigned_in_branches(
+    graph: Any, operations: Iterable[tf.Operation], conditions: Sequence[tf.Tensor] = ()
+) -> Set[int]:
+    """Return the ids of the resource tensors to which operations assign in the branch of a conditional.
+
+    Args:
+      graph: the graph of a function.
+      operations: operations of it.
+      conditions: handles of variables, which this graph captures. What their values decide is left out.
+    """
+    spared = {id(inside) for outside, inside in captures_of(graph) if any(outside is one for one in conditions)}
+    library, handles = None, set()  # type: Any, Set[int]
+    for op in operations:
+        if op.type not in ("If", "StatelessIf"):
+            continue
+        before = ancestors([op.inputs[0].op])
+        if any(id(tensor) in spared for one in before for tensor in one.inputs):
+            continue
+        library = library or {function.signature.name: function for function in graph.as_graph_def().library.function}
+        for branch in ("then_branch", "else_branch"):
+            arguments = _assigned_arguments(library, op.get_attr(branch).name)
+            handles.update(id(op.inputs[1 + index]) for index in arguments)
+    return handles
+
+
 def assigned_handles(graph: Any, operations: Iterable[tf.Operation]) -> Set[int]:
     """Return the ids of the resource tensors to which operations assign, themselves or in a function that they call.
 

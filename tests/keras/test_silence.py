@@ -988,6 +988,48 @@ class Averaging(Own):
         return logs
 
 
+class MovesTarget(Own):
+    """Moves the weights of a target network in every other step, which it does not train."""
+
+    def __init__(self):
+        super().__init__()
+        self.target = linear()
+        self.target.build((None, 3))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y - 0.5 * self.target(x)) ** 2)
+        weights = self.dense.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+        def move():
+            self.target.kernel.assign(0.5 * self.target.kernel + 0.5 * self.dense.kernel)
+            return 0
+
+        tf.cond(self.is_time(), move, lambda: 0)
+        return {"loss": loss}
+
+    def is_time(self):
+        return tf.equal(tf.convert_to_tensor(self.optimizer.iterations) % 2, 0)
+
+
+class MovesTargetAfterSteps(MovesTarget):
+    def is_time(self):
+        return self.optimizer.has_stepped
+
+
+@pytest.mark.law("L2")
+@pytest.mark.parametrize(
+    "model_class, names", [(MovesTarget, ["kernel"]), (MovesTargetAfterSteps, [])], ids=["by time", "by steps"]
+)
+def test_a_variable_that_a_conditional_changes_is_warned_of_unless_it_asks_for_steps(model_class, names):
+    model = model_class()
+    model(X[:1])
+    said = said_of_changes(from_model(model, 2))
+    assert [line.split("Changed: ")[1].split("/")[-1].strip("[].'") for line in said] == names
+
+
 class Assigned(layers.Layer):
     """A dense layer that assigns to its kernel in each call."""
 
@@ -1066,3 +1108,98 @@ def test_no_warning_of_statistics_noise_metrics_and_averages_per_step(make, accu
 @pytest.mark.law("L14")
 def test_no_warning_without_accumulation():
     assert not said_of_changes(from_model(with_layer(Counts), 1), run_eagerly=False)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Gradients that are changed before an optimizer accumulates them
+
+
+class Changing(Own):
+    """Applies what `change` makes of its gradients."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        grads = self.change(tape.gradient(loss, self.trainable_variables))
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        return {"loss": loss}
+
+
+def clipped(grads):
+    return tf.clip_by_global_norm(grads, 0.1)[0]
+
+
+def clipped_together(grads_and_vars):
+    return list(zip(clipped([grad for grad, _ in grads_and_vars]), [var for _, var in grads_and_vars]))
+
+
+NONLINEAR = {
+    "global norm": clipped,
+    "norm": lambda grads: [tf.clip_by_norm(grad, 0.1) for grad in grads],
+    "value": lambda grads: [tf.clip_by_value(grad, -0.01, 0.01) for grad in grads],
+    "sign": lambda grads: [tf.sign(grad) for grad in grads],
+}
+LINEAR = {
+    "nothing": lambda grads: grads,
+    "scaled": lambda grads: [0.5 * grad / 3.0 for grad in grads],
+    "finite": lambda grads: [tf.where(tf.math.is_finite(grad), grad, tf.zeros_like(grad)) for grad in grads],
+}
+CHANGED = "gradients of each micro-batch are changed after they are computed"
+
+
+def changing(change, wrap=lambda model: model, batch_size=8, optimizer=sgd, **options):
+    model = Changing(change)
+    model(X[:1])
+    model.set_weights([np.cos(np.arange(6)).reshape(3, 2)])
+    model = wrap(model)
+    model.compile(optimizer(), **options)
+    with warned(CHANGED, accum.InexactWarning) as said:
+        for _ in range(2):
+            model.fit(X, Y, batch_size=batch_size, shuffle=False, verbose=0)
+    return model.get_weights()[0], said
+
+
+@pytest.mark.law("L7", "L17")
+@pytest.mark.parametrize("kind", NONLINEAR)
+def test_gradients_that_a_train_step_clips_per_micro_batch_are_named_once(kind):
+    weights, said = changing(NONLINEAR[kind], lambda model: from_model(model, 2), 4)
+    assert len(said) == 1
+    assert np.abs(weights - changing(NONLINEAR[kind])[0]).max() > 1e-4
+
+
+@pytest.mark.law("L7", "L17")
+def test_what_that_warning_advises_is_exact():
+    full, _ = changing(clipped)
+    for change, options, batch_size in (
+        (clipped, {"micro_batch_size": 4}, 8),
+        (LINEAR["nothing"], {"accum_steps": 2, "transform": clipped_together}, 4),
+    ):
+        weights, said = changing(change, functools.partial(from_model, **options), batch_size)
+        assert not said
+        np.testing.assert_allclose(weights, full, rtol=0, atol=2e-6)
+
+
+@pytest.mark.law("L7")
+@pytest.mark.parametrize("kind", LINEAR)
+def test_gradients_that_are_scaled_or_left_out_are_not_named(kind):
+    assert not changing(LINEAR[kind], lambda model: from_model(model, 2), 4)[1]
+
+
+@pytest.mark.law("L7", "L17")
+def test_gradients_that_a_loop_clips_are_named():
+    optimizer, var = accum.GradientAccumulateOptimizer(sgd(), 2), tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x * var) ** 2)
+        optimizer.apply_gradients([(tf.clip_by_norm(tape.gradient(loss, var), 0.1), var)])
+
+    with warned(CHANGED, accum.InexactWarning) as said:
+        step(tf.ones([4, 2]))
+    assert len(said) == 1

@@ -53,6 +53,7 @@ class Internals:
         self._weights: Dict[int, Tuple[Union[Scalar, tf.Variable, None], bool, bool]] = {}
         self._train_steps: Dict[int, Optional["TrainStep"]] = {}  # replica -> the `TrainStep` that it is in
         self.looks_for_batch_norms = True  # until a warning has named some; a model that accumulates looks itself
+        self.looks_for_changes = True  # of gradients, until a warning has named some
         self._overlapping: Set[int] = set()  # replicas whose last gradients are still computed when the first are given
         self.recorder: Optional["StepRecorder"] = None  # the `StepRecorder` of a `StepLogger`, or None
         # What the recorder before it has left of the present cycle:
@@ -107,6 +108,24 @@ class Internals:
                 "in a loop of your own with `accum.value_and_gradients` and the same `whole_batch`. "
                 "`accum.replace_batchnorm_layers` makes the moving statistics alone those of the full batch. "
                 f"Received: {_check.shown(names)}.",
+                _check.InexactWarning,
+            )
+
+    def warn_of_changed_gradients(self, grads: Sequence[Gradient]) -> None:
+        """Warn once of what the current graph does to gradients that has to be done to those of the full batch."""
+        if not self.looks_for_changes or tf.executing_eagerly() or self.is_passthrough:
+            return
+        changes = _tf.gradient_changes
+        found = changes.nonlinear_changes(grads, changes.is_of_tape)
+        self.looks_for_changes = not found
+        if found:
+            _check.warn(
+                "The gradients of each micro-batch are changed after they are computed and before the accumulating "
+                "optimizer receives them. What is not linear, such as clipping, acts on the mean gradient in a full "
+                "batch: let the inner optimizer clip, by `clipnorm`, `clipvalue` or `global_clipnorm`, or pass it as "
+                "`transform=`; or pass `micro_batch_size` instead of `accum_steps` to a `GradientAccumulateModel`, "
+                "whose train step then runs once for the full batch. Received: operations of type "
+                f"{sorted({op.type for op in found})}, such as {found[-1].name!r}.",
                 _check.InexactWarning,
             )
 
@@ -456,6 +475,7 @@ class GradientAccumulateOptimizer:
         if self._cycle.is_passthrough and weight is None and not self._cycle.is_built:
             record()
             return self._apply_passthrough(listed, is_reduced)
+        self._internals.warn_of_changed_gradients([grad for grad, _ in listed if grad is not None])
         return self._returned(self._cycle.micro_step(listed, weight, is_reduced, record))
 
     def _apply_collected(self, grads_and_vars: GradsAndVars, weight: Optional[Scalar] = None, **options: Any) -> None:

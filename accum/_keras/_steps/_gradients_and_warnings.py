@@ -298,7 +298,7 @@ class StateWatch:
     """Compares the variables of a model before and after one micro-batch.
 
     In a graph it looks for assignments. Batch normalisation has a warning of its own, and metrics are left out. So is
-    what an optimizer changes, or a user where `has_stepped` of an optimizer is true: branches may not run.
+    what an optimizer changes, or a user in a conditional that asks `has_stepped` of an optimizer.
     """
 
     @staticmethod
@@ -340,11 +340,22 @@ class StateWatch:
         else:
             graph, ops = self._graph, self._graph.get_operations()[self._count :]
             handles = _tf.op_walks.assigned_handles(graph, ops)
+            cycles = [
+                internals_of(_tf.optimizers.without_loss_scale(one)).cycle for one in self._model._accum.optimizers
+            ]
+            clocks = [var for cycle in cycles for var in (cycle.counter.has_stepped, cycle.state.micro_step)]
+            in_branches = _tf.op_walks.assigned_in_branches(graph, ops, [_handle_of(var) for var in clocks])
             inside_of = {id(outside): inside for outside, inside in _tf.op_walks.captures_of(graph)}
             inside = {id(var): inside_of.get(id(_handle_of(var))) for var in self._variables}
             changed = [var for var in self._variables if id(inside[id(var)]) in handles]
             is_settled = _tf.graph_parts.is_settled_at_once  # the next micro-batch finds it as the full batch would
             changed = [var for var in changed if not is_settled(graph, ops, inside[id(var)])]
+            changed += [
+                var
+                for var in self._variables
+                if id(inside[id(var)]) in in_branches - handles
+                and not any(cycle.accumulator_of(_tf.variables.native(var)) for cycle in cycles)
+            ]
             means = _moving_means(self._model)
             norms = [layer for layer, var in means if id(inside_of.get(id(_handle_of(var)))) in handles]
         _warn_of(self._model, changed)
