@@ -21,6 +21,11 @@ def normal(shape):
     return tf.keras.random.normal(shape, seed=1) if IS_KERAS_3 else tf.random.normal(shape)
 
 
+def fixed(shape):
+    """The same numbers in each call."""
+    return tf.random.stateless_normal(shape, seed=[1, 2])
+
+
 class Diffusion(tf.keras.Model):
     """Predicts noise, as many of it as `count(images)` says."""
 
@@ -35,12 +40,20 @@ class Diffusion(tf.keras.Model):
 
     def train_step(self, images):
         noises = self.draw((self.count(images), 4, 4, 3))
-        rates = tf.random.uniform((self.count(images), 1, 1, 1)) ** 0.5
+        rates = self.rates(self.count(images))
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.abs(noises - self(rates * images + (1.0 - rates) * noises, training=True)))
         weights = self.network.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
         return {"loss": loss}
+
+    def rates(self, count):
+        return tf.random.uniform((count, 1, 1, 1)) ** 0.5
+
+
+class FixedRates(Diffusion):
+    def rates(self, count):
+        return fixed((count, 1, 1, 1)) ** 2
 
 
 class NoiseInCall(tf.keras.Model):
@@ -79,13 +92,15 @@ class NoisyKernelAndMistake(NoisyKernel):
         return super().call(images + images[:, :2])
 
 
-def fit(model, size, eagerly=False, **options):
+def fit(model, size=None, eagerly=False, **options):
     model.compile(tf.keras.optimizers.SGD(0.01), "mse", run_eagerly=eagerly, **NOT_COMPILED)
-    model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=size, **options)
+    if size is not None:
+        model = accum.GradientAccumulateModel.from_model(model, micro_batch_size=size, **options)
     data = (IMAGES,) if isinstance(model, Diffusion) else (IMAGES, np.zeros([16, 1, 1, 2], "float32"))
     data = data if not isinstance(model, NoisyKernel) else (IMAGES, np.zeros([16, 3], "float32"))
     batches = tf.data.Dataset.from_tensor_slices(data if len(data) > 1 else data[0]).batch(BATCH)
     model.fit(batches, epochs=1, verbose=0)
+    return model.get_weights()
 
 
 @pytest.mark.parametrize(
@@ -128,3 +143,18 @@ def test_a_batch_that_is_no_larger_than_a_micro_batch_may_be_drawn_for():
 @pytest.mark.parametrize("size", [4, 1])
 def test_numbers_for_weights_may_be_as_many(size):
     fit(NoisyKernel(), size)
+
+
+@pytest.mark.law("L21")
+@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eager"])
+@pytest.mark.parametrize("size", [4, 1])
+@pytest.mark.parametrize("model_class", [FixedRates, NoiseInCall, Concatenated])
+def test_by_default_numbers_for_the_whole_batch_are_those_of_plain_keras(model_class, size, eagerly):
+    trained = []
+    for micro_batch_size in (None, size):
+        model = model_class(lambda images: BATCH, fixed)
+        model(IMAGES[:BATCH])
+        model.set_weights([np.cos(np.arange(np.size(part))).reshape(np.shape(part)) for part in model.get_weights()])
+        trained.append(fit(model, micro_batch_size, eagerly))
+    for plain, ours in zip(*trained):
+        np.testing.assert_allclose(ours, plain, rtol=0, atol=2e-6)

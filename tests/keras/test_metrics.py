@@ -1,5 +1,7 @@
 """Metrics of a model that splits its batches are those of plain Keras, also the user's own (laws L17, L18)."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -104,6 +106,9 @@ def test_metrics_of_the_user_see_the_whole_batch(eagerly, size):
     plain = logged(network(), metrics=own_metrics(), run_eagerly=True)
     options = {"run_eagerly": eagerly, **({} if eagerly else JIT)}
     with silent():
+        warnings.filterwarnings(
+            "ignore", "With `whole_batch`, the Python code of the model's `call` runs once"
+        )  # eagerly
         ours = logged(from_model(network(), micro_batch_size=size), metrics=own_metrics(), **options)
     assert_same(ours, plain)
 
