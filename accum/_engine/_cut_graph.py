@@ -495,8 +495,11 @@ class CutGraph:
                 add(key)
                 self.summed.add(key)
         self.backward: List[Phase] = []
+        effects = self._effects(of_gradients=True)
         for level in range(count):
-            phase = self._phase(level, fetches[level], [], functools.partial(self._is_within, level, False))
+            phase = self._phase(
+                level, fetches[level], effects.get(level, []), functools.partial(self._is_within, level, False)
+            )
             for key in phase.feeds:
                 self._use(key, level, add)
             self.backward.append(phase)
@@ -547,7 +550,7 @@ class CutGraph:
             for key in whole.inputs:
                 self._used(key)[1].add(phase.level)
                 self._used(key)[2].add(phase.level)
-        effects = self._effects()
+        effects = self._effects(of_gradients=False)
         phases = {}
         for level in reversed(range(count)):
             keys = list(dict.fromkeys(wanted[level] + [key for key, use in self.uses.items() if use[0] == level]))
@@ -575,17 +578,13 @@ class CutGraph:
                 f"`whole_batch=()`. Received: {others}, of a micro-batch."
             )
 
-    def _effects(self) -> Dict[int, List[str]]:
-        """Return {level: names of operations that only have an effect}."""
+    def _effects(self, of_gradients: bool) -> Dict[int, List[str]]:
+        """Return {level: names of operations that only have an effect}, of the forward or the backward pass."""
         by_level: Dict[int, List[str]] = {}
         for name in self._ordered:
-            node = self._nodes[name]
-            if name in self._gradients or name in self._dropped or not self._library.is_stateful(node):
+            if (name in self._gradients) != of_gradients or name in self._dropped or name in self._islands:
                 continue
-            is_effect = name in self._assigns
-            if not is_effect and name not in self.drawn:
-                is_effect = not self.trace.graph.get_operation_by_name(name).outputs
-            if is_effect and name not in self._islands:
+            if name in self._assigns or (name not in self.drawn and self._library.only_acts(self._nodes[name])):
                 by_level.setdefault(self._levels[name] or 0, []).append(name)
         return by_level
 
@@ -596,7 +595,13 @@ class CutGraph:
             taken.setdefault(self.level(key) or 0, set()).add(key)
         return [
             (
-                self._phase(level, phase.fetches, [], functools.partial(self._is_within, level, False), taken[level])
+                self._phase(
+                    level,
+                    phase.fetches,
+                    phase.effects,
+                    functools.partial(self._is_within, level, False),
+                    taken[level],
+                )
                 if level in taken
                 else phase
             )

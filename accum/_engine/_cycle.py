@@ -544,6 +544,10 @@ class Cycle:
         self.state.accumulators.add(number, accumulator)
         self._accumulators[_tf.variables.key_of(var)] = var, accumulator
 
+    def accumulators(self) -> List[Accumulator]:
+        """Return the accumulators of all variables that have one."""
+        return [accumulator for _, accumulator in self._accumulators.values()]
+
     def _entries(self, variables: Sequence[tf.Variable]) -> List[Entry]:
         entries = [(self.number_of(var), var, self.accumulator_of(var)) for var in variables]
         return [Entry(number, var, accumulator) for number, var, accumulator in entries if accumulator is not None]

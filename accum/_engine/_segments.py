@@ -413,7 +413,7 @@ class SegmentedFunction:
             if phase is not None:
                 self._recompute(phase, after)
             for level in reversed(range(begin, end)):
-                if self._segments.backward[level].fetches:
+                if self._segments.backward[level].fetches or self._segments.backward[level].effects:
                     after = self._backward(level, totals, after)
                 for mark, whole in zip(trace.wholes, cut.wholes_backward):
                     if whole.level == level:

@@ -196,6 +196,10 @@ LOOPS = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"
 CALLS = LOOPS | {"PartitionedCall", "StatefulPartitionedCall"}
 
 
+ACTING = {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
+"""Operations that conditionals and loops contain for their effect."""
+
+
 class Library:
     """The functions that a graph calls, and what they do beside computing.
 
@@ -221,6 +225,16 @@ class Library:
                 return False
             self._stateful[node.type] = bool(definition is not None and definition.is_stateful)
         return self._stateful[node.type]
+
+    def only_acts(self, node: Node) -> bool:
+        """Whether an operation is there for its effect alone: an assertion, a print, a call of Python."""
+        try:
+            outputs = self._graph.get_operation_by_name(node.name).outputs
+        except KeyError:  # a node of ours
+            return False
+        if not outputs:
+            return node.type != "NoOp"
+        return node.type in LOOPS and bool(self.types_within(node) & ACTING)
 
     def hidden(self, node: Node) -> Set[str]:
         """Return the types of operations in the functions that `node` calls, at any depth, that can't be repeated."""
